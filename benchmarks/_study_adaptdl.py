@@ -26,8 +26,8 @@ from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import BatchLimits, choose_batch, efficiency
 from rlpto.performance.fitted import SPANS, FittedProfiles, choices_by_size
 from rlpto.performance.metrics import EFFICIENCY_BAND, METRIC_NAMES, METRICS, STOCK_BAND, MetricName, UtilityBand
-from rlpto.performance.preview import TrainingEstimate, chosen_gpus, predict_training
 from rlpto.performance.profiles import ProfileSource
+from rlpto.performance.solo import TrainingEstimate, chosen_gpus, predict_training
 from rlpto.performance.tables import JobType
 from rlpto.performance.throughput import ThroughputParams
 from rlpto.policies.registry import make_policy

@@ -32,7 +32,7 @@ class Metric:
     untrained: float = 0.0
 
 
-METRICS = {
+VALIDATION_METRICS = {
     "cifar10": Metric("top-1 accuracy on the validation set; 10 classes, so 0.1 untrained", "share", 0.1),
     "imagenet": Metric("top-1 accuracy on the validation set; 1000 classes, so 0.001 untrained", "share", 0.001),
     "bert": Metric("F1 score of the answers (measured in percent) / 100; 0 untrained", "percent"),
@@ -77,8 +77,8 @@ def metric_of(application: str, values: FloatArray) -> Metric:
 
     A falling metric is treated as a loss, one that stays within [0, 1] as a share, any other as percent.
     """
-    if application in METRICS:
-        return METRICS[application]
+    if application in VALIDATION_METRICS:
+        return VALIDATION_METRICS[application]
     if values[:, -1].mean() < values[:, 0].mean():
         return Metric("quality 1 - metric / metric of the untrained model (the metric falls)", "loss")
     if values.min() >= 0 and values.max() <= 1:

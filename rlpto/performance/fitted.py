@@ -19,9 +19,9 @@ from rlpto.performance.efficiency import (
     useful_gpus,
 )
 from rlpto.performance.metrics import METRICS
+from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.profiles import ModelFacts, Profile, TypeTables, check_batch, unknown_model
 from rlpto.performance.tables import ONE_KIND, JobType
-from rlpto.performance.throughput import ServerLaw
 
 SPANS = 2
 """The throughput model distinguishes one node and several."""
@@ -52,7 +52,7 @@ class FittedProfiles:
         """Size and limits of a model. Raises ProfileError if it is unknown."""
         profile = self.profile(model)
         law = profile.throughput
-        servers = (law.servers, law.most_servers) if isinstance(law, ServerLaw) else (self.served.get(model, 0),) * 2
+        servers = (law.servers, law.most_servers) if isinstance(law, ServerParams) else (self.served.get(model, 0),) * 2
         return ModelFacts(profile.samples, profile.epochs, profile.batch, profile.rescale_delay, *servers)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
@@ -62,7 +62,7 @@ class FittedProfiles:
         limits.
         """
         profile = self.profile(job_type.model).on(gpu)
-        if job_type.servers is not None and isinstance(profile.throughput, ServerLaw):
+        if job_type.servers is not None and isinstance(profile.throughput, ServerParams):
             profile = replace(profile, throughput=profile.throughput.with_servers(job_type.servers))
         found = choices_by_size(profile, job_type, max_gpus)
         rates, score = ((part / profile.samples).reshape(SPANS * max_gpus, -1) for part in found[:2])

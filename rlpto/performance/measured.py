@@ -26,7 +26,7 @@ from rlpto.performance.efficiency import (
     useful_gpus,
 )
 from rlpto.performance.interpolation import MAX_SPANS, MeasuredModel, StepTimes
-from rlpto.performance.measurements import measured_kinds, read_measurements, smallest_rotation
+from rlpto.performance.measurements import measured_kinds, read_measurements
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.profiles import (
     ModelFacts,
@@ -36,7 +36,7 @@ from rlpto.performance.profiles import (
     unknown_kind,
     unknown_model,
 )
-from rlpto.performance.tables import ONE_KIND, JobType
+from rlpto.performance.tables import ONE_KIND, JobType, packed_groups, smallest_rotation
 
 
 class MeasuredProfiles:
@@ -90,7 +90,7 @@ class MeasuredProfiles:
         return ModelFacts(on_kinds[0].samples, on_kinds[0].epochs, limits, self._delays[model])
 
     def batch_performance(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchPerformance:
-        """See `BatchPerformanceSource`. A batch that was not measured on exactly that placement has the time of its size."""
+        """See `BatchPerformanceSource`. A batch not measured on exactly that placement has the time of its size."""
         model = self.model(job_type.model, gpu)
         batches = batch_candidates(job_type.batch_size, sum(placement), model.limits)
         measured = smallest_rotation(placement)
@@ -252,7 +252,7 @@ def _known_speed(model: MeasuredModel, batch: int, most: int, max_gpus: int, gpu
     by_size = model.size_steps(-(-gpus // gpus_per_node), gpus, split.local)
     seconds = by_size.with_accumulation(split.accumulation)
     for k in gpus:
-        placement = packed_placement(int(k), gpus_per_node)
+        placement = smallest_rotation(packed_groups(int(k), gpus_per_node))
         if placement in model.measured.placements:
             measured = model.exact_steps(placement, split.local[k - 1 : k])
             exact = measured.with_accumulation(split.accumulation[k - 1 : k])[0]
@@ -260,9 +260,3 @@ def _known_speed(model: MeasuredModel, batch: int, most: int, max_gpus: int, gpu
     speed = np.zeros(max_gpus + 1)
     speed[1:] = 1 / seconds[np.minimum(np.arange(max_gpus), most - 1)]
     return speed
-
-
-def packed_placement(gpus: int, gpus_per_node: int) -> tuple[int, ...]:
-    """The smallest rotation of GPUs on full nodes, the remainder on the last."""
-    full, rest = divmod(gpus, gpus_per_node)
-    return smallest_rotation((gpus_per_node,) * full + ((rest,) if rest else ()))

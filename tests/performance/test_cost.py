@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlpto.io.errors import ConfigError, ProfileError
 from rlpto.performance.compile import load_profiles
 from rlpto.performance.metrics import METRIC_NAMES, STOCK_BAND, UtilityBand
-from rlpto.performance.preview import chosen_gpus, parse_gpus, predict_training
+from rlpto.performance.solo import chosen_gpus, parse_gpus, predict_training
 
 shares = st.floats(0.01, 1.0)
 bands = st.tuples(shares, shares).filter(lambda pair: pair[0] != pair[1]).map(lambda pair: UtilityBand(*sorted(pair)))
