@@ -18,14 +18,13 @@ from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
+from rlpto.knowledge.known import BatchCache, Knowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.measured import MeasuredProfiles
 from rlpto.performance.tables import JobType
 from rlpto.policies.registry import make_policy
 from rlpto.policies.sia import Choices, configurations, costs, solve
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
-from rlpto.simulator.online import FactsCache
 from rlpto.simulator.settings import SimulatorSettings
 
 PUBLISHED_JCT_S = 1086.633
@@ -160,7 +159,7 @@ def parity(folder: Path) -> tuple[Table, dict[str, float]]:
     rows: Table = []
     off: dict[str, float] = {}
     for policy in ("sia", "sia:restart=30"):
-        cluster = SimulatedCluster(shape, jobs, tables, settings, knowledge=Knowledge(beliefs=FactsCache(profiles)))
+        cluster = SimulatedCluster(shape, jobs, tables, settings, knowledge=Knowledge(beliefs=BatchCache(profiles)))
         records = run(cluster, make_policy(policy), QueueSettings(aging_normal=1e9), RewardWeights()).jobs
         jct = records.finish_time - records.submit_time
         off[policy] = 100 * abs(float(jct.mean()) / PUBLISHED_JCT_S - 1)

@@ -14,10 +14,9 @@ from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.compiled import njit
 from rlpto.knowledge.online_fit import fit_observed
 from rlpto.performance.efficiency import BatchCandidates, BatchLimits, batch_candidates
+from rlpto.performance.fitted import SPANS
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams
 
-SPANS = 2
-"""A fit tells one node from several."""
 Observed = tuple[int, int, int]
 """Nodes, GPUs, local batch."""
 

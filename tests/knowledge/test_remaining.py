@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlpto.core.job_store import JobStore
-from rlpto.knowledge.remaining import believed_remaining
+from rlpto.knowledge.known import believed_remaining
 
 from ..builders import job, linear_tables, with_batch_sizes
 

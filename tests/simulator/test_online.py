@@ -15,15 +15,14 @@ from rlpto.core.loop import DecisionLoop, run
 from rlpto.core.queues import QueueSettings
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
-from rlpto.knowledge.remaining import RemainingKnowledge
+from rlpto.knowledge.job_types import FIRST_JOBS
+from rlpto.knowledge.known import BatchCache, Knowledge, RemainingKnowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
-from rlpto.simulator.online import FIRST_SLOTS, FactsCache
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 from ..builders import give
@@ -34,10 +33,10 @@ FIXED = 256
 
 
 @cache
-def facts() -> FactsCache:
+def facts() -> BatchCache:
     profiles = load_profiles(None)
     assert isinstance(profiles, FittedProfiles)
-    return FactsCache(profiles)
+    return BatchCache(profiles)
 
 
 @cache
@@ -170,7 +169,7 @@ def test_the_length_of_finished_jobs_is_learnt() -> None:
 
 
 def test_many_jobs_at_once_are_all_told_of() -> None:
-    count = 2 * FIRST_SLOTS + 3
+    count = 2 * FIRST_JOBS + 3
     cluster = online([job(i, epochs=0.5, model=MODELS[i % 2]) for i in range(count)])
     assert (told(cluster)[:, 1:] > 0).all()
     assert np.isfinite(through(cluster, "equal_share").jobs.finish_time).all()

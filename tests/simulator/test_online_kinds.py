@@ -13,6 +13,7 @@ from rlpto.core.jobs import Job
 from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
+from rlpto.knowledge.known import BatchCache, Knowledge
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.measured import MeasuredProfiles
@@ -20,8 +21,6 @@ from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.tables import JobType
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
-from rlpto.simulator.online import FactsCache
 from rlpto.simulator.settings import SimulatorSettings
 
 PROFILES = FittedProfiles(builtin_profiles())
@@ -33,7 +32,7 @@ def one_job() -> SimulatedCluster:
     facts = PROFILES.facts("cifar10")
     job = Job("job", 0.0, "cifar10", 100.0, facts.samples, 1, 1, 8)
     settings = SimulatorSettings(interval=120.0, decide_on="interval")
-    return SimulatedCluster(SHAPE, [job], TABLES, settings, knowledge=Knowledge(beliefs=FactsCache(PROFILES)))
+    return SimulatedCluster(SHAPE, [job], TABLES, settings, knowledge=Knowledge(beliefs=BatchCache(PROFILES)))
 
 
 def place(cluster: SimulatedCluster, row: list[int]) -> None:
@@ -78,7 +77,7 @@ def test_every_job_finishes(policy: str) -> None:
     facts = PROFILES.facts("cifar10")
     jobs = [Job(f"job{j}", 100.0 * j, "cifar10", 5.0, facts.samples, 1, 1, 8) for j in range(6)]
     settings = SimulatorSettings(interval=60.0, decide_on="interval")
-    cluster = SimulatedCluster(SHAPE, jobs, TABLES, settings, knowledge=Knowledge(beliefs=FactsCache(PROFILES)))
+    cluster = SimulatedCluster(SHAPE, jobs, TABLES, settings, knowledge=Knowledge(beliefs=BatchCache(PROFILES)))
     record = run(cluster, make_policy(policy), QueueSettings(), RewardWeights())
     assert np.isfinite(record.jobs.finish_time).all()
 
@@ -96,6 +95,6 @@ def test_parity_with_the_simulator_of_sia(shared_data: Path) -> None:
     types = [JobType(model) for model in sorted({job.model for job in jobs})]
     tables = compile_tables(profiles, types, 24, 8, kinds=shape.kind_sizes)
     settings = SimulatorSettings(interval=60, decide_on="interval", placement="most_free", epoch_resolution=1)
-    cluster = SimulatedCluster(shape, jobs, tables, settings, knowledge=Knowledge(beliefs=FactsCache(profiles)))
+    cluster = SimulatedCluster(shape, jobs, tables, settings, knowledge=Knowledge(beliefs=BatchCache(profiles)))
     record = run(cluster, make_policy("sia"), QueueSettings(aging_normal=1e9), RewardWeights())
     assert float(np.mean(record.jobs.finish_time - record.jobs.submit_time)) == pytest.approx(1086.633, rel=0.03)
