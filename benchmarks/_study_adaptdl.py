@@ -24,8 +24,8 @@ from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import BatchLimits, choose_batch, efficiency
 from rlpto.performance.fitted import SPANS, FittedProfiles, choices_by_size
 from rlpto.performance.metrics import EFFICIENCY_BAND, METRIC_NAMES, METRICS, STOCK_BAND, MetricName, UtilityBand
-from rlpto.performance.preview import TrainingEstimate, chosen_gpus, predict_training
 from rlpto.performance.profiles import ProfileSource
+from rlpto.performance.solo import TrainingEstimate, chosen_gpus, predict_training
 from rlpto.performance.tables import JobType
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams, fit_throughput, gradient_time, sync_time
 from rlpto.policies.registry import make_policy
@@ -352,7 +352,7 @@ def _followed(fitted: FittedProfiles, model: str, gpus: int, rules: Sequence[flo
     """A training under each rule: the least gain for which the batch is changed."""
     profile = fitted.profile(model)
     base = profile.batch.with_chosen().base
-    facts = fitted.batch_facts(JobType(model), (4,) * (gpus // 4))
+    facts = fitted.batch_performance(JobType(model), (4,) * (gpus // 4))
     batches, scales = facts.batches, facts.batches.weighed / base
     nodes = np.full(len(scales), gpus // 4)
     seconds = profile.throughput.step_time(nodes, batches.gpus, batches.local, batches.accumulation)

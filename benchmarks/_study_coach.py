@@ -17,12 +17,10 @@ from rlpto.io.arrays import FloatArray
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.parameter_server import (
-    AsyncSurface,
     Form,
     Probes,
+    ServerParams,
     SpeedSurface,
-    SyncSurface,
-    best_configuration,
     corner_probes,
     fit_speed,
     observed,
@@ -30,7 +28,6 @@ from rlpto.performance.parameter_server import (
     spread_probes,
 )
 from rlpto.performance.profiles import builtin_profiles
-from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.marginal_utility import Limits, allocate
 from rlpto.policies.registry import make_policy
@@ -204,7 +201,7 @@ def tuned(figures: dict[str, float]) -> list[Row]:
 
 def simulated(figures: dict[str, float]) -> list[Row]:
     """The policy in the simulator on the synchronous surfaces, probes and restarts included."""
-    rows = trained([surface for _, surface in SURFACES if isinstance(surface, SyncSurface)])
+    rows = trained([surface for _, surface in SURFACES if surface.form == "sync"])
     longest = [float(str(row["coach"])) for row in rows if row["epochs"] == max(EPOCHS)]
     figures["policy: mean JCT / best static choice, long jobs, worst number of jobs"] = max(longest)
     return rows
@@ -238,7 +235,7 @@ class Static:
         return Allocation(np.full(count, self.workers), servers=np.full(count, self.servers))
 
 
-def trained(surfaces: Sequence[SyncSurface]) -> list[Row]:
+def trained(surfaces: Sequence[SpeedSurface]) -> list[Row]:
     """Rows: one to three jobs at once, mean completion time of coach relative to that of the best static choice."""
     tables = _tables(surfaces)
     rows: list[Row] = []
@@ -269,13 +266,13 @@ def trained(surfaces: Sequence[SyncSurface]) -> list[Row]:
     return rows
 
 
-def _tables(surfaces: Sequence[SyncSurface]) -> SpeedTables:
+def _tables(surfaces: Sequence[SpeedSurface]) -> SpeedTables:
     """Speeds of one model a surface, whose seconds are those of an epoch with the whole data in one step."""
     base = builtin_profiles()["cifar10"]
     steps = base.samples / BATCH
     profiles = {}
     for i, surface in enumerate(surfaces):
-        a, b, c, d, e = (value / steps for value in (surface.a, surface.b, surface.c, surface.d, surface.e))
+        a, b, c, d, e = (value / steps for value in surface.parameters)
         profiles[f"m{i}"] = replace(
             base, name=f"m{i}", throughput=ServerParams(a / BATCH, b, c, d, e, 1, MOST_PROCESSES)
         )
@@ -313,11 +310,11 @@ def _surfaces() -> list[tuple[Form, SpeedSurface]]:
     found: list[tuple[Form, SpeedSurface]] = []
     for _ in range(4):
         a = rng.uniform(10, 40)
-        found.append(("async", AsyncSurface(a, *(a * rng.uniform((0.2, 0.01, 0.01), (1.5, 0.1, 0.2))).tolist())))
+        found.append(("async", SpeedSurface("async", (a, *(a * rng.uniform((0.2, 0.01, 0.01), (1.5, 0.1, 0.2)))))))
     for _ in range(4):
         a = rng.uniform(40, 120)
         low, high = (0.02, 0.02, 0.005, 0.005), (0.3, 0.3, 0.05, 0.05)
-        found.append(("sync", SyncSurface(a, *(a * rng.uniform(low, high)).tolist())))
+        found.append(("sync", SpeedSurface("sync", (a, *(a * rng.uniform(low, high))))))
     return found
 
 
@@ -328,7 +325,21 @@ def _over_surfaces(figure: Callable[[int, int], float]) -> FloatArray:
 
 def _fitted(form: Form, probes: Probes, most: int = MOST) -> FloatArray:
     """Speeds by the fit of a form to probes, up to `most` workers and servers."""
-    return speed_grid(fit_speed(form, probes).surface, most, most)
+    return speed_grid(fit_speed(form, probes), most, most)
+
+
+def best_configuration(grid: FloatArray, most: int | None = None) -> tuple[int, int]:
+    """(workers, servers) with the highest speed of a grid, at least one of each; ties: fewest in all, then workers.
+
+    most: limit of workers plus servers; None: the size of the grid. Raises ValueError if (1, 1) exceeds the limit.
+    """
+    workers, servers = np.meshgrid(*(np.arange(size) for size in grid.shape), indexing="ij")
+    possible = (workers > 0) & (servers > 0) & (workers + servers <= (np.inf if most is None else most))
+    if not possible.any():
+        raise ValueError(f"no worker and server within {most} together on a grid of shape {grid.shape}")
+    w, p, speed = workers[possible], servers[possible], grid[possible]
+    first = np.lexsort((-w, w + p, -speed))[0]
+    return int(w[first]), int(p[first])
 
 
 def _greedy(grid: FloatArray) -> tuple[int, int]:

@@ -18,10 +18,10 @@ from rlpto.core.jobs import Job
 from rlpto.core.policy import Policy
 from rlpto.io.arrays import FloatArray
 from rlpto.performance.compile import compile_tables
+from rlpto.performance.efficiency import NoiseCurve
 from rlpto.performance.fitted import FittedProfiles
-from rlpto.performance.noise import NoiseCurve
+from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.profiles import builtin_profiles
-from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions, Reconfiguration
 from rlpto.policies.fifo import Fifo

@@ -21,14 +21,13 @@ from rlpto.core.jobs import Job
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.experiment import Experiment
+from rlpto.knowledge.known import BatchCache, Knowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.measured import MeasuredProfiles
 from rlpto.performance.tables import JobType
 from rlpto.policies.registry import make_policy
 from rlpto.policies.sia import Choices, configurations, costs, solve
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
-from rlpto.simulator.online import FactsCache
 from rlpto.simulator.settings import SimulatorSettings
 
 PUBLISHED_JCT_S = 1086.633
@@ -141,7 +140,7 @@ def parity(folder: Path) -> tuple[list[Row], dict[str, float]]:
     rows: list[Row] = []
     off: dict[str, float] = {}
     for policy in ("sia", "sia:restart=30"):
-        knowledge, queue = Knowledge(beliefs=FactsCache(profiles)), QueueSettings(aging_normal=1e9)
+        knowledge, queue = Knowledge(beliefs=BatchCache(profiles)), QueueSettings(aging_normal=1e9)
         records = play(shape, jobs, tables, make_policy(policy), settings, queue, knowledge=knowledge).jobs
         jct = records.finish_time - records.submit_time
         off[policy] = 100 * abs(float(jct.mean()) / PUBLISHED_JCT_S - 1)

@@ -26,9 +26,9 @@ from rlpto.envs.settings import EnvSettings
 from rlpto.envs.setup import HOUR, EnvSetup, Episode, action_space, draw_episode, episode_rng, observation_space
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import ConfigError
+from rlpto.knowledge.known import Knowledge
 from rlpto.policies.steering import steer
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
 
 Observed = dict[str, NDArray[np.float32]]
 """The parts of `rlpto.envs.observation.Observation` by name."""

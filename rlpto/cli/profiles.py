@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rlpto.performance.metrics import UtilityBand
-    from rlpto.performance.preview import TrainingEstimate
+    from rlpto.performance.solo import TrainingEstimate
 
 app = typer.Typer(help="Show the profiles of models, or fit new ones to measurements.", no_args_is_help=True)
 
@@ -101,7 +101,7 @@ def preview(
     from rlpto.io.errors import ConfigError
     from rlpto.performance.compile import load_profiles
     from rlpto.performance.metrics import METRIC_NAMES
-    from rlpto.performance.preview import parse_gpus, predict_training
+    from rlpto.performance.solo import parse_gpus, predict_training
 
     chosen = METRIC_NAMES if metric == "all" else tuple(name for name in METRIC_NAMES if name == metric)
     if not chosen:

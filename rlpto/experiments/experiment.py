@@ -27,6 +27,7 @@ from rlpto.experiments.config import Config, KnowledgeSettings
 from rlpto.experiments.window_traces import Repetition, WindowTrace, WindowTraces
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError, JobError, TraceError
+from rlpto.knowledge.known import BatchCache, Knowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
@@ -38,8 +39,6 @@ from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
-from rlpto.simulator.online import FactsCache
 from rlpto.workloads.listed import listed_job, listed_jobs
 from rlpto.workloads.mapping import job_types, map_jobs, requested_work, type_order
 from rlpto.workloads.sources import FollowedFile
@@ -94,9 +93,9 @@ class Experiment:
         return self._window_traces.repetition
 
     @cached_property
-    def _facts(self) -> FactsCache:
+    def _facts(self) -> BatchCache:
         """Properties of the batch sizes that jobs may choose."""
-        return FactsCache(self.profiles)
+        return BatchCache(self.profiles)
 
     @property
     def models(self) -> tuple[str, ...]:

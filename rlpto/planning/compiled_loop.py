@@ -18,8 +18,9 @@ from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.steering import steer
+from rlpto.simulator.allocating import apply_allocation
 from rlpto.simulator.arrays import World
-from rlpto.simulator.kernels import advance, apply_allocation, clear_sums, is_over
+from rlpto.simulator.kernels import advance, clear_sums, is_over
 
 NO_RESERVE: IntArray = np.zeros((0, 0), dtype=np.int64)
 """No GPUs are held back."""

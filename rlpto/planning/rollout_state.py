@@ -17,7 +17,7 @@ from rlpto.performance.tables import SpeedTables
 from rlpto.planning.compiled_loop import Loop, build_loop
 from rlpto.planning.rollout import Start, start_of
 from rlpto.simulator.arrays import build_world
-from rlpto.simulator.resuming import take_up_all
+from rlpto.simulator.kernels import take_up_all
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 NO_NOISE = np.zeros((1, 0, 0))

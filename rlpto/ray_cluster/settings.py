@@ -6,10 +6,9 @@ from pydantic import Field, JsonValue, model_validator
 
 from rlpto.io.settings import Settings
 from rlpto.performance.accuracy import AccuracyCurve
-from rlpto.performance.efficiency import BatchLimits
-from rlpto.performance.noise import NoiseCurve
+from rlpto.performance.efficiency import BatchLimits, NoiseCurve
+from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.profiles import FitErrors, Profile
-from rlpto.performance.server_law import ServerParams
 from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
 from rlpto.ray_cluster.messages import Architecture, BatchRule, Device, LrRule
 

@@ -24,9 +24,9 @@ from rlpto.experiments.experiment import Experiment
 from rlpto.forecasting.registry import make_forecaster
 from rlpto.forecasting.series import TimeSeries
 from rlpto.io.errors import ConfigError
+from rlpto.knowledge.known import Knowledge
 from rlpto.policies.index import Index
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
 
 from ..builders import random_jobs
 from ..envs.builders import WHOLE as WHOLE_EPISODE

@@ -21,9 +21,9 @@ from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.io.arrays import IntArray
+from rlpto.knowledge.known import Knowledge
 from rlpto.policies.index import Index
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 from ..builders import linear_tables, random_jobs

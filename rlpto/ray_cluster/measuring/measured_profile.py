@@ -10,8 +10,7 @@ import numpy as np
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ProfileError
 from rlpto.performance.accuracy import Metric, fit_accuracy
-from rlpto.performance.efficiency import BatchLimits
-from rlpto.performance.noise import NoiseCurve, fit_noise
+from rlpto.performance.efficiency import BatchLimits, NoiseCurve, fit_noise
 from rlpto.performance.profiles import FitErrors, Profile
 from rlpto.performance.throughput import StepMeasurements, fit_throughput, relative_errors
 from rlpto.ray_cluster.measuring.commanded_job import Change

@@ -18,7 +18,7 @@ from rlpto.core.records import AllocationChanges
 from rlpto.core.server_slots import check_servers_fit
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import ClusterError, JobError, RlptoError
-from rlpto.knowledge.remaining import RemainingKnowledge, believed_remaining
+from rlpto.knowledge.known import RemainingKnowledge, believed_remaining
 from rlpto.performance.tables import NO_TYPE, SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
@@ -41,7 +41,7 @@ WRITE_INTERVAL_S = 1.0
 @dataclass(frozen=True)
 class PolicyKnowledge:
     """What policies know of jobs. noise: errors of speeds, or None. estimates: learned from what jobs report, in place
-    of the tables; None: the tables. remaining: work that is left, see `rlpto.knowledge.remaining`."""
+    of the tables; None: the tables. remaining: work that is left, see `rlpto.knowledge.known`."""
 
     noise: EstimateNoise | None = None
     estimates: OnlineEstimates | None = None

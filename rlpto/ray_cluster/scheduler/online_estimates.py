@@ -23,13 +23,11 @@ from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.performance.accuracy import AccuracyCurve, Metric, fit_accuracy
 from rlpto.performance.compile import chosen_servers, compile_tables
-from rlpto.performance.efficiency import efficiency
+from rlpto.performance.efficiency import NoiseCurve, efficiency
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.metrics import DEFAULT_METRIC, METRICS
-from rlpto.performance.noise import NoiseCurve
-from rlpto.performance.parameter_server import PARAMETERS, Probes, SyncSurface, fit_speed
+from rlpto.performance.parameter_server import PARAMETERS, Probes, ServerParams, fit_speed
 from rlpto.performance.profiles import Profile, TypeTables
-from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.performance.throughput import ThroughputLaw, ThroughputParams, fit_throughput
 from rlpto.ray_cluster.measuring.measured_profile import batch_limits, by_epoch, steps_of
@@ -365,11 +363,11 @@ def _server_law(program: ProgramSettings, speeds: tuple[Measured, ...]) -> Serve
     steps = np.array([size.samples_per_second / batch for size in speeds if size.servers])
     if len(counts) < PARAMETERS["sync"]:
         return None
-    fit = fit_speed("sync", Probes(counts[:, 0], counts[:, 1], steps), batch)
-    if not fit.determined or not isinstance(fit.surface, SyncSurface) or fit.surface.a <= 0:
+    fit = fit_speed("sync", Probes(counts[:, 0], counts[:, 1], steps))
+    a, b, c, d, e = fit.parameters
+    if not fit.determined or a <= 0:
         return None
-    found = fit.surface
-    return ServerParams(found.a, found.b, found.c, found.d, found.e, program.servers, program.servers_at_most)
+    return ServerParams(a / batch, b, c, d, e, program.servers, program.servers_at_most)
 
 
 def _perfect(program: ProgramSettings, seconds_per_sample: float) -> ThroughputLaw:

@@ -18,7 +18,7 @@ from rlpto.io.errors import RlptoError
 from rlpto.io.settings_text import first_problem
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.metrics import METRIC_NAMES, METRICS
-from rlpto.performance.preview import predict_training
+from rlpto.performance.solo import predict_training
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.workload import program_spec

@@ -16,8 +16,7 @@ import numpy as np
 from rlpto.core.jobs import ACCURACY_LEVELS, curve_at
 from rlpto.io.compiled import kernel
 from rlpto.simulator.arrays import World
-from rlpto.simulator.job_kernels import progress_at
-from rlpto.simulator.training import last_epoch, progress_in_steps, work_seconds
+from rlpto.simulator.job_kernels import last_epoch, progress_at, progress_in_steps, work_seconds
 
 
 @kernel()

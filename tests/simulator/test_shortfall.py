@@ -102,23 +102,6 @@ def test_a_job_that_stops_early_lacks_nothing_from_then_on() -> None:
     assert np.isnan(cluster.store.reached[0, 2])
 
 
-def test_a_job_that_can_gain_nothing_lacks_nothing() -> None:
-    tables = make_tables([[[[0.01] * 3]]], accuracy=np.full(4, 0.5))
-    cluster = make_cluster([job(epochs=3.0)], tables)
-    give(cluster, [1])
-    lost = 0.0
-    while not cluster.done:
-        lost += cluster.advance().shortfall.sum()
-    assert lost == 0.0
-    assert np.isnan(cluster.store.reached).all()
-
-
-def test_rounded_epochs_lose_about_as_much() -> None:
-    """With `epoch_resolution` accuracy is taken to be linear between two looks."""
-    exact, rounded = (played(interval=5.0, decide_on="interval", epoch_resolution=each) for each in (0.0, 1.0))
-    assert rounded.decisions.shortfall.sum() == pytest.approx(exact.decisions.shortfall.sum(), rel=0.05)
-
-
 def test_a_level_that_a_failure_takes_back_was_reached() -> None:
     """Without checkpoints a failure takes everything back, but not that it was there."""
     rules = FailureSettings(mtbf_hours=0.08, mttr_hours=0.01, checkpoint_interval=1e9)
