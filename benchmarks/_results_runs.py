@@ -29,7 +29,7 @@ from rlpto.evaluation.runner import evaluate as run_cells
 from rlpto.evaluation.tables import frame
 from rlpto.experiments.config import Config, spec_files
 from rlpto.experiments.experiment import Experiment, prepare
-from rlpto.experiments.train import has_begun
+from rlpto.experiments.training_runs import has_begun
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import digest, write_text
 from rlpto.io.reading import parsing, read_json

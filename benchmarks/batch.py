@@ -15,7 +15,7 @@ from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.jobs import Job
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
-from rlpto.envs.fleet import Fleet, Workload, begin, build_fleet, run_requested
+from rlpto.envs.compiled_batch import CompiledBatch, Workload, begin, build_batch, run_requested
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.simulator.settings import SimulatorSettings
@@ -57,15 +57,17 @@ def main() -> None:
     checks, facts = [], {}
     for decide_on in ("interval", "events"):
         parts = (SimulatorSettings(decide_on=decide_on), QueueSettings(), RewardWeights())
-        fleet = build_fleet(BATCH, NODES, jobs, tables, *parts)
+        clusters = build_batch(BATCH, NODES, jobs, tables, *parts)
         for b in range(BATCH):
-            begin(fleet, b, b)
-        run_requested(fleet, 200)
+            begin(clusters, b, b)
+        run_requested(clusters, 200)
         counts, visible = [], []
 
-        def decide(fleet: Fleet = fleet, counts: list[int] = counts, visible: list[float] = visible) -> None:
-            counts.append(run_requested(fleet, options.decisions))
-            visible.append(fleet.world.clusters["active"].mean())
+        def decide(
+            clusters: CompiledBatch = clusters, counts: list[int] = counts, visible: list[float] = visible
+        ) -> None:
+            counts.append(run_requested(clusters, options.decisions))
+            visible.append(clusters.world.clusters["active"].mean())
 
         taken = _common.calibrated("batch", {decide_on: decide}, options.repeats)[decide_on]
         per = taken.loops * COUNTED / float(np.median(counts))
