@@ -30,7 +30,7 @@ from rlpto.evaluation.statistics import Interval, bootstrap_interval
 from rlpto.evaluation.tables import frame
 from rlpto.experiments.config import Config, spec_files
 from rlpto.experiments.experiment import Experiment, prepare
-from rlpto.experiments.train import has_begun
+from rlpto.experiments.training_runs import has_begun
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import digest, write_text

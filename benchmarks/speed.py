@@ -28,7 +28,7 @@ from rlpto.core.policy import Policy
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
-from rlpto.envs.fleet import Fleet, Workload, begin, build_fleet, run_requested
+from rlpto.envs.compiled_batch import CompiledBatch, Workload, begin, build_batch, run_requested
 from rlpto.evaluation.metrics import measure
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments.config import load_config
@@ -160,15 +160,17 @@ def batch(options: Namespace) -> Found:
     facts: dict[str, object] = {}
     for decide_on in ("interval", "events"):
         parts = (SimulatorSettings(decide_on=decide_on), QueueSettings(), RewardWeights())
-        fleet = build_fleet(BATCH, NODES, jobs, tables, *parts)
+        clusters = build_batch(BATCH, NODES, jobs, tables, *parts)
         for b in range(BATCH):
-            begin(fleet, b, b)
-        run_requested(fleet, 200)
+            begin(clusters, b, b)
+        run_requested(clusters, 200)
         counts, visible = [], []
 
-        def decide(fleet: Fleet = fleet, counts: list[int] = counts, visible: list[float] = visible) -> None:
-            counts.append(run_requested(fleet, DECISIONS))
-            visible.append(fleet.world.clusters["active"].mean())
+        def decide(
+            clusters: CompiledBatch = clusters, counts: list[int] = counts, visible: list[float] = visible
+        ) -> None:
+            counts.append(run_requested(clusters, DECISIONS))
+            visible.append(clusters.world.clusters["active"].mean())
 
         taken = _common.calibrated("batch", {decide_on: decide}, options.repeats)[decide_on]
         per = taken.loops * COUNTED / float(np.median(counts))

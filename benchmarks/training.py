@@ -25,10 +25,10 @@ from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import AgentSettings
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
-from rlpto.envs.fleet import Workload
+from rlpto.envs.compiled_batch import Workload
+from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.settings import EnvSettings
-from rlpto.envs.setup import EnvSetup
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.tables import JobType
 from rlpto.policies.index_weights import IndexWeights
@@ -155,7 +155,7 @@ def main() -> None:
         "rest of the rollout": statistics.median((split.rollout - split.env) / split.total for split in real),
         "update": statistics.median(split.update / split.total for split in real),
     }
-    jobs = f"{env.batch.fleet.world.clusters['active'].mean():.1f} on average"
+    jobs = f"{env.batch.clusters.batch.world.clusters['active'].mean():.1f} on average"
     _common.finish(
         checks,
         options.json,

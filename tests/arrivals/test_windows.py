@@ -15,7 +15,7 @@ from rlpto.core.policy import Policy
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
-from rlpto.envs.fleet import build_fleet
+from rlpto.envs.compiled_batch import build_batch
 from rlpto.envs.observation import forecast_features
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config, resolved_yaml
@@ -89,8 +89,8 @@ def test_policies_and_environments_see_the_same_bit_by_bit(mode: str) -> None:
     # The batch draws its workload by itself, and shows what is stored for the one it is in.
     engine = batch.batch
     for _ in range(30):
-        shown = setup.workloads[int(engine.fleet.loop.current[0])]
-        place = min(int(engine.fleet.world.clusters["time"][0] / shown.forecast_step), len(shown.forecast) - 1)
+        shown = setup.workloads[int(engine.clusters.batch.loop.current[0])]
+        place = min(int(engine.clusters.batch.world.clusters["time"][0] / shown.forecast_step), len(shown.forecast) - 1)
         np.testing.assert_array_equal(batch_seen["forecast"][0], shown.forecast[place])
         batch_seen = batch.step(nothing[None])[0]
 
@@ -124,7 +124,7 @@ def test_a_reserve_acts_alike_in_environments_and_under_the_scheduler() -> None:
         terms += [info["terms"][part] for part in REWARD_PARTS]
         many += [infos["terms"][part][0] for part in REWARD_PARTS]
     np.testing.assert_array_equal(terms, many)
-    np.testing.assert_array_equal(env.cluster.store.finish_time, record.jobs.finish_time)
+    np.testing.assert_array_equal(env.batch.clusters.cluster.store.finish_time, record.jobs.finish_time)
     without = run(cluster(), Index(), setup.queue, setup.reward)
     assert not np.array_equal(without.jobs.finish_time, record.jobs.finish_time)
 
@@ -169,7 +169,7 @@ def test_later_arrivals_change_no_forecast_of_a_window() -> None:
 def test_workloads_without_a_forecast_may_stand_beside_others() -> None:
     without, with_one = (training_setup(experiment_with(mode=mode)) for mode in ("off", "on"))
     workloads = (without.workloads[0], *with_one.workloads[:1])
-    fleet = build_fleet(
+    fleet = build_batch(
         2, with_one.shape, workloads, with_one.tables, with_one.simulator, with_one.queue, with_one.reward
     )
     assert not fleet.forecast[0].any()

@@ -23,7 +23,7 @@ from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import measure
 from rlpto.evaluation.record_files import load_record, save_record
 from rlpto.evaluation.runner import Cell, evaluate, load_cells
-from rlpto.evaluation.tuning import read_costs
+from rlpto.evaluation.weight_search import read_costs
 from rlpto.experiments.config import Config
 from rlpto.experiments.environments import cluster_env
 from rlpto.experiments.run_folder import begin_run, read_run_config, refuse_foreign

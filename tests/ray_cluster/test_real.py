@@ -20,7 +20,8 @@ from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
-from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
+from rlpto.envs.cluster_env import ClusterEnv
+from rlpto.envs.episodes import ExternalSetup
 from rlpto.envs.settings import EnvSettings
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments.config import Config
@@ -283,7 +284,7 @@ def test_an_agent_steps_through_a_real_cluster_in_the_same_spaces(
     with SessionDatabase(tmp_path / "state.sqlite") as database:
         cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), database, session)
         start = np.zeros(len(STEERING_FEATURES))
-        setup = LiveSetup(lambda: cluster, settings.queue, settings.reward, EnvSettings(baseline="none"), start)
+        setup = ExternalSetup(lambda: cluster, settings.queue, settings.reward, EnvSettings(baseline="none"), start)
         env = ClusterEnv(setup)
         observation, _ = env.reset(seed=0)
         ended, terms = False, 0.0

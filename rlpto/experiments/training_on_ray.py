@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlpto.agents.checkpoint import Identity
+from rlpto.agents.policy import run_file
+from rlpto.agents.settings import LAST, AgentSettings
+from rlpto.agents.trained import StartingAgent
+from rlpto.agents.training import Status, train
+from rlpto.core.cluster import Cluster
+from rlpto.envs.episodes import ExternalSetup
+from rlpto.evaluation.runner import Cell
 from rlpto.experiments.cache_key import Result, deciding
+from rlpto.experiments.config import Config, resolved_yaml
+from rlpto.experiments.experiment import Experiment, prepare
 from rlpto.experiments.on_ray import check_programs, real_cluster, real_nodes
-from rlpto.experiments.run_folder import members
+from rlpto.experiments.run_folder import begin_run, command_line, members
+from rlpto.experiments.training_runs import digest_of, provenance, training_seed
 from rlpto.io.errors import ConfigError
-from rlpto.io.files import file_there
+from rlpto.io.files import digest, file_there
 from rlpto.io.interrupts import Interrupted, interruptible
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
 
 if TYPE_CHECKING:
-    from rlpto.agents.checkpoint import Identity
-    from rlpto.agents.finetuning import StartingAgent
-    from rlpto.agents.settings import AgentSettings
-    from rlpto.agents.training import Status, TrainingResult
-    from rlpto.core.cluster import Cluster
-    from rlpto.experiments.config import Config
-    from rlpto.experiments.experiment import Experiment
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
 
 FOLDER = "ray"
@@ -50,13 +52,6 @@ def fine_tune_run(
     it has learned from. Raises RlptoError for an invalid experiment, agent or cluster; after Ctrl-C it stops cleanly
     with Interrupted.
     """
-    from rlpto.agents.finetuning import StartingAgent
-    from rlpto.agents.policy import run_file
-    from rlpto.agents.settings import LAST
-    from rlpto.evaluation.runner import Cell
-    from rlpto.experiments.experiment import prepare
-    from rlpto.experiments.run_folder import begin_run
-
     _refuse_what_takes_episodes(config)
     starting_agent = StartingAgent(run_file(_member(source)))
     steps = {} if "steps" in config.agent.model_fields_set else {"steps": ROLLOUTS * config.agent.ppo.rollout}
@@ -79,8 +74,30 @@ def fine_tune_run(
         if not resume:
             begin_run(folder, config)
         try:
-            with Episodes(experiment, windows, folder) as episodes:
-                outcome = _tuned(config, settings, starting_agent, identity, episodes, folder, resume, on_progress)
+            with Episodes(experiment, windows, folder) as episodes, interruptible("step") as interrupt:
+
+                def asked() -> bool:
+                    interrupt.learning = True
+                    return interrupt.asked
+
+                outcome = train(
+                    ExternalSetup(
+                        episodes,
+                        config.queue,
+                        config.reward,
+                        starting_agent.env(config.env),
+                        starting_agent.trained.start,
+                        config.simulator.interval,
+                    ),
+                    settings,
+                    folder,
+                    identity,
+                    starting_agent=starting_agent,
+                    resume=resume,
+                    texts={"config": resolved_yaml(config), "command": command_line()},
+                    on_progress=on_progress,
+                    stop=asked,
+                )
         except KeyboardInterrupt:
             raise Interrupted("what was learned until the last update is kept; go on with the same command") from None
     if not outcome.finished:
@@ -137,45 +154,6 @@ class Episodes:
         self._present.close()
 
 
-def _tuned(
-    config: Config,
-    settings: AgentSettings,
-    starting_agent: StartingAgent,
-    identity: Identity,
-    episodes: Episodes,
-    folder: Path,
-    resume: bool,
-    on_progress: Callable[[Status], None],
-) -> TrainingResult:
-    """The training itself; Ctrl-C ends it after the step that is under way."""
-    from rlpto.agents.finetuning import fine_tune
-    from rlpto.envs.cluster_env import LiveSetup
-    from rlpto.experiments.config import resolved_yaml
-    from rlpto.experiments.run_folder import command_line
-
-    setup = LiveSetup(
-        episodes, config.queue, config.reward, starting_agent.env(config.env), starting_agent.trained.start
-    )
-    with interruptible("step") as interrupt:
-
-        def asked() -> bool:
-            interrupt.learning = True
-            return interrupt.asked
-
-        return fine_tune(
-            setup,
-            settings,
-            folder,
-            identity,
-            starting_agent,
-            config.simulator.interval,
-            resume=resume,
-            texts={"config": resolved_yaml(config), "command": command_line()},
-            on_progress=on_progress,
-            stop=asked,
-        )
-
-
 def _refuse_what_takes_episodes(config: Config) -> None:
     """Raise ConfigError for settings of a training that takes thousands of episodes, or many clusters."""
     agent = config.agent
@@ -201,10 +179,6 @@ def _member(run: Path) -> Path:
 
 def _identity(experiment: Experiment, settings: AgentSettings, starting_agent: StartingAgent) -> Identity:
     """Identity that a checkpoint must match to be continued, and the origin of its agent."""
-    from rlpto.agents.checkpoint import Identity
-    from rlpto.experiments.train import provenance, training_seed
-    from rlpto.io.files import digest
-
     config = experiment.config
     agent = deciding(config.model_copy(update={"agent": settings}), Result.CHECKPOINT)["agent"]
     decisive = {
@@ -213,6 +187,5 @@ def _identity(experiment: Experiment, settings: AgentSettings, starting_agent: S
         "agent": {key: value for key, value in agent.items() if key != "steps"},
         "from": digest(starting_agent.file),
     }
-    text = json.dumps(decisive, sort_keys=True)
     origin = {**provenance(config), "fine_tuned_from": starting_agent.archive.manifest.get("provenance")}
-    return Identity(hashlib.sha256(text.encode()).hexdigest(), training_seed(config), origin)
+    return Identity(digest_of(decisive), training_seed(config), origin)

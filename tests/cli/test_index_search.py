@@ -7,7 +7,7 @@ import pytest
 
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
-from rlpto.experiments.tune import Arena, Cost, Goal, Place, change, costs_in, places_of, simulated_cost
+from rlpto.experiments.index_search import Cost, Goal, Place, change, compiled_cost, costs_in, places_of, simulated_cost
 from rlpto.policies.index_weights import IndexWeights
 
 OTHER = IndexWeights(remaining=-0.7, age=0.4, held=0.3)
@@ -28,7 +28,7 @@ def test_compiled_and_simulated_costs_agree(
 ) -> None:
     experiment = Experiment(load_config(project / "exp.yaml", [*changes, "workload.windows.hours=2"]))
     place = Place(0, experiment.windows("train")[0], 3)
-    compiled = Arena(experiment, goal).cost(OTHER, place, max_hours)
+    compiled = compiled_cost(experiment, goal, OTHER, place, max_hours)
     simulated = simulated_cost(experiment, goal, OTHER, place, max_hours)
     assert compiled.cost == pytest.approx(simulated.cost, rel=1e-9)
     assert compiled.jobs == simulated.jobs > 5

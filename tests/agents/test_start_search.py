@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlpto.agents.evolution import CHECKPOINT, evolve, evolves
 from rlpto.agents.settings import AgentSettings
+from rlpto.agents.start_search import CHECKPOINT, evolve, evolves
 from rlpto.agents.validation import reward_of_constants
-from rlpto.envs.setup import EnvSetup
+from rlpto.envs.episodes import EnvSetup
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError
 from rlpto.policies.index_weights import STEERING_FEATURES, IndexWeights

@@ -1,11 +1,11 @@
-"""Tuning the index on windows at several loads. Costs are compiled where that can be, else the loop's."""
+"""The search of an index's weights on windows at several loads; compiled code plays them where it knows the queue."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -14,15 +14,9 @@ import numpy as np
 
 from rlpto.core.jobs import ACCURACY_LEVELS
 from rlpto.core.rewards import RewardWeights
-from rlpto.envs.fleet import Fleet, build_fleet, play
-from rlpto.evaluation.tuning import (
-    Parameter,
-    TuningSettings,
-    TuningState,
-    read_costs,
-    tune,
-    tuning_fingerprint,
-)
+from rlpto.envs.compiled_batch import build_batch
+from rlpto.envs.whole_windows import WindowPlayer, per_job
+from rlpto.evaluation.weight_search import Parameter, SearchSettings, SearchState, minimise
 from rlpto.experiments.config import Config
 from rlpto.experiments.environments import workload_of
 from rlpto.experiments.experiment import Experiment
@@ -107,7 +101,7 @@ def tune_index(
     configs: Sequence[Config],
     first: IndexWeights,
     goal: Goal,
-    settings: TuningSettings,
+    settings: SearchSettings,
     checkpoint: Path,
     *,
     resume: bool,
@@ -124,46 +118,30 @@ def tune_index(
     unseen = places_of(experiments, "validation", required=False)
     parameters = index_parameters(first, goal)
     outcomes = [experiment.outcome() for experiment in experiments]
-    searched = {"goal": goal, "gain": first.gain, "places": places, "outcomes": outcomes}
-    fingerprint = tuning_fingerprint(parameters, settings, searched)
-    if resume and is_there(checkpoint):
-        read_costs(checkpoint, fingerprint, settings.population)
-    standing, tried = "start", 0
-
-    def complete(point: Mapping[str, float]) -> IndexWeights:
-        return first.model_copy(update=dict(point))
-
-    def generation(state: TuningState) -> None:
-        nonlocal standing, tried
-        standing, tried = f"best {-state.best_cost:+.4f}", len(state.costs) * settings.population
-        on_progress(standing, tried)
-
-    def candidate() -> None:
-        nonlocal tried
-        tried += 1
-        on_progress(standing, tried)
+    decisive = {"goal": goal, "gain": first.gain, "places": places, "outcomes": outcomes}
+    started = first.model_copy(update={p.name: p.start for p in parameters})
 
     with costs_in(configs, goal, jobs) as costs:
-        started = complete({p.name: p.start for p in parameters})
-        base = costs(started, places, None)
+
+        @cache
+        def base() -> list[Cost]:
+            return costs(started, places, None)
+
+        def objective(point: Mapping[str, float], _: int) -> float:
+            return change(goal, costs(first.model_copy(update=dict(point)), places, base()), base(), places)
+
+        def show(state: SearchState, tried: int) -> None:
+            on_progress(f"best {-state.best_cost:+.4f}" if state.costs else "start", tried)
+
         try:
-            found = tune(
-                lambda point: change(goal, costs(complete(point), places, base), base, places),
-                parameters,
-                settings,
-                checkpoint,
-                fingerprint,
-                resume=resume,
-                each_candidate=candidate,
-                each_generation=generation,
-            )
+            found = minimise(objective, parameters, settings, checkpoint, decisive, resume=resume, on_progress=show)
         except KeyboardInterrupt:
             kept = f"the generations so far are in {checkpoint}; add --resume to the same command to go on"
             raise Interrupted(kept if is_there(checkpoint) else "no generation was finished") from None
-        best = complete(found.best)
+        best = first.model_copy(update=dict(found.best))
         gains = {f"{len(places)} training runs": described(goal, abs(found.best_cost))}
         if unseen:
-            on_progress("validation", tried)
+            on_progress("validation", len(found.costs) * settings.population)
             before = costs(started, unseen, None)
             gained = -change(goal, costs(best, unseen, before), before, unseen) + 0.0  # no negative zero
             gains[f"{len(unseen)} validation runs, which were not used"] = described(goal, gained)
@@ -206,11 +184,8 @@ def change(goal: Goal, costs: Sequence[Cost], base: Sequence[Cost], places: Sequ
     before = np.array([cost.cost for cost in base])
     worse = np.array([cost.cost for cost in costs]) - before
     if goal == "reward":  # near zero as often as not, so that ratios of rewards mean nothing
-        run = np.array([cost.jobs for cost in base])
-        changes = [worse[load == at].sum() / max(run[load == at].sum(), 1) for at in np.unique(load)]
-    else:
-        changes = [np.mean(worse[load == at] / np.maximum(before[load == at], 1e-9)) for at in np.unique(load)]
-    return float(np.mean(changes))
+        return per_job(worse, np.array([cost.jobs for cost in base]), load)
+    return per_job(worse / np.maximum(before, 1e-9), np.ones(len(places)), load)
 
 
 def described(goal: Goal, change: float) -> str:
@@ -223,10 +198,9 @@ def described(goal: Goal, change: float) -> str:
 
 def _cost(configs: tuple[str, ...], goal: Goal, weights: IndexWeights, place: Place, max_hours: float | None) -> Cost:
     """Cost of the index with these weights in one place; what is unfinished when it is stopped ends then."""
-    arena = _arena(configs[place.load], goal)
-    if arena is None:
-        return simulated_cost(_experiment(configs[place.load]), goal, weights, place, max_hours)
-    return arena.cost(weights, place, max_hours)
+    experiment = _experiment(configs[place.load])
+    known = experiment.config.queue.inside == "fifo"
+    return (compiled_cost if known else simulated_cost)(experiment, goal, weights, place, max_hours)
 
 
 @lru_cache(maxsize=16)
@@ -234,61 +208,43 @@ def _experiment(config: str) -> Experiment:
     return Experiment(Config.model_validate_json(config))
 
 
-@lru_cache(maxsize=16)
-def _arena(config: str, goal: Goal) -> Arena | None:
-    """Compiled windows of a config; None where compiled code does not know its queue."""
-    experiment = _experiment(config)
-    return Arena(experiment, goal) if experiment.config.queue.inside == "fifo" else None
+def compiled_cost(
+    experiment: Experiment, goal: Goal, weights: IndexWeights, place: Place, max_hours: float | None
+) -> Cost:
+    """Cost by compiled code, which runs a whole window at once; see `Cost`."""
+    player = _player(experiment, goal, place.window, place.seed)
+    played = player.play(0, weights.vector(), np.inf if max_hours is None else max_hours * HOUR)
+    cost, count = -played.reward, int(player.batch.counts[0])
+    if goal in BLENDED:
+        jobs = player.batch.world.jobs[0, :count]
+        times = (jobs["submit_time"], jobs["finish_time"], jobs["reached"][:, LEVEL])
+        cost = _blended(goal, *times, cost, played.end)
+    return Cost(cost, count, played.end / HOUR)
 
 
-class Arena:
-    """Windows of an experiment in which compiled code runs a whole window at once."""
-
-    def __init__(self, experiment: Experiment, goal: Goal) -> None:
-        self._experiment = experiment
-        alone = SHORTFALL_ALONE if goal == "shortfall" else TIME_ALONE
-        self._reward = experiment.config.reward if goal == "reward" else alone
-        self._goal: Goal = goal
-        self._fleets: dict[tuple[str, int], Fleet] = {}
-        self._time, self._total = np.zeros(2), np.zeros(2)  # of all decisions only the last one's are wanted
-
-    def cost(self, weights: IndexWeights, place: Place, max_hours: float | None) -> Cost:
-        """Cost of the index with these weights; see `Cost`."""
-        fleet = self._fleet(place)
-        own = self._experiment.config.simulator.max_hours
-        hours = min(np.inf if own is None else own, np.inf if max_hours is None else max_hours)
-        fleet.world.rules["limit"] = hours * HOUR
-        self._total[:] = 0.0
-        play(fleet, 0, 0, np.atleast_2d(weights.vector()), self._time, self._total)
-        cost, count, end = -float(self._total[-1]), int(fleet.counts[0]), float(self._time[-1])
-        if self._goal in BLENDED:
-            jobs = fleet.world.jobs[0, :count]
-            times = (jobs["submit_time"], jobs["finish_time"], jobs["reached"][:, LEVEL])
-            cost = _blended(self._goal, *times, cost, end)
-        return Cost(cost, count, end / HOUR)
-
-    def _fleet(self, place: Place) -> Fleet:
-        """The cluster of a window, built when first asked for."""
-        key = (place.window, place.seed)
-        if key not in self._fleets:
-            experiment, config = self._experiment, self._experiment.config
-            self._fleets[key] = build_fleet(
-                1,
-                experiment.shape,
-                [workload_of(experiment, *key)],
-                experiment.tables,
-                config.simulator,
-                config.queue,
-                self._reward,
-                follow_accuracy=self._goal in BLENDED,
-            )
-        return self._fleets[key]
+@cache
+def _player(experiment: Experiment, goal: Goal, window: str, seed: int) -> WindowPlayer:
+    """The cluster of a window, whose rewards are those of the goal."""
+    config = experiment.config
+    alone = SHORTFALL_ALONE if goal == "shortfall" else TIME_ALONE
+    return WindowPlayer(
+        build_batch(
+            1,
+            experiment.shape,
+            [workload_of(experiment, window, seed)],
+            experiment.tables,
+            config.simulator,
+            config.queue,
+            config.reward if goal == "reward" else alone,
+            follow_accuracy=goal in BLENDED,
+        )
+    )
 
 
 def simulated_cost(
     experiment: Experiment, goal: Goal, weights: IndexWeights, place: Place, max_hours: float | None
 ) -> Cost:
-    """The same cost by the scheduler's own loop, which knows every kind of queue."""
+    """The same by the scheduler's own loop, which knows every kind of queue."""
     record = experiment.run_policy(Index(weights=weights), place.window, place.seed, max_hours)
     jobs = record.jobs
     finished = jobs.finish_time[np.isfinite(jobs.finish_time)]

@@ -1,12 +1,12 @@
-"""Many simulated clusters that learn together: compiled code over a pool of workloads.
+"""Many simulated clusters that step together: compiled code over a pool of workloads.
 
-Cluster b of the fleet runs one workload of the pool at a time. This is the loop of `rlpto.core.loop.DecisionLoop`,
-compiled, over the same compiled parts: order, view, admit, advance, terms.
+Cluster b runs one workload of the pool at a time. This is the loop of `rlpto.core.loop.DecisionLoop`, compiled, over
+the same compiled parts: order, view, admit, advance, terms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from rlpto.core.queues import QueueSettings
 from rlpto.core.records import INTERVAL
 from rlpto.core.rewards import TERMS, RewardWeights, weigh
 from rlpto.envs.observation import Observation, encode
-from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
 from rlpto.io.errors import ConfigError
 from rlpto.performance.tables import SpeedTables
@@ -39,9 +39,9 @@ class Workload:
     """What one episode can be made of.
 
     name: window and seed. jobs: sorted by submit time. seed: of node failures. hours: that jobs are submitted in.
-    noise: errors of what policies are told, or None. group: number of its load among those learned at.
-    forecast: [T, H x FORECAST_FEATURES] float32, what is seen of the predicted task volume from second
-    t x `forecast_step` on; empty: nothing. reserve: [T] GPUs to hold back from then on; empty: none.
+    noise: errors of the estimates that policies get, or None. group: number of its load among those learned at.
+    forecast: [T, H x FORECAST_FEATURES] float32, the predicted task volume from second t x `forecast_step` on, as it
+    is observed; empty: none. reserve: [T] GPUs to hold back from then on; empty: none.
     """
 
     name: str
@@ -54,11 +54,15 @@ class Workload:
     forecast_step: float = 600.0
     reserve: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
+    def step_at(self, time: float, steps: int) -> int:
+        """Number of the step of `forecast` or `reserve`, which have `steps`, at a time [s]."""
+        return min(int(time / self.forecast_step), steps - 1)
 
-class Fleet(NamedTuple):
+
+class CompiledBatch(NamedTuple):
     """Everything compiled code needs. B clusters, W workloads, M jobs at most in one.
 
-    loop: the simulators, and what is decided by. blank: one cluster's world before any time has passed.
+    loop: the simulators, and what decisions depend on. blank: one cluster's world before any time has passed.
     pool: [W, M] JOB, counts, seeds: [W] of each workload. forecast: [W, T, F] float32, forecast_step [s].
     reward: [1] `rlpto.core.rewards.WEIGHTS`.
     """
@@ -78,7 +82,7 @@ class Fleet(NamedTuple):
         return self.loop.world
 
 
-def build_fleet(
+def build_batch(
     count: int,
     shape: ClusterShape,
     workloads: Sequence[Workload],
@@ -88,11 +92,49 @@ def build_fleet(
     reward: RewardWeights,
     *,
     follow_accuracy: bool = False,
-) -> Fleet:
-    """A fleet of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them.
+) -> CompiledBatch:
+    """A batch of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them.
 
     follow_accuracy: note when jobs reach levels of accuracy, though no reward depends on it.
     """
+    _check_supported(shape, workloads, tables, simulator, queue)
+    tables = tables.with_rescale_delay(simulator.rescale_delay)
+    counts = np.array([len(workload.jobs) for workload in workloads], dtype=np.int64)
+    most = int(counts.max())
+    pool = np.zeros((len(workloads), most), dtype=JOB)
+    pool["max_gpus"] = 1
+    for row, workload in zip(pool, workloads, strict=True):
+        row[: len(workload.jobs)] = JobStore.from_jobs(workload.jobs, tables).records
+
+    def world(clusters: int) -> World:
+        slots = np.zeros((clusters, most), dtype=JOB)
+        slots["max_gpus"] = pool["max_gpus"].max(initial=1)  # room for the largest job of any workload
+        follows = follow_accuracy or reward.shortfall > 0
+        return build_world(slots, shape.node_gpus, tables, simulator, 0, keep_log=False, follow_accuracy=follows)
+
+    step = _joint_step(workloads)
+    noise = _joint_noise(workloads, most, tables.max_gpus + 1)
+    reserve = _joint_steps(workloads, lambda workload: workload.reserve)
+    return CompiledBatch(
+        loop=build_loop(world(count), tables, queue, shape.gpus_per_node, noise, reserve, step),
+        blank=world(1),
+        pool=pool,
+        counts=counts,
+        seeds=np.array([workload.seed for workload in workloads], dtype=np.int64),
+        forecast=_joint_steps(workloads, lambda workload: workload.forecast),
+        forecast_step=step,
+        reward=reward.record(),
+    )
+
+
+def _check_supported(
+    shape: ClusterShape,
+    workloads: Sequence[Workload],
+    tables: SpeedTables,
+    simulator: SimulatorSettings,
+    queue: QueueSettings,
+) -> None:
+    """Raise ConfigError or JobError for what compiled code does not support."""
     if not workloads:
         raise ConfigError("no workloads to learn from: expected training windows with jobs")
     if queue.inside != "fifo":
@@ -111,36 +153,6 @@ def build_fleet(
         raise ConfigError(f"simulator.share: in an environment jobs share no GPUs, expected 1, not {simulator.share}")
     for workload in workloads:
         check_jobs_fit(workload.jobs, shape.capacity)
-    tables = tables.with_rescale_delay(simulator.rescale_delay)
-    most = max(len(workload.jobs) for workload in workloads)
-    pool = np.zeros((len(workloads), most), dtype=JOB)
-    pool["max_gpus"] = 1
-    for row, workload in zip(pool, workloads, strict=True):
-        row[: len(workload.jobs)] = JobStore.from_jobs(workload.jobs, tables).records
-    slots = np.zeros((count, most), dtype=JOB)
-    follows = follow_accuracy or reward.shortfall > 0
-    slots["max_gpus"] = pool["max_gpus"].max(initial=1)  # room for the largest job of any workload
-    loop = build_loop(
-        build_world(slots, shape.node_gpus, tables, simulator, 0, keep_log=False, follow_accuracy=follows),
-        tables,
-        queue,
-        shape.gpus_per_node,
-        _joint_noise(workloads, most, tables.max_gpus + 1),
-        _joint_reserve(workloads),
-        _joint_step(workloads),
-    )
-    return Fleet(
-        loop=loop,
-        blank=build_world(
-            slots[:1].copy(), shape.node_gpus, tables, simulator, 0, keep_log=False, follow_accuracy=follows
-        ),
-        pool=pool,
-        counts=np.array([len(workload.jobs) for workload in workloads], dtype=np.int64),
-        seeds=np.array([workload.seed for workload in workloads], dtype=np.int64),
-        forecast=_joint_forecast(workloads),
-        forecast_step=_joint_step(workloads),
-        reward=reward.record(),
-    )
 
 
 def _joint_noise(workloads: Sequence[Workload], most: int, width: int) -> FloatArray:
@@ -154,26 +166,15 @@ def _joint_noise(workloads: Sequence[Workload], most: int, width: int) -> FloatA
     return noise
 
 
-def _joint_forecast(workloads: Sequence[Workload]) -> AnyArray:
-    """[W, T, F] forecasts of all workloads, zeros where there is none; the last one is kept where one ends early."""
-    known = [workload.forecast for workload in workloads if workload.forecast.size]
-    if not known:
-        return np.zeros((0, 0, 0), dtype=np.float32)
-    joint = np.zeros((len(workloads), max(map(len, known)), known[0].shape[1]), dtype=np.float32)
-    for rows, workload in zip(joint, workloads, strict=True):
-        if (own := workload.forecast).size:
-            rows[: len(own)], rows[len(own) :] = own, own[-1]
-    return joint
-
-
-def _joint_reserve(workloads: Sequence[Workload]) -> IntArray:
-    """[W, T] GPUs to hold back in all workloads, as `_joint_forecast` puts them together; empty if there are none."""
-    longest = max(len(workload.reserve) for workload in workloads)
-    if not any(workload.reserve.any() for workload in workloads):
-        return np.zeros((0, 0), dtype=np.int64)
-    joint = np.zeros((len(workloads), longest), dtype=np.int64)
-    for row, workload in zip(joint, workloads, strict=True):
-        if len(own := workload.reserve):
+def _joint_steps(workloads: Sequence[Workload], rows: Callable[[Workload], AnyArray]) -> AnyArray:
+    """[W, T, ...] rows by time of all workloads, the last row repeated where one ends early; empty if all are zero."""
+    every = [rows(workload) for workload in workloads]
+    longest = max(every, key=len)
+    if not any(own.any() for own in every):
+        return np.zeros((0,) * (longest.ndim + 1), dtype=longest.dtype)
+    joint = np.zeros((len(every), *longest.shape), dtype=longest.dtype)
+    for row, own in zip(joint, every, strict=True):
+        if len(own):
             row[: len(own)], row[len(own) :] = own, own[-1]
     return joint
 
@@ -188,7 +189,7 @@ def _joint_step(workloads: Sequence[Workload]) -> float:
 
 
 @njit()
-def begin(f: Fleet, b: int, workload: int) -> None:
+def begin(f: CompiledBatch, b: int, workload: int) -> None:
     """Put cluster b at the start of a workload, run it to its first decision, and look around."""
     w = f.loop.world
     w.jobs[b] = f.pool[workload]
@@ -206,7 +207,7 @@ def begin(f: Fleet, b: int, workload: int) -> None:
 
 
 @njit()
-def observe_one(f: Fleet, b: int, out: Observation) -> None:
+def observe_one(f: CompiledBatch, b: int, out: Observation) -> None:
     """Fill row b of a batch of observations with what is seen of cluster b."""
     cluster, n = f.loop.world.clusters[b], f.loop.world.clusters[b].active
     row = Observation(out.jobs[b], out.mask[b], out.cluster[b], out.forecast[b])
@@ -219,7 +220,7 @@ def observe_one(f: Fleet, b: int, out: Observation) -> None:
 
 
 @njit()
-def run_hold(f: Fleet, b: int, weights: FloatArray, until: float, terms: FloatArray) -> None:
+def run_hold(f: CompiledBatch, b: int, weights: FloatArray, until: float, terms: FloatArray) -> None:
     """Decide with weights [1, STEERING_FEATURES] until `until` (at least once) or the end.
 
     Cluster b has been looked at, and is again at the end. Fills terms [TERMS] with the reward.
@@ -230,7 +231,7 @@ def run_hold(f: Fleet, b: int, weights: FloatArray, until: float, terms: FloatAr
 
 
 @kernel()
-def run_requested(f: Fleet, decisions: int) -> int:
+def run_requested(f: CompiledBatch, decisions: int) -> int:
     """Take decisions in every cluster with a trivial policy: every job wishes for its requested GPUs.
 
     Workloads that are over begin anew. Returns how many decisions had an active job, over all clusters.
@@ -251,20 +252,43 @@ def run_requested(f: Fleet, decisions: int) -> int:
 
 
 @njit()
-def play(f: Fleet, b: int, workload: int, weights: FloatArray, time: FloatArray, total: FloatArray) -> int:
-    """Run a whole workload in cluster b with constant index weights.
+def begin_episode(
+    f: CompiledBatch, b: int, workload: int, warm_up: float, weights: FloatArray, out: Observation
+) -> float:
+    """Put cluster b into a workload after `warm_up` seconds under index weights [1, STEERING_FEATURES].
 
-    Fills time [L] and total [L], the reward up to then, at every decision, and returns how many there
-    were (the last of those that fit stands for all that follow).
+    Returns the time [s].
+    Where the workload is over by then, the episode begins at its start.
     """
     begin(f, b, workload)
-    terms = np.zeros(PARTS)
-    time[0], total[0] = f.loop.world.clusters[b].time, 0.0
-    count = 1
-    while not is_over(f.loop.world, b):
-        run_hold(f, b, weights, -np.inf, terms)
-        at = min(count, len(time) - 1)
-        total[at] = total[count - 1 if count <= at else at] + terms.sum()
-        time[at] = f.loop.world.clusters[b].time
-        count = at + 1
-    return count
+    if f.loop.world.clusters[b].time < warm_up:
+        run_hold(f, b, weights, warm_up, np.zeros(PARTS))
+        if is_over(f.loop.world, b):
+            begin(f, b, workload)
+    observe_one(f, b, out)
+    return float(f.loop.world.clusters[b].time)
+
+
+@njit()
+def step_all(f: CompiledBatch, weights: FloatArray, hold: float, out: Observation, parts: FloatArray) -> None:
+    """Let weights [B, STEERING_FEATURES] decide in every cluster for `hold` seconds; fills out and parts [B, PARTS]."""
+    for b in range(len(f.loop.world.clusters)):
+        run_hold(f, b, weights[b : b + 1], f.loop.world.clusters[b].time + hold, parts[b])
+        observe_one(f, b, out)
+
+
+@njit()
+def over_all(f: CompiledBatch) -> BoolArray:
+    """[B] whether all jobs of a cluster are finished, or its time limit is reached."""
+    over = np.zeros(len(f.loop.world.clusters), dtype=np.bool_)
+    for b in range(len(over)):
+        over[b] = is_over(f.loop.world, b)
+    return over
+
+
+@njit()
+def look_around_all(f: CompiledBatch) -> None:
+    """Look around in every cluster, after their worlds were restored."""
+    f.loop.ordered_until[:] = -np.inf
+    for b in range(len(f.loop.world.clusters)):
+        look_around(f.loop, b)

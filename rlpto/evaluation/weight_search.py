@@ -1,9 +1,8 @@
-"""Tuning the constants of a policy with an evolution strategy, resumable after every generation.
+"""The search of constants by an evolution strategy, resumable after every generation: of a policy, of an agent's start.
 
 CMA-ES as in Hansen, "The CMA Evolution Strategy: A Tutorial" (arXiv:1604.00772), from the package
 `cma`. A checkpoint holds the costs of every candidate so far, as JSON. On resume, candidates are drawn
-again from the same seed. So nothing is ever unpickled, and an interrupted tuning ends with the same
-result as an uninterrupted one.
+again from the same seed, and the search ends bit for bit as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from rlpto.io.reading import read_json
 from rlpto.io.settings import LARGEST_SEED, Settings
 
 FORMAT = "rlpto tuning 1"
-"""First entry of a checkpoint: what it is, and the version of its form."""
+"""First entry of a checkpoint: its kind, and the version of its form."""
 
 
-class TuningSettings(Settings):
+class SearchSettings(Settings):
     """How the evolution strategy searches."""
 
     generations: int = Field(20, ge=1, le=10_000)
@@ -44,7 +43,7 @@ class TuningSettings(Settings):
 
 @dataclass(frozen=True)
 class Parameter:
-    """A constant to tune: where the search starts, and the range it stays in."""
+    """A constant to search: where the search starts, and the range it stays in."""
 
     name: str
     start: float
@@ -57,7 +56,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class TuningState:
+class SearchState:
     """Progress of a search. costs: one tuple per generation, of every candidate, in the order drawn.
 
     best: the candidate with the lowest cost so far, by name. best_cost: its cost.
@@ -70,74 +69,70 @@ class TuningState:
     mean: Mapping[str, float]
 
 
-Objective = Callable[[Mapping[str, float]], float]
-"""Cost of a candidate: finite, lower is better."""
+Objective = Callable[[Mapping[str, float], int], float]
+"""Cost of a candidate of a generation, counted from 0: finite, lower is better."""
 
 
-def tune(
+def minimise(
     objective: Objective,
     parameters: Sequence[Parameter],
-    settings: TuningSettings,
+    settings: SearchSettings,
     checkpoint: Path,
-    fingerprint: str,
+    decisive: Mapping[str, Any],
     *,
     resume: bool = False,
-    each_candidate: Callable[[], object] = lambda: None,
-    each_generation: Callable[[TuningState], object] = lambda _: None,
-) -> TuningState:
+    on_progress: Callable[[SearchState, int], object] = lambda _, __: None,
+) -> SearchState:
     """Minimise `objective`; the very first candidate is the start itself.
 
-    checkpoint: written atomically after every generation. fingerprint: of everything that decides the
-    objective; see `tuning_fingerprint`. resume: go on from the checkpoint if there is one.
-    each_candidate, each_generation: called after each evaluation; on resume, `each_generation`
-    is called once with the state so far.
+    checkpoint: written atomically after every generation. decisive: plain data of everything that decides the
+    objective. resume: go on from the checkpoint if there is one. on_progress: called at first, and after every
+    candidate and generation, with the state after the last generation and the number of candidates tried.
 
     Raises CheckpointError if the checkpoint is unreadable or of another search, and ConfigError if
     the objective returns something that is not finite.
     """
-    known = read_costs(checkpoint, fingerprint, settings.population) if resume and checkpoint.exists() else ()
-    search = _Search(parameters, settings)
-    state = search.begin()
+    digest = fingerprint(parameters, settings, decisive)
+    known = read_costs(checkpoint, digest, settings.population) if resume and checkpoint.exists() else ()
+    strategy = _Strategy(parameters, settings)
+    state = strategy.begin()
     for generation in known:
-        state = search.learn(search.draw(), generation, state)
-    if known:
-        each_generation(state)
-    while len(state.costs) < settings.generations:
-        candidates = search.draw()
+        state = strategy.learn(strategy.draw(), generation, state)
+    on_progress(state, len(known) * settings.population)
+    while (number := len(state.costs)) < settings.generations:
+        candidates = strategy.draw()
         costs: list[float] = []
         for candidate in candidates:
-            cost = objective(search.named(candidate))
+            point = strategy.named(candidate)
+            cost = objective(point, number)
             if not math.isfinite(cost):
-                raise ConfigError(
-                    f"the tuning objective is {cost} for {search.named(candidate)}, expected a finite cost"
-                )
+                raise ConfigError(f"the objective of the search is {cost} for {point}, expected a finite cost")
             costs.append(cost)
-            each_candidate()
-        state = search.learn(candidates, costs, state)
-        write_text(checkpoint, _checkpoint_json(state, fingerprint), "the checkpoint")
-        each_generation(state)
+            on_progress(state, number * settings.population + len(costs))
+        state = strategy.learn(candidates, costs, state)
+        write_text(checkpoint, _checkpoint_json(state, digest), "the checkpoint")
+        on_progress(state, len(state.costs) * settings.population)
     return state
 
 
-def tuning_fingerprint(parameters: Sequence[Parameter], settings: TuningSettings, config: Mapping[str, Any]) -> str:
+def fingerprint(parameters: Sequence[Parameter], settings: SearchSettings, decisive: Mapping[str, Any]) -> str:
     """Digest of what decides a search, except the number of generations, which may be extended."""
     searched = [[p.name, p.start, p.low, p.high] for p in parameters]
-    text = json.dumps([FORMAT, searched, settings.model_dump(exclude={"generations"}), config], sort_keys=True)
+    text = json.dumps([FORMAT, searched, settings.model_dump(exclude={"generations"}), decisive], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_costs(path: Path, fingerprint: str, population: int) -> tuple[tuple[float, ...], ...]:
+def read_costs(path: Path, digest: str, population: int) -> tuple[tuple[float, ...], ...]:
     """Costs of the generations in a checkpoint. Raises CheckpointError if it is not one of this search."""
+    advice = "search without --resume to replace it"
     try:
         content = read_json(path, "a checkpoint", CheckpointError)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}; tune without --resume to replace it") from None
+        raise CheckpointError(f"{error}; {advice}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a tuning checkpoint, expected format {FORMAT!r}")
-    if content.get("fingerprint") != fingerprint:
-        raise CheckpointError(
-            f"{path}: from a tuning with another configuration or settings; tune without --resume to replace it"
-        )
+    if content.get("fingerprint") != digest:
+        raise CheckpointError(f"{path}: from a search with another configuration or settings; {advice}")
     costs = content.get("costs")
     if not isinstance(costs, list) or not all(_is_generation(entry, population) for entry in costs):
         raise CheckpointError(f"{path}: broken, expected the costs of {population} candidates in each generation")
@@ -152,22 +147,17 @@ def _is_generation(entry: object, population: int) -> bool:
     )
 
 
-def _checkpoint_json(state: TuningState, fingerprint: str) -> str:
-    content = {
-        "format": FORMAT,
-        "fingerprint": fingerprint,
-        "costs": state.costs,
-        "best": dict(state.best),
-        "best_cost": state.best_cost,
-    }
+def _checkpoint_json(state: SearchState, digest: str) -> str:
+    best = {"best": dict(state.best), "best_cost": state.best_cost}
+    content = {"format": FORMAT, "fingerprint": digest, "costs": state.costs, **best}
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-class _Search:
+class _Strategy:
     """The evolution strategy in coordinates where every parameter's range is 0 to 1."""
 
-    def __init__(self, parameters: Sequence[Parameter], settings: TuningSettings) -> None:
-        import cma  # takes two seconds, needed by this command only
+    def __init__(self, parameters: Sequence[Parameter], settings: SearchSettings) -> None:
+        import cma  # takes two seconds, needed by searches only
 
         self._names = [p.name for p in parameters]
         self._low = np.array([p.low for p in parameters])
@@ -185,10 +175,10 @@ class _Search:
         self._strategy = cma.CMAEvolutionStrategy(self._start, settings.step, options)
         self._first = True
 
-    def begin(self) -> TuningState:
+    def begin(self) -> SearchState:
         """Before the first generation."""
         start = self.named(self._start)
-        return TuningState((), start, math.inf, start)
+        return SearchState((), start, math.inf, start)
 
     def draw(self) -> list[FloatArray]:
         """Candidates of the next generation."""
@@ -198,7 +188,7 @@ class _Search:
             self._first = False
         return candidates
 
-    def learn(self, candidates: Sequence[FloatArray], costs: Sequence[float], state: TuningState) -> TuningState:
+    def learn(self, candidates: Sequence[FloatArray], costs: Sequence[float], state: SearchState) -> SearchState:
         """Move the search distribution towards the better candidates."""
         self._strategy.tell(list(candidates), list(costs))
         state = replace(state, costs=(*state.costs, tuple(costs)), mean=self.named(self._strategy.result.xfavorite))

@@ -13,9 +13,9 @@ import numpy as np
 
 from rlpto.agents.archive import NOT_TRAINED
 from rlpto.agents.checkpoint import Identity
-from rlpto.agents.evolution import CHECKPOINT as EVOLUTION
 from rlpto.agents.logs import EVENTS, HISTORY
 from rlpto.agents.settings import BEST, LAST
+from rlpto.agents.start_search import CHECKPOINT as EVOLUTION
 from rlpto.agents.training import PERIODIC, Status, TrainingResult, train
 from rlpto.agents.validation import Evaluator
 from rlpto.core.policy import Policy
@@ -102,7 +102,7 @@ def train_run(
     evaluator = make_evaluator(config, folder, progress)
     with interruptible() as interrupt:
 
-        def tell(status: Status) -> None:
+        def report(status: Status) -> None:
             interrupt.learning |= status.doing == "training"
             if on_progress is not None:
                 on_progress(status)
@@ -115,7 +115,7 @@ def train_run(
             evaluator,
             resume=resume,
             texts={"config": resolved_yaml(config), "command": command_line()},
-            on_progress=tell,
+            on_progress=report,
             stop=lambda: interrupt.asked,
         )
 
@@ -203,8 +203,12 @@ def identity(config: Config, experiments: list[Experiment]) -> Identity:
         "agent": deciding(config, Result.CHECKPOINT)["agent"],
         "windows": config.workload.windows.model_dump(mode="json"),
     }
-    digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-    return Identity(digest, training_seed(config), provenance(config))
+    return Identity(digest_of(decisive), training_seed(config), provenance(config))
+
+
+def digest_of(decisive: Mapping[str, Any]) -> str:
+    """Digest of plain data that decides a training."""
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
 def provenance(config: Config) -> dict[str, Any]:
