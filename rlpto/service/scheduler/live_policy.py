@@ -15,11 +15,11 @@ from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.policy import Policy, StandingPolicy
 from rlpto.io.errors import RlptoError
 from rlpto.policies.registry import available, is_complete
-from rlpto.store.audit import note
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.requests import Request, add_switch, answer, is_open, switch_in_force
-from rlpto.store.status import PolicyRow, set_policies
+from rlpto.store.status import PolicyEntry, set_policies
+from rlpto.store.users import note_change
 
 FALLBACK = "fifo"
 """Decides where another policy fails."""
@@ -27,26 +27,29 @@ SCHEDULER = "scheduler"
 """Who has switched where nobody asked for it."""
 
 
-def catalogue_of(extra: Mapping[str, str]) -> list[PolicyRow]:
-    """Policies that may be switched to: all that need no options, and those of the settings.
+def catalogue_of(extra: Mapping[str, str]) -> dict[str, tuple[str, PolicyEntry]]:
+    """Specs and entries of the policies that may be switched to, by name: all that need no options, and those of the
+    settings.
 
     extra: specs by the names that users see. Raises ConfigError if a plug-in cannot be loaded.
     """
     known = available()
-    rows = {name: PolicyRow(name, name, found.summary, found.source) for name, found in known.items()}
-    rows = {
-        name: row for name, row in rows.items() if is_complete(known[name]) and not hasattr(known[name], "POSITIONAL")
+    found = {
+        name: (name, PolicyEntry(name, own.summary, own.source))
+        for name, own in known.items()
+        if is_complete(own) and not hasattr(own, "POSITIONAL")
     }
     for name, spec in extra.items():
-        own = known.get(spec.partition(":")[0])
-        rows[name] = PolicyRow(name, spec, own.summary if own else spec, own.source if own else "")
-    return list(rows.values())
+        kind = known.get(spec.partition(":")[0])
+        entry = PolicyEntry(name, spec, "") if kind is None else PolicyEntry(name, kind.summary, kind.source)
+        found[name] = (spec, entry)
+    return found
 
 
 class LivePolicy:
     """Decides as the policy in force does.
 
-    make: a policy by its spec. rows: the catalogue. first: name of the policy of the very first start; later it is that
+    make: a policy by its spec. catalogue: see `catalogue_of`. first: name of the policy of the very first start; later it is that
     of the last switch. wall: time [s] now. ready: whether a policy, by its spec, can be made and can decide without
     imports and compilation that would hold the scheduler; asked again until it is.
 
@@ -57,16 +60,16 @@ class LivePolicy:
         self,
         store: Store,
         make: Callable[[str], Policy],
-        rows: list[PolicyRow],
+        catalogue: Mapping[str, tuple[str, PolicyEntry]],
         first: str,
         wall: Callable[[], float],
         seed: int = 0,
         ready: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._store, self._make, self._wall, self._seed, self._ready = store, make, wall, seed, ready
-        self._specs = {row.name: row.spec for row in rows}
+        self._specs = {name: spec for name, (spec, _) in catalogue.items()}
         self.switched = 0
-        set_policies(store, rows)
+        set_policies(store, [entry for _, entry in catalogue.values()])
         before = switch_in_force(store)
         self.name = first if before is None else before.policy
         try:
@@ -126,7 +129,7 @@ class LivePolicy:
             switch = add_switch(self._store, self.name, by, reason, asked, now)
             body = {"number": switch.number, "policy": self.name, "before": switch.before, "by": by, "reason": reason}
             add_event(self._store, "policy", now, body=body)
-            note(self._store, by, "policy.switch", self.name, now, body)
+            note_change(self._store, by, "policy.switch", self.name, now, body)
         self.switched += 1
 
     def forget(self) -> None:

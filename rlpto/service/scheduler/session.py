@@ -97,9 +97,9 @@ def open_session(
         specs_of=source.specs_of,
         reported=CurveWriter(settings.retention.points_per_job),
     )
-    rows = catalogue_of(settings.scheduler.policies)
+    known = catalogue_of(settings.scheduler.policies)
     policy = LivePolicy(
-        database, environment.make, rows, settings.scheduler.policy, environment.wall, config.seed, environment.ready
+        database, environment.make, known, settings.scheduler.policy, environment.wall, config.seed, environment.ready
     )
     source.can_switch = policy.can_obey
     volume = _volume(config, catalogue, shape, database, clock, environment.wall())
