@@ -323,7 +323,7 @@ def run_session(
 ) -> RunRecord:
     """Let the policy of a cell schedule the jobs of a real cluster; what a scheduler before this one did counts too."""
     from rlpto.core.loop import run
-    from rlpto.experiments.session_policy import SessionPolicy
+    from rlpto.experiments.switchable_policy import SwitchablePolicy
     from rlpto.policies.switching import switching
     from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches
 
@@ -338,7 +338,7 @@ def run_session(
         if predictor is not None and predictor.due:
             predictor.begin(cluster, cluster.ids, deciding, state, deciding.name)
 
-    policy = SessionPolicy(deciding, make, cluster.database, cluster.deciding, ahead)
+    policy = SwitchablePolicy(cluster.database, make, deciding, cluster.deciding, ahead)
     forecasts = experiment.forecasts
     window = experiment.window_traces[cell.window].window
     forecaster = None if forecasts is None else forecasts.for_run(window, cluster.jobs)

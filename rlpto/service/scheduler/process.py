@@ -26,8 +26,8 @@ from rlpto.ray_cluster.scheduler.connection import AUTO, check_training
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import session_name
 from rlpto.service.scheduler.catalogue import SESSION, ProgramChecks
-from rlpto.service.scheduler.live_policy import FALLBACK, PolicyWarmup, catalogue_of
 from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
+from rlpto.service.scheduler.policy_catalogue import FALLBACK, PolicyWarmup, catalogue_of
 from rlpto.service.scheduler.session import Environment, open_session
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
