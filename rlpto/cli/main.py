@@ -44,10 +44,11 @@ def verbs() -> Iterator[tuple[str, Verb]]:
     groups = (EXPERIMENTS, CLUSTERS, SERVICE, INPUTS, LISTS)
     known: dict[str, Verb] = {}
     for found in iter_modules(cli.__path__):
-        module = None if found.name == "main" else import_module(f"{cli.__name__}.{found.name}")
-        known |= getattr(module, "VERBS", {})
-        if hasattr(module, "VERB"):
-            known[found.name] = module.VERB
+        if found.name != "main":
+            module = import_module(f"{cli.__name__}.{found.name}")
+            known |= getattr(module, "VERBS", {})
+            if hasattr(module, "VERB"):
+                known[found.name] = module.VERB
     yield from sorted(known.items(), key=lambda named: (groups.index(named[1].group), named[0]))
 
 

@@ -26,7 +26,7 @@ R = TypeVar("R", bound=Row)
 def find(store: Store, kind: type[R], tail: str = "", values: Values = (), source: str = "") -> list[R]:
     """The rows of a table. tail: SQL that follows FROM, such as WHERE and ORDER BY; values: of its question marks.
     source: a join in place of the table."""
-    columns = _columns(kind)
+    columns = _columns(kind)  # type: ignore[arg-type]  # mypy takes no class as hashable
     decoders = [(at, decode) for at, decode in enumerate(columns.values()) if decode is not None]
     found = []
     for row in store.rows(f"SELECT {', '.join(columns)} FROM {source or kind.TABLE} {tail}", values):
@@ -50,7 +50,7 @@ def insert(store: Store, table: str, **columns: object) -> int:
 def put(store: Store, rows: Sequence[Row]) -> None:
     """Insert rows of one table, in place of those with the same key."""
     if rows:
-        names = list(_columns(type(rows[0])))
+        names = list(_columns(type(rows[0])))  # type: ignore[arg-type]
         values = ([_kept(getattr(row, name)) for name in names] for row in rows)
         store.write(_statement("INSERT OR REPLACE", rows[0].TABLE, names), *values)
 
@@ -67,10 +67,10 @@ def _statement(verb: str, table: str, names: Sequence[str]) -> str:
 
 
 @cache
-def _columns(kind: type[Row]) -> dict[str, Callable[[Any], Any] | None]:
+def _columns(kind: Any) -> dict[str, Callable[[Any], Any] | None]:
     """Names of the columns, and how values come back that SQLite has no type for."""
     hints = get_type_hints(kind)
-    return {one.name: _decoder(hints[one.name]) for one in fields(kind)}  # type: ignore[arg-type]
+    return {one.name: _decoder(hints[one.name]) for one in fields(kind)}
 
 
 def _decoder(hint: object) -> Callable[[Any], Any] | None:
