@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlpto.cli.common import CLUSTERS, QuietOption, Verb, make_console, make_table
-from rlpto.cli.waiting import waiting
+from rlpto.cli.common import CLUSTERS, QuietOption, Verb, make_console, make_table, waiting
 from rlpto.io.errors import ClusterError
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from rlpto.cli.common import (
     Verb,
     make_console,
     read_config,
+    waiting,
 )
-from rlpto.cli.waiting import waiting
 from rlpto.io.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from rlpto.cli.common import (
     make_console,
     make_progress,
     read_config,
+    waiting,
 )
-from rlpto.cli.waiting import waiting
 from rlpto.io.errors import ConfigError
 from rlpto.io.interrupts import Interrupted
 

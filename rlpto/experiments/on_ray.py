@@ -23,7 +23,7 @@ from rlpto.evaluation.runner import Cell, FinishedCell
 from rlpto.experiments.config import ClusterSettings, Config, NodeGroup
 from rlpto.experiments.evaluate import labelled, run_cells
 from rlpto.experiments.experiment import Experiment, estimate_noise, prepare
-from rlpto.experiments.session_policy import SessionPolicy
+from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.performance.tables import ONE_KIND
 from rlpto.planning.prediction import predict
@@ -296,7 +296,7 @@ def run_session(
         if predictor is not None and predictor.due:
             predictor.begin(cluster, cluster.ids, deciding, state, deciding.name)
 
-    policy = SessionPolicy(deciding, make, cluster.database, cluster.deciding, ahead)
+    policy = SwitchablePolicy(cluster.database, make, deciding, cluster.deciding, ahead)
     forecasts = experiment.forecasts
     window = experiment.window_traces[cell.window].window
     forecaster = None if forecasts is None else forecasts.for_run(window, cluster.jobs)

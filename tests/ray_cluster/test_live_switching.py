@@ -9,7 +9,7 @@ from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.experiments.experiment import prepare
 from rlpto.experiments.on_ray import real_cluster, session_of
-from rlpto.experiments.session_policy import SessionPolicy
+from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.policies.registry import make_policy
 from rlpto.policies.switching import switching
 from rlpto.ray_cluster.nodes.local import LocalCluster
@@ -63,7 +63,7 @@ def test_policies_change_while_jobs_train(ray_cluster: LocalCluster, tmp_path: P
         with SessionDatabase(tmp_path / "state.sqlite") as database:
             switcher = Switcher(ray_cluster, database.path)
             cluster = real_cluster(experiment, "jobs", 0, backend, database, session, [switcher])
-            policy = SessionPolicy(switching(make_policy("fifo")), make_policy, database, cluster.deciding)
+            policy = SwitchablePolicy(database, make_policy, switching(make_policy("fifo")), cluster.deciding)
             record = run(cluster, policy, QueueSettings(), RewardWeights())
             events, rows = database.events(), database.jobs()
             cluster.close()

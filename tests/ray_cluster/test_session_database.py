@@ -14,6 +14,7 @@ from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, read_table, request_policy
+from rlpto.store.requests import answer, open_requests
 
 
 @pytest.fixture
@@ -151,12 +152,11 @@ class TestSessionDatabase:
 
     def test_another_process_asks_for_a_policy_and_gets_an_answer(self, path: Path) -> None:
         with SessionDatabase(path) as database:
-            first, second = request_policy(path, "las"), request_policy(path, "srtf")
-            assert database.policy_request() == (second, "srtf")
-            assert policy_answer(path, second) is None
-            database.answer(second, 1.0, "")
-            assert (policy_answer(path, first), policy_answer(path, second)) == ("", "")
-            assert database.policy_request() is None
+            number = request_policy(path, "las")
+            assert [request.body["policy"] for request in open_requests(database)] == ["las"]
+            assert policy_answer(path, number) is None
+            answer(database, number, 1.0)
+            assert policy_answer(path, number) == ""
 
     def test_asking_where_there_is_no_database_is_an_error(self, path: Path) -> None:
         with pytest.raises(ClusterError, match="no such file; expected the database of a run"):

@@ -402,19 +402,6 @@ class SessionDatabase(Store):
         rows = self.rows("SELECT id, number, gpus, alive FROM nodes ORDER BY number")
         return [(node, number, gpus, bool(alive)) for node, number, gpus, alive in rows]
 
-    # policies
-
-    def policy_request(self) -> tuple[int, str] | None:
-        """The newest request for another policy that has not been answered."""
-        found = [request for request in open_requests(self) if request.kind == "policy"]
-        return (found[-1].seq, str(found[-1].body["policy"])) if found else None
-
-    def answer(self, request: int, time: float, problem: str) -> None:
-        """Answer a request for another policy, and with it those before it."""
-        for one in open_requests(self):
-            if one.kind == "policy" and one.seq <= request:
-                answer(self, one.seq, self._began + time, problem)
-
     def _nodes(self, text: str) -> Nodes:
         """Node ids that were written as JSON."""
         try:

@@ -13,6 +13,7 @@ from rlpto.core.jobs import Job
 from rlpto.core.policy import Policy
 from rlpto.core.queues import QueueSettings
 from rlpto.experiments.config import Config
+from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning.predictor import Predictions, Predictor, prediction_settings
 from rlpto.ray_cluster.messages import JobSpec
@@ -23,8 +24,8 @@ from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.service.scheduler.catalogue import Catalogue, ProgramChecks
-from rlpto.service.scheduler.live_policy import LivePolicy, catalogue_of
 from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
+from rlpto.service.scheduler.policy_catalogue import FALLBACK, catalogue_of, spec_of
 from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import JobQueueSource
 from rlpto.service.scheduler.status_writer import CurveWriter, StatusWriter
@@ -32,7 +33,8 @@ from rlpto.service.scheduler.volume import VolumeForecast
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.jobs import change_job, get_job, list_jobs
-from rlpto.store.status import set_predictions
+from rlpto.store.requests import Request
+from rlpto.store.status import set_policies, set_predictions
 
 MOST_GPUS = "most_gpus"
 """Fact of the session: most GPUs that one job could ever hold."""
@@ -97,11 +99,23 @@ def open_session(
         specs_of=source.specs_of,
         reported=CurveWriter(settings.retention.points_per_job),
     )
-    rows = catalogue_of(settings.scheduler.policies)
-    policy = LivePolicy(
-        database, environment.make, rows, settings.scheduler.policy, environment.wall, config.seed, environment.ready
+    known = catalogue_of(settings.scheduler.policies)
+    set_policies(database, [entry for _, entry in known.values()])
+    policy = SwitchablePolicy(
+        database,
+        lambda name: environment.make(spec_of(known, name)),
+        settings.scheduler.policy,
+        cluster.deciding,
+        wall=environment.wall,
+        seed=config.seed,
+        fallback=FALLBACK,
     )
-    source.can_switch = policy.can_obey
+
+    def can_switch(request: Request) -> bool:
+        name = str(request.body.get("policy", ""))
+        return name not in known or environment.ready(known[name][0])
+
+    source.can_switch = can_switch
     volume = _volume(config, catalogue, shape, database, clock, environment.wall())
     if volume is not None:
         source.heard = lambda some: volume.arrived(some, catalogue.tables, shape.gpus_per_node)
