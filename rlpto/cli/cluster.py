@@ -97,7 +97,7 @@ def _jobs() -> Iterator[Table | str]:
 
     from rlpto.ray_cluster.controllers import all_controllers
     from rlpto.ray_cluster.scheduler.connection import schedulers
-    from rlpto.ray_cluster.scheduler.job_progress import job_progress, newest_database
+    from rlpto.ray_cluster.scheduler.session_access import job_progress, newest_database
 
     controllers = len(all_controllers())
     last = next(reversed(schedulers()), None)
@@ -160,7 +160,7 @@ def switch(
     from time import monotonic, sleep
 
     from rlpto.policies.registry import make_policy
-    from rlpto.ray_cluster.scheduler.session_database import policy_answer, request_policy, sessions_at_work
+    from rlpto.ray_cluster.scheduler.session_access import policy_answer, request_policy, sessions_at_work
 
     make_policy(policy)
     at_work = sessions_at_work(run)

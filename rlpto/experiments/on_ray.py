@@ -143,7 +143,7 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
 def check_programs(experiment: Experiment, cells: Sequence[Cell]) -> None:
     """Find out before anything starts that workers can import what the jobs train."""
     from rlpto.ray_cluster.scheduler.connection import check_training
-    from rlpto.ray_cluster.scheduler.workload import job_specs
+    from rlpto.ray_cluster.settings import job_specs
 
     runs = dict.fromkeys((cell.window, cell.seed) for cell in cells)
     check_training(
@@ -247,8 +247,9 @@ def real_cluster(
     """
     from rlpto.experiments.experiment import estimate_noise
     from rlpto.ray_cluster.scheduler.clock import SessionTiming
-    from rlpto.ray_cluster.scheduler.cluster import PolicyKnowledge, RayCluster
-    from rlpto.ray_cluster.scheduler.workload import job_specs
+    from rlpto.ray_cluster.scheduler.cluster import RayCluster
+    from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
+    from rlpto.ray_cluster.settings import job_specs
 
     config, source, tables = (
         experiment.config,
@@ -365,7 +366,7 @@ def session_folder(folder: Path, cell: Cell) -> Path:
 def failures(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
     """A line for each job that has failed, with its reason."""
     from rlpto.ray_cluster.scheduler.run_tables import last_line
-    from rlpto.ray_cluster.scheduler.session_database import read_table
+    from rlpto.ray_cluster.scheduler.session_access import read_table
 
     for cell in cells:
         database = session_folder(folder, cell) / DATABASE

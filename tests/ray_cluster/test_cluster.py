@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,13 @@ def make_cluster(
     database: SessionDatabase,
     rules: SessionTiming = RULES,
     tables: SpeedTables | None = None,
+    given: Sequence[JobSpec] = (),
+    **more: Any,
 ) -> RayCluster:
-    told = tables or linear_tables(0.1, 8)
-    return RayCluster(backend, jobs, specs(jobs), told, database, rules, clock=backend.world.clock)
+    """A cluster in the time of the backend's world. given: what controllers need. more: as of `RayCluster`."""
+    timing = replace(rules, clock=backend.world.clock)
+    believed = tables or linear_tables(0.1, 8)
+    return RayCluster(backend, jobs, given or specs(jobs), believed, database, timing, **more)
 
 
 def play(cluster: Any, policy: str = "equal_share") -> RunRecord:
@@ -90,11 +95,7 @@ def grow(backend: FakeBackend, jobs: list[Job], source: Later, database: Session
         assert not some or some[0].name == f"job{first}"
         return specs(list(some))
 
-    tables = linear_tables(0.1, 8)
-    return RayCluster(
-        backend, jobs, specs_of(jobs, 0), tables, database, RULES, clock=backend.world.clock, source=source,
-        specs_of=specs_of,
-    )  # fmt: skip
+    return make_cluster(backend, jobs, database, source=source, specs_of=specs_of)
 
 
 class TestClocks:

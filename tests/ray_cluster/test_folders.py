@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from rlpto.ray_cluster.nodes.environment import TOKEN_FILE
-from rlpto.ray_cluster.nodes.folders import make_folder, remove_dead_folders, unused_folder
-from rlpto.ray_cluster.nodes.processes import started_for
+from rlpto.ray_cluster.nodes.processes import make_folder, remove_dead_folders, started_for, unused_folder
 
 OWNER = """
 import sys, tempfile
-from rlpto.ray_cluster.nodes.folders import make_folder, unused_folder
+from rlpto.ray_cluster.nodes.processes import make_folder, unused_folder
 tempfile.tempdir = sys.argv[1]
 folder = unused_folder()
 make_folder(folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from rlpto.ray_cluster.messages import JobSpec
-from rlpto.ray_cluster.scheduler.job_progress import job_progress, newest_database
+from rlpto.ray_cluster.scheduler.session_access import job_progress, newest_database
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.store.status import PredictionRow, set_predictions
 

@@ -26,14 +26,14 @@ from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import RayBackend
-from rlpto.ray_cluster.scheduler.cluster import PolicyKnowledge, RayCluster
+from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.online_estimates import ENOUGH_STEPS, OnlineEstimates
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.settings import ProgramSettings
 from tests.builders import job as make_job
 from tests.builders import linear_tables, with_kinds
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
-from tests.ray_cluster.test_cluster import RULES, specs
+from tests.ray_cluster.test_cluster import make_cluster, specs
 from tests.ray_cluster.test_real import config
 
 SAMPLES, BATCH, MOST, PER_NODE = 1000.0, 50, 8, 2
@@ -260,15 +260,8 @@ class TestCluster:
         tables = linear_tables(7.0, 8)  # far from the 0.1 epochs/s of these jobs
         made = specs(jobs)
         learned = OnlineEstimates(jobs, made, {jobs[0].model: program}, np.full(2, tables.samples[0]), 8, {"gpu": 4})
-        cluster = RayCluster(
-            backend,
-            jobs,
-            made,
-            tables,
-            database,
-            RULES,
-            clock=backend.world.clock,
-            knowledge=PolicyKnowledge(estimates=learned),
+        cluster = make_cluster(
+            backend, jobs, database, tables=tables, given=made, knowledge=PolicyKnowledge(estimates=learned)
         )
         seen: list[tuple[float, np.ndarray, np.ndarray]] = []
 
@@ -316,15 +309,8 @@ def test_policies_are_told_of_each_kind_what_jobs_report_of_it(tmp_path: Path) -
     made = specs(jobs)
     learned = OnlineEstimates(jobs, made, {jobs[0].model: PROGRAM}, np.array([tables.samples[0]]), 8, KINDS)
     with SessionDatabase(tmp_path / "state.sqlite") as database:
-        cluster = RayCluster(
-            backend,
-            jobs,
-            made,
-            tables,
-            database,
-            RULES,
-            clock=backend.world.clock,
-            knowledge=PolicyKnowledge(estimates=learned),
+        cluster = make_cluster(
+            backend, jobs, database, tables=tables, given=made, knowledge=PolicyKnowledge(estimates=learned)
         )
         found = []
         for placement in ([2, 0], [0, 2]):

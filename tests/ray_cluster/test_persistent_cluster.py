@@ -18,7 +18,6 @@ import pytest
 
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.nodes.environment import TOKEN_FILE
-from rlpto.ray_cluster.nodes.folders import make_folder, mark_of, unused_folder
 from rlpto.ray_cluster.nodes.persistent_cluster import (
     StartedCluster,
     missing_nodes,
@@ -28,7 +27,7 @@ from rlpto.ray_cluster.nodes.persistent_cluster import (
     state_file,
     stop_cluster,
 )
-from rlpto.ray_cluster.nodes.processes import arguments_of, of_folder
+from rlpto.ray_cluster.nodes.processes import arguments_of, make_folder, mark_of, of_folder, unused_folder
 from tests.ray_cluster.test_commands import command, said
 from tests.ray_cluster.test_real import wait_until
 

@@ -37,7 +37,8 @@ from rlpto.ray_cluster.nodes.processes import load_factor
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.connection import Connection, check_training
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table
+from rlpto.ray_cluster.scheduler.session_access import read_table
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions
 from rlpto.store import status
 from rlpto.store.status import PredictionRow

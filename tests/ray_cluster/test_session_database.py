@@ -13,7 +13,8 @@ import pytest
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, read_table, request_policy
+from rlpto.ray_cluster.scheduler.session_access import policy_answer, read_table, request_policy
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 
 @pytest.fixture

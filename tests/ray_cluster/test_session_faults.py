@@ -22,10 +22,10 @@ from rlpto.ray_cluster.messages import JobReport, Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.live_metrics import EventFile
 from rlpto.ray_cluster.scheduler.run_tables import write_tables
-from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase, read_table, sessions_at_work
+from rlpto.ray_cluster.scheduler.session_access import read_table, sessions_at_work
+from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
-from rlpto.ray_cluster.scheduler.workload import job_specs
-from rlpto.ray_cluster.settings import ProgramSettings, RaySettings
+from rlpto.ray_cluster.settings import ProgramSettings, RaySettings, job_specs
 from rlpto.store import database as database_module
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime

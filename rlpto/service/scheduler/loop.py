@@ -15,7 +15,7 @@ from rlpto.core.rewards import RewardWeights, reward_terms
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import PolicyError
 from rlpto.planning.predictor import Predictor
-from rlpto.ray_cluster.scheduler.serving import ServingCluster
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.service.scheduler.admission import eligible, queue_rows
 from rlpto.service.scheduler.catalogue import Catalogue
 from rlpto.service.scheduler.live_policy import FALLBACK, LivePolicy
@@ -38,7 +38,7 @@ class SchedulerComponents:
     store: Store
     catalogue: Catalogue
     source: JobQueueSource
-    cluster: ServingCluster
+    cluster: RayCluster
     policy: LivePolicy
     status: StatusWriter
     retention: Retention
