@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 NODES, GPUS = 4, 2
-OWN = ("test_persistent_cluster.py", "test_chaos.py", "test_head.py", "test_leftovers.py")
+OWN = ("test_own_clusters.py", "test_chaos.py")
 """Files whose tests start clusters of their own."""
 
 
@@ -36,6 +37,13 @@ class OneSharesTheCluster(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
     """How `pytest -n 2 --dist loadgroup tests/ray_cluster tests/service` shares tests out."""
     return OneSharesTheCluster(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[SessionDatabase]:
+    """A new database of a session."""
+    with SessionDatabase(tmp_path / "state.sqlite") as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

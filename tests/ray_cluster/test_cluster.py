@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -33,12 +33,6 @@ from tests.ray_cluster.fakes import FakeBackend, FakeTime
 
 RULES = SessionTiming(interval=10.0)
 CHOOSING = "max_throughput:choose_batch_size=true"
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[SessionDatabase]:
-    with SessionDatabase(tmp_path / "state.sqlite") as opened:
-        yield opened
 
 
 def specs(jobs: list[Job], retries: int = 3) -> list[JobSpec]:

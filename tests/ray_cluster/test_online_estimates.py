@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -248,11 +248,6 @@ class Reporting(FakeBackend):
 
 
 class TestCluster:
-    @pytest.fixture
-    def database(self, tmp_path: Path) -> Iterator[SessionDatabase]:
-        with SessionDatabase(tmp_path / "state.sqlite") as opened:
-            yield opened
-
     def test_policies_are_told_what_jobs_report_and_nothing_of_the_profile(self, database: SessionDatabase) -> None:
         jobs: list[Job] = [make_job(0, 0.0, 20.0, max_gpus=4), make_job(1, 30.0, 20.0, max_gpus=4)]
         backend = Reporting(FakeTime(), {"n": 4})

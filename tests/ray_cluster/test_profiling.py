@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from rlpto.performance.fitted import choices_by_size
 from rlpto.performance.profiles import load_file, profiles_yaml
 from rlpto.performance.tables import JobType
 from rlpto.ray_cluster.controllers import find_controllers
-from rlpto.ray_cluster.measuring.commanded_job import Change
+from rlpto.ray_cluster.measuring.commanded_job import Change, CommandedJobs
 from rlpto.ray_cluster.measuring.measured_profile import by_epoch, fit_program, start_delay
 from rlpto.ray_cluster.measuring.profiling import (
     MAX_SHARED_GPUS,
@@ -31,7 +32,7 @@ from rlpto.ray_cluster.measuring.profiling import (
     stages,
     visits,
 )
-from rlpto.ray_cluster.messages import Measured
+from rlpto.ray_cluster.messages import JobReport, Measured
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.settings import ProgramSettings
 from tests.ray_cluster.running import make_spec
@@ -196,3 +197,27 @@ def test_a_program_that_fails_is_one_clear_error(ray_cluster: LocalCluster, tmp_
     with pytest.raises(JobError, match=r"programs:Faulty fails: .*this batch is cursed"):
         measure_program(spec, {ray_cluster.node_ids[0]: 1}, 1, 1.0, 30.0, lambda _: None)
     assert find_controllers("broken") == {}
+
+
+@dataclass
+class Failing:
+    """A job that has failed. generation: of its newest command; before the first its controller may not be there."""
+
+    generation: int
+
+    def report(self) -> JobReport:
+        assert self.generation
+        return JobReport("job", state="failed", failure="no such thing")
+
+    def refuse_failure(self, report: JobReport) -> None:
+        raise JobError(f"some.module:Program fails: {report.failure}")
+
+
+def test_a_job_that_fails_while_others_train_is_noticed() -> None:
+    jobs: list[Any] = [Failing(generation=0)]
+    together = CommandedJobs()
+    together.jobs = jobs
+    together.rest(0.01)
+    jobs.append(Failing(generation=1))
+    with pytest.raises(JobError, match="fails"):
+        together.rest(60.0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,12 +26,6 @@ from tests.builders import Scripted, linear_tables
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, said
 from tests.ray_cluster.test_cluster import elastic, make_cluster, play
 from tests.simulator.test_servers import with_servers
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[SessionDatabase]:
-    with SessionDatabase(tmp_path / "state.sqlite") as opened:
-        yield opened
 
 
 class TestPlacement:
