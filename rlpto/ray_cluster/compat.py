@@ -29,7 +29,7 @@ _requests: Any = gcs_service_pb2
 _services: Any = services
 _state: Any = state
 _stubs: Any = gcs_service_pb2_grpc
-_utils: Any = utils  # none of which has types
+_utils: Any = utils  # these have no types
 
 
 def reread_environment(external_address: str) -> None:

@@ -53,7 +53,7 @@ class ProgramSettings(Settings):
     batch_size: int = Field(64, ge=1)
     """Samples of a step with one worker, for jobs that do not say."""
     batch_rule: BatchRule = "fixed"
-    """fixed: so many samples whatever the number of workers; per_worker: so many for each of them."""
+    """fixed: that many samples for any number of workers; per_worker: that many for each worker."""
     largest_batch_size: int | None = Field(None, ge=1, le=10**9)
     """Largest batch size that a policy may choose for a job, all workers together; null: none may."""
     lr_rule: LrRule = "none"

@@ -52,7 +52,7 @@ def ray_cluster() -> Iterator[LocalCluster]:
 
     Tests that kill a node add a new one before they end, so that there are always `NODES` of them.
     """
-    # Tests meet no cluster but their own, whatever the user's environment says.
+    # Tests meet no cluster but their own, also where the user's environment names one.
     before = os.environ.pop("RAY_ADDRESS", None)
     with LocalCluster([GPUS] * NODES) as cluster:
         yield cluster

@@ -242,7 +242,7 @@ class TestRun:
 
 
 class TestBatchSizes:
-    """Of jobs whose program trains twice as fast with 16 samples a step, as far as policies are told."""
+    """Of jobs whose program trains twice as fast with 16 samples a step, as far as policies know."""
 
     TABLES = with_batch_sizes(linear_tables(0.1, 8), {16: 2.0})
 
@@ -250,7 +250,7 @@ class TestBatchSizes:
         backend = FakeBackend(FakeTime(), {"n": 2})
         cluster = make_cluster(backend, [elastic(0), elastic(1, 3.0, most=1)], database, tables=self.TABLES)
         run_until(cluster, 4.0, CHOOSING)
-        assert {job: told.batch_size for job, told in backend.controllers.items()} == {"job0": 16, "job1": 16}
+        assert {job: one.batch_size for job, one in backend.controllers.items()} == {"job0": 16, "job1": 16}
         with closing(sqlite3.connect(database.path)) as reader:
             taken = reader.execute("SELECT action, batch_sizes FROM decisions ORDER BY seq").fetchone()
         assert tuple(map(json.loads, taken)) == ({"job0": 2}, {"job0": 16})
@@ -264,8 +264,7 @@ class TestBatchSizes:
             return Allocation(np.array([2]), batch_size=np.array([next(sizes, 0)]))
 
         record = run(cluster, Scripted(decide), QueueSettings(), RewardWeights())
-        told = [command.batch_size for command in backend.told["job0"]]
-        assert told == [None, 16, None, 16, None]
+        assert [command.batch_size for command in backend.commanded["job0"]] == [None, 16, None, 16, None]
         assert (record.jobs.rescales.tolist(), record.changes.gpus.tolist()) == ([0], [2, 0])
 
 
@@ -373,7 +372,7 @@ class TestRestart:
             run_until(cluster, 15.0)
         generation = max(controller.generation for controller in backend.controllers.values())
         progress = {job: controller.progress for job, controller in backend.controllers.items()}
-        backend.pass_time(3.0)  # nobody schedules, all train
+        backend.pass_time(3.0)  # all train without a scheduler
         with SessionDatabase(tmp_path / "state.sqlite") as database:
             again = make_cluster(backend, jobs, database)
             assert again.time == pytest.approx(cluster.time + 3.0, abs=0.2)
@@ -397,9 +396,9 @@ class TestRestart:
             run_until(make_cluster(backend, jobs, database, tables=tables), 15.0, CHOOSING)
         with SessionDatabase(tmp_path / "state.sqlite") as database:
             again = make_cluster(backend, jobs, database, tables=tables)
-            told = again.state().jobs
-            assert told.type_index.tolist() == [1, 1]
-            assert told.speed[:, 1].tolist() == pytest.approx([0.2, 0.2])
+            seen = again.state().jobs
+            assert seen.type_index.tolist() == [1, 1]
+            assert seen.speed[:, 1].tolist() == pytest.approx([0.2, 0.2])
             generation = max(controller.generation for controller in backend.controllers.values())
             run_until(again, again.time + 15.0, CHOOSING)
         assert max(controller.generation for controller in backend.controllers.values()) == generation
@@ -433,9 +432,9 @@ class TestRestart:
         with SessionDatabase(tmp_path / "state.sqlite") as database:
             run_until(make_cluster(backend, jobs, database), 5.0)
         (tmp_path / "state.sqlite").unlink()
-        told = r"no session database, but 2 jobs .* put the file back .* or .*--fresh"
+        message = r"no session database, but 2 jobs .* put the file back .* or .*--fresh"
         for _ in range(2):  # the first try leaves nothing that the second would take for a session
-            with SessionDatabase(tmp_path / "state.sqlite") as database, pytest.raises(ClusterError, match=told):
+            with SessionDatabase(tmp_path / "state.sqlite") as database, pytest.raises(ClusterError, match=message):
                 make_cluster(backend, jobs, database)
         assert set(backend.controllers) == {"job0", "job1"}
 

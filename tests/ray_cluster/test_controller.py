@@ -58,7 +58,7 @@ def test_any_schedule_of_rescales_and_faults_ends_where_one_process_does(
         assert "died" in recovered.failure
         job.command([b, c])
         job.steps(10)
-        job.command([a])  # nobody stays: the state moves to another node
+        job.command([a])  # no worker stays: the state moves to another node
         job.steps(10)
         job.command([])
         last = job.stop()

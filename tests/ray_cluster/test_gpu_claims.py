@@ -196,7 +196,7 @@ class Machine(RuleBasedStateMachine):
             self.send()
 
     @rule(job=st.sampled_from(JOBS))
-    def tell_again(self, job: str) -> None:
+    def send_again(self, job: str) -> None:
         command = self.claims.unconfirmed(job)
         if command is not None:
             self.controllers.setdefault(job, Controller()).inbox.append(command)
@@ -255,10 +255,10 @@ class Machine(RuleBasedStateMachine):
             assert gpus <= self.nodes.get(node, 0)
 
     def teardown(self) -> None:
-        """Once everybody answers in time, the plan comes to be."""
+        """Once all answer in time, the plan is carried out."""
         for _ in range(8):
             for job in JOBS:
-                self.tell_again(job)
+                self.send_again(job)
             for job, controller in list(self.controllers.items()):
                 self.lives(job, hears=len(controller.inbox), does="nothing")
                 controller.workers = Counter(
@@ -272,7 +272,7 @@ class Machine(RuleBasedStateMachine):
             controller = self.controllers.get(job, Controller())
             planned = self.claims.entry(job).planned
             assert +controller.workers == Counter(planned.nodes)
-            # Nodes that stay keep their order, whatever order the plan has.
+            # Nodes that stay keep their order, not that of the plan.
             assert not planned.nodes or controller.wanted.batch_size == planned.batch_size
 
 

@@ -1,4 +1,4 @@
-"""Other policies are asked for while jobs train: nobody notices, and nothing is lost (Schedulearn's S1)."""
+"""Other policies are asked for while jobs train: no job notices, and nothing is lost (Schedulearn's S1)."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_the_folder_of_a_process_that_was_killed_is_removed_and_no_other(
 ) -> None:
     assert owner.stdout is not None
     folder = Path(owner.stdout.readline().strip())
-    foreign = here / "rl-of-somebody-else"
+    foreign = here / "rl-of-another"
     foreign.mkdir()
     remove_dead_folders()
     assert folder.is_dir(), "its owner lives"
@@ -80,7 +80,7 @@ def test_ports_are_free_and_none_that_whoever_connects_may_get(tmp_path: Path, m
     (tmp_path / "range").write_text("10003\t60999\n")
     monkeypatch.setattr(processes, "EPHEMERAL", tmp_path / "range")
     with socket.socket() as taken:
-        with suppress(OSError):  # somebody has it already: Ray's client server does by default
+        with suppress(OSError):  # another process has it already: Ray's client server does by default
             taken.bind(("", 10001))
         assert sorted(free_ports(2)) == [10000, 10002]
         found = free_ports(4)

@@ -85,9 +85,9 @@ def test_jobs_share_the_slots_of_real_nodes(database: SessionDatabase) -> None:
     cluster = make_cluster(backend, [elastic(i, epochs=12.0) for i in range(3)], database, tables=tables)
     record = run(cluster, Scripted(decide), QueueSettings(), RewardWeights())
     assert np.isfinite(record.jobs.finish_time).all()
-    told = [len(plan.servers) for plans in backend.told.values() for plan in plans if plan.nodes]
-    assert min(told) >= 1
-    assert max(told) > 1
+    counts = [len(plan.servers) for plans in backend.commanded.values() for plan in plans if plan.nodes]
+    assert min(counts) >= 1
+    assert max(counts) > 1
 
 
 def test_servers_of_a_node_that_dies_come_up_elsewhere(database: SessionDatabase) -> None:

@@ -26,7 +26,7 @@ from tests.ray_cluster.test_cluster import Interrupted, elastic, make_cluster
 
 
 def ignore(policy: str, latency: float) -> None:
-    """Nobody wants to know."""
+    """Not needed here."""
 
 
 def in_session(database: SessionDatabase, spec: str = "fifo", deciding: Callable[[str, float], None] = ignore) -> Any:

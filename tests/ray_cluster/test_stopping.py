@@ -1,4 +1,4 @@
-"""Real jobs that stop early: by what they have measured, once, whoever is restarted, and what is known of it then."""
+"""Real jobs that stop early: by what they have measured, once, also after restarts of controller and scheduler."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EPOCHS = 60.0
 
 
 def test_a_worker_evaluates_as_often_as_the_rule_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever share of its time that takes."""
+    """Even if that takes a large share of its time."""
     monkeypatch.setattr("rlpto.ray_cluster.worker.training.EVALUATION_SHARE", 1e-9)
     looked = {}
     for rule in (None, RULE):

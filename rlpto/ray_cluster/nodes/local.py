@@ -118,7 +118,7 @@ def start_node(head_address: str | None = None, **options: Any) -> RayNode:
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Inside, whatever Ray raises while a cluster starts is a ClusterError in one line."""
+    """Inside, any exception of Ray while a cluster starts is a ClusterError in one line."""
     try:
         yield
     except Exception as error:  # Ray raises nothing more specific

@@ -130,7 +130,7 @@ class JobColumns:
         self._arrived += 1
 
     def give(self, job: int, gpus: int, time: float) -> bool:
-        """A decision gives a job other GPUs; True if that makes a job that has run before start anew."""
+        """A decision gives a job other GPUs; True if that restarts a job that has run before."""
         store = self.store
         store.gpus[job], self.given_at[job] = gpus, time
         if gpus == 0:
@@ -167,7 +167,7 @@ class JobColumns:
         self._note_gain(job, time)
 
     def hold(self, job: int, gpus: int, time: float) -> bool:
-        """A job holds so many GPUs from now on; True if they were others before."""
+        """A job holds this number of GPUs from now on; True if it was another before."""
         if gpus == self.held[job]:
             return False
         self.held[job] = gpus
@@ -177,7 +177,7 @@ class JobColumns:
         return True
 
     def finish(self, job: int, time: float, stopped_at: float | None = None) -> None:
-        """A job has reached its epochs, or stopped early after so many."""
+        """A job has reached its epochs, or stopped early after `stopped_at` of them."""
         self._end(job)
         self.store.finish_time[job] = time
         self.store.progress[job] = self.store.epochs[job] if stopped_at is None else stopped_at
@@ -200,8 +200,8 @@ class JobColumns:
         return known if not np.isnan(known) else float(self._curve.accuracy_at(self.store.progress)[job])
 
     def _note_gain(self, job: int, time: float) -> None:
-        """Accuracy counts once, as a share of what the job can gain: all of it once it has all its epochs, whatever was
-        measured; what was measured of a job that has stopped early.
+        """Accuracy counts once, as a share of what the job can gain: all of it once it has all its epochs, not what was
+        measured then; what was measured of a job that has stopped early.
 
         time [s]: when that was heard; levels that it has come to were reached then.
         """

@@ -32,7 +32,7 @@ from rlpto.performance.profiles import ModelFacts, Profile, TypeTables
 from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import ONE_KIND, JobType, SpeedTables
 from rlpto.performance.throughput import ThroughputLaw, ThroughputParams, fit_throughput
-from rlpto.ray_cluster.measuring.measured_profile import batch_limits, by_epoch, steps_of
+from rlpto.ray_cluster.measuring.profiling import batch_limits, by_epoch, steps_of
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
 from rlpto.ray_cluster.settings import ProgramSettings
 
@@ -45,9 +45,9 @@ ENOUGH_STEPS = 5
 SPEED_CHANGE, NOISE_CHANGE, CURVE_CHANGE = 0.05, 0.2, 0.1
 """Relative changes of a speed, of the noise scale and of the epochs in the accuracy curve that call for a new fit."""
 POOLED_PROGRAMS = 1000
-"""Programs, with options and batch size, of which evidence is pooled at most."""
+"""Most programs, with options and batch size, whose evidence is kept."""
 SHAPE_EPOCHS = 4.0
-"""Epochs from which on an accuracy curve can be told from its points; until then the guess stands."""
+"""Epochs from which on an accuracy curve can be fitted to its points; until then the guess stands."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Estimate:
     """What is believed of one job, and the evidence that it rests on.
 
     program: with the job's own batch size. profile: its throughput is that on the first kind of GPU that the job has
-    trained on. metric: by which its speeds are told. laws: throughput on every kind that it has trained on, the first
+    trained on. metric: of its speeds. laws: throughput on every kind that it has trained on, the first
     of them first.
     """
 
@@ -173,7 +173,7 @@ class OnlineEstimates:
     refer to. max_gpus: most GPUs of a job in the tables. kinds: of GPU, and the size of the largest node of each.
     ratio: how many times as fast one GPU of a kind is as one of another, given the model, the kind and the other.
     pooled: jobs of one program with the same options and batch size share evidence of speed and noise; all that wait,
-    of which there may be thousands, are of one type then. without_jobs: the tables while there are no jobs; needed
+    thousands perhaps, are of one type then. without_jobs: the tables while there are no jobs; needed
     where there may be none. most_epochs: of a job's table, whose last epoch stands for those that follow; None: all.
     """
 
@@ -243,7 +243,7 @@ class OnlineEstimates:
     def heard(self, job: int, report: JobReport) -> None:
         """Take note of a report about job number `job`."""
         found = evidence_of(report)
-        if len(self._kinds) == 1:  # every GPU is of this kind, whatever its node calls it
+        if len(self._kinds) == 1:  # every GPU is of this kind, also where its node has another name for it
             speeds = tuple(replace(size, gpu=next(iter(self._kinds))) for size in found.speeds)
         else:
             speeds = tuple(size for size in found.speeds if size.gpu in self._kinds)
@@ -349,7 +349,7 @@ def estimated_throughput(program: ProgramSettings, speeds: tuple[Measured, ...])
         return _server_law(program, speeds) or _perfect(program, 1.0 / alone)
     if len({size.workers for size in speeds}) == 1:
         return _perfect(program, 1.0 / alone)
-    if smallest.workers > 1:  # the fit needs to know what a worker takes by itself
+    if smallest.workers > 1:  # the fit needs to know what a single worker takes
         speeds = (Measured(1, 1, alone, smallest.count), *speeds)
     return fit_throughput(steps_of(program, speeds))
 

@@ -229,7 +229,7 @@ class SessionDatabase(Store):
     def plan(self, jobs: Collection[str], commands: Sequence[Command], time: float) -> None:
         """Enter commands before any is sent; what was planned for `jobs` and never sent is superseded.
 
-        A job without a new command goes on as it was told last.
+        A job without a new command goes on by its last one.
         """
         with self.transaction():
             for job in jobs:
@@ -277,7 +277,7 @@ class SessionDatabase(Store):
         return found
 
     def forget_commands(self, job: str) -> None:
-        """The controller that was told them is gone."""
+        """The controller that had them is gone."""
         self.write("UPDATE allocations SET state = 'superseded' WHERE job = ?", (job,))
 
     def unsent(self) -> set[int]:
