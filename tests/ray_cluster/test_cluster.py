@@ -219,22 +219,13 @@ class TestRun:
     def test_policies_see_measured_accuracies(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 1})
         cluster = make_cluster(backend, [elastic(0, most=1)], database)
-        seen: list[ClusterState] = []
+        policy, seen = make_policy("fifo"), list[ClusterState]()
 
-        class Look:
-            name = "look"
+        def look(state: ClusterState) -> Allocation:
+            seen.append(state)
+            return policy(state)
 
-            def __init__(self) -> None:
-                self.policy = make_policy("fifo")
-
-            def reset(self, seed: int) -> None:
-                self.policy.reset(seed)
-
-            def __call__(self, state: ClusterState) -> Allocation:
-                seen.append(state)
-                return self.policy(state)
-
-        run(cluster, Look(), QueueSettings(), RewardWeights())
+        run(cluster, Scripted(look), QueueSettings(), RewardWeights())
         last = seen[-1].jobs
         assert last.accuracy[0] == pytest.approx(0.1 + 0.2 * last.progress[0], abs=0.01)
         again = last.reordered(np.array([0]), last.effective_priority)  # as things stand now, at the end
@@ -272,34 +263,19 @@ class TestFaults:
     def test_a_job_whose_node_dies_goes_on_with_what_is_left_and_capacity_shrinks(
         self, database: SessionDatabase
     ) -> None:
-        backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
-        cluster = make_cluster(backend, [elastic(0, epochs=10.0)], database)
-        play(Interrupted(cluster, 12.0, lambda: backend.kill_node("n")))
-        kinds = [event[1] for event in database.events()]
-        assert "node_down" in kinds
-        assert "finished" in kinds
-        assert cluster.up_gpus == 2
-        assert cluster.shape.capacity == 4
-
-    def test_two_nodes_that_die_at_once(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"l": 1, "m": 2, "n": 2})
         cluster = make_cluster(backend, [elastic(0, epochs=10.0, most=5)], database)
-
-        def both() -> None:
-            backend.kill_node("n")
-            backend.kill_node("m")
-
-        play(Interrupted(cluster, 12.0, both), "equal_share")
-        assert cluster.columns.finished.all()
+        play(Interrupted(cluster, 12.0, lambda: [backend.kill_node(node) for node in ("m", "n")]))
+        kinds = [event[1] for event in database.events()]
+        assert kinds.count("node_down") == 2
+        assert "finished" in kinds
+        assert (cluster.up_gpus, cluster.shape.capacity) == (1, 5)
 
     def test_a_node_that_is_added_is_used(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"m": 1})
         cluster = make_cluster(backend, [elastic(0, epochs=10.0)], database)
 
-        def add() -> None:
-            backend.gpus["n"] = 2
-
-        play(Interrupted(cluster, 12.0, add), "equal_share")
+        play(Interrupted(cluster, 12.0, lambda: backend.gpus.update(n=2)))
         assert cluster.store.peak_gpus[0] == 3
         assert cluster.shape.capacity == 3
 
@@ -317,31 +293,25 @@ class TestFaults:
         assert ("job0", True) in backend.started
         assert cluster.columns.finished.all()
 
+    @staticmethod
+    def fail(backend: FakeBackend) -> None:
+        """Job 0 fails."""
+        controller = backend.controllers["job0"]
+        controller.state, controller.holding, controller.failure = "failed", (), "Traceback\nValueError: no good"
+
     def test_a_job_that_fails_is_counted_and_the_others_finish(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
         cluster = make_cluster(backend, [elastic(0), elastic(1)], database)
-
-        def fail() -> None:
-            controller = backend.controllers["job0"]
-            controller.state, controller.holding, controller.failure = "failed", (), "Traceback\nValueError: no good"
-
-        record = play(Interrupted(cluster, 12.0, fail), "fifo")
+        record = play(Interrupted(cluster, 12.0, lambda: self.fail(backend)), "fifo")
         assert np.isnan(record.jobs.finish_time).tolist() == [True, False]
-        assert {row.name: (row.state, row.failure) for row in database.jobs()}["job0"] == (
-            "failed",
-            "Traceback\nValueError: no good",
-        )
+        first = database.jobs()[0]
+        assert (first.state, first.failure) == ("failed", "Traceback\nValueError: no good")
 
     def test_when_all_jobs_fail_there_is_one_clear_error(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
         cluster = make_cluster(backend, [elastic(0)], database)
-
-        def fail() -> None:
-            controller = backend.controllers["job0"]
-            controller.state, controller.holding, controller.failure = "failed", (), "Traceback\nValueError: no good"
-
         with pytest.raises(JobError, match="all 1 jobs have failed, the last one of: ValueError: no good"):
-            play(Interrupted(cluster, 3.0, fail), "fifo")
+            play(Interrupted(cluster, 3.0, lambda: self.fail(backend)), "fifo")
         assert database.jobs()[0].state == "failed"
 
     def test_a_command_that_was_not_heard_is_sent_again(self, database: SessionDatabase) -> None:
@@ -471,9 +441,9 @@ def run_until(cluster: RayCluster, time: float, policy: str = "equal_share") -> 
 class Interrupted:
     """A cluster to which something happens once it is late enough."""
 
-    def __init__(self, cluster: RayCluster, at: float, by: Callable[[], None]) -> None:
+    def __init__(self, cluster: RayCluster, at: float, by: Callable[[], object]) -> None:
         self._cluster, self._at = cluster, at
-        self._by: Callable[[], None] | None = by
+        self._by: Callable[[], object] | None = by
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cluster, name)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +31,8 @@ from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.online_estimates import ENOUGH_STEPS, OnlineEstimates
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.settings import ProgramSettings
+from tests.builders import Scripted, linear_tables, with_kinds
 from tests.builders import job as make_job
-from tests.builders import linear_tables, with_kinds
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
 from tests.ray_cluster.test_cluster import make_cluster, specs
 from tests.ray_cluster.test_real import config
@@ -231,24 +232,22 @@ class TestAccuracy:
         assert self.reported(12).profile(0).accuracy(20) == pytest.approx(self.TRUTH(20), abs=0.01)
 
 
+@dataclass
 class Reporting(FakeBackend):
-    """Controllers that also say how fast they are: 0.1 epochs/s a worker, of 100 samples each."""
+    """Controllers that also report their speed: 0.1 epochs/s a worker of 100 samples each; 4 times that on "fast"."""
+
+    seen: dict[str, dict[tuple[str, int], Measured]] = field(default_factory=lambda: defaultdict(dict))
 
     def report(self, controller: FakeController) -> JobReport:
-        said = super().report(controller)
-        count = len(controller.training_on)
+        speeds, count = self.seen[controller.spec.id], len(controller.training_on)
         if count:
-            self.seen.setdefault(controller.spec.id, {})[count] = Measured(count, 1, 10.0 * count, 50)
-        speeds = self.seen.get(controller.spec.id, {})
-        return replace(said, throughput=tuple(speeds[count] for count in sorted(speeds)))
-
-    @property
-    def seen(self) -> dict[str, dict[int, Measured]]:
-        return self.__dict__.setdefault("_seen", {})
+            gpu = self.kinds.get(controller.training_on[0], "gpu")
+            speeds[gpu, count] = Measured(count, 1, 10.0 * count * (4 if gpu == "fast" else 1), 50, gpu=gpu)
+        return replace(super().report(controller), throughput=tuple(speeds.values()))
 
 
 class TestCluster:
-    def test_policies_are_told_what_jobs_report_and_nothing_of_the_profile(self, database: SessionDatabase) -> None:
+    def test_policies_know_what_jobs_report_and_nothing_of_the_profile(self, database: SessionDatabase) -> None:
         jobs: list[Job] = [make_job(0, 0.0, 20.0, max_gpus=4), make_job(1, 30.0, 20.0, max_gpus=4)]
         backend = Reporting(FakeTime(), {"n": 4})
         program = PROGRAM.model_copy(update={"pace": 2.0})
@@ -260,21 +259,14 @@ class TestCluster:
         )
         seen: list[tuple[float, np.ndarray, np.ndarray]] = []
 
-        class Look:
-            name = "look"
+        policy = make_policy("optimus")
 
-            def __init__(self) -> None:
-                self.policy = make_policy("optimus")
+        def look(state: ClusterState) -> Allocation:
+            again = state.jobs.reordered(np.arange(len(state.jobs)), state.jobs.effective_priority)
+            seen.append((state.time, again.speed.copy(), again.remaining_time(again.requested_gpus)))
+            return policy(state)
 
-            def reset(self, seed: int) -> None:
-                self.policy.reset(seed)
-
-            def __call__(self, state: ClusterState) -> Allocation:
-                again = state.jobs.reordered(np.arange(len(state.jobs)), state.jobs.effective_priority)
-                seen.append((state.time, again.speed.copy(), again.remaining_time(again.requested_gpus)))
-                return self.policy(state)
-
-        run(cluster, Look(), QueueSettings(), RewardWeights())
+        run(cluster, Scripted(look), QueueSettings(), RewardWeights())
         first, last = seen[0], seen[-1]
         scale = 100.0 / jobs[0].data_size
         guess = made[0].batch_size / 2.0 / jobs[0].data_size
@@ -284,21 +276,8 @@ class TestCluster:
         assert cluster.columns.finished.all()
 
 
-class OnKinds(Reporting):
-    """The same, where GPUs of the kind "fast" are four times as fast."""
-
-    def report(self, controller: FakeController) -> JobReport:
-        said = super().report(controller)
-        self.by_kind = self.__dict__.get("by_kind", {})
-        if controller.training_on:
-            gpu, count = self.kinds[controller.training_on[0]], len(controller.training_on)
-            speed = 10.0 * count * (4 if gpu == "fast" else 1)
-            self.by_kind.setdefault(controller.spec.id, {})[gpu, count] = Measured(count, 1, speed, 50, gpu=gpu)
-        return replace(said, throughput=tuple(self.by_kind.get(controller.spec.id, {}).values()))
-
-
-def test_policies_are_seen_by_each_kind_what_jobs_report_of_it(tmp_path: Path) -> None:
-    backend = OnKinds(FakeTime(), {"n1": 2, "n2": 4}, kinds={"n1": "slow", "n2": "fast"})
+def test_policies_know_of_each_kind_what_jobs_report_of_it(tmp_path: Path) -> None:
+    backend = Reporting(FakeTime(), {"n1": 2, "n2": 4}, kinds={"n1": "slow", "n2": "fast"})
     tables = with_kinds(linear_tables(7.0, 8), {gpu: (1.0, size) for gpu, size in KINDS.items()})
     jobs = [make_job(0, 0.0, 500.0, max_gpus=4)]
     made = specs(jobs)

@@ -18,7 +18,7 @@ from rlpto.ray_cluster.nodes.environment import CONTROL
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.placement import shape_with
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from tests.builders import job, linear_tables, with_kinds
+from tests.builders import Scripted, job, linear_tables, with_kinds
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.test_cluster import make_cluster
 
@@ -35,22 +35,17 @@ def test_no_job_is_on_two_kinds_and_all_finish(policy: str, database: SessionDat
     asked = make_policy(policy)
     on: set[str] = set()
 
-    class Watched:
-        name = policy
+    def watched(state: ClusterState) -> Allocation:
+        for row, number in enumerate(state.jobs.index.tolist()):
+            kinds = {KINDS[node] for node in cluster.nodes_of(cluster.ids[number])}
+            assert len(kinds) <= 1
+            on.update(kinds)
+            if kinds:
+                assert TABLES.kinds[TABLES.kind[state.jobs.type_index[row]]] == kinds.pop()
+        return asked(state)
 
-        def reset(self, seed: int) -> None:
-            asked.reset(seed)
-
-        def __call__(self, state: ClusterState) -> Allocation:
-            for row, number in enumerate(state.jobs.index.tolist()):
-                kinds = {KINDS[node] for node in cluster.nodes_of(cluster.ids[number])}
-                assert len(kinds) <= 1
-                on.update(kinds)
-                if kinds:
-                    assert TABLES.kinds[TABLES.kind[state.jobs.type_index[row]]] == kinds.pop()
-            return asked(state)
-
-    run(cluster, Watched(), QueueSettings(), RewardWeights())
+    asked.reset(0)
+    run(cluster, Scripted(watched), QueueSettings(), RewardWeights())
     assert cluster.columns.finished.all()
     assert "fast" in on
 
