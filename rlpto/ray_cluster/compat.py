@@ -66,9 +66,15 @@ def takes_token(address: str, timeout: float) -> bool:
     return True
 
 
-def actor_states(actor_id: str | None = None) -> dict[str, Any]:
-    """The head's record of one actor; None: of all actors, by id."""
-    found: dict[str, Any] = _state.actors(actor_id=actor_id)
+def actor_states() -> dict[str, Any]:
+    """The head's records of all actors, by id."""
+    found: dict[str, Any] = _state.actors()
+    return found
+
+
+def actor_state(handle: Any) -> dict[str, Any]:
+    """The head's record of the actor with this handle; empty if it knows none."""
+    found: dict[str, Any] = _state.actors(actor_id=handle._actor_id.hex())
     return found
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 
 import pytest
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore
 
 from rlpto.ray_cluster.worker.worker_group import interfaces, start_store, use_interface_of
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import ray
 import torch
-from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from rlpto.io.errors import RlptoError
 from rlpto.ray_cluster.messages import Device, JobSpec

@@ -3,8 +3,6 @@
 A group is made for a fixed number of workers and discarded when that number changes; the model outlives it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import math
 import os
@@ -22,7 +20,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket, Store, TCPStore
+from torch.distributed import GradBucket, Store, TCPStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -168,6 +166,7 @@ class AllReduceGroup:
         self._sizes = own, samples
         self._local = torch.zeros((), device=self._device)
 
+    # torch looks at the annotations of this hook, so that they must not be strings (`from __future__ import annotations`).
     def _average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Average one bucket of gradients; the norm of this worker's own ones travels with the last."""
         buffer = bucket.buffer()
