@@ -31,7 +31,7 @@ test-quick: $(VENV)/.dev  ## run those that need no Ray cluster, on all cores; C
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not cluster"
 
 test-cluster: $(VENV)/.dev  ## run those that train real jobs on a Ray cluster of several nodes
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m cluster tests/ray_cluster tests/service
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/ray_cluster tests/service
 
 lint: $(VENV)/.dev  ## formatting, style, types, which package may import which, and how large each may be
 	$(BIN)/ruff format --check .

@@ -34,15 +34,17 @@ from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import Backend, RayBackend
 from rlpto.ray_cluster.scheduler.clock import SessionTiming
-from rlpto.ray_cluster.scheduler.cluster import PolicyKnowledge, RayCluster
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.connection import Connection, check_training, only_scheduler
+from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.live_metrics import LiveCurves, LiveGauges
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import place
 from rlpto.ray_cluster.scheduler.run_tables import decision_records, last_line, policy_switches, write_tables
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table, say_on_stderr
+from rlpto.ray_cluster.scheduler.session_access import read_table
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, say_on_stderr
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
-from rlpto.ray_cluster.scheduler.workload import job_specs
+from rlpto.ray_cluster.settings import job_specs
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.store.status import set_predictions
 

@@ -13,8 +13,7 @@ from rlpto.experiments.evaluate import run_cells
 from rlpto.experiments.profile import chosen_programs, measured_before
 from rlpto.io.errors import ConfigError, ProfileError
 from rlpto.performance.profiles import profiles_yaml
-from rlpto.ray_cluster.measuring.measured_profile import fit_program
-from rlpto.ray_cluster.measuring.profiling import Change, ProgramMeasurements
+from rlpto.ray_cluster.measuring.profiling import Change, ProgramMeasurements, fit_program
 from rlpto.ray_cluster.messages import Measured
 
 EXPERIMENT = """

@@ -27,7 +27,7 @@ from rlpto.ray_cluster.controllers import alive_nodes, find_controllers
 from rlpto.ray_cluster.job.job_folder import list_checkpoints
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.scheduler.session_database import request_policy
+from rlpto.ray_cluster.scheduler.session_access import request_policy
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE
 
 CELL = Cell("equal_share", "jobs", 0)

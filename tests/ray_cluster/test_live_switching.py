@@ -1,4 +1,4 @@
-"""Other policies are asked for while jobs train: nobody notices, and nothing is lost (Schedulearn's S1)."""
+"""Other policies are asked for while jobs train: no job notices, and nothing is lost (Schedulearn's S1)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from rlpto.policies.switching import switching
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, request_policy
+from rlpto.ray_cluster.scheduler.session_access import policy_answer, request_policy
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.ray_cluster.conftest import GPUS
 from tests.ray_cluster.test_real import CELL, STEPS, config
 

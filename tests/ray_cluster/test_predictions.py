@@ -1,4 +1,4 @@
-"""Predictions beside the scheduler of a real cluster; with controllers in memory."""
+"""Predictions next to the scheduler of a real cluster; with controllers in memory."""
 
 from __future__ import annotations
 

@@ -18,13 +18,14 @@ from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.policies.registry import make_policy
 from rlpto.policies.switching import switching
 from rlpto.ray_cluster.scheduler.run_tables import decision_records, last_line, policy_switches, write_tables
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, request_policy
+from rlpto.ray_cluster.scheduler.session_access import policy_answer, request_policy
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.test_cluster import Interrupted, elastic, make_cluster
 
 
 def ignore(policy: str, latency: float) -> None:
-    """Nobody wants to know."""
+    """Not needed here."""
 
 
 def in_session(database: SessionDatabase, spec: str = "fifo", deciding: Callable[[str, float], None] = ignore) -> Any:

@@ -16,7 +16,7 @@ from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import PolicyError
 from rlpto.planning.predictor import Predictor
-from rlpto.ray_cluster.scheduler.serving import ServingCluster
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.service.scheduler.admission import eligible, queue_rows
 from rlpto.service.scheduler.catalogue import Catalogue
 from rlpto.service.scheduler.policy_catalogue import FALLBACK
@@ -39,7 +39,7 @@ class SchedulerComponents:
     store: Store
     catalogue: Catalogue
     source: JobQueueSource
-    cluster: ServingCluster
+    cluster: RayCluster
     policy: SwitchablePolicy
     status: StatusWriter
     retention: Retention

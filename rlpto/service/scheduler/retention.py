@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlpto.ray_cluster.scheduler.serving import ServingCluster
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.service.settings import RetentionSettings
 from rlpto.store.database import Store
 from rlpto.store.jobs import ENDED
@@ -50,7 +50,7 @@ class Retention:
         self._looked_at = now
         return True
 
-    def keep(self, now: float, cluster: ServingCluster) -> tuple[str, ...]:
+    def keep(self, now: float, cluster: RayCluster) -> tuple[str, ...]:
         """Forget what is too much; ids of the jobs that the cluster has forgotten."""
         if self.timer() >= self._trimmed_at + TRIM_INTERVAL_S:
             self._trimmed_at = self.timer()

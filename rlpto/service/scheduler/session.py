@@ -19,9 +19,9 @@ from rlpto.planning.predictor import Predictions, Predictor, prediction_settings
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend
 from rlpto.ray_cluster.scheduler.clock import Clock, SessionTiming
-from rlpto.ray_cluster.scheduler.cluster import PolicyKnowledge
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
+from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
-from rlpto.ray_cluster.scheduler.serving import ServingCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.service.scheduler.catalogue import Catalogue, ProgramChecks
 from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
@@ -85,15 +85,14 @@ def open_session(
     latest = max((job.submit_time for job in jobs), default=0.0)
     source = JobQueueSource(database, catalogue, (spec.id for spec in specs), environment.wall, clock, latest)
     status = StatusWriter(database, environment.wall, environment.timer, environment.address)
-    cluster = ServingCluster(
+    cluster = RayCluster(
         environment.backend,
         jobs,
         specs,
         catalogue.tables,
         database,
-        _rules(config),
+        _rules(config, clock),
         (status,),
-        clock=lambda *_: clock,
         knowledge=PolicyKnowledge(estimates=_estimates(catalogue, jobs, specs, shape)),
         source=source,
         specs_of=source.specs_of,
@@ -144,9 +143,9 @@ def _queue(settings: ServiceSettings, config: Config) -> QueueSettings:
     return config.queue.model_copy(update={"inside": "fair_users"}) if fair else config.queue
 
 
-def _rules(config: Config) -> SessionTiming:
+def _rules(config: Config, clock: Clock) -> SessionTiming:
     """Decisions are taken at events too: whoever waits for GPUs that are free waits for nothing."""
-    return SessionTiming(config.simulator.interval, "events", poll=config.ray.poll)
+    return SessionTiming(config.simulator.interval, "events", poll=config.ray.poll, clock=lambda *_: clock)
 
 
 def _known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> tuple[list[Job], list[JobSpec]]:
@@ -175,7 +174,7 @@ def _estimates(catalogue: Catalogue, jobs: list[Job], specs: list[JobSpec], shap
     samples = tables.samples[[tables.type_index(job.type) for job in jobs]]
     return OnlineEstimates(
         jobs, specs, catalogue.programs, samples, tables.max_gpus, shape.kind_sizes,
-        pooled=True, nobody=tables, most_epochs=MOST_TABLE_EPOCHS,
+        pooled=True, without_jobs=tables, most_epochs=MOST_TABLE_EPOCHS,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from rlpto.io.arrays import IntArray
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning.predictor import Sampled
 from rlpto.planning.snapshot import Snapshot
-from rlpto.ray_cluster.scheduler.serving import ServingCluster
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.store.status import VolumeRow
 
 GUESSED, MEASURED = 0.4, 0.05
@@ -150,7 +150,7 @@ class VolumeForecast:
         return rows + [VolumeRow(self._began + step * self._step, None, *said) for step, said in self._said.items()]
 
 
-def sampled_futures(futures: Futures, cluster: ServingCluster, state: ClusterState, snapshot: Snapshot) -> Sampled:
+def sampled_futures(futures: Futures, cluster: RayCluster, state: ClusterState, snapshot: Snapshot) -> Sampled:
     """The futures as the predictor takes them. state: that the snapshot was taken of."""
     estimates = cluster.estimates
     measured = [estimates is None or estimates.is_measured(number) for number in snapshot.index.tolist()]

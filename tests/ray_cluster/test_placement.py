@@ -1,9 +1,8 @@
-"""Several kinds of GPU on a real-time cluster: the scheduler with controllers in memory, and Ray's resources."""
+"""Where controllers live, and kinds of GPU: the scheduler with controllers in memory, and Ray's resources."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -12,24 +11,20 @@ from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
 from rlpto.core.loop import run
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
+from rlpto.io.errors import ClusterError
 from rlpto.policies.registry import make_policy
-from rlpto.ray_cluster.controllers import kind_of
+from rlpto.ray_cluster.controllers import control_node, kind_of
+from rlpto.ray_cluster.nodes.environment import CONTROL
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.placement import shape_with
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from tests.builders import job, linear_tables, with_kinds
+from tests.builders import Scripted, job, linear_tables, with_kinds
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.test_cluster import make_cluster
 
 NODES = {"n1": 2, "n2": 4, "n3": 2}
 KINDS = {"n1": "slow", "n2": "fast", "n3": "slow"}
 TABLES = with_kinds(linear_tables(0.1, 8), {"slow": (1.0, 2), "fast": (2.0, 4)})
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[SessionDatabase]:
-    with SessionDatabase(tmp_path / "state.sqlite") as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("policy", ["equal_share", "fifo", "sia", "gavel"])
@@ -40,22 +35,17 @@ def test_no_job_is_on_two_kinds_and_all_finish(policy: str, database: SessionDat
     asked = make_policy(policy)
     on: set[str] = set()
 
-    class Watched:
-        name = policy
+    def watched(state: ClusterState) -> Allocation:
+        for row, number in enumerate(state.jobs.index.tolist()):
+            kinds = {KINDS[node] for node in cluster.nodes_of(cluster.ids[number])}
+            assert len(kinds) <= 1
+            on.update(kinds)
+            if kinds:
+                assert TABLES.kinds[TABLES.kind[state.jobs.type_index[row]]] == kinds.pop()
+        return asked(state)
 
-        def reset(self, seed: int) -> None:
-            asked.reset(seed)
-
-        def __call__(self, state: ClusterState) -> Allocation:
-            for row, number in enumerate(state.jobs.index.tolist()):
-                kinds = {KINDS[node] for node in cluster.nodes_of(cluster.ids[number])}
-                assert len(kinds) <= 1
-                on.update(kinds)
-                if kinds:
-                    assert TABLES.kinds[TABLES.kind[state.jobs.type_index[row]]] == kinds.pop()
-            return asked(state)
-
-    run(cluster, Watched(), QueueSettings(), RewardWeights())
+    asked.reset(0)
+    run(cluster, Scripted(watched), QueueSettings(), RewardWeights())
     assert cluster.columns.finished.all()
     assert "fast" in on
 
@@ -90,3 +80,31 @@ def test_kinds_by_ray_resources() -> None:
     assert kind_of({"CPU": 4, "GPU": 1}) == "gpu"
     assert kind_of({"GPU": 1, "accelerator_type:A100": 1.0}) == "a100"
     assert kind_of({"GPU": 1, "accelerator_type:A100": 1.0, "gpu_kind:mine": 1.0}) == "mine"
+
+
+HEAD: Mapping[str, float] = {"node:__internal_head__": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [
+        ([{"GPU": 2.0}, {}, HEAD, {CONTROL: 1.0}], 3),
+        ([{"GPU": 2.0}, {}, HEAD], 2),
+        ([{"GPU": 2.0}, {}, {**HEAD, "GPU": 1.0}], 2),
+        ([{"GPU": 2.0}, {}], 1),
+        ([{"GPU": 2.0}, {"GPU": 1.0}], 0),
+    ],
+    ids=["kept for them", "head", "head with GPUs", "without GPUs", "any"],
+)
+def test_controllers_live_where_workers_need_the_room_least(
+    resources: Sequence[Mapping[str, float]], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive = [{"NodeID": str(number), "Resources": own} for number, own in enumerate(resources)]
+    monkeypatch.setattr("rlpto.ray_cluster.controllers.alive_nodes", lambda: alive)
+    assert control_node() == str(expected)
+
+
+def test_a_cluster_without_nodes_has_no_place_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlpto.ray_cluster.controllers.alive_nodes", list)
+    with pytest.raises(ClusterError, match="no node that is alive"):
+        control_node()
