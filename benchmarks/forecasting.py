@@ -25,10 +25,9 @@ from _forecasting_cases import HORIZON, FloatArray, SeriesCase, given, others, r
 from scipy.optimize import nnls
 
 from rlpto.forecasting.base import targets
-from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.features import describe, layout_of
 from rlpto.forecasting.hybrid import HybridForecaster
-from rlpto.forecasting.series import as_series
+from rlpto.forecasting.series import ForecastError, as_series
 
 BEHIND_PART, BEHIND_RIVAL, AHEAD_SHARE = 1.005, 1.01, 2 / 3
 COVERAGE = (0.77, 0.83)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rlpto.forecasting.backtest import Backtest
-    from rlpto.io.arrays import FloatArray
 
 app = typer.Typer(help="Predict how many jobs, or GPUs, arrive in the next intervals.", no_args_is_help=True)
 
@@ -87,6 +85,7 @@ def backtest(
     """
     from rlpto.forecasting.backtest import backtest as run
     from rlpto.forecasting.registry import METHODS, make_method
+    from rlpto.forecasting.report import write_report
 
     names = list(METHODS) if methods == "all" else list(dict.fromkeys(name.strip() for name in methods.split(",")))
     folder = Path("runs") / f"forecast-{_stem(path)}" if out is None else out
@@ -108,7 +107,8 @@ def backtest(
             )
         except KeyboardInterrupt:
             raise Interrupted("nothing was written") from None
-    _write(result, folder)
+    with bad_input():
+        write_report(result, folder)
     console = make_console(quiet)
     console.print(_table(result, f"{path}: {what.value} per {every}"))
     console.print(f"scores, forecasts, plots and TensorBoard events: {folder}", style="bold", markup=False)
@@ -149,34 +149,6 @@ def fit(
     note = getattr(forecaster, "fallback", "")
     if note:
         console.print(f"  {note}", markup=False)
-
-
-def _write(result: Backtest, folder: Path) -> None:
-    """Tables, plots and TensorBoard events into a folder."""
-    from rlpto.forecasting.backtest import write_forecasts, write_scores
-    from rlpto.forecasting.events import write_events
-    from rlpto.forecasting.plots import errors_figure, forecasts_figure, weights_figure, write_png
-
-    best = "hybrid" if "hybrid" in result.forecasts else next(iter(result.forecasts))
-    weights, labels = _weights(result)
-    with bad_input():
-        write_scores(result, folder / "scores.csv")
-        write_forecasts(result, folder / "forecasts.csv")
-        write_png(forecasts_figure(result, best), folder / "forecasts.png")
-        write_png(errors_figure(result), folder / "errors.png")
-        if weights is not None:
-            write_png(weights_figure(result, weights, labels), folder / "weights.png")
-        write_events(result, best, folder / "tensorboard", weights, labels)
-
-
-def _weights(result: Backtest) -> tuple[FloatArray | None, Sequence[str]]:
-    """[N, E] weights of the combination's experts one step ahead, and their names; None without a combination."""
-    from rlpto.forecasting.hybrid import LABELS, HybridForecaster
-
-    hybrid = result.fitted.get("hybrid")
-    if not isinstance(hybrid, HybridForecaster):
-        return None, ()
-    return hybrid.weights(result.series, result.origins)[:, 0], LABELS
 
 
 def _table(result: Backtest, title: str) -> Table:

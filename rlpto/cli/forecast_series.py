@@ -43,7 +43,7 @@ class Counted:
 @contextmanager
 def bad_input(prefix: str = "") -> Iterator[None]:
     """Turn an error of forecasting into one line that names the file or option and ends the command."""
-    from rlpto.forecasting.errors import ForecastError
+    from rlpto.forecasting.series import ForecastError
     from rlpto.io.errors import TraceError
 
     try:

@@ -15,8 +15,10 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import _forecasting_cases as cases  # noqa: E402
 
-from rlpto.forecasting.errors import ForecastError  # noqa: E402
-from rlpto.forecasting.series import TimeSeries  # noqa: E402
+from rlpto.forecasting.series import (
+    ForecastError,
+    TimeSeries,
+)
 
 
 def written(tmp_path: Path, hours: int = 300, **columns: object) -> Path:

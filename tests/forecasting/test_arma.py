@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from statsmodels.tsa.statespace.sarimax import SARIMAX
 
 from rlpto.forecasting import arma
-from rlpto.forecasting.arma import Arima, Filter
-from rlpto.forecasting.orders import aicc, fit_arima, needs_difference, stable
+from rlpto.forecasting.arma import Arima, Filter, aicc, fit_arima, needs_difference, stable
 from rlpto.io.arrays import FloatArray
 
 MODELS = [

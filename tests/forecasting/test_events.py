@@ -7,9 +7,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlpto.forecasting.backtest import backtest
-from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.events import write_events
 from rlpto.forecasting.naive import Naive, SeasonalNaive
+from rlpto.forecasting.series import ForecastError
 
 Y = np.random.default_rng(0).poisson(20, 200).astype(float)
 

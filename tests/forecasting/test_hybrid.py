@@ -6,10 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.hybrid import LABELS, NAMES, HybridForecaster
 from rlpto.forecasting.registry import load
-from rlpto.forecasting.series import TimeSeries
+from rlpto.forecasting.series import ForecastError, TimeSeries
 from rlpto.io.arrays import FloatArray
 from tests.forecasting.test_networks import days
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from rlpto.forecasting.arima import FourierArima, LogArima, RawArima
 from rlpto.forecasting.base import Forecaster
-from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.naive import ExponentialSmoothing, MovingAverage, Naive, SeasonalNaive
 from rlpto.forecasting.registry import METHODS, load, make_method
-from rlpto.forecasting.series import TimeSeries
+from rlpto.forecasting.series import ForecastError, TimeSeries
 from rlpto.io.arrays import FloatArray
 
 HOURS = 24 * 21

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from rlpto.forecasting.base import Forecaster
-from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.gru import GruForecaster
 from rlpto.forecasting.naive import Naive
 from rlpto.forecasting.registry import load
-from rlpto.forecasting.series import TimeSeries
+from rlpto.forecasting.series import ForecastError, TimeSeries
 from rlpto.forecasting.trees import TreesForecaster
 from rlpto.io.arrays import FloatArray
 

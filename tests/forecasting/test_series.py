@@ -7,8 +7,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rlpto.forecasting.errors import ForecastError
-from rlpto.forecasting.series import MONDAY, TimeSeries, as_series, calendar_features, day_of_week, seconds
+from rlpto.forecasting.series import (
+    MONDAY,
+    ForecastError,
+    TimeSeries,
+    as_series,
+    calendar_features,
+    day_of_week,
+    seconds,
+)
 
 
 def hourly(values: list[float], start: str = "2020-04-01") -> pd.Series:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from rlpto.forecasting.base import Forecaster
-from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.gru import GruForecaster
 from rlpto.forecasting.hybrid import HybridForecaster
 from rlpto.forecasting.registry import load, make_method
+from rlpto.forecasting.series import ForecastError
 from rlpto.forecasting.storage import State, write_state
 from rlpto.forecasting.trees import TreesForecaster
 from rlpto.io.arrays import AnyArray

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.registry import load
-from rlpto.forecasting.series import TimeSeries
+from rlpto.forecasting.series import ForecastError, TimeSeries
 from rlpto.forecasting.trees import Forest, TreesForecaster, add_up, forest_of
 from rlpto.io.arrays import FloatArray, IntArray
 from tests.forecasting.test_networks import days
