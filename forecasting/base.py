@@ -56,7 +56,7 @@ MOST_FORECASTS = 50_000_000
 class SeriesForecast:
     """Forecast of the next H intervals, in counts per interval.
 
-    point: [H] for absolute error, near the median. mean: [H] for squared error. levels: [Q] of the quantiles, ascending;
+    point: [H] for absolute error, near the median. mean: [H] for squared error. levels: [Q] of quantiles, ascending;
     values: [H, Q]. step: length of an interval [s]. start: local time of the first one [s since 1970-01-01].
     """
 

@@ -107,10 +107,10 @@ class HybridForecaster(Forecaster):
     """ARIMA, GRU, trees and the daily mean under weights that follow how each of them is doing.
 
     `pool.py` combines the parts, copies of the strong ones corrected by their recent errors, and a regression on all
-    parts, per step ahead. `decision.py` makes the point forecast of it. Both learn on the last 15 % of the fitted series
-    and continue with new counts; a forecast enters them once its target is observed. The intervals are the GRU's
-    quantiles under adaptive conformal calibration; `SeriesForecast.mean` is a regression for squared error on the pool
-    and some of its parts. Covariates go to the trees.
+    parts, per step ahead. `decision.py` makes the point forecast of it. Both learn on the last 15 % of the fitted
+    series and continue with new counts; a forecast enters them once its target is observed. The intervals are the
+    GRU's quantiles under adaptive conformal calibration; `SeriesForecast.mean` is a regression for squared error on the
+    pool and some of its parts. Covariates go to the trees.
 
     A series given to the batched methods must start where the fitted one did for weights to be warm from the fitted
     part on; origins before that, and other series' first ones, are combined under the starting weights.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console, make_progress
-from rlpto.cli.forecast_series import Counted, What, bad_input, read_series
 from rlpto.io.interrupts import Interrupted
 
 if TYPE_CHECKING:
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from rlpto.forecasting.backtest import Backtest
 
 app = typer.Typer(help="Predict how many jobs, or GPUs, arrive in the next intervals.", no_args_is_help=True)
+
+
+class What(StrEnum):
+    """Quantity to count."""
+
+    jobs = "jobs"
+    gpus = "gpus"
 
 
 TraceArgument = Annotated[
@@ -80,19 +87,19 @@ def backtest(
 ) -> None:
     """Forecast the end of a series from every moment of it, and score what was forecast.
 
-    Each method is fitted on the data before the test part. After that it receives counts as they arrive,
-    without refitting. Writes scores.csv, forecasts.csv, plots, and the same for TensorBoard.
+    Each method is fitted on the data before the test part. Then it takes in counts as they
+    arrive. Writes scores.csv, forecasts.csv, plots, and the same for TensorBoard.
     """
     from rlpto.forecasting.backtest import backtest as run
     from rlpto.forecasting.registry import METHODS, make_method
     from rlpto.forecasting.report import write_report
+    from rlpto.workloads.arrival_counts import Counting, error_named, read_series
 
     names = list(METHODS) if methods == "all" else list(dict.fromkeys(name.strip() for name in methods.split(",")))
-    folder = Path("runs") / f"forecast-{_stem(path)}" if out is None else out
-    with bad_input():
-        forecasters = {name: make_method(name, seed) for name in names}
-    series = read_series(path, Counted(every, what, group, start, None, time, value))
-    with bad_input(f"{path}: "), make_progress(quiet) as bar:
+    folder = Path("runs") / f"forecast-{path.name.partition('.')[0]}" if out is None else out
+    forecasters = {name: make_method(name, seed) for name in names}
+    series = read_series(path, Counting(every, what.value, group, start, None, time, value))
+    with error_named(str(path)), make_progress(quiet) as bar:
         task = bar.add_task("methods", total=len(names))
         try:
             result = run(
@@ -107,8 +114,7 @@ def backtest(
             )
         except KeyboardInterrupt:
             raise Interrupted("nothing was written") from None
-    with bad_input():
-        write_report(result, folder)
+    write_report(result, folder)
     console = make_console(quiet)
     console.print(_table(result, f"{path}: {what.value} per {every}"))
     console.print(f"scores, forecasts, plots and TensorBoard events: {folder}", style="bold", markup=False)
@@ -135,14 +141,13 @@ def fit(
     `--set forecast.model=FILE` gives its forecasts to policies and agents; naming a model turns forecasts on.
     """
     from rlpto.forecasting.registry import make_method
+    from rlpto.workloads.arrival_counts import Counting, error_named, read_series
 
-    with bad_input():
-        forecaster = make_method(method, seed)
-    series = read_series(path, Counted(every, what, group, start, end, time, value))
-    with bad_input(f"{path}: "):
+    forecaster = make_method(method, seed)
+    series = read_series(path, Counting(every, what.value, group, start, end, time, value))
+    with error_named(str(path)):
         forecaster.fit(series)
-    with bad_input():
-        forecaster.save(out)
+    forecaster.save(out)
     console = make_console(quiet)
     until = "" if end is None else f", up to {series.index(len(series), 1)[0]:%Y-%m-%d %H:%M}"
     console.print(f"{out}: {method} fitted to {len(series):,} intervals of {every}{until}", markup=False)
@@ -184,11 +189,6 @@ def _table(result: Backtest, title: str) -> Table:
 
 def _number(figure: float) -> str:
     return "–" if math.isnan(figure) else f"{figure:.3f}"  # noqa: RUF001
-
-
-def _stem(path: Path) -> str:
-    """Name of a file without its endings."""
-    return path.name.split(".")[0]
 
 
 VERB = Verb(app, INPUTS)

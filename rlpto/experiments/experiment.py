@@ -40,9 +40,8 @@ from rlpto.policies.switching import SwitchingPolicy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.online import FactsCache
-from rlpto.workloads.listed import listed_job, listed_jobs
+from rlpto.workloads.listed import FollowedFile, listed_job, listed_jobs
 from rlpto.workloads.mapping import job_types, map_jobs, requested_work, type_order
-from rlpto.workloads.sources import FollowedFile
 from rlpto.workloads.trace import Trace
 
 if TYPE_CHECKING:

@@ -15,10 +15,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import _forecasting_cases as cases  # noqa: E402
 
-from rlpto.forecasting.series import (
-    ForecastError,
-    TimeSeries,
-)
+from rlpto.forecasting.series import ForecastError, TimeSeries  # noqa: E402
 
 
 def written(tmp_path: Path, hours: int = 300, **columns: object) -> Path:

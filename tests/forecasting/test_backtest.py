@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from rlpto.forecasting.plots import errors_figure, forecasts_figure, weights_figure, write_png
 
 from rlpto.forecasting.backtest import Backtest, backtest, write_forecasts, write_scores
 from rlpto.forecasting.naive import MovingAverage, Naive, SeasonalNaive
-from rlpto.forecasting.plots import errors_figure, forecasts_figure, weights_figure, write_png
 from rlpto.forecasting.registry import make_method
 from rlpto.forecasting.series import ForecastError
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rlpto.forecasting.events import write_events
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlpto.forecasting.backtest import backtest
-from rlpto.forecasting.events import write_events
 from rlpto.forecasting.naive import Naive, SeasonalNaive
 from rlpto.forecasting.series import ForecastError
 

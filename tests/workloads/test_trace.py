@@ -55,15 +55,6 @@ def test_parquet_round_trip(tmp_path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["trace.parquet"]
 
 
-@pytest.mark.parametrize("column", ["metric", "stop"])
-def test_a_file_from_before_there_was_such_a_column_names_none(tmp_path, column) -> None:
-    path = tmp_path / "old.parquet"
-    write_trace(small_trace(), path)
-    written = pq.read_table(path)
-    pq.write_table(written.drop_columns([column]), path)
-    assert read_trace(path).texts(column) == ["", "", ""]
-
-
 @settings(max_examples=15)
 @given(st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1e6) | st.just(np.nan), st.integers(1, 512)), max_size=20))
 def test_any_trace_survives_the_round_trip(tmp_path_factory, rows) -> None:
