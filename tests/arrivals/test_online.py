@@ -187,13 +187,6 @@ def hybrid() -> Forecaster:
 
 
 class TestModel:
-    def test_it_keeps_what_it_learnt_and_goes_on_from_another_past(self) -> None:
-        model = make_forecaster("seasonal_naive", hours=24).fit(TimeSeries(daily(5), 3600.0))
-        other = TimeSeries(100 + daily(3, seed=1), 3600.0, MONDAY + 40 * DAY)
-        found = model.moved(other, 24).predict(6)
-        np.testing.assert_array_equal(found.point, other.values[-24:-18])
-        assert found.start == other.start + 3 * DAY
-
     def test_the_combination_follows_the_past_it_is_given(self, hybrid: Forecaster) -> None:
         before = hybrid.predict(6, quantiles=(0.1, 0.9))
         other = TimeSeries(20 * daily(9, seed=1), 3600.0, MONDAY + 40 * DAY)

@@ -33,11 +33,6 @@ def test_means_are_those_of_the_forecast_and_spread_is_that_of_past_errors() -> 
     np.testing.assert_allclose(found.var(axis=0)[:, 0], (MEAN + MEAN**2)[:, 0], rtol=0.3)
 
 
-def test_a_forecaster_that_was_wrong_on_average_is_not_corrected() -> None:
-    mean, counts = bursty_past()
-    np.testing.assert_allclose(drawn((mean, 3 * counts)).mean(axis=0), MEAN, rtol=0.12, atol=0.04)
-
-
 def test_steps_and_series_hang_together_as_past_errors_did() -> None:
     past = bursty_past()
     found = drawn(past)

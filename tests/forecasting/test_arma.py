@@ -93,12 +93,6 @@ def test_parameters_are_found_again() -> None:
     assert aicc(fit.model, z) <= aicc(true, z) + 2
 
 
-def test_noise_gets_few_terms() -> None:
-    model = fit_arima(np.random.default_rng(5).normal(3, 1, 2000), 0).model
-    forecasts = model.forecasts(np.array([9.0]), np.array([6.0]), np.array([1]), 3)[0]
-    np.testing.assert_allclose(forecasts, 3.0, atol=0.5)
-
-
 def test_a_fit_that_warns_keeps_its_start_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SARIMAX, "fit", Result.warned)
     fit = fit_arima(walk(300), 1)

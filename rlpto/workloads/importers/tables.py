@@ -22,9 +22,9 @@ class Table:
     end: a job has run from the one to the other; where one of them is missing, `duration` counts. A job without a start
     never ran. optional: columns that may be missing. gpu_share: thousandths of each of `gpus`. model, batch_size,
     metric, stop: as in `rlpto.workloads.trace.Trace`. dates: times are dates, else seconds. rebase: the first
-    submission is second 0, else the file's own. hours_from_utc: the clusters' own clock, for dates with an offset. fractions: GPUs
-    may be fractions; they are rounded up, since a worker here holds a GPU alone. unknown: durations and numbers of GPUs
-    may be empty: not known, and none.
+    submission is second 0, else the file's own. hours_from_utc: the clusters' own clock, for dates with an offset.
+    fractions: GPUs may be fractions; they are rounded up, since a worker here holds a GPU alone. unknown: durations and
+    numbers of GPUs may be empty: not known, and none.
     """
 
     description: str
