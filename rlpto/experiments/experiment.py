@@ -39,9 +39,8 @@ from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.workloads.listed import listed_job, listed_jobs
+from rlpto.workloads.listed import FollowedFile, listed_job, listed_jobs
 from rlpto.workloads.mapping import job_types, map_jobs, requested_work, type_order
-from rlpto.workloads.sources import FollowedFile
 from rlpto.workloads.trace import Trace
 
 if TYPE_CHECKING:

@@ -146,26 +146,6 @@ def test_off_leaves_everything_as_it_was() -> None:
     np.testing.assert_array_equal(*finish)
 
 
-def test_later_arrivals_change_no_forecast_of_a_window() -> None:
-    """Jobs of a window are moved to later steps: what was forecast before, past and present, stays."""
-    experiment = experiment_with(mode="on")
-    window = experiment.window_traces[experiment.windows("train")[0]].window
-    jobs = experiment.jobs(window.name, 0)
-    forecasts = experiment.forecasts
-    assert forecasts is not None
-    first = forecasts.known(window, jobs)
-    kept = [job for job in jobs if job.submit_time < 10 * 600.0]
-    second = forecasts.known(window, kept)
-    for one, other in zip(first[:11], second[:11], strict=True):
-        assert one is not None
-        assert other is not None
-        np.testing.assert_array_equal(one.mean, other.mean)
-        np.testing.assert_array_equal(one.high, other.high)
-    assert first[-1] is not None
-    assert second[-1] is not None
-    assert not np.array_equal(first[-1].mean, second[-1].mean)
-
-
 def test_workloads_without_a_forecast_may_stand_beside_others() -> None:
     without, with_one = (training_setup(experiment_with(mode=mode)) for mode in ("off", "on"))
     workloads = (without.workloads[0], *with_one.workloads[:1])

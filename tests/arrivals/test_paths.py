@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.forecasting.paths import LEAST_ORIGINS, PathMemory, sample_paths
+from rlpto.arrivals.paths import LEAST_ORIGINS, PathMemory, sample_paths
+from rlpto.core.cluster import Forecast
 from rlpto.io.arrays import FloatArray, IntArray
 
 MEAN = np.array([[4.0, 1.0, 0.2], [6.0, 2.0, 0.2], [8.0, 0.0, 0.2], [5.0, 1.0, 0.2]])
@@ -30,11 +31,6 @@ def test_means_are_those_of_the_forecast_and_spread_is_that_of_past_errors() -> 
     np.testing.assert_allclose(found.mean(axis=0), MEAN, rtol=0.1, atol=0.03)
     # Bursts of variance 1 around a mean m give the variance m + m**2.
     np.testing.assert_allclose(found.var(axis=0)[:, 0], (MEAN + MEAN**2)[:, 0], rtol=0.3)
-
-
-def test_a_forecaster_that_was_wrong_on_average_is_not_corrected() -> None:
-    mean, counts = bursty_past()
-    np.testing.assert_allclose(drawn((mean, 3 * counts)).mean(axis=0), MEAN, rtol=0.12, atol=0.04)
 
 
 def test_steps_and_series_hang_together_as_past_errors_did() -> None:
@@ -86,10 +82,15 @@ def test_paths_are_whole_and_reproducible(seed: int, origins: int, paths: int, s
     np.testing.assert_array_equal(one, two)
 
 
+def forecast_of(mean: float) -> Forecast:
+    means = np.full((2, 1), mean)
+    return Forecast(means, means, means, demand=0.0)
+
+
 def test_only_origins_whose_steps_are_over_are_remembered() -> None:
     memory = PathMemory(horizon=2, series=1, most=3)
     for at in range(6):
-        memory.came(None if at == 3 else np.full((2, 1), float(at)), np.array([10.0 * at]))
+        memory.add(None if at == 3 else forecast_of(float(at)), np.array([10.0 * at]))
     mean, counts = memory.paths()
     assert mean[:, 0, 0].tolist() == [1, 2, 4]
     assert counts[..., 0].tolist() == [[10, 20], [20, 30], [40, 50]]

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlpto.forecasting.series import MONDAY, local_seconds
 from rlpto.io.errors import TraceError
+from rlpto.workloads.arrival_counts import arrivals_per_interval
 from rlpto.workloads.trace import Trace, make_trace
-from rlpto.workloads.volume import task_volume
 
 
 def trace(times: list[float], gpus: list[int] | None = None, origin: str | None = None) -> Trace:
@@ -18,29 +19,29 @@ def trace(times: list[float], gpus: list[int] | None = None, origin: str | None 
 
 def test_jobs_and_gpus_are_counted_in_intervals_of_the_clock() -> None:
     jobs = trace([0.0, 300.0, 1500.0, 1799.0, 1800.0], [1, 2, 4, 8, 1], "2020-04-01 10:25")
-    volume = task_volume(jobs, 600)
-    assert volume.start == pd.Timestamp("2020-04-01 10:20")
+    found = arrivals_per_interval(jobs, 600)
+    assert found.start == local_seconds("2020-04-01 10:20")
     # 10:25 | 10:30 | nothing from 10:40 on | 10:50 and a second before 10:55, 10:55
-    assert volume.counts.tolist() == [1, 1, 0, 3]
-    assert task_volume(jobs, 600, "gpus").counts.tolist() == [1, 2, 0, 13]
+    assert found.values.tolist() == [1, 1, 0, 3]
+    assert arrivals_per_interval(jobs, 600, "gpus").values.tolist() == [1, 2, 0, 13]
 
 
 def test_a_start_leaves_out_what_came_before() -> None:
     jobs = trace([0.0, 7200.0, 90_000.0], origin="2020-04-01 23:00")
-    volume = task_volume(jobs, 3600, start=pd.Timestamp("2020-04-02"))
-    assert volume.start == pd.Timestamp("2020-04-02 01:00")
-    assert volume.counts.sum() == 2
+    found = arrivals_per_interval(jobs, 3600, start=pd.Timestamp("2020-04-02"))
+    assert found.start == local_seconds("2020-04-02 01:00")
+    assert found.values.sum() == 2
     with pytest.raises(TraceError, match="some jobs: no jobs from 2020-05-01"):
-        task_volume(jobs, 3600, start=pd.Timestamp("2020-05-01"))
+        arrivals_per_interval(jobs, 3600, start=pd.Timestamp("2020-05-01"))
     with pytest.raises(TraceError, match="some jobs: local times unknown"):
-        task_volume(trace([0.0]), 3600, start=pd.Timestamp("2020-04-02"))
-    assert task_volume(trace([0.0]), 3600).start is None
+        arrivals_per_interval(trace([0.0]), 3600, start=pd.Timestamp("2020-04-02"))
+    assert arrivals_per_interval(trace([4000.0]), 3600).start == MONDAY + 3600.0
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.sampled_from([60.0, 600.0, 3600.0, 86400.0]))
 @settings(max_examples=50)
 def test_no_job_is_lost_and_ends_are_not_empty(times: list[float], step: float) -> None:
-    counts = task_volume(trace(sorted(times)), step).counts
+    counts = arrivals_per_interval(trace(sorted(times)), step).values
     assert counts.sum() == len(times)
     assert counts[0] > 0
     assert counts[-1] > 0
