@@ -152,3 +152,44 @@ def test_a_wrong_command_is_seen(line: str, complaint: str, monkeypatch: pytest.
     monkeypatch.chdir(ROOT)
     with pytest.raises(Exception, match=re.escape(complaint)):
         check_rlpto(words_of(line), whole=True)
+
+
+NAMED = re.compile(
+    r"(?<![\w/.-])(?P<file>(?:rlpto|agents|envs|forecasting|benchmarks|tests|examples|configs|deploy)/[\w/.-]*\w)(?::(?P<of>[A-Za-z_]\w*))?"
+    r"|\b(?P<module>rlpto(?:\.[A-Za-z_]\w*)+)"
+)
+"""What pages name: `folder/file.py`, `folder/file.py:Name`, `rlpto.package.module` and `rlpto.package.module.Name`."""
+
+
+def defines(source: Path, name: str) -> bool:
+    """Whether a file has a definition, an assignment or a table's entry of that name."""
+    return (
+        re.search(rf"^\s*(?:(?:async )?def |class )?{name}\b", source.read_text(encoding="utf-8"), re.MULTILINE)
+        is not None
+    )
+
+
+def exists(named: re.Match[str]) -> bool:
+    """Whether the file, the module or the definition is in the project."""
+    if named["module"]:
+        *packages, last = named["module"].split(".")
+        holder = ROOT.joinpath(*packages)
+        if (holder / last).is_dir() or (holder / f"{last}.py").is_file():
+            return True
+        sources = [path for path in (holder.with_suffix(".py"), holder / "__init__.py") if path.is_file()]
+        return any(defines(source, last) for source in sources)
+    path = ROOT / named["file"]
+    return path.exists() and (named["of"] is None or defines(path, named["of"]))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    missing = [
+        named[0]
+        for named in NAMED.finditer(text)
+        if not (page.name == "removed.md" or "commit" in text[named.end() : named.end() + 40])  # of an earlier state
+        and not named[0].startswith("rlpto/Cluster-v")  # environments of Gymnasium
+        and not exists(named)
+    ]
+    assert missing == []
