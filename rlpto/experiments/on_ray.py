@@ -162,8 +162,7 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
     """
     from rlpto.core.jobs import Job
     from rlpto.core.loop import DecisionLoop
-    from rlpto.planning.prediction import predict
-    from rlpto.planning.predictor import prediction_settings
+    from rlpto.planning.predictor import predict, prediction_settings
     from rlpto.planning.snapshot import take_snapshot
     from rlpto.ray_cluster.scheduler.placement import place
     from rlpto.simulator.cluster import SimulatedCluster

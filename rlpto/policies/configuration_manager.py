@@ -84,20 +84,12 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
     summary = "requests in queue order, running jobs grow in workers and servers into free resources at their reports"
     source = "Surya, ITB thesis 39082, 2019 (ConfigurationManager)"
     Options = ConfigurationManagerOptions
-
-    def __init__(self, options: ConfigurationManagerOptions | None = None) -> None:
-        super().__init__(options)
-        self.events: list[Reconfiguration] = []
-        self._known: dict[int, _Known] = {}
-
-    @property
-    def chooses_servers(self) -> bool:
-        """Always."""
-        return True
+    chooses_servers = True
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
         """Forget all jobs."""
-        self.events, self._known = [], {}
+        self.events: list[Reconfiguration] = []
+        self._known: dict[int, _Known] = {}
 
     def stands_until(self, state: ClusterState) -> float:  # noqa: ARG002
         """The next report."""

@@ -42,10 +42,6 @@ class Gavel(BasePolicy[GavelOptions]):
     source = "Narayanan et al., OSDI 2020 (Gavel)"
     Options = GavelOptions
 
-    def __init__(self, options: GavelOptions | None = None) -> None:
-        super().__init__(options)
-        self.reset(0)
-
     def reset(self, seed: int) -> None:  # noqa: ARG002
         """Forget the service of all jobs."""
         self._received: dict[int, FloatArray] = {}  # by job: seconds on every kind

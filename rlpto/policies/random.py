@@ -29,10 +29,6 @@ class RandomPolicy(BasePolicy[RandomOptions]):
     source = "control, no source"
     Options = RandomOptions
 
-    def __init__(self, options: RandomOptions | None = None) -> None:
-        super().__init__(options)
-        self.reset(0)
-
     def reset(self, seed: int) -> None:
         """Start the stream of random numbers of `seed`."""
         self._random = np.random.default_rng(seed)

@@ -69,10 +69,6 @@ class Pollux(BasePolicy[PolluxOptions]):
     source = "Qiao et al., OSDI 2021 (Pollux, AdaptDL)"
     Options = PolluxOptions
 
-    def __init__(self, options: PolluxOptions | None = None) -> None:
-        super().__init__(options)
-        self.reset(0)
-
     def reset(self, seed: int) -> None:
         """The search draws from `seed` and the time of the decision."""
         self._seed = seed
