@@ -23,7 +23,7 @@ NO_NOISE = np.zeros((0, 0))
 """In place of factors: what is believed is true."""
 
 STRICT: FloatArray = np.zeros(0)
-"""In place of weights of the classes: a higher class comes first, whatever the weight of a lower one."""
+"""In place of weights of the classes: a higher class always comes first."""
 
 
 def seconds_for(work: FloatArray, speed: FloatArray) -> FloatArray:
@@ -235,9 +235,9 @@ class JobTable:
         return self._speed_of(self.records, rows[:, min(spans, rows.shape[1]) - 1].astype(np.int64))
 
     def speed_on_gpu(self, gpu: str) -> FloatArray:
-        """[n, K + 1] `speed` on GPUs of that kind, in units of the present `remaining`, whichever kind a job is on now.
+        """[n, K + 1] `speed` on GPUs of that kind, in units of the present `remaining`.
 
-        Where the speed tables do not tell kinds apart, they are alike. Raises ConfigError for a kind that they lack.
+        Where the speed tables know one kind only, all are alike. Raises ConfigError for a kind that they lack.
         """
         tables = self._tables
         if tables.kinds == (ONE_KIND,):

@@ -24,7 +24,7 @@ from rlpto.performance.solo import alone_bound, requested_seconds
 
 MAX_IDLE_POINTS = 1000
 """Decision points at which a policy may leave all GPUs unused, between two that see some in use; and at which jobs may
-hold GPUs without one of them getting on."""
+hold GPUs without progress."""
 
 
 class DecisionLoop:
@@ -160,7 +160,7 @@ class ProgressWatch:
         progress, rescales = float(cluster.store.progress.sum()), int(cluster.store.rescales.sum())
         if self._held and progress == self._progress and rescales > self._rescales:
             raise PolicyError(
-                f"policy {self._policy}: no job got on in {MAX_IDLE_POINTS} decision points although "
+                f"policy {self._policy}: no job progressed in {MAX_IDLE_POINTS} decision points although "
                 f"{cluster.held_gpus} GPUs are held (at {cluster.time:.0f} s): "
                 "expected GPUs to stay longer than a rescale takes"
             )

@@ -62,8 +62,8 @@ class QueueSettings(Settings):
     """Seconds a waiting job of class low waits before it counts as normal (and then ages on); weighted: and the head
     start in the queue that normal has over low."""
     shrink_lower: bool = False
-    """While a job of a lower class runs, give waiting jobs of higher classes their min_gpus: from GPUs nobody
-    uses, then by shrinking jobs of lower classes, down to their min_gpus; only where classes are strict."""
+    """While a job of a lower class runs, give waiting jobs of higher classes their min_gpus: from unused
+    GPUs, then by shrinking jobs of lower classes, down to their min_gpus; only where classes are strict."""
     converging: ConvergingSettings = ConvergingSettings()
     """Whether jobs shrink as they converge, while other jobs could use their GPUs."""
 

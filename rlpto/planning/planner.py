@@ -52,7 +52,7 @@ class PlannerOptions(Settings):
     every: float = Field(600.0, gt=0)
     """Seconds after which another plan is made where no job has come or gone."""
     interval: float | None = Field(600.0, gt=0)
-    """Where decisions are taken at events, rollouts take others only so many seconds apart; null: as the scheduler."""
+    """Where decisions are taken at events, seconds between the other decisions of rollouts; null: as the scheduler."""
     work: int = Field(400_000, ge=1)
     """Speeds that a rollout looks at, one for every job and number of GPUs in each decision, until it is cut short and
     what is left is estimated."""
@@ -154,7 +154,7 @@ class Planner(BasePolicy[PlannerOptions]):
         return cost
 
     def _threads(self, rollouts: int, seconds: float) -> int:
-        """Threads for so many rollouts, each of which takes about so many seconds."""
+        """Threads for a number of rollouts that take about `seconds` each."""
         given = self.options.threads
         if not given:
             alone = seconds < LONG_ROLLOUT_S or multiprocessing.parent_process() is not None

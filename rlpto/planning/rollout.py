@@ -65,7 +65,7 @@ class RolloutStates:
     """Builds the start of rollouts from states; keeps from one to the next what it had to compute of speeds.
 
     queue: as that of the scheduler. simulator: how time passes in rollouts; no node fails there. interval: where the
-    scheduler decides at events, decisions are taken there at those, and after so many seconds at most. follow_accuracy:
+    scheduler decides at events, seconds after which rollouts decide without one, too. follow_accuracy:
     whether what plans cost depends on when jobs gain their accuracy.
     """
 

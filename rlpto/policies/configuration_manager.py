@@ -179,9 +179,9 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
         workers, servers = known.config
         most = min(int(jobs.max_gpus[row]), workers + free), min(int(jobs.most_servers[row]), servers + slots)
         if servers == 0:
-            told = jobs.speed[row]
-            after = workers + int(np.argmax(told[workers : most[0] + 1]))
-            found, expected = (after, 0), speed * float(told[after] / told[workers])
+            known_speed = jobs.speed[row]
+            after = workers + int(np.argmax(known_speed[workers : most[0] + 1]))
+            found, expected = (after, 0), speed * float(known_speed[after] / known_speed[workers])
         elif known.grid is not None:
             part = known.grid[workers : most[0] + 1, servers : most[1] + 1]
             found = _fastest(part, workers, servers)

@@ -18,7 +18,7 @@ class RandomOptions(Settings):
     """Options of `random`."""
 
     keep: float = Field(0.9, ge=0, le=1)
-    """Probability that a running job keeps its GPUs at a decision; otherwise it draws anew."""
+    """Probability that a running job keeps its GPUs at a decision; otherwise it draws another number."""
 
 
 class RandomPolicy(BasePolicy[RandomOptions]):
