@@ -52,7 +52,7 @@ class QueueSettings(Settings):
     a job of weight 4 counts as one of weight 1 with a quarter of its remaining time, or of the GPU time it has had."""
     inside: Literal["fifo", "shortest_first", "fair_users"] = "fifo"
     """Order within a class (weighted: of all): by submission, by remaining time on the requested GPUs, or users who
-    have had the least GPU time first, see `rlpto.core.fair_users`."""
+    have had the least GPU time first, see `rlpto.core.queue_order`."""
     user_half_life: float = Field(86_400.0, gt=0)
     """fair_users: seconds after which GPU time that a user has had counts half."""
     aging_normal: float = Field(1800.0, gt=0)
