@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -16,11 +17,13 @@ from rlpto.performance.tables import NO_TYPE, ONE_KIND, SpeedTables
 NO_BATCH_SIZE = -1
 """In place of a batch size where a job has no further one to choose from."""
 
+_COLUMNS = frozenset(VIEW.names or ())
+
 NO_NOISE = np.zeros((0, 0))
 """In place of factors: what is believed is true."""
 
 STRICT: FloatArray = np.zeros(0)
-"""In place of weights of the classes: a higher class comes first, whatever the weight of a lower one."""
+"""In place of weights of the classes: a higher class always comes first."""
 
 
 def seconds_for(work: FloatArray, speed: FloatArray) -> FloatArray:
@@ -46,68 +49,11 @@ class BelievedSpeeds:
 class JobTable:
     """n active jobs of a store as columns, gathered when first asked for.
 
-    Column attributes: those of `VIEW`, [n] each; and speed. Further ones are properties below.
+    Every column of `VIEW` is an attribute, [n]; further ones are properties below.
     store, tables: where they are gathered from. index: [n] positions of the jobs in the store. effective_priority: [n]
     priority class after aging. noise: errors of what is believed, or None. left: epochs [n] that are believed
     jobs number [n] have left; None: the truth. class_weights: [3] by which classes weigh, high to low; or STRICT.
     """
-
-    class_rank: IntArray
-    submit_time: FloatArray
-    epochs: FloatArray
-    data_size: FloatArray
-    requested_gpus: IntArray
-    min_gpus: IntArray
-    max_gpus: IntArray
-    priority: IntArray
-    gpus: IntArray
-    progress: FloatArray
-    rescale_left: FloatArray
-    attained_service: FloatArray
-    start_time: FloatArray
-    wait_start: FloatArray
-    rescales: IntArray
-    peak_gpus: IntArray
-    type_index: IntArray
-    rescale_delay: FloatArray
-    epoch: IntArray
-    remaining: FloatArray
-    accuracy: FloatArray
-    first_accuracy: FloatArray
-    final_accuracy: FloatArray
-    accuracy_ahead: FloatArray
-    scale: FloatArray
-    records: AnyArray
-    """[n] VIEW: all columns, for compiled code."""
-    speed: FloatArray
-    """[n, K + 1] work per second with 0..K GPUs on as few nodes as possible, in the present epoch.
-
-    Beyond a job's max_gpus the entries are those of its type; `Allocation`s must stay below."""
-    class_weight: FloatArray
-    """[n] weight of each job's class after aging; 1 where classes are strict."""
-    waiting: BoolArray
-    """[n] True for jobs that hold no GPUs."""
-    keepable: IntArray
-    """[n] GPUs a job may keep: what it holds, or its limit where that has been lowered since."""
-    metric: IntArray
-    """[n] number of each job's metric in `rlpto.performance.metrics.METRIC_NAMES`."""
-    batch_sizes: IntArray
-    """[n, V] batch sizes [samples] that a policy may choose for each job, ascending; 0, the job's own choice, is the
-    first, and NO_BATCH_SIZE fills the rows of jobs that have fewer."""
-    chosen_batch_size: IntArray
-    """[n] the one of `batch_sizes` that each job has now."""
-    speed_at_batch_sizes: FloatArray
-    """[V, n, K + 1] `speed` at each of `batch_sizes`, in units of the present `remaining`; 0 where there are fewer."""
-
-    servers: IntArray
-    """[n] parameter servers that each job has; of one that waits: will have, if nothing else is chosen; 0 without."""
-    own_servers: IntArray
-    """[n] parameter servers that each job has by itself, where nothing is chosen."""
-    most_servers: IntArray
-    """[n] parameter servers that each job may have at most."""
-    speed_at_servers: FloatArray
-    """[P, n, K + 1] `speed` with 1 to P parameter servers; 0 where a job cannot have so many. Only for policies that
-    choose servers are there speeds with other numbers than each job's own."""
 
     def __init__(
         self,
@@ -133,17 +79,115 @@ class JobTable:
         return len(self.index)
 
     def __getattr__(self, name: str) -> AnyArray:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        find = _FOUND.get(name)
-        if find is not None:
-            found: AnyArray = find(self)
-        elif name in (VIEW.names or ()):
-            found = np.ascontiguousarray(self.records[name])
-        else:
+        if name not in _COLUMNS:
             raise AttributeError(f"a JobTable has no column {name}")
+        found = np.ascontiguousarray(self.records[name])
         self.__dict__[name] = found  # found without this function from now on
         return found
+
+    @cached_property
+    def records(self) -> AnyArray:
+        """[n] VIEW of the jobs as they stand now: all columns, for compiled code."""
+        tables = self._tables
+        view = np.empty(len(self.index), dtype=VIEW)
+        noise = NO_NOISE if self._noise is None else self._noise.factors(tables.max_gpus + 1)
+        jobs = self.store.records
+        fill_limits(jobs, self.index, self.effective_priority, not len(self._class_weights), view)
+        curves = (tables.accuracy, tables.accuracy_ahead)
+        fill_estimates(jobs, tables.facts, *curves, tables.shown_remaining, noise, view)
+        if self._left is not None:
+            left = self._left(self.index)
+            if tables.known_remaining is not None:  # in a unit of its own, of a whole training
+                whole = tables.epochs[view["type_index"]] - view["progress"]
+                view["remaining"] *= np.divide(left, whole, out=np.ones_like(left), where=whole > 0)
+            if self._noise is not None:
+                left = left * self._noise.remaining[self.index]
+            if tables.known_remaining is None:
+                view["remaining"] = left
+            view["epochs"] = view["progress"] + left
+            view["final_accuracy"] = self._accuracy_of(view["type_index"], view["epochs"])
+        return view
+
+    @cached_property
+    def speed(self) -> FloatArray:
+        """[n, K + 1] work per second with 0..K GPUs on as few nodes as possible, in the present epoch.
+
+        Beyond a job's max_gpus the entries are those of its type; `Allocation`s must stay below.
+        """
+        return self._speed_of(self.records)
+
+    @cached_property
+    def class_weight(self) -> FloatArray:
+        """[n] weight of each job's class after aging; 1 where classes are strict."""
+        weights = self._class_weights
+        return weights[self.effective_priority] if len(weights) else np.ones(len(self.index))
+
+    @property
+    def waiting(self) -> BoolArray:
+        """[n] True for jobs that hold no GPUs."""
+        waits: BoolArray = self.gpus == 0
+        return waits
+
+    @property
+    def keepable(self) -> IntArray:
+        """[n] GPUs a job may keep: what it holds, or its limit where that has been lowered since."""
+        return np.minimum(self.gpus, self.max_gpus)
+
+    @property
+    def metric(self) -> IntArray:
+        """[n] number of each job's metric in `rlpto.performance.metrics.METRIC_NAMES`."""
+        return self._tables.metric[self.type_index]
+
+    @property
+    def servers(self) -> IntArray:
+        """[n] parameter servers that each job has; one that waits will have, if nothing else is chosen; 0 without."""
+        return self._tables.servers[self.type_index]
+
+    @property
+    def own_servers(self) -> IntArray:
+        """[n] parameter servers that each job has where nothing is chosen."""
+        return self._tables.servers[self._tables.own[self.type_index]]
+
+    @property
+    def most_servers(self) -> IntArray:
+        """[n] parameter servers that each job may have at most."""
+        return self._tables.most_servers[self.type_index]
+
+    @property
+    def has_servers(self) -> bool:
+        """True if some jobs of the workload train through parameter servers."""
+        return self._tables.has_servers
+
+    @property
+    def chosen_batch_size(self) -> IntArray:
+        """[n] the one of `batch_sizes` that each job has now."""
+        return self._tables.batch_size[self.type_index]
+
+    @property
+    def batch_sizes(self) -> IntArray:
+        """[n, V] batch sizes [samples] that a policy may choose for each job, ascending.
+
+        0, the job's own choice, is the first, and NO_BATCH_SIZE fills the rows of jobs that have fewer.
+        """
+        choices = self._tables.batch_choices[self.type_index]
+        return np.where(choices == NO_TYPE, NO_BATCH_SIZE, self._tables.batch_size[choices])
+
+    @property
+    def speed_at_batch_sizes(self) -> FloatArray:
+        """[V, n, K + 1] `speed` at each of `batch_sizes`, in units of the present `remaining`; 0 where a job has
+        fewer."""
+        tables, found = self._tables, []
+        work, exponent, samples = tables.known_remaining, tables.exponent[self.type_index], tables.fixed_batch
+        for types in tables.batch_choices[self.type_index].T:
+            records = self.records.copy()
+            records["type_index"] = kind = np.where(types == NO_TYPE, self.type_index, types)
+            speed = np.where(types[:, None] == NO_TYPE, 0.0, self._speed_of(records))
+            if work is not None:  # counted in steps, which are worth more where the batch is larger
+                worth = work[self.type_index, self.epoch] / work[kind, self.epoch]
+                larger = samples[kind] / samples[self.type_index]
+                speed *= (worth**exponent * larger ** (1 - exponent))[:, None]
+            found.append(speed)
+        return np.stack(found)
 
     def believed(self) -> BelievedSpeeds:
         """What `speed` and `remaining` are made of; only both together, with the noise, are known to a policy."""
@@ -155,11 +199,6 @@ class JobTable:
     def types_at(self, batch_size: IntArray, servers: IntArray | None = None) -> IntArray:
         """[n] types of the jobs once a scheduler has chosen batch_size and servers [n]; see `SpeedTables.types_at`."""
         return self._tables.types_at(self.type_index, batch_size, servers)
-
-    @property
-    def has_servers(self) -> bool:
-        """True if some jobs of the workload train through parameter servers."""
-        return self._tables.has_servers
 
     def columns(self) -> JobStore:
         """A copy of the columns of these n jobs, as a store of their own, with as many epochs as are believed.
@@ -175,7 +214,7 @@ class JobTable:
     def reordered(
         self, rows: IntArray, effective_priority: IntArray, class_weights: FloatArray | None = None
     ) -> JobTable:
-        """The same jobs with row i = present row rows[i], and their priority classes after aging; gathered anew.
+        """The same jobs with row i = present row rows[i], and their priority classes after aging.
 
         class_weights: as for the table itself; None: as they are.
         """
@@ -190,20 +229,15 @@ class JobTable:
             self._class_weights if class_weights is None else class_weights,
         )
 
-    def of(self, index: IntArray) -> JobTable:
-        """The same of other jobs of the store, number `index` [m], each in its own class."""
-        classes = self.store.priority[index]
-        return JobTable(self.store, self._tables, index, classes, self._gpus_per_node, self._noise, self._left)
-
     def speed_on(self, spans: int) -> FloatArray:
         """[n, K + 1] speeds with 0..K GPUs on `spans` nodes; with fewer GPUs than nodes, as on that many nodes."""
         rows = self._tables.row
         return self._speed_of(self.records, rows[:, min(spans, rows.shape[1]) - 1].astype(np.int64))
 
     def speed_on_gpu(self, gpu: str) -> FloatArray:
-        """[n, K + 1] `speed` on GPUs of that kind, in units of the present `remaining`, whichever kind a job is on now.
+        """[n, K + 1] `speed` on GPUs of that kind, in units of the present `remaining`.
 
-        Where the speed tables do not tell kinds apart, they are alike. Raises ConfigError for a kind that they lack.
+        Where the speed tables know one kind only, all are alike. Raises ConfigError for a kind that they lack.
         """
         tables = self._tables
         if tables.kinds == (ONE_KIND,):
@@ -257,37 +291,6 @@ class JobTable:
         """
         return np.lexsort((key, self.class_rank))
 
-    def _gather(self) -> AnyArray:
-        """[n] VIEW of the jobs as they stand now."""
-        tables = self._tables
-        view = np.empty(len(self.index), dtype=VIEW)
-        noise = NO_NOISE if self._noise is None else self._noise.factors(tables.max_gpus + 1)
-        jobs = self.store.records
-        fill_limits(jobs, self.index, self.effective_priority, not len(self._class_weights), view)
-        curves = (tables.accuracy, tables.accuracy_ahead)
-        fill_estimates(jobs, tables.facts, *curves, tables.shown_remaining, noise, view)
-        if self._left is not None:
-            left = self._left(self.index)
-            if tables.known_remaining is not None:  # in a unit of its own, of a whole training
-                whole = tables.epochs[view["type_index"]] - view["progress"]
-                view["remaining"] *= np.divide(left, whole, out=np.ones_like(left), where=whole > 0)
-            if self._noise is not None:
-                left = left * self._noise.remaining[self.index]
-            if tables.known_remaining is None:
-                view["remaining"] = left
-            view["epochs"] = view["progress"] + left
-            view["final_accuracy"] = self._accuracy_of(view["type_index"], view["epochs"])
-        return view
-
-    def _gather_class_weight(self) -> FloatArray:
-        """[n] weights of the classes after aging."""
-        weights = self._class_weights
-        return weights[self.effective_priority] if len(weights) else np.ones(len(self.index))
-
-    def _gather_speed(self) -> FloatArray:
-        """[n, K + 1] speeds."""
-        return self._speed_of(self.records)
-
     def _speed_of(self, records: AnyArray, rows: IntArray | None = None) -> FloatArray:
         """[n, K + 1] speeds of jobs as `records` [n] VIEW say; rows: [T, K + 1], None: those of packed placements."""
         tables = self._tables
@@ -296,51 +299,3 @@ class JobTable:
         rows = tables.packed_rows(self._gpus_per_node) if rows is None else rows
         fill_speed(records, tables.shown_rates, rows, tables.shown_speed, noise, tables.max_gpus, speed)
         return speed
-
-    def _gather_batch_sizes(self) -> IntArray:
-        """[n, V] batch sizes to choose from."""
-        choices = self._tables.batch_choices[self.type_index]
-        return np.where(choices == NO_TYPE, NO_BATCH_SIZE, self._tables.batch_size[choices])
-
-    def _gather_speed_at_servers(self) -> FloatArray:
-        """[P, n, K + 1] speeds with 1 to P servers."""
-        tables = self._tables
-        found = np.zeros((int(self.most_servers.max(initial=0)), len(self), tables.max_gpus + 1))
-        for types in tables.server_choices[self.type_index].T:
-            rows = np.flatnonzero((types != NO_TYPE) & (tables.servers[types] > 0))
-            records = self.records[rows]
-            records["type_index"] = types[rows]
-            found[tables.servers[types[rows]] - 1, rows] = self._speed_of(records)
-        return found
-
-    def _gather_speed_at_batch_sizes(self) -> FloatArray:
-        """[V, n, K + 1] speeds at them."""
-        tables, found = self._tables, []
-        work, exponent, samples = tables.known_remaining, tables.exponent[self.type_index], tables.fixed_batch
-        for types in self._tables.batch_choices[self.type_index].T:
-            records = self.records.copy()
-            records["type_index"] = kind = np.where(types == NO_TYPE, self.type_index, types)
-            speed = np.where(types[:, None] == NO_TYPE, 0.0, self._speed_of(records))
-            if work is not None:  # counted in steps, which are worth more where the batch is larger
-                worth = work[self.type_index, self.epoch] / work[kind, self.epoch]
-                larger = samples[kind] / samples[self.type_index]
-                speed *= (worth**exponent * larger ** (1 - exponent))[:, None]
-            found.append(speed)
-        return np.stack(found)
-
-
-_FOUND: Mapping[str, Callable[[JobTable], AnyArray]] = {
-    "records": JobTable._gather,
-    "speed": JobTable._gather_speed,
-    "class_weight": JobTable._gather_class_weight,
-    "waiting": lambda table: table.gpus == 0,
-    "keepable": lambda table: np.minimum(table.gpus, table.max_gpus),
-    "servers": lambda table: table._tables.servers[table.type_index],
-    "own_servers": lambda table: table._tables.servers[table._tables.own[table.type_index]],
-    "most_servers": lambda table: table._tables.most_servers[table.type_index],
-    "speed_at_servers": JobTable._gather_speed_at_servers,
-    "metric": lambda table: table._tables.metric[table.type_index],
-    "chosen_batch_size": lambda table: table._tables.batch_size[table.type_index],
-    "batch_sizes": JobTable._gather_batch_sizes,
-    "speed_at_batch_sizes": JobTable._gather_speed_at_batch_sizes,
-}

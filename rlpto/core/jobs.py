@@ -2,7 +2,7 @@
 
 Columns have names, for Python and for compiled code alike: a job's state is one record of `JOB`, what is shown of it
 one record of `VIEW`, filled in one place for a policy, an environment and a batch of simulators: `fill_limits`,
-`fill_estimates` and, beside it, `fill_speed`, each where a decision reads what it fills.
+`fill_estimates` and `fill_speed`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Job:
     batch_size: fixed total batch size in samples; None lets the job adapt it.
     metric: what batch sizes are chosen by, of `rlpto.performance.metrics.METRICS`.
     stop: when it ends before its epochs are done; None: never.
-    user: who submitted it; empty: nobody knows.
+    user: who submitted it; empty: not known.
     """
 
     name: str
@@ -188,8 +188,8 @@ VIEW = np.dtype(
 """What is shown of a job. As in `JOB`, and further:
 
 index: position in the workload: stays the same while the job lives. effective_priority: class after aging.
-class_rank: jobs of a lower one come first, whatever else is known of them: the class after aging where the queue is
-strict, 0 for all where classes only weigh.
+class_rank: jobs of a lower one always come first: the class after aging where the queue is strict, 0 for all where
+classes only weigh.
 type_index: jobs of one type share their speed and accuracy curves. epoch: the one it is in, at most the last measured.
 remaining: work left as it is believed, in the unit of speeds per second (epochs, or what the profile's operator knows).
 progress: epochs done, always exact. epochs: progress and the epochs that are believed to be left; where remaining

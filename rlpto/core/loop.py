@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from rlpto.core.cluster import Allocation, Cluster, ClusterState, FastForward
-from rlpto.core.fair_users import UserService
 from rlpto.core.policy import Policy, StandingPolicy
+from rlpto.core.queue_order import UserService
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.records import INTERVAL, DecisionRecords, JobRecords, RunRecord
 from rlpto.core.rewards import TERMS, RewardWeights, reward_terms
@@ -22,9 +22,14 @@ from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import PolicyError
 from rlpto.performance.solo import alone_bound, requested_seconds
 
+COPIED_COLUMNS = (
+    "priority", "requested_gpus", "max_gpus", "rescales", "peak_gpus", "data_size", "epochs", "submit_time",
+    "start_time", "finish_time",
+)  # fmt: skip
+"""Columns of jobs that are kept in the records of a run as they are."""
 MAX_IDLE_POINTS = 1000
 """Decision points at which a policy may leave all GPUs unused, between two that see some in use; and at which jobs may
-hold GPUs without one of them getting on."""
+hold GPUs without progress."""
 
 
 class DecisionLoop:
@@ -160,7 +165,7 @@ class ProgressWatch:
         progress, rescales = float(cluster.store.progress.sum()), int(cluster.store.rescales.sum())
         if self._held and progress == self._progress and rescales > self._rescales:
             raise PolicyError(
-                f"policy {self._policy}: no job got on in {MAX_IDLE_POINTS} decision points although "
+                f"policy {self._policy}: no job progressed in {MAX_IDLE_POINTS} decision points although "
                 f"{cluster.held_gpus} GPUs are held (at {cluster.time:.0f} s): "
                 "expected GPUs to stay longer than a rescale takes"
             )
@@ -227,16 +232,7 @@ def job_records(cluster: Cluster) -> JobRecords:
     return JobRecords(
         names=tuple(job.name for job in cluster.jobs),
         models=tuple(job.model for job in cluster.jobs),
-        priority=store.priority.copy(),
-        requested_gpus=store.requested_gpus.copy(),
-        max_gpus=store.max_gpus.copy(),
-        rescales=store.rescales.copy(),
-        peak_gpus=store.peak_gpus.copy(),
-        data_size=store.data_size.copy(),
-        epochs=store.epochs.copy(),
-        submit_time=store.submit_time.copy(),
-        start_time=store.start_time.copy(),
-        finish_time=store.finish_time.copy(),
+        **{name: getattr(store, name).copy() for name in COPIED_COLUMNS},
         gpu_seconds=store.attained_service.copy(),
         final_accuracy=table.accuracy,
         reached_90=store.reached[:, 0].copy(),

@@ -31,10 +31,7 @@ class Policy(Protocol):
 
 @runtime_checkable
 class StandingPolicy(Protocol):
-    """A policy that can say for how long its decision stands, so that it need not be asked again.
-
-    Optional: a policy without this method is asked at every decision point.
-    """
+    """A policy that says for how long its decision stands. Optional: others are asked at every decision point."""
 
     def stands_until(self, state: ClusterState) -> float:
         """Time in seconds (of `state.time`) until which the decision on `state` cannot change.
@@ -61,38 +58,17 @@ def as_it_stands(policy: Policy) -> Policy:
     return policy.as_it_stands() if isinstance(policy, LookingAhead) else policy
 
 
-@runtime_checkable
-class BatchSizePolicy(Protocol):
-    """A policy that may choose batch sizes. Optional: speeds at other batch sizes are compiled only for such policies.
-
-    chooses_batch_sizes: whether it does.
-    """
-
-    @property
-    def chooses_batch_sizes(self) -> bool:
-        """Whether its allocations may have batch sizes."""
-
-
 def chooses_batch_sizes(policy: Policy) -> bool:
-    """Whether a policy's allocations may have batch sizes."""
-    return isinstance(policy, BatchSizePolicy) and policy.chooses_batch_sizes
+    """Whether a policy's allocations may have batch sizes, as its attribute of this name says, if it has one.
 
-
-@runtime_checkable
-class ServerPolicy(Protocol):
-    """A policy that may choose numbers of parameter servers. Optional, as `BatchSizePolicy` is.
-
-    chooses_servers: whether it does.
+    Speeds at other batch sizes are compiled only for such policies.
     """
-
-    @property
-    def chooses_servers(self) -> bool:
-        """Whether its allocations may have servers."""
+    return bool(getattr(policy, "chooses_batch_sizes", False))
 
 
 def chooses_servers(policy: Policy) -> bool:
-    """Whether a policy's allocations may have numbers of parameter servers."""
-    return isinstance(policy, ServerPolicy) and policy.chooses_servers
+    """Whether a policy's allocations may have numbers of parameter servers, likewise."""
+    return bool(getattr(policy, "chooses_servers", False))
 
 
 class NoOptions(Settings):
@@ -117,16 +93,17 @@ OptionsT = TypeVar("OptionsT", bound=Settings)
 
 
 class BasePolicy(Generic[OptionsT]):
-    """What this project's policies have in common: a name, typed options, and no memory unless they say so."""
+    """What this project's policies have in common: a name and typed options; one with a memory has a `reset`."""
 
     name: str
     Options: ClassVar[type[Settings]] = NoOptions
 
     def __init__(self, options: OptionsT | None = None) -> None:
         self.options = options or cast(OptionsT, self.Options())
+        self.reset(0)
 
     def reset(self, seed: int) -> None:
-        """Nothing is remembered."""
+        """See `Policy`. Called by the constructor, too, so a memory is made here and nowhere else."""
 
 
 class StandsUntilEvent:

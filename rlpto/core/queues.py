@@ -52,7 +52,7 @@ class QueueSettings(Settings):
     a job of weight 4 counts as one of weight 1 with a quarter of its remaining time, or of the GPU time it has had."""
     inside: Literal["fifo", "shortest_first", "fair_users"] = "fifo"
     """Order within a class (weighted: of all): by submission, by remaining time on the requested GPUs, or users who
-    have had the least GPU time first, see `rlpto.core.fair_users`."""
+    have had the least GPU time first, see `rlpto.core.queue_order`."""
     user_half_life: float = Field(86_400.0, gt=0)
     """fair_users: seconds after which GPU time that a user has had counts half."""
     aging_normal: float = Field(1800.0, gt=0)
@@ -62,8 +62,8 @@ class QueueSettings(Settings):
     """Seconds a waiting job of class low waits before it counts as normal (and then ages on); weighted: and the head
     start in the queue that normal has over low."""
     shrink_lower: bool = False
-    """While a job of a lower class runs, give waiting jobs of higher classes their min_gpus: from GPUs nobody
-    uses, then by shrinking jobs of lower classes, down to their min_gpus; only where classes are strict."""
+    """While a job of a lower class runs, give waiting jobs of higher classes their min_gpus: from unused
+    GPUs, then by shrinking jobs of lower classes, down to their min_gpus; only where classes are strict."""
     converging: ConvergingSettings = ConvergingSettings()
     """Whether jobs shrink as they converge, while other jobs could use their GPUs."""
 

@@ -35,7 +35,7 @@ def intervals(
     rescale_seconds: FloatArray | float,
     shortfall: FloatArray | float = 0.0,
 ) -> AnyArray:
-    """[N] INTERVAL of N intervals of which only these sums are known: two [N, classes], the others [N]."""
+    """[N] INTERVAL from these sums, all others 0: accuracy_gain, shortfall [N, classes], the others [N]."""
     found = np.zeros(len(accuracy_gain), dtype=INTERVAL)
     found["accuracy_gain"], found["shortfall"], found["unfinished"] = accuracy_gain, shortfall, unfinished
     found["gpu_seconds"], found["rescale_seconds"] = gpu_seconds, rescale_seconds

@@ -26,8 +26,7 @@ from rlpto.experiments.experiment import Experiment, estimate_noise, prepare
 from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.performance.tables import ONE_KIND
-from rlpto.planning.prediction import predict
-from rlpto.planning.predictor import THREAD_SHARE, Predictions, Predictor, prediction_settings
+from rlpto.planning.predictor import THREAD_SHARE, Predictions, Predictor, predict, prediction_settings
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.switching import switching
 from rlpto.ray_cluster.messages import JobSpec

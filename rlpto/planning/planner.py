@@ -22,8 +22,7 @@ from rlpto.io.arrays import FloatArray
 from rlpto.io.cores import cores
 from rlpto.io.settings import Settings
 from rlpto.planning.compiled_loop import Loop
-from rlpto.planning.rollout import Start, copy_of, roll_out
-from rlpto.planning.rollout_state import RolloutStates
+from rlpto.planning.rollout import RolloutStates, Start, copy_of, roll_out
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import SLOPE_FEATURES, STEERING_FEATURES, IndexWeights, load_weights
 from rlpto.policies.steering import steer
@@ -47,13 +46,13 @@ class PlannerOptions(Settings):
     candidates: tuple[Path, ...] = ()
     """Files of index or steering weights that every plan tries in addition to the base."""
     perturbations: int = Field(26, ge=0, le=10_000)
-    """Random candidates in each plan, near to the best so far."""
+    """Random candidates in each plan, close to the plan in force."""
     spread: float = Field(0.25, gt=0)
     """Standard deviation of what they differ by, relative to each weight."""
     every: float = Field(600.0, gt=0)
-    """Seconds after which a plan is made anew where no job has come or gone."""
+    """Seconds after which another plan is made where no job has come or gone."""
     interval: float | None = Field(600.0, gt=0)
-    """Where decisions are taken at events, rollouts take others only so many seconds apart; null: as the scheduler."""
+    """Where decisions are taken at events, seconds between the other decisions of rollouts; null: as the scheduler."""
     work: int = Field(400_000, ge=1)
     """Speeds that a rollout looks at, one for every job and number of GPUs in each decision, until it is cut short and
     what is left is estimated."""
@@ -84,15 +83,14 @@ class Planner(BasePolicy[PlannerOptions]):
         reward: RewardWeights | None = None,
     ) -> None:
         """queue, simulator, reward: of the experiment; None: the defaults."""
-        super().__init__(options)
-        base = self.options.base
-        self._base = IndexWeights().vector() if base is None else load_weights(base)
-        self._named = [load_weights(path)[None] for path in self.options.candidates]
-        weights = self.options.weights or reward or RewardWeights()
-        known = (queue or QueueSettings(), simulator or SimulatorSettings(), self.options.interval)
+        given = options or PlannerOptions()
+        self._base = IndexWeights().vector() if given.base is None else load_weights(given.base)
+        self._named = [load_weights(path)[None] for path in given.candidates]
+        weights = given.weights or reward or RewardWeights()
+        known = (queue or QueueSettings(), simulator or SimulatorSettings(), given.interval)
         self._rollout_states = RolloutStates(*known, follow_accuracy=weights.shortfall > 0)
         self._reward = weights.record()
-        self.reset(0)
+        super().__init__(given)
 
     def reset(self, seed: int) -> None:
         """Forget the plan that stands, and the jobs that were planned for."""
@@ -156,7 +154,7 @@ class Planner(BasePolicy[PlannerOptions]):
         return cost
 
     def _threads(self, rollouts: int, seconds: float) -> int:
-        """Threads for so many rollouts, each of which takes about so many seconds."""
+        """Threads for a number of rollouts that take about `seconds` each."""
         given = self.options.threads
         if not given:
             alone = seconds < LONG_ROLLOUT_S or multiprocessing.parent_process() is not None

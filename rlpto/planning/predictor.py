@@ -1,8 +1,8 @@
-"""When jobs will start and finish, predicted next to a scheduler at work, so that no decision waits.
+"""When jobs will start and finish: a scratch cluster runs forward under their policy.
 
-The present state is run forward under the present policy: once without further arrivals, and where arrivals are
-forecast, once in each of some sampled futures; the middle 80 % of these are the interval. Futures differ in what
-arrives, and in how fast programs turn out to be compared with what is believed of them.
+`predict` does so once, without further arrivals. A `Predictor` does it next to a scheduler at work, so that no decision
+waits, and where arrivals are forecast, also in each of some sampled futures; the middle 80 % of these are the interval.
+Futures differ in what arrives, and in how fast programs turn out to be compared with what is believed of them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ import numpy as np
 
 from rlpto.core.cluster import Cluster, ClusterState
 from rlpto.core.jobs import Job
-from rlpto.core.loop import DecisionLoop
+from rlpto.core.loop import DecisionLoop, ProgressWatch
 from rlpto.core.policy import Policy, StandingPolicy, as_it_stands
 from rlpto.core.queues import QueueSettings
-from rlpto.io.arrays import FloatArray
-from rlpto.planning.prediction import JobForecast, predict
-from rlpto.planning.snapshot import Snapshot, take_snapshot
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.planning.snapshot import ScratchCluster, Snapshot, take_snapshot
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.store.status import PredictionRow
 
@@ -45,6 +44,62 @@ BUSY_SHARE = 0.25
 """Share of the time that a process may predict."""
 THREAD_SHARE = 0.05
 """The same of a thread in the scheduler's own process."""
+
+
+@dataclass(frozen=True)
+class JobForecast:
+    """What n jobs that are there now will come to.
+
+    time [s]: of the snapshot. index: [n] numbers of the jobs in the cluster's workload, in order of submission.
+    start, finish: [n] s on the cluster's clock; start is the first GPU, which may lie in the past. NaN where it does
+    not come to that with the nodes that are up.
+    """
+
+    time: float
+    index: IntArray
+    start: FloatArray
+    finish: FloatArray
+
+
+def predict(
+    snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: SimulatorSettings, *, decided: bool = False
+) -> JobForecast:
+    """Run forward until the jobs of the snapshot have finished: no further jobs, no failures, no forecast.
+
+    policy: decides in the scratch cluster; a copy of it is asked, with its memory as it stands. One that looks ahead
+    does not do so there. decided: the decision on this state has been carried out already, the next one is taken when
+    it is due. Same arguments, same prediction.
+    Raises PolicyError if the policy returns no allocation, ConfigError without GPUs.
+    """
+    if not len(snapshot.index):
+        return JobForecast(snapshot.time, snapshot.index, np.zeros(0), np.zeros(0))
+    scratch = snapshot.restore(settings.model_copy(update={"max_hours": None}))
+    if decided:
+        scratch.advance()
+    start, finish = _run_forward(scratch, as_it_stands(policy), queue, len(snapshot.index))
+    return JobForecast(snapshot.time, snapshot.index, start, finish)
+
+
+def _run_forward(
+    scratch: ScratchCluster, policy: Policy, queue: QueueSettings, count: int, most_points: float = math.inf
+) -> FloatArray:
+    """[2, count] start and finish [s] of the first jobs of a scratch cluster, which decides until they have finished.
+
+    A copy of the policy goes on from what it remembers. most_points: decision points after which the run ends.
+    """
+    loop, policy = DecisionLoop(scratch, queue), copy.deepcopy(policy)
+    standing = policy if isinstance(policy, StandingPolicy) else None
+    progress, store = ProgressWatch(scratch, policy.name), scratch.store
+    decide_at, points = -np.inf, 0
+    while not (scratch.done or points >= most_points or np.isfinite(store.finish_time[:count]).all()):
+        if scratch.active_jobs and (scratch.changed or scratch.time >= decide_at):
+            state = loop.state()
+            loop.carry_out(state, policy(state), policy.name)
+            decide_at = loop.stands_until(state, standing)
+        passed = len(loop.advance(decide_at))
+        points += passed
+        progress.check(passed)
+    return np.stack([store.start_time[:count], store.finish_time[:count]])
 
 
 @dataclass(frozen=True)
@@ -204,8 +259,10 @@ def look_ahead(
 def run_in(
     snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: SimulatorSettings, sampled: Sampled, one: int
 ) -> FloatArray:
-    """[2, n] start and finish of the jobs of a snapshot in one future. What is not known of a program is the same for
-    all of its jobs, beside what is their own."""
+    """[2, n] start and finish of the jobs of a snapshot in one future.
+
+    What is not known of a program is the same for all of its jobs; each job has a deviation of its own, too.
+    """
     count, rng = len(snapshot.index), np.random.default_rng(one)
     off = {model: float(rng.standard_normal()) for model in sorted({job.model for job in snapshot.jobs})}
     common = np.array([off[job.model] for job in snapshot.jobs])
@@ -214,18 +271,7 @@ def run_in(
     columns.scale[:] *= factor
     scratch = replace(snapshot, columns=columns).restore(settings.model_copy(update={"max_hours": None}))
     scratch.append(sampled.jobs(one))
-    loop, policy = DecisionLoop(scratch, queue), copy.deepcopy(policy)
-    standing = policy if isinstance(policy, StandingPolicy) else None
-    decide_at = -np.inf
-    for _ in range(MOST_POINTS):
-        if scratch.done or np.isfinite(scratch.store.finish_time[:count]).all():
-            break
-        if scratch.active_jobs and (scratch.changed or scratch.time >= decide_at):
-            state = loop.state()
-            loop.carry_out(state, policy(state), policy.name)
-            decide_at = loop.stands_until(state, standing)
-        loop.advance(decide_at)
-    return np.stack([scratch.store.start_time[:count], scratch.store.finish_time[:count]])
+    return _run_forward(scratch, policy, queue, count, MOST_POINTS)
 
 
 def prediction_settings(settings: SimulatorSettings) -> SimulatorSettings:

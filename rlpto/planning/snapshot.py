@@ -29,7 +29,7 @@ AT_ONCE = 1e12
 class ScratchCluster(ResumedCluster):
     """A simulated cluster that is also done once no job has held GPUs for `IDLE_POINTS` decision points.
 
-    Jobs that want more GPUs than are up would wait for ever: nobody knows when a node will be back.
+    Jobs that want more GPUs than are up would wait for ever: when a node will be back is not known.
     """
 
     _idle = 0

@@ -100,19 +100,11 @@ class Coach(BasePolicy[CoachOptions]):
     summary = "min_gpus for all, then single workers or servers by largest gain in epochs per second, elastic"
     source = "Sundkvist, Umeå University 2021 (Coach, code DLScheduler); Peng et al., EuroSys 2018 (Optimus)"
     Options = CoachOptions
-
-    def __init__(self, options: CoachOptions | None = None) -> None:
-        super().__init__(options)
-        self._seen: dict[int, Seen] = {}
+    chooses_servers = True
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
         """Forget the measured speeds."""
-        self._seen = {}
-
-    @property
-    def chooses_servers(self) -> bool:
-        """Always."""
-        return True
+        self._seen: dict[int, Seen] = {}
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Grow jobs until nothing is gained or nothing is free; probes come before growth."""

@@ -84,20 +84,12 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
     summary = "requests in queue order, running jobs grow in workers and servers into free resources at their reports"
     source = "Surya, ITB thesis 39082, 2019 (ConfigurationManager)"
     Options = ConfigurationManagerOptions
-
-    def __init__(self, options: ConfigurationManagerOptions | None = None) -> None:
-        super().__init__(options)
-        self.events: list[Reconfiguration] = []
-        self._known: dict[int, _Known] = {}
-
-    @property
-    def chooses_servers(self) -> bool:
-        """Always."""
-        return True
+    chooses_servers = True
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
         """Forget all jobs."""
-        self.events, self._known = [], {}
+        self.events: list[Reconfiguration] = []
+        self._known: dict[int, _Known] = {}
 
     def stands_until(self, state: ClusterState) -> float:  # noqa: ARG002
         """The next report."""
@@ -187,9 +179,9 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
         workers, servers = known.config
         most = min(int(jobs.max_gpus[row]), workers + free), min(int(jobs.most_servers[row]), servers + slots)
         if servers == 0:
-            told = jobs.speed[row]
-            after = workers + int(np.argmax(told[workers : most[0] + 1]))
-            found, expected = (after, 0), speed * float(told[after] / told[workers])
+            known_speed = jobs.speed[row]
+            after = workers + int(np.argmax(known_speed[workers : most[0] + 1]))
+            found, expected = (after, 0), speed * float(known_speed[after] / known_speed[workers])
         elif known.grid is not None:
             part = known.grid[workers : most[0] + 1, servers : most[1] + 1]
             found = _fastest(part, workers, servers)

@@ -16,7 +16,7 @@ from rlpto.core.job_table import JobTable, seconds_for
 from rlpto.core.policy import BasePolicy, OneNodeOptions
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
-from rlpto.policies.one_node import largest_node, node_sizes, where_kept
+from rlpto.policies.one_node import largest_node, where_kept
 
 MIN_REMAINING_DELAYS = 3.0
 """A running job no longer grows once it will finish within this many times the delay of the change."""
@@ -45,9 +45,9 @@ class ElasticFifo(BasePolicy[OneNodeOptions]):
 
 def on_one_node_each(state: ClusterState, backfill: bool) -> Allocation:
     """The same without jobs across nodes; a job that an earlier policy spread over nodes keeps its GPUs there."""
-    jobs, sizes = state.jobs, node_sizes(state)
-    placement, seconds = where_kept(state, sizes), finishing_times(jobs)
-    held, free = placement.copy(), sizes - placement.sum(axis=0)
+    jobs = state.jobs
+    placement, seconds = where_kept(state), finishing_times(jobs)
+    held, free = placement.copy(), state.shape.offered - placement.sum(axis=0)
     largest, delay = largest_node(state), jobs.rescale_delay
     serve_on_nodes(placement, jobs.requested_gpus, jobs.min_gpus, seconds, delay, free, largest, backfill)
     grow_on_nodes(placement, held, fastest(seconds, jobs), seconds, delay, free)

@@ -12,7 +12,7 @@ import numpy as np
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.policy import BasePolicy, OneNodeOptions, StandsUntilEvent
 from rlpto.policies.filling import fit_waiting
-from rlpto.policies.one_node import largest_node, node_sizes, place_waiting, where_kept
+from rlpto.policies.one_node import start_on_nodes
 
 
 class Fifo(BasePolicy[OneNodeOptions], StandsUntilEvent):
@@ -27,11 +27,7 @@ class Fifo(BasePolicy[OneNodeOptions], StandsUntilEvent):
         """Start waiting jobs in row order."""
         jobs = state.jobs
         if self.options.one_node:
-            sizes = node_sizes(state)
-            placement = where_kept(state, sizes)
-            free, backfill = sizes - placement.sum(axis=0), self.options.backfill
-            largest = largest_node(state)
-            place_waiting(jobs.requested_gpus, jobs.waiting, free, largest, 0, False, backfill, placement)
+            placement, _ = start_on_nodes(state, 0, rotates=False, backfill=self.options.backfill)
             return Allocation(placement.sum(axis=1), placement=placement)
         order = np.arange(len(jobs))
         return Allocation(fit_waiting(order, jobs.keepable, jobs.requested_gpus, state.capacity, self.options.backfill))

@@ -1,4 +1,4 @@
-"""Compiled kernels that hand out GPUs in a given order, or evenly, or by shares.
+"""Compiled kernels that hand out GPUs in a given order, or evenly.
 
 All take integer arrays over the n rows of a table and return GPUs [n] whose sum stays within
 `capacity`. They are compiled on first use and cached on disk.
@@ -10,7 +10,6 @@ import numpy as np
 
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.compiled import njit
-from rlpto.policies.greedy import heapify, replace_top, shrink_top
 
 
 @njit()
@@ -22,18 +21,6 @@ def fit_in_order(order: IntArray, wish: IntArray, capacity: int) -> IntArray:
         if wish[row] <= free:
             gpus[row] = wish[row]
             free -= wish[row]
-    return gpus
-
-
-@njit()
-def keep_running(held: IntArray, capacity: int) -> IntArray:
-    """Rows keep what they hold; should that exceed capacity (a node went down), the last rows lose theirs."""
-    gpus = np.zeros(len(held), dtype=np.int64)
-    free = capacity
-    for row in range(len(held)):
-        if held[row] <= free:
-            gpus[row] = held[row]
-            free -= held[row]
     return gpus
 
 
@@ -112,38 +99,6 @@ def fill_evenly(lowest: IntArray, highest: IntArray, held: IntArray, capacity: i
             if free > 0 and rises and (held[row] > level) == holders:
                 gpus[row] += 1
                 free -= 1
-    return gpus
-
-
-@njit()
-def apportion(share: FloatArray, order: IntArray, lowest: IntArray, highest: IntArray, capacity: int) -> IntArray:
-    """Whole GPUs in proportion to `share` [n] >= 0, by Webster's method (divisors 1/2, 3/2, ...).
-
-    Each row of `order` in turn first gets its lowest number, if that fits. Then GPUs go one by one
-    to the row with the largest share / (GPUs it has + 1/2), the first of equals. A row at its
-    highest number drops out, and what it cannot take goes to the others in proportion.
-    """
-    count = len(share)
-    gpus = fit_in_order(order, lowest, capacity)
-    free = capacity - gpus.sum()
-    heap = np.empty(count, dtype=np.int64)
-    key = np.empty(count)
-    size = 0
-    for row in range(count):
-        if 0 < gpus[row] < highest[row]:
-            key[row] = share[row] / (gpus[row] + 0.5)
-            heap[size] = row
-            size += 1
-    heapify(heap, size, key)
-    while free > 0 and size > 0:
-        row = heap[0]
-        gpus[row] += 1
-        free -= 1
-        if gpus[row] < highest[row]:
-            key[row] = share[row] / (gpus[row] + 0.5)
-            replace_top(heap, size, key)
-        else:
-            size = shrink_top(heap, size, key)
     return gpus
 
 

@@ -42,10 +42,6 @@ class Gavel(BasePolicy[GavelOptions]):
     source = "Narayanan et al., OSDI 2020 (Gavel)"
     Options = GavelOptions
 
-    def __init__(self, options: GavelOptions | None = None) -> None:
-        super().__init__(options)
-        self.reset(0)
-
     def reset(self, seed: int) -> None:  # noqa: ARG002
         """Forget the service of all jobs."""
         self._received: dict[int, FloatArray] = {}  # by job: seconds on every kind
@@ -59,10 +55,10 @@ class Gavel(BasePolicy[GavelOptions]):
         held = np.where(shape.offered > 0, state.held_nodes, 0)
         kind = kinds_of(held, shape)
         received = self._count(state, kind)
-        anew = state.time >= self._round_ends
-        if anew:
+        begins = state.time >= self._round_ends
+        if begins:
             self._round_ends = state.time + self.options.round
-        stays = np.full(len(jobs), False) if anew else kind != NO_KIND
+        stays = np.full(len(jobs), False) if begins else kind != NO_KIND
         wish, room = jobs.requested_gpus, room_of(shape)
         speed = np.stack([jobs.speed_on_gpu(gpu)[np.arange(len(jobs)), wish] for gpu in shape.kinds], axis=1)
         np.subtract.at(room, kind[stays], jobs.keepable[stays])
@@ -109,7 +105,7 @@ def fair_shares(speed: FloatArray, gpus: IntArray, room: IntArray) -> FloatArray
         b_ub=np.concatenate([np.zeros(count), np.ones(count), room]),
         bounds=[*((0.0, float(fit)) for fit in fits.ravel()), (0.0, np.inf if runs.any() else 0.0)],
     )
-    assert found.x is not None, "giving nobody anything is always possible"
+    assert found.x is not None, "shares of 0 are always possible"
     share: FloatArray = found.x[:-1].reshape(count, kinds)
     return np.where(share > NO_SHARE, share, 0.0)
 

@@ -105,10 +105,17 @@ def _sift_down(heap: IntArray, size: int, key: FloatArray, at: int) -> None:
         heap[at] = row
 
 
-def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
-    """A compiled function that takes steps in order of score(row, gpus, *told), also compiled.
+def single_steps(highest: IntArray, width: int) -> IntArray:
+    """[n, width] targets of steps of one GPU up to highest [n]; a row without GPUs does not start."""
+    gpus = np.arange(width)
+    grows = (gpus > 0) & (gpus < highest[:, None])
+    return np.where(grows, gpus + 1, gpus)
 
-    grow(gpus, target, told, lowest, capacity, threshold) ends when GPUs run out or no step scores above `threshold`.
+
+def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
+    """A compiled function that takes steps in order of score(row, gpus, *known), also compiled: the one greedy search.
+
+    grow(gpus, target, known, lowest, capacity, threshold) ends when GPUs run out or no step scores above `threshold`.
     gpus: [n] to start from; the sum must be within capacity. target: [n, K + 1] as in `GrowthSteps`. Ties go to the
     first row. If a row's first step does not fit but its lowest number does, the row starts with that; other steps
     that do not fit are left out. Returns GPUs [n]. `score` is called only for the next step of a row.
@@ -118,7 +125,7 @@ def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
     def take(
         gpus: IntArray,
         target: IntArray,
-        told: tuple[Any, ...],
+        known: tuple[Any, ...],
         lowest: IntArray,
         free: int,
         threshold: float,
@@ -129,7 +136,7 @@ def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
         for row in range(len(gpus)):
             free -= gpus[row]
             if target[row, gpus[row]] > gpus[row]:
-                key[row] = score(row, gpus[row], *told)
+                key[row] = score(row, gpus[row], *known)
                 if key[row] > threshold:
                     heap[size] = row
                     size += 1
@@ -143,7 +150,7 @@ def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
                 free -= after - gpus[row]
                 gpus[row] = after
                 if target[row, after] > after:
-                    key[row] = score(row, after, *told)
+                    key[row] = score(row, after, *known)
                     if key[row] > threshold:
                         replace_top(heap, size, key)
                         continue
@@ -151,10 +158,10 @@ def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
 
     @closure(_nrt=True)
     def grow(
-        gpus: IntArray, target: IntArray, told: tuple[Any, ...], lowest: IntArray, capacity: int, threshold: float
+        gpus: IntArray, target: IntArray, known: tuple[Any, ...], lowest: IntArray, capacity: int, threshold: float
     ) -> IntArray:
         gpus, count = gpus.copy(), len(gpus)
-        take(gpus, target, told, lowest, capacity, threshold, np.empty(count, dtype=np.int64), np.empty(count))
+        take(gpus, target, known, lowest, capacity, threshold, np.empty(count, dtype=np.int64), np.empty(count))
         return gpus
 
     return grow

@@ -19,9 +19,10 @@ from pydantic import Field
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.job_table import JobTable
 from rlpto.core.policy import BasePolicy, unit_speed
-from rlpto.io.arrays import FloatArray
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.settings import Settings
-from rlpto.policies.filling import apportion
+from rlpto.policies.filling import fit_in_order
+from rlpto.policies.greedy import grow, single_steps
 
 
 class HesrptOptions(Settings):
@@ -47,6 +48,17 @@ class Hesrpt(BasePolicy[HesrptOptions]):
         share = np.empty(len(jobs))
         share[order] = optimal_shares(len(jobs), exponent)[::-1]
         return Allocation(apportion(share, order, jobs.min_gpus, jobs.max_gpus, state.capacity))
+
+
+def apportion(share: FloatArray, order: IntArray, lowest: IntArray, highest: IntArray, capacity: int) -> IntArray:
+    """[n] whole GPUs in proportion to `share` [n], by Webster's method (divisors 1/2, 3/2, ...).
+
+    Each row of `order` in turn first gets its lowest number, if that fits. Then GPUs go one by one to the row with the
+    largest share / (GPUs it has + 1/2), the first of equals, until rows reach their highest number.
+    """
+    first, width = fit_in_order(order, lowest, capacity), int(highest.max(initial=0)) + 1
+    score = share[:, None] / (np.arange(width) + 0.5)
+    return grow(first, single_steps(highest, width), score, lowest, capacity, -np.inf)
 
 
 def optimal_shares(count: int, exponent: float) -> FloatArray:

@@ -8,8 +8,7 @@ Adapted: this project's own form. A step from k to k' GPUs scores
     sum over features of weight x feature,
 and the best steps are taken until the GPUs are gone. Steps follow the concave hull of the speed.
 
-Weights may differ by job, and so may depend on the state: that is how a learned policy steers this
-one (`rlpto.policies.steering.steer`). The steering weights beyond those of the index are off here.
+A learned policy steers this one by other weights in every state (`rlpto.policies.steering`).
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ class IndexOptions(Settings):
     """Options of `index`."""
 
     weights: Path | None = None
-    """YAML file of index weights, as `rlpto tune index` writes it, or of steering weights, which are constants for all
-    that an agent steers; null: the two-parameter form."""
+    """YAML file of weights, as `rlpto tune index` writes it; null: the two-parameter form."""
 
 
 class Index(BasePolicy[IndexOptions]):

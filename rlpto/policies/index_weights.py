@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import yaml
@@ -35,6 +36,8 @@ LARGEST_WEIGHT = 1000.0
 NO_PRICE = -20.0
 """`price` that rejects no step."""
 
+_Weight = Annotated[float, Field(ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)]
+
 
 class IndexWeights(Settings):
     """Weights of the index: one for each feature, which multiply it and add up to a step's log score.
@@ -45,29 +48,29 @@ class IndexWeights(Settings):
     where they differ, come before size: of starts by the queue's rule where that is strict, else by weight.
     """
 
-    gain: float = Field(1.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
+    gain: _Weight = 1.0
     """Times log(speed-up gained per GPU of the step), relative to one GPU."""
-    remaining: float = Field(-0.25, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
+    remaining: _Weight = -0.25
     """Times r."""
-    remaining_squared: float = Field(0.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
+    remaining_squared: _Weight = 0.0
     """Times r squared."""
-    load_remaining: float = Field(0.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
+    load_remaining: _Weight = 0.0
     """Times r x log(1 + GPUs all jobs could use / capacity)."""
-    priority: float = Field(2.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
+    priority: _Weight = 2.0
     """Times 1, 0 or -1 for class high, normal, low (after aging)."""
-    age: float = Field(0.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
+    age: _Weight = 0.0
     """Times log(1 + hours since the job was submitted)."""
-    attained: float = Field(0.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
+    attained: _Weight = 0.0
     """Times log(1 + GPU-hours the job has had)."""
-    start: float = Field(3.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
+    start: _Weight = 3.0
     """Times 1 if the step starts from no GPUs, else 0; the default lets nearly all jobs start before any grows."""
-    held: float = Field(1.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
+    held: _Weight = 1.0
     """Stickiness: times the part of the step's GPUs that the job holds now, in [0, 1]."""
-    held_remaining: float = Field(0.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
+    held_remaining: _Weight = 0.0
     """Size-dependent stickiness: times that part x r."""
-    slope: float = Field(0.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
+    slope: _Weight = 0.0
     """Times s, how steeply accuracy rises ahead of the job, see `rlpto.policies.steering`; 0: not looked at."""
-    slope_start: float = Field(0.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
+    slope_start: _Weight = 0.0
     """Times s if the step starts from no GPUs, further to `slope`."""
 
     def vector(self) -> FloatArray:
@@ -77,8 +80,6 @@ class IndexWeights(Settings):
 
 INDEX_FEATURES: tuple[str, ...] = tuple(IndexWeights.model_fields)
 """Names of the weights that are tuned. `IndexWeights` says what each is."""
-
-
 SLOPE_FEATURES: tuple[str, ...] = ("slope", "slope_start")
 """The weights that depend on accuracy. Neither agents nor the planner change them."""
 STEERING_FEATURES: tuple[str, ...] = (
@@ -134,7 +135,7 @@ def load_weights(path: Path) -> FloatArray:
 
 
 def _number(file: YamlFile, name: str, value: object) -> float:
-    """The number of an entry. Raises CheckpointError if it is not a number or too large."""
+    """The value of an entry, checked."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_WEIGHT:
         place, got = f"{file.place(('weights', name))}: weights.{name}", one_line(repr(value), 60)
         raise CheckpointError(f"{place}: expected a number from {-LARGEST_WEIGHT:g} to {LARGEST_WEIGHT:g}, got {got}")

@@ -42,22 +42,16 @@ class Las(BasePolicy[LasOptions]):
     source = "Nuyens and Wierman, Performance Evaluation 65(3-4), 2008; Gu et al., NSDI 2019"
     Options = LasOptions
 
-    def __init__(self, options: LasOptions | None = None) -> None:
-        super().__init__(options)
-        self._levels = np.array(self.options.levels)
-
-        self._limits = np.append(self._levels, np.inf)
-        self.reset(0)
-
     def reset(self, seed: int) -> None:  # noqa: ARG002
         """Forget the last decision."""
         self._until = float("inf")
+        self._limits = np.array([*self.options.levels, np.inf])
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Serve jobs by rank of their class, level and queue order."""
         jobs = state.jobs
         attained, weight = jobs.attained_service, jobs.class_weight
-        level = self._levels.searchsorted(attained / weight, side="right")
+        level = self._limits[:-1].searchsorted(attained / weight, side="right")
         order = jobs.ranked(level)
         gpus = fit_in_order(order, jobs.requested_gpus, state.capacity)
         self._until = state.time + first_to_reach(self._limits[level] * weight, attained, gpus)

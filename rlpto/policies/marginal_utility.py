@@ -7,7 +7,6 @@ that does not fit is not taken.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,34 +44,26 @@ def allocate(speed: FloatArray, limits: Limits, gpus: int, slots: int) -> tuple[
             workers[row], servers[row] = limits.min_workers[row], limits.min_servers[row]
             gpus -= int(workers[row])
             slots -= int(servers[row])
-    heap: list[tuple[float, bool, int, int, int]] = []
-
-    def offer(row: int) -> None:
-        w, p = int(workers[row]), int(servers[row])
-        if w < limits.max_workers[row]:
-            _push(heap, float(speed[row, w + 1, p] - speed[row, w, p]), False, row, w, p)
-        if p < limits.max_servers[row]:
-            _push(heap, float(speed[row, w, p + 1] - speed[row, w, p]), True, row, w, p)
-
+    gain = np.full((2, count), -np.inf)  # of a worker, and of a server, more
     for row in np.flatnonzero(workers).tolist():
-        offer(row)
-    while heap:
-        _, is_server, row, w, p = heapq.heappop(heap)
-        if (w, p) != (workers[row], servers[row]) or (slots if is_server else gpus) == 0:
-            continue  # found for an earlier configuration of the job; or there is no room left
+        gain[:, row] = _gains(speed[row], limits, row, int(workers[row]), int(servers[row]))
+    while gain.max(initial=0.0) > 0.0:
+        is_server, row = divmod(int(gain.argmax()), count)
+        if (slots if is_server else gpus) == 0:
+            gain[is_server] = -np.inf
+            continue
         if is_server:
             servers[row] += 1
             slots -= 1
         else:
             workers[row] += 1
             gpus -= 1
-        offer(row)
+        gain[:, row] = _gains(speed[row], limits, row, int(workers[row]), int(servers[row]))
     return workers, servers
 
 
-def _push(
-    heap: list[tuple[float, bool, int, int, int]], gain: float, is_server: bool, row: int, w: int, p: int
-) -> None:
-    """Keep a step from w workers and p servers if it gains anything."""
-    if gain > 0:
-        heapq.heappush(heap, (-gain, is_server, row, w, p))
+def _gains(speed: FloatArray, limits: Limits, row: int, w: int, p: int) -> tuple[float, float]:
+    """What a job with w workers and p servers gains in speed by a worker, and by a server, more."""
+    worker = float(speed[w + 1, p] - speed[w, p]) if w < limits.max_workers[row] else -np.inf
+    server = float(speed[w, p + 1] - speed[w, p]) if p < limits.max_servers[row] else -np.inf
+    return worker, server

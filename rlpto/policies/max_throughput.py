@@ -26,9 +26,9 @@ class MaxThroughputOptions(Settings):
     """Options of `max_throughput`."""
 
     choose_batch_size: bool = False
-    """Choose the batch size of every job too: the one at which it gets on fastest with the GPUs it is given."""
+    """Choose the batch size of every job too: the one at which it trains fastest with the GPUs it is given."""
     change_above: float = Field(1.0, ge=1, le=1000)
-    """A running job whose GPUs stay leaves its batch size only for one that is more than so many times as fast; 1: for
+    """A running job whose GPUs stay leaves its batch size only for one that is faster by more than this factor; 1: for
     any that is faster. AdaptDL: 1.05. Above 1 only with choose_batch_size."""
 
     @model_validator(mode="after")

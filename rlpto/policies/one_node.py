@@ -8,12 +8,7 @@ from rlpto.core.cluster import ClusterState
 from rlpto.core.queues import fit_rows
 from rlpto.io.arrays import BoolArray, IntArray
 from rlpto.io.compiled import njit
-from rlpto.policies.filling import keep_running
-
-
-def node_sizes(state: ClusterState) -> IntArray:
-    """[N] GPUs of the nodes that jobs may hold now, 0 for nodes that are down."""
-    return state.shape.offered.copy()
+from rlpto.policies.filling import fit_in_order
 
 
 def largest_node(state: ClusterState) -> int:
@@ -21,15 +16,25 @@ def largest_node(state: ClusterState) -> int:
     return max((node.gpus for node in state.shape if node.up), default=0)
 
 
-def where_kept(state: ClusterState, sizes: IntArray) -> IntArray:
-    """[n, N] GPUs that running jobs keep on their nodes; 0 for waiting jobs. sizes: [N], `node_sizes`.
+def where_kept(state: ClusterState) -> IntArray:
+    """[n, N] GPUs that running jobs keep on their nodes; 0 for waiting jobs.
 
     If they hold more than the capacity (a node went down), the last rows lose theirs.
     """
-    kept = keep_running(state.jobs.keepable, state.capacity)
-    placement = np.where((kept[:, None] > 0) & (sizes > 0), state.held_nodes, 0)
-    fit_rows(placement, kept, sizes - placement.sum(axis=0))
+    offered = state.shape.offered
+    kept = fit_in_order(np.arange(len(state.jobs)), state.jobs.keepable, state.capacity)
+    placement = np.where((kept[:, None] > 0) & (offered > 0), state.held_nodes, 0)
+    fit_rows(placement, kept, offered - placement.sum(axis=0))
     return placement
+
+
+def start_on_nodes(state: ClusterState, turn: int, *, rotates: bool, backfill: bool) -> tuple[IntArray, int]:
+    """Placement [n, N] in which running jobs stay and waiting ones start, and the next turn; see `place_waiting`."""
+    jobs, placement = state.jobs, where_kept(state)
+    free = state.shape.offered - placement.sum(axis=0)
+    largest = largest_node(state)
+    turn = place_waiting(jobs.requested_gpus, jobs.waiting, free, largest, turn, rotates, backfill, placement)
+    return placement, turn
 
 
 @njit()

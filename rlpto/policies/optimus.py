@@ -12,7 +12,7 @@ import numpy as np
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.policy import BasePolicy, NoOptions
 from rlpto.policies.filling import fit_in_order
-from rlpto.policies.greedy import grow
+from rlpto.policies.greedy import grow, single_steps
 
 
 class Optimus(BasePolicy[NoOptions]):
@@ -35,8 +35,6 @@ class Optimus(BasePolicy[NoOptions]):
             seconds = 1.0 / jobs.speed
             np.subtract(seconds[:, 1:-1], seconds[:, 2:], out=gain[:, 1:-1])
             gain *= jobs.remaining[:, None]
-        gpus = np.arange(gain.shape[1])
-        grows = (gpus > 0) & (gpus < jobs.max_gpus[:, None])  # a job that got no GPUs above has no room to start
-        target = np.where(grows, gpus + 1, gpus)
+        target = single_steps(jobs.max_gpus, gain.shape[1])  # a job that got no GPUs above has no room to start
         grown = grow(first, target, gain, lowest, state.capacity, 0.0)
         return Allocation(grown, np.argsort(grown, kind="stable"))

@@ -18,7 +18,7 @@ class RandomOptions(Settings):
     """Options of `random`."""
 
     keep: float = Field(0.9, ge=0, le=1)
-    """Probability that a running job keeps its GPUs at a decision; otherwise it draws anew."""
+    """Probability that a running job keeps its GPUs at a decision; otherwise it draws another number."""
 
 
 class RandomPolicy(BasePolicy[RandomOptions]):
@@ -28,10 +28,6 @@ class RandomPolicy(BasePolicy[RandomOptions]):
     summary = "GPUs drawn uniformly within each job's limits, jobs in random order; a control"
     source = "control, no source"
     Options = RandomOptions
-
-    def __init__(self, options: RandomOptions | None = None) -> None:
-        super().__init__(options)
-        self.reset(0)
 
     def reset(self, seed: int) -> None:
         """Start the stream of random numbers of `seed`."""

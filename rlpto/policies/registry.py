@@ -73,7 +73,7 @@ def make_policy(spec: str | Mapping[str, object], adapt: Callable[[Policy], Poli
     """A new policy from `name`, `name:option=value,...`, or a mapping with `name` and its options.
 
     A class may have an option whose name need not be given, `POSITIONAL`: `pretrained:synthetic`.
-    The policy's `name` is the spec, so that variants can be told apart, or its option `label`.
+    The policy's `name` is its option `label`, else the spec, which differs between variants.
     `fifo>3600:las` are two policies one after the other, see `rlpto.policies.switching`.
     adapt: applied to each new policy, such as setting the weights of an experiment's reward.
     Raises ConfigError for a name or an option that does not exist, a value an option cannot have, or

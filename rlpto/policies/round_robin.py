@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.policy import BackfillOptions, BasePolicy, StandsUntilEvent
-from rlpto.policies.one_node import largest_node, node_sizes, place_waiting, where_kept
+from rlpto.policies.one_node import start_on_nodes
 
 
 class RoundRobin(BasePolicy[BackfillOptions], StandsUntilEvent):
@@ -22,20 +22,12 @@ class RoundRobin(BasePolicy[BackfillOptions], StandsUntilEvent):
     source = "Raya, NTHU thesis (Schedulearn, Round Robin)"
     Options = BackfillOptions
 
-    def __init__(self, options: BackfillOptions | None = None) -> None:
-        super().__init__(options)
-        self._turn = 0
-
     def reset(self, seed: int) -> None:  # noqa: ARG002
         """The first node of the shape is next."""
         self._turn = 0
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Start waiting jobs in row order, from the node on whose turn it is."""
-        jobs, sizes = state.jobs, node_sizes(state)
-        placement = where_kept(state, sizes)
-        free = sizes - placement.sum(axis=0)
-        turn = self._turn if self._turn < len(sizes) else 0
-        largest, backfill = largest_node(state), self.options.backfill
-        self._turn = place_waiting(jobs.requested_gpus, jobs.waiting, free, largest, turn, True, backfill, placement)
+        turn = self._turn if self._turn < len(state.shape) else 0
+        placement, self._turn = start_on_nodes(state, turn, rotates=True, backfill=self.options.backfill)
         return Allocation(placement.sum(axis=1), placement=placement)

@@ -37,10 +37,6 @@ class Tiresias(BasePolicy[TiresiasOptions]):
     source = "Gu et al., NSDI 2019; as in Qiao et al., OSDI 2021 (Pollux simulator)"
     Options = TiresiasOptions
 
-    def __init__(self, options: TiresiasOptions | None = None) -> None:
-        super().__init__(options)
-        self.reset(0)
-
     def reset(self, seed: int) -> None:  # noqa: ARG002
         """Forget who was demoted."""
         self._turn: IntArray = np.zeros(64, dtype=np.int64)  # by job: 0, or its place among the demoted

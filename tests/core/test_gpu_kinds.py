@@ -20,7 +20,7 @@ from rlpto.envs.compiled_batch import Workload, build_batch
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import ConfigError, JobError, ProfileError
-from rlpto.planning.prediction import predict
+from rlpto.planning.predictor import predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import BUILT_IN, make_policy
 from rlpto.simulator.cluster import SimulatedCluster

@@ -77,7 +77,7 @@ class TestMisbehaviour:
     def test_a_policy_that_rescales_for_ever_is_stopped(self):
         cluster = make_cluster([job(0, gpus=2, min_gpus=1)], linear_tables(delay=90.0), [4])
         turns = Scripted(lambda state: [1 + int(state.time / 60.0) % 2], "fidgety")
-        with pytest.raises(PolicyError, match=r"policy fidgety: no job got on .* rescale"):
+        with pytest.raises(PolicyError, match=r"policy fidgety: no job progressed .* rescale"):
             schedule(cluster, turns)
 
     def test_a_long_rescale_is_no_standstill(self):

@@ -26,7 +26,7 @@ from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.knowledge.known import Knowledge, RemainingKnowledge, believed_remaining
 from rlpto.performance.tables import SpeedTables
-from rlpto.planning.rollout_state import RolloutStates
+from rlpto.planning.rollout import RolloutStates
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster

@@ -25,7 +25,7 @@ from rlpto.performance.tables import SpeedTables
 from rlpto.planning import planner as planner_module
 from rlpto.planning.compiled_loop import Loop
 from rlpto.planning.planner import VARIED, Planner, PlannerOptions
-from rlpto.planning.prediction import predict
+from rlpto.planning.predictor import predict
 from rlpto.planning.rollout import Start
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.index import Index

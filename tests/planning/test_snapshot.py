@@ -21,7 +21,7 @@ from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.knowledge.known import Knowledge
 from rlpto.performance.tables import SpeedTables
-from rlpto.planning.prediction import JobForecast, predict
+from rlpto.planning.predictor import JobForecast, predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster

@@ -19,7 +19,7 @@ from rlpto.knowledge.known import BatchCache, Knowledge, RemainingKnowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.tables import JobType, SpeedTables
-from rlpto.planning.prediction import predict
+from rlpto.planning.predictor import predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import BUILT_IN, make_policy
 from rlpto.simulator.cluster import SimulatedCluster

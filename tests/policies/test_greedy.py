@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.policies.filling import apportion, fill_evenly
+from rlpto.policies.filling import fill_evenly
 from rlpto.policies.greedy import grow, hull_steps
+from rlpto.policies.hesrpt import apportion
 
 values = st.lists(st.floats(-5, 10, allow_nan=False), min_size=2, max_size=9)
 

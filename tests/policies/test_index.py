@@ -1,88 +1,92 @@
-"""The tuned index: its features, its weights file, and how it steers."""
+"""The index: its features, its weights and the file of them, and how it steers."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from rlpto.core.cluster import ClusterState
 from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import CheckpointError
+from rlpto.io.paths import example_config, example_names
 from rlpto.policies.greedy import hull_steps
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import (
+    FORMAT,
     INDEX_FEATURES,
+    NO_PRICE,
+    OFF,
+    STEERING_FEATURES,
     IndexWeights,
+    index_weights,
+    load_weights,
+    save_weights,
 )
 from rlpto.policies.registry import make_policy
-from rlpto.policies.steering import SCORE_FACTS, fill_score_facts, steer, step_score
+from rlpto.policies.steering import FINISH_VALUE, SCORE_FACTS, fill_score_facts, steer, step_score
 
+from ..builders import job, make_cluster, make_tables
 from .builders import J, make_state, power
 
 ZERO = dict.fromkeys(INDEX_FEATURES, 0.0)
+LONG_FIRST = [J(work=1e6, highest=8), J(work=10, highest=8)]
+HIGH_FIRST = [J(work=1e6, highest=8, priority=0), J(work=10, highest=8, priority=2)]
 
 
-def gpus(jobs: list[J], capacity: int, **weights: float) -> list[int]:
-    return list(Index(weights=IndexWeights(**(ZERO | weights)))(make_state(jobs, capacity)).gpus)
+def of_two(work: float) -> list[J]:
+    """Two jobs of which the second holds all GPUs."""
+    return [J(work=work, speed=power(0.9, 8)), J(work=work, speed=power(0.9, 8), held=8)]
 
 
-def test_with_stickiness_alone_running_jobs_keep_their_gpus() -> None:
-    jobs = [J(highest=8), J(highest=8, held=3), J(highest=8, held=5)]
-    assert gpus(jobs, 8, held=1.0) == [0, 3, 5]
+CASES: dict[str, tuple[list[J], int, dict[str, float], list[int]]] = {
+    "stickiness alone": ([J(highest=8), J(highest=8, held=3), J(highest=8, held=5)], 8, {"held": 1.0}, [0, 3, 5]),
+    "no stickiness": (of_two(100), 8, {"gain": 1.0}, [4, 4]),
+    "short jobs are let go": (of_two(360), 8, {"gain": 1.0, "held_remaining": 0.5}, [8, 0]),
+    "long ones are not": (of_two(360_000), 8, {"gain": 1.0, "held_remaining": 0.5}, [0, 8]),
+    "short first": (LONG_FIRST, 8, {"remaining": -0.25}, [0, 8]),
+    "long first": (LONG_FIRST, 8, {"remaining": 0.25}, [8, 0]),
+    "all start": (
+        [J(work=10.0**i, speed=power(0.5, 8)) for i in range(4)], 4,
+        {"gain": 1.0, "remaining": -1.0, "start": 10.0}, [1, 1, 1, 1],
+    ),
+    "the short ones start": (
+        [J(work=10.0**i, speed=power(0.5, 8)) for i in range(4)], 2,
+        {"gain": 1.0, "remaining": -1.0, "start": 10.0}, [1, 1, 0, 0],
+    ),
+    "no weight puts a lower class first": (HIGH_FIRST, 1, {"remaining": -2.0, "priority": -5.0}, [1, 0]),
+    "nor holding GPUs": (
+        [J(work=1e6, highest=8, priority=1), J(work=10, highest=8, priority=2, held=8)], 8,
+        {"remaining": -2.0, "priority": -5.0, "held": 4.0}, [1, 7],
+    ),
+    "attained service": ([J(attained=1e6), J()], 1, {"attained": -1.0}, [0, 1]),
+    "age": ([J(), J(submitted=3600.0)], 1, {"age": -1.0}, [0, 1]),
+    "fixed jobs start whole": ([J(lowest=3, requested=3, highest=3)] * 2, 5, {"gain": 1.0}, [3, 0]),
+}  # fmt: skip
 
 
-def test_without_stickiness_they_do_not() -> None:
-    jobs = [J(speed=power(0.9, 8)), J(speed=power(0.9, 8), held=8)]
-    assert gpus(jobs, 8, gain=1.0) == [4, 4]
-
-
-def test_size_dependent_stickiness_holds_on_to_long_jobs_only() -> None:
-    short = [J(work=360, speed=power(0.9, 8)), J(work=360, speed=power(0.9, 8), held=8)]
-    long = [J(work=360000, speed=power(0.9, 8)), J(work=360000, speed=power(0.9, 8), held=8)]
-    assert gpus(short, 8, gain=1.0, held_remaining=0.5) == [8, 0]
-    assert gpus(long, 8, gain=1.0, held_remaining=0.5) == [0, 8]
-
-
-def test_negative_weight_of_remaining_time_prefers_short_jobs() -> None:
-    jobs = [J(work=1e6, highest=8), J(work=10, highest=8)]
-    assert gpus(jobs, 8, remaining=-0.25) == [0, 8]
-    assert gpus(jobs, 8, remaining=0.25) == [8, 0]
-
-
-def test_a_large_weight_of_the_start_lets_everyone_in_short_jobs_first() -> None:
-    jobs = [J(work=10.0**i, speed=power(0.5, 8)) for i in range(4)]
-    assert gpus(jobs, 4, gain=1.0, remaining=-1.0, start=10.0) == [1, 1, 1, 1]
-    assert gpus(jobs, 2, gain=1.0, remaining=-1.0, start=10.0) == [1, 1, 0, 0]
-
-
-def test_no_weights_let_a_lower_class_start_before_a_higher_one() -> None:
-    jobs = [J(work=1e6, highest=8, priority=0), J(work=10, highest=8, priority=2)]
-    assert gpus(jobs, 1, remaining=-2.0, priority=-5.0) == [1, 0]
-    held = [J(work=1e6, highest=8, priority=1), J(work=10, highest=8, priority=2, held=8)]
-    assert gpus(held, 8, remaining=-2.0, priority=-5.0, held=4.0) == [1, 7]
-
-
-def test_a_higher_class_goes_first() -> None:
-    jobs = [J(work=1e6, highest=8, priority=0), J(work=10, highest=8, priority=2)]
-    assert list(make_policy("index")(make_state(jobs, 1)).gpus) == [1, 0]
-
-
-def test_attained_service_and_age_are_features() -> None:
-    assert gpus([J(attained=1e6), J()], 1, attained=-1.0) == [0, 1]
-    state = make_state([J(submitted=0.0), J(submitted=3600.0)], 1, time=7200.0)
-    assert list(Index(weights=IndexWeights(**(ZERO | {"age": -1.0})))(state).gpus) == [0, 1]
+@pytest.mark.parametrize("case", CASES)
+def test_a_decision_by_hand(case: str) -> None:
+    jobs, capacity, weights, expected = CASES[case]
+    state = make_state(jobs, capacity, time=7200.0)
+    assert Index(weights=IndexWeights(**(ZERO | weights)))(state).gpus.tolist() == expected
 
 
 def test_score_is_the_weighted_sum_of_the_documented_features() -> None:
-    job = J(work=7200, speed=(1.0, 1.5, 1.8), held=2, attained=3600.0 * 3, priority=0)
-    state = make_state([job, J(speed=power(1, 3))], 4, time=1800.0)
+    scored = J(work=7200, speed=(1.0, 1.5, 1.8), held=2, attained=3600.0 * 3, priority=0)
+    state = make_state([scored, J(speed=power(1, 3))], 4, time=1800.0)
     weights = IndexWeights(
         gain=1.1, remaining=-0.3, remaining_squared=0.05, load_remaining=0.07, priority=1.3, age=0.2,
         attained=-0.1, start=0.6, held=0.4, held_remaining=0.15,
     )  # fmt: skip
     jobs = state.jobs
     steps = hull_steps(jobs.speed, jobs.min_gpus, jobs.max_gpus)
-    steering = weights.vector()[None]
     facts = np.zeros(len(jobs), SCORE_FACTS)
-    fill_score_facts(state.time, state.capacity, jobs.records, steering, jobs.speed, facts)
+    fill_score_facts(state.time, state.capacity, jobs.records, weights.vector()[None], jobs.speed, facts)
     facts["class_start"] = 0.0
     scores = [step_score(0, held, jobs.records, jobs.speed, steps, facts) for held in range(4)]
     r, load = np.log(2.0), np.log(1 + 6 / 4)
@@ -104,6 +108,96 @@ def test_weights_may_differ_by_job() -> None:
     assert steered(weights) == [1, 3]
 
 
-def test_fixed_jobs_start_whole_or_not_at_all() -> None:
-    fixed = J(lowest=3, requested=3, highest=3)
-    assert gpus([fixed, fixed], 5, gain=1.0) == [3, 0]
+class TestSlopeOfAccuracy:
+    CURVE = np.array([0.1, 0.7, 0.85, 0.89, 0.9])
+    GAIN = ZERO | {"gain": 1.0}
+
+    def state(self, progress: list[float], gpus: int = 8) -> ClusterState:
+        """Jobs of one type that have done these of four epochs."""
+        tables = make_tables([[[[0.01 * k**0.7] * 4 for k in range(1, 9)]]], accuracy=self.CURVE)
+        cluster = make_cluster([job(i, epochs=4.0, max_gpus=8) for i in range(len(progress))], tables, [gpus])
+        cluster.store.progress[:] = progress
+        return cluster.state()
+
+    def test_gpus_go_from_a_converged_job_to_one_that_has_yet_to_learn(self) -> None:
+        """Alike in all else, since work that is left is not looked at here."""
+        state = self.state([0.0, 3.5])
+        assert list(Index(weights=IndexWeights(**self.GAIN))(state).gpus) == [4, 4]
+        early, late = Index(weights=IndexWeights(**(self.GAIN | {"slope": 1.0})))(state).gpus
+        assert early >= 6
+        assert late == 8 - early
+        starts = Index(weights=IndexWeights(**(self.GAIN | {"slope_start": 1.0})))
+        assert list(starts(self.state([3.5, 0.0], 1)).gpus) == [0, 1]
+
+    def test_the_feature_is_the_log_of_what_the_module_says(self) -> None:
+        state = self.state([0.0, 1.5, 3.5])
+        facts, plain = np.zeros(3, SCORE_FACTS), np.zeros(3, SCORE_FACTS)
+        for weights, out in ((self.GAIN | {"slope": 2.0, "slope_start": 0.5}, facts), (self.GAIN, plain)):
+            steering = IndexWeights(**weights).vector()[None]
+            fill_score_facts(0.0, 8, state.jobs.records, steering, state.jobs.speed, out)
+        # Best stretches: the first epoch alone; the second; and for the last job its end.
+        missing = (0.9 - np.interp([0.0, 1.5, 3.5], np.arange(5), self.CURVE)) / 0.8
+        expected = np.log([0.6 / 0.8 * 4, 0.15 / 0.8 * 3, FINISH_VALUE + missing[2]])
+        assert facts["base"] - plain["base"] == pytest.approx(2.0 * expected)
+        assert facts["start"] - plain["start"] == pytest.approx(0.5 * expected)
+
+
+class TestFile:
+    def test_the_vector_has_the_weights_of_the_index_and_all_others_off(self) -> None:
+        weights = IndexWeights(gain=0.5, held_remaining=-0.2)
+        named = dict(zip(STEERING_FEATURES, weights.vector().tolist(), strict=True))
+        assert {name: named[name] for name in INDEX_FEATURES} == weights.model_dump()
+        assert {named[name] for name in STEERING_FEATURES if name not in INDEX_FEATURES} == {0.0, NO_PRICE}
+        assert index_weights(weights.vector()) == weights
+        with pytest.raises(CheckpointError, match=r"pace 0\.5: not a weight of the tuned index"):
+            index_weights(np.where(np.array(STEERING_FEATURES) == "pace", 0.5, weights.vector()))
+
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.lists(st.sampled_from([0.0, -20.0, 1.0, 3.25]) | st.floats(-1000, 1000), min_size=20, max_size=20))
+    def test_what_is_saved_is_what_is_loaded(self, tmp_path: Path, numbers: list[float]) -> None:
+        save_weights(np.array(numbers), tmp_path / "deep" / "w.yaml")
+        np.testing.assert_array_equal(load_weights(tmp_path / "deep" / "w.yaml"), numbers)
+        assert [file.name for file in (tmp_path / "deep").iterdir()] == ["w.yaml"], "no temporary file is left"
+
+    def test_a_file_may_leave_out_what_is_off(self, tmp_path: Path) -> None:
+        path = tmp_path / "index.yaml"
+        path.write_text(f"format: {FORMAT}\nweights: {{gain: 1, remaining: -0.25}}\n")
+        assert dict(zip(STEERING_FEATURES, load_weights(path), strict=True)) == OFF | {"gain": 1.0, "remaining": -0.25}
+        assert list(make_policy({"name": "index", "weights": path})(make_state(LONG_FIRST, 8)).gpus) == [0, 8]
+
+    @pytest.mark.parametrize("name", example_names("tuned"))
+    def test_every_tuned_file_is_one(self, name: str) -> None:
+        path = example_config(name)
+        assert path is not None
+        assert np.isfinite(load_weights(path)).all()
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("format: something\n", "expected format: rlpto index weights 1"),
+            (f"format: {FORMAT}\n", "weights: expected numbers by feature"),
+            (f"format: {FORMAT}\nweights: 3\n", "weights: expected numbers by feature"),
+            (f"format: {FORMAT}\nweights: {{}}\nmore: 1\n", "w.yaml:3: unknown key more"),
+            ("a: [", "expected index weights"),
+            ({"pric": 1.0}, "weights.pric: unknown feature, did you mean price?"),
+            ({"gain": float("nan")}, "weights.gain: expected a number from -1000 to 1000, got nan"),
+            ({"gain": "much"}, "weights.gain: expected a number from -1000 to 1000, got 'much'"),
+            ({"gain": True}, "weights.gain: expected a number from -1000 to 1000, got True"),
+            ({"held": 1e4}, "w.yaml:3: weights.held: expected a number from -1000 to 1000, got 10000.0"),
+        ],
+    )
+    def test_a_broken_file_is_refused_in_one_line(self, tmp_path: Path, text: object, said: str) -> None:
+        path = tmp_path / "w.yaml"
+        path.write_text(text if isinstance(text, str) else yaml.safe_dump({"format": FORMAT, "weights": text}))
+        with pytest.raises(CheckpointError) as error:
+            load_weights(path)
+        assert str(error.value).startswith(str(path))
+        assert said in str(error.value)
+        assert "\n" not in str(error.value)
+
+    def test_a_file_that_is_missing_or_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match=r"none\.yaml: cannot read the file"):
+            load_weights(tmp_path / "none.yaml")
+        (tmp_path / "file").write_text("")
+        with pytest.raises(CheckpointError, match="cannot write"):
+            save_weights(IndexWeights().vector(), tmp_path / "file" / "index.yaml")

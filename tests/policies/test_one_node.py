@@ -1,23 +1,30 @@
-"""FIFO and Elastic FIFO where every job is on one node."""
+"""Policies that place jobs on one node each: FIFO, Elastic FIFO, and round robin over nodes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import ClusterShape, ClusterState, Node, Placement, nowhere
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import IntArray
-from rlpto.policies.one_node import where_kept
+from rlpto.policies.one_node import place_waiting, where_kept
 from rlpto.policies.registry import make_policy
 
+from ..builders import job, linear_tables, make_cluster
 from .builders import J, make_state, power, states
 
 FIFO, ELASTIC = "fifo:one_node=true", "elastic_fifo:one_node=true"
 CURVE = power(0.9, 4, 0.1)
 """Speed of jobs that run for 1,000 s alone, and gain much by further GPUs."""
+GROWS = J(requested=2, speed=CURVE)
+SMALL = J(requested=1, speed=CURVE)
 
 
 def state_on(jobs: list[J], held: list[list[int]], sizes: tuple[int, ...] = (4, 4)) -> ClusterState:
@@ -34,71 +41,52 @@ def state_on(jobs: list[J], held: list[list[int]], sizes: tuple[int, ...] = (4, 
     return replace(state, placement=placement)
 
 
-def placed(spec: str, jobs: list[J], held: list[list[int]], sizes: tuple[int, ...] = (4, 4)) -> list[list[int]]:
-    placement = make_policy(spec)(state_on(jobs, held, sizes)).placement
+@pytest.mark.parametrize(
+    ("spec", "jobs", "held", "placed"),
+    [
+        # Each job goes to the first node with room; free GPUs on several nodes are no room.
+        (FIFO, [J(requested=3), J(requested=2), J(), J(requested=2)], [], [[3, 0], [0, 2], [1, 0], [0, 2]]),
+        (FIFO, [J(requested=3), J(requested=3), J(requested=2), J()], [[3, 0], [0, 3]],
+         [[3, 0], [0, 3], [0, 0], [0, 0]]),
+        (FIFO + ",backfill=true", [J(requested=3), J(requested=3), J(requested=2), J()], [[3, 0], [0, 3]],
+         [[3, 0], [0, 3], [0, 0], [1, 0]]),
+        (FIFO, [J(requested=6)], [], [[4, 2]]),  # no node could hold it
+        # A job alone grows to its node; only as much surplus as needed is taken back, from the last job first.
+        (ELASTIC, [GROWS], [], [[4, 0]]),
+        (ELASTIC, [SMALL, J(requested=3, speed=CURVE, highest=3), GROWS], [[4, 0], [0, 3]], [[2, 0], [0, 3], [2, 0]]),
+        (ELASTIC, [SMALL, SMALL, SMALL, J(requested=4)], [[2, 0], [2, 0], [0, 0], [0, 4]],
+         [[2, 0], [1, 0], [1, 0], [0, 4]]),
+        # It starts on the largest free block, and grows once there is room.
+        (ELASTIC, [J(requested=3), J(requested=2), J(requested=4, speed=CURVE)], [[3, 0], [0, 2]],
+         [[3, 0], [0, 2], [0, 2]]),
+        (ELASTIC, [J(requested=4, speed=CURVE)], [[0, 2]], [[0, 4]]),
+        # Where even its lowest has no room it waits, and stops those behind it.
+        (ELASTIC, [J(requested=3), J(requested=3), J(requested=2, lowest=2), J()], [[3, 0], [0, 3]],
+         [[3, 0], [0, 3], [0, 0], [0, 0]]),
+        (ELASTIC + ",backfill=true", [J(requested=3), J(requested=3), J(requested=2, lowest=2), J()], [[3, 0], [0, 3]],
+         [[3, 0], [0, 3], [0, 0], [1, 0]]),
+        # No change that costs more than it saves; a job on several nodes stays there.
+        (ELASTIC, [replace(GROWS, delay=4000.0)], [[2, 0]], [[2, 0]]),
+        (ELASTIC, [replace(GROWS, work=5.0)], [[2, 0]], [[2, 0]]),
+        (ELASTIC, [J(requested=6, speed=CURVE, highest=6)], [], [[4, 2]]),
+        (ELASTIC, [GROWS], [[1, 1]], [[1, 1]]),
+    ],
+)  # fmt: skip
+def test_a_placement_by_hand(spec: str, jobs: list[J], held: list[list[int]], placed: list[list[int]]) -> None:
+    placement = make_policy(spec)(state_on(jobs, held)).placement
     assert placement is not None
-    return [list(map(int, row)) for row in placement]
+    assert placement.tolist() == placed
 
 
-class TestRunningJobs:
-    def test_they_stay_on_their_nodes_with_what_an_elastic_policy_gave_them(self) -> None:
-        state = state_on([J(highest=3), J(highest=3), J()], [[0, 3], [1, 1]])
-        assert where_kept(state, np.array([4, 4])).tolist() == [[0, 3], [1, 1], [0, 0]]
-
-    def test_what_they_may_not_keep_goes_from_the_node_with_least_of_it(self) -> None:
-        assert where_kept(state_on([J(highest=2)], [[1, 3]]), np.array([4, 4])).tolist() == [[0, 2]]
-
-
-class TestFifo:
-    def test_each_job_goes_to_the_first_node_with_room(self) -> None:
-        jobs = [J(requested=3), J(requested=2), J(requested=1), J(requested=2)]
-        assert placed(FIFO, jobs, []) == [[3, 0], [0, 2], [1, 0], [0, 2]]
-
-    def test_free_gpus_on_several_nodes_are_no_room(self) -> None:
-        jobs = [J(requested=3), J(requested=3), J(requested=2), J(requested=1)]
-        assert placed(FIFO, jobs, [[3, 0], [0, 3]]) == [[3, 0], [0, 3], [0, 0], [0, 0]]
-        assert placed(FIFO + ",backfill=true", jobs, [[3, 0], [0, 3]])[3] == [1, 0]
-
-    def test_a_job_that_no_node_could_hold_is_on_several(self) -> None:
-        assert placed(FIFO, [J(requested=6)], []) == [[4, 2]]
-
-
-class TestElasticFifo:
-    def test_a_job_alone_grows_to_its_node(self) -> None:
-        assert placed(ELASTIC, [J(requested=2, speed=CURVE)], []) == [[4, 0]]
-
-    def test_surplus_is_taken_back_where_that_is_enough_and_only_as_much_as_is_needed(self) -> None:
-        jobs = [J(requested=1, speed=CURVE), J(requested=3, speed=CURVE, highest=3), J(requested=2, speed=CURVE)]
-        assert placed(ELASTIC, jobs, [[4, 0], [0, 3]]) == [[2, 0], [0, 3], [2, 0]]
-
-    def test_whoever_came_last_gives_first(self) -> None:
-        jobs = [J(requested=1, speed=CURVE), J(requested=1, speed=CURVE), J(requested=1, speed=CURVE)]
-        assert placed(ELASTIC, jobs, [[2], [2]], (4,)) == [[2], [1], [1]]
-
-    def test_a_job_starts_on_the_largest_free_block_and_grows_once_there_is_room(self) -> None:
-        jobs = [J(requested=3), J(requested=2), J(requested=4, speed=CURVE)]
-        assert placed(ELASTIC, jobs, [[3, 0], [0, 2]]) == [[3, 0], [0, 2], [0, 2]]
-        assert placed(ELASTIC, jobs[2:], [[0, 2]]) == [[0, 4]]
-
-    def test_it_waits_where_even_its_lowest_has_no_room_and_stops_those_behind_it(self) -> None:
-        jobs = [J(requested=3), J(requested=3), J(requested=2, lowest=2), J()]
-        assert placed(ELASTIC, jobs, [[3, 0], [0, 3]])[2:] == [[0, 0], [0, 0]]
-        assert placed(ELASTIC + ",backfill=true", jobs, [[3, 0], [0, 3]])[2:] == [[0, 0], [1, 0]]
-
-    def test_a_change_that_costs_more_than_it_saves_is_not_made(self) -> None:
-        slow, done = J(requested=2, speed=CURVE, delay=4000.0), J(requested=2, speed=CURVE, work=5.0)
-        assert placed(ELASTIC, [slow], [[2, 0]]) == [[2, 0]]
-        assert placed(ELASTIC, [done], [[2, 0]]) == [[2, 0]]
-
-    def test_a_job_that_no_node_could_hold_is_on_several_and_who_was_put_there_stays(self) -> None:
-        jobs = [J(requested=2, speed=CURVE), J(requested=6, speed=CURVE, highest=6)]
-        assert placed(ELASTIC, jobs[1:], []) == [[4, 2]]
-        assert placed(ELASTIC, jobs[:1], [[1, 1]]) == [[1, 1]]
+def test_running_jobs_keep_their_nodes_as_far_as_they_may() -> None:
+    state = state_on([J(highest=3), J(highest=3), J()], [[0, 3], [1, 1]])
+    assert where_kept(state).tolist() == [[0, 3], [1, 1], [0, 0]]
+    assert where_kept(state_on([J(highest=2)], [[1, 3]])).tolist() == [[0, 2]], "from the node with least of it"
 
 
 @settings(max_examples=60)
 @given(case=states(), spec=st.sampled_from([FIFO, ELASTIC, ELASTIC + ",backfill=true", "round_robin"]))
-def test_nodes_are_never_overfull_nobody_is_moved_and_nobody_falls_below_the_request(
+def test_nodes_are_never_overfull_no_job_is_moved_or_falls_below_its_request(
     case: tuple[list[J], int], spec: str
 ) -> None:
     jobs, _ = case
@@ -107,21 +95,61 @@ def test_nodes_are_never_overfull_nobody_is_moved_and_nobody_falls_below_the_req
     first = make_policy(spec)(start).placement
     assert first is not None
     state = state_on(jobs, first.tolist(), sizes)
-    sizes_of = np.array(sizes, dtype=np.int64)
-    np.testing.assert_array_equal(where_kept(state, sizes_of), first)
+    np.testing.assert_array_equal(where_kept(state), first)
     second = make_policy(spec)(state).placement
     assert second is not None
-    check(second, jobs, sizes_of)
-    running = first.sum(axis=1) > 0
-    one = running & (np.count_nonzero(first, axis=1) == 1)
-    assert (np.count_nonzero((first > 0) & (second > 0), axis=1)[one] == 1).all()
+    assert (second.sum(axis=0) <= sizes).all()
+    for row, one in zip(second, jobs, strict=True):
+        assert row.sum() == 0 or one.lowest <= row.sum() <= one.top
+        assert np.count_nonzero(row) <= 1 or one.requested > max(sizes)
+    on_one = np.count_nonzero(first, axis=1) == 1
+    assert (np.count_nonzero((first > 0) & (second > 0), axis=1)[on_one] == 1).all()
     count_on = np.minimum(first.sum(axis=1), [job.requested for job in jobs])
     assert (second.sum(axis=1) >= count_on).all()
 
 
-def check(placement: IntArray, jobs: list[J], sizes: IntArray) -> None:
-    """Nodes have room for all, and jobs are within their limits and on one node if any could hold their request."""
-    assert (placement.sum(axis=0) <= sizes).all()
-    for row, job in zip(placement, jobs, strict=True):
-        assert row.sum() == 0 or job.lowest <= row.sum() <= job.top
-        assert np.count_nonzero(row) <= 1 or job.requested > sizes.max()
+def turns(requests: list[int], free: list[int], turn: int = 0, backfill: bool = False) -> tuple[list[list[int]], int]:
+    """Where waiting jobs go on nodes of four GPUs, and on whose turn it is then."""
+    placement = np.zeros((len(requests), len(free)), dtype=np.int64)
+    waiting = np.ones(len(requests), dtype=np.bool_)
+    after = place_waiting(np.array(requests), waiting, np.array(free), 4, turn, True, backfill, placement)
+    return placement.tolist(), after
+
+
+class TestRoundRobin:
+    def test_jobs_go_round_and_pass_nodes_without_room(self) -> None:
+        assert turns([1, 2, 1, 1], [4, 4, 4]) == ([[1, 0, 0], [0, 2, 0], [0, 0, 1], [1, 0, 0]], 1)
+        assert turns([3], [2, 4, 4]) == ([[0, 3, 0]], 2)
+        assert turns([4], [0, 0, 4], turn=2) == ([[0, 0, 4]], 0)
+
+    def test_a_job_waits_for_room_on_one_node_and_stops_those_behind_it(self) -> None:
+        assert turns([4, 1], [3, 3, 3]) == ([[0, 0, 0], [0, 0, 0]], 0)
+        assert turns([4, 1], [3, 3, 3], backfill=True) == ([[0, 0, 0], [1, 0, 0]], 1)
+
+    def test_a_job_larger_than_any_node_empties_nodes_in_turn(self) -> None:
+        assert turns([6], [4, 3, 1], turn=1) == ([[2, 3, 1]], 1)
+        assert turns([9], [4, 3, 1]) == ([[0, 0, 0]], 0)
+        assert turns([9, 1], [4, 3, 1], backfill=True) == ([[0, 0, 0], [1, 0, 0]], 1)
+
+    def test_turns_pass_a_node_that_is_down_and_go_on_until_a_reset(self) -> None:
+        policy, starts = make_policy("round_robin"), []
+        state = make_state([J(requested=2), J(requested=2), J(requested=2)], 24)
+        down = replace(state, shape=ClusterShape([Node(8), Node(8, up=False), Node(8)]))
+        placement = policy(down).placement
+        assert placement is not None
+        assert placement.tolist() == [[2, 0, 0], [0, 0, 2], [2, 0, 0]]
+        for again in (True, False, True):
+            if again:
+                policy.reset(0)
+            placement = policy(make_state([J()], 24)).placement
+            assert placement is not None
+            starts.append(int(placement[0].argmax()))
+        assert starts == [0, 1, 0]
+
+    def test_no_job_is_moved_while_it_runs(self) -> None:
+        jobs = [job(i, 20.0 * i, epochs=0.5 + i % 3, gpus=1 + i % 3) for i in range(12)]
+        cluster = make_cluster(jobs, linear_tables(), (4, 4))
+        record = run(cluster, make_policy("round_robin"), QueueSettings(), RewardWeights())
+        assert np.isfinite(record.jobs.finish_time).all()
+        assert (record.jobs.rescales == 0).all()
+        assert (np.diff(record.jobs.start_time) >= 0).all()

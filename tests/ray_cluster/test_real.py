@@ -28,7 +28,7 @@ from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import prepare
 from rlpto.experiments.on_ray import RealCells, real_cluster, session_folder, session_of
 from rlpto.io.errors import ClusterError, ConfigError
-from rlpto.planning.prediction import predict
+from rlpto.planning.predictor import predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.index_weights import STEERING_FEATURES
 from rlpto.policies.registry import make_policy

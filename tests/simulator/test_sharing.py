@@ -11,7 +11,7 @@ from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import JobError
-from rlpto.planning.prediction import predict
+from rlpto.planning.predictor import predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.settings import SimulatorSettings

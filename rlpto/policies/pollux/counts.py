@@ -3,10 +3,11 @@
 A multiple-choice knapsack: every job takes one option, a number of GPUs with its cost, and all together stay within
 capacity. Placement is left out here, so that the least sum over all jobs is a lower bound of what any placement costs.
 
-Large problems are made small before they are solved, without losing the optimum: steps along the lower convex hulls of
-all jobs' costs, best first, give a solution and, by the Lagrangian of the capacity, a lower bound; an option that is
-worse at that multiplier by more than the two differ is part of no optimum (reduced-cost fixing; Kellerer, Pferschy,
-Pisinger, "Knapsack Problems", 2004, chapter 11). Usually one to three options a job are left.
+Large problems are made small before they are solved, without losing the optimum: at a price of a GPU every job's best
+option is known, and the price at which jobs take about the capacity gives a solution and, by the Lagrangian of the
+capacity, a lower bound; an option that is worse at that price by more than the two differ is part of no optimum
+(reduced-cost fixing; Kellerer, Pferschy, Pisinger, "Knapsack Problems", 2004, chapter 11). Usually one to three options
+a job are left.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import numpy as np
 
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
-from rlpto.policies.greedy import heapify, replace_top, shrink_top
 from rlpto.policies.pollux.objective import Costs
 
 FIX_FROM = 100_000
@@ -32,22 +32,18 @@ class Counting(NamedTuple):
     """The options of up to n jobs, and room to solve for them.
 
     first: [n + 1] where each job's options begin. charge, gpus: [options] what an option takes of the capacity, and the
-    GPUs it gives. cost: [options]. hull: [options] options on the hull, in the places of the job's own. at, end: [n]
-    a job's place among them, and where they end. chosen: [n] option of each job. heap, key: [n] of the steps.
-    table: [n + 1, K + 1] least cost of the first jobs within a capacity.
+    GPUs it gives. cost: [options]. chosen: [n] option of each job. several: [n] jobs with more than one option.
+    table: [n + 1, K + 1] least cost of the first of these within a capacity. price: [1] of a GPU in the last problem.
     """
 
     first: IntArray
     charge: IntArray
     gpus: IntArray
     cost: FloatArray
-    hull: IntArray
-    at: IntArray
-    end: IntArray
     chosen: IntArray
-    heap: IntArray
-    key: FloatArray
+    several: IntArray
     table: FloatArray
+    price: FloatArray
 
 
 @njit()
@@ -60,13 +56,10 @@ def make_counting(costs: Costs, capacity: int) -> Counting:
         np.zeros(options, dtype=np.int64),
         np.zeros(options, dtype=np.int64),
         np.zeros(options),
-        np.zeros(options, dtype=np.int64),
         np.zeros(n, dtype=np.int64),
         np.zeros(n, dtype=np.int64),
-        np.zeros(n, dtype=np.int64),
-        np.zeros(n, dtype=np.int64),
-        np.zeros(n),
         np.zeros((n + 1, capacity + 1)),
+        np.zeros(1),
     )
 
 
@@ -81,8 +74,6 @@ def count_gpus(
     """
     _list_options(costs, jobs, stay, capacity, whole, c)
     m = len(jobs)
-    for i in range(m):
-        c.chosen[i] = c.first[i]
     if (c.first[m] - m) * capacity > FIX_FROM:
         _fix(m, capacity, c)
     total = _solve(m, capacity, c)
@@ -121,8 +112,8 @@ def _list_options(costs: Costs, jobs: IntArray, stay: BoolArray, capacity: int, 
 @kernel()
 def _fix(m: int, capacity: int, c: Counting) -> None:
     """Leave out what cannot be part of an optimum, and more if that is still too much to solve."""
-    _find_hulls(m, c)
-    price, gap = _step_along_hulls(m, capacity, c)
+    price, gap = _price(m, capacity, c)
+    c.price[0] = price
     while True:
         left = _drop(m, price, gap, c)
         if left * capacity <= MOST_ADDITIONS or gap < SMALLEST_GAP:
@@ -131,64 +122,48 @@ def _fix(m: int, capacity: int, c: Counting) -> None:
 
 
 @kernel()
-def _find_hulls(m: int, c: Counting) -> None:
-    """Fill hull and end; `at` is set to the first option of each job."""
-    for i in range(m):
-        start = c.first[i]
-        size = start
-        for option in range(start, c.first[i + 1]):
-            while size - start >= 2 and _slope(c, c.hull[size - 2], option) <= _slope(
-                c, c.hull[size - 2], c.hull[size - 1]
-            ):
-                size -= 1
-            c.hull[size] = option
-            size += 1
-        c.at[i], c.end[i] = start, size
+def _price(m: int, capacity: int, c: Counting) -> tuple[float, float]:
+    """The price of a GPU at which jobs take about the capacity, and what a solution at that price may lack.
 
-
-@kernel()
-def _slope(c: Counting, before: int, after: int) -> float:
-    return float((c.cost[after] - c.cost[before]) / (c.charge[after] - c.charge[before]))
-
-
-@kernel()
-def _step_along_hulls(m: int, capacity: int, c: Counting) -> tuple[float, float]:
-    """The price of capacity at which the best steps use it up, and what a solution at that price may lack.
-
-    `chosen` becomes the options that are best at that price.
+    Between a solution that takes too few GPUs and one that takes too many lies the price at which both are worth the
+    same; what is best there replaces one of them, until nothing is better.
     """
-    size, free = 0, capacity
+    few, dear = 0, 0.0
     for i in range(m):
-        if c.at[i] + 1 < c.end[i]:
-            c.key[i] = -_slope(c, c.hull[c.at[i]], c.hull[c.at[i] + 1])
-            c.heap[size] = i
-            size += 1
-    heapify(c.heap, size, c.key)
-    price, gap = -1.0, 0.0
-    while size > 0 and free > 0:
-        i = c.heap[0]
-        here, after = c.hull[c.at[i]], c.hull[c.at[i] + 1]
-        if c.charge[after] - c.charge[here] > free:
-            if price < 0:  # from here on, steps only make the solution better
-                price, gap = c.key[i], c.key[i] * free
-                for j in range(m):
-                    c.chosen[j] = c.hull[c.at[j]]
-            size = shrink_top(c.heap, size, c.key)
-            continue
-        free -= c.charge[after] - c.charge[here]
-        if price >= 0:
-            gap -= c.cost[here] - c.cost[after]
-        c.at[i] += 1
-        if c.at[i] + 1 < c.end[i]:
-            c.key[i] = -_slope(c, after, c.hull[c.at[i] + 1])
-            replace_top(c.heap, size, c.key)
+        dear += c.cost[c.first[i]]
+    many, cheap = _best_at(m, 0.0, c)
+    if many <= capacity:
+        return 0.0, 0.0
+    for near in (0.9, 1.1):  # only to save rounds
+        used, cost = _best_at(m, near * c.price[0], c)
+        if few < used <= capacity:
+            few, dear = used, cost
+        elif capacity < used < many:
+            many, cheap = used, cost
+    while True:
+        price = (dear - cheap) / (many - few)
+        used, cost = _best_at(m, price, c)
+        if cost + price * used >= (cheap + price * many) * (1 - 1e-12):
+            return price, price * (capacity - few)
+        if used <= capacity:
+            few, dear = used, cost
         else:
-            size = shrink_top(c.heap, size, c.key)
-    if price < 0:
-        price = c.key[c.heap[0]] if size > 0 else 0.0
-        for j in range(m):
-            c.chosen[j] = c.hull[c.at[j]]
-    return price, gap
+            many, cheap = used, cost
+
+
+@kernel()
+def _best_at(m: int, price: float, c: Counting) -> tuple[int, float]:
+    """GPUs that all jobs take, and the sum of their costs, if each takes its best option at a price of a GPU."""
+    used, total = 0, 0.0
+    for i in range(m):
+        best, least = c.first[i], c.cost[c.first[i]]
+        for option in range(c.first[i] + 1, c.first[i + 1]):
+            value = c.cost[option] + price * c.charge[option]
+            if value < least:
+                best, least = option, value
+        used += c.charge[best]
+        total += c.cost[best]
+    return used, total
 
 
 @kernel()
@@ -197,13 +172,13 @@ def _drop(m: int, price: float, gap: float, c: Counting) -> int:
     at, choices = 0, 0
     for i in range(m):
         start, stop = c.first[i], c.first[i + 1]
-        best = c.cost[c.chosen[i]] + price * c.charge[c.chosen[i]]
+        best = np.inf
+        for option in range(start, stop):
+            best = min(best, c.cost[option] + price * c.charge[option])
         allowed = best + gap + 1e-9 * best  # rounding leaves out nothing
         c.first[i] = at
         for option in range(start, stop):
-            if option == c.chosen[i] or c.cost[option] + price * c.charge[option] <= allowed:
-                if option == c.chosen[i]:
-                    c.chosen[i] = at
+            if c.cost[option] + price * c.charge[option] <= allowed:
                 c.charge[at], c.gpus[at], c.cost[at] = c.charge[option], c.gpus[option], c.cost[option]
                 at += 1
         if at - c.first[i] > 1:
@@ -223,12 +198,12 @@ def _solve(m: int, capacity: int, c: Counting) -> float:
             capacity -= c.charge[c.first[i]]
         else:
             most += c.charge[c.first[i + 1] - 1]
-            c.heap[rows] = i
+            c.several[rows] = i
             rows += 1
     capacity = min(capacity, most)
     c.table[0, : capacity + 1] = 0.0
     for row in range(rows):
-        i = c.heap[row]
+        i = c.several[row]
         before, after = c.table[row], c.table[row + 1]
         after[: capacity + 1] = np.inf
         for option in range(c.first[i], c.first[i + 1]):
@@ -238,7 +213,7 @@ def _solve(m: int, capacity: int, c: Counting) -> float:
                 after[used] = value if value < after[used] else after[used]
     total += c.table[rows, capacity]
     for row in range(rows - 1, -1, -1):
-        i = c.heap[row]
+        i = c.several[row]
         option = c.first[i]
         while True:
             charge = c.charge[option]

@@ -96,7 +96,7 @@ def place(costs: Costs, jobs: IntArray, stay: BoolArray, gpus: IntArray, placed:
                 gpus[i] = 0
         sizes[gpus[i]] += 1
     waiting, last = sizes[0], m
-    for count in range(len(sizes)):  # where those with so many begin, the largest first
+    for count in range(len(sizes)):  # where jobs with this number begin, the largest first
         last -= sizes[count]
         sizes[count] = last
     for i in range(m):
@@ -104,11 +104,11 @@ def place(costs: Costs, jobs: IntArray, stay: BoolArray, gpus: IntArray, placed:
         sizes[gpus[i]] += 1
     for at in range(m - waiting):
         i = order[at]
-        _place_anew(costs, jobs[i], gpus[i], placed)
+        _place_new(costs, jobs[i], gpus[i], placed)
 
 
 @kernel()
-def _place_anew(costs: Costs, job: int, gpus: int, placed: Placed) -> None:
+def _place_new(costs: Costs, job: int, gpus: int, placed: Placed) -> None:
     """Give a job its number of GPUs, or the best number that there is room for."""
     free, rows, one = placed.free, placed.rows, costs.moved[job, 0]
     best = _best_fit(gpus, free)

@@ -69,10 +69,6 @@ class Pollux(BasePolicy[PolluxOptions]):
     source = "Qiao et al., OSDI 2021 (Pollux, AdaptDL)"
     Options = PolluxOptions
 
-    def __init__(self, options: PolluxOptions | None = None) -> None:
-        super().__init__(options)
-        self.reset(0)
-
     def reset(self, seed: int) -> None:
         """The search draws from `seed` and the time of the decision."""
         self._seed = seed
@@ -84,7 +80,7 @@ class Pollux(BasePolicy[PolluxOptions]):
         if len(jobs) == 0:
             return Allocation(jobs.gpus, placement=state.held_nodes)
         usable = np.flatnonzero(size)
-        told = (
+        problem = (
             speedups(jobs, state.capacity),
             state.held_nodes,
             restart_factor(state.time - jobs.submit_time, jobs.rescales, jobs.rescale_delay),
@@ -100,11 +96,11 @@ class Pollux(BasePolicy[PolluxOptions]):
             """Utility of the best placement on the first `nodes` nodes that are up; the placement is kept."""
             first = np.zeros_like(size)
             first[usable[:nodes]] = size[usable[:nodes]]
-            found[nodes] = search(*told, first, self.options.steps, seed)
+            found[nodes] = search(*problem, first, self.options.steps, seed)
             return utility(speedups_over_one(jobs, found[nodes]), int(first.sum()))
 
         if band is None:
-            placement = search(*told, size, self.options.steps, seed)
+            placement = search(*problem, size, self.options.steps, seed)
         else:
             least = 1 + int(np.searchsorted(size[usable].cumsum(), jobs.min_gpus.max()))  # no job waits for ever
             placement = found[desired_nodes(utility_on, len(usable), band, least)]
@@ -130,7 +126,7 @@ def most_gpus(jobs: JobTable) -> IntArray:
 def speedups(jobs: JobTable, capacity: int) -> FloatArray:
     """[n, 2, K + 1] pace on one node and on several, relative to a fair share of `capacity`, rounded up, on one node.
 
-    A job that has no pace there, because its batch is too small for so many GPUs, is compared with its best on fewer.
+    A job that has no pace there, because its batch is too small for that number, is compared with its best on fewer.
     """
     one, several = jobs.speed_on(1), jobs.speed_on(2)
     fair = min(-(-capacity // len(jobs)), one.shape[1] - 1)
