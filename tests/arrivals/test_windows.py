@@ -70,22 +70,22 @@ def test_policies_and_environments_see_the_same_bit_by_bit(mode: str) -> None:
     number = [workload.name for workload in setup.workloads].index(f"{window}/0")
     own = setup.workloads[number]
     assert len(own.forecast) == 6 * 6 + 1
-    single, batch = ClusterEnv(setup), ClusterVectorEnv(setup, 1)
+    single, batch = ClusterEnv(setup, "ansi"), ClusterVectorEnv(setup, 1)
     single_seen, _ = single.reset(seed=0, options={"workload": number})
     batch_seen, _ = batch.reset(seed=0)
     nothing, ended, at, reserved = np.zeros(len(ACTION_FEATURES), dtype=np.float32), False, 0, 0
     while not ended:
-        if single.cluster.active_jobs:
+        if single.batch.clusters.cluster.active_jobs:
             state = policy.states[at]
             at += 1
-            assert state.time == single.cluster.time
+            assert state.time == single.batch.clusters.cluster.time
             assert state.forecast is not None
             np.testing.assert_array_equal(single_seen["forecast"], forecast_features(state.forecast, 6))
             reserved = max(reserved, state.reserved)
         single_seen, _, ended, _, _ = single.step(nothing)
     assert at == len(policy.states)
     assert 0 < reserved <= 6
-    np.testing.assert_array_equal(single.cluster.store.finish_time, record.jobs.finish_time)
+    np.testing.assert_array_equal(single.batch.clusters.cluster.store.finish_time, record.jobs.finish_time)
     # The batch draws its workload by itself, and shows what is stored for the one it is in.
     engine = batch.batch
     for _ in range(30):
@@ -109,7 +109,7 @@ def test_a_reserve_acts_alike_in_environments_and_under_the_scheduler() -> None:
         return SimulatedCluster(setup.shape, own.jobs, setup.tables, setup.simulator, own.seed, Knowledge(own.noise))
 
     record = run(cluster(), Index(), setup.queue, setup.reward, forecaster=add_forecast)
-    env, batch = ClusterEnv(setup), ClusterVectorEnv(setup, 1)
+    env, batch = ClusterEnv(setup, "ansi"), ClusterVectorEnv(setup, 1)
     env.reset(seed=0)
     batch.reset(seed=0)
     nothing, terms, many, ended = (
