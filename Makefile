@@ -4,7 +4,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-CASES  := $(filter-out benchmarks/_% benchmarks/results.py benchmarks/study.py,$(wildcard benchmarks/*.py))
+CASES  := $(filter-out benchmarks/_% benchmarks/study.py,$(wildcard benchmarks/*.py))
+AGENTS  := reward jct data converge ablations scale planner_windows planner_reward
+SYSTEMS := accuracy adaptdl classes coach configuration_manager knowledge pollux schedulearn sia stopping
 
 .PHONY: help quickstart install dev serve test test-quick test-cluster lint bench results systems clean
 .DEFAULT_GOAL := help
@@ -29,7 +31,7 @@ test-quick: $(VENV)/.dev  ## run those that need no Ray cluster, on all cores; C
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not cluster"
 
 test-cluster: $(VENV)/.dev  ## run those that train real jobs on a Ray cluster of several nodes
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m cluster tests/ray_cluster tests/service
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/ray_cluster tests/service
 
 lint: $(VENV)/.dev  ## formatting, style, types, which package may import which, and how large each may be
 	$(BIN)/ruff format --check .
@@ -45,11 +47,10 @@ bench: $(VENV)/.dev  ## run every program in benchmarks/, fail if one falls shor
 	@status=0; for case in $(CASES); do echo "== $$case"; $(BIN)/python $$case || status=1; done; exit $$status
 
 results: $(VENV)/.installed  ## train agents, compare them with everything, write docs/results.md (hours; resumable)
-	$(BIN)/python benchmarks/results.py
-	$(BIN)/python benchmarks/planning.py windows reward --write
+	$(BIN)/python benchmarks/study.py $(AGENTS)
 
 systems: $(VENV)/.installed  ## measure the published systems and small studies, write their tables (an hour; resumable)
-	$(BIN)/python benchmarks/study.py
+	$(BIN)/python benchmarks/study.py $(SYSTEMS)
 
 clean:  ## remove .venv and all caches; runs/ and traces/ stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

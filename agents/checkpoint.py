@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,8 @@ from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import AgentSettings
 from rlpto.agents.trained import agent_manifest, agent_of, check_meaning, load_weights, weight_arrays
-from rlpto.envs.cluster_env import LiveSetup
-from rlpto.envs.live import LiveSB3Env
+from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.sb3 import SB3ClusterEnv
-from rlpto.envs.setup import EnvSetup
 from rlpto.io.errors import CheckpointError
 
 LARGEST_EXPORT_BYTES = 2_000_000
@@ -43,7 +40,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Notes:
-    """What a training remembers beside the learner's state. best: largest validation reward per job so far.
+    """What a training remembers in addition to the learner's state. best: largest validation reward per job so far.
 
     history: a row of figures for each evaluation.
     """
@@ -59,7 +56,12 @@ class Notes:
 
 
 def save_checkpoint(
-    path: Path, model: TimedPPO, setup: EnvSetup | LiveSetup, settings: AgentSettings, identity: Identity, notes: Notes
+    path: Path,
+    model: TimedPPO,
+    setup: EnvSetup | ExternalSetup,
+    settings: AgentSettings,
+    identity: Identity,
+    notes: Notes,
 ) -> None:
     """Write all that training needs to go on. Only between an update and the next rollout.
 
@@ -68,7 +70,6 @@ def save_checkpoint(
     env_state, weights = _environment(model).get_state(), weight_arrays(_network(model))
     optimizer = model.policy.optimizer.state_dict()
     numpy_name, numpy_key, *numpy_rest = np.random.get_state(legacy=True)
-    version, python_state, gauss = random.getstate()
     manifest = {
         "format": CHECKPOINT,
         **agent_manifest(setup, settings),
@@ -86,7 +87,6 @@ def save_checkpoint(
         },
         "random": {
             "numpy": [numpy_name, *numpy_rest],
-            "python": [version, list(python_state), gauss],
             "environments": env_state.pop("rngs"),
         },
     }
@@ -129,11 +129,10 @@ def read_checkpoint(path: Path, identity: Identity) -> Archive:
     return archive
 
 
-def restore(model: TimedPPO, archive: Archive, path: Path, *, new_episode: bool = False) -> Notes:
+def restore(model: TimedPPO, archive: Archive, path: Path) -> Notes:
     """Put a new learner of the same training where the checkpoint was made, random numbers included.
 
-    new_episode: its environments begin new episodes, as those over a real cluster do. Raises CheckpointError if the
-    file lacks something.
+    An environment over an external cluster begins a new episode. Raises CheckpointError if the file lacks something.
     """
     load_weights(_network(model), archive, path)
     try:
@@ -143,14 +142,12 @@ def restore(model: TimedPPO, archive: Archive, path: Path, *, new_episode: bool 
         )
         model.num_timesteps = int(archive.manifest["steps"])
         environments = archive.group("environments") | {"rngs": states["environments"]}
-        observation, starts = _environment(model).set_state(environments), archive.arrays["episode_starts"]
-        compat.restore(model, int(learner["updates"]), observation, np.ones_like(starts) if new_episode else starts)
-        if model.ep_info_buffer is not None:
-            model.ep_info_buffer.extend(learner["episodes"])
+        env, starts = _environment(model), archive.arrays["episode_starts"]
+        observation = env.set_state(environments)
+        starts = starts if env.batch.resumes else np.ones_like(starts)
+        compat.restore(model, int(learner["updates"]), observation, starts, learner["episodes"])
         numpy_name, *numpy_rest = states["numpy"]
         np.random.set_state((numpy_name, archive.arrays["random/numpy"], *numpy_rest))
-        version, python_state, gauss = states["python"]
-        random.setstate((version, tuple(python_state), gauss))
         torch.set_rng_state(torch.as_tensor(archive.arrays["random/torch"]))
         cuda = archive.group("random/cuda")
         if cuda and model.device.type == "cuda":
@@ -191,8 +188,8 @@ def _network(model: TimedPPO) -> JobSetPolicy:
     return model.policy
 
 
-def _environment(model: TimedPPO) -> SB3ClusterEnv | LiveSB3Env:
-    assert isinstance(model.env, SB3ClusterEnv | LiveSB3Env)
+def _environment(model: TimedPPO) -> SB3ClusterEnv:
+    assert isinstance(model.env, SB3ClusterEnv)
     return model.env
 
 

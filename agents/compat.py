@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
@@ -26,13 +29,7 @@ def begin_learning(model: OnPolicyAlgorithm, steps: int, callback: MaybeCallback
 
 def resume_learning(model: OnPolicyAlgorithm, steps: int, callback: MaybeCallback) -> tuple[int, BaseCallback]:
     """The same up to `steps` in all for a model that has been restored, at its last observation."""
-    note_start(model)
     return model._setup_learn(steps - model.num_timesteps, callback, reset_num_timesteps=False)
-
-
-def note_start(model: OnPolicyAlgorithm) -> None:
-    """Let the speed that is logged count from the present step."""
-    model._num_timesteps_at_start = model.num_timesteps
 
 
 def set_progress(model: OnPolicyAlgorithm, total: int) -> None:
@@ -41,7 +38,7 @@ def set_progress(model: OnPolicyAlgorithm, total: int) -> None:
 
 
 def last_observation(model: OnPolicyAlgorithm) -> Observations:
-    """What the next rollout begins with."""
+    """The observation that the next rollout begins with."""
     return model._last_obs if isinstance(model._last_obs, dict) else {}
 
 
@@ -55,11 +52,19 @@ def episode_starts(model: OnPolicyAlgorithm) -> AnyArray:
     return np.asarray(model._last_episode_starts)
 
 
-def restore(model: OnPolicyAlgorithm, updates: int, observation: Observations, episode_starts: AnyArray) -> None:
-    """Put a model where these functions were asked."""
+def restore(
+    model: OnPolicyAlgorithm,
+    updates: int,
+    observation: Observations,
+    episode_starts: AnyArray,
+    episodes: Sequence[dict[str, Any]],
+) -> None:
+    """Put a new model where these functions were asked. episodes: the latest ones."""
     model._n_updates = updates
     model._last_obs = observation
     model._last_episode_starts = episode_starts
+    model.ep_info_buffer = deque(episodes, maxlen=model._stats_window_size)
+    model.ep_success_buffer = deque(maxlen=model._stats_window_size)
 
 
 class EventWriter(TensorBoardOutputFormat):

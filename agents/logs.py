@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Figure as LoggedFigure
 from stable_baselines3.common.logger import HParam, Logger
@@ -100,12 +99,8 @@ def log_outcome(logger: Logger, settings: AgentSettings, more: Mapping[str, Any]
 
 def write_history(folder: Path, history: Sequence[Mapping[str, float]]) -> None:
     """One line for each evaluation. Raises CheckpointError if that is not possible."""
-    names = list(dict.fromkeys(name for row in history for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: value if np.isfinite(value) else "" for name, value in row.items()} for row in history)
-    write_text(folder / HISTORY, text.getvalue(), "the table of evaluations")
+    text = pd.DataFrame(history).to_csv(index=False, lineterminator="\n")
+    write_text(folder / HISTORY, text, "the table of evaluations")
 
 
 def _flat(tree: Mapping[str, Any], around: str = "") -> dict[str, Any]:

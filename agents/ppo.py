@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer
-from stable_baselines3.common.vec_env import VecEnv
 
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.settings import AgentSettings
+from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.io.arrays import FloatArray
 
 HOUR = 3600.0
@@ -60,11 +60,8 @@ class TimedPPO(PPO):
     """SB3's PPO with what this project fixes, from its settings."""
 
     @classmethod
-    def make(cls, env: VecEnv, settings: AgentSettings, interval: float, seed: int, **options: Any) -> TimedPPO:
-        """An agent that has learned nothing yet. interval: seconds between regular decisions.
-
-        env: must have `elapsed`, [B] seconds of the latest step.
-        """
+    def make(cls, env: SB3ClusterEnv, settings: AgentSettings, interval: float, seed: int, **options: Any) -> TimedPPO:
+        """An agent that has learned nothing yet. interval: seconds between regular decisions."""
         ppo, network = settings.ppo, settings.network
         return cls(
             JobSetPolicy,
@@ -82,7 +79,7 @@ class TimedPPO(PPO):
             use_sde=ppo.smooth_noise,
             rollout_buffer_class=TimedRolloutBuffer,
             rollout_buffer_kwargs={
-                "elapsed": env.get_attr("elapsed")[0] if not hasattr(env, "elapsed") else env.elapsed,
+                "elapsed": env.elapsed,
                 "half_life": ppo.half_life,
                 "trace_half_life": ppo.trace_half_life,
             },

@@ -17,13 +17,12 @@ from rlpto.agents.archive import KINDS, Archive, read_archive
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST
-from rlpto.envs.cluster_env import LiveSetup
+from rlpto.envs.episodes import EnvSetup, ExternalSetup, action_space, observation_space
 from rlpto.envs.features import CLUSTER_FEATURES, JOB_FEATURES
 from rlpto.envs.observation import FORECAST_FEATURES, VERSION, Observation
 from rlpto.envs.settings import EnvSettings
-from rlpto.envs.setup import EnvSetup, action_space, observation_space
 from rlpto.io.arrays import AnyArray, FloatArray
-from rlpto.io.errors import CheckpointError
+from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.reading import check_finite
 from rlpto.policies.index_weights import STEERING_FEATURES
 
@@ -65,7 +64,7 @@ def meaning() -> dict[str, Any]:
     }
 
 
-def agent_manifest(setup: EnvSetup | LiveSetup, settings: AgentSettings) -> dict[str, Any]:
+def agent_manifest(setup: EnvSetup | ExternalSetup, settings: AgentSettings) -> dict[str, Any]:
     """What must be known of an agent to use its weights."""
     return {
         "rlpto": __version__,
@@ -105,7 +104,7 @@ def check_meaning(path: Path, manifest: Mapping[str, Any]) -> None:
         if there.get(key) != value:
             raise CheckpointError(
                 f"{path}: made by RLPTO {manifest.get('rlpto')}, {key}: {_difference(there.get(key), value)}; "
-                f"expected a file of RLPTO {__version__}, train or export it anew"
+                f"expected a file of RLPTO {__version__}, train or export it again"
             )
 
 
@@ -136,6 +135,37 @@ def agent_of(archive: Archive, path: Path, max_jobs: int | None = None) -> Train
     policy = JobSetPolicy(observation_space(env), action_space(), lambda _: 0.0, width=network.width, use_sde=smooth)
     load_weights(policy, archive, path)
     return TrainedAgent(env, start, policy)
+
+
+class StartingAgent:
+    """An agent that is trained further on a real cluster. file: a checkpoint, or an exported agent.
+
+    Raises CheckpointError if it cannot be used.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.archive: Archive = read_archive(file, KINDS)
+        self.trained: TrainedAgent = agent_of(self.archive, file)
+
+    def settings(self, wanted: AgentSettings) -> AgentSettings:
+        """The settings wanted, with one environment and the agent's own network."""
+        network = NetworkSettings.model_validate(self.archive.manifest["network"])
+        ppo = wanted.ppo.model_copy(update={"smooth_noise": bool(self.archive.manifest["smooth_noise"])})
+        return wanted.model_copy(update={"envs": 1, "network": network, "ppo": ppo})
+
+    def env(self, wanted: EnvSettings) -> EnvSettings:
+        """The agent's own observations and actions; scale, hold and episodes as wanted, and the plain reward.
+
+        Raises ConfigError if something else is asked for that an agent cannot change.
+        """
+        own = self.trained.env
+        for key in ("max_jobs", "horizon"):
+            there, asked = getattr(own, key), getattr(wanted, key)
+            if key in wanted.model_fields_set and there != asked:
+                raise ConfigError(f"env.{key}: {asked}, but the agent of {self.file} was trained with {there}")
+        given = {key: getattr(wanted, key) for key in ("episode", "reward_scale", "hold")}
+        return own.model_copy(update={**given, "baseline": "none", "start": None})
 
 
 def _difference(there: object, here: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +15,18 @@ from stable_baselines3.common.logger import Logger
 
 from rlpto.agents import compat
 from rlpto.agents.checkpoint import Identity, Notes, read_checkpoint, restore, save_checkpoint
-from rlpto.agents.evolution import CHECKPOINT as EVOLUTION
-from rlpto.agents.evolution import evolve, evolves
 from rlpto.agents.logs import EpisodeTerms, log_figures, log_outcome, log_record, log_texts, make_logger, write_history
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.policy import Agent
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import BEST, LAST, AgentSettings
-from rlpto.agents.trained import TrainedAgent
-from rlpto.agents.validation import Evaluator, per_job, reward_of_constants, standing, validate
+from rlpto.agents.start_search import CHECKPOINT as EVOLUTION
+from rlpto.agents.start_search import evolve, evolves
+from rlpto.agents.trained import StartingAgent, TrainedAgent, load_weights
+from rlpto.agents.validation import Evaluator, reward_of_constants, reward_per_job, standing, validate
 from rlpto.core.rewards import REWARD_PARTS
-from rlpto.envs.cluster_env import LiveSetup
+from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.sb3 import SB3ClusterEnv
-from rlpto.envs.setup import EnvSetup
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import PolicyError, TrainingError
 from rlpto.policies.index_weights import OFF, save_weights
@@ -63,12 +63,13 @@ class TrainingResult:
 
 
 def train(
-    setup: EnvSetup,
+    setup: EnvSetup | ExternalSetup,
     settings: AgentSettings,
     folder: Path,
     identity: Identity,
     evaluator: Evaluator | None = None,
     *,
+    starting_agent: StartingAgent | None = None,
     resume: bool = False,
     texts: Mapping[str, str] | None = None,
     on_progress: Callable[[Status], None] | None = None,
@@ -76,39 +77,67 @@ def train(
 ) -> TrainingResult:
     """Train an agent on the workloads of `setup`; checkpoints, events and tables go to `folder`.
 
-    resume: go on from `folder`'s last checkpoint, bit for bit as if the training had never stopped.
-    texts: shown in TensorBoard, by name. on_progress: is called after every update. stop: asked after every update;
-    True: write a checkpoint and return.
+    starting_agent: whose weights are trained further; None: the start heuristic, first evolved. On an external
+    cluster a rollout takes minutes: there a checkpoint follows every update, and `stop` ends a rollout, which is not
+    learned from.
+    resume: go on from `folder`'s last checkpoint, bit for bit as if the training had never stopped; on an external
+    cluster the episode that was under way begins again.
+    texts: shown in TensorBoard, by name. on_progress: is called after every update. stop: asked after every update
+    (on an external cluster: every step); True: write a checkpoint and return.
 
     Raises TrainingError if there is no such device, or numbers are no longer finite (the last checkpoint is
     then from before), CheckpointError if there is nothing to resume or it belongs to another training.
     """
     torch.set_num_threads(settings.threads)
     check_device(settings)
-    setup = starting_setup(setup, settings)
     archive = read_checkpoint(folder / LAST, identity) if resume and not _only_evolved(folder) else None
-    if evolves(settings):
-        setup = evolve(
-            setup,
-            settings,
-            identity.seed,
-            folder,
-            {"digest": identity.digest},
-            lambda done: on_progress(Status(f"evolving {done:.0%}", 0, settings.steps)) if on_progress else None,
-            lambda weights: 0.0 if evaluator is None else reward_of_constants(evaluator.setup, weights),
-            resume=resume,
-        )
-        save_weights(setup.start, folder / START)
+    if isinstance(setup, EnvSetup):
+        setup = _start(setup, settings, folder, identity, evaluator, on_progress, resume=resume)
     env = SB3ClusterEnv(setup, settings.envs, identity.seed)
-    model = TimedPPO.make(env, settings, setup.simulator.interval, identity.seed)
-    terms = EpisodeTerms()
+    model = TimedPPO.make(env, settings, setup.interval, identity.seed)
+    assert isinstance(model.policy, JobSetPolicy)
+    if starting_agent is not None:
+        load_weights(model.policy, starting_agent.archive, starting_agent.file)
     model.set_logger(Logger(str(folder), []))  # without one, an empty folder is left among the system's temporary ones
-    total, callback = compat.begin_learning(model, settings.steps, terms)
-    run = Training(setup, settings, folder, identity, model, terms, evaluator, on_progress)
-    if archive is not None:
+    run = Training(setup, settings, folder, identity, model, evaluator, on_progress)
+    callbacks: list[BaseCallback] = [run.terms]
+    if stop is not None and isinstance(setup, ExternalSetup):
+        callbacks.append(StopRollout(stop))
+    run.report("starting")
+    if archive is None:
+        total, callback = compat.begin_learning(model, settings.steps, callbacks)
+    else:  # the first observation comes with the checkpoint
         run.notes = restore(model, archive, folder / LAST)
-        compat.note_start(model)
+        total, callback = compat.resume_learning(model, settings.steps, callbacks)
     return run.loop(callback, total, texts or {}, stop, begun=archive is not None)
+
+
+def _start(
+    setup: EnvSetup,
+    settings: AgentSettings,
+    folder: Path,
+    identity: Identity,
+    evaluator: Evaluator | None,
+    on_progress: Callable[[Status], None] | None,
+    *,
+    resume: bool,
+) -> EnvSetup:
+    """The setup an agent starts from, evolved where the settings say so."""
+    setup = starting_setup(setup, settings)
+    if not evolves(settings):
+        return setup
+    setup = evolve(
+        setup,
+        settings,
+        identity.seed,
+        folder,
+        {"digest": identity.digest},
+        lambda done: on_progress(Status(f"evolving {done:.0%}", 0, settings.steps)) if on_progress else None,
+        lambda weights: 0.0 if evaluator is None else reward_of_constants(evaluator.setup, weights),
+        resume=resume,
+    )
+    save_weights(setup.start, folder / START)
+    return setup
 
 
 def starting_setup(setup: EnvSetup, settings: AgentSettings) -> EnvSetup:
@@ -183,24 +212,35 @@ def _stopped(model: TimedPPO, what: str, folder: Path) -> str:
     )
 
 
-class Training:
-    """The training's own bookkeeping: when to look, what to keep, what to tell."""
+class StopRollout(BaseCallback):
+    """Ends a rollout after the present step once it is asked for."""
 
-    def __init__(
-        self,
-        setup: EnvSetup | LiveSetup,
-        settings: AgentSettings,
-        folder: Path,
-        identity: Identity,
-        model: TimedPPO,
-        terms: EpisodeTerms,
-        evaluator: Evaluator | None,
-        on_progress: Callable[[Status], None] | None,
-    ) -> None:
-        self.setup, self.settings, self.folder, self.identity = setup, settings, folder, identity
-        self.model, self.terms, self.evaluator, self._on_progress = model, terms, evaluator, on_progress
-        self.notes = Notes()
-        self._baselines: Mapping[str, FloatArray] | None = None
+    def __init__(self, asked: Callable[[], bool]) -> None:
+        super().__init__()
+        self._asked = asked
+
+    def _on_step(self) -> bool:
+        return not self._asked()
+
+
+@dataclass
+class Training:
+    """One training under way: when to evaluate, what to keep, what to report."""
+
+    setup: EnvSetup | ExternalSetup
+    settings: AgentSettings
+    folder: Path
+    identity: Identity
+    model: TimedPPO
+    evaluator: Evaluator | None
+    on_progress: Callable[[Status], None] | None
+    terms: EpisodeTerms = field(default_factory=EpisodeTerms)
+    notes: Notes = field(default_factory=Notes)
+
+    @cached_property
+    def _baselines(self) -> Mapping[str, FloatArray]:
+        """Rewards of the policies to compare with; they run once."""
+        return {} if self.evaluator is None else self.evaluator.baselines()
 
     @property
     def logger(self) -> Logger:
@@ -215,7 +255,6 @@ class Training:
         stop: Callable[[], bool] | None,
         *,
         begun: bool,
-        save_each_update: bool = False,
     ) -> TrainingResult:
         """Roll out and update until `total` steps, or until `stop` says so between two rollouts.
 
@@ -231,7 +270,7 @@ class Training:
                 self.logger.dump(model.num_timesteps)
                 self.save(periodic=True)
             callback.on_training_start(locals(), globals())
-            self.tell("training")
+            self.report("training")
             while model.num_timesteps < total:
                 if stop is not None and stop():
                     self.save()
@@ -241,7 +280,7 @@ class Training:
                     model.num_timesteps = before
                     return self.outcome(finished=False)
                 self.look()
-                if save_each_update:
+                if isinstance(self.setup, ExternalSetup):
                     self.save()
             self.save()
             self.conclude()
@@ -258,21 +297,19 @@ class Training:
         if self._due(before, self.settings.checkpoint_every):
             self.save(periodic=True)
         model.dump_logs()
-        self.tell("training")
+        self.report("training")
 
     def evaluate(self) -> None:
         """Look at the agent on the validation windows, and keep it if it is the best so far."""
         if self.evaluator is None:
             return
-        self.tell("evaluating")
+        self.report("evaluating")
         trained = TrainedAgent(self.setup.settings, self.setup.start, self._network())
-        if self._baselines is None:
-            self._baselines = self.evaluator.baselines()
         found = validate(self.evaluator.setup, trained)
         parts = dict(zip(REWARD_PARTS, found.parts.mean(axis=0), strict=True))
         figures = {
             "reward": float(found.rewards.mean()),
-            "reward_per_job": per_job(self.evaluator.setup, found.rewards),
+            "reward_per_job": reward_per_job(self.evaluator.setup, found.rewards),
             **{f"reward_{name}": float(part) for name, part in parts.items()},
             **found.metrics,
             **standing(found.rewards, self._baselines),
@@ -311,10 +348,10 @@ class Training:
             self.save()
         log_outcome(self.logger, self.settings, {"seed": self.identity.seed}, self._last_row())
         self.logger.dump(self.model.num_timesteps)
-        self.tell("done")
+        self.report("done")
 
     def outcome(self, finished: bool) -> TrainingResult:
-        """What to tell the caller."""
+        """How the training stands."""
         notes = self.notes
         return TrainingResult(self.model.num_timesteps, finished, notes.best, notes.best_steps, self._last_row())
 
@@ -328,10 +365,10 @@ class Training:
     def _save(self, name: str) -> None:
         save_checkpoint(self.folder / name, self.model, self.setup, self.settings, self.identity, self.notes)
 
-    def tell(self, doing: str) -> None:
-        """Say where the training stands."""
-        if self._on_progress is not None:
-            self._on_progress(Status(doing, self.model.num_timesteps, self.settings.steps, self.notes.best))
+    def report(self, doing: str) -> None:
+        """Report where the training stands."""
+        if self.on_progress is not None:
+            self.on_progress(Status(doing, self.model.num_timesteps, self.settings.steps, self.notes.best))
 
     def _network(self) -> JobSetPolicy:
         assert isinstance(self.model.policy, JobSetPolicy)

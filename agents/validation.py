@@ -1,7 +1,7 @@
 """How good an agent is on windows it does not learn from: every one from its first job to its last.
 
-The windows step together in the compiled fleet, so that looking often is cheap; what is counted is what
-`rlpto.evaluation` counts of the same schedule.
+The windows step together in compiled code, so that validating often is cheap; figures are those that
+`rlpto.evaluation` has of the same schedule.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from rlpto.core.policy import Policy
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
-from rlpto.envs.batch import EnvBatch, begin_episode
-from rlpto.envs.fleet import build_fleet, play
-from rlpto.envs.setup import EnvSetup
+from rlpto.envs.batch import EnvBatch, SimulatedClusters
+from rlpto.envs.episodes import EnvSetup, Episode
+from rlpto.envs.whole_windows import WindowPlayer, per_job
 from rlpto.io.arrays import AnyArray, FloatArray
 
 HOUR = 3600.0
 AGENT_TIME_LIMIT_FACTOR = 5.0
-"""After so many times the hours of the longest window, the start heuristic schedules what an agent has left over."""
+"""After this multiple of the hours of the longest window, the start heuristic schedules what an agent has left over."""
 
 CONSTANTS_TIME_LIMIT_FACTOR = 20.0
-"""After so many times those hours, constants are taken to rescale jobs for ever."""
+"""After this multiple of those hours, constants are taken to rescale jobs for ever."""
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """What a training needs to look at its agent on validation windows.
+    """Validation windows of a training, with the policies that its agent is compared with.
 
     setup: workloads are the windows. baselines: reward [W] of every policy to compare with, in order of the
     workloads; called once. record: lets a policy schedule one of the windows, for a closer look.
@@ -45,7 +45,7 @@ class Evaluator:
 
 @dataclass(frozen=True)
 class Validation:
-    """What became of W windows. parts: [W, 4] the reward's terms. metrics: means over windows, by name."""
+    """The result on W windows. parts: [W, 4] the reward's terms. metrics: means over windows, by name."""
 
     parts: FloatArray
     metrics: dict[str, float]
@@ -57,73 +57,49 @@ class Validation:
         return total
 
 
-class WindowBatch(EnvBatch):
-    """A batch in which environment b goes through workload b from its start, again and again.
-
-    finished: [W] the job records of each workload when it was first over, or None.
-    """
-
-    def __init__(self, setup: EnvSetup) -> None:
-        plain = replace(setup, settings=setup.settings.model_copy(update={"baseline": "none"}))
-        self.finished: list[AnyArray | None] = [None] * len(setup.workloads)
-        super().__init__(plain, len(setup.workloads), 0)
-
-    def _begin(self, b: int) -> None:
-        """Keep what became of the jobs, then begin anew."""
-        if self.fleet.world.clusters[b]["arrived"] and self.finished[b] is None:
-            self.finished[b] = self.fleet.world.jobs[b, : self.fleet.counts[b]].copy()
-        self.began[b] = begin_episode(self.fleet, b, b, 0.0, self.weights, self.observation)
-        self.length[b] = np.inf
-        self.steps[b] = 0
-
-
 def validate(setup: EnvSetup, trained: TrainedAgent) -> Validation:
     """Let an agent schedule every workload of `setup` from its first job to its last."""
-    batch = WindowBatch(replace(setup, start=trained.start))
     windows = len(setup.workloads)
+    plain = setup.settings.model_copy(update={"baseline": "none"})
+    batch = EnvBatch(replace(setup, start=trained.start, settings=plain), windows)
+    clusters = batch.clusters
+    assert isinstance(clusters, SimulatedClusters)
+    for b in range(windows):
+        batch.begin(b, Episode(b, 0.0, np.inf))
     parts, running = np.zeros((windows, len(REWARD_PARTS))), np.ones(windows, dtype=np.bool_)
+    metrics: list[dict[str, float]] = [{}] * windows
     limit = AGENT_TIME_LIMIT_FACTOR * HOUR * max(workload.hours for workload in setup.workloads)
     in_time = True
-    seen = batch.reset()
+    seen = batch.observe()
     while running.any():
-        if in_time and (batch.fleet.world.clusters["time"][running] > limit).any():
-            in_time = False
+        in_time = in_time and not (clusters.time[running] > limit).any()
         actions = trained.act(seen) if in_time else np.zeros((windows, len(ACTION_FEATURES)))
-        seen, steps = batch.step(actions)
+        steps = batch.step(actions)
         parts[running] += steps.parts[running]
-        running &= ~(steps.ended | steps.cut)
-    gpus = setup.shape.capacity
-    each = [job_metrics(jobs, gpus) for jobs in batch.finished if jobs is not None]
-    return Validation(parts, {name: _mean([metrics[name] for metrics in each]) for name in each[0]})
+        for b in np.flatnonzero(steps.ended).tolist():
+            if running[b]:
+                metrics[b] = job_metrics(clusters.jobs(b), setup.shape.capacity)
+            batch.begin(b, Episode(b, 0.0, np.inf))  # goes on idly until the others are over
+        running &= ~steps.ended
+        seen = batch.observe()
+    return Validation(parts, {name: _mean([each[name] for each in metrics]) for name in metrics[0]})
 
 
 def reward_of_constants(setup: EnvSetup, weights: FloatArray) -> float:
     """Reward per job (see `per_job`) over the workloads of `setup` of the index with weights [STEERING_FEATURES].
 
-    -infinity where they do not get a workload done: there are weights that rescale jobs for ever.
+    -infinity where they leave jobs of a workload unfinished: there are weights that rescale jobs for ever.
     """
-    fleet = build_fleet(1, setup.shape, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward)
+    player = WindowPlayer(setup.compiled())
     longest = CONSTANTS_TIME_LIMIT_FACTOR * HOUR * max(workload.hours for workload in setup.workloads)
-    fleet.world.rules["limit"] = np.minimum(fleet.world.rules["limit"], longest)
-    time, total = np.zeros(2), np.zeros(2)  # only the end of a window is wanted
-    rewards = np.zeros(len(setup.workloads))
-    for workload in range(len(rewards)):
-        total[:] = 0.0
-        play(fleet, 0, workload, np.atleast_2d(weights), time, total)
-        cluster = fleet.world.clusters[0]
-        done = cluster["active"] == 0 and cluster["arrived"] == cluster["jobs"]
-        rewards[workload] = total[-1] if done else -np.inf
-    return per_job(setup, rewards)
+    played = [player.play(workload, weights, longest) for workload in range(len(setup.workloads))]
+    return reward_per_job(setup, np.array([each.reward if each.finished else -np.inf for each in played]))
 
 
-def per_job(setup: EnvSetup, rewards: FloatArray) -> float:
-    """Reward per job of rewards [W] over all workloads, where every group (load) counts alike.
-
-    Totals differ by windows much more than by policies: the mean of them is decided by a few windows with long queues.
-    """
+def reward_per_job(setup: EnvSetup, rewards: FloatArray) -> float:
+    """Reward per job of rewards [W] over all workloads, see `per_job`."""
     jobs = np.array([len(workload.jobs) for workload in setup.workloads])
-    group = np.array([workload.group for workload in setup.workloads])
-    return float(np.mean([rewards[group == at].sum() / jobs[group == at].sum() for at in np.unique(group)]))
+    return per_job(rewards, jobs, np.array([workload.group for workload in setup.workloads]))
 
 
 def job_metrics(jobs: AnyArray, gpus: int) -> dict[str, float]:

@@ -1,16 +1,15 @@
-"""What the benchmark programs share: arguments, CPU time, and checks that decide the exit code."""
+"""Common parts of the benchmark programs: arguments, CPU time, and checks that decide the exit code."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,8 +17,6 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
-TIME_ONLY = ("reward.accuracy=0", "reward.resources=0", "reward.rescale=0")
-"""Overrides under which time alone is rewarded, for comparisons of JCT."""
 
 # One of the programs here is called like the package `forecasting`, which has to be found first.
 sys.path.insert(0, str(ROOT))
@@ -42,6 +39,10 @@ class Check:
         return self.value >= self.limit if self.least else self.value <= self.limit
 
 
+Found = tuple[list[Check], dict[str, object]]
+"""Checks of a part of a program, and other figures by name."""
+
+
 @dataclass(frozen=True)
 class Timing:
     """Medians of CPU seconds, and of their ratio to the calibration loops right before and after (`loops`)."""
@@ -51,24 +52,23 @@ class Timing:
 
 
 def data_folder() -> Path:
-    """Folder with real traces and profiles: $RLPTO_DATA, else shared/ beside the checkout."""
+    """Folder with real traces and profiles: $RLPTO_DATA, else shared/ next to the checkout."""
     named = os.environ.get("RLPTO_DATA")
     return Path(named) if named else ROOT.parent / "shared"
 
 
-def sources_digest(name: str) -> str:
-    """Digest of all sources that a measurement may depend on: RLPTO's, and those here that have `name` in theirs."""
-    digest = hashlib.sha256()
-    for path in [*sorted((ROOT / "rlpto").rglob("*.py")), *sorted((ROOT / "benchmarks").glob(f"_*{name}*.py"))]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
 def parser(description: str) -> argparse.ArgumentParser:
-    """A parser with what every benchmark takes."""
+    """A parser with the options of every benchmark."""
     arguments = argparse.ArgumentParser(description=description)
     arguments.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
     return arguments
+
+
+def chosen(kind: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """The names, as they are. Ends the program over one that is not known."""
+    if unknown := [name for name in names if name not in known]:
+        refuse(f"there is no {kind} {unknown[0]!r}: expected some of {', '.join(known)}")
+    return tuple(names)
 
 
 def refuse(message: str) -> NoReturn:
@@ -79,7 +79,7 @@ def refuse(message: str) -> NoReturn:
 
 @contextmanager
 def bad_input() -> Iterator[None]:
-    """What our own code refuses ends the program in one line."""
+    """An error of RLPTO ends the program in one line."""
     try:
         yield
     except RlptoError as error:
@@ -101,12 +101,20 @@ def needed(given: Path | None, *usual: str) -> Path:
 
 
 def progress(text: str) -> None:
-    """What a program is doing, on stderr, for people who wait."""
+    """Show on stderr what the program is doing."""
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
+def resident_mb(process: int | str) -> float:
+    """Memory that a process holds. Raises OSError where that cannot be read."""
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise OSError(f"no VmRSS in /proc/{process}/status")
+
+
 def calibration() -> None:
-    """Fixed work, about 0.1 s of CPU time: interpreted Python, and sorts and sums of NumPy.
+    """Fixed work, 0.05 to 0.1 s of CPU time: interpreted Python, and sorts and sums of NumPy.
 
     One commit was found 1.7 times as fast as a few minutes before on a quiet machine, so that no threshold in seconds
     holds. Programs time this loop in alternation with what they measure, and compare ratios.
@@ -117,6 +125,17 @@ def calibration() -> None:
     counts: dict[int, int] = {}
     for i in range(200_000):
         counts[i * 7919 % 1013] = counts.get(i % 1013, 0) + i
+
+
+USUAL_LOOP_S = 0.06
+"""What the calibration loop takes where limits of wall-clock times come from."""
+
+
+def wall_seconds_of(call: Callable[[], object]) -> float:
+    """Wall-clock seconds of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
 def seconds_of(call: Callable[[], object]) -> float:
@@ -137,6 +156,31 @@ def calibrated(name: str, calls: Mapping[str, Callable[[], object]], repeats: in
             taken[key].append((own, own * 2 / (before + seconds_of(calibration))))
     medians = {key: np.median(pairs[1:], axis=0).tolist() for key, pairs in taken.items()}
     return {key: Timing(*found) for key, found in medians.items()}
+
+
+def run_parts(parts: Mapping[str, Callable[[], Found]], names: Sequence[str]) -> Found:
+    """Run the named parts of a program, or all.
+
+    Limits of times and rates are for a machine whose calibration loop takes USUAL_LOOP_S. On a slower or busier one, by
+    the loop's wall-clock time before and after a part, they are wider in proportion.
+    """
+    checks: list[Check] = []
+    facts: dict[str, object] = {}
+    for part in chosen("part", names, tuple(parts)) or parts:
+        progress(part)
+        with bad_input():
+            before = wall_seconds_of(calibration)
+            found, more = parts[part]()
+            loop = (before + wall_seconds_of(calibration)) / 2
+        checks += [in_pace(check, max(loop / USUAL_LOOP_S, 1.0)) for check in found]
+        facts |= more | {f"calibration loop around {part}, s": round(loop, 3)}
+    return checks, facts
+
+
+def in_pace(check: Check, slowness: float) -> Check:
+    """A check with its limit for a machine that is that many times as slow as usual."""
+    factor = {"s": slowness, "ms": slowness, "1/s": 1 / slowness}.get(check.unit, 1.0)
+    return replace(check, limit=check.limit * factor)
 
 
 def finish(checks: list[Check], as_json: bool, **facts: object) -> None:

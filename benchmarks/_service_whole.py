@@ -1,53 +1,42 @@
-"""A whole job service on a Ray cluster: policies switched under load, processes killed, and how soon jobs queue."""
+"""A whole job service on a Ray cluster: policies compiled under load, processes killed, and how soon jobs queue."""
 
 from __future__ import annotations
 
-import http.client
-import json
-import os
 import random
 import statistics
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from _common import Check
+from _common import Check, Found
+from _service_web import SECONDS, p95, submit_at_once
 
 from rlpto.client import Client
 from rlpto.store.database import Store
 from rlpto.store.events import events_after, last_event
 from rlpto.store.jobs import ENDED, count_by_state
-from rlpto.store.status import decisions, heartbeat
-from rlpto.store.users import add_token, add_user
+from rlpto.store.status import heartbeat
 from tests.service.served import TINY, Served, served
 
-Found = tuple[list[Check], dict[str, object]]
 NODES, GPUS = 3, 2
-SWITCHED = ("fifo", "elastic_fifo", "round_robin", "agent", "fifo")
-AGENT = "pretrained:synthetic"
-"""The agent that is switched to where no run is given."""
 COMPILED = ("pollux", "planner")
 SILENCE_S = 3.0
 """Longest time without a sign of life, which there is one of every second."""
-RUNNING_EPOCHS, WAITING_EPOCHS, JOBS = 200.0, 1.0, 30
-SWITCH_S = 1.0
 SUBMISSIONS, SUBMITTERS, WEB_KILLS, SCHEDULER_KILLS = 1000, 8, 20, 5
 ENOUGH_OVER = 200
-"""Jobs that have trained when it is looked whether all is right, unless all are to."""
+"""Jobs that have trained when it is looked whether all is right, unless all are wanted."""
 QUICK = {**TINY, "program": {**TINY["program"], "epochs": 1, "pace": None}}
 """A program of which a job takes as long as its processes take to start."""
 SLOW = {**TINY, "program": {**TINY["program"], "pace": 2.0}}
 """A program whose steps take long, so that its jobs hold GPUs and leave the cores to the service."""
-CLIENTS, RATE, SECONDS = 32, 230.0, 15.0
-"""Clients, submissions a second of all together, and for how long."""
-ENOUGH_RATE, QUEUED_S, WAIT_MS = 200.0, 0.3, 100.0
-LOOK_S = 0.02
-PATIENCE_S = 7200.0
+RATE = 230.0
+"""Submissions a second of all clients together."""
+LOOK_S, PATIENCE_S = 0.02, 7200.0
 
 
 @contextmanager
@@ -55,41 +44,6 @@ def service(**more: Any) -> Iterator[Served]:
     """A service of its own, with its cluster."""
     with tempfile.TemporaryDirectory() as folder, served(Path(folder), NODES, GPUS, **more) as started:
         yield started
-
-
-def switch(agent: str = AGENT) -> Found:
-    """Policies one after the other over 30 running and waiting jobs, and again when idle. agent: spec of `agent`."""
-    with service(scheduler={"policies": {"agent": agent}}) as started:
-        for policy in SWITCHED:
-            started.switch(policy)  # each is ready from now on
-        jobs = [started.submit(RUNNING_EPOCHS) for _ in range(NODES * GPUS)]
-        started.until(lambda: started.states(*jobs) == {"running"})
-        jobs += [started.submit(WAITING_EPOCHS) for _ in range(JOBS - len(jobs))]
-        started.until(lambda: started.states(*jobs) == {"running", "queued"})
-        busy, changed, decided = [], 0, 0
-        for policy in SWITCHED:
-            before = started.workers()
-            took, found = started.switch(policy)
-            changed += len(before ^ started.workers())
-            busy.append(took)
-            since = float(found["since"])
-            started.until(lambda since=since: bool(decisions(started.store, since)))
-            decided += decisions(started.store, since)[0].policy == policy
-        rows = started.over(*jobs, seconds=PATIENCE_S)
-        idle = [started.switch(policy)[0] for policy in SWITCHED]
-    ended = Counter(row.state for row in rows)
-    return [
-        Check("slowest switch over 30 jobs", max(busy), "s", SWITCH_S, False),
-        Check("slowest switch when idle", max(idle), "s", SWITCH_S, False),
-        Check("processes that a switch has ended or started", changed, "", 0, False),
-        Check("switches after which the new policy decides next", decided, "", len(SWITCHED), True),
-        Check("jobs finished", ended["finished"], "jobs", JOBS, True),
-        Check("faults of jobs", sum(row.recoveries for row in rows), "", 0, False),
-    ], {
-        "switches over jobs [s]": [f"{name} {took:.2f}" for name, took in zip(SWITCHED, busy, strict=True)],
-        "switches when idle [s]": [f"{name} {took:.2f}" for name, took in zip(SWITCHED, idle, strict=True)],
-        "the agent": agent,
-    }
 
 
 def compiling() -> Found:
@@ -103,7 +57,7 @@ def compiling() -> Found:
             progress = started.row(jobs[0]).progress
             waiting = threading.Thread(target=lambda policy=policy: took.update({policy: started.switch(policy)[0]}))
             waiting.start()
-            jobs.append(started.submit(WAITING_EPOCHS))
+            jobs.append(started.submit(1.0))
             last = time.time()
             while waiting.is_alive():
                 beat = heartbeat(started.store)
@@ -162,7 +116,7 @@ def _states(started: Served) -> Counter[str]:
 
 
 def _kill_while(started: Served, made: list[str]) -> Counter[str]:
-    """Kill processes as submissions get on, the web process each time, the scheduler at every fourth; the kills."""
+    """Kill processes while jobs are submitted, the web process each time, the scheduler at every fourth; the kills."""
     kills: Counter[str] = Counter()
     while kills["web"] < WEB_KILLS or kills["scheduler"] < SCHEDULER_KILLS:
         goal = min(kills["web"] * SUBMISSIONS // (WEB_KILLS + 1), SUBMISSIONS - 1)
@@ -179,7 +133,7 @@ def _kill_while(started: Served, made: list[str]) -> Counter[str]:
 
 
 def _verdict(started: Served, made: list[str], kills: Counter[str], enough: int) -> list[Check]:
-    """What the database says of all jobs. enough: of them are to have trained."""
+    """What the database says of all jobs. enough: of them must have trained."""
     store = started.store
     kept = store.rows("SELECT id, name, state, started FROM jobs")
     starts = store.rows(
@@ -207,44 +161,26 @@ def queued() -> Found:
     with service(programs={"tiny": TINY, "slow": SLOW}) as started:
         running = [started.submit(100_000.0, program="slow") for _ in range(NODES * GPUS)]
         started.until(lambda: started.states(*running) == {"running"})
-        secrets = []
-        with started.store.transaction():
-            for number in range(CLIENTS):
-                add_user(started.store, f"user-{number}", "user", time.time())
-                secrets.append(add_token(started.store, f"user-{number}", "", time.time())[1])
-        took: list[float] = []
-        until = time.monotonic() + SECONDS
         watching = Watching(started.settings.database)
-        threads = [
-            threading.Thread(target=_submit_steadily, args=(started.address, secret, number, until, took))
-            for number, secret in enumerate(secrets)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        took = submit_at_once(started.address, started.store, "tiny", RATE)
         watching.end(len(took))
-        since = {row[0]: row[1] for row in started.store.rows("SELECT id, submitted FROM jobs")}
+        since = dict(started.store.rows("SELECT id, submitted FROM jobs"))
         beat = heartbeat(started.store)
         assert beat is not None
         waited = [seen - since[job] for job, seen in watching.seen.items() if job in since]
         for job in running:
             started.client.cancel(job)
     return [
-        Check("submissions a second, 32 clients, with a scheduler", len(took) / SECONDS, "1/s", ENOUGH_RATE, True),
-        Check("p95 of a submission then", 1000 * _p95(took), "ms", 150.0, False),
+        Check("submissions a second, 32 clients, with a scheduler", len(took) / SECONDS, "1/s", 200.0, True),
+        Check("p95 of a submission then", 1000 * p95(took), "ms", 150.0, False),
         Check("jobs seen in the queue", len(waited), "", len(took), True),
-        Check("submitted to queued, p95", _p95(waited), "s", QUEUED_S, False),
-        Check("scheduler's longest wait for the database", 1000 * beat[1].longest_wait, "ms", WAIT_MS, False),
+        Check("submitted to queued, p95", p95(waited), "s", 0.3, False),
+        Check("scheduler's longest wait for the database", 1000 * beat[1].longest_wait, "ms", 100.0, False),
     ], {"submitted to queued, median, slowest [s]": (round(statistics.median(waited), 3), round(max(waited), 3))}
 
 
-def _p95(values: list[float]) -> float:
-    return statistics.quantiles(values, n=20)[-1]
-
-
 class Watching(threading.Thread):
-    """Notes when each job is in the queue, as somebody sees it who reads the database. seen: s, by job."""
+    """Notes when each job is in the queue, as a reader of the database sees it. seen: s, by job."""
 
     def __init__(self, store: Path) -> None:
         super().__init__()
@@ -267,32 +203,9 @@ class Watching(threading.Thread):
         store.close()
 
     def end(self, jobs: int) -> None:
-        """Wait until so many have been seen."""
+        """Wait until that many have been seen."""
         self._enough = jobs
         self.join()
 
 
-def _submit_steadily(address: str, token: str, number: int, until: float, took: list[float]) -> None:
-    """One client of all, at its share of the rate."""
-    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    body, every = json.dumps({"program": "tiny", "epochs": 1}), CLIENTS / RATE
-    due = time.monotonic() + every * number / CLIENTS
-    while due < until:
-        time.sleep(max(due - time.monotonic(), 0.0))
-        began = time.perf_counter()
-        connection.request("POST", "/api/v1/jobs", body, headers | {"Idempotency-Key": os.urandom(8).hex()})
-        answer = connection.getresponse()
-        answer.read()
-        if answer.status != 201:
-            raise AssertionError(f"a submission was answered {answer.status}")
-        took.append(time.perf_counter() - began)
-        due = max(due + every, time.monotonic() - every)
-
-
-PARTS: dict[str, Callable[[], Found]] = {
-    "switch": switch,
-    "compiling": compiling,
-    "submissions": submissions,
-    "queued": queued,
-}
+PARTS = {"compiling": compiling, "submissions": submissions, "queued": queued}

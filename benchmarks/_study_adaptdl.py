@@ -10,30 +10,30 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-from _adaptdl_formulas import COUNTS, MODELS, Row, formula_checks
-from _common import Check
+from _plan import Measured, Plan, Study
+from _systems import DIGITS, Row, digits_trainer, play
 
 from rlpto.core.cluster import Node
 from rlpto.core.jobs import Job
-from rlpto.core.loop import run
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray
+from rlpto.knowledge.beliefs import choose, follow_choices
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import BatchLimits, choose_batch, efficiency
 from rlpto.performance.fitted import SPANS, FittedProfiles, choices_by_size
 from rlpto.performance.metrics import EFFICIENCY_BAND, METRIC_NAMES, METRICS, STOCK_BAND, MetricName, UtilityBand
-from rlpto.performance.preview import TrainingEstimate, chosen_gpus, predict_training
 from rlpto.performance.profiles import ProfileSource
+from rlpto.performance.solo import TrainingEstimate, chosen_gpus, predict_training
 from rlpto.performance.tables import JobType
-from rlpto.performance.throughput import ThroughputParams
+from rlpto.performance.throughput import StepMeasurements, ThroughputParams, fit_throughput, gradient_time, sync_time
 from rlpto.policies.registry import make_policy
-from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.settings import SimulatorSettings
 
+MODELS = ("cifar10", "deepspeech2", "yolov3", "imagenet", "bert")
+COUNTS = (4, 8, 16)
+CHANGE_ABOVE = 1.05
+"""AdaptDL changes a running job's batch size only where the new one is better by this factor."""
 NODES = tuple(range(4, 65, 4))
 """GPUs of whole nodes: thresholds are about the size of a cluster."""
 PUBLISHED = ("cifar10", "deepspeech2", "imagenet")
@@ -50,22 +50,19 @@ RAISED = {"cifar10": "16 to 4, +152, -37", "deepspeech2": "+147, -38", "imagenet
 """GPUs, time and GPU-hours in percent of raised thresholds, likewise."""
 
 
-def measure(data: Path | None) -> tuple[list[Check], dict[str, list[Row]]]:
-    """Checks of A1 to A6, and their tables."""
+def measure(plan: Plan, _: Study) -> Measured:
+    """Claims of A1 to A6, and their tables."""
     fitted = load_profiles(None)
     assert isinstance(fitted, FittedProfiles)
-    source: ProfileSource = fitted if data is None else load_profiles(data / "profiles")
-    checks, tables = [], {}
-    for part in (
-        _training_checks(),
-        _stock_checks(fitted),
-        _throughput_checks(source, fitted),
-        _threshold_checks(source, measured=data is not None),
-        formula_checks(fitted),
-    ):
-        checks += part[0]
-        tables |= part[1]
-    return checks, tables
+    source: ProfileSource = fitted if plan.data is None else load_profiles(plan.data / "profiles")
+    found = Measured()
+    training(found)
+    stock(found, fitted)
+    throughput(found, source, fitted)
+    thresholds(found, source, measured=plan.data is not None)
+    formulas(found, [fitted.profile(model) for model in MODELS])
+    hysteresis(found, fitted)
+    return found
 
 
 # A1: real training --------------------------------------------------------------------------------------------------
@@ -82,15 +79,13 @@ PROGRAMS = (
     ("DigitsCnn", "sqrt", 6.0, 5),
 )
 """Training program, rule of the learning rate, scale-invariant epochs, seeds."""
-DIGITS = 1437
 
 
-def _training_checks() -> tuple[list[Check], dict[str, list[Row]]]:
+def training(found: Measured) -> None:
     """Final accuracy of real training whose batch sizes the metrics choose from the measured noise scale."""
     import torch
 
     torch.set_num_threads(1)
-    checks: list[Check] = []
     rows: list[Row] = []
     for program, rule, epochs, seeds in PROGRAMS:
         stock = np.zeros(0)
@@ -102,7 +97,7 @@ def _training_checks() -> tuple[list[Check], dict[str, list[Row]]]:
             difference, spread = 100 * float(accuracy.mean() - stock.mean()), 100 * float(stock.std(ddof=1))
             if metric != "goodput" and limits is LIMITS:
                 name = f"A1 {program}: accuracy, {metric} against goodput"
-                checks.append(Check(name, abs(difference), "points", max(0.5, 2 * spread), least=False))
+                found.figures[name], found.limits[name] = abs(difference), max(0.5, 2 * spread)
             rows.append(
                 {
                     "program": program,
@@ -117,7 +112,7 @@ def _training_checks() -> tuple[list[Check], dict[str, list[Row]]]:
                     "GPU-seconds": round(gpus * float(seconds.mean())),
                 }
             )
-    return checks, {"A1: real training of digits": rows}
+    found.tables["A1: real training of digits"] = rows
 
 
 def _gpus_for(metric: MetricName, limits: BatchLimits) -> int:
@@ -136,23 +131,7 @@ def _train(
     program: str, rule: str, epochs: float, metric: MetricName, limits: BatchLimits, gpus: int, seed: int
 ) -> tuple[float, float, int]:
     """Final accuracy, seconds by the modelled step times, and the last batch size."""
-    from rlpto.ray_cluster.messages import JobSpec
-    from rlpto.ray_cluster.worker.training import Trainer
-
-    spec = JobSpec(
-        id="a1",
-        name="a1",
-        session="a1",
-        training=f"rlpto.ray_cluster.programs.digits:{program}",
-        folder="none",
-        batch_size=limits.base,
-        epochs=epochs,
-        data_size=DIGITS,
-        lr_rule=rule,  # type: ignore[arg-type]
-        seed=seed,
-        device="cpu",
-    )
-    trainer, seconds, batch = Trainer(spec), 0.0, limits.base
+    trainer, seconds, batch = digits_trainer(program, limits.base, epochs, rule, seed), 0.0, limits.base
     while not trainer.finished:
         noise = trainer.noise.noise_scale
         if math.isfinite(noise) and noise > 0:
@@ -163,33 +142,24 @@ def _train(
     return trainer.evaluate(), seconds, batch
 
 
-# A2: the option by itself -------------------------------------------------------------------------------------------
+# A2: the option alone -----------------------------------------------------------------------------------------------
 
 
-def _stock_checks(fitted: FittedProfiles) -> tuple[list[Check], dict[str, list[Row]]]:
+def stock(found: Measured, fitted: FittedProfiles) -> None:
     """Decisions and times of jobs that name goodput, in tables that hold all metrics, against jobs without metrics."""
     rows: list[Row] = []
-    worst_change, worst_time = 0.0, 0.0
+    differ, worst = 0, 0.0
     for policy in ("equal_share", "max_throughput", "optimus", "srtf"):
-        stock, named = (_simulated(fitted, policy, "goodput", every) for every in (False, True))
-        same = len(stock[1]) == len(named[1]) and bool(np.array_equal(stock[1], named[1]))
-        worst_change = max(worst_change, 0.0 if same else 1.0)
-        worst_time = max(worst_time, abs(named[0] / stock[0] - 1))
-        others = {metric: _simulated(fitted, policy, metric, every=True)[0] for metric in METRIC_NAMES[1:]}
-        rows.append(
-            {
-                "policy": policy,
-                "stock: mean JCT [s]": round(stock[0], 1),
-                "goodput": round(named[0], 1),
-                **{metric: round(value, 1) for metric, value in others.items()},
-                "decisions as stock": "all" if same else "not all",
-            }
-        )
-    checks = [
-        Check("A2 policies whose decisions differ with metric goodput", worst_change, "", 0, least=False),
-        Check("A2 mean JCT with metric goodput against stock", 100 * worst_time, "%", 3, least=False),
-    ]
-    return checks, {"A2: the option by itself (24 jobs on 8 nodes of 4 GPUs)": rows}
+        jct, changes = _simulated(fitted, policy, "goodput", every=False)
+        named_jct, named_changes = _simulated(fitted, policy, "goodput", every=True)
+        same = len(changes) == len(named_changes) and bool(np.array_equal(changes, named_changes))
+        differ, worst = differ + (not same), max(worst, abs(named_jct / jct - 1))
+        others = {metric: round(_simulated(fitted, policy, metric, every=True)[0], 1) for metric in METRIC_NAMES[1:]}
+        row: Row = {"policy": policy, "stock: mean JCT [s]": round(jct, 1), "goodput": round(named_jct, 1)}
+        rows.append(row | others | {"decisions as stock": "all" if same else "not all"})
+    found.figures["A2 policies whose decisions differ with metric goodput"] = differ
+    found.figures["A2 mean JCT with metric goodput against stock"] = 100 * worst
+    found.tables["A2: the option alone (24 jobs on 8 nodes of 4 GPUs)"] = rows
 
 
 def _simulated(fitted: FittedProfiles, policy: str, metric: MetricName, every: bool) -> tuple[float, FloatArray]:
@@ -205,24 +175,23 @@ def _simulated(fitted: FittedProfiles, policy: str, metric: MetricName, every: b
     jobs = [replace(job, metric=metric) for job in jobs]
     names = METRIC_NAMES if every else (metric,)
     tables = compile_tables(fitted, [JobType(model, None, name) for model in MODELS for name in names], 32, 4)
-    cluster = SimulatedCluster((Node(4),) * 8, jobs, tables, SimulatorSettings())
-    record = run(cluster, make_policy(policy), QueueSettings(), RewardWeights())
-    changes = record.changes
-    jct = float(np.mean(cluster.store.finish_time - cluster.store.submit_time))
-    return jct, np.column_stack([changes.time, changes.job, changes.gpus]).astype(np.float64)
+    record = play((Node(4),) * 8, jobs, tables, make_policy(policy))
+    changes = np.column_stack([record.changes.time, record.changes.job, record.changes.gpus]).astype(np.float64)
+    return float(np.mean(record.jobs.finish_time - record.jobs.submit_time)), changes
 
 
 # A3: the throughput metric ------------------------------------------------------------------------------------------
 
 
-def _throughput_checks(source: ProfileSource, fitted: FittedProfiles) -> tuple[list[Check], dict[str, list[Row]]]:
+def throughput(found: Measured, source: ProfileSource, fitted: FittedProfiles) -> None:
+    """Samples per second and time to target with the throughput metric, on the same GPUs as with goodput."""
     rows: list[Row] = []
     faster: list[float] = []
     slower: list[float] = []
     off: list[float] = []
     for model in MODELS:
-        found = predict_training(source, model, COUNTS, ("goodput", "throughput"))
-        longer = [late.hours / soon.hours for soon, late in zip(found, found[len(COUNTS) :], strict=False)]
+        predicted = predict_training(source, model, COUNTS, ("goodput", "throughput"))
+        longer = [late.hours / soon.hours for soon, late in zip(predicted, predicted[len(COUNTS) :], strict=False)]
         more = [
             _samples_per_second(fitted, model, "throughput", gpus) / _samples_per_second(fitted, model, "goodput", gpus)
             for gpus in COUNTS
@@ -230,21 +199,14 @@ def _throughput_checks(source: ProfileSource, fitted: FittedProfiles) -> tuple[l
         faster += more
         slower += longer
         off += [abs(100 * (ratio - 1) - known) for ratio, known in zip(longer, SLOWER[model], strict=True)]
-        rows.append(
-            {
-                "model": model,
-                "samples/s on 4, 8, 16 GPUs [%] (fits)": _listed(100 * (ratio - 1) for ratio in more),
-                "time to target [%]": _listed(100 * (ratio - 1) for ratio in longer),
-                "reference [%]": _listed(SLOWER[model]),
-            }
-        )
-    checks = [
-        Check("A3 least samples/s with throughput against goodput", min(faster), "", 1 - 1e-9, least=True),
-        Check("A3 least time to target with throughput against goodput", min(slower), "", 1 - 1e-9, least=True),
-    ]
+        row: Row = {"model": model, "samples/s on 4, 8, 16 GPUs [%] (fits)": _listed(100 * (one - 1) for one in more)}
+        row["time to target [%]"] = _listed(100 * (one - 1) for one in longer)
+        rows.append(row | {"reference [%]": _listed(SLOWER[model])})
+    found.figures["A3 least samples/s with throughput against goodput"] = min(faster)
+    found.figures["A3 least time to target with throughput against goodput"] = min(slower)
     if source is not fitted:
-        checks.append(Check("A3 largest difference from the reference", max(off), "points", 3, least=False))
-    return checks, {"A3: throughput metric against goodput, same GPUs": rows}
+        found.figures["A3 largest difference from the reference"] = max(off)
+    found.tables["A3: throughput metric against goodput, same GPUs"] = rows
 
 
 def _listed(percent: Iterable[float]) -> str:
@@ -264,22 +226,22 @@ def _samples_per_second(fitted: FittedProfiles, model: str, metric: MetricName, 
 # A4, A5: thresholds -------------------------------------------------------------------------------------------------
 
 
-def _threshold_checks(source: ProfileSource, measured: bool) -> tuple[list[Check], dict[str, list[Row]]]:
+def thresholds(found: Measured, source: ProfileSource, measured: bool) -> None:
+    """GPUs, time and cost under thresholds of utility, and whether raised ones ever add GPUs."""
     rows: list[Row] = []
-    longer, cheaper, useful = [], [], []
+    changes: list[list[float]] = []
     grown = outside = 0
     for model in MODELS:
         by_gpus = predict_training(source, model, NODES, ("goodput",))
         stock = _chosen(by_gpus, STOCK_BAND)
         for band in (STOCK_BAND, UtilityBand(0.5, 0.8), EFFICIENCY_BAND):
             raised = _chosen(by_gpus, band)
-            figures = [
+            change = [
                 100 * (getattr(raised, column) / getattr(stock, column) - 1)
                 for column in ("hours", "gpu_hours", "utility")
             ]
             if model in PUBLISHED and band is EFFICIENCY_BAND:
-                for kept, figure in zip((longer, cheaper, useful), figures, strict=True):
-                    kept.append(figure)
+                changes.append(change)
             rows.append(
                 {
                     "model": model,
@@ -288,27 +250,22 @@ def _threshold_checks(source: ProfileSource, measured: bool) -> tuple[list[Check
                     "utility": round(raised.utility, 2),
                     "hours": round(raised.hours, 2),
                     "GPU-hours": round(raised.gpu_hours, 1),
-                    "time": f"{figures[0]:+.0f} %",
-                    "GPU-hours against stock": f"{figures[1]:+.0f} %",
-                    "utility against stock": f"{figures[2]:+.0f} %",
+                    "time": f"{change[0]:+.0f} %",
+                    "GPU-hours against stock": f"{change[1]:+.0f} %",
+                    "utility against stock": f"{change[2]:+.0f} %",
                     "reference": RAISED.get(model, "") if band is EFFICIENCY_BAND else "",
                 }
             )
         grown += _grown(by_gpus)
         outside += any(STOCK_BAND.holds(row.utility) for row in by_gpus) and not STOCK_BAND.holds(stock.utility)
-    mean = [float(np.mean(figures)) for figures in (longer, cheaper, useful)]
-    of_measurements = [
-        Check("A4 time with thresholds 0.6-0.9, mean of three models, at least", mean[0], "%", 60, least=True),
-        Check("A4 time with thresholds 0.6-0.9, mean of three models, at most", mean[0], "%", 150, least=False),
-        Check("A4 GPU-hours saved, mean of three models, at least", -mean[1], "%", 15, least=True),
-        Check("A4 GPU-hours saved, mean of three models, at most", -mean[1], "%", 40, least=False),
-        Check("A4 utility of a GPU, least gain of three models", min(useful), "%", 15, least=True),
-    ]
-    checks = [
-        Check("A5 raised thresholds that add GPUs", grown, "cases", 0, least=False),
-        Check("A5 models outside the stock thresholds where they can be kept", outside, "models", 0, least=False),
-    ]
-    return of_measurements * measured + checks, {"A4: raised thresholds, whole nodes of 4 GPUs": rows}
+    if measured:
+        longer, cheaper, useful = np.array(changes).T
+        found.figures["A4 time with thresholds 0.6-0.9, mean of three models"] = float(longer.mean())
+        found.figures["A4 GPU-hours saved, mean of three models"] = -float(cheaper.mean())
+        found.figures["A4 utility of a GPU, least gain of three models"] = float(useful.min())
+    found.figures["A5 raised thresholds that add GPUs"] = grown
+    found.figures["A5 models outside the stock thresholds where they can be kept"] = outside
+    found.tables["A4: raised thresholds, whole nodes of 4 GPUs"] = rows
 
 
 def _chosen(by_gpus: Sequence[TrainingEstimate], band: UtilityBand) -> TrainingEstimate:
@@ -328,3 +285,86 @@ def _grown(by_gpus: Sequence[TrainingEstimate]) -> int:
         for lower, higher in itertools.product(bands, bands)
         if higher.min_util >= lower.min_util and higher.max_util >= lower.max_util
     )
+
+
+# A6: formulas, and the rule for changing a batch --------------------------------------------------------------------
+
+
+def formulas(found: Measured, profiles: Sequence[Any]) -> None:
+    """Efficiency, synchronisation of one GPU, and what a fit recovers."""
+    base, rising, alone, recovered = 0.0, 0, 0.0, 0.0
+    for profile in profiles:
+        limits, law = profile.batch, profile.throughput
+        useful = efficiency(profile.noise(0), np.geomspace(limits.base, limits.largest, 50), limits.base)
+        base, rising = max(base, abs(float(useful[0]) - 1)), rising + int(np.count_nonzero(np.diff(useful) >= 0))
+        assert isinstance(law, ThroughputParams)
+        alone = max(alone, float(sync_time(law, 1, 1)))
+        recovered = max(recovered, _fit_error(law, limits))
+    found.figures |= {
+        "A6 EFF at the base batch, distance from 1": base,
+        "A6 larger batches that are not less efficient": rising,
+        "A6 synchronisation of one GPU": alone,
+        "A6 throughput recovered by the fit, worst error": 100 * recovered,
+    }
+
+
+def _fit_error(law: ThroughputParams, limits: BatchLimits) -> float:
+    """Worst relative error of the throughput of a fit to synthetic steps, at sizes that it has not seen too."""
+    sizes = [(1, 1), (1, 2), (1, 3), (1, 4), (2, 8), (3, 12), (4, 16), (8, 32)]
+    local = np.unique(np.geomspace(limits.min_local, limits.max_local, 5).round())
+    nodes, gpus, batch = (
+        np.array(column, dtype=np.float64) for column in zip(*((n, k, m) for n, k in sizes for m in local), strict=True)
+    )
+    step = law.step_time(nodes, gpus, batch)
+    found = fit_throughput(StepMeasurements(nodes, gpus, batch, step, step - gradient_time(law, batch)))
+    unseen = [(1, 2), (2, 6), (6, 24), (16, 64)]
+    asked = [(n, k, float(m)) for n, k in (*sizes, *unseen) for m in (*local, limits.max_local / 3)]
+    n, k, m = (np.array(column) for column in zip(*asked, strict=True))
+    return float(np.max(np.abs(law.step_time(n, k, m) / found.step_time(n, k, m) - 1)))
+
+
+def hysteresis(found: Measured, fitted: FittedProfiles) -> None:
+    """What AdaptDL's rule changes: batch sizes and time of a training that knows its true speeds."""
+    rows: list[Row] = []
+    gains: list[float] = []
+    for model in MODELS:
+        runs = [_followed(fitted, model, gpus, (1.0, CHANGE_ABOVE)) for gpus in COUNTS]
+        gains += [gain for _, ruled in runs for gain in ruled.gains]
+        row: Row = {
+            "model": model,
+            "changes on 4, 8, 16 GPUs, any gain": ", ".join(str(len(free.gains)) for free, _ in runs),
+            f"gain above {CHANGE_ABOVE}": ", ".join(str(len(ruled.gains)) for _, ruled in runs),
+            "time with the rule [%]": ", ".join(f"{100 * (ruled.hours / free.hours - 1):+.1f}" for free, ruled in runs),
+        }
+        rows.append(row)
+    found.figures["A6 least gain for which a batch is changed"] = min(gains)
+    found.tables[f"A6: changing the batch only above {CHANGE_ABOVE}"] = rows
+
+
+class FollowedBatches(NamedTuple):
+    """A training by the rule. gains: goodput after each change of the batch, by that before it."""
+
+    hours: float
+    gains: list[float]
+
+
+def _followed(fitted: FittedProfiles, model: str, gpus: int, rules: Sequence[float]) -> list[FollowedBatches]:
+    """A training under each rule: the least gain for which the batch is changed."""
+    profile = fitted.profile(model)
+    base = profile.batch.with_chosen().base
+    facts = fitted.batch_performance(JobType(model), (4,) * (gpus // 4))
+    batches, scales = facts.batches, facts.batches.weighed / base
+    nodes = np.full(len(scales), gpus // 4)
+    seconds = profile.throughput.step_time(nodes, batches.gpus, batches.local, batches.accumulation)
+    believed = np.where(batches.usable, batches.weighed / seconds, 0.0)
+    first = choose(believed, scales, facts.grad_sqr[0, 0], facts.grad_var[0, 0], 1.0)
+    found = []
+    for above in rules:
+        rates, choices = np.zeros(profile.epochs), np.zeros(profile.epochs, dtype=np.int64)
+        truth = (facts.grad_sqr, facts.grad_var, facts.rates)
+        follow_choices(believed, scales, *truth, 0, first, 1.0, above, rates, choices)
+        changed = np.flatnonzero(np.diff(choices))
+        goodput = believed[:, None] * efficiency(profile.noise(changed), batches.weighed[:, None], base)
+        before, after = (goodput[choices[changed + at], np.arange(len(changed))] for at in (0, 1))
+        found.append(FollowedBatches(float((1 / rates).sum()), (after / before).tolist()))
+    return found

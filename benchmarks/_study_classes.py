@@ -5,54 +5,71 @@ Test windows of the workloads of docs/results.md. Every policy runs on the same 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import _common
 import numpy as np
+from _cells import finished
+from _plan import Measured, Plan, Study, Workload, tuned
 
 from rlpto.core.jobs import PRIORITY_CLASSES
-from rlpto.core.loop import run
-from rlpto.core.queues import QueueSettings
 from rlpto.core.records import JobRecords
 from rlpto.evaluation.metrics import completion_times, queueing_delays
-from rlpto.experiments.config import load_config
-from rlpto.experiments.experiment import Experiment
 from rlpto.io.arrays import FloatArray
 
-WORKLOADS = ("synthetic", "pollux")
-LOADS = (0.7, 0.9, 1.1)
 RULES = ("strict", "weighted")
-POLICIES = ("fifo", "srtf", "equal_share", "index tuned for strict", "index tuned for weighted")
+INDEX = {"index tuned for strict": "{}-jct", "index tuned for weighted": "{}-jct-weighted"}
+POLICIES = ("fifo", "srtf", "equal_share", *INDEX)
 MINUTE = 60.0
 
 
 @dataclass(frozen=True)
-class Row:
-    """What one policy does to all jobs of a workload's windows under one rule. Times in minutes.
+class ClassFigures:
+    """Figures of one policy over all jobs of a workload's windows under one rule. Times in minutes.
 
     waits: mean time from submit to first GPU, high, normal and low. longest: of them all. overtaken_by: how much later
     than a job, at most, another was submitted that started before it.
     """
 
-    workload: str
-    load: float
-    policy: str
-    rule: str
     jct: float
     waits: tuple[float, ...]
     longest: float
     overtaken_by: float
 
 
-def spec_of(policy: str, workload: str) -> str:
-    """What makes a policy of the table."""
-    if not policy.startswith("index"):
-        return policy
-    weights = {"strict": f"{workload}-jct.yaml", "weighted": f"{workload}-jct-weighted.yaml"}[policy.split()[-1]]
-    return f"index:weights={_common.CONFIGS / 'tuned' / weights}"
+Key = tuple[str, float, str, str]
+"""Workload, load, policy, rule."""
+
+
+def measure(plan: Plan, study: Study) -> Measured:
+    """Claims and the table; without real data that of the synthetic workload alone."""
+    found: dict[Key, ClassFigures] = {}
+    for workload, load in plan.places(study):
+        if workload == "synthetic" or (plan.data is not None and (plan.data / "traces" / "pollux").is_dir()):
+            for policy in POLICIES:
+                for rule in RULES:
+                    found[workload, load, policy, rule] = figures_of(records(plan, workload, load, policy, rule))
+    rows = [row(key, figures) for key, figures in found.items()]
+    return Measured(claimed(found), tables={f"{plan.windows} test windows of each workload and load": rows})
+
+
+def records(plan: Plan, workload: Workload, load: float, policy: str, rule: str) -> list[JobRecords]:
+    """Jobs of every window."""
+    config = plan.config(workload, load, f"queue.classes={rule}")
+    spec = tuned(INDEX[policy].format(workload)) if policy in INDEX else policy
+    done = finished(plan, config, [spec], f"{workload}-{load:g}-{rule}", (config.seed,))
+    return [one.record().jobs for one in done]
+
+
+def figures_of(windows: Sequence[JobRecords]) -> ClassFigures:
+    """Figures over the jobs of all windows."""
+    jct: FloatArray = np.concatenate([completion_times(jobs) for jobs in windows]) / MINUTE
+    waited: FloatArray = np.concatenate([queueing_delays(jobs) for jobs in windows]) / MINUTE
+    classes = np.concatenate([jobs.priority for jobs in windows])
+    assert not np.isnan(jct).any(), "every job finishes"
+    waits = tuple(float(waited[classes == number].mean()) for number in range(len(PRIORITY_CLASSES)))
+    latest = max(overtaken_by(jobs) for jobs in windows) / MINUTE
+    return ClassFigures(float(jct.mean()), waits, float(waited.max()), latest)
 
 
 def overtaken_by(jobs: JobRecords) -> float:
@@ -63,42 +80,11 @@ def overtaken_by(jobs: JobRecords) -> float:
     return float(max(later, default=0.0))
 
 
-def rows_on(workload: str, load: float, limit: int) -> list[Row]:
-    """Rows of all policies and rules on one workload."""
-    overrides = [f"workload.load={load}", f"workload.windows.limit={limit}"]
-    experiment = Experiment(load_config(_common.CONFIGS / "results" / f"{workload}.yaml", overrides))
-    config, rows = experiment.config, []
-    windows = experiment.windows()
-    for policy, rule in itertools.product(POLICIES, RULES):
-        records = []
-        for window in windows:
-            cluster = experiment.cluster(window, config.seed)
-            queue = QueueSettings.model_validate(config.queue.model_dump() | {"classes": rule})
-            made = experiment.policy(spec_of(policy, workload))
-            records.append(run(cluster, made, queue, config.reward).jobs)
-        rows.append(row_of(workload, load, policy, rule, records))
-    return rows
+def claimed(found: Mapping[Key, ClassFigures]) -> dict[str, float]:
+    """The figures that the page claims something of."""
+    places = sorted({key[:2] for key in found})
 
-
-def row_of(workload: str, load: float, policy: str, rule: str, records: Sequence[JobRecords]) -> Row:
-    """Figures over the jobs of all windows."""
-    jct: FloatArray = np.concatenate([completion_times(jobs) for jobs in records])
-    waited: FloatArray = np.concatenate([queueing_delays(jobs) for jobs in records])
-    classes = np.concatenate([jobs.priority for jobs in records])
-    assert not np.isnan(jct).any(), "every job finishes"
-    waits = tuple(float(waited[classes == number].mean()) / MINUTE for number in range(len(PRIORITY_CLASSES)))
-    latest = max(overtaken_by(jobs) for jobs in records)
-    longest = float(waited.max())
-    return Row(workload, load, policy, rule, float(jct.mean()) / MINUTE, waits, longest / MINUTE, latest / MINUTE)
-
-
-def checks_of(rows: Sequence[Row]) -> list[_common.Check]:
-    """What the page claims."""
-    found = {(row.workload, row.load, row.policy, row.rule): row for row in rows}
-    places = sorted({(row.workload, row.load) for row in rows})
-    bound = QueueSettings().aging_bound / MINUTE
-
-    def in_all(policy: str, rule: str) -> list[Row]:
+    def in_all(policy: str, rule: str) -> list[ClassFigures]:
         return [found[(*place, policy, rule)] for place in places]
 
     def jct_ratio(strict: str, weighted: str) -> float:
@@ -106,70 +92,39 @@ def checks_of(rows: Sequence[Row]) -> list[_common.Check]:
         pairs = zip(in_all(weighted, "weighted"), in_all(strict, "strict"), strict=True)
         return float(np.exp(np.mean([np.log(one.jct / other.jct) for one, other in pairs])))
 
-    index, retuned = "index tuned for strict", "index tuned for weighted"
-    checks = [
-        _common.Check(
-            f"fifo, {rule}: no job is overtaken by one submitted later than the aging bound after it",
-            max(row.overtaken_by for row in in_all("fifo", rule)),
-            "min",
-            bound,
-            False,
-        )
-        for rule in RULES
-    ]
-    name = "mean JCT, weighted by strict"
-    kept = max(
-        one.waits[0] / other.waits[0]
-        for one, other in zip(in_all("fifo", "weighted"), in_all("fifo", "strict"), strict=True)
-    )
-    return [
-        *checks,
-        _common.Check(f"{index}, also where weighted: {name}", jct_ratio(index, index), "", 0.99, True),
-        _common.Check(f"index, each tuned for its rule: {name}", jct_ratio(index, retuned), "", 0.985, False),
-        _common.Check(f"srtf: {name}", jct_ratio("srtf", "srtf"), "", 0.97, False),
-        _common.Check(f"fifo, gain or loss: {name}", abs(jct_ratio("fifo", "fifo") - 1), "", 0.01, False),
-        _common.Check("fifo: mean wait of high, weighted by strict, worst", kept, "", 0.75, False),
-        *(
-            _common.Check(
-                f"{policy}, weighted: mean wait of high by that of low, worst",
-                max(row.waits[0] / row.waits[2] for row in in_all(policy, "weighted")),
-                "",
-                0.9,
-                False,
+    (index, retuned), name = INDEX, "mean JCT, weighted by strict"
+    pairs = zip(in_all("fifo", "weighted"), in_all("fifo", "strict"), strict=True)
+    high = [one.waits[0] / other.waits[0] for one, other in pairs]
+    late = "no job is overtaken by one submitted later than the aging bound after it"
+    return {
+        **{f"fifo, {rule}: {late}": max(one.overtaken_by for one in in_all("fifo", rule)) for rule in RULES},
+        f"{index}, also where weighted: {name}": jct_ratio(index, index),
+        f"index, each tuned for its rule: {name}": jct_ratio(index, retuned),
+        f"srtf: {name}": jct_ratio("srtf", "srtf"),
+        f"fifo, gain or loss: {name}": abs(jct_ratio("fifo", "fifo") - 1),
+        "fifo: mean wait of high, weighted by strict, worst": max(high),
+        **{
+            f"{policy}, weighted: mean wait of high by that of low, worst": max(
+                one.waits[0] / one.waits[2] for one in in_all(policy, "weighted")
             )
             for policy in ("fifo", "srtf")
-        ),
-    ]
-
-
-def shown(row: Row) -> dict[str, object]:
-    """A row of the page's table."""
-    high, normal, low = (f"{wait:.1f}" for wait in row.waits)
-    return {
-        "workload": row.workload,
-        "load": f"{row.load:g}",
-        "policy": row.policy,
-        "classes": row.rule,
-        "mean JCT [min]": f"{row.jct:.1f}",
-        "wait high": high,
-        "normal": normal,
-        "low [min]": low,
-        "longest wait [min]": f"{row.longest:.0f}",
-        "overtaken by [min]": f"{row.overtaken_by:.0f}",
+        },
     }
 
 
-def measure(data: Path | None, windows: int = 16) -> tuple[list[_common.Check], dict[str, list[dict[str, object]]]]:
-    """Checks and the table; without `data` that of the synthetic workload alone."""
-    if windows < 1:
-        _common.refuse("--set windows: expected at least 1")
-    workloads = [name for name in WORKLOADS if name == "synthetic" or (data is not None and has_traces(data))]
-    rows: list[Row] = []
-    for workload, load in itertools.product(workloads, LOADS):
-        _common.progress(f"classes: {workload} at load {load:g}")
-        rows += rows_on(workload, load, windows)
-    return checks_of(rows), {f"{windows} test windows of each workload and load": [shown(row) for row in rows]}
-
-
-def has_traces(data: Path) -> bool:
-    return (data / "traces" / "pollux").is_dir()
+def row(key: Key, found: ClassFigures) -> dict[str, object]:
+    """A row of the page's table."""
+    workload, load, policy, rule = key
+    high, normal, low = (f"{wait:.1f}" for wait in found.waits)
+    return {
+        "workload": workload,
+        "load": f"{load:g}",
+        "policy": policy,
+        "classes": rule,
+        "mean JCT [min]": f"{found.jct:.1f}",
+        "wait high": high,
+        "normal": normal,
+        "low [min]": low,
+        "longest wait [min]": f"{found.longest:.0f}",
+        "overtaken by [min]": f"{found.overtaken_by:.0f}",
+    }

@@ -7,34 +7,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
-from _common import Check
+from _plan import Measured, Plan, Study
+from _systems import DIGITS, Row, WatchedPolicy, digits_trainer, play
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
 from rlpto.core.external_load import BackgroundLoad, place_background
 from rlpto.core.jobs import Job
-from rlpto.core.loop import run
 from rlpto.core.policy import Policy
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray
 from rlpto.performance.compile import compile_tables
+from rlpto.performance.efficiency import NoiseCurve
 from rlpto.performance.fitted import FittedProfiles
-from rlpto.performance.noise import NoiseCurve
+from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.profiles import builtin_profiles
-from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions, Reconfiguration
 from rlpto.policies.fifo import Fifo
-from rlpto.ray_cluster.messages import JobSpec, LrRule
-from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.ray_cluster.messages import LrRule
+from rlpto.ray_cluster.worker.training import Trainer
 from rlpto.simulator.settings import SimulatorSettings
 
-Row = dict[str, object]
-
-NODES = (Node(4, 2),) * 4
+NODES, CAPACITY = (Node(4, 2),) * 4, 16
 """16 GPUs and 8 CPU slots."""
 WORKERS, SERVERS, MOST_WORKERS, MOST_SERVERS = 4, 1, 16, 8
 """What the job asks for, and has in the static run; what it may have."""
@@ -63,70 +58,60 @@ WORKER_BATCH = 16
 @dataclass(frozen=True)
 class Outcome:
     """A run. seconds: of it. events: changes that were decided. rescales: that were carried out. held: GPU-seconds.
-    full_s: when the job had its last configuration, NaN if it was never changed. back: most epochs lost at once.
+    back: most epochs lost at once.
     """
 
     seconds: float
     events: tuple[Reconfiguration, ...]
     rescales: int
     held: float
-    full_s: float
     back: float
 
 
-class WatchedPolicy:
-    """A policy whose states are looked at. back: most epochs by which the progress of a job fell between two."""
+class ProgressWatch(WatchedPolicy):
+    """Notes by how many epochs the progress of a job fell between two decisions, at most."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.name, self._policy = policy.name, policy
-        self.back, self._progress = 0.0, 0.0
-
-    def reset(self, seed: int) -> None:
-        """As the policy."""
-        self._policy.reset(seed)
+    back = progress = 0.0
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Look, and decide as the policy does."""
-        progress = float(state.jobs.progress[0])
-        self.back = max(self.back, self._progress - progress)
-        self._progress = progress
-        return self._policy(state)
+        now = float(state.jobs.progress[0])
+        self.back, self.progress = max(self.back, self.progress - now), now
+        return super().__call__(state)
 
 
-def measure(data: Path | None) -> tuple[list[Check], dict[str, list[Row]]]:  # noqa: ARG001
-    """Checks and tables; `data` is not needed."""
-    checks, tables = simulated()
-    found, rows = accuracies()
-    return [*checks, *found], {**tables, "D5: validation accuracy of real trainings": rows}
+def measure(_plan: Plan, _: Study) -> Measured:
+    """Claims and tables."""
+    found = Measured()
+    found.tables["D2 to D4: one job, 12 of 16 GPUs and 7 of 8 CPU slots are freed"] = simulated(found.figures)
+    found.tables["D5: validation accuracy of real trainings"] = accuracies(found.figures)
+    return found
 
 
-def simulated() -> tuple[list[Check], dict[str, list[Row]]]:
+def simulated(figures: dict[str, float]) -> list[Row]:
     """D1 to D4, and D6, over all surfaces."""
     rows: list[Row] = []
     laws = [_surface(seed) for seed in range(SURFACES)]
     static = [_played(law, NEVER_S, Fifo()) for law in laws]
     kept = [_played(law, NEVER_S, _manager()) for law in laws]
     overhead = max(now.seconds / before.seconds - 1 for now, before in zip(kept, static, strict=True))
-    checks = [
-        Check("D1 nothing freed: changes", sum(len(found.events) for found in kept), "changes", 0, False),
-        Check("D1 nothing freed: longest overhead", 100 * overhead, "%", 2, False),
-    ]
+    figures["D1 nothing freed: changes"] = sum(len(found.events) for found in kept)
+    figures["D1 nothing freed: longest overhead"] = 100 * overhead
     for freed in FREED_S:
-        times = [freed + LATER_S * seed for seed in range(SURFACES)]
-        found = [_played(law, at, _manager()) for law, at in zip(laws, times, strict=True)]
-        saved = np.array([1 - now.seconds / STATIC_S for now in found])
-        first = max(now.events[0].time + RESTART_S - at for now, at in zip(found, times, strict=True))
-        full = np.mean([now.full_s - at for now, at in zip(found, times, strict=True)])
-        after = min(_used_after(now) for now in found)
+        times = np.array([freed + LATER_S * seed for seed in range(SURFACES)])
+        found = [_played(law, at, _manager()) for law, at in zip(laws, times.tolist(), strict=True)]
+        saved = 100 * np.array([1 - now.seconds / STATIC_S for now in found])
+        first, last = (np.array([now.events[i].time + RESTART_S for now in found]) - times for i in (0, -1))
+        after = min(now.events[-1].after[0] / CAPACITY for now in found)  # of the GPUs, that the job holds
         rows.append(
             {
                 "freed at [s]": freed,
                 "static [s]": STATIC_S,
                 "dynamic, mean [s]": round(float(np.mean([now.seconds for now in found]))),
-                "saved, mean [%]": round(100 * float(saved.mean()), 1),
-                "saved, least and most [%]": f"{100 * saved.min():.1f} to {100 * saved.max():.1f}",
-                "first new processes after [s]": round(first),
-                "last change after [s]": round(float(full)),
+                "saved, mean [%]": round(float(saved.mean()), 1),
+                "saved, least and most [%]": f"{saved.min():.1f} to {saved.max():.1f}",
+                "first new processes after [s]": round(float(first.max())),
+                "last change after [s]": round(float(last.mean())),
                 "changes, mean": round(float(np.mean([len(now.events) for now in found])), 1),
                 "epoch time after / before": round(float(np.mean([_epoch_ratio(law) for law in laws])), 3),
                 "GPUs in use, static": round(_used(static[0], freed), 3),
@@ -134,27 +119,24 @@ def simulated() -> tuple[list[Check], dict[str, list[Row]]]:
                 "in use after growth, least": round(after, 3),
             }
         )
-        checks += [
-            Check(f"D2 freed at {freed:.0f} s: new processes train after", first, "s", 60 + RESTART_S, False),
-            Check(f"D3 freed at {freed:.0f} s: time saved, mean, at least", 100 * float(saved.mean()), "%", 30, True),
-            Check(f"D3 freed at {freed:.0f} s: time saved, mean, at most", 100 * float(saved.mean()), "%", 55, False),
-            Check(f"D4 freed at {freed:.0f} s: GPUs in use after growth, least", after, "", 0.85, True),
-        ]
-        differ = sum(now.rescales != len(now.events) for now in found)
-        lost = max(now.back for now in found)
-        checks.append(Check(f"D6 freed at {freed:.0f} s: runs with restarts other than changes", differ, "", 0, False))
-        checks.append(Check(f"D6 freed at {freed:.0f} s: most epochs lost", lost, "epochs", 0, False))
+        figures |= {
+            f"D2 freed at {freed:.0f} s: new processes train after": float(first.max()),
+            f"D3 freed at {freed:.0f} s: time saved, mean": float(saved.mean()),
+            f"D4 freed at {freed:.0f} s: GPUs in use after growth, least": after,
+            f"D6 freed at {freed:.0f} s: runs with restarts other than changes": sum(
+                now.rescales != len(now.events) for now in found
+            ),
+            f"D6 freed at {freed:.0f} s: most epochs lost": max(now.back for now in found),
+        }
     late = [_played(law, STATIC_S - RESTART_S, _manager()) for law in laws]
-    changed = sum(len(now.events) for now in late)
-    checks.append(Check("D6 freed when less than a restart is left: changes", changed, "changes", 0, False))
-    return checks, {"D2 to D4: one job, 12 of 16 GPUs and 7 of 8 CPU slots are freed": rows}
+    figures["D6 freed when less than a restart is left: changes"] = sum(len(now.events) for now in late)
+    return rows
 
 
-def accuracies() -> tuple[list[Check], list[Row]]:
-    """D5: accuracy after so many passes over the data, with and without growth."""
+def accuracies(figures: dict[str, float]) -> list[Row]:
+    """D5: accuracy after that many passes over the data, with and without growth."""
     static = np.array([_trained("none", False, seed) for seed in SEEDS])
     rows: list[Row] = [_accuracy_row("static", static, static)]
-    checks = []
     rules: tuple[LrRule, ...] = ("none", "linear", "sqrt", "adascale")
     for rule in rules:
         grown = np.array([_trained(rule, True, seed) for seed in SEEDS])
@@ -162,11 +144,9 @@ def accuracies() -> tuple[list[Check], list[Row]]:
         drop = 100 * float((static - grown).mean())
         if rule == "none":
             noise = 100 * float((static - grown).std(ddof=1)) / math.sqrt(len(static)) * 2
-            checks.append(Check("D5 no scaling: gain in accuracy beyond noise", -drop - noise, "points", 0, False))
-            checks.append(Check("D5 no scaling: drop in accuracy", drop, "points", 1.5, False))
-        else:
-            checks.append(Check(f"D5 {rule}: drop in accuracy", drop, "points", 0.5, False))
-    return checks, rows
+            figures["D5 no scaling: gain in accuracy beyond noise"] = -drop - noise
+        figures[f"D5 {'no scaling' if rule == 'none' else rule}: drop in accuracy"] = drop
+    return rows
 
 
 def _accuracy_row(name: str, found: FloatArray, static: FloatArray) -> Row:
@@ -226,30 +206,21 @@ def _played(law: ServerParams, freed: float, policy: Policy) -> Outcome:
     shape = ClusterShape(NODES)
     load = BackgroundLoad(gpus=shape.capacity - WORKERS, cpus=shape.cpu_slots - SERVERS, until=freed)
     settings = SimulatorSettings(interval=INTERVAL_S)
-    cluster = SimulatedCluster(NODES, [job], _tables(law), settings, background=place_background([load], shape))
-    watched = WatchedPolicy(policy)
-    record = run(cluster, watched, QueueSettings(), RewardWeights())
-    events = tuple(policy.events) if isinstance(policy, ConfigurationManager) else ()
+    watched = ProgressWatch(policy)
+    record = play(NODES, [job], _tables(law), watched, settings, background=place_background([load], shape))
     return Outcome(
         seconds=float(record.jobs.finish_time[0]),
-        events=events,
+        events=tuple(policy.events) if isinstance(policy, ConfigurationManager) else (),
         rescales=int(record.jobs.rescales[0]),
         held=float(record.jobs.gpu_seconds[0]),
-        full_s=events[-1].time + RESTART_S if events else math.nan,
         back=watched.back,
     )
 
 
 def _used(found: Outcome, freed: float) -> float:
-    """Share of the GPUs that somebody held, over the whole run."""
-    capacity = ClusterShape(NODES).capacity
-    background = (capacity - WORKERS) * min(freed, found.seconds)
-    return (found.held + background) / (capacity * found.seconds)
-
-
-def _used_after(found: Outcome) -> float:
-    """Share of the GPUs that the job held from its last change on."""
-    return found.events[-1].after[0] / ClusterShape(NODES).capacity
+    """Share of the GPUs that were held, over the whole run."""
+    background = (CAPACITY - WORKERS) * min(freed, found.seconds)
+    return (found.held + background) / (CAPACITY * found.seconds)
 
 
 def _trained(rule: LrRule, grows: bool, seed: int) -> float:
@@ -258,28 +229,16 @@ def _trained(rule: LrRule, grows: bool, seed: int) -> float:
     Workers that wait for each other do what one does with all their samples, so that one process stands for them. When
     the job grows it goes on from a checkpoint, with its optimizer's state.
     """
-    from rlpto.ray_cluster.worker.training import Trainer
 
-    spec = JobSpec(
-        id="job",
-        name="digits",
-        session="digits",
-        training="rlpto.ray_cluster.programs.digits:DigitsMlp",
-        options={"learning_rate": 0.05},
-        folder="",
-        batch_size=WORKERS * WORKER_BATCH,
-        epochs=float(EPOCHS),
-        data_size=1437,
-        seed=seed,
-        lr_rule=rule,
-        device="cpu",
-    )
-    trainer, samples, total = Trainer(spec), 0, EPOCHS * spec.data_size
-    grown = False
+    def started() -> Trainer:
+        return digits_trainer("DigitsMlp", WORKERS * WORKER_BATCH, float(EPOCHS), rule, seed, learning_rate=0.05)
+
+    trainer, samples, grown = started(), 0, False
+    total = EPOCHS * DIGITS
     while samples < total:
         if grows and not grown and samples >= GROWN_AT * total:
-            state, trainer, grown = trainer.state(), Trainer(spec), True
+            state, trainer, grown = trainer.state(), started(), True
             trainer.load(state)
-        batch = MOST_WORKERS * WORKER_BATCH if grown else spec.batch_size
+        batch = (MOST_WORKERS if grown else WORKERS) * WORKER_BATCH
         samples += trainer.run(trainer.position.step + 1, batch).samples
     return trainer.evaluate()

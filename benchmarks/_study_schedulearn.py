@@ -9,29 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
-from _common import CONFIGS, Check
+from _common import CONFIGS
+from _plan import Measured, Plan, Study
+from _systems import Row, WatchedPolicy, play
 
 from rlpto.core.cluster import Allocation, ClusterState, Node
 from rlpto.core.jobs import Job
-from rlpto.core.loop import run
 from rlpto.core.policy import Policy
-from rlpto.core.queues import QueueSettings
 from rlpto.core.records import RunRecord
-from rlpto.core.rewards import RewardWeights
-from rlpto.evaluation.statistics import Interval, bootstrap_interval
+from rlpto.evaluation.statistics import bootstrap_interval
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.solo import seconds_to_finish
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.registry import make_policy
 from rlpto.policies.switching import switching
-from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
-
-Row = dict[str, object]
 
 SERVERS, GPUS = 3, 4
 CURVES_S = {
@@ -47,6 +42,7 @@ PUBLISHED_S = {
     "mnist_mxnet": ((213.0, 212.0), (24.5, 23.0)),
 }
 """Makespan and mean JCT of twenty jobs under FIFO and under round robin (reference, section 5.4)."""
+MIXED_MODELS = ("mnist_pytorch", "mnist_tensorflow")
 SHARE, SLOWDOWN, SLOWDOWN_MXNET = 3, 0.6, 0.05
 """Jobs that share a GPU, and how much they slow each other: chosen here so that PyTorch's and TensorFlow's mean JCT
 come near the published ones; MXNet's trainings, hardly faster on four GPUs than on one, hardly use them."""
@@ -57,254 +53,168 @@ LOADS = (0.6, 0.8, 1.0, 1.2, 1.5)
 GAPS_LOAD = 0.8
 SEEDS = 20
 FIFO, ELASTIC, ROUND_ROBIN = "fifo:one_node=true", "elastic_fifo:one_node=true", "round_robin"
-SWITCH_AT_S = (120.0, 240.0, 360.0)
+SWITCHES = {120.0: ELASTIC, 240.0: ROUND_ROBIN, 360.0: FIFO}
+"""Policies after FIFO, by second."""
+SPREAD = "jobs per server, largest difference"
 
 
-@dataclass(frozen=True)
-class TracedDecision:
-    """What a policy decided: who, when, and for running jobs whether it left them as they are.
-
-    time: s. job, node: [n] jobs that start, and the node of each that has most of its GPUs. touched: running jobs that
-    were given other GPUs than they held.
-    """
-
-    time: float
-    policy: str
-    job: IntArray
-    node: IntArray
-    touched: int
-
-
-class DecisionTrace:
-    """Decides as another policy does, and notes what it decided."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.name = policy.name
-        self._policy = switching(policy)
-        self.decisions: list[TracedDecision] = []
-
-    def reset(self, seed: int) -> None:
-        self._policy.reset(seed)
-
-    def stands_until(self, state: ClusterState) -> float:
-        return self._policy.stands_until(state)
-
-    def __call__(self, state: ClusterState) -> Allocation:
-        allocation = self._policy(state)
-        if allocation.placement is not None:
-            running = state.jobs.gpus > 0
-            starts = np.flatnonzero(~running & (allocation.gpus > 0))
-            touched = (allocation.placement != state.held_nodes).any(axis=1) & running
-            self.decisions.append(
-                TracedDecision(
-                    state.time,
-                    self._policy.present(state.time).name,
-                    state.jobs.index[starts],
-                    allocation.placement[starts].argmax(axis=1),
-                    int(touched.sum()),
-                )
-            )
-        return allocation
+def measure(_plan: Plan, _: Study) -> Measured:
+    """Claims and tables of all parts."""
+    found = Measured()
+    for title, part in (
+        ("speed curves", curves),
+        ("live switching", switched),
+        ("elastic FIFO against FIFO", elastic),
+        ("round robin against FIFO, shared GPUs", shared),
+        ("round robin against FIFO under other parameters of sharing", sensitivity),
+        ("round robin against FIFO, GPUs of their own", exclusive),
+    ):
+        found.tables[title] = part(found.figures)
+    return found
 
 
-def measure(data: Path | None) -> tuple[list[Check], dict[str, list[Row]]]:  # noqa: ARG001
-    """Checks and tables; `data` is not needed."""
-    checks: list[Check] = []
-    tables: dict[str, list[Row]] = {}
-    for part in (curves, switched, elastic, shared, sensitivity, exclusive):
-        found, name, rows = part()
-        checks += found
-        tables[name] = rows
-    return checks, tables
-
-
-def curves() -> tuple[list[Check], str, list[Row]]:
+def curves(figures: dict[str, float]) -> list[Row]:
     """How near the profiles come to the published seconds."""
-    tables, gpus, rows, worst = speed_tables(), np.arange(1, GPUS + 1), [], 0.0
+    tables, gpus, rows, errors = speed_tables(), np.arange(1, GPUS + 1), [], []
     for model, published in CURVES_S.items():
         kind = tables.type_index(JobType(model))
         seconds = seconds_to_finish(tables, kind, 1.0, tables.epochs[kind], gpus, GPUS)
-        error = float(np.abs(seconds / published - 1).max())
-        worst = max(worst, error)
+        errors.append(float(np.abs(seconds / published - 1).max()))
         rows.append(
             {
                 "jobs": model,
                 "published [s]": " / ".join(f"{value:g}" for value in published),
                 "profile [s]": " / ".join(f"{value:.1f}" for value in seconds),
-                "largest error": f"{error:.1%}",
+                "largest error": f"{errors[-1]:.1%}",
             }
         )
-    return [Check("speed curves: largest error of a profile", 100 * worst, "%", 5.0, False)], "speed curves", rows
+    figures["speed curves: largest error of a profile"] = 100 * max(errors)
+    return rows
 
 
-def switched() -> tuple[list[Check], str, list[Row]]:
+def switched(figures: dict[str, float]) -> list[Row]:
     """S1: four policies one after the other while jobs run."""
-    spec = ">".join(
-        [FIFO, *(f"{at:g}:{name}" for at, name in zip(SWITCH_AT_S, (ELASTIC, ROUND_ROBIN, FIFO), strict=True))]
-    )
-    finished, ends, late, touched, grown, decided = [], [], 0.0, 0, 0, []
-    for seed in range(SEEDS):
-        record, watched = play(mixed(GAPS_LOAD, seed), spec)
-        finished.append(int(np.isfinite(record.jobs.finish_time).sum()))
-        ends.append(int((record.changes.gpus == 0).sum()))
-        for at, name in zip(SWITCH_AT_S, (ELASTIC, ROUND_ROBIN, FIFO), strict=True):
-            first = next(decision for decision in watched.decisions if decision.time >= at)
-            decided.append(first.policy == name)
-            late = max(late, first.time - at)
-            if name == ELASTIC:
-                grown += first.touched
-            else:
-                touched += first.touched
+    spec = ">".join([FIFO, *(f"{at:g}:{name}" for at, name in SWITCHES.items())])
+    runs = [traced(mixed(GAPS_LOAD, seed), spec) for seed in range(SEEDS)]
+    firsts = [
+        (at, name, next(decision for decision in watched.decisions if decision.time >= at))
+        for _, watched in runs
+        for at, name in SWITCHES.items()
+    ]
+    finished = min(int(np.isfinite(record.jobs.finish_time).sum()) for record, _ in runs)
+    ends = max(int((record.changes.gpus == 0).sum()) for record, _ in runs)
+    decided = [first.policy == name for _, name, first in firsts]
+    touched = sum(first.touched for _, name, first in firsts if name != ELASTIC)
+    figures |= {
+        "S1: jobs completed, of 30, fewest of any run": finished,
+        "S1: ends of jobs, of 30, most of any run": ends,
+        "S1: switches after which the new policy decides next": float(np.mean(decided)),
+        "S1: running jobs touched by the switch to round robin or FIFO": touched,
+    }
     row: Row = {
         "runs": SEEDS,
         "jobs each": MIXED_JOBS,
-        "completed, fewest": min(finished),
-        "ends of jobs, most": max(ends),
+        "completed, fewest": finished,
+        "ends of jobs, most": ends,
         "next decision by the new policy": f"{sum(decided)} of {len(decided)}",
-        "after at most [s]": f"{late:g}",
+        "after at most [s]": f"{max(first.time - at for at, _, first in firsts):g}",
         "running jobs touched by the first decision of round robin or FIFO": touched,
-        "the same of Elastic FIFO, all runs together": grown,
+        "the same of Elastic FIFO, all runs together": sum(
+            first.touched for _, name, first in firsts if name == ELASTIC
+        ),
     }
-    checks = [
-        Check("S1: jobs completed, of 30, fewest of any run", min(finished), "jobs", MIXED_JOBS, True),
-        Check("S1: ends of jobs, of 30, most of any run", max(ends), "ends", MIXED_JOBS, False),
-        Check("S1: switches after which the new policy decides next", float(np.mean(decided)), "share", 1.0, True),
-        Check("S1: running jobs touched by the switch to round robin or FIFO", touched, "jobs", 0.0, False),
-    ]
-    return checks, "live switching", [row]
+    return [row]
 
 
-def elastic() -> tuple[list[Check], str, list[Row]]:
+def elastic(figures: dict[str, float]) -> list[Row]:
     """S2 and S4: Elastic FIFO against FIFO, on one server each as there, and where jobs may span servers."""
     rows: list[Row] = []
-    busy, makespan, jct, inversions = [], [], [], 0
-    for ours, rival in ((ELASTIC, FIFO), ("elastic_fifo", "fifo")):
+    changes, least_busy, inversions = [], 1.0, 0
+    for on, ours, rival in (("one server each", ELASTIC, FIFO), ("any servers", "elastic_fifo", "fifo")):
         for load in LOADS:
-            pairs = []
-            for seed in range(SEEDS):
-                jobs = mixed(load, seed)
-                (with_it, _), (without, _) = play(jobs, ours), play(jobs, rival)
-                pairs.append((*figures(with_it), *figures(without)))
-                inversions += start_inversions(without)
-            found = np.array(pairs)
-            change = found[:, 1:3] / found[:, 4:6] - 1
+            pairs = [(traced(jobs, ours)[0], traced(jobs, rival)[0]) for jobs in (mixed(load, i) for i in range(SEEDS))]
+            found = np.array([[totals(record) for record in pair] for pair in pairs])
+            inversions += sum(start_inversions(without) for _, without in pairs)
+            busy, change = found[:, :, 0].mean(axis=0), found[:, 0, 1:] / found[:, 1, 1:] - 1
+            row = {"jobs on": on, "load": load, "busy, FIFO": f"{busy[1]:.2f}", "busy, Elastic FIFO": f"{busy[0]:.2f}"}
+            rows.append(row | {"makespan": percent(change[:, 0]), "mean JCT": percent(change[:, 1])})
             if ours == ELASTIC:
-                busy.append(found[:, 0].mean())
-                makespan.append(change[:, 0])
-                jct.append(change[:, 1])
-            rows.append(
-                {
-                    "jobs on": "one server each" if ours == ELASTIC else "any servers",
-                    "load": load,
-                    "busy, FIFO": f"{found[:, 3].mean():.2f}",
-                    "busy, Elastic FIFO": f"{found[:, 0].mean():.2f}",
-                    "makespan": percent(interval(change[:, 0])),
-                    "mean JCT": percent(interval(change[:, 1])),
-                }
-            )
-    spans, turns = interval(np.concatenate(makespan)), interval(np.concatenate(jct))
-    all_loads: Row = {
-        "jobs on": "one server each",
-        "load": "all",
-        "makespan": percent(spans),
-        "mean JCT": percent(turns),
-    }
+                changes.append(change)
+                least_busy = min(least_busy, float(busy[0]))
+    spans, turns = np.concatenate(changes).T
+    all_loads = {"jobs on": "one server each", "load": "all", "makespan": percent(spans), "mean JCT": percent(turns)}
     rows.insert(len(LOADS), all_loads)
-    checks = [
-        Check("S2: GPUs busy of those that jobs could use, least of five loads", min(busy), "share", 0.93, True),
-        Check("S2: makespan against FIFO, mean over loads", 100 * spans.estimate, "%", -10.0, False),
-        Check("S2: mean JCT against FIFO, mean over loads", 100 * turns.estimate, "%", -12.0, False),
-        Check("S4: pairs of jobs that FIFO started in another order than submitted", inversions, "pairs", 0.0, False),
-    ]
-    return checks, "elastic FIFO against FIFO", rows
+    figures |= {
+        "S2: GPUs busy of those that jobs could use, least of five loads": least_busy,
+        "S2: makespan against FIFO, mean over loads": 100 * float(spans.reshape(-1, SEEDS).mean(axis=0).mean()),
+        "S2: mean JCT against FIFO, mean over loads": 100 * float(turns.reshape(-1, SEEDS).mean(axis=0).mean()),
+        "S4: pairs of jobs that FIFO started in another order than submitted": inversions,
+    }
+    return rows
 
 
-def shared() -> tuple[list[Check], str, list[Row]]:
+def shared(figures: dict[str, float]) -> list[Row]:
     """S3 where jobs share GPUs: the original's experiment."""
-    rows: list[Row] = []
-    checks, uneven = [], 0
-    for model, slowdown in (
-        ("mnist_pytorch", SLOWDOWN),
-        ("mnist_tensorflow", SLOWDOWN),
-        ("mnist_mxnet", SLOWDOWN),
-        ("mnist_mxnet", SLOWDOWN_MXNET),
-    ):
-        row, change, spread = rotated(model, SHARE, slowdown)
-        rows.append(row)
-        uneven = max(uneven, spread)
-        if model in ("mnist_pytorch", "mnist_tensorflow"):
-            checks += [
-                Check(f"S3: mean JCT of {model} against FIFO, shared GPUs", 100 * change[1], "%", -10.0, False),
-                Check(f"S3: makespan of {model} against FIFO, shared GPUs", 100 * change[0], "%", -1.0, False),
-            ]
-    checks.append(Check("S3: jobs per server, largest difference, shared GPUs", uneven, "jobs", 1.0, False))
-    return checks, "round robin against FIFO, shared GPUs", rows
+    cases = [(model, SLOWDOWN) for model in PUBLISHED_S] + [("mnist_mxnet", SLOWDOWN_MXNET)]
+    found = [rotated(model, SHARE, slowdown) for model, slowdown in cases]
+    for model, (_, (makespan, jct)) in zip(MIXED_MODELS, found, strict=False):
+        figures[f"S3: mean JCT of {model} against FIFO, shared GPUs"] = 100 * jct
+        figures[f"S3: makespan of {model} against FIFO, shared GPUs"] = 100 * makespan
+    figures[f"S3: {SPREAD}, shared GPUs"] = max(int(str(row[SPREAD])) for row, _ in found)
+    return [row for row, _ in found]
 
 
-def sensitivity() -> tuple[list[Check], str, list[Row]]:
+def sensitivity(_: dict[str, float]) -> list[Row]:
     """How the gain of round robin depends on the two parameters of sharing that no source gives."""
     rows: list[Row] = []
     for share in (2, 3, 4):
         for slowdown in (0.3, 0.6):
             row: Row = {"jobs a GPU": share, "slowdown": slowdown}
-            for model in ("mnist_pytorch", "mnist_tensorflow"):
-                _, change, _ = rotated(model, share, slowdown)
-                row[f"{model}: makespan"] = f"{change[0]:+.0%}"
-                row[f"{model}: mean JCT"] = f"{change[1]:+.0%}"
+            for model in MIXED_MODELS:
+                _, (makespan, jct) = rotated(model, share, slowdown)
+                row |= {f"{model}: makespan": f"{makespan:+.0%}", f"{model}: mean JCT": f"{jct:+.0%}"}
             rows.append(row)
-    return [], "round robin against FIFO under other parameters of sharing", rows
+    return rows
 
 
-def exclusive() -> tuple[list[Check], str, list[Row]]:
+def exclusive(figures: dict[str, float]) -> list[Row]:
     """S3 where jobs have GPUs to themselves: equal jobs, and mixed ones."""
-    rows: list[Row] = []
-    uneven = 0
-    for model in PUBLISHED_S:
-        row, _, spread = rotated(model, 1, SLOWDOWN)
-        rows.append({name: row[name] for name in row if not name.startswith("published")})
-        uneven = max(uneven, spread)
+    equal = [rotated(model, 1, SLOWDOWN)[0] for model in PUBLISHED_S]
+    rows = [{name: row[name] for name in row if not name.startswith("published")} for row in equal]
     changes, spreads = [], []
     for seed in range(SEEDS):
         jobs = mixed(GAPS_LOAD, seed)
-        (rotating, watched), (packed, _) = play(jobs, ROUND_ROBIN), play(jobs, FIFO)
-        changes.append(np.array(figures(rotating)[1:]) / figures(packed)[1:] - 1)
+        (rotating, watched), (packed, _) = traced(jobs, ROUND_ROBIN), traced(jobs, FIFO)
+        changes.append(np.array(totals(rotating)[1:]) / totals(packed)[1:] - 1)
         spreads.append(spread_over_servers(watched))
-    found = np.array(changes)
+    makespan, jct = np.array(changes).T
     rows.append(
         {
             "jobs": f"mixed, {SEEDS} runs",
-            "makespan": percent(interval(found[:, 0])),
-            "mean JCT": percent(interval(found[:, 1])),
-            "jobs per server, largest difference": f"{np.mean(spreads):.1f} on average, {max(spreads)} at most",
+            "makespan": percent(makespan),
+            "mean JCT": percent(jct),
+            SPREAD: f"{np.mean(spreads):.1f} on average, {max(spreads)} at most",
         }
     )
-    checks = [
-        Check("S3: jobs per server, largest difference, equal jobs on GPUs of their own", uneven, "jobs", 1.0, False),
-        Check("S3: mean JCT of mixed jobs against FIFO, GPUs of their own", 100 * found[:, 1].mean(), "%", 5.0, False),
-    ]
-    return checks, "round robin against FIFO, GPUs of their own", rows
+    figures[f"S3: {SPREAD}, equal jobs on GPUs of their own"] = max(int(str(row[SPREAD])) for row in equal)
+    figures["S3: mean JCT of mixed jobs against FIFO, GPUs of their own"] = 100 * float(jct.mean())
+    return rows
 
 
-def rotated(model: str, share: int, slowdown: float) -> tuple[Row, FloatArray, int]:
-    """Twenty four-GPU jobs, one every ten seconds: a row, changes of makespan and mean JCT, jobs per server."""
-    jobs = [job(f"job{i}", 10.0 * i, model, GPUS) for i in range(20)]
+def rotated(model: str, share: int, slowdown: float) -> tuple[Row, FloatArray]:
+    """Twenty four-GPU jobs, one every ten seconds: a row, and changes of makespan and mean JCT by round robin."""
+    jobs = [job(10.0 * i, model, GPUS, i) for i in range(20)]
     settings = SimulatorSettings(interval=1.0, rescale_delay=0.0, share=share, share_slowdown=slowdown)
-    (rotating, watched), (packed, _) = play(jobs, ROUND_ROBIN, settings), play(jobs, FIFO, settings)
-    after, before = figures(rotating)[1:], figures(packed)[1:]
-    (makespan, published_makespan), (jct, published_jct) = (
-        (f"{old:.0f} -> {new:.0f} ({new / old - 1:+.0%})", published)
-        for old, new, published in zip(before, after, PUBLISHED_S[model], strict=True)
-    )
-    spread = spread_over_servers(watched)
-    row: Row = {
-        "jobs": model + (f", slowdown {slowdown:g}" if share > 1 else ""),
-        "makespan [s]": makespan,
-        "published makespan [s]": told(published_makespan),
-        "mean JCT [s]": jct,
-        "published mean JCT [s]": told(published_jct),
-        "jobs per server, largest difference": spread,
-    }
-    return row, np.array(after) / before - 1, spread
+    (rotating, watched), (packed, _) = traced(jobs, ROUND_ROBIN, settings), traced(jobs, FIFO, settings)
+    after, before = totals(rotating)[1:], totals(packed)[1:]
+    row: Row = {"jobs": model + (f", slowdown {slowdown:g}" if share > 1 else "")}
+    for name, old, new, published in zip(("makespan", "mean JCT"), before, after, PUBLISHED_S[model], strict=True):
+        row[f"{name} [s]"] = f"{old:.0f} -> {new:.0f} ({new / old - 1:+.0%})"
+        row[f"published {name} [s]"] = "{:g} -> {:g} ({:+.0%})".format(*published, published[1] / published[0] - 1)
+    return row | {SPREAD: spread_over_servers(watched)}, np.array(after) / before - 1
+
+
+# Jobs, runs and their figures ---------------------------------------------------------------------------------------
 
 
 @cache
@@ -314,46 +224,76 @@ def speed_tables() -> SpeedTables:
     return compile_tables(profiles, [JobType(model) for model in profiles.models], GPUS, GPUS)
 
 
-def job(name: str, submit: float, model: str, gpus: int) -> Job:
+def job(submit: float, model: str, gpus: int, number: int) -> Job:
     """A whole training that can use 1 to 4 GPUs."""
-    return Job(name, submit, model, epochs=10.0, data_size=60000.0, requested_gpus=gpus, max_gpus=GPUS)
+    return Job(f"job{number}", submit, model, epochs=10.0, data_size=60000.0, requested_gpus=gpus, max_gpus=GPUS)
 
 
 def mixed(load: float, seed: int) -> list[Job]:
     """30 jobs of PyTorch or TensorFlow that ask for 1 to 4 GPUs, with gaps that make this load."""
     rng = np.random.default_rng([17, seed])
-    models = rng.choice(["mnist_pytorch", "mnist_tensorflow"], MIXED_JOBS).tolist()
+    models = rng.choice(MIXED_MODELS, MIXED_JOBS).tolist()
     gpus = rng.integers(1, GPUS + 1, MIXED_JOBS).tolist()
     submits = (np.cumsum(rng.uniform(*GAP_S, MIXED_JOBS)) * GAPS_LOAD / load).tolist()
-    return [job(f"job{i}", *given) for i, given in enumerate(zip(submits, models, gpus, strict=True))]
+    return [job(*given) for given in zip(submits, models, gpus, range(MIXED_JOBS), strict=True)]
 
 
-def play(jobs: Sequence[Job], spec: str, settings: SimulatorSettings | None = None) -> tuple[RunRecord, DecisionTrace]:
+@dataclass(frozen=True)
+class TracedDecision:
+    """What a policy decided: who, when, and for running jobs whether it left them as they are.
+
+    time: s. node: [n] node with most GPUs of each job that starts. touched: running jobs that were given other GPUs.
+    """
+
+    time: float
+    policy: str
+    node: IntArray
+    touched: int
+
+
+class DecisionTrace(WatchedPolicy):
+    """Decides as another policy does, and notes what it decided."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self._policies = switching(policy)
+        self.decisions: list[TracedDecision] = []
+
+    def stands_until(self, state: ClusterState) -> float:
+        return self._policies.stands_until(state)
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        allocation = self._policies(state)
+        if allocation.placement is not None:
+            running = state.jobs.gpus > 0
+            starts = np.flatnonzero(~running & (allocation.gpus > 0))
+            touched = (allocation.placement != state.held_nodes).any(axis=1) & running
+            name, node = self._policies.present(state.time).name, allocation.placement[starts].argmax(axis=1)
+            self.decisions.append(TracedDecision(state.time, name, node, int(touched.sum())))
+        return allocation
+
+
+def traced(
+    jobs: Sequence[Job], spec: str, settings: SimulatorSettings | None = None
+) -> tuple[RunRecord, DecisionTrace]:
     """Let a policy schedule the jobs. Without settings a change of a job's GPUs takes `RESTART_S`."""
     settings = settings or SimulatorSettings(interval=1.0, rescale_delay=RESTART_S)
-    cluster = SimulatedCluster((Node(GPUS),) * SERVERS, jobs, speed_tables(), settings)
     watched = DecisionTrace(make_policy(spec))
-    return run(cluster, watched, QueueSettings(), RewardWeights()), watched
+    return play((Node(GPUS),) * SERVERS, jobs, speed_tables(), watched, settings), watched
 
 
-def figures(record: RunRecord) -> tuple[float, float, float]:
-    """GPUs busy of those that jobs could use, makespan [s], mean JCT [s]."""
-    jobs = record.jobs
-    return (
-        busy_share(record),
-        float(jobs.finish_time.max() - jobs.submit_time.min()),
-        float((jobs.finish_time - jobs.submit_time).mean()),
-    )
+def totals(record: RunRecord) -> tuple[float, float, float]:
+    """GPU-seconds held over those that could be of use, makespan [s], mean JCT [s].
 
-
-def busy_share(record: RunRecord) -> float:
-    """GPU-seconds held over those that could be of use: all GPUs, or the most that the jobs that are there can use."""
+    Of use are all GPUs, or the most that the jobs that are there can use.
+    """
     jobs = record.jobs
     ends = np.concatenate([jobs.submit_time, jobs.finish_time])
     by_time = np.argsort(ends, kind="stable")
     usable = np.cumsum(np.concatenate([jobs.max_gpus, -jobs.max_gpus])[by_time])[:-1]
     useful = (np.minimum(usable, record.capacity) * np.diff(ends[by_time])).sum()
-    return float(jobs.gpu_seconds.sum() / useful)
+    makespan = float(jobs.finish_time.max() - jobs.submit_time.min())
+    return float(jobs.gpu_seconds.sum() / useful), makespan, float((jobs.finish_time - jobs.submit_time).mean())
 
 
 def start_inversions(record: RunRecord) -> int:
@@ -368,17 +308,7 @@ def spread_over_servers(watched: DecisionTrace) -> int:
     return int(np.ptp(np.bincount(nodes, minlength=SERVERS)))
 
 
-def interval(values: FloatArray) -> Interval:
-    """The mean with its 95 % interval; values: [20 * loads], those of one seed at several loads count as one."""
-    return bootstrap_interval(values, [at % SEEDS for at in range(len(values))])
-
-
-def percent(found: Interval) -> str:
-    """A change in percent with its interval."""
+def percent(changes: FloatArray) -> str:
+    """A mean change [20 * loads] in percent with its interval; those of one seed at several loads count as one."""
+    found = bootstrap_interval(changes, [at % SEEDS for at in range(len(changes))])
     return f"{found.estimate:+.1%} ({found.low:+.1%} to {found.high:+.1%})"
-
-
-def told(pair: tuple[float, float]) -> str:
-    """A published figure under FIFO and under round robin."""
-    before, after = pair
-    return f"{before:g} -> {after:g} ({after / before - 1:+.0%})"

@@ -1,31 +1,33 @@
-"""What docs/systems/sia.md claims of Sia and Gavel, measured. About a minute of CPU time."""
+"""Sia and Gavel: docs/systems/sia.md. About two minutes of CPU time."""
 
 from __future__ import annotations
 
 import csv
 import time
+from itertools import islice
 from pathlib import Path
 
 import _common
 import numpy as np
+import pandas as pd
+from _cells import finished
+from _plan import Measured, Plan, Study
+from _systems import Row, play
+from speed import decided
 
 from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.gpu_kinds import room_of
 from rlpto.core.jobs import Job
-from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
-from rlpto.core.rewards import RewardWeights
-from rlpto.evaluation.runner import Cell
-from rlpto.experiments.config import load_config
+from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.experiment import Experiment
+from rlpto.knowledge.known import BatchCache, Knowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.measured import MeasuredProfiles
 from rlpto.performance.tables import JobType
 from rlpto.policies.registry import make_policy
 from rlpto.policies.sia import Choices, configurations, costs, solve
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
-from rlpto.simulator.online import FactsCache
 from rlpto.simulator.settings import SimulatorSettings
 
 PUBLISHED_JCT_S = 1086.633
@@ -34,54 +36,42 @@ POLICIES = ("fifo", "tiresias", "equal_share", "max_throughput", "optimus", "ind
 SLOWDOWNS, SLOWDOWN = {"cifar10": 1.8}, 1.2
 """What Sia's simulator divides speeds by, by model and of all others."""
 LATENCY_JOBS, LATENCY_DECISIONS, PROGRAMMES = 160, 150, 50
-Table = list[dict[str, object]]
 
 
-def measure(data: Path | None) -> tuple[list[_common.Check], dict[str, Table]]:
-    """Checks, and the tables of the page. data: folder with Sia's parity case; None: that part is left out."""
-    experiment = Experiment(load_config(_common.CONFIGS / "kinds.yaml"))
-    compared = compare(experiment)
+def measure(plan: Plan, _: Study) -> Measured:
+    """Claims and tables; without Sia's parity case that part is left out."""
+    config = load_config(_common.CONFIGS / "kinds.yaml")
+    shape = Experiment(config).shape
+    compared = compare(plan, config)
     jct = {str(row["policy"]): float(str(row["mean JCT [min]"])) for row in compared}
-    sia, gavel = (latencies(experiment.shape, policy) for policy in ("sia", "gavel"))
-    programmes = programme_seconds(experiment.shape)
-    checks = [
-        _common.Check(
-            "sia, p99 of a decision for 160 jobs on 64 GPUs of three kinds",
-            float(np.quantile(sia, 0.99)),
-            "s",
-            1.0,
-            False,
-        ),
-        _common.Check(
-            "sia, p99 of the programme alone, 3,040 choices open", float(np.quantile(programmes, 0.99)), "s", 1.0, False
-        ),
-        _common.Check("gavel, p99 of a decision, likewise", float(np.quantile(gavel, 0.99)), "s", 1.0, False),
-        _common.Check("mean JCT under sia by that under gavel", jct["sia"] / jct["gavel"], "", 0.9, False),
-    ]
+    seconds = {policy: latencies(shape, policy) for policy in ("sia", "gavel")}
+    programmes = programme_seconds(shape)
+    figures = {
+        "sia, p99 of a decision for 160 jobs on 64 GPUs of three kinds": float(np.quantile(seconds["sia"], 0.99)),
+        "sia, p99 of the programme alone, 3,040 choices open": float(np.quantile(programmes, 0.99)),
+        "gavel, p99 of a decision, likewise": float(np.quantile(seconds["gavel"], 0.99)),
+        "mean JCT under sia by that under gavel": jct["sia"] / jct["gavel"],
+    }
     tables = {"policies on three kinds, exact knowledge": compared}
-    if data is not None and (data / "sia" / "philly-3-first30.csv").is_file():
-        rows, off = parity(data / "sia")
-        checks += [
-            _common.Check(f"parity case of Sia, {policy}, mean JCT off by", value, "%", 3.0, False)
-            for policy, value in off.items()
-        ]
+    if plan.data is not None and (plan.data / "sia" / "philly-3-first30.csv").is_file():
+        rows, off = parity(plan.data / "sia")
+        figures |= {f"parity case of Sia, {policy}, mean JCT off by": value for policy, value in off.items()}
         tables["parity case of Sia, own online fits"] = rows
-    return checks, tables
+    return Measured(figures, tables=tables)
 
 
-def compare(experiment: Experiment) -> Table:
+def compare(plan: Plan, config: Config) -> list[Row]:
     """Every policy on the windows of configs/kinds.yaml: means over windows."""
-    rows: Table = []
+    rows: list[Row] = []
     for policy in POLICIES:
-        records = [experiment.run_cell(Cell(policy, window, 0)).jobs for window in experiment.windows()]
-        jct = [jobs.finish_time - jobs.submit_time for jobs in records]
+        mean = pd.DataFrame([one.metrics for one in finished(plan, config, [policy], "kinds")]).mean()
         rows.append(
             {
                 "policy": policy,
-                "mean JCT [min]": round(float(np.mean([times.mean() for times in jct])) / 60, 1),
-                "p95 JCT [h]": round(float(np.mean([np.quantile(times, 0.95) for times in jct])) / 3600, 2),
-                "GPU-hours": round(float(np.mean([jobs.gpu_seconds.sum() for jobs in records])) / 3600, 1),
-                "restarts a job": round(float(np.mean([jobs.rescales.mean() for jobs in records])), 2),
+                "mean JCT [min]": round(float(mean["jct_mean"]) / 60, 1),
+                "p95 JCT [h]": round(float(mean["jct_p95"]) / 3600, 2),
+                "GPU-hours": round(float(mean["gpu_hours"]), 1),
+                "restarts a job": round(float(mean["rescales_per_job"]), 2),
             }
         )
     return rows
@@ -99,21 +89,11 @@ def latencies(shape: ClusterShape, name: str) -> list[float]:
         Job(str(number), 0.0, models[number], 1000.0 * fact.epochs, fact.samples, 1, 1, shape.most_gpus)
         for number, fact in enumerate(facts)
     ]
-    cluster, queue = (
-        SimulatedCluster(shape, jobs, tables, SimulatorSettings(decide_on="interval")),
-        Queue(QueueSettings()),
-    )
-    policy, taken = make_policy(name), []
+    cluster, policy = SimulatedCluster(shape, jobs, tables, SimulatorSettings(decide_on="interval")), make_policy(name)
     policy.reset(0)
-    for _ in range(LATENCY_DECISIONS + 1):
-        if not cluster.active_jobs:
-            cluster.advance()
-        state = queue.order(cluster.state())
-        began = time.perf_counter()
-        allocation = policy(state)
-        taken.append(time.perf_counter() - began)
-        cluster.apply(state, queue.admit(state, allocation, name))
-        cluster.advance()
+    cluster.advance()
+    decisions = islice(decided(cluster, Queue(QueueSettings()), policy), LATENCY_DECISIONS + 1)
+    taken = [alone for alone, _ in decisions]
     if cluster.active_jobs < LATENCY_JOBS:
         raise RuntimeError(f"{name}: {LATENCY_JOBS - cluster.active_jobs} jobs have finished: the bound is for all")
     return taken[1:]
@@ -141,8 +121,8 @@ def programme_seconds(shape: ClusterShape) -> list[float]:
     return taken
 
 
-def parity(folder: Path) -> tuple[Table, dict[str, float]]:
-    """Sia's own parity case beside its own results, by model; and by how many percent the mean JCT is off, by policy.
+def parity(folder: Path) -> tuple[list[Row], dict[str, float]]:
+    """Sia's own parity case and its own results, by model; and by how many percent the mean JCT is off, by policy.
 
     By the rules of its simulator: jobs know only their own fits, one for each kind of GPU. Speeds are measured ones,
     divided by its constants: as if jobs had so much more data.
@@ -157,11 +137,11 @@ def parity(folder: Path) -> tuple[Table, dict[str, float]]:
     types = [JobType(model) for model in sorted({job.model for job in jobs})]
     tables = compile_tables(profiles, types, shape.most_gpus, 8, kinds=shape.kind_sizes)
     settings = SimulatorSettings(interval=60, decide_on="interval", placement="most_free", epoch_resolution=1)
-    rows: Table = []
+    rows: list[Row] = []
     off: dict[str, float] = {}
     for policy in ("sia", "sia:restart=30"):
-        cluster = SimulatedCluster(shape, jobs, tables, settings, knowledge=Knowledge(beliefs=FactsCache(profiles)))
-        records = run(cluster, make_policy(policy), QueueSettings(aging_normal=1e9), RewardWeights()).jobs
+        knowledge, queue = Knowledge(beliefs=BatchCache(profiles)), QueueSettings(aging_normal=1e9)
+        records = play(shape, jobs, tables, make_policy(policy), settings, queue, knowledge=knowledge).jobs
         jct = records.finish_time - records.submit_time
         off[policy] = 100 * abs(float(jct.mean()) / PUBLISHED_JCT_S - 1)
         for model in ("all", *dict.fromkeys(job.model for job in jobs)):

@@ -5,17 +5,16 @@ About three CPU-minutes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import _common
 import numpy as np
+import pandas as pd
+from _cells import finished, shown
+from _plan import Measured, Plan, Study, tuned
 
 from rlpto.core.stopping import StopRule, has_flattened
-from rlpto.evaluation.metrics import measure as metrics_of
 from rlpto.evaluation.statistics import bootstrap_interval
-from rlpto.experiments.config import load_config
-from rlpto.experiments.experiment import prepare
 from rlpto.io.arrays import FloatArray
 from rlpto.performance.accuracy import metric_of, to_accuracy
 from rlpto.performance.measurements import read_measurements
@@ -26,11 +25,8 @@ GUARDS = {"0.7": StopRule(), "0.5": StopRule(after=0.5), "none": StopRule(after=
 DEFAULT = "0.7"
 SAVED, LOST_POINTS = 0.2, 0.5
 """Share of the epochs, and points of final accuracy, that the claims are about."""
-CONFIG = _common.CONFIGS / "results" / "pollux.yaml"
 LOAD = 1.1
-TUNED = f"index:weights={_common.CONFIGS / 'tuned' / 'pollux-jct.yaml'}"
-
-Row = Mapping[str, str]
+Row = dict[str, Any]
 
 
 def measured_runs(folder: Path, model: str) -> FloatArray:
@@ -41,7 +37,7 @@ def measured_runs(folder: Path, model: str) -> FloatArray:
 
 
 def stopped_at(rule: StopRule, accuracy: FloatArray) -> int:
-    """Epoch at which a training [epochs + 1] ends, told one evaluation after the other as a real job is."""
+    """Epoch at which a training [epochs + 1] ends; the rule sees one evaluation after the other, as of a real job."""
     declared = len(accuracy) - 1
     epochs = np.arange(declared + 1.0)
     fires = (e for e in range(1, declared) if has_flattened(rule, declared, epochs[: e + 1], accuracy[: e + 1]))
@@ -54,14 +50,14 @@ def points_lost(runs: FloatArray, ends: list[int]) -> FloatArray:
     return np.asarray(100 * (best[:, -1] - best[np.arange(len(runs)), ends]))
 
 
-def curves(folder: Path) -> tuple[list[_common.Check], list[Row]]:
+def curves(folder: Path) -> tuple[dict[str, float], list[Row]]:
     """Claims, and a row for each model: what is saved and lost under every guard."""
     rows: list[Row] = []
     saved, lost = np.zeros(len(MODELS)), np.zeros(len(MODELS))
     for i, model in enumerate(MODELS):
         runs = measured_runs(folder, model)
         declared = runs.shape[1] - 1
-        row = {"model": model, "runs": str(len(runs)), "epochs": str(declared)}
+        row: Row = {"model": model, "runs": str(len(runs)), "epochs": str(declared)}
         for guard, rule in GUARDS.items():
             ends = [stopped_at(rule, run) for run in runs]
             points = points_lost(runs, ends)
@@ -74,56 +70,49 @@ def curves(folder: Path) -> tuple[list[_common.Check], list[Row]]:
         row["lost if cut by a fifth"] = f"{points_lost(runs, fifth).mean():.2f}"
         rows.append(row)
     saves, keeps = saved >= SAVED, lost <= LOST_POINTS
-    checks = [
-        _common.Check("models of six that save a fifth of their epochs", float(saves.sum()), "", 5, True),
-        _common.Check("models of six that lose half a point at most", float(keeps.sum()), "", 5, True),
-        _common.Check("models of six that do both", float((saves & keeps).sum()), "", 4, True),
-    ]
-    return checks, rows
+    return {
+        "models of six that save a fifth of their epochs": float(saves.sum()),
+        "models of six that lose half a point at most": float(keeps.sum()),
+        "models of six that do both": float((saves & keeps).sum()),
+    }, rows
 
 
-def completion(windows: int) -> tuple[list[_common.Check], list[Row]]:
+def completion(plan: Plan) -> tuple[dict[str, float], list[Row]]:
     """A claim, and a row for each guard: ratios to no stopping, by window, with their intervals."""
-    none = figures(windows, None)
+    none = metrics(plan, None)
     rows: list[Row] = []
-    checks = []
+    figures = {}
     for guard, rule in GUARDS.items():
-        _common.progress(f"stopping, guard {guard}")
-        found = figures(windows, rule)
-        row = {"guard": guard}
+        found = metrics(plan, rule)
+        row: Row = {"guard": guard}
         for name, label in (("jct_mean", "JCT"), ("gpu_hours", "GPU-hours")):
-            ratio = bootstrap_interval(found[name] / none[name])
-            row[label] = f"{ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+            ratio = bootstrap_interval(found[name].to_numpy() / none[name].to_numpy())
+            row[label] = shown(ratio, ".3f")
             if guard == DEFAULT and name == "jct_mean":
-                checks.append(_common.Check("JCT, of that without stopping: upper bound", ratio.high, "", 1.0, False))
+                figures["JCT, of that without stopping: upper bound"] = ratio.high
         row["epochs saved"] = f"{100 * found['epochs_saved'].mean():.1f} %"
         row["points lost"] = f"{found['accuracy_lost'].mean():.2f}"
         rows.append(row)
-    return checks, rows
+    return figures, rows
 
 
-def figures(windows: int, rule: StopRule | None) -> dict[str, FloatArray]:
-    """[windows] of every metric of the tuned index at LOAD on windows for testing."""
+def metrics(plan: Plan, rule: StopRule | None) -> pd.DataFrame:
+    """Metrics of the tuned index at LOAD: a row a window."""
     chosen = [] if rule is None else [f"workload.mapping.stop={rule.model_dump_json()}"]
-    config = load_config(CONFIG, [f"workload.load={LOAD}", f"workload.windows.limit={windows}", *chosen])
-    experiment = prepare(config)
-    policy = experiment.policy(TUNED)
-    found = [metrics_of(experiment.run_policy(policy, window, config.seed)) for window in experiment.windows()]
-    return {name: np.array([one[name] for one in found]) for name in found[0]}
+    config = plan.config("pollux", LOAD, *chosen)
+    done = finished(plan, config, [tuned("pollux-jct")], "stopping", (config.seed,))
+    return pd.DataFrame([one.metrics for one in done])
 
 
-def measure(data: Path | None, windows: int = 20) -> tuple[list[_common.Check], dict[str, list[Row]]]:
-    """Checks and tables; nothing without `data`, which has profiles and traces."""
-    if data is None:
-        return [], {}
-    if windows < 2:
-        _common.refuse(f"--set windows={windows}: expected 2 or more")
-    checks, of_models = curves(data / "profiles")
-    more, of_guards = completion(windows)
+def measure(plan: Plan, _: Study) -> Measured:
+    """Claims and tables; nothing without profiles and traces."""
+    if plan.data is None:
+        return Measured()
+    (figures, of_models), (more, of_guards) = curves(plan.data / "profiles"), completion(plan)
     tables = {
         "Epochs saved and points of accuracy lost, by guard: mean over the measured trainings of a model (in brackets: "
         "the worst)": of_models,
-        f"Tuned index on Pollux's workloads at load {LOAD}, {windows} windows for testing: ratio to the same without "
-        "stopping, mean by window with its 95 % interval": of_guards,
+        f"Tuned index on Pollux's workloads at load {LOAD}, {plan.windows} windows for testing: ratio to the same "
+        "without stopping, mean by window with its 95 % interval": of_guards,
     }
-    return [*checks, *more], tables
+    return Measured(figures | more, tables=tables)

@@ -1,44 +1,85 @@
-"""The combination of forecasters against its own parts and against other methods, on real or on given counts.
+"""The combination of forecasters against its own parts and against other methods, on real counts.
 
 Split: the last 20 % are tested, the 12 % before select and stop; nothing is fitted again, every origin is scored. h1
 is one step ahead, h12 the mean over 1 to 12. MASE: mean absolute error over that of the seasonal naive (24 h) on the
-part before the test. With --series, the same table for any counts. Exit code 1 where something falls
-short; with --series and --others, where the combination is more than .5 % behind its best part.
+part before the test. `rlpto forecast backtest FILE.csv --methods all` compares it with its parts on any series.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import math
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 import _common
 import numpy as np
+import numpy.typing as npt
+import pandas as pd
 import torch
-from _forecasting_cases import HORIZON, FloatArray, SeriesCase, given, others, ratio, real, venus_counts
+from _common import Check
 from scipy.optimize import nnls
 
 from rlpto.forecasting.base import targets
-from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.features import describe, layout_of
 from rlpto.forecasting.hybrid import HybridForecaster
-from rlpto.forecasting.series import as_series
+from rlpto.forecasting.series import TimeSeries, as_series
 
+FloatArray = npt.NDArray[np.float64]
+
+HORIZON, TESTED, VALIDATED = 12, 0.2, 0.12
 BEHIND_PART, BEHIND_RIVAL, AHEAD_SHARE = 1.005, 1.01, 2 / 3
 COVERAGE = (0.77, 0.83)
 LUCID_MAE, LUCID_R2, LUCID_AGE = 3.70, 0.14, 6
-STEP_LIMIT, FIT_LIMIT = 5.0, 60.0
+FIT_LOOPS, STEP_LOOPS = 600.0, 0.05
+"""Calibration loops that a fit, and an update with a prediction, may take."""
+NO_PART = ("stack of the parts", "mean of ARIMA, GRU, LightGBM")
+
+
+@dataclass(frozen=True)
+class SeriesCase:
+    """A series, and where its test part begins."""
+
+    name: str
+    series: TimeSeries
+
+    @property
+    def test(self) -> int:
+        return len(self.series) - round(TESTED * len(self.series))
+
+    @property
+    def validation(self) -> int:
+        return self.test - round(VALIDATED * len(self.series))
+
+    @property
+    def origins(self) -> npt.NDArray[np.int64]:
+        return np.arange(self.test, len(self.series))
+
+    @property
+    def truth(self) -> FloatArray:
+        return targets(self.series.values, self.origins, HORIZON)
+
+    @property
+    def day(self) -> int:
+        return self.series.lag(86400)
+
+    def mase(self, forecasts: FloatArray) -> tuple[float, float]:
+        """h1 and h12; the mean absolute error where the seasonal naive has none."""
+        y = self.series.values[: self.test]
+        scale = float(np.abs(y[self.day :] - y[: -self.day]).mean() if self.day < len(y) else 0.0) or 1.0
+        error = np.nanmean(np.abs(forecasts - self.truth), axis=0) / scale
+        return float(error[0]), float(error.mean())
 
 
 @dataclass(frozen=True)
 class ForecastRun:
-    """One seed on one case. scores: MASE (h1, h12) by method; coverage of 80 % intervals; CPU-s to fit; ms a step."""
+    """One seed on one case. scores: MASE (h1, h12) by method; coverage of 80 % intervals; calibration loops to fit, and
+    of a step."""
 
     seed: int
     scores: dict[str, tuple[float, float]]
@@ -50,47 +91,53 @@ class ForecastRun:
 def main() -> None:
     options = arguments()
     torch.set_num_threads(1)
-    try:
-        cases = wanted(options)
-    except ForecastError as error:
-        _common.refuse(str(error))
-    checks: list[_common.Check] = []
+    checks: list[Check] = []
     wins: list[bool] = []
-    own = bool(options.series or options.others)
-    for case in cases:
-        rivals = {} if options.others else other_methods(case, options)
-        runs = [one_seed(case, rivals, seed) for seed in options.seeds]
+    for case in real_series(options.only):
+        rivals = other_methods(case, options)
+        runs = []
+        for seed in options.seeds:
+            _common.progress(f"{case.name}, seed {seed}")
+            runs.append(one_seed(case, rivals, seed))
         show(case, runs)
-        found = checks_of(case, runs, list(rivals), wins)
-        # Of any series, only that no part is far ahead can be promised; the rest is printed above.
-        checks += [check for check in found if not own or check.name.endswith("of best part")]
-    if options.lucid and not own:
+        checks += checks_of(case, runs, list(rivals), wins)
+    if options.lucid:
         checks += [check for seed in options.seeds for check in lucid(seed)]
-    if wins and not own:
-        share = sum(wins) / len(wins)
-        checks.append(_common.Check("cells ahead of every other method", share, "of cells", AHEAD_SHARE, True))
+    checks.append(Check("cells ahead of every other method", float(np.mean(wins)), "of cells", AHEAD_SHARE, True))
     _common.finish(checks, options.json)
 
 
-def wanted(options: argparse.Namespace) -> list[SeriesCase]:
-    if options.series:
-        return [given(options.series, options.time, options.value, options.every)]
-    return others(options.only) if options.others else real(options.only)
-
-
 def arguments() -> argparse.Namespace:
-    parser = _common.parser(__doc__.split("\n")[0])
-    parser.add_argument("--series", type=Path, help="csv file with one row an interval or an arrival")
-    parser.add_argument("--time", default="time", help="its column of timestamps")
-    parser.add_argument("--value", help="its column of counts; without it every row counts as one")
-    parser.add_argument("--every", default="1h", help="interval to count in")
-    parser.add_argument("--others", action="store_true", help="series that constants were chosen on; our parts alone")
+    parser = _common.parser((__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", help="only series whose names contain one of these")
     parser.add_argument("--statsforecast", default=sys.executable, help="a Python that has statsforecast")
     parser.add_argument("--keep", type=Path, help="folder to keep forecasts of the other methods in")
     parser.add_argument("--no-lucid", dest="lucid", action="store_false", help="leave out the comparison with Lucid")
     return parser.parse_args()
+
+
+def real_series(only: list[str] | None) -> list[SeriesCase]:
+    """The six series of docs/forecasting.md, or those whose names contain one of `only`."""
+    folder = _common.needed(None, "traces")
+    venus, jobs = venus_counts(folder), pd.read_csv(folder / "philly.csv.gz", parse_dates=["timestamp"])
+    jobs = jobs[jobs["timestamp"] >= "2017-10-03"]  # before this day the trace is all but empty, as its notes say
+    cases = []
+    for every in ("1h", "10min"):
+        cases.append(SeriesCase(f"venus {every}", as_series(venus.resample(every).sum())))
+        for name, mine in {"philly": jobs, "philly 11cb48": jobs[jobs["cluster"] == "11cb48"]}.items():
+            arrivals = pd.Series(1.0, index=pd.DatetimeIndex(mine["timestamp"])).sort_index()
+            cases.append(SeriesCase(f"{name} {every}", as_series(arrivals.resample(every).sum())))
+    return [case for case in cases if not only or any(part in case.name for part in only)]
+
+
+def venus_counts(folder: Path) -> pd.Series[float]:
+    """GPU jobs submitted to Helios' cluster Venus in each ten minutes."""
+    table = pd.read_csv(folder / "helios_venus_counts.csv.gz", parse_dates=["time"]).set_index("time")
+    return table["submit_gpu_job"].astype(float)
+
+
+# Other methods ------------------------------------------------------------------------------------------------------
 
 
 def other_methods(case: SeriesCase, options: argparse.Namespace) -> dict[str, FloatArray]:
@@ -118,6 +165,7 @@ def other_methods(case: SeriesCase, options: argparse.Namespace) -> dict[str, Fl
 
 
 def automatic(case: SeriesCase, python: str) -> dict[str, FloatArray]:
+    """Forecasts of statsforecast's automatic models, by another Python."""
     program = Path(__file__).with_name("_forecasting_rivals.py")
     with tempfile.TemporaryDirectory() as folder:
         source, destination = Path(folder) / "in.npz", Path(folder) / "out.npz"
@@ -137,34 +185,30 @@ def boosted(case: SeriesCase) -> FloatArray:
     origins = np.arange(1, len(series))
     seen = describe(layout, series, origins, HORIZON)
     truth = np.log1p(targets(series.values, origins, HORIZON)) - seen.level[:, None]
-    validation = case.test - round(0.12 * len(series))
     found = np.empty((len(case.origins), HORIZON))
     every = describe(layout, series, case.origins, HORIZON)
+    rules = {"objective": "l1", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 20, "seed": 0}
+    rules |= {"verbosity": -1, "num_threads": 1, "deterministic": True}
     for h in range(HORIZON):
         columns = np.concatenate([seen.recent, seen.targets[:, h], seen.ahead[:, h]], axis=1)
         ends = origins + h
         parts = [
             lightgbm.Dataset(columns[chosen], truth[chosen, h])
-            for chosen in ((ends < validation), (origins >= validation) & (ends < case.test))
+            for chosen in ((ends < case.validation), (origins >= case.validation) & (ends < case.test))
         ]
-        rules = {"objective": "l1", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 20, "seed": 0}
-        model = lightgbm.train(
-            rules | {"verbosity": -1, "num_threads": 1, "deterministic": True},
-            parts[0],
-            400,
-            valid_sets=[parts[1]],
-            callbacks=[lightgbm.early_stopping(30, verbose=False)],
-        )
+        stopping = [lightgbm.early_stopping(30, verbose=False)]
+        model = lightgbm.train(rules, parts[0], 400, valid_sets=[parts[1]], callbacks=stopping)
         asked = np.concatenate([every.recent, every.targets[:, h], every.ahead[:, h]], axis=1)
         found[:, h] = np.asarray(model.predict(asked)) + every.level
     return np.expm1(np.maximum(found, 0.0))
 
 
+# The combination ----------------------------------------------------------------------------------------------------
+
+
 def one_seed(case: SeriesCase, rivals: dict[str, FloatArray], seed: int) -> ForecastRun:
-    series = case.series
-    begin = time.process_time()
-    model = HybridForecaster(seed=seed).fit(series.head(case.test))
-    fit = time.process_time() - begin
+    series, model = case.series, HybridForecaster(seed=seed)
+    fit = in_loops(lambda: model.fit(series.head(case.test)))
     methods = model.parts(series, case.origins, HORIZON)
     made = model.batch_forecasts(series, case.origins, HORIZON, (0.1, 0.9))
     methods["combination"] = made.point
@@ -175,37 +219,34 @@ def one_seed(case: SeriesCase, rivals: dict[str, FloatArray], seed: int) -> Fore
     known = ~np.isnan(case.truth)
     inside = (case.truth >= bounds[..., 0] - 1e-9) & (case.truth <= bounds[..., 1] + 1e-9)
     scores = {name: case.mase(forecasts) for name, forecasts in compared.items()}
-    return ForecastRun(seed, scores, float(inside[known].mean()), fit, milliseconds(model, series.values[case.test :]))
+    new = series.values[case.test : case.test + 100].tolist()
+    step = in_loops(lambda: [(model.update(value), model.predict(HORIZON, (0.1, 0.5, 0.9))) for value in new])
+    return ForecastRun(seed, scores, float(inside[known].mean()), fit, step / len(new))
+
+
+def in_loops(call: Callable[[], object]) -> float:
+    """CPU time of a call, in calibration loops before and after it."""
+    before = _common.seconds_of(_common.calibration)
+    own = _common.seconds_of(call)
+    return 2 * own / (before + _common.seconds_of(_common.calibration))
 
 
 def mixed(
     case: SeriesCase, model: HybridForecaster, trees: FloatArray | None, parts: dict[str, FloatArray]
 ) -> dict[str, FloatArray]:
     """Combinations that are fixed before the test: the mean of three, and weights fitted on the validation part."""
-    validation = np.arange(case.test - round(0.12 * len(case.series)), case.test)
-    before = model.parts(case.series.head(case.test), validation, HORIZON)
-    truth = np.log1p(targets(case.series.values[: case.test], validation, HORIZON))
+    before = model.parts(case.series.head(case.test), np.arange(case.validation, case.test), HORIZON)
+    truth = np.log1p(targets(case.series.values[: case.test], np.arange(case.validation, case.test), HORIZON))
     stacked = np.empty((len(case.origins), HORIZON))
     for h in range(HORIZON):
         known = ~np.isnan(truth[:, h])
         columns = np.stack([np.log1p(part[known, h]) for part in before.values()], axis=1)
         weights, _ = nnls(columns, truth[known, h])
         stacked[:, h] = np.stack([np.log1p(part[:, h]) for part in parts.values()][: len(before)], axis=1) @ weights
-    found = {"stack of the parts": np.expm1(stacked)}
+    found = {NO_PART[0]: np.expm1(stacked)}
     if trees is not None:
-        found["mean of ARIMA, GRU, LightGBM"] = (parts["arima_fourier"] + parts["gru"] + trees) / 3
+        found[NO_PART[1]] = (parts["arima_fourier"] + parts["gru"] + trees) / 3
     return found
-
-
-def milliseconds(model: HybridForecaster, new: FloatArray) -> float:
-    """Median CPU time of an update and a prediction of 12 steps with three quantiles [ms]."""
-    taken = []
-    for value in new[:100]:
-        begin = time.process_time()
-        model.update(float(value))
-        model.predict(HORIZON, (0.1, 0.5, 0.9))
-        taken.append((time.process_time() - begin) * 1e3)
-    return statistics.median(taken)
 
 
 def show(case: SeriesCase, runs: list[ForecastRun]) -> None:
@@ -214,36 +255,44 @@ def show(case: SeriesCase, runs: list[ForecastRun]) -> None:
     # Few counts that come again and again are what coverage cannot be fine-tuned on.
     print(f"  the most common count, {counts[times.argmax()]:g}, is {times.max() / times.sum():.3f} of those tested")
     print(f"  {'MASE h1 / h12':34}" + "".join(f"{f'seed {run.seed}':>18}" for run in runs))
-    ranked = sorted(runs[0].scores, key=lambda name: runs[0].scores[name][1])
-    for name in ranked:
+    for name in sorted(runs[0].scores, key=lambda name: runs[0].scores[name][1]):
         print(f"  {name:34}" + "".join("{:>11.4f} /{:.4f}".format(*run.scores[name]) for run in runs))
     for run in runs:
-        print(f"  seed {run.seed}: 80 % intervals cover {run.coverage:.3f}, fit {run.fit:.1f} CPU-s, {run.step:.2f} ms")
+        print(f"  seed {run.seed}: 80 % intervals cover {run.coverage:.3f}")
     sys.stdout.flush()
 
 
-def checks_of(case: SeriesCase, runs: list[ForecastRun], rivals: list[str], wins: list[bool]) -> list[_common.Check]:
+def checks_of(case: SeriesCase, runs: list[ForecastRun], rivals: list[str], wins: list[bool]) -> list[Check]:
+    """What is wanted of a case. wins: takes, of each cell, whether the combination is ahead of all others."""
     checks = []
-    beside = {name for run in runs for name in run.scores if name in rivals or name.startswith(("stack", "mean of"))}
+    others = {*rivals, *NO_PART}
     for run in runs:
-        for at, label in enumerate(("h1", "h12")):
+        label = f"{case.name} seed {run.seed}"
+        for at, horizon in enumerate(("h1", "h12")):
             own = run.scores["combination"][at]
-            parts = [score[at] for name, score in run.scores.items() if name not in beside | {"combination"}]
-            rest = [run.scores[name][at] for name in beside]
-            name = f"{case.name} {label} seed {run.seed}"
-            checks.append(_common.Check(f"{name}: of best part", ratio(own, min(parts)), "", BEHIND_PART, False))
+            parts = [score[at] for name, score in run.scores.items() if name not in others | {"combination"}]
+            rest = [score[at] for name, score in run.scores.items() if name in others]
+            checks.append(Check(f"{label} {horizon}: of best part", ratio(own, min(parts)), "", BEHIND_PART, False))
             if rest:
                 wins.append(own < min(rest + parts))
-                checks.append(_common.Check(f"{name}: of best other", ratio(own, min(rest)), "", BEHIND_RIVAL, False))
-        label = f"{case.name} seed {run.seed}"
-        checks.append(_common.Check(f"{label}: coverage", run.coverage, "", COVERAGE[0], True))
-        checks.append(_common.Check(f"{label}: coverage", run.coverage, "", COVERAGE[1], False))
-        checks.append(_common.Check(f"{label}: fit", run.fit, "CPU-s", FIT_LIMIT, False))
-        checks.append(_common.Check(f"{label}: update and predict", run.step, "ms", STEP_LIMIT, False))
+                checks.append(
+                    Check(f"{label} {horizon}: of best other", ratio(own, min(rest)), "", BEHIND_RIVAL, False)
+                )
+        checks.append(Check(f"{label}: coverage", run.coverage, "", COVERAGE[0], True))
+        checks.append(Check(f"{label}: coverage", run.coverage, "", COVERAGE[1], False))
+        checks.append(Check(f"{label}: fit", run.fit, "calibration loops", FIT_LOOPS, False))
+        checks.append(Check(f"{label}: update and predict", run.step, "calibration loops", STEP_LOOPS, False))
     return checks
 
 
-def lucid(seed: int) -> list[_common.Check]:
+def ratio(own: float, best: float) -> float:
+    """How far behind the best; 1 where both are without error."""
+    if best < 1e-12:
+        return 1.0 if own < 1e-9 else math.inf
+    return own / best
+
+
+def lucid(seed: int) -> list[Check]:
     """September of Venus, fitted on April to August, from data at least an hour old, as Lucid's were published."""
     counts = venus_counts(_common.data_folder() / "traces")
     series = as_series(counts)
@@ -257,8 +306,8 @@ def lucid(seed: int) -> list[_common.Check]:
     error = float(np.abs(truth - median).mean())
     explained = 1 - float(np.square(truth - mean).sum() / np.square(truth - truth.mean()).sum())
     return [
-        _common.Check(f"venus September seed {seed}: MAE", error, "jobs", LUCID_MAE, False),
-        _common.Check(f"venus September seed {seed}: R2 of the mean", explained, "", LUCID_R2, True),
+        Check(f"venus September seed {seed}: MAE", error, "jobs", LUCID_MAE, False),
+        Check(f"venus September seed {seed}: R2 of the mean", explained, "", LUCID_R2, True),
     ]
 
 

@@ -3,7 +3,7 @@
     python benchmarks/parity.py --workloads FOLDER --profiles FOLDER [--policies A,B] [--expect FILE.csv] [--within 0.1]
 
 FILE.csv has columns policy, workload, mean_jct (s); without it the figures are those published with the simulator
-(OSDI'21 artifact of Pollux). Exits 1 if one of them is missed by more than so many percent, or is of no workload there.
+(OSDI'21 artifact of Pollux). Exits 1 if a figure is missed by more than `--within` percent, or is of no workload there.
 Policy pollux schedules jobs that choose their batch sizes by their own fits (`knowledge.mode: online`), the others jobs
 whose batch sizes are fixed: so the published figures came about.
 """
@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from rlpto.evaluation.runner import Cell
-from rlpto.experiments.config import load_config
+from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.experiment import Experiment
 
 PUBLISHED = {
@@ -36,18 +36,13 @@ PUBLISHED = {
     ("pollux", "workload-4"): 2721.0,
 }
 """Mean JCT [s] by policy and workload."""
-ONLINE = {
-    "pollux": (
-        "knowledge.mode=online",
-        "workload.mapping.adaptive_batch=true",
-        "workload.mapping.fixed_batch_models=[ncf]",
-    )
-}
-"""What else is set for policies whose jobs choose their batch sizes. In the simulator ncf always trains at 32,768."""
+ADAPTIVE = "workload.mapping.adaptive_batch=true"
+ONLINE = ("knowledge.mode=online", "workload.mapping.fixed_batch_models=[ncf]")
+"""Jobs know their own fits. In the simulator ncf always trains at 32,768."""
 
 
 def main() -> None:
-    arguments = _common.parser(__doc__.split("\n")[0])
+    arguments = _common.parser((__doc__ or "").split("\n")[0])
     arguments.add_argument("--workloads", type=Path, help="folder with workload csv files")
     arguments.add_argument("--profiles", type=Path, help="folder with measured profiles")
     arguments.add_argument("--policies", metavar="A,B", default="tiresias,optimus", help="policies to run")
@@ -60,13 +55,14 @@ def main() -> None:
     expected = PUBLISHED if options.expect is None else read_expected(_common.needed(options.expect))
     checks, facts = [], {}
     with _common.bad_input():
-        experiments = {policy: experiment_of(policy, workloads, profiles) for policy in policies}
+        experiments = {policy: Experiment(config_of(workloads, profiles, *rules_of(policy))) for policy in policies}
         windows = experiments[policies[0]].windows()
         lacking = [window for policy, window in expected if policy in policies and window not in windows]
         if options.expect is not None and lacking:  # of the published ones, those that are there count
             _common.refuse(f"{options.expect}: {lacking[0]}: {workloads} has no such workload")
         for policy in policies:
             for window in windows:
+                _common.progress(f"{policy} on {window}")
                 jobs = experiments[policy].run_cell(Cell(policy, window, 0)).jobs
                 ours = float(np.mean(jobs.finish_time - jobs.submit_time))
                 facts[f"{policy} on {window}, mean JCT [s]"] = round(ours, 2)
@@ -76,13 +72,16 @@ def main() -> None:
     _common.finish(checks, options.json, **facts)
 
 
-def experiment_of(policy: str, workloads: Path, profiles: Path) -> Experiment:
-    """What the published figures of a policy came about with, on the workloads and profiles of these folders."""
-    overrides = [
-        f"workload.path={json.dumps(str(workloads / '*.csv'))}",
-        f"profiles.folder={json.dumps(str(profiles))}",
-    ]
-    return Experiment(load_config(_common.CONFIGS / "pollux.yaml", [*overrides, *ONLINE.get(policy, ())]))
+def rules_of(policy: str) -> tuple[str, ...]:
+    """Overrides with which the published figures of a policy came about."""
+    return (*ONLINE, ADAPTIVE) if policy == "pollux" else ()
+
+
+def config_of(workloads: Path, profiles: Path, *overrides: str) -> Config:
+    """Pollux's rules on the workloads and profiles of these folders."""
+    paths = {"workload.path": str(workloads / "*.csv"), "profiles.folder": str(profiles)}
+    given = [f"{key}={json.dumps(path)}" for key, path in paths.items()]
+    return load_config(_common.CONFIGS / "pollux.yaml", [*given, *overrides])
 
 
 def read_expected(path: Path) -> dict[tuple[str, str], float]:

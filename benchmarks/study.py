@@ -1,138 +1,209 @@
-"""The studies behind the pages of docs/: measures them, and writes the measured part of each page.
+"""The studies behind the pages of docs/: runs rows of studies.yaml, and writes the measured parts of the pages.
 
     python benchmarks/study.py [NAME ...] [--fresh] [--no-page] [--set KEY=VALUE]
 
-What a study's module (`_study_NAME.py`) has measured is kept in runs/studies/NAME.json until its source or RLPTO's
-changes, so that an interrupted call continues where it was. Exits 1 if a figure that a page claims is not reached.
+What has been measured is kept in runs/studies/NAME.json until sources or settings change; cells and trainings are kept
+too, so that an interrupted call continues where it was. Exits 1 if a figure that a page claims is not reached.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
-import inspect
 import json
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import _common
+import pandas as pd
+import yaml
+from _cells import cpu_account
+from _common import Check
+from _plan import Measured, Plan, Study, load_studies
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pydantic import ValidationError
 
+from rlpto.io.errors import ConfigError
 from rlpto.io.files import write_text
+from rlpto.io.reading import parsing
 
-
-class Page(NamedTuple):
-    """A page under docs/ that a study writes into. claims: show the table of what is claimed."""
-
-    path: str
-    claims: bool = True
-
-
-STUDIES = {
-    "accuracy": Page("accuracy.md"),
-    "adaptdl": Page("systems/adaptdl.md"),
-    "classes": Page("classes.md", claims=False),
-    "coach": Page("systems/coach.md"),
-    "configuration_manager": Page("systems/configuration-manager.md"),
-    "knowledge": Page("systems/README.md"),
-    "pollux": Page("systems/pollux.md"),
-    "schedulearn": Page("systems/schedulearn.md"),
-    "sia": Page("systems/sia.md"),
-    "stopping": Page("stopping.md", claims=False),
-}
-PAGES, KEPT = _common.ROOT / "docs", Path("runs/studies")
-BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
+HERE, PAGES = Path(__file__).parent, _common.ROOT / "docs"
+TEMPLATES = {"results.md": "results.md.j2", "notes/results-details.md": "results_details.md.j2"}
+"""Pages on the studies of agents, and what writes them. Other studies have their claims and tables written."""
+AGENTS = "results"
+"""The mark of those studies on their pages."""
+CONTEXT = ("folder", "cells", "data", "jobs")
+"""Fields of a plan that are no settings of a study."""
+INTERRUPTED = 130
 Row = Mapping[str, object]
 
 
 def main() -> None:
-    arguments = _common.parser(__doc__.split("\n")[0])
-    arguments.add_argument("names", nargs="*", metavar="name", help=f"{', '.join(STUDIES)}; without any: all")
-    arguments.add_argument("--fresh", action="store_true", help="measure again what is kept")
-    arguments.add_argument("--no-page", action="store_true", help="print the measured part, leave docs/ as it is")
-    arguments.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="other settings of a study; keeps nothing"
-    )
-    options = arguments.parse_args()
-    if unknown := [name for name in options.names if name not in STUDIES]:
-        _common.refuse(f"there is no study {unknown[0]!r}, expected some of {', '.join(STUDIES)}")
-    checks: list[_common.Check] = []
+    studies = load_studies()
+    options = arguments(studies)
+    checks: list[Check] = []
     try:
-        for name in options.names or STUDIES:
+        for name in _common.chosen("study", options.names, tuple(studies)) or studies:
+            study = studies[name]
             with _common.bad_input():
-                found = measured(name, options.set, fresh=options.fresh)
-            checks += [_common.Check(**check) for check in found["checks"] if check["name"] not in found["missed"]]
-            text = block(name, found)
-            if options.no_page or options.set:
-                print(text)
-            else:
-                write_block(PAGES / STUDIES[name].path, text)
+                plan = plan_of(name, study, options.set, options.folder, options.jobs)
+                found = measured(name, study, plan, fresh=options.fresh)
+                checks += [check for check, missed in claims_of(study, found) if not missed]
+                write(name, studies, plan, found, None if options.no_page else options.pages)
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on where it was", file=sys.stderr)
-        sys.exit(130)
+        print("interrupted; the same command continues where it was", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     _common.finish(checks, options.json)
 
 
-def measured(name: str, settings: Sequence[str], *, fresh: bool) -> dict[str, Any]:
-    """Checks and tables of a study, as plain data: those that are kept, if nothing has changed since."""
-    path, digest = KEPT / f"{name}.json", _common.sources_digest(name)
-    if path.exists() and not fresh and not settings:
-        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if kept["digest"] == digest:
-            return kept
+def arguments(studies: Mapping[str, Study]) -> Any:
+    """The options of a call."""
+    parser = _common.parser((__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="name", help=f"{', '.join(studies)}; without any: all")
+    parser.add_argument("--fresh", action="store_true", help="measure again what is kept; cells stay")
+    parser.add_argument("--no-page", action="store_true", help="print the measured part, leave docs/ as it is")
+    settings = ", ".join(key for key in Plan.model_fields if key not in CONTEXT)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help=f"other settings of a study: {settings}"
+    )
+    parser.add_argument("--jobs", "-j", type=int, default=1, help="processes that run cells side by side")
+    parser.add_argument("--folder", type=Path, default=_common.ROOT / "runs" / "studies", help="where work is kept")
+    parser.add_argument("--pages", type=Path, default=PAGES, help="folder of the pages to write into")
+    return parser.parse_args()
+
+
+def plan_of(name: str, study: Study, settings: Sequence[str], folder: Path, jobs: int = 1) -> Plan:
+    """How large a study is: its row's settings, and those given. Raises ConfigError for wrong ones.
+
+    Cells of agents are kept when sources change, as trainings are; those of other studies are not.
+    """
+    data = _common.data_folder()
+    cells = folder / ("cells" if study.runs else f"cells-{sources_digest(function_of(name, study)[0])[:8]}")
+    given = {key: yaml.safe_load(text) for key, _, text in (setting.partition("=") for setting in settings)}
+    known = [key for key in Plan.model_fields if key not in CONTEXT]
+    if unknown := [key for key in given if key not in known]:
+        raise ConfigError(f"--set {unknown[0]}: expected one of {', '.join(known)}")
+    context = {"folder": folder, "cells": cells, "data": data if data.is_dir() else None, "jobs": jobs}
+    try:
+        return Plan.model_validate(study.settings | given | context)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"--set {first['loc'][0]}: {first['msg']}") from None
+
+
+def function_of(name: str, study: Study) -> tuple[str, str]:
+    """Module and name of the function that measures a study."""
+    module, _, function = (study.function or f"_study_{name}.measure").rpartition(".")
+    return module, function
+
+
+@cache
+def sources_digest(module: str) -> str:
+    """Digest of all sources that a measurement may depend on: RLPTO's, and those here of the study and of all."""
+    digest = hashlib.sha256()
+    own = [HERE / f"{name}.py" for name in (module, "_cells", "_plan")]
+    for path in [*sorted((_common.ROOT / "rlpto").rglob("*.py")), *own]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def measured(name: str, study: Study, plan: Plan, *, fresh: bool) -> dict[str, Any]:
+    """Results of a study as plain data, with the CPU minutes it took: those that are kept, if nothing has changed."""
+    module, function = function_of(name, study)
+    path, settings = plan.folder / f"{name}.json", plan.model_dump_json(exclude=set(CONTEXT))
+    digest = hashlib.sha256(f"{sources_digest(module)} {settings}".encode()).hexdigest()
+    if not fresh and (kept := kept_results(path)) is not None and kept["digest"] == digest:
+        return kept
     _common.progress(f"measuring {name}")
-    data, module = _common.data_folder(), importlib.import_module(f"_study_{name}")
-    given = settings_of(module.measure, settings)
+    measure: Callable[[Plan, Study], Measured] = getattr(importlib.import_module(module), function)
     began = time.process_time()
-    checks, tables = module.measure(data if data.is_dir() else None, **given)
-    found = {
-        "digest": digest,
-        "cpu_minutes": (time.process_time() - began) / 60,
-        "checks": [asdict(check) for check in checks],
-        "missed": list(getattr(module, "MISSED", ())),
-        "tables": {title: list(rows) for title, rows in tables.items()},
-    }
-    if not settings:
-        KEPT.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(found, default=float, indent=1), "a measurement")
-    return found
+    found = asdict(measure(plan, study)) | {"digest": digest, "cpu_minutes": (time.process_time() - began) / 60}
+    write_text(path, json.dumps(found, default=plain, indent=1), "a measurement")
+    return json.loads(json.dumps(found, default=plain))  # type: ignore[no-any-return]
 
 
-def settings_of(measure: Any, settings: Sequence[str]) -> dict[str, Any]:
-    """Values for the keyword arguments of a study, of the types of their defaults."""
-    known = {key: one.default for key, one in inspect.signature(measure).parameters.items() if key != "data"}
-    given = {}
-    for key, _, text in (setting.partition("=") for setting in settings):
-        if key not in known:
-            _common.refuse(f"--set {key}: expected one of {', '.join(known) or 'none, the study has no settings'}")
-        try:
-            given[key] = type(known[key])(text)
-        except ValueError:
-            _common.refuse(f"--set {key}={text}: expected a value like {known[key]}")
-    return given
+def kept_results(path: Path) -> dict[str, Any] | None:
+    """What was kept of a study. Raises ConfigError if it cannot be read."""
+    if not path.is_file():
+        return None
+    with parsing(path, "the results of a study: remove it", ConfigError):
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
 
 
-def block(name: str, found: Mapping[str, Any]) -> str:
+def plain(value: Any) -> object:
+    """A frame as a list of rows, a number of NumPy as one of Python."""
+    return value.to_dict("records") if isinstance(value, pd.DataFrame) else value.item()
+
+
+def claims_of(study: Study, found: Mapping[str, Any]) -> list[tuple[Check, bool]]:
+    """What a page claims, and whether it is known to be missed; misses come first.
+
+    Raises ConfigError for a figure that no claim is about.
+    """
+    checks = []
+    for figure, value in found["figures"].items():
+        claims = [claim for claim in study.claims if fnmatchcase(figure, claim.figure)]
+        if not claims:
+            raise ConfigError(f"studies.yaml: no claim is about the figure {figure!r}")
+        for claim in claims:
+            bounds = {"least": claim.least, "most": claim.most}
+            if figure in found["limits"]:
+                bounds = {"least": None, "most": found["limits"][figure]}
+            for key, limit in bounds.items():
+                if limit is not None:
+                    label = f"{figure}, at {key}" if None not in bounds.values() else figure
+                    checks.append((Check(label, value, claim.unit, limit, key == "least"), claim.missed))
+    return sorted(checks, key=lambda pair: not pair[1])
+
+
+def write(name: str, studies: Mapping[str, Study], plan: Plan, found: Mapping[str, Any], pages: Path | None) -> None:
+    """Put what was found into its pages, or print it without any."""
+    study = studies[name]
+    if study.runs:
+        texts = {page: (AGENTS, page_text(plan, studies, template)) for page, template in TEMPLATES.items()}
+    else:
+        texts = {study.page: (name, block(name, study, found))}
+    for page, (mark, text) in texts.items():
+        if pages is None:
+            print(text)
+        else:
+            write_block(pages / page, mark, text)
+
+
+def page_text(plan: Plan, studies: Mapping[str, Study], template: str) -> str:
+    """What a template makes of the studies of agents that have been run. Raises ConfigError if one cannot be read."""
+    kept = {name: kept_results(plan.folder / f"{name}.json") for name, study in studies.items() if study.runs}
+    facts = {name: found["facts"] if found else None for name, found in kept.items()}
+    loader = FileSystemLoader(HERE)
+    environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template(template).render(facts, cpu=cpu_account(plan)).rstrip()
+
+
+def block(name: str, study: Study, found: Mapping[str, Any]) -> str:
     """The measured part of a page: what is claimed, then the tables."""
     lines = [f"`python benchmarks/study.py {name}` wrote what follows ({found['cpu_minutes']:.1f} CPU-minutes)."]
-    if found["checks"] and STUDIES[name].claims:
-        lines += ["", *table([claim(check, found["missed"]) for check in found["checks"]])]
+    if study.listed and (claims := claims_of(study, found)):
+        lines += ["", *table([claim_row(check, missed) for check, missed in claims])]
     for title, rows in found["tables"].items():
-        lines += ["", f"{title}:", "", *table(rows)]
+        lines += ["", *([f"{title}:", ""] if title else []), *table(rows)]
     return "\n".join(lines)
 
 
-def claim(check: Mapping[str, Any], missed: Sequence[str]) -> Row:
-    """A row: what was measured, what is claimed, and whether it holds; a miss that is known is no failure."""
-    failed = "**missed**" if check["name"] in missed else "**no**"
+def claim_row(check: Check, missed: bool) -> Row:
+    """What was measured, what is claimed, and whether it holds; a miss that is known is no failure."""
     return {
-        "behaviour": check["name"],
-        "measured": f"{figure(check['value'])} {check['unit']}".strip(),
-        "claimed": f"at {'least' if check['least'] else 'most'} {figure(check['limit'])}",
-        "": "yes" if _common.Check(**check).passed else failed,
+        "behaviour": check.name,
+        "measured": f"{figure_text(check.value)} {check.unit}".strip(),
+        "claimed": f"at {'least' if check.least else 'most'} {figure_text(check.limit)}",
+        "": "yes" if check.passed else "**missed**" if missed else "**no**",
     }
 
 
@@ -140,11 +211,11 @@ def table(rows: Sequence[Row]) -> list[str]:
     """Lines of a Markdown table."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     lines = ["| " + " | ".join(columns) + " |", "| " + " | ".join("---" for _ in columns) + " |"]
-    lines += ["| " + " | ".join(figure(row.get(column, "")) for column in columns) + " |" for row in rows]
+    lines += ["| " + " | ".join(figure_text(row.get(column, "")) for column in columns) + " |" for row in rows]
     return lines
 
 
-def figure(value: object) -> str:
+def figure_text(value: object) -> str:
     """A number with four digits that count; anything else as it is."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
@@ -153,14 +224,14 @@ def figure(value: object) -> str:
     return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
 
 
-def write_block(page: Path, text: str) -> None:
-    """Put the text between the marks of a page. Ends the program if it has none."""
-    before = page.read_text(encoding="utf-8") if page.exists() else ""
-    if before.count(BEGIN) != 1 or before.count(END) != 1:
-        _common.refuse(f"{page}: expected one line {BEGIN} and one line {END}")
-    head, _, rest = before.partition(BEGIN)
-    after = f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}"
-    if after != before:
+def write_block(page: Path, mark: str, text: str) -> None:
+    """Put the text between the marks of a page; a page that is not there is begun. Raises ConfigError without marks."""
+    begin, end = f"<!-- begin: {mark} -->", f"<!-- end: {mark} -->"
+    before = page.read_text(encoding="utf-8") if page.exists() else f"# Results\n\n{begin}\n{end}\n"
+    if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):
+        raise ConfigError(f"{page}: expected the marks {begin} and {end}, once each and in this order")
+    after = f"{before.partition(begin)[0]}{begin}\n{text}\n{end}{before.partition(end)[2]}"
+    if not page.exists() or after != page.read_text(encoding="utf-8"):
         write_text(page, after, "a page")
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import _common
-import batch
 import numpy as np
+import speed
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
@@ -25,10 +25,10 @@ from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import AgentSettings
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
-from rlpto.envs.fleet import Workload
+from rlpto.envs.compiled_batch import Workload
+from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.settings import EnvSettings
-from rlpto.envs.setup import EnvSetup
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.tables import JobType
 from rlpto.policies.index_weights import IndexWeights
@@ -116,12 +116,12 @@ def make_setup() -> EnvSetup:
     profiles = load_profiles(None)
     tables = compile_tables(profiles, [JobType(model) for model in profiles.models], 16, 4)
     workloads = tuple(
-        Workload(f"{seed}", tuple(batch.workload(tables, 400, 300.0, seed)), seed, WINDOW) for seed in range(16)
+        Workload(f"{seed}", tuple(speed.workload(tables, 400, 300.0, seed)), seed, WINDOW) for seed in range(16)
     )
     env = EnvSettings(hold=0.0)
     start = IndexWeights().vector()
     parts = (SimulatorSettings(), QueueSettings(), RewardWeights(), env, start)
-    return EnvSetup(batch.NODES, workloads, tables, *parts)
+    return EnvSetup(speed.NODES, workloads, tables, *parts)
 
 
 def main() -> None:
@@ -155,7 +155,7 @@ def main() -> None:
         "rest of the rollout": statistics.median((split.rollout - split.env) / split.total for split in real),
         "update": statistics.median(split.update / split.total for split in real),
     }
-    jobs = f"{env.batch.fleet.world.clusters['active'].mean():.1f} on average"
+    jobs = f"{env.batch.clusters.batch.world.clusters['active'].mean():.1f} on average"
     _common.finish(
         checks,
         options.json,

@@ -1,39 +1,41 @@
-"""B simulated environments that step together: the engine of the vector environments."""
+"""B environments that step together: the one engine of the environments for gymnasium and stable-baselines3."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlpto.envs.actions import ACTION_FEATURES, action_weights
-from rlpto.envs.fleet import PARTS, Fleet, begin, build_fleet, observe_one, play, run_hold
+from rlpto.envs.compiled_batch import PARTS, begin_episode, look_around_all, over_all, step_all
+from rlpto.envs.episodes import (
+    MOST_ENVS,
+    EnvSetup,
+    Episode,
+    ExternalSetup,
+    check_integer,
+    draw_episode,
+    episode_rng,
+)
 from rlpto.envs.observation import Observation, empty_observation
-from rlpto.envs.setup import MOST_ENVS, EnvSetup, check_integer, draw_episode, episode_rng
+from rlpto.envs.one_cluster import OneCluster
+from rlpto.envs.whole_windows import NO_BASELINE, above_baseline, baseline_rollout
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from rlpto.io.compiled import njit
-from rlpto.planning.compiled_loop import look_around
-from rlpto.simulator.kernels import is_over
+from rlpto.io.errors import CheckpointError, ConfigError
 
-
-class BaselineRollout(NamedTuple):
-    """What the start heuristic earns in each workload, which it plays once.
-
-    time [s], total: [W, L] at its decisions. decisions: [W].
-    """
-
-    time: FloatArray
-    total: FloatArray
-    decisions: IntArray
+State = dict[str, Any]
+"""By name: NumPy arrays, and under `rngs` plain data that JSON can hold."""
+WORLD_PARTS = ("jobs", "nodes", "clusters", "active", "sums", "machines", "free")
+"""Arrays of `rlpto.simulator.arrays.World` that change; the others are tables."""
 
 
 class BatchSteps(NamedTuple):
-    """What one step of all environments gave. parts: [B, 4] the reward's terms, as they are.
+    """The result of one step of all environments. parts: [B, 4] the reward's terms, as they are.
 
     reward: [B] what is learned from. elapsed: [B] seconds that passed. ended, cut: [B] episode over
     because all jobs have finished (or the time limit was reached), or because its length was reached
-    (or the most steps there may be).
-    last: observations before the reset of those that are over (rows of others mean nothing).
+    (or the most steps there may be). observation: after the step, fresh arrays.
     """
 
     reward: FloatArray
@@ -41,183 +43,195 @@ class BatchSteps(NamedTuple):
     elapsed: FloatArray
     ended: BoolArray
     cut: BoolArray
-    last: Observation
+    observation: Observation
+
+    @property
+    def over(self) -> BoolArray:
+        """[B] whether the episode is over."""
+        return self.ended | self.cut
+
+
+class SimulatedClusters:
+    """B simulated clusters in compiled code.
+
+    batch: what is compiled. observation: of every cluster, kept up to date in place.
+    """
+
+    def __init__(self, setup: EnvSetup, count: int) -> None:
+        self.batch = setup.compiled(count)
+        self.observation = empty_observation(count, setup.settings.max_jobs, setup.settings.horizon)
+        self._start = np.atleast_2d(setup.start)
+
+    @property
+    def time(self) -> FloatArray:
+        """[B] s."""
+        time: FloatArray = self.batch.world.clusters["time"].copy()
+        return time
+
+    @property
+    def over(self) -> BoolArray:
+        """[B] whether the workload is over."""
+        return over_all(self.batch)
+
+    @property
+    def current(self) -> IntArray:
+        """[B] number of the workload."""
+        return self.batch.loop.current
+
+    def begin(self, b: int, workload: int, warm_up: float) -> float:
+        """Put cluster b into a workload after `warm_up` seconds under the start heuristic; returns the time [s]."""
+        return begin_episode(self.batch, b, workload, warm_up, self._start, self.observation)
+
+    def run(self, weights: FloatArray, hold: float) -> FloatArray:
+        """Decide with weights [B, STEERING_FEATURES] for `hold` seconds (at least once); returns [B, PARTS]."""
+        parts = np.zeros((len(weights), PARTS))
+        step_all(self.batch, weights, hold, self.observation, parts)
+        return parts
+
+    def jobs(self, b: int) -> AnyArray:
+        """A copy of the job records [M] of cluster b."""
+        jobs: AnyArray = self.batch.world.jobs[b, : self.batch.counts[self.current[b]]].copy()
+        return jobs
+
+    def arrays(self) -> dict[str, AnyArray]:
+        """The arrays that change, by name."""
+        return {
+            **{f"world.{name}": getattr(self.batch.world, name) for name in WORLD_PARTS},
+            **{f"observation.{name}": part for name, part in self.observation._asdict().items()},
+            "current": self.current,
+        }
 
 
 class EnvBatch:
-    """B environments with the workloads of `setup`; environment b draws its episodes from (seed, b // replay).
+    """B environments over simulated clusters, or one over an external cluster, such as a real one.
 
-    An environment whose episode is over begins the next one in the same step, or with next_step in the one that
-    follows, whose action counts for nothing. max_steps: an episode is cut
-    after so many; None: when its length is reached.
+    Environment b draws its episodes from (seed, b // replay). An episode that is over stays so until `begin`.
+    terms, reward, seconds, steps: [B, ...] sums since the episodes began. elapsed: [B] seconds that the last step
+    took: always the same array, written in place, so that a rollout buffer can keep it.
+    max_steps: an episode is cut after that many; None: when its length is reached. compiled: False: one cluster under
+    the scheduler's own loop, which can be drawn, to the same result.
     """
 
     def __init__(
         self,
-        setup: EnvSetup,
-        count: int,
+        setup: EnvSetup | ExternalSetup,
+        count: int = 1,
         seed: int | None = 0,
         max_steps: int | None = None,
         *,
-        next_step: bool = False,
+        compiled: bool = True,
     ) -> None:
         check_integer("num_envs", count, 1, MOST_ENVS)
-        self.setup = setup
-        self.count = count
-        self.max_steps = max_steps
-        self._next_step = next_step
-        self._waiting = np.zeros(count, dtype=np.bool_)  # over, and not begun anew
-        self.fleet = build_fleet(
-            count, setup.shape, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward
-        )
-        self.weights = np.atleast_2d(setup.start)
-        self.baseline = (
-            baseline_rollout(self.fleet, self.weights) if setup.settings.baseline == "start_heuristic" else NO_BASELINE
-        )
-        self.observation = empty_observation(count, setup.settings.max_jobs, setup.settings.horizon)
-        self.began = np.zeros(count)
-        self.length = np.zeros(count)
+        self.setup, self.count, self.max_steps = setup, count, max_steps
+        self.baseline = NO_BASELINE
+        if isinstance(setup, EnvSetup):
+            simulated = SimulatedClusters(setup, count)
+            if setup.settings.baseline == "start_heuristic":
+                self.baseline = baseline_rollout(simulated.batch, np.atleast_2d(setup.start))
+        elif count > 1:
+            raise ConfigError(f"num_envs: {count}, but there is one external cluster; expected 1")
+        in_place = isinstance(setup, EnvSetup) and compiled
+        self.clusters: SimulatedClusters | OneCluster = simulated if in_place else OneCluster(setup)
+        self.began, self.length = np.zeros(count), np.zeros(count)
         self.steps = np.zeros(count, dtype=np.int64)
+        self.terms, self.reward, self.seconds = np.zeros((count, PARTS)), np.zeros(count), np.zeros(count)
+        self.elapsed = np.zeros(count)
         self.seed(seed)
 
+    @property
+    def names(self) -> list[str]:
+        """[B] names of the workloads of the present episodes."""
+        return [self.setup.workloads[number].name for number in self.clusters.current]
+
     def seed(self, seed: int | None) -> None:
-        """Begin the episodes' random numbers anew."""
+        """Begin the episodes' random numbers again."""
         replay = self.setup.settings.episode.replay
         self.rngs = [episode_rng(seed, b // replay) for b in range(self.count)]
 
     def reset(self) -> Observation:
         """Begin a new episode everywhere; returns fresh arrays [B, ...]."""
-        self._waiting[:] = False
-        for b in range(self.count):
-            self._begin(b)
-        return self._copy()
+        return self.begin_next(range(self.count))
 
-    def step(self, actions: AnyArray) -> tuple[Observation, BatchSteps]:
+    def begin_next(self, which: Sequence[int] | IntArray) -> Observation:
+        """Begin the next episodes of some environments; returns fresh arrays [B, ...] of all."""
+        for b in which:
+            self.begin(int(b), draw_episode(self.rngs[b], self.setup))
+        return self.observe()
+
+    def begin(self, b: int, episode: Episode) -> None:
+        """Begin an episode of environment b."""
+        self.began[b] = self.clusters.begin(b, episode.workload, episode.warm_up)
+        self.length[b] = episode.length
+        for sums in (self.steps, self.terms, self.reward, self.seconds):
+            sums[b] = 0
+
+    def step(self, actions: AnyArray) -> BatchSteps:
         """Carry out actions [B, ...]. Raises ValueError if they have another shape or are not finite."""
+        settings, clusters = self.setup.settings, self.clusters
         weights = action_weights(self.setup.start, actions, (self.count, len(ACTION_FEATURES)))
-        parts, reward = np.zeros((self.count, PARTS)), np.zeros(self.count)
-        elapsed, ended = np.zeros(self.count), np.zeros(self.count, dtype=np.bool_)
-        step_all(
-            self.fleet,
-            weights,
-            self.setup.settings.hold,
-            self.baseline,
-            self.observation,
-            parts,
-            reward,
-            elapsed,
-            ended,
-        )
-        reward /= self.setup.settings.reward_scale
+        start = clusters.time
+        parts = clusters.run(weights, settings.hold)
+        end, ended = clusters.time, clusters.over
+        reward = above_baseline(self.baseline, clusters.current, start, end, ended, parts) / settings.reward_scale
+        self.elapsed[:] = end - start
         self.steps += 1
-        for b in np.flatnonzero(self._waiting):
-            self._begin(int(b))
-            parts[b], reward[b], elapsed[b], ended[b] = 0.0, 0.0, 0.0, False
-        cut = (self.fleet.world.clusters["time"] - self.began >= self.length) & ~ended
+        self.terms += parts
+        self.reward += reward
+        self.seconds += self.elapsed
+        cut = (end - self.began >= self.length) & ~ended
         if self.max_steps is not None:
             cut |= (self.steps >= self.max_steps) & ~ended
-        last = self._copy()
-        if self._next_step:
-            self._waiting = ended | cut
-            return last, BatchSteps(reward, parts, elapsed, ended, cut, last)
-        over = np.flatnonzero(ended | cut)
-        for b in over:
-            self._begin(int(b))
-        return self._copy() if len(over) else last, BatchSteps(reward, parts, elapsed, ended, cut, last)
+        return BatchSteps(reward, parts, self.elapsed.copy(), ended, cut, self.observe())
 
-    def _begin(self, b: int) -> None:
-        """Begin the next episode of environment b."""
-        episode = draw_episode(self.rngs[b], self.setup)
-        self.began[b] = begin_episode(self.fleet, b, episode.workload, episode.warm_up, self.weights, self.observation)
-        self.length[b] = episode.length
-        self.steps[b] = 0
+    def observe(self) -> Observation:
+        """What is seen now, fresh arrays [B, ...]."""
+        return Observation(*(part.copy() for part in self.clusters.observation))
 
-    def _copy(self) -> Observation:
-        return Observation(*(part.copy() for part in self.observation))
+    def state(self) -> State:
+        """A copy of all that changes. Arrays may be of records, none is of objects."""
+        state: State = {name: array.copy() for name, array in self._arrays().items()}
+        state["rngs"] = [rng.bit_generator.state for rng in self.rngs]
+        return state
 
+    def restore(self, state: Mapping[str, Any]) -> Observation:
+        """Go on where a batch of the same setup and size was asked for its state; returns the last observation.
 
-NO_BASELINE = BaselineRollout(np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0, dtype=np.int64))
-"""No baseline is subtracted."""
+        What an external cluster is at cannot be kept: its next episode begins. Raises CheckpointError, and changes
+        nothing, if the state is of another batch.
+        """
+        arrays = self._arrays()
+        for name, array in arrays.items():
+            _check_same_form(state, name, array)
+        if len(state.get("rngs", ())) != self.count:
+            raise CheckpointError(f"state of environments: rngs: expected {self.count} random number generators")
+        for name, array in arrays.items():
+            array[...] = state[name]
+        for rng, numbers in zip(self.rngs, state["rngs"], strict=True):
+            rng.bit_generator.state = numbers
+        if isinstance(self.clusters, OneCluster):
+            return self.reset()
+        look_around_all(self.clusters.batch)
+        return self.observe()
 
+    @property
+    def resumes(self) -> bool:
+        """Whether `restore` goes on within the episodes that were under way."""
+        return isinstance(self.clusters, SimulatedClusters)
 
-def baseline_rollout(fleet: Fleet, weights: FloatArray) -> BaselineRollout:
-    """Let index weights [1, STEERING_FEATURES] schedule every workload of the pool once."""
-    size = 4096
-    while True:
-        time = np.zeros((len(fleet.pool), size))
-        total, count = np.zeros_like(time), np.zeros(len(fleet.pool), dtype=np.int64)
-        for workload in range(len(fleet.pool)):
-            count[workload] = play(fleet, 0, workload, weights, time[workload], total[workload])
-        if count.max() < size:
-            keep = int(count.max())
-            return BaselineRollout(time[:, :keep].copy(), total[:, :keep].copy(), count)
-        size *= 2
-
-
-@njit()
-def earned(baseline: BaselineRollout, workload: int, time: float) -> float:
-    """Reward of the baseline rollout up to `time`, linear between its decisions."""
-    n = baseline.decisions[workload]
-    times, totals = baseline.time[workload, :n], baseline.total[workload, :n]
-    at = np.searchsorted(times, time)
-    if at == 0:
-        return 0.0
-    if at == n:
-        return float(totals[n - 1])
-    share = (time - times[at - 1]) / (times[at] - times[at - 1])
-    return float(totals[at - 1] + share * (totals[at] - totals[at - 1]))
+    def _arrays(self) -> dict[str, AnyArray]:
+        """The arrays that change, by name."""
+        own = ("elapsed", "began", "length", "steps", "terms", "reward", "seconds")
+        arrays = {name: getattr(self, name) for name in own}
+        return arrays if isinstance(self.clusters, OneCluster) else arrays | self.clusters.arrays()
 
 
-@njit()
-def baseline_reward(baseline: BaselineRollout, workload: int, start: float, end: float, last: bool) -> float:
-    """Reward of the baseline rollout from `start` to `end`, and all that is still to come if the episode ends there."""
-    if len(baseline.decisions) == 0:
-        return 0.0
-    return earned(baseline, workload, np.inf if last else end) - earned(baseline, workload, start)
-
-
-@njit()
-def step_all(
-    f: Fleet,
-    weights: FloatArray,
-    hold: float,
-    baseline: BaselineRollout,
-    out: Observation,
-    parts: FloatArray,
-    reward: FloatArray,
-    elapsed: FloatArray,
-    ended: BoolArray,
-) -> None:
-    """Step every cluster; fills observations, parts [B, 4], reward, elapsed and ended [B]."""
-    clusters = f.loop.world.clusters
-    for b in range(len(clusters)):
-        start = clusters[b].time
-        run_hold(f, b, weights[b : b + 1], start + hold, parts[b])
-        observe_one(f, b, out)
-        end = clusters[b].time
-        elapsed[b] = end - start
-        ended[b] = is_over(f.loop.world, b)
-        reward[b] = parts[b].sum() - baseline_reward(baseline, f.loop.current[b], start, end, ended[b])
-
-
-@njit()
-def begin_episode(f: Fleet, b: int, workload: int, warm_up: float, weights: FloatArray, out: Observation) -> float:
-    """Put cluster b into a workload after `warm_up` seconds under index weights; returns the time.
-
-    Where the workload is over by then, the episode begins at its start.
-    """
-    begin(f, b, workload)
-    if f.loop.world.clusters[b].time < warm_up:
-        run_hold(f, b, weights, warm_up, np.zeros(PARTS))
-        if is_over(f.loop.world, b):
-            begin(f, b, workload)
-    observe_one(f, b, out)
-    return float(f.loop.world.clusters[b].time)
-
-
-@njit()
-def look_around_all(f: Fleet) -> None:
-    """Look around in every cluster, after their worlds were restored."""
-    f.loop.ordered_until[:] = -np.inf
-    for b in range(len(f.loop.world.clusters)):
-        look_around(f.loop, b)
+def _check_same_form(state: Mapping[str, Any], name: str, array: AnyArray) -> None:
+    """Raise CheckpointError unless `state` has an array of the same shape and type under `name`."""
+    if name not in state:
+        raise CheckpointError(f"state of environments: {name}: missing, expected an array of shape {array.shape}")
+    saved = state[name]
+    if saved.shape != array.shape or saved.dtype != array.dtype:
+        raise CheckpointError(
+            f"state of environments: {name}: shape {saved.shape}, expected {array.shape}: "
+            "it was saved with other workloads, nodes or number of environments"
+        )

@@ -1,4 +1,4 @@
-"""What an environment looks like: a picture of the GPUs over time, or a text."""
+"""Pictures and texts of an environment: the GPUs over time, or a line for every job."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def headline(cluster: Cluster, trail: Trail) -> str:
     return "  ·  ".join(parts)
 
 
-def tell(cluster: Cluster, jobs: JobTable, trail: Trail) -> str:
+def describe(cluster: Cluster, jobs: JobTable, trail: Trail) -> str:
     """The cluster as text: a line, a bar of its GPUs by job, and a table of the active jobs in queue order."""
     given_or_asked = np.where(jobs.waiting, np.minimum(jobs.requested_gpus, jobs.speed.shape[1] - 1), jobs.gpus)
     hours = jobs.remaining / jobs.speed[np.arange(len(jobs)), given_or_asked] / HOUR

@@ -1,4 +1,4 @@
-"""Many simulated environments that step together, as stable-baselines3 wants them: no subprocesses."""
+"""A batch of environments as stable-baselines3 wants it: in this process, without subprocesses."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlpto.core.rewards import REWARD_PARTS
-from rlpto.envs.batch import EnvBatch
-from rlpto.envs.setup import EnvSetup, action_space, observation_space
-from rlpto.envs.state import State, batch_state, check_same_form, restore_batch
+from rlpto.envs.batch import BatchSteps, EnvBatch, State
+from rlpto.envs.episodes import EnvSetup, ExternalSetup, action_space, observation_space
+from rlpto.envs.observation import Observation
 from rlpto.envs.vector import Observations, one_row
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray
 
@@ -21,38 +21,34 @@ Indices = int | Iterable[int] | None
 
 
 class SB3ClusterEnv(VecEnv):
-    """B environments, the same as those of `rlpto.envs.vector.ClusterVectorEnv`.
-
-    elapsed: [B] float64 seconds that the last step took: always the same array, written in place, so
-    that a rollout buffer can keep it and discount per unit of time.
+    """B environments, the same as those of `rlpto.envs.vector.ClusterVectorEnv`; or one over an external cluster.
 
     When the episode of environment i is over, infos[i] holds: terminal_observation, TimeLimit.truncated,
     episode (r: sum of rewards, l: steps, t: seconds since this object was made), terms (sums of the
     reward's terms, by name), elapsed (simulated seconds) and workload (its name). Otherwise it is
     empty. All arrays that are returned are fresh.
 
-    setup, num_envs, seed: as those of `rlpto.envs.vector.ClusterVectorEnv`.
+    setup, num_envs, seed: as those of `rlpto.envs.batch.EnvBatch`.
     """
 
-    def __init__(self, setup: EnvSetup, num_envs: int, seed: int | None = None) -> None:
+    def __init__(self, setup: EnvSetup | ExternalSetup, num_envs: int = 1, seed: int | None = None) -> None:
         self.render_mode = None
         self.batch = EnvBatch(setup, num_envs, seed)
-        self.elapsed: FloatArray = np.zeros(num_envs)
-        self._terms: FloatArray = np.zeros((num_envs, len(REWARD_PARTS)))
-        self._reward: FloatArray = np.zeros(num_envs)
-        self._seconds: FloatArray = np.zeros(num_envs)
         self._next_seed: int | None = None
         self._actions: AnyArray = np.zeros(0)
         self._made = time.perf_counter()
         super().__init__(num_envs, observation_space(setup.settings), action_space())
+
+    @property
+    def elapsed(self) -> FloatArray:
+        """[B] seconds that the last step took, see `EnvBatch`."""
+        return self.batch.elapsed
 
     def reset(self) -> Observations:
         """Begin a new episode everywhere: those of the seed if `seed` was called, else the next ones."""
         if self._next_seed is not None:
             self.batch.seed(self._next_seed)
             self._next_seed = None
-        for sums in (self._terms, self._reward, self._seconds, self.elapsed):
-            sums[:] = 0.0
         return self.batch.reset()._asdict()
 
     def step_async(self, actions: AnyArray) -> None:
@@ -61,63 +57,38 @@ class SB3ClusterEnv(VecEnv):
 
     def step_wait(self) -> tuple[Observations, NDArray[np.float32], BoolArray, list[dict[str, Any]]]:
         """Carry them out. Raises ValueError if they have another shape or are not finite."""
-        batch = self.batch
-        length, workloads = batch.steps + 1, batch.fleet.loop.current.copy()
-        observation, steps = batch.step(self._actions)
-        self.elapsed[:] = steps.elapsed
-        self._terms += steps.parts
-        self._reward += steps.reward
-        self._seconds += steps.elapsed
-        over = steps.ended | steps.cut
-        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        for b in np.flatnonzero(over):
-            infos[b] = {
-                "terminal_observation": one_row(steps.last, int(b)),
-                "TimeLimit.truncated": bool(steps.cut[b]),
-                "episode": {
-                    "r": float(self._reward[b]),
-                    "l": int(length[b]),
-                    "t": round(time.perf_counter() - self._made, 6),
-                },
-                "terms": dict(zip(REWARD_PARTS, self._terms[b].tolist(), strict=True)),
-                "elapsed": float(self._seconds[b]),
-                "workload": batch.setup.workloads[workloads[b]].name,
-            }
-        for sums in (self._terms, self._reward, self._seconds):
-            sums[over] = 0.0
-        return observation._asdict(), steps.reward.astype(np.float32), over, infos
+        steps = self.batch.step(self._actions)
+        infos = [self._summary(b, steps) if over else {} for b, over in enumerate(steps.over)]
+        seen: Observation = self.batch.begin_next(np.flatnonzero(steps.over)) if steps.over.any() else steps.observation
+        return seen._asdict(), steps.reward.astype(np.float32), steps.over, infos
+
+    def _summary(self, b: int, steps: BatchSteps) -> dict[str, Any]:
+        """The info of an environment whose episode is over."""
+        batch, passed = self.batch, time.perf_counter() - self._made
+        return {
+            "terminal_observation": one_row(steps.observation, b),
+            "TimeLimit.truncated": bool(steps.cut[b]),
+            "episode": {"r": float(batch.reward[b]), "l": int(batch.steps[b]), "t": round(passed, 6)},
+            "terms": dict(zip(REWARD_PARTS, batch.terms[b].tolist(), strict=True)),
+            "elapsed": float(batch.seconds[b]),
+            "workload": batch.names[b],
+        }
 
     def seed(self, seed: int | None = None) -> list[int | None]:
-        """Begin other episodes at the next reset; None: whichever the present ones are followed by."""
+        """Begin other episodes at the next reset; None: those that follow the present ones."""
         self._next_seed = seed
         replay = self.batch.setup.settings.episode.replay
         return [None if seed is None else seed + b // replay for b in range(self.num_envs)]
 
     def get_state(self) -> State:
         """All that changes, as arrays and (under `rngs`) plain data: see `set_state`."""
-        return batch_state(self.batch) | {name: array.copy() for name, array in self._own().items()}
+        return self.batch.state()
 
     def set_state(self, state: Mapping[str, Any]) -> Observations:
-        """Go on where `get_state` was called, bit for bit; returns the last observation.
-
-        Raises CheckpointError, and changes nothing, if the state is of other environments.
-        """
-        for name, array in self._own().items():
-            check_same_form(state, name, array)
-        restore_batch(self.batch, state)
-        for name, array in self._own().items():
-            array[...] = state[name]
+        """Go on where `get_state` was called, see `EnvBatch.restore`; returns the last observation."""
+        observation = self.batch.restore(state)._asdict()
         self._next_seed = None
-        return {name: part.copy() for name, part in self.batch.observation._asdict().items()}
-
-    def _own(self) -> dict[str, FloatArray]:
-        """What changes in this object beyond its batch."""
-        return {
-            "elapsed": self.elapsed,
-            "sums.terms": self._terms,
-            "sums.reward": self._reward,
-            "sums.seconds": self._seconds,
-        }
+        return observation
 
     def close(self) -> None:
         """There is nothing to close."""

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.batch import BatchSteps, EnvBatch
+from rlpto.envs.episodes import EnvSetup, action_space, check_integer, episode_rng, observation_space
 from rlpto.envs.observation import Observation
-from rlpto.envs.setup import EnvSetup, action_space, check_integer, episode_rng, observation_space
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.io.settings import LARGEST_SEED
@@ -33,8 +33,8 @@ class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
     under the same name with an underscore: terms (accuracy, time, resources, rescale, [B] each: the
     reward's terms as they are) and elapsed ([B] seconds that passed).
 
-    setup: see `rlpto.envs.setup.EnvSetup`. num_envs: B. seed: of the episodes; reset(seed=) begins them anew.
-    max_episode_steps: an episode is cut after so many steps; None: when its length is reached.
+    setup: see `rlpto.envs.episodes.EnvSetup`. num_envs: B. seed: of the episodes; reset(seed=) begins them again.
+    max_episode_steps: an episode is cut after that many steps; None: when its length is reached.
     """
 
     def __init__(
@@ -51,8 +51,9 @@ class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
             raise ConfigError(f"autoreset_mode: expected SameStep or NextStep, got {autoreset_mode!r}")
         mode = AutoresetMode(autoreset_mode)
         self.metadata = {"autoreset_mode": mode, "render_modes": []}
-        self.batch = EnvBatch(setup, num_envs, None, max_episode_steps, next_step=mode is AutoresetMode.NEXT_STEP)
+        self.batch = EnvBatch(setup, num_envs, None, max_episode_steps)
         self.num_envs = num_envs
+        self._waiting = np.zeros(num_envs, dtype=np.bool_)  # over, and begins again in the next step
         self._seed_each(seed)
         self.single_observation_space = observation_space(setup.settings)
         self.single_action_space = action_space()
@@ -67,10 +68,11 @@ class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
             raise ValueError(f"options {sorted(options)}: environments that step together draw their own episodes")
         if seed is not None:
             self._seed_each(seed)
+        self._waiting[:] = False
         return self.batch.reset()._asdict(), {}
 
     def _seed_each(self, seed: int | list[int | None] | None) -> None:
-        """Begin the random numbers of every environment's episodes anew."""
+        """Seed the episodes of every environment."""
         replay = self.batch.setup.settings.episode.replay
         if seed is not None and not isinstance(seed, list | tuple | np.ndarray):
             check_integer("seed", seed, 0, LARGEST_SEED)
@@ -82,21 +84,32 @@ class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
 
     def step(self, actions: AnyArray) -> tuple[Observations, FloatArray, BoolArray, BoolArray, dict[str, Any]]:
         """Carry out actions [B, ...]. Raises ValueError if they have another shape or are not finite."""
-        observation, steps = self.batch.step(actions)
-        infos = masked(step_info(steps), np.ones(self.num_envs, dtype=np.bool_))
-        over = steps.ended | steps.cut
-        if over.any() and self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP:
-            infos |= masked({"final_obs": rows_where(steps.last, over), "final_info": step_info(steps)}, over)
+        steps = self.batch.step(actions)
+        if self._waiting.any():
+            steps = self._without(steps, self._waiting)
+        infos, over = masked(step_info(steps), np.ones(self.num_envs, dtype=np.bool_)), steps.over
+        observation = steps.observation
+        if self.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP:
+            self._waiting = over
+        elif over.any():
+            observation = self.batch.begin_next(np.flatnonzero(over))
+            infos |= masked({"final_obs": rows_where(steps.observation, over), "final_info": step_info(steps)}, over)
         return observation._asdict(), steps.reward, steps.ended, steps.cut, infos
+
+    def _without(self, steps: BatchSteps, waiting: BoolArray) -> BatchSteps:
+        """The steps, with the first observation of a new episode in place of those of some environments."""
+        for part in (steps.reward, steps.parts, steps.elapsed, steps.ended, steps.cut):
+            part[waiting] = 0
+        return steps._replace(observation=self.batch.begin_next(np.flatnonzero(waiting)))
 
 
 def step_info(steps: BatchSteps) -> dict[str, Any]:
-    """What `infos` says of a step: terms by name [B], elapsed [B]."""
+    """The infos of a step: terms by name [B], elapsed [B]."""
     return {"terms": dict(zip(REWARD_PARTS, steps.parts.T.copy(), strict=True)), "elapsed": steps.elapsed.copy()}
 
 
 def masked(info: dict[str, Any], mask: BoolArray) -> dict[str, Any]:
-    """`info` with the mask of the environments it speaks of beside every entry, at every depth."""
+    """`info` with the mask of its environments for every entry, under its name with an underscore, at every depth."""
     found: dict[str, Any] = {}
     for name, value in info.items():
         found[name] = masked(value, mask) if isinstance(value, dict) else value

@@ -1,7 +1,6 @@
 """ARIMA members: on raw counts, on log1p counts, and with the day and the week as Fourier terms.
 
-All are fitted on the newest FITTED_POINTS points. After that their parameters are fixed, and new counts only
-run through the filter of `rlpto.forecasting.arma`.
+They are fitted on the newest FITTED_POINTS points. Then their parameters are fixed: new counts run through the filter.
 """
 
 from __future__ import annotations
@@ -11,11 +10,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from rlpto.forecasting.arma import Arima, Filter
-from rlpto.forecasting.base import Batch, Forecaster, spread_quantiles
-from rlpto.forecasting.errors import ForecastError
-from rlpto.forecasting.orders import MAX_ORDER, Fit, aicc_of, fit_arima, is_stable, needs_difference
-from rlpto.forecasting.series import DAY, LARGEST_COUNT, WEEK, TimeSeries, fourier
+from rlpto.forecasting.arma import MAX_ORDER, Arima, Filter, Fit, aicc_of, fit_arima, is_stable, needs_difference
+from rlpto.forecasting.base import Batch, Forecaster
+from rlpto.forecasting.series import DAY, LARGEST_COUNT, WEEK, ForecastError, TimeSeries, fourier
 from rlpto.forecasting.storage import State
 from rlpto.io.arrays import FloatArray, IntArray
 
@@ -48,11 +45,6 @@ class ArimaForecaster(Forecaster):
         self._model = Arima()
         self._filter = Filter(self._model)
 
-    @property
-    def order(self) -> str:
-        """The fitted orders, such as `ARIMA(1,1,2)`."""
-        return self._model.name
-
     @abstractmethod
     def _estimate(self, series: TimeSeries) -> Fit:
         """Orders and parameters from the newest points of the fitted series."""
@@ -81,8 +73,7 @@ class ArimaForecaster(Forecaster):
     def _predict(self, horizon: int, levels: FloatArray) -> Batch:
         history = self._observed()
         times = _future(history, np.array([len(history)]), horizon)
-        point = self._counts(self._filter.forecast(horizon)[None, :], times)
-        return Batch(point, point, spread_quantiles(point, self._fitted_spread(), levels))
+        return self._around(self._counts(self._filter.forecast(horizon)[None, :], times), levels)
 
     def _state(self) -> State:
         model = self._model
@@ -133,10 +124,9 @@ class LogArima(ArimaForecaster):
 class FourierArima(ArimaForecaster):
     """Regression of log1p counts on harmonics of the day and the week, with ARIMA(p, 1, q) errors.
 
-    With d = 1 the level may go anywhere. Regression and ARIMA are fitted in turn (Cochrane & Orcutt,
-    JASA 1949): the ARIMA's filter is applied to counts and harmonics, least squares on what comes
-    out gives the coefficients, and the ARIMA is fitted again on what they leave. How many harmonics
-    are kept is decided by AICc.
+    Regression and ARIMA are fitted in turn (Cochrane & Orcutt, JASA 1949): the ARIMA's filter is applied to counts and
+    harmonics, least squares on the result gives the coefficients, and the ARIMA is fitted again on the rest. The number
+    of harmonics is that with the least AICc.
     """
 
     kind: ClassVar[str] = "arima_fourier"
@@ -146,21 +136,15 @@ class FourierArima(ArimaForecaster):
         self._harmonics = (0, 0)
         self._coefficients = np.empty(0)
 
-    @property
-    def order(self) -> str:
-        """The fitted orders, with the harmonics of the day and the week."""
-        return f"{self._model.name} + {self._harmonics[0]} daily, {self._harmonics[1]} weekly harmonics"
-
     def _estimate(self, series: TimeSeries) -> Fit:
         z = np.log1p(series.values)
         self._harmonics, self._coefficients = (0, 0), np.empty(0)
         allowed = _allowed_harmonics(series)
         left = z
-        model = fit_arima(z, 1, refined=0).model
         for _ in range(ALTERNATIONS):
+            model = fit_arima(left, 1, refined=0).model
             self._harmonics, self._coefficients = _fit_harmonics(z, series.times(), model, allowed)
             left = self._transformed(series)
-            model = fit_arima(left, 1, refined=0).model
         return fit_arima(left, 1)
 
     def _transformed(self, series: TimeSeries) -> FloatArray:

@@ -1,21 +1,42 @@
-"""ARIMA with fixed parameters: residuals, forecasts, and a filter that advances a value at a time.
+"""ARIMA models: orders and parameters from statsmodels, and a filter of our own that advances a value at a time.
 
-The residuals are those of the innovations recursion from a start at rest, to which the Kalman
-filter of an invertible model converges (Brockwell & Davis, Time Series: Theory and Methods,
-section 5.3): a linear filter, so that a series of any length costs one pass, and a new value a
-handful of products.
+The residuals are those of the innovations recursion from a start at rest, to which the Kalman filter of an invertible
+model converges (Brockwell & Davis, Time Series: Theory and Methods, section 5.3). That is a linear filter: a series of
+any length costs one pass, and a new value a few products.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numba import njit
 from scipy.signal import lfilter
+from statsmodels.tsa.arima.estimators.hannan_rissanen import hannan_rissanen
+from statsmodels.tsa.statespace.sarimax import SARIMAX
+from statsmodels.tsa.stattools import kpss
 
 from rlpto.io.arrays import FloatArray, IntArray
+
+MAX_ORDER = 3
+"""Largest p and q, each; MAX_TERMS is the largest p + q."""
+MAX_TERMS = 4
+SHORT_SERIES_POINTS = 100
+"""A series with fewer points gets p and q of at most 1."""
+LIKELIHOOD_FITS = 3
+"""Default number of candidates, the best by regression, that are fitted by maximum likelihood."""
+LIKELIHOOD_ITERATIONS = 60
+"""Most iterations of the maximum-likelihood fit; a fit that needs more has not converged."""
+LARGEST_INVERSE_ROOT = 0.99
+"""Largest inverse root: start values are at rest, and forgotten, within some hundred steps."""
+KPSS_CRITICAL = 0.463
+"""Critical value of the test for a constant level, at 5 %."""
+CONSTANT_SPREAD = 1e-9
+"""A series whose values spread less is constant."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +44,7 @@ class Arima:
     """phi(B) ((1 - B)^d z - mean) = theta(B) e.
 
     ar, ma: coefficients; phi(B) = 1 - ar[0] B - ..., theta(B) = 1 + ma[0] B + ...
-    mean: of the differenced series. difference: d.
+    mean: of the differenced series. difference: d, 0 or 1.
     """
 
     ar: tuple[float, ...] = ()
@@ -44,10 +65,7 @@ class Arima:
     @cached_property
     def differencing(self) -> FloatArray:
         """Coefficients of (1 - B)^d, lag 0 first."""
-        polynomial = np.ones(1)
-        for _ in range(self.difference):
-            polynomial = np.convolve(polynomial, [1.0, -1.0])
-        return polynomial
+        return np.array([1.0, -1.0] if self.difference else [1.0])
 
     @cached_property
     def autoregression(self) -> FloatArray:
@@ -97,7 +115,8 @@ class Filter:
         self.model = model
         self._seen = 0
         # A denominator of two terms keeps scipy from convolving instead, which rounds otherwise.
-        self._denominator = _at_least_two(model.moving_average)
+        moving = model.moving_average
+        self._denominator = moving if len(moving) > 1 else np.append(moving, 0.0)
         self._differences = np.zeros(max(len(model.differencing), 2) - 1)
         self._arma = np.zeros(max(len(model.autoregression), len(self._denominator)) - 1)
         self._values = np.empty(0)
@@ -154,5 +173,117 @@ def _expected(
     return expected
 
 
-def _at_least_two(polynomial: FloatArray) -> FloatArray:
-    return polynomial if len(polynomial) > 1 else np.append(polynomial, 0.0)
+@dataclass(frozen=True)
+class Fit:
+    """An estimated model, and the deviations from the planned fit, one line each."""
+
+    model: Arima
+    fallbacks: tuple[str, ...] = ()
+
+
+def fit_arima(z: FloatArray, difference: int, refined: int = LIKELIHOOD_FITS) -> Fit:
+    """The ARIMA(p, d, q) with the least AICc, for [T] values and a given d; a mean only where d = 0.
+
+    Candidates within the bounds are estimated by the regressions of Hannan and Rissanen (Biometrika
+    1982) and ranked; the best are fitted by maximum likelihood in statsmodels, starting there. A fit
+    that warns or fails leaves the candidate at its start, and is recorded.
+
+    refined: number of candidates fitted by likelihood; with 0, only the regressions are used.
+    """
+    w = np.diff(z, difference)
+    mean = float(w.mean()) if difference == 0 else 0.0
+    rest = Arima(mean=mean, difference=difference)
+    if float(np.ptp(w)) < CONSTANT_SPREAD:
+        return Fit(rest, ("constant series: no terms were fitted",))
+    top = MAX_ORDER if len(w) >= SHORT_SERIES_POINTS else 1
+    orders = [(p, q) for p in range(top + 1) for q in range(top + 1) if p + q <= MAX_TERMS]
+    starts = [replace(rest, ar=ar, ma=ma) for ar, ma in (_regressed(w - mean, p, q) for p, q in orders)]
+    best = sorted(starts, key=lambda model: aicc(model, z))
+    if not refined:
+        return Fit(best[0])
+    return _best([_refined(model, z) for model in best[:refined]], z)
+
+
+def needs_difference(z: FloatArray) -> bool:
+    """Whether [T] values have no constant level, at 5 %, by the test of Kwiatkowski, Phillips, Schmidt and Shin."""
+    if float(np.ptp(z)) < CONSTANT_SPREAD:
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of p-values beyond the table, which are not used
+        return bool(kpss(z, nlags="legacy")[0] > KPSS_CRITICAL)
+
+
+def aicc(model: Arima, z: FloatArray) -> float:
+    """`aicc_of` the errors of a model on [T] values, all but those that differencing uses up."""
+    return aicc_of(model.residuals(z)[model.difference :], model.parameters)
+
+
+def aicc_of(errors: FloatArray, parameters: int) -> float:
+    """Corrected information criterion (Hurvich & Tsai, Biometrika 1989) of [T] Gaussian errors one step ahead."""
+    count = len(errors)
+    if count <= parameters + 1:
+        return float("inf")
+    penalty = 2.0 * parameters * count / (count - parameters - 1)
+    return count * float(np.log(max(np.square(errors).mean(), CONSTANT_SPREAD**2))) + penalty
+
+
+def stable(coefficients: Iterable[float], sign: float) -> tuple[float, ...]:
+    """Coefficients of 1 + sign (c[0] B + c[1] B^2 + ...) with its roots moved outside the unit circle."""
+    taken = tuple(float(c) for c in coefficients)
+    if not taken:
+        return taken
+    # The roots of the reversed polynomial are one over those of the polynomial: they must be small.
+    largest = float(np.abs(np.roots([1.0, *(sign * c for c in taken)])).max())
+    if largest <= LARGEST_INVERSE_ROOT:
+        return taken
+    return tuple(c * (LARGEST_INVERSE_ROOT / largest) ** (i + 1) for i, c in enumerate(taken))
+
+
+def is_stable(coefficients: FloatArray, sign: float) -> bool:
+    """Whether `stable` would leave them as they are, but for rounding."""
+    return np.allclose(stable(coefficients, sign), coefficients, rtol=1e-6, atol=0)
+
+
+def _regressed(w: FloatArray, p: int, q: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """AR and MA coefficients by regression on lagged values and errors; zeros where there are too few values."""
+    if p == q == 0:
+        return (), ()
+    try:
+        found = hannan_rissanen(w, ar_order=p, ma_order=q, demean=False)[0]
+    except (ValueError, np.linalg.LinAlgError):
+        return (0.0,) * p, (0.0,) * q
+    ar, ma = np.asarray(found.ar_params), np.asarray(found.ma_params)
+    if not (np.isfinite(ar).all() and np.isfinite(ma).all()):
+        return (0.0,) * p, (0.0,) * q
+    return stable(ar, -1.0), stable(ma, 1.0)
+
+
+def _refined(start: Arima, z: FloatArray) -> Fit:
+    """Maximum likelihood from a start. If it fails: the start itself, and the reason."""
+    if not start.ar and not start.ma:
+        return Fit(start)
+    w = np.diff(z, start.difference) - start.mean
+    p, q = len(start.ar), len(start.ma)
+    model = SARIMAX(w, order=(p, 0, q), concentrate_scale=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            result = model.fit([*start.ar, *start.ma], maxiter=LIKELIHOOD_ITERATIONS, disp=0, cov_type="none")
+        except (ValueError, np.linalg.LinAlgError) as failed:
+            return Fit(start, (f"{start.name}: {_line(failed)}; kept its start",))
+    found: FloatArray = np.asarray(result.params, dtype=np.float64)
+    if caught:
+        return Fit(start, (f"{start.name}: {_line(caught[0].message)}; kept its start",))
+    if not np.isfinite(found).all():
+        return Fit(start, (f"{start.name}: parameters not finite; kept its start",))
+    return Fit(replace(start, ar=stable(found[:p], -1.0), ma=stable(found[p:], 1.0)))
+
+
+def _best(fits: list[Fit], z: FloatArray) -> Fit:
+    """The fit with the least AICc, with the fallbacks of all fits."""
+    chosen = min(fits, key=lambda fit: aicc(fit.model, z))
+    return Fit(chosen.model, tuple(line for fit in fits for line in fit.fallbacks))
+
+
+def _line(said: Any) -> str:
+    return " ".join(str(said).split()).rstrip(".")

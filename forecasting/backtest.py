@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from rlpto.forecasting.base import LONGEST_HORIZON, Batch, Counts, Forecaster, targets
-from rlpto.forecasting.errors import ForecastError, checked_integer
-from rlpto.forecasting.series import DAY, MOST_POINTS, TimeSeries, Values, as_series
+from rlpto.forecasting.series import DAY, MOST_POINTS, ForecastError, TimeSeries, Values, as_series, checked_integer
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.io.files import whole_file
 
 TEST_SHARE = 0.2
 """Default share of the series, at its end, whose origins are scored."""
@@ -157,27 +153,6 @@ def backtest(
     )
 
 
-def write_scores(result: Backtest, path: Path) -> None:
-    """Write the scores as CSV, a line per forecaster and distance. Raises ForecastError if that fails."""
-    _write_csv(path, pd.DataFrame([asdict(score) for score in result.scores()]), "scores")
-
-
-def write_forecasts(result: Backtest, path: Path, steps: Sequence[int] | None = None) -> None:
-    """Write forecasts as CSV, a line per forecaster, distance and origin. Raises ForecastError if that fails.
-
-    steps: distances to write, 1 to H; None: the first and the last.
-    """
-    parts = []
-    for name, made in result.forecasts.items():
-        for ahead in sorted({1, result.horizon}) if steps is None else steps:
-            times = result.series.index(0, len(result.series) + result.horizon)[result.origins + ahead - 1]
-            figures = {"actual": result.actual, "point": made.point, "mean": made.mean}
-            figures |= {f"q{level:g}": made.quantiles[..., place] for place, level in enumerate(result.levels)}
-            columns = {column: figure[:, ahead - 1] for column, figure in figures.items()}
-            parts.append(pd.DataFrame({"forecaster": name, "ahead": ahead, "time": times.map(str), **columns}))
-    _write_csv(path, pd.concat(parts), "forecasts")
-
-
 def _forecasts(
     forecaster: Forecaster,
     series: TimeSeries,
@@ -225,8 +200,3 @@ def _pinball(actual: FloatArray, quantiles: FloatArray, levels: FloatArray) -> f
         return math.nan
     under = actual[:, None] - quantiles
     return float(np.maximum(levels * under, (levels - 1) * under).mean())
-
-
-def _write_csv(path: Path, table: pd.DataFrame, what: str) -> None:
-    with whole_file(path, what, ForecastError) as unfinished:
-        table.to_csv(unfinished, index=False, na_rep="nan", lineterminator="\n")

@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
-from rlpto.forecasting.errors import ForecastError, checked_integer
 from rlpto.forecasting.series import (
     LARGEST_COUNT,
     LATEST_SECONDS,
     MIN_POINTS,
     MOST_POINTS,
     STEP_SECONDS,
+    ForecastError,
     Gaps,
     TimeSeries,
     Values,
     as_series,
+    checked_integer,
     is_dated,
 )
-from rlpto.forecasting.storage import State, read_state, write_state
+from rlpto.forecasting.storage import State, write_state
 from rlpto.io.arrays import FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -53,13 +54,10 @@ MOST_FORECASTS = 50_000_000
 
 @dataclass(frozen=True)
 class SeriesForecast:
-    """What comes next, H intervals ahead, in counts per interval.
+    """Forecast of the next H intervals, in counts per interval.
 
-    point: [H] meant for absolute error, near the median.
-    mean: [H] meant for squared error.
-    levels: [Q] of the quantiles, ascending.
-    values: [H, Q] quantiles, ascending along Q.
-    step: length of an interval [s]. start: local time of the first one [s since 1970-01-01].
+    point: [H] for absolute error, near the median. mean: [H] for squared error. levels: [Q] of quantiles, ascending;
+    values: [H, Q]. step: length of an interval [s]. start: local time of the first one [s since 1970-01-01].
     """
 
     point: FloatArray
@@ -92,11 +90,11 @@ class Batch:
 
 
 class Forecaster(ABC):
-    """A method of forecasting counts; the base of all of them.
+    """A method of forecasting counts.
 
-    Online: `fit`, then `update` with counts as they are observed, and `predict`. In a batch:
-    `forecasts` gives the same numbers for many origins of a series at once. Origin t is the moment
-    at which y[:t] is known: its forecasts are of y[t], y[t + 1] and so on. Nothing is fitted again.
+    Online: `fit`, then `update` with counts as they are observed, and `predict`. In a batch: `forecasts` gives the same
+    numbers for many origins of a series. Origin t is the moment at which y[:t] is known: its forecasts are of y[t],
+    y[t + 1] and so on. Nothing is fitted again.
 
     A subclass defines `kind`, `_points` and what it learns (`_fit`, `_state`, `_restore`). It also defines `_batch` if
     it has means and quantiles of its own, and `_update` and `_predict` where these are quicker than a batch of one.
@@ -111,16 +109,14 @@ class Forecaster(ABC):
 
     def __init__(self) -> None:
         self._history: TimeSeries | None = None
-        self._spread: FloatArray | None = None
+        self._spread: FloatArray = np.zeros((len(SPREAD_LEVELS), SPREAD_HORIZON))
 
     @abstractmethod
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
         """[N, H] point forecasts in counts, 0 or more, for N origins (1 to T), from what is before each only."""
 
     def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
-        """Point forecasts, used as means too, and quantiles from the errors on the fitted series."""
-        point = self._points(series, origins, horizon)
-        return Batch(point, point, spread_quantiles(point, self._fitted_spread(), levels))
+        return self._around(self._points(series, origins, horizon), levels)
 
     def _fit(self, series: TimeSeries) -> None:  # noqa: B027
         """Learn from a series."""
@@ -155,15 +151,14 @@ class Forecaster(ABC):
     ) -> Self:
         """Learn from a series and keep it as the history; what was learnt before is dropped.
 
-        y: [T] counts per interval: a pandas Series with a regular DatetimeIndex, a TimeSeries, or
-            numbers together with their `step` (seconds or '10min') and, if known, their local `start`.
-        covariates: [T, K] numbers known once their interval is over; the calendar is always there.
-        gaps: how NaN and missing intervals are handled: refuse, zero or previous.
+        y: [T] counts per interval: a pandas Series with a regular DatetimeIndex, a TimeSeries, or numbers with their
+        `step` (seconds or '10min') and, if known, their local `start`. covariates: [T, K] numbers known once their
+        interval is over; the calendar is always there. gaps: treatment of NaN and missing intervals.
 
         Raises ForecastError if the series is broken or has fewer than MIN_POINTS points.
         """
         series = self._with_covariates(as_series(y, step, start, gaps, min_points=MIN_POINTS), covariates)
-        self._history, self._spread = series, None
+        self._history = series
         self._fit(series)
         self._spread = self._measure_spread(series)
         return self
@@ -213,10 +208,10 @@ class Forecaster(ABC):
         return self._batch(*self._asked(y, origins, horizon, covariates), _checked_levels(levels))
 
     def moved(self, y: TimeSeries, updated: int = 0) -> Self:
-        """Another forecaster that has learnt what this one has, with another series as its history.
+        """A copy of this forecaster with another series as its history.
 
-        y: of the fitted step, 1 point or more. updated: number of last points that are passed to the new forecaster
-        one by one, as by `update`, to bring its state up to date; earlier points are only its history.
+        y: of the fitted step. updated: number of last points that the copy takes in one by one, as by `update`, to
+        bring its state up to date; earlier points are only its history.
 
         Raises ForecastError if nothing was fitted, or the series is broken, of another step, or no longer than
         `updated`.
@@ -242,19 +237,11 @@ class Forecaster(ABC):
         """Write settings, what was learnt and the history as one file. Raises ForecastError."""
         write_state(Path(path), self.kind, self.state())
 
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote. Raises ForecastError if it is broken, foreign or of another kind."""
-        kind, state = read_state(Path(path))
-        if kind != cls.kind:
-            raise ForecastError(f"{path}: a forecaster of kind {kind}, expected {cls.kind}")
-        return cls.from_state(state, str(path))
-
     def state(self) -> State:
         """Everything that `save` keeps. Raises ForecastError if nothing was fitted."""
         series = self._observed()
         state = State({"settings": self.settings(), "step": series.step, "start": series.start})
-        state.arrays.update({"history": series.values, "spread": self._fitted_spread()})
+        state.arrays.update({"history": series.values, "spread": self._spread})
         if series.covariates is not None:
             state.arrays["covariates"] = series.covariates
         state.nested("learnt", self._state())
@@ -265,9 +252,12 @@ class Forecaster(ABC):
         """A forecaster as `state` described it. Raises ForecastError, naming `source`, if that is broken."""
         try:
             forecaster = cls(**state.values["settings"])
+            history = state.array("history", (None,), LARGEST_COUNT)
+            if not (1 <= len(history) <= MOST_POINTS and (history >= 0).all()):
+                raise ForecastError(f"history of {len(history)} points: expected 1 to {MOST_POINTS:,}, each 0 or more")
             covariates = state.array("covariates", (None, None)) if "covariates" in state.arrays else None
             step, start = state.number("step", *STEP_SECONDS), state.number("start", -LATEST_SECONDS, LATEST_SECONDS)
-            forecaster._history = TimeSeries(_checked_history(state), step, start, covariates)
+            forecaster._history = TimeSeries(history, step, start, covariates)
             forecaster._spread = state.array("spread", (len(SPREAD_LEVELS), SPREAD_HORIZON))
             forecaster._restore(state.part("learnt"))
         except ForecastError as wrong:
@@ -282,10 +272,13 @@ class Forecaster(ABC):
             raise ForecastError(f"{self.kind}: nothing fitted yet, call fit first")
         return self._history
 
-    def _fitted_spread(self) -> FloatArray:
-        if self._spread is None:
-            raise ForecastError(f"{self.kind}: nothing fitted yet, call fit first")
-        return self._spread
+    def _around(self, point: FloatArray, levels: FloatArray) -> Batch:
+        """Point forecasts [N, H], which serve as means too, with quantiles from the errors on the fitted series."""
+        steps = np.minimum(np.arange(point.shape[1]), SPREAD_HORIZON - 1)
+        shifts = np.stack([np.interp(levels, SPREAD_LEVELS, self._spread[:, step]) for step in steps])
+        # expm1(log1p(point) + shift), without rounding where the shift is 0.
+        quantiles = np.maximum(point[:, :, None] + (1 + point[:, :, None]) * np.expm1(shifts), 0.0)
+        return Batch(point, point, quantiles)
 
     def _measure_spread(self, series: TimeSeries) -> FloatArray:
         """[L, SPREAD_HORIZON] quantiles, at SPREAD_LEVELS, of errors in log1p on the newer half of a fitted series."""
@@ -347,24 +340,6 @@ def targets(values: FloatArray, origins: IntArray, horizon: int) -> FloatArray:
     padded: FloatArray = np.concatenate([values, np.full(horizon, np.nan)])
     following: FloatArray = padded[origins[:, None] + np.arange(horizon)]
     return following
-
-
-def spread_quantiles(point: FloatArray, spread: FloatArray, levels: FloatArray) -> FloatArray:
-    """[N, H, Q] quantiles in counts around [N, H] point forecasts.
-
-    spread: [L, S] quantiles of errors in log1p at SPREAD_LEVELS, for 1 to S steps ahead.
-    """
-    steps = np.minimum(np.arange(point.shape[1]), spread.shape[1] - 1)
-    shifts = np.stack([np.interp(levels, SPREAD_LEVELS, spread[:, step]) for step in steps])
-    # expm1(log1p(point) + shift), without rounding where the shift is 0.
-    return np.maximum(point[:, :, None] + (1 + point[:, :, None]) * np.expm1(shifts), 0.0)
-
-
-def _checked_history(state: State) -> FloatArray:
-    history = state.array("history", (None,), LARGEST_COUNT)
-    if not (1 <= len(history) <= MOST_POINTS and (history >= 0).all()):
-        raise ForecastError(f"history of {len(history)} points: expected 1 to {MOST_POINTS:,}, each 0 or more")
-    return history
 
 
 def _checked_levels(levels: Sequence[float]) -> FloatArray:

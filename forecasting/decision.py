@@ -1,13 +1,10 @@
-"""From the pool to one number: the count with the least absolute error, which is how point forecasts are scored.
+"""From the pool to one number: the count with the least absolute error, by which point forecasts are scored.
 
-The pool combines in log1p, where the shares of parts are learnt well. But its mix is not the count with the least
-absolute error: that is the median, for whole counts a whole number (a mix of 0.3 jobs means that 0 is most likely).
-So candidates compete by their absolute errors in counts. They are every part, and three mixes of the parts (the pool,
-a regression on all parts, and the middle of the pool and the regressions), each moved by a few factors and rounded at
-a few thresholds. They get exponential weights with a long memory, per step ahead and partly over all, and a share of
-the weights always stays with the prior (Herbster, Warmuth 1998). The decision is their weighted median, which is one
-of the candidates: if one part is steadily best, it is that part. As in `rlpto.forecasting.pool`, a forecast is scored
-once its target is known, and the code is the same value by value and for a whole series.
+The pool combines in log1p. The count with the least absolute error is the median, for whole counts a whole number (a
+mix of 0.3 jobs means that 0 is most likely). So candidates compete by their absolute errors in counts: every part, and
+three mixes of the parts (the pool, a regression on all parts, and the middle of the pool and the regressions), each
+moved by a few factors and rounded at a few thresholds. They have exponential weights as in `rlpto.forecasting.pool`,
+with a longer memory. The decision is their weighted median, which is one of the candidates.
 """
 
 from __future__ import annotations

@@ -1,14 +1,19 @@
-"""A GRU on log1p counts relative to a recent level, with the calendar and daily and weekly lags."""
+"""A GRU on log1p counts relative to a recent level, with the calendar and daily and weekly lags.
+
+The GRU reads the series once; a small decoder turns its state and what is known of each target step into quantiles.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from rlpto.forecasting.base import Batch, Forecaster, targets
-from rlpto.forecasting.errors import ForecastError, checked_integer
 from rlpto.forecasting.features import (
     CALENDAR,
     MOST_LEARNT,
@@ -19,22 +24,23 @@ from rlpto.forecasting.features import (
     describe,
     layout_of,
 )
-from rlpto.forecasting.intervals import at_levels, median
-from rlpto.forecasting.network import (
-    QUANTILES,
-    Examples,
-    GruSettings,
-    QuantileGRU,
-    blank_network,
-    quantiles,
-    run,
-    train,
-)
-from rlpto.forecasting.series import TimeSeries
+from rlpto.forecasting.intervals import MEDIAN, QUANTILES, at_levels, median
+from rlpto.forecasting.series import ForecastError, TimeSeries, checked_integer
 from rlpto.forecasting.storage import State
 from rlpto.io.arrays import FloatArray, IntArray
 
 MOST_UNITS, MOST_UPDATES = 1024, 1_000_000
+
+CHUNK, WARMUP, BATCH = 72, 36, 16
+"""Origins per training sequence, steps that a sequence is read before its first origin counts, sequences per update."""
+
+CHECK_UPDATES, STOP_CHECKS = 20, 5
+"""Updates between looks at the validation loss, and looks without improvement before stopping."""
+
+RATE, DECAY, DROPOUT = 4e-3, 1e-3, 0.1
+"""Adam's highest learning rate, weight decay, and share of the decoder's units dropped in training."""
+
+_INPUTS = RECENT + CALENDAR
 
 _TARGETS = TARGETS + CALENDAR + 1
 """Columns of a step ahead; the last, the level relative to itself, is 0 and teaches nothing, but without it other
@@ -65,9 +71,11 @@ class GruForecaster(Forecaster):
         self._memory = torch.empty(0)  # recurrent state after the history
         self._read = torch.empty(0)  # [1, hidden + inputs] what the decoder is given there
 
-    def _blank(self) -> tuple[QuantileGRU, GruSettings]:
-        settings = GruSettings(hidden=self.hidden, updates=self.updates)
-        return blank_network(RECENT + CALENDAR, _TARGETS, settings, self.seed), settings
+    def _blank(self) -> QuantileGRU:
+        """The untrained network; torch's own random numbers are left as they were."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return QuantileGRU(self.hidden).eval()
 
     def _fit(self, series: TimeSeries) -> None:
         origins = np.arange(1, len(series))
@@ -75,10 +83,14 @@ class GruForecaster(Forecaster):
         truth = np.log1p(targets(series.values, origins, self.horizon)) - seen.level[:, None]
         validation = len(series) - round(VALIDATION * len(series))
         self._scale = max(float(np.nanmean(np.abs(truth[:validation]))), 1e-3)
-        network, settings = self._blank()
-        examples = Examples(self._inputs(seen), self._targets(seen), truth / self._scale)
-        train(network, examples, validation - 1, settings, self.seed)
-        self._network = network
+        self._network = network = self._blank()
+        train(
+            network,
+            [self._inputs(seen), self._targets(seen), truth / self._scale],
+            validation - 1,
+            self.updates,
+            self.seed,
+        )
         every = describe(layout_of(series, self.horizon), series, np.arange(1, len(series) + 1), 1)
         read, self._memory = run(network, self._inputs(every))
         self._read = read[-1:]
@@ -98,7 +110,7 @@ class GruForecaster(Forecaster):
         return self._network
 
     def log_quantiles(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
-        """[N, H, Q] quantiles at network.QUANTILES in log1p for N origins of a series."""
+        """[N, H, Q] quantiles at QUANTILES in log1p for N origins of a series."""
         if not len(origins):
             return np.empty((0, horizon, len(QUANTILES)))
         layout, every = layout_of(series, self.horizon), np.arange(1, int(origins.max()) + 1)
@@ -109,7 +121,7 @@ class GruForecaster(Forecaster):
         """[1, H, Q] the same at the end of the history, from its features `seen`."""
         return self._decoded(self._read, seen)
 
-    def _decoded(self, read: torch.Tensor, seen: Features) -> FloatArray:
+    def _decoded(self, read: Tensor, seen: Features) -> FloatArray:
         found = quantiles(self._trained(), read, self._targets(seen))
         return np.maximum(found * self._scale + seen.level[:, None, None], 0.0)
 
@@ -117,7 +129,8 @@ class GruForecaster(Forecaster):
         return median(self.log_quantiles(series, origins, horizon))
 
     def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
-        return _batch_of(self.log_quantiles(series, origins, horizon), levels)
+        found = self.log_quantiles(series, origins, horizon)
+        return Batch(median(found), median(found), at_levels(found, levels))
 
     def _update(self, new: TimeSeries) -> None:
         history = self._observed()
@@ -129,7 +142,8 @@ class GruForecaster(Forecaster):
     def _predict(self, horizon: int, levels: FloatArray) -> Batch:
         history = self._observed()
         seen = describe(layout_of(history, self.horizon), history, np.array([len(history)]), horizon)
-        return _batch_of(self.log_quantiles_now(seen), levels)
+        found = self.log_quantiles_now(seen)
+        return Batch(median(found), median(found), at_levels(found, levels))
 
     def _state(self) -> State:
         weights = {f"weights.{name}": weight.numpy() for name, weight in self._trained().state_dict().items()}
@@ -137,10 +151,10 @@ class GruForecaster(Forecaster):
 
     def _restore(self, state: State) -> None:
         self._scale = state.number("scale", 1e-3, 100.0)
-        network, _ = self._blank()
+        network = self._blank()
         blank = network.state_dict()
         shapes = {f"weights.{name}": tuple(weight.shape) for name, weight in blank.items()}
-        shapes |= {"memory": (1, 1, self.hidden), "read": (1, self.hidden + RECENT + CALENDAR)}
+        shapes |= {"memory": (1, 1, self.hidden), "read": (1, self.hidden + _INPUTS)}
         found = {}
         for name, shape in shapes.items():
             found[name] = torch.tensor(state.array(name, shape, dtype=np.float32))
@@ -148,6 +162,136 @@ class GruForecaster(Forecaster):
         self._network, self._memory, self._read = network, found["memory"], found["read"]
 
 
-def _batch_of(log_quantiles: FloatArray, levels: FloatArray) -> Batch:
-    point = median(log_quantiles)
-    return Batch(point, point, at_levels(log_quantiles, levels))
+class QuantileGRU(nn.Module):
+    """A GRU over inputs [B, T, inputs]; a decoder to quantiles [B, T, H, len(QUANTILES)]."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.cell = nn.GRU(_INPUTS, hidden, batch_first=True)
+        self.from_state = nn.Linear(hidden + _INPUTS, hidden)
+        self.from_target = nn.Linear(_TARGETS, hidden, bias=False)
+        self.drop = nn.Dropout(DROPOUT)
+        self.out = nn.Linear(hidden, len(QUANTILES))
+        # The untrained network forecasts the recent level with a spread of about one scale.
+        nn.init.normal_(self.out.weight, std=0.01)
+        nn.init.zeros_(self.out.bias)
+
+    def encode(self, inputs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """States [B, T, hidden + inputs] at each step of inputs [B, T, inputs], and the last one to go on from.
+
+        The newest inputs are concatenated to the recurrent state, so the network need not learn to remember them.
+        """
+        states, last = self.cell(inputs, state)
+        return torch.cat([states, inputs], dim=-1), last
+
+    def decode(self, states: Tensor, targets: Tensor) -> Tensor:
+        """Quantiles [..., H, Q] from states [..., hidden + inputs] and targets [..., H, G]."""
+        mixed = torch.relu(self.from_state(states).unsqueeze(-2) + self.from_target(targets))
+        offsets = self.out(self.drop(mixed))
+        centre = offsets[..., MEDIAN].unsqueeze(-1)
+        gaps = nn.functional.softplus(offsets - 1.0)
+        below = centre - gaps[..., :MEDIAN].flip(-1).cumsum(-1).flip(-1)
+        above = centre + gaps[..., MEDIAN + 1 :].cumsum(-1)
+        return torch.cat([below, centre, above], dim=-1)
+
+
+def pinball(quantiles: Tensor, truth: Tensor) -> Tensor:
+    """Mean pinball loss of quantiles [..., Q] against truth [...], unknown targets left out (Koenker, Bassett 1978)."""
+    known = ~torch.isnan(truth)
+    levels = torch.tensor(QUANTILES, dtype=quantiles.dtype)
+    error = truth[known].unsqueeze(-1) - quantiles[known]
+    return torch.maximum(levels * error, (levels - 1) * error).sum() / max(error.numel(), 1)
+
+
+def train(network: QuantileGRU, examples: list[FloatArray], validation: int, updates: int, seed: int) -> None:
+    """Train on the origins before index `validation`, stopped early by the loss on those from there on.
+
+    examples: of consecutive origins inputs [N, I], targets [N, H, G] and truth [N, H] (NaN: not known), in units of the
+    scale of the series, relative to the level of their origin. Those whose targets reach into the validation part are
+    left out. updates: most of them. The same seed gives the same weights.
+    """
+    data = [torch.tensor(part, dtype=torch.float32) for part in examples]
+    with torch.random.fork_rng(devices=[]), one_thread():
+        torch.manual_seed(seed)
+        _optimise(network, data, validation, updates, np.random.default_rng(seed))
+    network.eval()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Restrict torch to one thread: in networks this small, synchronising more threads takes ten times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _optimise(
+    network: QuantileGRU, data: list[Tensor], validation: int, updates: int, rng: np.random.Generator
+) -> None:
+    optimiser = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=DECAY)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, updates, eta_min=RATE / 20)
+    best, best_loss, waited = _weights(network), _validation_loss(network, data, validation), 0
+    training = max(validation - data[2].shape[1], 1)  # their targets end before the validation part begins
+    last = training - CHUNK
+    for update in range(1, updates + 1):
+        network.train()
+        starts = rng.integers(0, max(last, 0) + 1, BATCH)
+        loss = _chunk_loss(network, data, starts, training)
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+        if update % CHECK_UPDATES:
+            continue
+        reached = _validation_loss(network, data, validation)
+        waited = waited + 1 if reached >= best_loss else 0
+        if reached < best_loss:
+            best, best_loss = _weights(network), reached
+        if waited >= STOP_CHECKS:
+            break
+    network.load_state_dict(best)
+
+
+def _weights(network: QuantileGRU) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in network.state_dict().items()}
+
+
+def _chunk_loss(network: QuantileGRU, data: list[Tensor], starts: IntArray, end: int) -> Tensor:
+    """Loss of the sequences of CHUNK origins at each start, each read from WARMUP steps before (0 before time)."""
+    inputs, targets, truth = data
+    reading = torch.as_tensor(starts)[:, None] + torch.arange(-WARMUP, CHUNK)
+    fed = inputs[reading.clamp(0, end - 1)] * (reading >= 0).unsqueeze(-1)
+    states = network.encode(fed)[0][:, WARMUP:]
+    counted = reading[:, WARMUP:]
+    inside = counted.clamp(max=end - 1)
+    aim = torch.where((counted < end).unsqueeze(-1), truth[inside], torch.nan)
+    return pinball(network.decode(states, targets[inside]), aim)
+
+
+def _validation_loss(network: QuantileGRU, data: list[Tensor], validation: int) -> float:
+    network.eval()
+    end = len(data[0])
+    starts = np.arange(validation, end, CHUNK)
+    with torch.no_grad():
+        return float(_chunk_loss(network, data, starts, end))
+
+
+def run(network: QuantileGRU, inputs: FloatArray, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """States [T, hidden + I] after each of inputs [T, I], from `state` (None: at rest), and the state to go on from."""
+    with torch.no_grad():
+        states, last = network.encode(torch.tensor(inputs, dtype=torch.float32)[None], state)
+    return states[0], last
+
+
+def quantiles(network: QuantileGRU, states: Tensor, targets: FloatArray) -> FloatArray:
+    """Quantiles [N, H, Q] at N origins with states [N, hidden + inputs] and targets [N, H, G]."""
+    found = np.empty((*targets.shape[:2], len(QUANTILES)))
+    with torch.no_grad():
+        for start in range(0, len(targets), 4096):
+            part = slice(start, start + 4096)
+            found[part] = network.decode(states[part], torch.tensor(targets[part], dtype=torch.float32)).numpy()
+    return found

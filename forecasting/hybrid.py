@@ -10,14 +10,19 @@ import numpy as np
 
 from rlpto.forecasting.base import SPREAD_HORIZON, SPREAD_LEVELS, Batch, Forecaster
 from rlpto.forecasting.decision import Criteria, DecisionState, decide, new_decision
-from rlpto.forecasting.errors import ForecastError, checked_integer
 from rlpto.forecasting.features import MOST_LEARNT, VALIDATION, describe, layout_of
 from rlpto.forecasting.gru import MOST_UNITS, MOST_UPDATES, GruForecaster
-from rlpto.forecasting.intervals import at_levels, mean_of, spread_of, with_median
-from rlpto.forecasting.network import MEDIAN, QUANTILES
+from rlpto.forecasting.intervals import MEDIAN, QUANTILES, at_levels, mean_of, spread_of, with_median
 from rlpto.forecasting.pool import FEATURES, CombinationRules, PoolState, advance, new_state
 from rlpto.forecasting.registry import forecaster_class, make_forecaster
-from rlpto.forecasting.series import LARGEST_COUNT, LATEST_SECONDS, MOST_POINTS, TimeSeries
+from rlpto.forecasting.series import (
+    LARGEST_COUNT,
+    LATEST_SECONDS,
+    MOST_POINTS,
+    ForecastError,
+    TimeSeries,
+    checked_integer,
+)
 from rlpto.forecasting.storage import State
 from rlpto.forecasting.trees import TreesForecaster
 from rlpto.io.arrays import FloatArray, IntArray
@@ -101,18 +106,14 @@ class Learnt(NamedTuple):
 class HybridForecaster(Forecaster):
     """ARIMA, GRU, trees and the daily mean under weights that follow how each of them is doing.
 
-    Experts are the parts, the strong parts corrected by their recent errors, and a regression on all parts. They are
-    combined in log1p, per step ahead: exponential weights of discounted absolute errors. A share of the weights
-    always stays with the prior (Herbster, Warmuth 1998), so that every part is always included. The point forecast is
-    the count that has had the least absolute error: a mix of the parts moved and rounded, or a part. Both learn on the
-    last 15 % of the fitted series and continue with new counts; a forecast enters them once its target is observed.
-    The intervals are the GRU's quantiles under adaptive conformal calibration; `SeriesForecast.mean` is a regression
-    for squared error on the pool and some of its parts. See `pool.py` and `decision.py` for the arithmetic.
+    `pool.py` combines the parts, copies of the strong ones corrected by their recent errors, and a regression on all
+    parts, per step ahead. `decision.py` makes the point forecast of it. Both learn on the last 15 % of the fitted
+    series and continue with new counts; a forecast enters them once its target is observed. The intervals are the
+    GRU's quantiles under adaptive conformal calibration; `SeriesForecast.mean` is a regression for squared error on the
+    pool and some of its parts. Covariates go to the trees.
 
     A series given to the batched methods must start where the fitted one did for weights to be warm from the fitted
     part on; origins before that, and other series' first ones, are combined under the starting weights.
-
-    Covariates go to the trees.
 
     seed: of the GRU and the trees. horizon: steps ahead that are learnt; later ones are weighted like the last.
     hidden, updates: size and training of the GRU.

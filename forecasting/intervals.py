@@ -1,11 +1,14 @@
-"""Quantiles: how wide they are, what mean they have, and those between the levels that are learnt."""
+"""Quantiles that are learnt: their spread, their mean, and quantiles between them."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from rlpto.forecasting.network import MEDIAN, QUANTILES
 from rlpto.io.arrays import FloatArray
+
+QUANTILES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
+"""Levels that are learnt."""
+MEDIAN = QUANTILES.index(0.5)
 
 LEAST_SPREAD = 0.05
 """Least distance of quantiles from the median in log1p: intervals are scaled by it and must be able to grow."""
@@ -28,7 +31,7 @@ def mean_of(log_quantiles: FloatArray) -> FloatArray:
 
 
 def at_levels(log_quantiles: FloatArray, levels: FloatArray) -> FloatArray:
-    """[..., L] quantiles in counts at any levels, from [..., Q] at network.QUANTILES in log1p.
+    """[..., L] quantiles in counts at any levels, from [..., Q] at QUANTILES in log1p.
 
     Between and beyond those levels on straight lines against the normal quantile.
     """

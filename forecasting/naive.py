@@ -9,9 +9,8 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.signal import lfilter
 
-from rlpto.forecasting.base import Batch, Forecaster, spread_quantiles
-from rlpto.forecasting.errors import ForecastError
-from rlpto.forecasting.series import HOUR, LARGEST_COUNT, TimeSeries
+from rlpto.forecasting.base import Batch, Forecaster
+from rlpto.forecasting.series import HOUR, LARGEST_COUNT, ForecastError, TimeSeries
 from rlpto.forecasting.storage import State
 from rlpto.io.arrays import FloatArray, IntArray
 
@@ -74,8 +73,8 @@ class SeasonalNaive(Forecaster):
 class ExponentialSmoothing(Forecaster):
     """The next counts are an exponentially weighted mean of log1p counts.
 
-    alpha: weight of the newest count, 0.001 to 1; None: that with the least squared error one
-        step ahead, in log1p, on the fitted series.
+    alpha: weight of the newest count, 0.001 to 1; None: that with the least squared error one step ahead, in log1p, on
+    the fitted series.
     """
 
     kind: ClassVar[str] = "smoothing"
@@ -98,8 +97,7 @@ class ExponentialSmoothing(Forecaster):
         self._level = float(lfilter([self._alpha], [1.0, self._alpha - 1], np.log1p(new.values), zi=state)[0][-1])
 
     def _predict(self, horizon: int, levels: FloatArray) -> Batch:
-        point = np.full((1, horizon), math.expm1(self._level))
-        return Batch(point, point, spread_quantiles(point, self._fitted_spread(), levels))
+        return self._around(np.full((1, horizon), math.expm1(self._level)), levels)
 
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
         return _repeated(np.expm1(_levels(np.log1p(series.values), self._alpha)[origins - 1]), horizon)

@@ -1,8 +1,8 @@
 """The arithmetic of the combination: weights, bias corrections, intervals and the mean, one value at a time.
 
-Compiled, and the same code whether a series is run through at once or value by value as counts are observed. At each
-origin, forecasts of the newest value made 1, 2, ... steps before are settled: each weight of step h learns only from
-forecasts h steps old, so nothing is used before it is known.
+The code is compiled, and the same for a whole series and for counts one by one. At each origin, forecasts of the newest
+value made 1, 2, ... steps before are settled: weights of step h learn from forecasts h steps old alone, so nothing is
+used before it is known.
 """
 
 from __future__ import annotations

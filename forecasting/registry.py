@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlpto.forecasting.base import Forecaster
-from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.series import ForecastError
 from rlpto.forecasting.storage import read_state
 
 KINDS = {

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast, get_args
 
 import numpy as np
 
-from rlpto.forecasting.errors import ForecastError
 from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.io.errors import RlptoError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +43,17 @@ LATEST_SECONDS = 1e11
 
 _GRID_TOLERANCE_STEPS = 1e-6
 """Largest distance from the grid, in steps: only rounding of seconds is tolerated."""
+
+
+class ForecastError(RlptoError, ValueError):
+    """A series, an argument or a file is not what forecasting expects: one line, what is wrong, what was expected."""
+
+
+def checked_integer(name: str, value: object, low: int, high: int) -> int:
+    """Return an integer if it is within bounds, both included. Raises ForecastError."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= int(value) <= high:
+        raise ForecastError(f"{name} {value!r}: expected an integer, {low} to {high}")
+    return int(value)
 
 
 @dataclass(frozen=True)

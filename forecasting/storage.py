@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rlpto.forecasting.errors import ForecastError, checked_integer
+from rlpto.forecasting.series import ForecastError, checked_integer
 from rlpto.io.arrays import AnyArray
 from rlpto.io.files import whole_file
 from rlpto.io.reading import parse_json, read_arrays

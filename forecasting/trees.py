@@ -1,4 +1,4 @@
-"""Gradient-boosted regression trees on the features of the linear member."""
+"""Gradient-boosted regression trees on lags, recent means and the calendar."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from numba import njit
 
 from rlpto.forecasting.base import Forecaster, targets
 from rlpto.forecasting.compat import tree_nodes
-from rlpto.forecasting.errors import ForecastError, checked_integer
 from rlpto.forecasting.features import CALENDAR, MOST_LEARNT, RECENT, TARGETS, VALIDATION, Features, describe, layout_of
-from rlpto.forecasting.series import TimeSeries
+from rlpto.forecasting.series import ForecastError, TimeSeries, checked_integer
 from rlpto.forecasting.storage import State
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 

@@ -14,8 +14,8 @@ from rlpto.core.jobs import Job
 from rlpto.core.queues import ConvergingSettings, QueueSettings
 from rlpto.io.arrays import FloatArray
 from rlpto.performance.fitted import FittedProfiles
+from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.profiles import builtin_profiles
-from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
 from rlpto.policies.registry import BUILT_IN
 from rlpto.simulator.cluster import SimulatedCluster

@@ -27,7 +27,9 @@ settings.load_profile("rlpto")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Tests that may go on for long: of broken inputs, and of real jobs."""
-    parser.addoption("--soak", type=int, help="months of service, drawn requests, policies on Ray: this many of each")
+    parser.addoption(
+        "--soak", type=int, help="months of service, drawn requests, decisions of policies, minutes of chaos: this many"
+    )
     parser.addoption(
         "--cases", type=int, help="tests/fuzz: break each kind of input so often, with a new seed each time"
     )

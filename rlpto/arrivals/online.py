@@ -1,10 +1,10 @@
 """From arrivals to forecasts by class, as they happen.
 
-The total is forecast by a method of `forecasting`, and split over the classes by their recent shares: most
-classes alone submit too few jobs in ten minutes for a method to learn from.
+The total is forecast by a method of `rlpto.forecasting` and split over the classes by their recent shares: most classes
+alone submit too few jobs in ten minutes for a method to learn from.
 
-Time is cut into steps from the start of the workload on. At second t, the counts of the first int(t / step)
-steps are known, and forecasts are of the step that has begun and of those that follow it.
+Time is cut into steps from the start of the workload on. At second t, the counts of the first int(t / step) steps are
+known, and forecasts are of the step that has begun and of those that follow it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
 from rlpto.arrivals.past import CLASSES, WARM_UP_S, Past
 from rlpto.core.cluster import ClusterState, Forecast
-from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import Job
 from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.registry import make_forecaster
@@ -44,40 +42,18 @@ class ArrivalTotals:
     high: FloatArray
 
 
-class TotalSource(Protocol):
-    """Forecasts of the jobs of all classes together."""
-
-    def update(self, count: float) -> None:
-        """Take in the count of the step that has just ended."""
-
-    def predict(self) -> ArrivalTotals | None:
-        """What comes next; None while too little is known."""
-
-
-class ForecastSource(Protocol):
-    """Forecasts for one workload."""
-
-    def arrived(self, submit_time: FloatArray, priority: IntArray, gpus: IntArray) -> None:
-        """Take in jobs [n] that have been submitted: seconds, classes and GPUs asked for."""
-
-    def forecast(self, known: int) -> Forecast | None:
-        """What comes once `known` steps are over, which never fall; None while too little is known."""
-
-
 class TotalForecaster:
-    """A forecaster that is told one count after the other.
+    """Forecasts of the jobs of all classes together, from one count after the other.
 
-    counts: [T] of the past. start: local time of the first of them [s since 1970-01-01].
-    fitted: as `rlpto forecast fit` leaves it; it keeps what it has learnt and goes on with this past.
-    Without one, a light method is fitted to what is known, and again whenever that has doubled.
+    past: in steps of `step` seconds. horizon: H. fitted: as `rlpto forecast fit` leaves it; a copy continues with this
+    past. Without one, a light method is fitted to the known counts, and again whenever their number has doubled.
     """
 
-    def __init__(
-        self, counts: FloatArray, step: float, start: float, horizon: int, fitted: Forecaster | None = None
-    ) -> None:
-        self._step, self._start, self._horizon = step, start, horizon
+    def __init__(self, past: Past, step: float, horizon: int, fitted: Forecaster | None = None) -> None:
+        self._counts = np.rint(past.jobs.sum(axis=1)).tolist()
+        self._step, self._horizon = step, horizon
+        self._start = past.start - len(self._counts) * step
         self._fitted = fitted
-        self._counts = list(counts)
         self._learnt = 0
         self._model: Forecaster | None = None
         self._begin()
@@ -109,28 +85,28 @@ class TotalForecaster:
 
 
 class KnownTotals:
-    """Forecasts of the total that are known already, one for each number of steps that are over."""
+    """Forecasts of the total that were computed before, one for each number of steps that are over."""
 
     def __init__(self, totals: Sequence[ArrivalTotals | None]) -> None:
         self._totals = totals
         self._known = 0
 
     def update(self, count: float) -> None:  # noqa: ARG002
-        """Go on to the next one."""
+        """Proceed to the next one."""
         self._known += 1
 
     def predict(self) -> ArrivalTotals | None:
-        """The one for the steps told so far."""
+        """The one after the steps so far."""
         return self._totals[self._known]
 
 
 class ClassForecasts:
-    """Forecasts by class from arrivals as they happen: those of the total, split by the recent shares of the classes.
+    """Forecasts by class: those of the total, split by the recent shares of the classes.
 
-    past: of `step` seconds a step, too.
+    past: in steps of `step` seconds.
     """
 
-    def __init__(self, total: TotalSource, past: Past, step: float) -> None:
+    def __init__(self, total: TotalForecaster | KnownTotals, past: Past, step: float) -> None:
         self._total, self._step = total, step
         self._keep = 0.5 ** (step / SHARE_HALF_LIFE_S)
         ages = np.arange(len(past.jobs), 0, -1) - 1.0
@@ -150,7 +126,8 @@ class ClassForecasts:
             total[own] += asked
 
     def forecast(self, known: int) -> Forecast | None:
-        """What comes once `known` steps are over, from the jobs of these steps alone."""
+        """What follows `known` steps, which never fall, from the jobs of these steps alone; None while too little is
+        known."""
         if known > self._known:
             for at in range(self._known, known):
                 jobs, gpus = self._bins.pop(at, (np.zeros(CLASSES), np.zeros(CLASSES)))
@@ -195,49 +172,30 @@ class PerfectForecasts:
         return Forecast(counts, counts, counts, demand)
 
 
-class Newcomers:
-    """Tells which jobs were not there before, from all states that are decided on: none comes and goes between two."""
+@dataclass
+class StateForecaster:
+    """Passes arrivals in a cluster to a source, and adds its forecast to the states that policies see.
 
-    def __init__(self) -> None:
-        self._seen: BoolArray = np.zeros(64, dtype=np.bool_)
+    source: of one workload; each run needs its own. step: its steps [s]. most: GPUs that may be held back. last: no
+    forecast is made once more steps are over: that nothing is submitted after a window is no pattern to learn.
+    """
 
-    def among(self, jobs: JobTable) -> BoolArray:
-        """[n] True for jobs that are there for the first time; they are known from now on."""
-        last = int(jobs.index.max(initial=-1))
+    source: ClassForecasts | PerfectForecasts
+    step: float
+    most: int
+    last: int
+    _seen: BoolArray = field(default_factory=lambda: np.zeros(64, dtype=np.bool_), repr=False)
+
+    def __call__(self, state: ClusterState) -> ClusterState:
+        """The same state with its forecast, and with GPUs to hold back. No job comes and goes between two states."""
+        jobs, last = state.jobs, int(state.jobs.index.max(initial=-1))
         if last >= len(self._seen):
             self._seen = np.concatenate([self._seen, np.zeros(last + 1, dtype=np.bool_)])
         new = ~self._seen[jobs.index]
-        self._seen[jobs.index] = True
-        return new
-
-    @property
-    def seen(self) -> IntArray:
-        """Numbers of all jobs so far, ascending."""
-        return np.flatnonzero(self._seen)
-
-
-@dataclass
-class StateForecaster:
-    """Tells a source what arrives in a cluster, and adds its forecast to the states that policies see.
-
-    source: of one workload; each run needs its own. step: its steps [s]. most: GPUs that may be held back.
-    last: no forecast is made once more steps than this are over: a window ends, and nothing is submitted any
-    more, which is no pattern to learn; None: a workload without an end.
-    """
-
-    source: ForecastSource
-    step: float
-    most: int = 0
-    last: int | None = None
-    _newcomers: Newcomers = field(default_factory=Newcomers, repr=False)
-
-    def __call__(self, state: ClusterState) -> ClusterState:
-        """The same state with what is forecast, and with GPUs to hold back."""
-        jobs, new = state.jobs, self._newcomers.among(state.jobs)
         if new.any():
+            self._seen[jobs.index] = True
             self.source.arrived(jobs.submit_time[new], jobs.priority[new], jobs.requested_gpus[new])
-        known = int(state.time / self.step)
-        forecast = self.source.forecast(known if self.last is None else min(known, self.last))
+        forecast = self.source.forecast(min(int(state.time / self.step), self.last))
         return replace(state, forecast=forecast, reserved=reserved_gpus(forecast, self.most))
 
 
@@ -246,7 +204,9 @@ def reserved_gpus(forecast: Forecast | None, most: int) -> int:
     return 0 if forecast is None else min(most, math.ceil(forecast.demand))
 
 
-def window_forecasts(source: ForecastSource, jobs: Sequence[Job], step: float, last: int) -> list[Forecast | None]:
+def window_forecasts(
+    source: ClassForecasts | PerfectForecasts, jobs: Sequence[Job], step: float, last: int
+) -> list[Forecast | None]:
     """What `source` forecasts once 0, 1, ... `last` steps are over, each from the jobs [M] of the steps before."""
     at = np.array([int(job.submit_time / step) for job in jobs], dtype=np.int64)
     submit = np.array([job.submit_time for job in jobs])
@@ -260,7 +220,9 @@ def window_forecasts(source: ForecastSource, jobs: Sequence[Job], step: float, l
     return found
 
 
-def total_forecasts(total: TotalSource, submit_time: FloatArray, step: float, last: int) -> list[ArrivalTotals | None]:
+def total_forecasts(
+    total: TotalForecaster, submit_time: FloatArray, step: float, last: int
+) -> list[ArrivalTotals | None]:
     """What `total` predicts once 0, 1, ... `last` steps are over, of jobs [M] submitted at these seconds."""
     counts = np.bincount((submit_time / step).astype(np.int64), minlength=last + 1)
     found = [total.predict()]

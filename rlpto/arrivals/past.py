@@ -10,9 +10,8 @@ import numpy as np
 
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.forecasting.base import Forecaster
-from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.registry import load
-from rlpto.forecasting.series import DAY, MONDAY
+from rlpto.forecasting.series import DAY, MONDAY, ForecastError
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import ConfigError
 

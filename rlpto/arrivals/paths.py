@@ -1,34 +1,53 @@
-"""Joint samples of the counts of arrivals by class: from a forecaster and its past errors."""
+"""Joint samples of the counts of arrivals by class: around a forecast, with errors correlated as past ones were.
+
+Each count has a negative binomial distribution. Its mean is the forecast, and its variance exceeds that mean as much
+as in past errors. The dependence between steps and between classes comes from past origins: every past path is turned
+into ranks, and a sampled path of ranks is turned into counts by the current distributions (the Schaake shuffle, Clark
+et al., Journal of Hydrometeorology 2004; ranks of counts by the randomised probability integral transform, Czado,
+Gneiting, Held, Biometrics 2009). So means equal the forecast regardless of past errors, counts are whole and never
+below 0, and bursts last as long, and hit as many classes at once, as in the past.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+from scipy.stats import nbinom
 
-from rlpto.arrivals.online import ForecastSource
+from rlpto.arrivals.online import ClassForecasts, TotalForecaster
 from rlpto.arrivals.past import CLASSES, Past
-from rlpto.forecasting.paths import PathMemory, sample_paths
+from rlpto.core.cluster import Forecast
+from rlpto.forecasting.base import Forecaster
 from rlpto.io.arrays import FloatArray, IntArray
 
 REPLAYED_STEPS = 200
 """Steps at the end of the past that are forecast one by one, so that errors are known from the start."""
+LEAST_ORIGINS = 20
+"""With fewer past paths, counts are drawn independently."""
+MOST_ORIGINS = 500
+"""Number of newest past paths that are kept."""
+DISPERSION = (1e-6, 20.0)
+"""Least and most of (variance - mean) / mean**2; the least is Poisson's."""
+LEAST_MEAN = 1e-12
+"""Used as a divisor in place of 0."""
+MOST_COUNT = 1e9
+"""Of one step."""
 
 
 class ForecastPaths:
-    """Samples around the forecasts of a source by class, with errors that hang together as its past ones did.
+    """Forecasts by class, and joint samples around them.
 
-    made: gives a new source for a past. past: in steps of `step` [s]. horizon: H, steps ahead that it forecasts.
+    past: in steps of `step` [s]. horizon: H, steps ahead. fitted: see `TotalForecaster`.
     """
 
-    def __init__(self, made: Callable[[Past], ForecastSource], past: Past, step: float, horizon: int) -> None:
-        self._step, self._known = step, 0
+    def __init__(self, past: Past, step: float, horizon: int, fitted: Forecaster | None = None) -> None:
+        self._step, self._horizon, self._fitted, self._known = step, horizon, fitted, 0
         self._memory = PathMemory(horizon, CLASSES)
         self._bins: dict[int, FloatArray] = {}
-        self._replay(made, past)
-        self._source = made(past)
-        self._mean = self._said(0)
+        self._replay(past)
+        self._source = self._source_of(past)
+        self._now = self._source.forecast(0)
 
     def arrived(self, submit_time: FloatArray, priority: IntArray, gpus: IntArray) -> None:
         """Take in jobs [n] that have been submitted."""
@@ -36,30 +55,29 @@ class ForecastPaths:
         for second, own in zip(submit_time.tolist(), priority.tolist(), strict=True):
             self._bins.setdefault(int(second / self._step), np.zeros(CLASSES))[own] += 1
 
-    def mean(self, known: int) -> FloatArray | None:
-        """[H, CLASSES] the forecast that paths are sampled around; None while too little is known."""
+    def forecast(self, known: int) -> Forecast | None:
+        """What follows `known` steps, as of `ClassForecasts`; paths are sampled around its mean."""
         for over in range(self._known, known):
-            self._memory.came(self._mean, self._bins.pop(over, np.zeros(CLASSES)))
-            self._mean = self._said(over + 1)
+            self._memory.add(self._now, self._bins.pop(over, np.zeros(CLASSES)))
+            self._now = self._source.forecast(over + 1)
         self._known = max(self._known, known)
-        return self._mean
+        return self._now
 
     def paths(self, known: int, count: int, rng: np.random.Generator) -> IntArray | None:
-        """[count, H, CLASSES] jobs in the steps that follow."""
-        mean = self.mean(known)
-        return None if mean is None else sample_paths(mean, *self._memory.paths(), count, rng)
+        """[count, H, CLASSES] jobs in the steps that follow; None while too little is known."""
+        forecast = self.forecast(known)
+        return None if forecast is None else sample_paths(forecast.mean, *self._memory.paths(), count, rng)
 
-    def _said(self, known: int) -> FloatArray | None:
-        forecast = self._source.forecast(known)
-        return None if forecast is None else forecast.mean
+    def _source_of(self, past: Past) -> ClassForecasts:
+        return ClassForecasts(TotalForecaster(past, self._step, self._horizon, self._fitted), past, self._step)
 
-    def _replay(self, made: Callable[[Past], ForecastSource], past: Past) -> None:
+    def _replay(self, past: Past) -> None:
         """Forecast the end of the past from what was before it, with whole jobs: classes are drawn where unknown."""
         steps = min(REPLAYED_STEPS, len(past.jobs) // 2)
         if not steps:
             return
         first = len(past.jobs) - steps
-        source = made(
+        source = self._source_of(
             replace(past, jobs=past.jobs[:first], gpus=past.gpus[:first], start=past.start - steps * self._step)
         )
         jobs, rng = np.floor(past.jobs[first:]), np.random.default_rng(0)
@@ -67,11 +85,80 @@ class ForecastPaths:
             # Jobs of unknown class count in shares; whole ones are made of what the shares add up to.
             missing = round(float(past.jobs[first + at].sum() - jobs[at].sum()))
             jobs[at] += rng.multinomial(missing, past.usual / past.usual.sum())
-            forecast = source.forecast(at)
-            self._memory.came(None if forecast is None else forecast.mean, jobs[at])
+            self._memory.add(source.forecast(at), jobs[at])
             count = jobs[at].astype(np.int64)
             own = np.repeat(np.arange(CLASSES), count)
             asked = past.gpus[first + at].sum() / max(past.jobs[first + at].sum(), 1.0)
             source.arrived(
                 np.full(len(own), (at + 0.5) * self._step), own, np.full(len(own), round(asked), dtype=np.int64)
             )
+
+
+class PathMemory:
+    """The newest past forecasts of K series, H steps ahead, and what came, one origin after the other."""
+
+    def __init__(self, horizon: int, series: int, most: int = MOST_ORIGINS) -> None:
+        self._horizon, self._most = horizon, most
+        self._means: list[FloatArray | None] = []
+        self._counts: list[FloatArray] = []
+        self._none = np.zeros((0, horizon, series))
+
+    def add(self, forecast: Forecast | None, counts: FloatArray) -> None:
+        """A step is over, at whose begin there was a forecast, or none; counts: [K] what came."""
+        self._means.append(None if forecast is None else forecast.mean)
+        self._counts.append(counts)
+        spare = len(self._counts) - self._most - self._horizon
+        if spare > 0:
+            del self._means[:spare], self._counts[:spare]
+
+    def paths(self) -> tuple[FloatArray, FloatArray]:
+        """Means and counts, [N, H, K] each, of the origins all of whose steps are over."""
+        last = len(self._counts) - self._horizon + 1
+        kept = [(place, mean) for place, mean in enumerate(self._means[: max(last, 0)]) if mean is not None]
+        if not kept:
+            return self._none, self._none
+        counts = np.array(self._counts)
+        came = [counts[place : place + self._horizon] for place, _ in kept]
+        return np.stack([mean for _, mean in kept]), np.stack(came)
+
+
+def sample_paths(
+    mean: FloatArray, past_mean: FloatArray, past_counts: FloatArray, paths: int, rng: np.random.Generator
+) -> IntArray:
+    """[F, H, K] whole counts: F = `paths` joint samples whose means are `mean` [H, K].
+
+    past_mean, past_counts: [N, H, K] forecasts from past origins, and what came. With fewer than LEAST_ORIGINS of
+    them, counts are independent and Poisson. The average error of past forecasts has no influence. Origins are sampled
+    systematically in order of their total count, which gives each the same chance and spreads the paths over small and
+    large ones.
+    """
+    if len(past_mean) < LEAST_ORIGINS:
+        return rng.poisson(mean, (paths, *mean.shape)).astype(np.int64)
+    past_mean = past_mean * (past_counts.sum(axis=(0, 1)) / np.maximum(past_mean.sum(axis=(0, 1)), LEAST_MEAN))
+    excess = dispersion(past_mean, past_counts)
+    ranks = _ranks(past_mean, past_counts, excess, rng)
+    order = np.argsort(ranks.sum(axis=(1, 2)), kind="stable")
+    chosen = order[((np.arange(paths) + rng.random()) * len(order) / paths).astype(np.int64)]
+    levels = (ranks[chosen] + rng.random((paths, *mean.shape))) / len(order)
+    return np.clip(nbinom.ppf(levels, *_negative_binomial(mean, excess)), 0, MOST_COUNT).astype(np.int64)
+
+
+def dispersion(mean: FloatArray, counts: FloatArray) -> FloatArray:
+    """[K] excess of the variance of past counts [N, H, K] over their means, in units of the squared mean."""
+    beyond = (np.square(counts - mean) - mean).sum(axis=(0, 1))
+    squares = np.square(mean).sum(axis=(0, 1))
+    found: FloatArray = np.clip(beyond / np.maximum(squares, LEAST_MEAN), *DISPERSION)
+    return found
+
+
+def _ranks(mean: FloatArray, counts: FloatArray, excess: FloatArray, rng: np.random.Generator) -> IntArray:
+    """[N, H, K] rank, among the origins, of counts relative to their forecasts; ties are broken at random."""
+    below, upto = (nbinom.cdf(upper, *_negative_binomial(mean, excess)) for upper in (counts - 1, counts))
+    levels = below + rng.random(mean.shape) * (upto - below)
+    found: IntArray = np.argsort(np.argsort(levels, axis=0), axis=0)
+    return found
+
+
+def _negative_binomial(mean: FloatArray, excess: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Parameters, as scipy has them, of counts with `mean` and variance mean + excess * mean**2."""
+    return 1 / excess, 1 / (1 + excess * mean)

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from rlpto.forecasting.errors import ForecastError
-from rlpto.forecasting.series import seconds
+from rlpto.forecasting.series import ForecastError, seconds
 from rlpto.io.paths import ConfigPath
 from rlpto.io.settings import Settings
 

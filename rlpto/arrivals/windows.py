@@ -13,7 +13,6 @@ from rlpto.arrivals.online import (
     PerfectForecasts,
     StateForecaster,
     TotalForecaster,
-    TotalSource,
     total_forecasts,
     window_forecasts,
 )
@@ -35,8 +34,8 @@ class WindowForecasts:
         self.settings, self.step = settings, settings.step
         self.most_reserved = int(settings.reserve.share * capacity)
         self._past = past
-        wanted = settings.mode == "on" and settings.model is not None
-        self._model = load_model(settings.model, self.step) if wanted and settings.model is not None else None
+        wanted = settings.model if settings.mode == "on" else None
+        self._model = None if wanted is None else load_model(wanted, self.step)
         self._totals: dict[tuple[str, bytes], list[ArrivalTotals | None]] = {}
 
     def for_run(self, window: Window, jobs: Sequence[Job]) -> StateForecaster:
@@ -44,12 +43,9 @@ class WindowForecasts:
         if self.settings.mode == "perfect":
             source: PerfectForecasts | ClassForecasts = PerfectForecasts(jobs, self.step, self.settings.horizon)
         else:
-            source = self.by_class(self._past(window))
+            past = self._past(window)
+            source = ClassForecasts(self._total(past), past, self.step)
         return StateForecaster(source, self.step, self.most_reserved, self._last(window))
-
-    def by_class(self, past: Past) -> ClassForecasts:
-        """Forecasts that go on from a past, from what arrives."""
-        return ClassForecasts(self._total(past), past, self.step)
 
     def known(self, window: Window, jobs: Sequence[Job]) -> list[Forecast | None]:
         """All forecasts of a window, after 0, 1, ... steps: those that `for_run` gives while its jobs arrive.
@@ -59,22 +55,15 @@ class WindowForecasts:
         if self.settings.mode == "perfect":
             return window_forecasts(self.for_run(window, jobs).source, jobs, self.step, self._last(window))
         past = self._past(window)
-        source = ClassForecasts(KnownTotals(self.totals(window, jobs)), past, self.step)
-        return window_forecasts(source, jobs, self.step, self._last(window))
-
-    def totals(self, window: Window, jobs: Sequence[Job]) -> list[ArrivalTotals | None]:
-        """Forecasts of the jobs of all classes, after 0, 1, ... steps."""
         submit_time: FloatArray = np.array([job.submit_time for job in jobs], dtype=np.float64)
         key = (window.name, submit_time.tobytes())
         if key not in self._totals:
-            total = self._total(self._past(window))
-            self._totals[key] = total_forecasts(total, submit_time, self.step, self._last(window))
-        return self._totals[key]
+            self._totals[key] = total_forecasts(self._total(past), submit_time, self.step, self._last(window))
+        source = ClassForecasts(KnownTotals(self._totals[key]), past, self.step)
+        return window_forecasts(source, jobs, self.step, self._last(window))
 
-    def _total(self, past: Past) -> TotalSource:
-        counts = np.rint(past.jobs.sum(axis=1))
-        begins = past.start - len(counts) * self.step
-        return TotalForecaster(counts, self.step, begins, self.settings.horizon, self._model)
+    def _total(self, past: Past) -> TotalForecaster:
+        return TotalForecaster(past, self.step, self.settings.horizon, self._model)
 
     def _last(self, window: Window) -> int:
         """Steps that are over at the end of a window."""

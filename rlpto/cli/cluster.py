@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlpto.cli.common import CLUSTERS, QuietOption, Verb, make_console
-from rlpto.cli.waiting import waiting
+from rlpto.cli.common import CLUSTERS, QuietOption, Verb, make_console, make_table, waiting
 from rlpto.io.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def up(
 def status(
     address: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT|auto", help="A cluster that others have started, instead of the local one."),
+        typer.Option(metavar="HOST:PORT|auto", help="Another cluster than the local one."),
     ] = None,
 ) -> None:
     """Show a cluster's nodes, its scheduler, and the jobs of its run: GPUs held, progress, when they will end."""
@@ -69,20 +68,16 @@ def status(
             shown = [_nodes(connection.address), *_jobs()]
         on_wait("")
     for part in shown:
-        console.print(part, soft_wrap=isinstance(part, str))  # a path is not to be broken
+        console.print(part, soft_wrap=isinstance(part, str))  # paths stay on one line
 
 
 def _nodes(address: str) -> Table:
     """The nodes of the cluster that this process is connected to."""
-    from rich.table import Table
-
     from rlpto.ray_cluster.compat import free_resources
     from rlpto.ray_cluster.controllers import alive_nodes
 
     free = free_resources()
-    table = Table(title=f"Ray cluster at {address}", title_justify="left")
-    for heading in ("node", "address", "GPUs", "held", "CPUs"):
-        table.add_column(heading)
+    table = make_table("node", "address", "GPUs", "held", "CPUs", title=f"Ray cluster at {address}")
     for node in alive_nodes():
         resources = node["Resources"]
         gpus = resources.get("GPU", 0)
@@ -93,11 +88,9 @@ def _nodes(address: str) -> Table:
 
 def _jobs() -> Iterator[Table | str]:
     """The scheduler on the cluster that this process is connected to, and the progress of its run's jobs."""
-    from rich.table import Table
-
     from rlpto.ray_cluster.controllers import all_controllers
     from rlpto.ray_cluster.scheduler.connection import schedulers
-    from rlpto.ray_cluster.scheduler.job_progress import job_progress, newest_database
+    from rlpto.ray_cluster.scheduler.session_access import job_progress, newest_database
 
     controllers = len(all_controllers())
     last = next(reversed(schedulers()), None)
@@ -109,11 +102,9 @@ def _jobs() -> Iterator[Table | str]:
     database = newest_database(Path(last.folder))
     if database is None:
         return
-    jobs = job_progress(database)
-    table = Table(title=f"jobs of {database.parent.name}", title_justify="left")
-    for heading in ("id", "name", "state", "GPUs", "done", "ends in [s]"):
-        table.add_column(heading)
-    for job in jobs:
+    headings = ("id", "name", "state", "GPUs", "done", "ends in \\[s]")
+    table = make_table(*headings, title=f"jobs of {database.parent.name}")
+    for job in job_progress(database):
         left = "" if math.isnan(job.left) else f"{job.left:.0f}"
         table.add_row(job.id, job.name, job.state, str(job.gpus), f"{job.progress:.0%}", left)
     yield table
@@ -144,15 +135,14 @@ def down(quiet: QuietOption = False) -> None:
         ended = stop_cluster()
     if ended is None:
         console.print("no local cluster is up")
-    else:
-        console.print(
-            f"the cluster {f'at {ended.address} ' if ended.address else 'that was not wholly started '}has ended"
-        )
+        return
+    which = f"at {ended.address}" if ended.address else "that was not wholly started"
+    console.print(f"the cluster {which} has ended")
 
 
 @app.command("switch", epilog="Example: rlpto cluster switch las --run runs/ray_smoke-ray")
 def switch(
-    policy: Annotated[str, typer.Argument(metavar="POLICY", help="Policy that is to decide from now on.")],
+    policy: Annotated[str, typer.Argument(metavar="POLICY", help="Policy that decides from now on.")],
     run: Annotated[Path, typer.Option(metavar="RUN", help="Run folder of the evaluation that is at work.")],
     quiet: QuietOption = False,
 ) -> None:
@@ -160,7 +150,7 @@ def switch(
     from time import monotonic, sleep
 
     from rlpto.policies.registry import make_policy
-    from rlpto.ray_cluster.scheduler.session_database import policy_answer, request_policy, sessions_at_work
+    from rlpto.ray_cluster.scheduler.session_access import policy_answer, request_policy, sessions_at_work
 
     make_policy(policy)
     at_work = sessions_at_work(run)

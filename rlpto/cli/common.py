@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,17 +15,20 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+    from rich.table import Table
 
     from rlpto.experiments.config import Config
 
 EXPERIMENTS, CLUSTERS, INPUTS, LISTS = "Experiments", "Real clusters", "Workloads and models", "What there is"
 SERVICE = "A job service"
 """Groups of verbs in `rlpto --help`, in this order."""
+WARNING = "warning: "
+"""Beginning of lines on stderr that stay."""
 
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb of the command; a module of `rlpto.cli` that has one as VERB adds it under the module's name.
+    """A verb of the command; a module of `rlpto.cli` adds one as VERB under its own name, several as VERBS by name.
 
     run: the function, or a Typer app with subcommands. group: one of those above. example: a command line.
     """
@@ -57,6 +61,24 @@ def make_console(quiet: bool = False) -> Console:
     return Console(quiet=quiet, highlight=False, width=140 if plain else None)
 
 
+def make_table(*columns: str, title: str | None = None, caption: str | None = None) -> Table:
+    """A table without lines."""
+    from rich.table import Table
+
+    return Table(
+        *columns,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption=caption,
+        caption_justify="left",
+        box=None,
+        header_style="bold",
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+
+
 def make_progress(quiet: bool = False) -> Progress:
     """A progress bar on stderr, so that redirected results stay clean."""
     from rich.console import Console
@@ -71,6 +93,41 @@ def make_progress(quiet: bool = False) -> Progress:
         transient=True,
         disable=quiet or not sys.stderr.isatty(),
     )
+
+
+@contextmanager
+def waiting(quiet: bool = False, console: Console | None = None) -> Iterator[Callable[[str], None]]:
+    """Gives a function that shows its text on stderr as what is waited for; an empty text ends the waiting.
+
+    On a terminal the line appears next to a spinner, and the next line replaces it; elsewhere every line stays. A line
+    that starts with `WARNING` always stays. console: of a progress bar that is already on the terminal; lines are then
+    printed above it and stay.
+    """
+    from rich.console import Console
+
+    if quiet:
+        yield lambda _: None
+    elif not sys.stderr.isatty():
+        yield _print
+    elif console is not None:
+        yield lambda doing: console.print(doing, style="dim") if doing else None
+    else:
+        with Console(stderr=True).status("") as status:
+
+            def show(doing: str) -> None:
+                if doing.startswith(WARNING):
+                    status.console.print(f"rlpto: {doing}", style="yellow", highlight=False)
+                    return
+                status.update(doing)
+                if not doing:
+                    status.stop()
+
+            yield show
+
+
+def _print(doing: str) -> None:
+    if doing:
+        print(f"rlpto: {doing}", file=sys.stderr, flush=True)
 
 
 def read_config(path: Path, overrides: Sequence[str] | None, seed: int | None = None) -> Config:

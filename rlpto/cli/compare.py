@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlpto.cli.common import EXPERIMENTS, Verb, make_console
+from rlpto.cli.common import EXPERIMENTS, Verb, make_console, make_table
 from rlpto.io.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rlpto.experiments.compare import Run
+    from rlpto.experiments.evaluate import FinishedRun
 
 SHOWN = ("reward", "jct_mean", "jct_p95", "utilisation", "rescales_per_job")
 """Metrics of the table."""
@@ -28,38 +28,33 @@ def compare(
     ],
 ) -> None:
     """Compare two or more evaluations of the same windows, policy by policy, with paired differences."""
-    from rlpto.experiments.compare import check_comparable, read_runs
+    from rlpto.experiments.evaluate import comparable_runs
 
     if len(runs) < 2:
         raise ConfigError(f"{runs[0]}: one run has nothing to be compared with, expected two or more run folders")
-    read = read_runs(runs)
-    check_comparable(read)
+    read = comparable_runs(runs)
     console = make_console()
     console.print(differences_table(read))
     console.print()
     console.print(comparison_table(read))
 
 
-def differences_table(runs: Sequence[Run]) -> Table:
+def differences_table(runs: Sequence[FinishedRun]) -> Table:
     """The keys in which the configurations differ."""
     from rich.markup import escape
-    from rich.table import Table
 
-    from rlpto.experiments.compare import differences
+    from rlpto.experiments.evaluate import differences
 
-    found = differences(runs)
-    table = Table(title="What differs", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = make_table(title="What differs")
     table.add_column("key", style="dim")
     for run in runs:
         table.add_column(run.name, overflow="fold")
-    for key, values in found.items():
+    for key, values in (differences(runs) or {"nothing": [""] * len(runs)}).items():
         table.add_row(key, *map(escape, values))
-    if not found:
-        table.add_row("nothing", *[""] * len(runs))
     return table
 
 
-def comparison_table(runs: Sequence[Run]) -> Table:
+def comparison_table(runs: Sequence[FinishedRun]) -> Table:
     """For every policy that two or more runs share: its figures in each, and how they differ from the first."""
     import pandas as pd
     from rich.markup import escape
@@ -68,25 +63,17 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     from rlpto.evaluation.formatting import heading, scale_for
     from rlpto.evaluation.metrics import LOWER_BOUND, METRIC
     from rlpto.evaluation.statistics import compare as compare_cells
-    from rlpto.evaluation.tables import frame, percent_change, signed_interval
+    from rlpto.evaluation.tables import STYLE, frame, percent_change, signed_interval
 
     cells = pd.concat([frame(run.cells, run.config.knowledge.mode).assign(run=run.name) for run in runs])
     means = cells.groupby(["policy", "run"])[list(SHOWN)].mean()
     scales = {name: scale_for(METRIC[name], means[name]) for name in SHOWN}
-    table = Table(
-        title="Policies by run",
-        title_justify="left",
-        title_style="bold",
-        caption=f"means over {len(runs[0].places)} cells; differences from {runs[0].name}, cell by cell [95%]",
-        caption_justify="left",
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
+    caption = f"means over {len(runs[0].places)} cells; differences from {runs[0].name}, cell by cell [95%]"
+    table = Table(title="Policies by run", caption=escape(caption), **STYLE)
     table.add_column("policy", overflow="fold")
     table.add_column("run", overflow="fold")
     for name in SHOWN:
-        title = heading(METRIC[name], scales[name]).replace(" [", "\n\\[")
-        table.add_column(title, justify="right")
+        table.add_column(heading(METRIC[name], scales[name]).replace(" [", "\n\\["), justify="right")
         if name in PAIRED:
             table.add_column("difference\n ", justify="right")
     for policy, mine in cells.groupby("policy", sort=False):
@@ -99,16 +86,14 @@ def comparison_table(runs: Sequence[Run]) -> Table:
             row = [escape(str(policy)) if run == base else "", escape(run)]
             for name in SHOWN:
                 row.append(scales[name].number(float(means[name][(policy, run)])))
-                if name not in PAIRED:
-                    continue
-                if run == base or policy == LOWER_BOUND:
+                if name in PAIRED and (run == base or policy == LOWER_BOUND):
                     row.append("")
-                    continue
-                c = found[name, run]
-                colour = {"better": "green", "worse": "red"}.get(c.verdict, "default")
-                interval = escape(signed_interval(c.difference, scales[name]))
-                row.append(f"[{colour}]{percent_change(c.relative)}\n[dim]{interval}[/][/]")
-            table.add_row(*row, end_section=run == mine["run"].iloc[-1])
+                elif name in PAIRED:
+                    c = found[name, run]
+                    colour = {"better": "green", "worse": "red"}.get(c.verdict, "default")
+                    interval = escape(signed_interval(c.difference, scales[name]))
+                    row.append(f"[{colour}]{percent_change(c.relative)}\n[dim]{interval}[/][/]")
+            table.add_row(*row, end_section=run == others[-1])
     return table
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rlpto.cli.common import LISTS, ConfigArgument, SetOption, Verb, make_console, read_config
+from rlpto.cli.common import LISTS, ConfigArgument, SetOption, Verb, make_console, make_table, read_config
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import folder_there
 
@@ -23,7 +23,6 @@ def list_configs(
 ) -> None:
     """List experiment files: the examples, which go by their names anywhere, or those of a folder."""
     from rich.markup import escape
-    from rich.table import Table
 
     from rlpto.experiments.config import load_config
     from rlpto.io.paths import example_names
@@ -31,9 +30,7 @@ def list_configs(
     if folder is not None and not folder_there(folder):
         raise ConfigError(f"{folder}: no such folder, expected one with experiment files (*.yaml)")
     names = [*example_names(), *example_names("results")] if folder is None else sorted(map(str, folder.glob("*.yaml")))
-    table = Table(
-        "example" if folder is None else "file", "name", "description", box=None, header_style="bold", pad_edge=False
-    )
+    table = make_table("example" if folder is None else "file", "name", "description")
     for name in names:
         try:
             config = load_config(name)

@@ -19,8 +19,8 @@ from rlpto.cli.common import (
     Verb,
     make_console,
     read_config,
+    waiting,
 )
-from rlpto.cli.waiting import waiting
 from rlpto.io.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -114,8 +114,7 @@ def evaluate(
     from rlpto.evaluation.runner import cells_of_earlier_runs
     from rlpto.evaluation.tables import print_results
     from rlpto.experiments.evaluate import (
-        followed_file,
-        foreign_trace,
+        jobs_of_file,
         missed_switches,
         run_cells,
         with_agents,
@@ -125,8 +124,8 @@ def evaluate(
     )
 
     overrides = [
-        *([] if trace is None else foreign_trace(trace)),
-        *([] if follow is None else followed_file(follow)),
+        *([] if trace is None else jobs_of_file(trace, follow=False)),
+        *([] if follow is None else jobs_of_file(follow, follow=True)),
         *(set_ or ()),
         *([] if limit is None else [f"workload.windows.limit={limit}"]),
         *([] if seeds is None else [f"evaluation.seeds={seeds}"]),
@@ -162,8 +161,7 @@ def evaluate(
     if jobs > 1:
         raise ConfigError(f"--jobs {jobs}: on a real cluster cells run one after the other, expected 1")
     from rlpto.evaluation.fidelity import fidelity_table, verdicts
-    from rlpto.experiments.fidelity import evaluate_both
-    from rlpto.experiments.on_ray import RealRun, run_real_cells
+    from rlpto.experiments.on_ray import RealRun, evaluate_both, run_real_cells
 
     with waiting(quiet) as on_wait:
         options = RealRun(console.print, on_wait, address, fresh, keep, not quiet)
@@ -203,7 +201,7 @@ def _window_keys(windows: Split | None, trace: Path | None) -> list[str]:
     if trace is not None:
         if windows not in (None, Split.all):
             raise ConfigError(f"--windows {windows.value}: all windows of another trace are for testing, expected all")
-        return ["evaluation.split=test"]
+        return []
     if windows is Split.all:
         raise ConfigError("--windows all: training windows are among them; expected --trace FILE, or one of the splits")
     return [] if windows is None else [f"evaluation.split={windows.value}"]

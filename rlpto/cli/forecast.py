@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console, make_progress
-from rlpto.cli.forecast_series import Counted, What, bad_input, read_series
 from rlpto.io.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from rlpto.forecasting.backtest import Backtest
-    from rlpto.io.arrays import FloatArray
 
 app = typer.Typer(help="Predict how many jobs, or GPUs, arrive in the next intervals.", no_args_is_help=True)
+
+
+class What(StrEnum):
+    """Quantity to count."""
+
+    jobs = "jobs"
+    gpus = "gpus"
 
 
 TraceArgument = Annotated[
@@ -82,18 +87,19 @@ def backtest(
 ) -> None:
     """Forecast the end of a series from every moment of it, and score what was forecast.
 
-    Each method is fitted on the data before the test part. After that it receives counts as they arrive,
-    without refitting. Writes scores.csv, forecasts.csv, plots, and the same for TensorBoard.
+    Each method is fitted on the data before the test part. Then it takes in counts as they
+    arrive. Writes scores.csv, forecasts.csv, plots, and the same for TensorBoard.
     """
     from rlpto.forecasting.backtest import backtest as run
     from rlpto.forecasting.registry import METHODS, make_method
+    from rlpto.forecasting.report import write_report
+    from rlpto.workloads.arrival_counts import Counting, error_named, read_series
 
     names = list(METHODS) if methods == "all" else list(dict.fromkeys(name.strip() for name in methods.split(",")))
-    folder = Path("runs") / f"forecast-{_stem(path)}" if out is None else out
-    with bad_input():
-        forecasters = {name: make_method(name, seed) for name in names}
-    series = read_series(path, Counted(every, what, group, start, None, time, value))
-    with bad_input(f"{path}: "), make_progress(quiet) as bar:
+    folder = Path("runs") / f"forecast-{path.name.partition('.')[0]}" if out is None else out
+    forecasters = {name: make_method(name, seed) for name in names}
+    series = read_series(path, Counting(every, what.value, group, start, None, time, value))
+    with error_named(str(path)), make_progress(quiet) as bar:
         task = bar.add_task("methods", total=len(names))
         try:
             result = run(
@@ -108,7 +114,7 @@ def backtest(
             )
         except KeyboardInterrupt:
             raise Interrupted("nothing was written") from None
-    _write(result, folder)
+    write_report(result, folder)
     console = make_console(quiet)
     console.print(_table(result, f"{path}: {what.value} per {every}"))
     console.print(f"scores, forecasts, plots and TensorBoard events: {folder}", style="bold", markup=False)
@@ -135,48 +141,19 @@ def fit(
     `--set forecast.model=FILE` gives its forecasts to policies and agents; naming a model turns forecasts on.
     """
     from rlpto.forecasting.registry import make_method
+    from rlpto.workloads.arrival_counts import Counting, error_named, read_series
 
-    with bad_input():
-        forecaster = make_method(method, seed)
-    series = read_series(path, Counted(every, what, group, start, end, time, value))
-    with bad_input(f"{path}: "):
+    forecaster = make_method(method, seed)
+    series = read_series(path, Counting(every, what.value, group, start, end, time, value))
+    with error_named(str(path)):
         forecaster.fit(series)
-    with bad_input():
-        forecaster.save(out)
+    forecaster.save(out)
     console = make_console(quiet)
     until = "" if end is None else f", up to {series.index(len(series), 1)[0]:%Y-%m-%d %H:%M}"
     console.print(f"{out}: {method} fitted to {len(series):,} intervals of {every}{until}", markup=False)
     note = getattr(forecaster, "fallback", "")
     if note:
         console.print(f"  {note}", markup=False)
-
-
-def _write(result: Backtest, folder: Path) -> None:
-    """Tables, plots and TensorBoard events into a folder."""
-    from rlpto.forecasting.backtest import write_forecasts, write_scores
-    from rlpto.forecasting.events import write_events
-    from rlpto.forecasting.plots import errors_figure, forecasts_figure, weights_figure, write_png
-
-    best = "hybrid" if "hybrid" in result.forecasts else next(iter(result.forecasts))
-    weights, labels = _weights(result)
-    with bad_input():
-        write_scores(result, folder / "scores.csv")
-        write_forecasts(result, folder / "forecasts.csv")
-        write_png(forecasts_figure(result, best), folder / "forecasts.png")
-        write_png(errors_figure(result), folder / "errors.png")
-        if weights is not None:
-            write_png(weights_figure(result, weights, labels), folder / "weights.png")
-        write_events(result, best, folder / "tensorboard", weights, labels)
-
-
-def _weights(result: Backtest) -> tuple[FloatArray | None, Sequence[str]]:
-    """[N, E] weights of the combination's experts one step ahead, and their names; None without a combination."""
-    from rlpto.forecasting.hybrid import LABELS, HybridForecaster
-
-    hybrid = result.fitted.get("hybrid")
-    if not isinstance(hybrid, HybridForecaster):
-        return None, ()
-    return hybrid.weights(result.series, result.origins)[:, 0], LABELS
 
 
 def _table(result: Backtest, title: str) -> Table:
@@ -212,11 +189,6 @@ def _table(result: Backtest, title: str) -> Table:
 
 def _number(figure: float) -> str:
     return "–" if math.isnan(figure) else f"{figure:.3f}"  # noqa: RUF001
-
-
-def _stem(path: Path) -> str:
-    """Name of a file without its endings."""
-    return path.name.split(".")[0]
 
 
 VERB = Verb(app, INPUTS)

@@ -1,14 +1,142 @@
-"""`rlpto jobs`: jobs of the service that are not over."""
+"""Verbs about jobs of the service: `rlpto submit`, `jobs`, `history`, `queue` and `job`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from rlpto.cli.common import SERVICE, Verb
-from rlpto.cli.remote import CertificateOption, JsonOption, ServiceOption, connect, print_jobs
-from rlpto.store.jobs import ENDED, STATES
+from rlpto.cli.common import SERVICE, QuietOption, Verb, make_console
+from rlpto.cli.service import (
+    CertificateOption,
+    JobArgument,
+    JsonOption,
+    ServiceOption,
+    clock_text,
+    connect,
+    in_text,
+    number_text,
+    print_json,
+    print_rows,
+)
+from rlpto.io.durations import span_text
+from rlpto.io.errors import ConfigError
+from rlpto.store.jobs import ENDED, STATES, Priority
+
+if TYPE_CHECKING:
+    from rlpto.client import Answer
+
+PRIORITIES = get_args(Priority)
+NOT_FINISHED = 1
+"""Exit code of --wait where the job did not finish."""
+
+
+def submit(
+    file: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="The job in YAML, `-`: from stdin; or say it by options.")
+    ] = None,
+    program: Annotated[str | None, typer.Option("--program", "-p", help="What to train.")] = None,
+    name: Annotated[str | None, typer.Option(help="A label for people.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Work.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs it asks for.")] = None,
+    min_gpus: Annotated[int | None, typer.Option(help="Fewest it can train on.")] = None,
+    max_gpus: Annotated[int | None, typer.Option(help="Most it can use.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples of a step.")] = None,
+    metric: Annotated[str | None, typer.Option(help="What its batch size is chosen by.")] = None,
+    priority: Annotated[str | None, typer.Option(help="high, normal or low.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", "-o", metavar="KEY=VALUE", help="Option of the program; repeatable.")
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Label to find it by; repeatable.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Submit nothing; show what it would take.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Wait until it is over; exit with 0 if it finished.")
+    ] = False,
+    service: ServiceOption = None,
+    certificate: CertificateOption = None,
+    json_: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Submit a training job. When this returns, the job is stored and survives a failure of the service."""
+    given = {
+        "program": program,
+        "name": name,
+        "epochs": epochs,
+        "gpus": gpus,
+        "min_gpus": min_gpus,
+        "max_gpus": max_gpus,
+        "batch_size": batch_size,
+        "metric": metric,
+        "priority": priority,
+    }
+    job = {**_from_file(file), **{key: value for key, value in given.items() if value is not None}}
+    _add_pairs(job, "options", "--option", option or [], typed=True)
+    _add_pairs(job, "labels", "--label", label or [], typed=False)
+    if not isinstance(job.get("program"), str):
+        raise ConfigError("no program: expected -p PROGRAM, or `program` in the file")
+    console = make_console(quiet or json_)
+    with connect(service, certificate) as client:
+        if check:
+            _show_check(client.validate(**job), json_, quiet)
+            return
+        made = client.submit(**job)
+        console.print(f"{made['id']} submitted: {made['name']}, {made['gpus']} GPUs, {made['epochs']:g} epochs")
+        if wait:
+            for found in client.wait(made["id"]):
+                reason = f": {found['reason']}" if found["reason"] else ""
+                console.print(f"{found['id']} {found['state']}{reason}", markup=False)
+                made = found
+        if json_:
+            print_json([made])
+    if wait and made["state"] != "finished":
+        raise typer.Exit(NOT_FINISHED)
+
+
+def _show_check(found: dict[str, Any], json_: bool, quiet: bool) -> None:
+    if json_:
+        print_json([found])
+    if json_ or quiet:
+        return
+    print_rows(
+        ("metric", "GPUs", "time", "GPU-hours"),
+        (
+            (row["metric"], str(row["gpus"]), span_text(row["hours"] * 3600), f"{row['gpu_hours']:.3g}")
+            for row in found["preview"]
+        ),
+        "the service has not predicted yet what it would take",
+    )
+    make_console().print(f"{found['waiting']} jobs wait now; they ask for {found['gpus_ahead']} GPUs")
+
+
+def _from_file(file: str | None) -> dict[str, Any]:
+    """The job of a file. Raises ConfigError for one that is no mapping in YAML."""
+    from rlpto.io.yaml_file import parse_value, read_yaml
+
+    if file is None:
+        return {}
+    if file == "-":
+        found = parse_value(sys.stdin.read(), "stdin")
+        if not isinstance(found, dict):
+            raise ConfigError("stdin: expected a job in YAML, keys and values")
+        return found
+    return dict(read_yaml(Path(file), "a job in YAML").data)
+
+
+def _add_pairs(job: dict[str, Any], name: str, flag: str, pairs: list[str], *, typed: bool) -> None:
+    """Add KEY=VALUE pairs to a mapping of the job. typed: values are YAML, else texts. Raises ConfigError."""
+    from rlpto.io.yaml_file import parse_value
+
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{flag} {pair}: expected KEY=VALUE")
+        job[name] = {**(job.get(name) or {}), key: parse_value(text, f"{flag} {pair}") if typed else text}
 
 
 def jobs(
@@ -25,4 +153,162 @@ def jobs(
     print_jobs(found, columns, "no jobs wait or train", json_)
 
 
-VERB = Verb(jobs, SERVICE, "rlpto jobs --label team=vision")
+def history(
+    limit: Annotated[int, typer.Option(min=1, help="At most this number.")] = 20,
+    state: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(ENDED)}; may be repeated.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Of this user alone.")] = None,
+    label: Annotated[str | None, typer.Option(metavar="KEY=VALUE", help="With this label.")] = None,
+    service: ServiceOption = None,
+    certificate: CertificateOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """List jobs that are over, newest first."""
+    wrong = next((one for one in state or () if one not in ENDED), None)
+    if wrong is not None:
+        raise ConfigError(f"--state {wrong}: expected one of {', '.join(ENDED)}")
+    with connect(service, certificate) as client:
+        found = list(client.jobs(state or ENDED, owner, label, limit))
+    columns = ("id", "name", "owner", "state", "submitted", "took", "GPU time", "accuracy", "reason")
+    print_jobs(found, columns, "no job is over", json_)
+
+
+def queue(
+    start: Annotated[bool, typer.Option("--start", help="Also show when jobs will probably start and finish.")] = False,
+    service: ServiceOption = None,
+    certificate: CertificateOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show waiting jobs in order of service; for other users' jobs only the place."""
+    with connect(service, certificate) as client:
+        found = client.queue()
+    if json_:
+        print_json(found)
+        return
+    rows = []
+    for entry in found:
+        said = entry["prediction"] or {}
+        times = (in_text(said.get("start")), in_text(said.get("finish"))) if start else ()
+        ahead = (str(entry["position"]), entry["job"] or "(another user's)", entry["name"] or "", entry["owner"] or "")
+        rows.append((*ahead, str(entry["gpus"] or ""), str(entry["gpus_ahead"]), *times, entry["reason"]))
+    expected = ("starts", "ends") if start else ()
+    print_rows(("place", "id", "name", "owner", "GPUs", "ahead", *expected, "reason"), rows, "no jobs wait")
+    if start and rows:
+        said = "Starts and ends are simulated under the present policy, without jobs still to come."
+        make_console().print(said, style="dim")
+
+
+job_app = typer.Typer(help="Show, follow, cancel and change a job of the service.", no_args_is_help=True)
+
+
+@job_app.command("show", epilog="Example: rlpto job show jaxmt3k52qpb7")
+def show(
+    job: JobArgument,
+    service: ServiceOption = None,
+    certificate: CertificateOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show a job: state, progress, place in the queue, predicted start and finish."""
+    with connect(service, certificate) as client:
+        found = client.job(job)
+    if json_:
+        print_json([found])
+        return
+    rows = [
+        ("id", found["id"]),
+        ("name", found["name"]),
+        ("owner", found["owner"]),
+        ("program", found["program"] + (f" ({found['training']})" if found["training"] else "")),
+        ("state", found["state"] + (f": {found['reason']}" if found["reason"] else "")),
+        ("priority", found["priority"]),
+        ("GPUs held / asked", f"{gpus_text(found)} ({found['min_gpus']} to {found['max_gpus']})"),
+        ("done", f"{progress_text(found)} of {found['epochs']:g} epochs"),
+        ("loss, accuracy", ", ".join(filter(None, map(number_text, (found["loss"], found["accuracy"]))))),
+        ("GPU time", span_text(found["gpu_seconds"])),
+        ("submitted", clock_text(found["submitted"])),
+        ("started", clock_text(found["started"])),
+        ("ended", clock_text(found["ended"])),
+    ]
+    place, said = found["queue"], found["prediction"]
+    if place:
+        rows.append(("queue", f"place {place['position']}, {place['gpus_ahead']} GPUs ahead: {place['reason']}"))
+    if said:
+        rows += [("starts", in_text(said["start"])), ("ends", in_text(said["finish"]))]
+    print_rows(("", ""), [row for row in rows if row[1]], "")
+
+
+@job_app.command("logs", epilog="Example: rlpto job logs -f jaxmt3k52qpb7")
+def logs(
+    job: JobArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
+    tail: Annotated[int | None, typer.Option("--tail", "-n", min=1, max=10_000, help="Only the last lines.")] = None,
+    service: ServiceOption = None,
+    certificate: CertificateOption = None,
+) -> None:
+    """Print what a job's first worker has printed."""
+    with connect(service, certificate) as client:
+        for line in client.logs(job, 1 if tail is None else -tail, follow=follow):
+            print("".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in line["text"]), flush=True)
+
+
+@job_app.command("cancel", epilog="Example: rlpto job cancel jaxmt3k52qpb7")
+def cancel(job: JobArgument, service: ServiceOption = None, certificate: CertificateOption = None) -> None:
+    """Cancel a job; its reports are kept."""
+    with connect(service, certificate) as client:
+        found = client.cancel(job)
+    over = found["state"] in ENDED
+    make_console().print(f"{job} is {found['state']} already" if over else f"{job} will end (it is {found['state']})")
+
+
+@job_app.command("priority", epilog="Example: rlpto job priority jaxmt3k52qpb7 high")
+def set_priority(
+    job: JobArgument,
+    to: Annotated[str, typer.Argument(metavar="CLASS", help=" or ".join(PRIORITIES))],
+    service: ServiceOption = None,
+    certificate: CertificateOption = None,
+) -> None:
+    """Change the priority class of a job."""
+    if to not in PRIORITIES:
+        raise ConfigError(f"{to}: expected {', '.join(PRIORITIES)}")
+    with connect(service, certificate) as client:
+        found = client.set_priority(job, to)
+    make_console().print(f"{job} has priority {found['priority']} now")
+
+
+def progress_text(job: Answer) -> str:
+    """Share of a job's epochs that are done."""
+    return f"{job['progress'] / job['epochs']:.0%}"
+
+
+def gpus_text(job: Answer) -> str:
+    """GPUs that a job holds and asks for."""
+    return f"{job['gpus_held']}/{job['gpus']}"
+
+
+_COLUMNS: dict[str, Callable[[Answer], str]] = {
+    "GPUs": gpus_text,
+    "done": progress_text,
+    "since": lambda job: span_text(time.time() - job["submitted"]),
+    "submitted": lambda job: clock_text(job["submitted"]),
+    "took": lambda job: span_text(None if job["ended"] is None else job["ended"] - job["submitted"]),
+    "GPU time": lambda job: span_text(job["gpu_seconds"]),
+    "accuracy": lambda job: number_text(job["accuracy"]),
+}
+"""Texts of a job by heading; any other heading is a key of the job."""
+
+
+def print_jobs(jobs: Sequence[Answer], columns: Sequence[str], none: str, json_: bool) -> None:
+    """Jobs as a table with these columns, or the line `none`; json_: as JSON."""
+    if json_:
+        print_json(jobs)
+        return
+    rows = ([_COLUMNS[name](job) if name in _COLUMNS else str(job[name]) for name in columns] for job in jobs)
+    print_rows(columns, rows, none)
+
+
+VERBS = {
+    "submit": Verb(submit, SERVICE, "rlpto submit -p digits_cnn --gpus 2 --epochs 20 --wait"),
+    "jobs": Verb(jobs, SERVICE, "rlpto jobs --label team=vision"),
+    "history": Verb(history, SERVICE, "rlpto history --state failed --limit 5"),
+    "queue": Verb(queue, SERVICE, "rlpto queue --start"),
+    "job": Verb(job_app, SERVICE),
+}

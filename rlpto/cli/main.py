@@ -40,13 +40,16 @@ class _Command(TyperGroup):
 
 
 def verbs() -> Iterator[tuple[str, Verb]]:
-    """Names and verbs of all modules of `rlpto.cli` that have one, by group and name."""
-    modules = (
-        import_module(f"{cli.__name__}.{found.name}") for found in iter_modules(cli.__path__) if found.name != "main"
-    )
+    """Names and verbs of all modules of `rlpto.cli` that have any, by group and name."""
     groups = (EXPERIMENTS, CLUSTERS, SERVICE, INPUTS, LISTS)
-    known = [(module.__name__.rpartition(".")[2], module.VERB) for module in modules if hasattr(module, "VERB")]
-    yield from sorted(known, key=lambda named: (groups.index(named[1].group), named[0]))
+    known: dict[str, Verb] = {}
+    for found in iter_modules(cli.__path__):
+        if found.name != "main":
+            module = import_module(f"{cli.__name__}.{found.name}")
+            known |= getattr(module, "VERBS", {})
+            if hasattr(module, "VERB"):
+                known[found.name] = module.VERB
+    yield from sorted(known.items(), key=lambda named: (groups.index(named[1].group), named[0]))
 
 
 def make_app() -> typer.Typer:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rlpto.cli.common import LISTS, Verb, make_console
+from rlpto.cli.common import LISTS, Verb, make_console, make_table
 
 
 def policies(
@@ -14,11 +14,10 @@ def policies(
 ) -> None:
     """List policies with their sources; an option is set as in `las:levels=[3600,36000]`."""
     from rich.markup import escape
-    from rich.table import Table
 
     from rlpto.policies.registry import available, options_of
 
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table = make_table()
     table.add_column("policy", no_wrap=True)
     table.add_column("what it does", ratio=5)
     table.add_column("source", ratio=3)

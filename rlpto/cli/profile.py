@@ -18,8 +18,8 @@ from rlpto.cli.common import (
     make_console,
     make_progress,
     read_config,
+    waiting,
 )
-from rlpto.cli.waiting import waiting
 from rlpto.io.errors import ConfigError
 from rlpto.io.interrupts import Interrupted
 
@@ -68,9 +68,9 @@ def profile(
     def measured(profile: Profile, found: ProgramMeasurements) -> None:
         console.print(summary(profile))
         for change in found.changes:
-            console.print(f"  {told(change)}", style="dim")
+            console.print(f"  {change_text(change)}", style="dim")
         for change in found.handed:
-            console.print(f"  on GPUs of another job: {told(change)}", style="dim")
+            console.print(f"  on GPUs of another job: {change_text(change)}", style="dim")
 
     if missing:
         with make_progress(quiet) as bar, waiting(quiet, bar.console) as on_wait:
@@ -100,7 +100,7 @@ def summary(found: Profile) -> str:
     )
 
 
-def told(change: Change) -> str:
+def change_text(change: Change) -> str:
     """A change of workers in one line."""
     pause = "" if math.isnan(change.pause) else f", of them {1000 * change.pause:.0f} ms without training"
     return f"{change.kind} to {change.workers} workers, {change.new} of them new: {change.seconds:.1f} s{pause}"

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console
+from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console, make_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from rlpto.performance.metrics import UtilityBand
-    from rlpto.performance.preview import TrainingEstimate
+    from rlpto.performance.solo import TrainingEstimate
 
 app = typer.Typer(help="Show the profiles of models, or fit new ones to measurements.", no_args_is_help=True)
 
@@ -26,7 +26,6 @@ def show(
 ) -> None:
     """List the profiles, with their errors against the measurements they were fitted to."""
     from rich.markup import escape
-    from rich.table import Table
 
     from rlpto.io.errors import ProfileError
     from rlpto.performance.profiles import builtin_profiles, load_folder
@@ -34,19 +33,12 @@ def show(
     profiles = builtin_profiles() if folder is None else load_folder(folder)
     if not profiles:
         raise ProfileError(f"{folder}: no profiles there, expected a folder with *.yaml")
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table = make_table()
     table.add_column("model\n", no_wrap=True)
     table.add_column("\n", ratio=1)
-    headings = (
-        "samples\nan epoch",
-        "epochs\n",
-        "batch\nfrom, to",
-        "rescale\n[s]",
-        "step error\nmedian, p90",
-        "accuracy\nrmse",
-    )
-    for heading in headings:
-        table.add_column(heading.replace("[", "\\["), justify="right", no_wrap=True)
+    figures = ("samples\nan epoch", "epochs\n", "batch\nfrom, to", "rescale\n\\[s]")
+    for heading in (*figures, "step error\nmedian, p90", "accuracy\nrmse"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for profile in profiles.values():
         errors = profile.errors
         table.add_row(
@@ -104,16 +96,16 @@ def preview(
     quiet: QuietOption = False,
 ) -> None:
     """Predict time and GPU-hours of a whole training that adapts its batch size, by metric and number of GPUs."""
-    import difflib
+    from difflib import get_close_matches
 
     from rlpto.io.errors import ConfigError
     from rlpto.performance.compile import load_profiles
     from rlpto.performance.metrics import METRIC_NAMES
-    from rlpto.performance.preview import parse_gpus, predict_training
+    from rlpto.performance.solo import parse_gpus, predict_training
 
     chosen = METRIC_NAMES if metric == "all" else tuple(name for name in METRIC_NAMES if name == metric)
     if not chosen:
-        near = difflib.get_close_matches(metric, METRIC_NAMES, n=1)
+        near = get_close_matches(metric, METRIC_NAMES, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(f"--metric {metric[:60]}: expected one of {', '.join(METRIC_NAMES)}, all{hint}")
     if out is not None and out.suffix not in (".csv", ".json"):
@@ -145,55 +137,38 @@ def _band(min_util: float | None, max_util: float | None) -> UtilityBand | None:
 def _preview_table(found: list[TrainingEstimate]) -> Table:
     """A row for every number of GPUs, three columns for every metric."""
     from rich.markup import escape
-    from rich.table import Table
 
-    metrics = list(dict.fromkeys(row.metric for row in found))
-    table = Table(
+    table = make_table(
         title=f"{escape(found[0].model)}: a whole training, alone, without rescales",
-        title_justify="left",
-        title_style="bold",
         caption="utility: speed-up / GPUs by the metric's score; * within the metric's bounds, > what they ask for",
-        caption_justify="left",
-        box=None,
-        header_style="bold",
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
     )
     table.add_column("\nGPUs", justify="right")
-    for name in metrics:
+    for name in dict.fromkeys(row.metric for row in found):
         for heading in (f"{name}\nhours", "\nGPU-hours", "\nutility"):
             table.add_column(heading, justify="right", no_wrap=True)
-    by_gpus: dict[int, list[TrainingEstimate]] = {}
+    by_gpus: dict[int, list[str]] = {}
     for row in found:
-        by_gpus.setdefault(row.gpus, []).append(row)
-    for count, rows in by_gpus.items():
-        cells = [str(count)]
-        for row in rows:
-            mark = ("> " if row.chosen else "") + ("*" if row.within_band else " ")
-            cells += [f"{row.hours:,.2f}", f"{row.gpu_hours:,.1f}", f"{mark} {row.utility:.2f}"]
-        table.add_row(*cells)
+        mark = ("> " if row.chosen else "") + ("*" if row.within_band else " ")
+        figures = [f"{row.hours:,.2f}", f"{row.gpu_hours:,.1f}", f"{mark} {row.utility:.2f}"]
+        by_gpus.setdefault(row.gpus, [str(row.gpus)]).extend(figures)
+    for figures in by_gpus.values():
+        table.add_row(*figures)
     return table
 
 
 def _write_preview(found: list[TrainingEstimate], path: Path) -> None:
     """All figures, as CSV or JSON by the file's ending."""
-    import csv
-    import io
     import json
     from dataclasses import asdict
+
+    import pandas as pd
 
     from rlpto.io.errors import ConfigError
     from rlpto.io.files import write_text
 
     rows = [asdict(row) for row in found]
-    text = io.StringIO(newline="")
-    if path.suffix == ".json":
-        json.dump(rows, text, indent=2)
-    else:
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    write_text(path, text.getvalue(), "the figures", ConfigError)
+    csv = pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
+    write_text(path, json.dumps(rows, indent=2) if path.suffix == ".json" else csv, "the figures", ConfigError)
 
 
 VERB = Verb(app, INPUTS)

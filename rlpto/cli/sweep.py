@@ -16,8 +16,8 @@ from rlpto.cli.common import (
     Verb,
     make_console,
     read_config,
+    waiting,
 )
-from rlpto.cli.waiting import waiting
 from rlpto.io.interrupts import Interrupted
 
 

@@ -19,8 +19,8 @@ from rlpto.cli.common import (
     make_console,
     make_progress,
     read_config,
+    waiting,
 )
-from rlpto.cli.waiting import waiting
 from rlpto.io.errors import ConfigError
 from rlpto.io.interrupts import Interrupted
 
@@ -82,7 +82,7 @@ def train(
     if cluster is TrainWhere.ray:
         _fine_tune(config, changes, resume, run_dir, address, seeds, jobs, fresh=fresh, quiet=quiet)
         return
-    from rlpto.experiments.train import begin_training, check_resumable
+    from rlpto.experiments.training_runs import begin_training, check_resumable
 
     if address is not None:
         raise ConfigError("--address: expected --cluster ray as well")
@@ -104,7 +104,7 @@ def _train_all(folder: Path, jobs: int | None, quiet: bool) -> None:
     """Train every member of a run, one after the other or side by side, with a progress bar."""
     from rlpto.experiments.parallel import side_by_side, workers
     from rlpto.experiments.run_folder import members
-    from rlpto.experiments.train import how_to_go_on, summary, train_folder
+    from rlpto.experiments.training_runs import how_to_go_on, summary, train_folder
 
     runs, console = members(folder), make_console(quiet)
     at_once = min(workers(jobs), len(runs))
@@ -149,7 +149,7 @@ def _fine_tune(
     quiet: bool,
 ) -> None:
     """Fine-tune the agent of a run on a real cluster. Raises ConfigError for options that do not apply."""
-    from rlpto.experiments.finetune import FOLDER, fine_tune_run
+    from rlpto.experiments.training_on_ray import FOLDER, fine_tune_run
 
     if config is None:
         raise ConfigError("--cluster ray: expected an experiment file with jobs that really train")

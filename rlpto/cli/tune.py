@@ -84,8 +84,8 @@ def index(
     the mean time to 95 % of a job's accuracy, or the accuracy-hours lost; in the last two JCT counts a little.
     Every generation is kept in FILE.checkpoint.json; use the result as `index:weights=FILE`.
     """
-    from rlpto.evaluation.tuning import TuningSettings
-    from rlpto.experiments.tune import tune_index
+    from rlpto.evaluation.weight_search import SearchSettings
+    from rlpto.experiments.index_search import tune_index
     from rlpto.policies.index_weights import IndexWeights, index_weights, load_weights, save_weights
 
     overrides = [
@@ -97,7 +97,7 @@ def index(
     configs = [read_config(config, [*overrides, f"workload.load={load}"], seed) for load in wanted]
     configs = configs or [read_config(config, overrides, seed)]
     first = IndexWeights() if start is None else index_weights(load_weights(start))
-    settings = TuningSettings(generations=generations, population=population, seed=configs[0].seed)
+    settings = SearchSettings(generations=generations, population=population, seed=configs[0].seed)
     with make_progress(quiet) as bar:
         task = bar.add_task("start", total=generations * population)
         found = tune_index(

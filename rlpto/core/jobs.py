@@ -145,7 +145,7 @@ Of the simulator alone:
     finish_at [s]: when the job will finish if nothing changes (infinity without GPUs).
     row: of the speed tables it runs at. clock [s]: where it stands on the time axis of that row.
     epoch it is in, epoch_start and epoch_end [s of the row's clock], rate [epochs/s of the row's clock] and
-    slope [accuracy per epoch] in it: read from the tables once an epoch, see `rlpto.simulator.training.enter_epoch`.
+    slope [accuracy per epoch] in it: read from the tables once an epoch, see `rlpto.simulator.job_kernels.enter_epoch`.
     accuracy reached; gain_scale: 1 / all the accuracy it can gain (0: none).
     final_accuracy: at its end; only where it is followed when jobs gain their accuracy.
     base_progress [epochs] and trained [s]: where it stood at its last change of GPUs and how long it has

@@ -1,7 +1,7 @@
 """The scheduler's loop: order the jobs, ask the policy, trim to capacity, carry out, let time pass.
 
 It stands here once for every cluster and every policy, as the steps of `DecisionLoop`: a run, an environment over any
-cluster and a real cluster take the same ones. Compiled code takes them for many clusters at once (`rlpto.envs.fleet`).
+cluster and a real cluster take the same ones. `rlpto.envs.compiled_batch` takes them for many clusters at once.
 """
 
 from __future__ import annotations

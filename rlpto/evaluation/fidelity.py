@@ -69,17 +69,13 @@ class Fidelity:
 
     def ranking(self, metric: str, real: bool) -> tuple[str, ...]:
         """Policies from best to worst by a metric of COMPARED."""
-        sign = -1.0 if METRIC[metric].better == "higher" else 1.0
-
-        def key(found: PolicyFidelity) -> float:
-            pair = found.metrics[metric]
-            return sign * (pair.real if real else pair.simulated)
-
-        return tuple(found.policy for found in sorted(self.policies, key=key))
-
-    def same_ranking(self, metric: str) -> bool:
-        """True if the simulator ranks the policies as the real cluster does."""
-        return self.ranking(metric, real=True) == self.ranking(metric, real=False)
+        side = "real" if real else "simulated"
+        ranked = sorted(
+            self.policies,
+            key=lambda found: float(getattr(found.metrics[metric], side)),
+            reverse=METRIC[metric].better == "higher",
+        )
+        return tuple(found.policy for found in ranked)
 
     def agreeing_pairs(self, metric: str) -> tuple[int, int]:
         """Number of pairs of policies that both rank in the same order, and number of all pairs."""
@@ -88,7 +84,7 @@ class Fidelity:
         return sum(place[better] < place[worse] for better, worse in pairs), len(pairs)
 
 
-def compare(simulated: Sequence[FinishedCell], real: Sequence[FinishedCell]) -> Fidelity:
+def simulated_against_real(simulated: Sequence[FinishedCell], real: Sequence[FinishedCell]) -> Fidelity:
     """Compare cells of the same policies, windows and seeds.
 
     Raises ConfigError if the two sides have different cells.
@@ -96,9 +92,10 @@ def compare(simulated: Sequence[FinishedCell], real: Sequence[FinishedCell]) -> 
     by_cell = {done.cell: done for done in simulated}
     if by_cell.keys() != {done.cell for done in real}:
         raise ConfigError("simulated and real cells differ: expected the same policies, windows and seeds")
-    pairs = [(by_cell[done.cell], done) for done in real]
-    names = dict.fromkeys(done.cell.policy for done in real)
-    found = [_policy(name, [pair for pair in pairs if pair[1].cell.policy == name]) for name in names]
+    by_policy: dict[str, list[tuple[FinishedCell, FinishedCell]]] = {}
+    for done in real:
+        by_policy.setdefault(done.cell.policy, []).append((by_cell[done.cell], done))
+    found = [_policy(name, pairs) for name, pairs in by_policy.items()]
     return Fidelity(tuple(sorted(found, key=lambda policy: policy.metrics["jct_mean"].real)))
 
 
@@ -127,44 +124,37 @@ def fidelity_table(fidelity: Fidelity) -> Table:
         **STYLE,
     )
     table.add_column("policy", overflow="fold", min_width=8)
-    scales = {
-        name: scale_for(
-            METRIC[name],
-            [v for found in fidelity.policies for v in (found.metrics[name].real, found.metrics[name].simulated)],
-        )
-        for name in COMPARED
-    }
+    rows = {found.policy: [escape(found.policy)] for found in fidelity.policies}
     for name in COMPARED:
-        unit = f" \\[{scales[name].unit}]" if scales[name].unit else ""
+        pairs = {found.policy: found.metrics[name] for found in fidelity.policies}
+        scale = scale_for(METRIC[name], [figure for pair in pairs.values() for figure in (pair.real, pair.simulated)])
+        unit = f" \\[{scale.unit}]" if scale.unit else ""
         table.add_column(f"{METRIC[name].label}\nsim, real{unit}", justify="right")
         table.add_column("\ndiff", justify="right")
+        for policy, pair in pairs.items():
+            relative = METRIC[name].unit == "s"
+            difference = percent_change(pair.relative) if relative else scale.signed(pair.difference)
+            rows[policy] += [f"{scale.number(pair.simulated)}, {scale.number(pair.real)}", difference]
     table.add_column("jobs\nmedian, worst", justify="right")
     for found in fidelity.policies:
-        cells = [escape(found.policy)]
-        for name in COMPARED:
-            pair, scale = found.metrics[name], scales[name]
-            cells.append(f"{scale.number(pair.simulated)}, {scale.number(pair.real)}")
-            relative = METRIC[name].unit == "s"
-            cells.append(percent_change(pair.relative) if relative else scale.signed(pair.difference))
         errors = found.job_errors
-        cells.append(f"{float(np.median(errors)):.1%}, {errors[-1]:.1%}" if errors else NOTHING)
-        table.add_row(*cells)
+        worst = f"{float(np.median(errors)):.1%}, {errors[-1]:.1%}" if errors else NOTHING
+        table.add_row(*rows[found.policy], worst)
     return table
 
 
 def verdicts(fidelity: Fidelity) -> list[str]:
     """Sentences on whether both rank the policies the same, and on jobs that finished on one side only."""
     said = []
-    if len(fidelity.policies) > 1:
-        for metric in RANKED:
-            (agree, pairs), label = fidelity.agreeing_pairs(metric), METRIC[metric].label
-            real, simulated = (", ".join(fidelity.ranking(metric, side)) for side in (True, False))
-            if fidelity.same_ranking(metric):
-                said.append(f"both rank the policies the same by {label}: {real}")
-            else:
-                said.append(
-                    f"rankings by {label} differ ({agree} of {pairs} pairs agree): real {real}; simulated {simulated}"
-                )
+    for metric in RANKED if len(fidelity.policies) > 1 else ():
+        (agree, pairs), label = fidelity.agreeing_pairs(metric), METRIC[metric].label
+        real, simulated = (", ".join(fidelity.ranking(metric, side)) for side in (True, False))
+        if agree == pairs:
+            said.append(f"both rank the policies the same by {label}: {real}")
+        else:
+            said.append(
+                f"rankings by {label} differ ({agree} of {pairs} pairs agree): real {real}; simulated {simulated}"
+            )
     said += [
         f"{found.policy}: {found.unfinished} jobs finished on one of the two only, and are not compared"
         for found in fidelity.policies
@@ -175,6 +165,10 @@ def verdicts(fidelity: Fidelity) -> list[str]:
 
 def write_fidelity(fidelity: Fidelity, path: Path) -> None:
     """Write everything as JSON; undefined figures are null. Raises CheckpointError if that is not possible."""
+    rankings = {
+        metric: {"real": fidelity.ranking(metric, True), "simulated": fidelity.ranking(metric, False)}
+        for metric in RANKED
+    }
     content = {
         "policies": [
             {
@@ -185,15 +179,12 @@ def write_fidelity(fidelity: Fidelity, path: Path) -> None:
             }
             for found in fidelity.policies
         ],
-        "same_ranking": {metric: fidelity.same_ranking(metric) for metric in RANKED},
-        "rankings": {
-            metric: {"real": fidelity.ranking(metric, True), "simulated": fidelity.ranking(metric, False)}
-            for metric in RANKED
-        },
+        "same_ranking": {metric: ranked["real"] == ranked["simulated"] for metric, ranked in rankings.items()},
+        "rankings": rankings,
     }
     write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n", "the comparison")
 
 
 def _row(pair: Pair) -> dict[str, float | None]:
-    values = {**asdict(pair), "difference": pair.difference, "relative": pair.relative}
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+    figures = {**asdict(pair), "difference": pair.difference, "relative": pair.relative}
+    return {name: figure if math.isfinite(figure) else None for name, figure in figures.items()}

@@ -34,26 +34,9 @@ class CellMetric:
     description: str
 
 
-def _queueing(name: str) -> CellMetric:
-    return CellMetric(
-        f"queueing_{name}",
-        f"queue {name}",
-        "s",
-        "lower",
-        f"Mean time from submit to first GPU of the jobs of priority class {name}; jobs that never started are left "
-        "out.",
-    )
-
-
-def _time_to(percent: int) -> CellMetric:
-    return CellMetric(
-        f"time_to_{percent}",
-        f"to {percent} %",
-        "s",
-        "lower",
-        f"Mean time from submit until a job had first gained {percent} % of all the accuracy it can gain, over "
-        "the jobs that came so far.",
-    )
+def _seconds(name: str, label: str, description: str) -> CellMetric:
+    """A time, better where it is shorter."""
+    return CellMetric(name, label, "s", "lower", description)
 
 
 METRICS: tuple[CellMetric, ...] = (
@@ -62,23 +45,20 @@ METRICS: tuple[CellMetric, ...] = (
         CellMetric(f"reward_{term.name}", f"{term.name.removesuffix('s')} part", "", "higher", term.description)
         for term in TERMS
     ),
-    CellMetric(
-        "jct_mean", "JCT mean", "s", "lower", "Mean job completion time, submit to finish, over the jobs that finished."
+    _seconds("jct_mean", "JCT mean", "Mean job completion time, submit to finish, over the jobs that finished."),
+    _seconds("jct_median", "JCT median", "Median JCT of the jobs that finished."),
+    _seconds("jct_p95", "JCT p95", "95th percentile of the JCTs of the jobs that finished."),
+    _seconds("jct_p99", "JCT p99", "99th percentile of the JCTs of the jobs that finished."),
+    _seconds("makespan", "makespan", "First submit to last finish; not defined while a job is unfinished."),
+    _seconds("queueing_mean", "queue mean", "Mean time from submit to first GPU of the jobs that started."),
+    *(
+        _seconds(
+            f"queueing_{name}",
+            f"queue {name}",
+            f"Mean time from submit to first GPU of the jobs of priority class {name} that started.",
+        )
+        for name in PRIORITY_CLASSES
     ),
-    CellMetric("jct_median", "JCT median", "s", "lower", "Median JCT of the jobs that finished."),
-    CellMetric("jct_p95", "JCT p95", "s", "lower", "95th percentile of the JCTs of the jobs that finished."),
-    CellMetric("jct_p99", "JCT p99", "s", "lower", "99th percentile of the JCTs of the jobs that finished."),
-    CellMetric(
-        "makespan", "makespan", "s", "lower", "First submit to last finish; not defined while a job is unfinished."
-    ),
-    CellMetric(
-        "queueing_mean",
-        "queue mean",
-        "s",
-        "lower",
-        "Mean time from submit to first GPU; jobs that never started are left out.",
-    ),
-    *(_queueing(name) for name in PRIORITY_CLASSES),
     CellMetric(
         "utilisation",
         "GPUs used",
@@ -106,9 +86,7 @@ METRICS: tuple[CellMetric, ...] = (
         "proportion. Above 1 the job would have done better with its share; finished jobs only.",
     ),
     CellMetric("fairness_max", "rho max", "", "lower", "Largest rho (see rho mean): the worst treated job."),
-    CellMetric(
-        "unfair_share", "rho > 1", "share", "lower", "Share of the finished jobs with rho (see rho mean) above 1."
-    ),
+    CellMetric("unfair_share", "rho > 1", "share", "lower", "Share of the finished jobs with rho above 1."),
     CellMetric(
         "slowdown_mean",
         "slowdown",
@@ -116,13 +94,7 @@ METRICS: tuple[CellMetric, ...] = (
         "lower",
         "Mean of JCT / time the job needs alone on the cluster, as fast as it can be, start delay included.",
     ),
-    CellMetric(
-        "final_accuracy",
-        "accuracy",
-        "share",
-        "higher",
-        "Mean accuracy of all jobs at the end of the run, the unfinished ones included.",
-    ),
+    CellMetric("final_accuracy", "accuracy", "share", "higher", "Mean accuracy of all jobs at the end of the run."),
     CellMetric(
         "epochs_saved",
         "epochs saved",
@@ -139,7 +111,15 @@ METRICS: tuple[CellMetric, ...] = (
         "Mean over the same jobs of the accuracy that the profile has after all declared epochs, less that which they "
         "ended with, times 100.",
     ),
-    *(_time_to(percent) for percent in (90, 95, 99)),
+    *(
+        _seconds(
+            f"time_to_{percent}",
+            f"to {percent} %",
+            f"Mean time from submit until a job had first gained {percent} % of all the accuracy it can gain, over "
+            "the jobs that came so far.",
+        )
+        for percent in (90, 95, 99)
+    ),
     CellMetric(
         "accuracy_hours_lost",
         "hours lost",
@@ -148,16 +128,8 @@ METRICS: tuple[CellMetric, ...] = (
         "Time in the system [h], weighted by the share of its achievable accuracy gain that a job still lacks, "
         "summed over jobs of all classes.",
     ),
-    CellMetric(
-        "latency_p50", "latency p50", "s", "lower", "Median wall-clock time of one decision (queue and policy)."
-    ),
-    CellMetric(
-        "latency_p99",
-        "latency p99",
-        "s",
-        "lower",
-        "99th percentile of the wall-clock time of one decision (queue and policy).",
-    ),
+    _seconds("latency_p50", "latency p50", "Median wall-clock time of one decision (queue and policy)."),
+    _seconds("latency_p99", "latency p99", "99th percentile of the wall-clock time of one decision."),
     CellMetric("unfinished", "unfinished", "jobs", "lower", "Jobs that had not finished when the run ended."),
     CellMetric("jobs", "jobs", "jobs", "none", "Jobs of the workload."),
     CellMetric("wall_seconds", "run time", "s", "none", "Wall-clock time of the run itself."),
@@ -210,6 +182,7 @@ def measure(record: RunRecord) -> dict[str, float]:
     jct, waited, rho = completion_times(jobs), queueing_delays(jobs), finish_time_fairness(record)
     unfinished = int(np.isnan(jct).sum())
     start, end = run_span(record)
+    stopping = np.isfinite(jobs.finish_time) & ~np.isnan(jobs.full_accuracy)
     parts = record.decisions.reward.sum(axis=0)
     values = {
         "reward": float(parts.sum()),
@@ -225,7 +198,8 @@ def measure(record: RunRecord) -> dict[str, float]:
         "unfair_share": _mean((rho[np.isfinite(rho)] > 1.0).astype(np.float64)),
         "slowdown_mean": _mean(jct / jobs.alone_time),
         "final_accuracy": _mean(jobs.final_accuracy),
-        **_stopping_metrics(jobs),
+        "epochs_saved": _mean((1.0 - jobs.trained_epochs / jobs.epochs)[stopping]),
+        "accuracy_lost": 100.0 * _mean((jobs.full_accuracy - jobs.final_accuracy)[stopping]),
         "time_to_90": _mean(jobs.reached_90 - jobs.submit_time),
         "time_to_95": _mean(jobs.reached_95 - jobs.submit_time),
         "time_to_99": _mean(jobs.reached_99 - jobs.submit_time),
@@ -252,12 +226,9 @@ def lower_bound(record: RunRecord, weights: RewardWeights | None = None) -> dict
     alone, count = jobs.alone_time, len(jobs.submit_time)
     if np.isnan(alone).any():
         return {}
-    nan = float("nan")
-    values = {metric.name: nan for metric in METRICS}
-    values.update(_jct_metrics(alone))
-    values.update(_queueing_metrics(jobs, np.zeros(count)))
-    values["unfinished"] = 0.0
-    values["jobs"] = float(count)
+    values = dict.fromkeys(METRIC, float("nan"))
+    values |= _jct_metrics(alone) | _queueing_metrics(jobs, np.zeros(count))
+    values |= {"unfinished": 0.0, "jobs": float(count)}
     if count:
         values["makespan"] = float((jobs.submit_time + alone).max() - jobs.submit_time.min())
         values["slowdown_mean"] = 1.0
@@ -265,31 +236,20 @@ def lower_bound(record: RunRecord, weights: RewardWeights | None = None) -> dict
         values["final_accuracy"] = _mean(jobs.final_accuracy)
     if weights is not None:
         hours = float(alone.sum()) / HOUR
-        parts = {
+        values |= {
             "reward_accuracy": weights.accuracy * float(np.array(weights.classes)[jobs.priority].sum()),
             "reward_time": -weights.time * hours,
             "reward_resources": -weights.resources * hours,
             "reward_rescale": 0.0,
             "reward_shortfall": 0.0,
         }
-        bounds = [parts.get(f"reward_{name}", nan) for name in REWARD_PARTS]  # a part without a bound has none
-        values.update(parts, reward=sum(bounds))
+        values["reward"] = sum(values[f"reward_{name}"] for name in REWARD_PARTS)  # NaN if a part has no bound
     return values
 
 
 def _jct_metrics(jct: FloatArray) -> dict[str, float]:
-    return {
-        "jct_mean": _mean(jct),
-        "jct_median": _percentile(jct, 50),
-        "jct_p95": _percentile(jct, 95),
-        "jct_p99": _percentile(jct, 99),
-    }
-
-
-def _stopping_metrics(jobs: JobRecords) -> dict[str, float]:
-    ended = np.isfinite(jobs.finish_time) & ~np.isnan(jobs.full_accuracy)
-    saved, lost = 1.0 - jobs.trained_epochs / jobs.epochs, jobs.full_accuracy - jobs.final_accuracy
-    return {"epochs_saved": _mean(saved[ended]), "accuracy_lost": 100.0 * _mean(lost[ended])}
+    percentiles = {"jct_median": 50, "jct_p95": 95, "jct_p99": 99}
+    return {"jct_mean": _mean(jct)} | {name: _percentile(jct, percent) for name, percent in percentiles.items()}
 
 
 def _queueing_metrics(jobs: JobRecords, waited: FloatArray) -> dict[str, float]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,6 +21,7 @@ from rlpto.core.records import RunRecord
 from rlpto.core.rewards import HOUR, REWARD_PARTS
 from rlpto.evaluation.formatting import scale_for
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, completion_times
+from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.statistics import LEVEL, Interval
 from rlpto.evaluation.tables import Results, Summary
 from rlpto.evaluation.timeline import capacity, gpus_by_accuracy, held_gpus, run_span, step_value, utilisation
@@ -28,21 +29,9 @@ from rlpto.io.arrays import FloatArray
 from rlpto.io.files import whole_file
 
 COLOURS = (
-    "#2f6db5",
-    "#e07b28",
-    "#3a9a5b",
-    "#c8413b",
-    "#8a63b8",
-    "#8a5a44",
-    "#d76fae",
-    "#5f6b76",
-    "#a9a12c",
-    "#2aa7b8",
-    "#1f3f77",
-    "#f2b705",
-    "#7fb069",
-    "#5c1a4a",
-)
+    "#2f6db5", "#e07b28", "#3a9a5b", "#c8413b", "#8a63b8", "#8a5a44", "#d76fae",
+    "#5f6b76", "#a9a12c", "#2aa7b8", "#1f3f77", "#f2b705", "#7fb069", "#5c1a4a",
+)  # fmt: skip
 """Colours of policies, in order; with more policies they repeat with another line style."""
 
 BOUND_COLOUR = "#9aa3ab"
@@ -81,23 +70,39 @@ def palette(policies: Sequence[str]) -> dict[str, str]:
     return {policy: COLOURS[i % len(COLOURS)] for i, policy in enumerate(real)} | {LOWER_BOUND: BOUND_COLOUR}
 
 
-def all_plots(results: Results, records: Mapping[str, Sequence[RunRecord]]) -> list[Plot]:
-    """Every plot of the report.
+def line_styles(policies: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Colour and pattern of the line of every policy."""
+    names = list(policies)
+    colours, patterns = palette(names), ("-", "--", ":")
+    return {
+        policy: {"color": colours[policy], "linestyle": patterns[i // len(COLOURS) % len(patterns)]}
+        for i, policy in enumerate(names)
+    }
 
-    records: of every policy, in the same order of windows and seeds; the first ones serve the plots of a
-    single run. Those show the policy with the best reward.
+
+def records_by_policy(finished: Sequence[FinishedCell]) -> dict[str, list[RunRecord]]:
+    """Records of every policy, read from disk, ordered by window and seed so that equal places pair."""
+    records: dict[str, list[RunRecord]] = {}
+    for done in sorted(finished, key=lambda done: (done.cell.window, done.cell.seed)):
+        records.setdefault(done.cell.policy, []).append(done.record())
+    return records
+
+
+def all_plots(results: Results, finished: Sequence[FinishedCell]) -> list[Plot]:
+    """Every plot of the report, from the records of the finished cells. Raises CheckpointError if one is unreadable.
+
+    Plots of a single run show the first window and seed, and those of a single policy the one with the best reward.
     """
-    order = [summary.policy for summary in results.policies]
-    records = {policy: records[policy] for policy in order}
-    firsts = [records[policy][0] for policy in order]
-    run = f"window {firsts[0].window}, seed {firsts[0].seed}"
-    best = order[0]
+    read = records_by_policy(finished)
+    records = {summary.policy: read[summary.policy] for summary in results.policies}
+    firsts = {policy: runs[0] for policy, runs in records.items()}
+    best, first = next(iter(firsts.items()))
+    run = f"window {first.window}, seed {first.seed}"
     return [
         Plot(
             "reward",
             "Reward and its parts",
-            "Mean over cells. Bars: the four parts; diamond: the total with its "
-            f"{LEVEL:.0%} interval. Right is better."
+            f"Mean over cells. Bars: the parts; diamond: the total with its {LEVEL:.0%} interval. Right is better."
             + (" The lower bound bounds each part on its own." if results.bounded else ""),
             reward_bars(results.summaries),
         ),
@@ -119,14 +124,14 @@ def all_plots(results: Results, records: Mapping[str, Sequence[RunRecord]]) -> l
             "utilisation",
             "GPUs used over time",
             f"GPUs held as a share of the GPUs that were up ({run}).",
-            utilisation_over_time(dict(zip(order, firsts, strict=True))),
+            utilisation_over_time(firsts),
         ),
         Plot(
             "allocation",
             f"Allocation over time under {best}",
             f"GPUs of every job, stacked in order of submission ({run}); the {SHOWN_JOBS} jobs with the most "
             "GPU-hours have a colour, all others are grey. Dashed: GPUs that were up.",
-            allocation_over_time(records[best][0]),
+            allocation_over_time(first),
         ),
         Plot(
             "gpus_by_accuracy",
@@ -166,34 +171,28 @@ def jct_cdf(records: Mapping[str, Sequence[RunRecord]], bounded: bool = True) ->
     """Share of all jobs finished within a time (log) after their submit, one line per policy, and the bound if there
     is one."""
     figure, axes = new_figure()
-    colours = palette(list(records))
-    lowest, highest = np.inf, 0.0
-    lines = {
+    times = {
         policy: np.concatenate([completion_times(record.jobs) for record in runs]) for policy, runs in records.items()
     }
+    styles = line_styles(records)
     if bounded:
         alone = np.concatenate([record.jobs.alone_time for record in next(iter(records.values()))])
-        lines = {LOWER_BOUND: alone, **lines}
-    styles = {policy: _line_style(i) for i, policy in enumerate(records)} | {LOWER_BOUND: "--"}
-    for policy, times in lines.items():
-        finished = np.sort(times[np.isfinite(times)])
-        if len(finished) == 0:
-            continue
-        share = np.arange(1, len(finished) + 1) / len(times)
-        axes.step(
-            *_thinned(finished, share), where="post", label=policy, color=colours[policy], linestyle=styles[policy]
-        )
-        lowest, highest = min(lowest, float(finished[0])), max(highest, float(finished[-1]))
+        times = {LOWER_BOUND: alone, **times}
+        styles[LOWER_BOUND] = {"color": BOUND_COLOUR, "linestyle": "--"}
+    finished = {policy: np.sort(jcts[np.isfinite(jcts)]) for policy, jcts in times.items()}
+    for policy, jcts in finished.items():
+        if len(jcts):
+            share = np.arange(1, len(jcts) + 1) / len(times[policy])
+            axes.step(jcts, share, where="post", label=policy, **styles[policy])
     axes.set_xscale("log")
-    if highest > 0:
-        axes.set_xlim(max(lowest, highest * 1e-5) * 0.9, highest * 1.1)
+    shown = np.concatenate(list(finished.values()))
+    if len(shown) and shown.max() > 0:
+        axes.set_xlim(max(shown.min(), shown.max() * 1e-5) * 0.9, shown.max() * 1.1)
     axes.xaxis.set_major_locator(FixedLocator(list(_TIMES.values())))
     axes.xaxis.set_major_formatter(FixedFormatter(list(_TIMES)))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel("JCT")
-    axes.set_ylabel("share of jobs")
+    axes.set(ylim=(0, 1.02), xlabel="JCT", ylabel="share of jobs")
     _legend(figure, axes)
     return figure
 
@@ -207,10 +206,10 @@ def queueing_bars(summaries: Sequence[Summary]) -> Figure:
     scale = scale_for(METRIC[names[0]], means)
     width = 0.82 / max(len(summaries), 1)
     for i, summary in enumerate(summaries):
-        intervals = [_scaled(summary.mean[name], scale.factor) for name in names]
+        intervals = [summary.mean[name] for name in names]
         at = np.arange(len(names)) + (i - (len(summaries) - 1) / 2) * width
-        heights = [interval.estimate for interval in intervals]
-        errors = np.hstack([_error(interval) for interval in intervals])
+        heights = [interval.estimate * scale.factor for interval in intervals]
+        errors = np.hstack([_error(interval) for interval in intervals]) * scale.factor
         axes.bar(at, heights, width * 0.92, yerr=errors, label=summary.policy, color=colours[summary.policy],
                  error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2})  # fmt: skip
     axes.set_xticks(range(len(names)), [f"{name} priority" for name in PRIORITY_CLASSES])
@@ -225,23 +224,20 @@ def queueing_bars(summaries: Sequence[Summary]) -> Figure:
 def utilisation_over_time(records: Mapping[str, RunRecord], bins: int = 120) -> Figure:
     """Share of the GPUs that were up held by jobs, one line per policy, averaged over short stretches of time."""
     figure, axes = new_figure()
-    colours = palette(list(records))
-    spans = [run_span(record) for record in records.values()]
-    longest = max((end for _, end in spans if np.isfinite(end)), default=0.0)
-    for i, (policy, record) in enumerate(records.items()):
-        start, end = run_span(record)
+    styles = line_styles(records)
+    spans = {policy: run_span(record) for policy, record in records.items()}
+    longest = max((end for _, end in spans.values() if np.isfinite(end)), default=0.0)
+    for policy, record in records.items():
+        start, end = spans[policy]
         if not end > start:
             continue
         # All policies are averaged over the same stretch, so that short runs do not look noisier than long ones.
         edges = np.linspace(start, end, max(2, round(bins * (end - start) / max(longest - start, 1e-9))) + 1)
         used = np.append(utilisation(record, edges), 0.0)
-        axes.step((edges - start) / HOUR, used, where="post", label=policy, color=colours[policy],
-                  linestyle=_line_style(i), linewidth=1.4, alpha=0.9)  # fmt: skip
-    axes.set_xlim(left=0)
-    axes.set_ylim(0, 1.03)
+        axes.step((edges - start) / HOUR, used, where="post", label=policy, linewidth=1.4, alpha=0.9, **styles[policy])
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel("hours since the first submit")
-    axes.set_ylabel("GPUs used")
+    axes.set_xlim(left=0)
+    axes.set(ylim=(0, 1.03), xlabel="hours since the first submit", ylabel="GPUs used")
     _legend(figure, axes)
     return figure
 
@@ -261,29 +257,24 @@ def allocation_over_time(record: RunRecord, moments: int = 1000) -> Figure:
         up = step_value(*capacity(record), at)
         up[at < record.decisions.time[0] if len(record.decisions.time) else at < start] = record.capacity
         axes.step(hours, up, where="post", color=INK, linestyle="--", linewidth=1.1)
-        axes.set_xlim(0, float(hours[-1]))
-        axes.set_ylim(0, max(record.capacity, 1) * 1.05)
-    axes.set_xlabel("hours since the first submit")
-    axes.set_ylabel("GPUs held")
+        axes.set(xlim=(0, float(hours[-1])), ylim=(0, max(record.capacity, 1) * 1.05))
+    axes.set(xlabel="hours since the first submit", ylabel="GPUs held")
     return figure
 
 
 def gpus_against_accuracy(records: Mapping[str, Sequence[RunRecord]], bins: int = 20) -> Figure:
     """Mean GPUs held while passing each stage of the accuracy gain, one line per policy."""
     figure, axes = new_figure()
-    colours = palette(list(records))
+    styles = line_styles(records)
     middles = (np.arange(bins) + 0.5) / bins
-    for i, (policy, runs) in enumerate(records.items()):
+    for policy, runs in records.items():
         parts = [gpus_by_accuracy(record, bins) for record in runs]
         sums, weights = sum(p[0] for p in parts), sum(p[1] for p in parts)
         held = np.divide(sums, weights, out=np.full(bins, np.nan), where=np.asarray(weights) > 0)
-        axes.plot(middles, held, marker="o", markersize=3.5, label=policy, color=colours[policy],
-                  linestyle=_line_style(i))  # fmt: skip
-    axes.set_xlim(0, 1)
+        axes.plot(middles, held, marker="o", markersize=3.5, label=policy, **styles[policy])
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel("share of the accuracy gain reached")
-    axes.set_ylabel("mean GPUs per job")
+    axes.set(xlim=(0, 1), xlabel="share of the accuracy gain reached", ylabel="mean GPUs per job")
     _legend(figure, axes)
     return figure
 
@@ -345,27 +336,11 @@ def _legend(figure: Figure, axes: Axes) -> None:
                       fontsize=9, labelcolor=INK, handlelength=1.8, columnspacing=1.4)  # fmt: skip
 
 
-def _line_style(i: int) -> str:
-    return ("-", "--", ":")[i // len(COLOURS) % 3]
-
-
 def _error(interval: Interval) -> FloatArray:
     """[2, 1] distances to the bounds; 0 where there is no interval."""
     distances = np.array([[interval.estimate - interval.low], [interval.high - interval.estimate]])
     lengths: FloatArray = np.clip(np.nan_to_num(distances), 0.0, None)
     return lengths
-
-
-def _scaled(interval: Interval, factor: float) -> Interval:
-    return Interval(interval.estimate * factor, interval.low * factor, interval.high * factor, interval.samples)
-
-
-def _thinned(x: FloatArray, y: FloatArray, most: int = 4000) -> tuple[FloatArray, FloatArray]:
-    """A line with at most about `most` points, first and last kept."""
-    if len(x) <= most:
-        return x, y
-    kept = np.unique(np.linspace(0, len(x) - 1, most).astype(np.int64))
-    return x[kept], y[kept]
 
 
 def _bands(record: RunRecord, shown: np.ndarray, at: FloatArray) -> FloatArray:

@@ -11,11 +11,9 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from rlpto.core.records import RunRecord
 from rlpto.evaluation.formatting import Scale, heading, scale_for
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
-from rlpto.evaluation.plots import Plot, all_plots, png
-from rlpto.evaluation.runner import FinishedCell
+from rlpto.evaluation.plots import Plot, png
 from rlpto.evaluation.statistics import LEVEL, Comparison
 from rlpto.evaluation.tables import Results, Summary, column_scale, percent_change, warnings
 from rlpto.io.files import write_text
@@ -41,22 +39,9 @@ class About:
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
-def records_by_policy(finished: Sequence[FinishedCell]) -> dict[str, list[RunRecord]]:
-    """Records of every policy, read from disk, ordered by window and seed so that equal places pair."""
-    records: dict[str, list[RunRecord]] = {}
-    for done in sorted(finished, key=lambda done: (done.cell.window, done.cell.seed)):
-        records.setdefault(done.cell.policy, []).append(done.record())
-    return records
-
-
 def write_report(path: Path, results: Results, plots: Sequence[Plot], about: About) -> None:
     """Write the report. Raises CheckpointError if `path` cannot be written."""
     write_text(path, report_html(results, plots, about), "the report")
-
-
-def make_plots(results: Results, finished: Sequence[FinishedCell]) -> list[Plot]:
-    """Every plot, from the records of the finished cells. Raises CheckpointError if one is unreadable."""
-    return all_plots(results, records_by_policy(finished))
 
 
 def report_html(results: Results, plots: Sequence[Plot], about: About) -> str:
@@ -67,27 +52,24 @@ def report_html(results: Results, plots: Sequence[Plot], about: About) -> str:
         name: scale_for(METRIC[name], [c.difference.estimate for c in compared[name].values()])
         for name in PAIRED_METRICS
     }
-    return (
-        _environment()
-        .get_template("report_template.html")
-        .render(
-            results=results,
-            about=about,
-            plots=plots,
-            warnings=warnings(results),
-            cells=results.cells[results.cells["policy"] == results.policies[0].policy],
-            level=f"{LEVEL:.0%}",
-            scales=scales,
-            heads={name: _head(name, scales[name]) for name in results.key_metrics},
-            best={name: _best(results.policies, name) for name in results.key_metrics},
-            compared=compared,
-            paired_scales=paired_scales,
-            paired_heads={name: _head(name, paired_scales[name]) for name in PAIRED_METRICS},
-            findings=[finding(policy, c, compared["jct_mean"][policy]) for policy, c in compared["reward"].items()],
-            metrics=METRICS,
-            heading=heading,
-            lower_bound=LOWER_BOUND,
-        )
+    template = _environment().get_template("report_template.html")
+    return template.render(
+        results=results,
+        about=about,
+        plots=plots,
+        warnings=warnings(results),
+        cells=results.cells[results.cells["policy"] == results.policies[0].policy],
+        level=f"{LEVEL:.0%}",
+        scales=scales,
+        heads={name: _head(name, scales[name]) for name in results.key_metrics},
+        best={name: _best(results.policies, name) for name in results.key_metrics},
+        compared=compared,
+        paired_scales=paired_scales,
+        paired_heads={name: _head(name, paired_scales[name]) for name in PAIRED_METRICS},
+        findings=[finding(policy, c, compared["jct_mean"][policy]) for policy, c in compared["reward"].items()],
+        metrics=METRICS,
+        heading=heading,
+        lower_bound=LOWER_BOUND,
     )
 
 

@@ -23,15 +23,13 @@ from rlpto import __version__
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import METRIC, lower_bound, measure
-from rlpto.evaluation.storage import is_record, load_record, save_record
+from rlpto.evaluation.record_files import is_record, load_record, save_record
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.files import file_there, is_there, write_text
 from rlpto.io.interrupts import Interrupted
 from rlpto.io.reading import read_text
 from rlpto.io.yaml_file import dotted_key
 
-FORMAT = 1
-"""Version of the cell files."""
 CELLS_FILE = "cells.json"
 """The cells of the last evaluation into a run folder, which its tables and its report cover. Cells of earlier ones
 stay in the folder `cells`, and are used when they are asked for again."""
@@ -71,7 +69,7 @@ class FinishedCell:
 
 def config_fingerprint(config: Mapping[str, Any]) -> str:
     """Digest of everything that decides the outcome of a cell, RLPTO's version included; `config` must be JSON-able."""
-    text = json.dumps([FORMAT, __version__, config], sort_keys=True)
+    text = json.dumps([__version__, config], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -132,18 +130,17 @@ def load_cells(out: Path) -> list[FinishedCell]:
 
     Raises CheckpointError if there is none, a cell is missing or unreadable, or they are of different configurations.
     """
-    folder, path = out / "cells", out / CELLS_FILE
+    path = out / CELLS_FILE
     if not file_there(path):
         raise CheckpointError(f"{out}: no {CELLS_FILE}, expected a folder that an evaluation has written")
     listed = _read_stored(path, _CellList)
-    finished: list[FinishedCell] = []
-    for cell in listed.cells:
-        found = _read_cell(folder, cell, listed.fingerprint)
-        if found is None:
-            raise CheckpointError(
-                f"{out}: cell {cell} is not finished; run the evaluation again with the same run folder to go on"
-            )
-        finished.append(found)
+    found = {cell: _read_cell(out / "cells", cell, listed.fingerprint) for cell in listed.cells}
+    finished = [done for done in found.values() if done is not None]
+    if len(finished) < len(found):
+        missing = next(cell for cell, done in found.items() if done is None)
+        raise CheckpointError(
+            f"{out}: cell {missing} is not finished; run the evaluation again with the same run folder to go on"
+        )
     return finished
 
 
@@ -161,8 +158,6 @@ class _StoredCell(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    format: int
-    version: str
     fingerprint: str
     cell: Cell
     metrics: dict[str, _Figure]
@@ -191,22 +186,13 @@ class _Task:
     weights: RewardWeights | None
 
     def __call__(self, cell: Cell) -> FinishedCell:
-        record = self.run_cell(cell)
-        finished = FinishedCell(
-            cell, measure(record), lower_bound(record, self.weights), self.folder / f"{cell.key}.npz"
-        )
-        save_record(record, finished.path)
+        record, archive = self.run_cell(cell), self.folder / f"{cell.key}.npz"
+        metrics, bound = measure(record), lower_bound(record, self.weights)
+        save_record(record, archive)
         # The JSON file comes last: where it exists, the cell is finished.
-        stored = _StoredCell(
-            format=FORMAT,
-            version=__version__,
-            fingerprint=self.fingerprint,
-            cell=cell,
-            metrics=finished.metrics,
-            bound=finished.bound,
-        )
+        stored = _StoredCell(fingerprint=self.fingerprint, cell=cell, metrics=metrics, bound=bound)
         write_text(self.folder / f"{cell.key}.json", stored.model_dump_json(indent=1) + "\n", "a cell")
-        return finished
+        return FinishedCell(cell, metrics, bound, archive)
 
 
 def _run_all(

@@ -63,7 +63,6 @@ class Summary:
     """One policy over all its cells, by metric: mean and interquartile mean with intervals."""
 
     policy: str
-    knowledge: str
     mean: dict[str, Interval]
     iqm: dict[str, Interval]
 
@@ -78,9 +77,8 @@ class Results:
     """Everything the tables, plots and the report show.
 
     cells: the frame of all cells. summaries: by descending mean reward, the lower bound last.
-    comparisons: every policy against `reference`, by metric name.
-    forecast: what was known of arrivals to come: off, on, or perfect, an oracle. notes: what else makes these results
-    less than they seem.
+    comparisons: every policy against `reference`, by metric name. knowledge: exact, noisy or online.
+    forecast: of arrivals: off, on, or perfect, an oracle. notes: further limits of these results.
     """
 
     cells: pd.DataFrame
@@ -97,10 +95,15 @@ class Results:
         return any(summary.is_bound for summary in self.summaries)
 
     @property
-    def told(self) -> str:
-        """Information given to policies, for captions: on present jobs and on future arrivals."""
+    def known(self) -> str:
+        """What policies knew, for captions: of present jobs and of future arrivals."""
         oracle = " (an oracle)" if self.forecast == "perfect" else ""
         return f"knowledge: {self.knowledge}; forecast: {self.forecast}{oracle}"
+
+    @property
+    def setting(self) -> str:
+        """What these results rest on, for captions of tables."""
+        return f"{self.known}; windows: {self.cells['window'].nunique()}, seeds: {self.cells['seed'].nunique()}"
 
     @property
     def policies(self) -> list[Summary]:
@@ -121,20 +124,17 @@ class Results:
 
 def frame(finished: Sequence[FinishedCell], knowledge: str, forecast: str = "off") -> pd.DataFrame:
     """One row per cell: policy, knowledge, window, seed and every metric; the lower bound, where every cell has one, as
-    a further policy.
+    a further policy, with exact knowledge.
 
-    knowledge: quality of the job information given to policies (exact, noisy, online). The bound needs exact knowledge.
-    forecast: on or perfect make a further column, the last one; off makes none.
+    knowledge, forecast: as in `Results`; a forecast makes a further column, the last one.
     """
     rows: list[dict[str, object]] = []
     bounds: dict[tuple[str, int], dict[str, object]] = {}
     for done in finished:
-        cell = done.cell
-        place = {"window": cell.window, "seed": cell.seed}
-        rows.append({"policy": cell.policy, "knowledge": knowledge, **place, **done.metrics})
-        bounds.setdefault(
-            (cell.window, cell.seed), {"policy": LOWER_BOUND, "knowledge": "exact", **place, **done.bound}
-        )
+        place = {"window": done.cell.window, "seed": done.cell.seed}
+        rows.append({"policy": done.cell.policy, "knowledge": knowledge, **place, **done.metrics})
+        bound = {"policy": LOWER_BOUND, "knowledge": "exact", **place, **done.bound}
+        bounds.setdefault((done.cell.window, done.cell.seed), bound)
     columns = ["policy", "knowledge", "window", "seed", *METRIC]
     bounded = all(done.bound for done in finished)
     found = pd.DataFrame([*rows, *(bounds.values() if bounded else ())], columns=columns)
@@ -151,8 +151,7 @@ def results(
 ) -> Results:
     """Summaries and paired differences of finished cells.
 
-    reference: policy the others are compared with; None: the first one. forecast: off, on or perfect. notes: further
-    warnings.
+    reference: policy the others are compared with; None: the first one. knowledge, forecast, notes: as in `Results`.
     Raises ConfigError without cells, for an unknown reference, and if policies ran on different cells.
     """
     if not finished:
@@ -165,7 +164,12 @@ def results(
         _summary(str(policy), rows, seed)
         for policy, rows in cells.sort_values(["window", "seed"]).groupby("policy", sort=False)
     ]
-    return Results(cells, sorted(summaries, key=_rank), comparisons, reference, knowledge, forecast, tuple(notes))
+
+    def rank(summary: Summary) -> tuple[bool, float]:
+        reward = summary.mean["reward"].estimate
+        return summary.is_bound, math.inf if math.isnan(reward) else -reward
+
+    return Results(cells, sorted(summaries, key=rank), comparisons, reference, knowledge, forecast, tuple(notes))
 
 
 def warnings(results: Results) -> list[str]:
@@ -179,13 +183,12 @@ def warnings(results: Results) -> list[str]:
                 "they are missing from its JCT, queueing and fairness figures, which look better than they are."
             )
     count = max(summary.mean["reward"].samples for summary in results.policies)
-    windows = results.cells["window"].nunique()
     if count < FEW_CELLS:
         notes.append(
             f"Intervals rest on only {count} independent {'sample' if count == 1 else 'samples'} per policy "
             f"and are unreliable: use {FEW_CELLS} or more windows."
         )
-    if windows == 1:
+    if results.cells["window"].nunique() == 1:
         notes.append("All runs are on one window: the results say nothing about other times of the trace.")
     if results.knowledge == "exact":
         notes.append(
@@ -200,14 +203,15 @@ def warnings(results: Results) -> list[str]:
 def summary_table(results: Results) -> Table:
     """The key metrics of every policy for the terminal; fits 120 columns."""
     names = results.key_metrics
-    caption = f"{_setting(results)}; means over cells, [{LEVEL:.0%} interval]"
+    caption = f"{results.setting}; means over cells, [{LEVEL:.0%} interval]"
     if results.unfinished:
         caption += "; jobs were left unfinished: JCT and queueing cover only those that finished"
     table = Table(title="Policies, best reward first", caption=caption, **STYLE)
     table.add_column("policy", overflow="fold", min_width=8)
     scales = {name: column_scale(results, name) for name in names}
     for name in names:
-        table.add_column(_wrapped_heading(name, scales[name]), justify="right")
+        wrapped = heading(METRIC[name], scales[name]).replace(" [", "\n\\[").replace(" ", "\n", 1)
+        table.add_column(wrapped, justify="right")
     for summary in results.summaries:
         cells = [_interval_text(summary.mean[name], scales[name], name in WITH_INTERVAL) for name in names]
         table.add_row(escape(summary.policy), *cells, style="italic dim" if summary.is_bound else None)
@@ -216,7 +220,7 @@ def summary_table(results: Results) -> Table:
 
 def paired_table(results: Results) -> Table:
     """Differences from the reference policy for the terminal, cell by cell."""
-    caption = f"{_setting(results)}; differences on the same windows and seeds, [{LEVEL:.0%} interval]"
+    caption = f"{results.setting}; differences on the same windows and seeds, [{LEVEL:.0%} interval]"
     table = Table(title=f"Paired differences from {escape(results.reference)}", caption=caption, **STYLE)
     table.add_column("policy", overflow="fold", min_width=8)
     rows: dict[str, list[str]] = {
@@ -319,11 +323,6 @@ _PAIRED_COLUMNS = (
 )
 
 
-def _setting(results: Results) -> str:
-    windows, seeds = results.cells["window"].nunique(), results.cells["seed"].nunique()
-    return f"{results.told}; windows: {windows}, seeds: {seeds}"
-
-
 def _summary(policy: str, rows: pd.DataFrame, seed: int) -> Summary:
     windows = rows["window"].tolist()
 
@@ -335,15 +334,9 @@ def _summary(policy: str, rows: pd.DataFrame, seed: int) -> Summary:
 
     return Summary(
         policy=policy,
-        knowledge=str(rows["knowledge"].iloc[0]),
         mean={name: interval(name, mean) for name in METRIC},
         iqm={name: interval(name, interquartile_mean) for name in METRIC},
     )
-
-
-def _rank(summary: Summary) -> tuple[bool, float]:
-    reward = summary.mean["reward"].estimate
-    return summary.is_bound, math.inf if math.isnan(reward) else -reward
 
 
 def _interval_text(interval: Interval, scale: Scale, with_bounds: bool) -> str:
@@ -353,27 +346,16 @@ def _interval_text(interval: Interval, scale: Scale, with_bounds: bool) -> str:
     return f"{text}\n[dim]\\[{scale.number(interval.low)}, {scale.number(interval.high)}][/dim]"
 
 
-def _wrapped_heading(name: str, scale: Scale) -> str:
-    return heading(METRIC[name], scale).replace(" [", "\n\\[").replace(" ", "\n", 1)
-
-
 def _summary_rows(results: Results) -> list[dict[str, object]]:
-    return [
-        {
-            "policy": summary.policy,
-            "knowledge": summary.knowledge,
-            "metric": name,
-            "samples": summary.mean[name].samples,
-            "mean": summary.mean[name].estimate,
-            "low": summary.mean[name].low,
-            "high": summary.mean[name].high,
-            "iqm": summary.iqm[name].estimate,
-            "iqm_low": summary.iqm[name].low,
-            "iqm_high": summary.iqm[name].high,
-        }
-        for summary in results.summaries
-        for name in METRIC
-    ]
+    rows: list[dict[str, object]] = []
+    for summary in results.summaries:
+        knowledge = "exact" if summary.is_bound else results.knowledge
+        for name in METRIC:
+            mean, iqm = summary.mean[name], summary.iqm[name]
+            row = {"policy": summary.policy, "knowledge": knowledge, "metric": name, "samples": mean.samples}
+            row |= {"mean": mean.estimate, "low": mean.low, "high": mean.high}
+            rows.append(row | {"iqm": iqm.estimate, "iqm_low": iqm.low, "iqm_high": iqm.high})
+    return rows
 
 
 def _paired_rows(results: Results) -> list[dict[str, object]]:
@@ -381,9 +363,8 @@ def _paired_rows(results: Results) -> list[dict[str, object]]:
     for c in (comparison for comparisons in results.comparisons.values() for comparison in comparisons):
         d, p = c.difference, c.improvement
         found = (d.samples, d.estimate, d.low, d.high, c.relative, p.estimate, p.low, p.high, c.wins, c.ties, c.verdict)
-        rows.append(
-            dict(zip(_PAIRED_COLUMNS, (c.policy, c.reference, results.knowledge, c.metric, *found), strict=True))
-        )
+        setting = (c.policy, c.reference, results.knowledge, c.metric)
+        rows.append(dict(zip(_PAIRED_COLUMNS, (*setting, *found), strict=True)))
     return rows
 
 

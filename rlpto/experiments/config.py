@@ -21,7 +21,7 @@ from rlpto.io.reading import one_line
 from rlpto.io.settings import LARGEST_SEED, Settings
 from rlpto.io.settings_text import described_yaml, first_problem
 from rlpto.io.yaml_file import Location, parse_value, read_yaml
-from rlpto.knowledge.remaining import RemainingKnowledge
+from rlpto.knowledge.known import RemainingKnowledge
 from rlpto.performance.metrics import DEFAULT_METRIC, MetricName
 from rlpto.performance.tables import ONE_KIND
 from rlpto.policies.spec import FILE_ENDINGS, parse_spec

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from rlpto.arrivals.online import reserved_gpus
 from rlpto.core.jobs import Job
 from rlpto.envs.cluster_env import ClusterEnv
-from rlpto.envs.fleet import Workload
+from rlpto.envs.compiled_batch import Workload
+from rlpto.envs.episodes import HOUR, EnvSetup, check_integer
 from rlpto.envs.observation import FORECAST_FEATURES, forecast_features
 from rlpto.envs.settings import EnvSettings
-from rlpto.envs.setup import HOUR, EnvSetup, check_integer
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.experiment import Experiment, estimate_noise, prepare, refuse_for_learning

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlpto.agents.policy import run_file, shown_label
-from rlpto.evaluation.runner import FinishedCell, evaluate
+from rlpto.core.records import RunRecord
+from rlpto.evaluation.runner import Cell, FinishedCell, evaluate, load_cells
 from rlpto.evaluation.tables import Results, results, write_csv, write_json
+from rlpto.experiments.cache_key import Result, differing_keys
 from rlpto.experiments.config import Config, resolved_yaml
 from rlpto.experiments.experiment import prepare, run_cell
-from rlpto.experiments.run_folder import begin_run, command_line, members, refuse_foreign, run_facts, versions
-from rlpto.experiments.window_traces import Repetition
+from rlpto.experiments.run_folder import (
+    begin_run,
+    command_line,
+    members,
+    read_run_config,
+    refuse_foreign,
+    run_facts,
+    versions,
+)
 from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.policies.registry import make_policy
 from rlpto.policies.spec import SWITCH, parse_spec, parse_switch, policy_label, split_specs, time_text
@@ -22,32 +33,16 @@ from rlpto.policies.spec import SWITCH, parse_spec, parse_switch, policy_label, 
 if TYPE_CHECKING:
     from rlpto.evaluation.plots import Plot
 
-REPEATED = 1.5
-"""Least repetitions of recorded jobs in a workload that cause a warning."""
 
-
-def followed_file(file: Path) -> list[str]:
-    """Overrides that take jobs from a file which is appended to."""
-    values = {"source": "follow", "path": [str(file)], "jobs": [], "load": None, "draws": 0}
-    values |= {"train_path": [], "validation_path": []}
+def jobs_of_file(file: Path, follow: bool) -> list[str]:
+    """Overrides that take jobs from a file that is followed, or from another trace, every window of it for testing."""
+    values: dict[str, object] = {"path": [str(file)], "draws": 0, "train_path": [], "validation_path": []}
+    if follow:
+        values |= {"source": "follow", "jobs": [], "load": None}
+    else:
+        values |= {"source": "trace", "format": None, "skip_days": 0}
+        values |= {"windows.train": 0, "windows.validation": 0, "windows.test": 1}
     return [*(f"workload.{key}={json.dumps(value)}" for key, value in values.items()), "evaluation.split=test"]
-
-
-def foreign_trace(trace: Path) -> list[str]:
-    """Overrides that take jobs from another trace, and every window of it for testing."""
-    values = {
-        "source": "trace",
-        "path": [str(trace)],
-        "format": None,
-        "skip_days": 0,
-        "draws": 0,
-        "train_path": [],
-        "validation_path": [],
-        "windows.train": 0,
-        "windows.validation": 0,
-        "windows.test": 1,
-    }
-    return [f"workload.{key}={json.dumps(value)}" for key, value in values.items()]
 
 
 def with_agents(config: Config, run: Path) -> Config:
@@ -101,28 +96,33 @@ def with_reference(config: Config, chosen: bool) -> Config:
     return config.model_copy(update={"evaluation": evaluation})
 
 
-def run_cells(config: Config, folder: Path, *, fresh: bool, jobs: int, progress: bool) -> list[FinishedCell]:
-    """Simulate the missing cells. The folder is touched only after the whole experiment has passed its checks.
+def run_cells(
+    config: Config,
+    folder: Path,
+    run_real: Callable[[Cell], RunRecord] | None = None,
+    *,
+    fresh: bool,
+    progress: bool,
+    jobs: int = 1,
+) -> list[FinishedCell]:
+    """Run the missing cells. The folder is touched only after the whole experiment has passed its checks.
 
-    jobs: processes. progress: show a bar. Raises Interrupted after Ctrl-C.
+    run_real: runs a cell on a real cluster; None: cells are simulated. jobs: processes. progress: show a bar.
+    Raises Interrupted after Ctrl-C.
     """
     experiment = prepare(config)
     cells = experiment.cells()
     experiment.check()
-    experiment.check_simulated()
+    decides = experiment.outcome()
+    if run_real is None:
+        experiment.check_simulated()
+    else:
+        decides["ran_on"] = "ray"
     if not fresh:
         refuse_foreign(folder, config)
-    begin_run(folder, config, experiment.workload_facts())
-    return evaluate(
-        cells,
-        partial(run_cell, config),
-        folder,
-        progress=progress,
-        jobs=jobs,
-        config=experiment.outcome(),
-        weights=config.reward,
-        fresh=fresh,
-    )
+    begin_run(folder, config, experiment.repetition)
+    run_one = run_real or partial(run_cell, config)
+    return evaluate(cells, run_one, folder, progress, jobs, config=decides, weights=config.reward, fresh=fresh)
 
 
 def write_results(config: Config, finished: list[FinishedCell], folder: Path, *, report: bool) -> Results:
@@ -136,15 +136,15 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
         reference,
         seed=config.seed,
         forecast=config.forecast.mode,
-        notes=[] if repetition is None or repetition.times < REPEATED else [_repetition_text(repetition)],
+        notes=[repetition.text] if repetition is not None and repetition.is_high else [],
     )
     write_csv(found, folder)
     write_json(found, folder / "results.json")
     if report:
-        from rlpto.evaluation.plots import write_plots
-        from rlpto.evaluation.report import About, make_plots, write_report
+        from rlpto.evaluation.plots import all_plots, write_plots
+        from rlpto.evaluation.report import About, write_report
 
-        plots = [*make_plots(found, finished), *_forecast_plots(config, finished)]
+        plots = [*all_plots(found, finished), *_forecast_plots(config, finished)]
         write_plots(plots, folder / "plots")
         about = About(
             title=config.name,
@@ -152,10 +152,7 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
             config=resolved_yaml(config),
             commands=[command_line()],
             versions=versions(),
-            facts={
-                **run_facts(config),
-                **({} if repetition is None else {"Recorded jobs": _repetition_text(repetition)}),
-            },
+            facts=run_facts(config) | ({} if repetition is None else {"Recorded jobs": repetition.text}),
         )
         write_report(folder / "report.html", found, plots, about)
     return found
@@ -197,17 +194,6 @@ def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:
     return [replace(done, cell=replace(done.cell, policy=labels[done.cell.policy])) for done in finished]
 
 
-def _repetition_text(repetition: Repetition) -> str:
-    """Sentence on how often the recorded jobs of a workload occur in it."""
-    text = f"The workload has {repetition.taken:,} jobs, made of {repetition.recorded:,} recorded ones"
-    if repetition.times < REPEATED:
-        return f"{text}."
-    return (
-        f"{text}: each stands in it {repetition.times:.0f} times on average, with other times of arrival, so that many "
-        "jobs are alike."
-    )
-
-
 def _workload_text(config: Config) -> str:
     workload = config.workload
     load = "" if workload.load is None else f", arrivals scaled to a load of {workload.load:g}"
@@ -216,3 +202,50 @@ def _workload_text(config: Config) -> str:
     if workload.source == "jobs":
         return f"{sum(entry.count for entry in workload.jobs)} listed jobs"
     return f"{', '.join(path.name for path in workload.path)}{load}"
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run folder: its short name, its configuration, its finished cells."""
+
+    name: str
+    folder: Path
+    config: Config
+    cells: list[FinishedCell]
+
+    @property
+    def places(self) -> set[tuple[str, int]]:
+        """Windows and seeds that policies ran on."""
+        return {(done.cell.window, done.cell.seed) for done in self.cells}
+
+
+def comparable_runs(folders: Sequence[Path]) -> list[FinishedRun]:
+    """Evaluations of the same windows and seeds. Raises ConfigError for others, and ConfigError or CheckpointError if
+    a folder is not a finished evaluation."""
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{folders[-1]}: expected different run folders, got one twice")
+    first, *others = runs = [
+        FinishedRun(name, folder, read_run_config(folder), labelled(load_cells(folder)))
+        for name, folder in zip(names, folders, strict=True)
+    ]
+    for other in others:
+        for key, mine, its in differing_keys(first.config, other.config, Result.CELL):
+            if key == "seed" or key.startswith("workload."):
+                raise ConfigError(
+                    f"{other.folder}: other windows than {first.folder}: {key} is {its}, not {mine}; "
+                    "expected runs on the same windows"
+                )
+        for window, seed in sorted(first.places ^ other.places):
+            where = first.folder if (window, seed) in other.places else other.folder
+            raise ConfigError(f"{where}: no cells of window {window}, seed {seed}; expected runs on the same windows")
+    return runs
+
+
+def differences(runs: Sequence[FinishedRun]) -> dict[str, list[str]]:
+    """The keys in which the configurations differ, each with its value in every run."""
+    first, *others = [run.config for run in runs]
+    keys = dict.fromkeys(key for other in others for key, _, _ in differing_keys(first, other, Result.CELL))
+    return {key: [str(attrgetter(key)(config)) for config in (first, *others)] for key in keys}

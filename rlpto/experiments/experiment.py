@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from rlpto.experiments.config import Config, KnowledgeSettings
 from rlpto.experiments.window_traces import Repetition, WindowTrace, WindowTraces
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError, JobError, TraceError
+from rlpto.knowledge.known import BatchCache, Knowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
@@ -38,11 +39,8 @@ from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
-from rlpto.simulator.online import FactsCache
-from rlpto.workloads.listed import listed_job, listed_jobs
+from rlpto.workloads.listed import FollowedFile, listed_job, listed_jobs
 from rlpto.workloads.mapping import job_types, map_jobs, requested_work, type_order
-from rlpto.workloads.sources import FollowedFile
 from rlpto.workloads.trace import Trace
 
 if TYPE_CHECKING:
@@ -93,14 +91,10 @@ class Experiment:
         """How the recorded jobs were brought to the wanted load; None where the workload is not drawn from any."""
         return self._window_traces.repetition
 
-    def workload_facts(self) -> dict[str, object]:
-        """For the manifest of a run: how often its recorded jobs stand in the workload."""
-        return {} if self.repetition is None else {"workload": self.repetition._asdict()}
-
     @cached_property
-    def _facts(self) -> FactsCache:
+    def _facts(self) -> BatchCache:
         """Properties of the batch sizes that jobs may choose."""
-        return FactsCache(self.profiles)
+        return BatchCache(self.profiles)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -111,13 +105,10 @@ class Experiment:
     def _window_traces(self) -> WindowTraces:
         """The windows of the workload."""
 
-        def listed() -> list[Job]:
-            return self._followed().poll() if self.config.workload.source == "follow" else self._listed
-
         def work(trace: Trace) -> FloatArray:
             return requested_work(trace, self.tables, self.config.workload.mapping, self.shape.gpus_per_node)
 
-        return WindowTraces(self.config, self.shape, listed, work)
+        return WindowTraces(self.config, self.shape, self._listed_jobs, work)
 
     @property
     def window_traces(self) -> dict[str, WindowTrace]:
@@ -155,8 +146,9 @@ class Experiment:
         if workload.source == "follow":
             return [JobType(model, None, metric) for model in self.models for metric in METRICS], most
         if workload.source == "jobs":
-            types = {job.type for job in self._listed}
-            most = max(job.max_gpus for job in self._listed)
+            jobs = self._listed_jobs()
+            types = {job.type for job in jobs}
+            most = max(job.max_gpus for job in jobs)
         else:
             if workload.source == "files":  # windows are drawn from them by work, which comes from the tables
                 traces = [trace for trace in self._window_traces.by_file.values() if len(trace)]
@@ -171,101 +163,89 @@ class Experiment:
         return sorted(types, key=type_order), most
 
     def jobs(self, window: str, seed: int) -> list[Job]:
-        """The jobs of a window. Raises JobError for a job that the cluster cannot run."""
-        jobs, factor = self._jobs(window, seed), self.config.ray.arrivals
+        """The jobs of a window; of a file that is followed, those by now. Raises JobError for a job that the cluster
+        cannot run."""
+        workload, shape = self.config.workload, self.shape
+        if workload.source in ("jobs", "follow"):
+            jobs = self._listed_jobs()
+        else:
+            jobs = map_jobs(
+                self.window_traces[window].trace,
+                self.tables,
+                workload.mapping,
+                self.window_seed(window, seed),
+                shape.most_gpus,
+                shape.gpus_per_node,
+                self._useful_gpus,
+                workload.metric,
+            )
+        factor = self.config.ray.arrivals
         return jobs if factor == 1 else [replace(job, submit_time=job.submit_time * factor) for job in jobs]
 
-    def _jobs(self, window: str, seed: int) -> list[Job]:
-        """The jobs of a window at the times at which they were recorded; of a file that is followed, those by now."""
-        if self.config.workload.source == "follow":
-            return self._followed().poll()
-        if self.config.workload.source == "jobs":
-            return self._listed
-        return map_jobs(
-            self.window_traces[window].trace,
-            self.tables,
-            self.config.workload.mapping,
-            self.window_seed(window, seed),
-            self.shape.most_gpus,
-            self.shape.gpus_per_node,
-            self._useful_gpus,
-            self.config.workload.metric,
-        )
-
     def cluster(
-        self,
-        window: str,
-        seed: int,
-        max_hours: float | None = None,
-        *,
-        choose_batches: bool = False,
-        choose_servers: bool = False,
+        self, window: str, seed: int, policy: Policy | None = None, max_hours: float | None = None
     ) -> SimulatedCluster:
-        """A simulated cluster with the jobs of a window. max_hours: stop earlier than the settings say.
+        """A simulated cluster with the jobs of a window.
 
-        choose_batches, choose_servers: for a policy that chooses batch sizes, or numbers of parameter servers.
+        policy: its speed tables cover what this policy may choose. max_hours: stop earlier than the settings say.
         """
-        source = self.source()
+        self.check_simulated()
+        source, settings, known = self.source(), self.config.simulator, self.config.knowledge
         jobs = [] if source is not None else self.jobs(window, seed)
         own_seed = self.window_seed(window, seed)
-        self.check_simulated()
-        settings = self.config.simulator
         if max_hours is not None:
             settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
-        tables = self.tables_for(batch_sizes=choose_batches, servers=choose_servers)
-        knowledge = self._knowledge(len(jobs), own_seed)
-        return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, knowledge, source, self.background)
-
-    def _knowledge(self, jobs: int, seed: int) -> Knowledge:
-        """What policies know of `jobs` jobs; seed: of estimates with errors."""
-        known = self.config.knowledge
-        return Knowledge(
-            noise=estimate_noise(known, jobs, seed),
+        tables = self.tables
+        if policy is not None:
+            tables = self.tables_for(batch_sizes=chooses_batch_sizes(policy), servers=chooses_servers(policy))
+        knowledge = Knowledge(
+            noise=estimate_noise(known, len(jobs), own_seed),
             remaining=known.remaining,
             beliefs=self._facts if known.mode == "online" else None,
             shared_fits=known.fits == "shared",
         )
+        return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, knowledge, source, self.background)
 
     def check_simulated(self) -> None:
         """Raise ConfigError for knowledge.mode online with settings under which observations are not simulated, and for
         settings that need it without it."""
-        if self.config.knowledge.mode != "online":
-            if self.config.simulator.change_batch_above > 1:
-                raise ConfigError(
-                    "simulator.change_batch_above: only jobs with knowledge.mode online choose their batch sizes as "
-                    "they go; expected 1"
-                )
-            return
-        if self.config.simulator.share > 1:
+        online = self.config.knowledge.mode == "online"
+        if not online and self.config.simulator.change_batch_above > 1:
+            raise ConfigError(
+                "simulator.change_batch_above: only jobs with knowledge.mode online choose their batch sizes as "
+                "they go; expected 1"
+            )
+        if online and self.config.simulator.share > 1:
             raise ConfigError(
                 "knowledge.mode online: what jobs observe on shared GPUs is not simulated; expected share 1"
             )
-        if self.tables.has_servers:
+        if online and self.tables.has_servers:
             raise ConfigError(
                 "knowledge.mode online: simulated jobs fit no speeds of parameter servers; expected models that train "
                 "without them, exact or noisy, or a real cluster"
             )
 
     def policy(self, spec: str, *, real: bool = False) -> Policy:
-        """A policy by its spec; one that maximises the reward, or simulates, gets what this experiment says of it.
+        """A policy by its spec: one that simulates gets this experiment's simulator, and one that maximises the reward
+        and was given no weights this experiment's.
 
-        real: it is to schedule real jobs.
+        real: it schedules real jobs.
         """
-        return make_policy(spec, partial(self._informed, real=real))
+        config = self.config
 
-    def _informed(self, policy: Policy, *, real: bool) -> Policy:
-        """The policy, with this experiment's reward if it maximises one and was given no other, and its simulator."""
-        if isinstance(policy, Planner):
-            simulator = prediction_settings(self.config.simulator) if real else self.config.simulator
-            return Planner(policy.options, self.config.queue, simulator, self.config.reward)
-        if isinstance(policy, RewardGreedy) and "weights" not in policy.options.model_fields_set:
-            return RewardGreedy(policy.options.model_copy(update={"weights": self.config.reward}))
-        return policy
+        def informed(policy: Policy) -> Policy:
+            if isinstance(policy, Planner):
+                simulator = prediction_settings(config.simulator) if real else config.simulator
+                return Planner(policy.options, config.queue, simulator, config.reward)
+            if isinstance(policy, RewardGreedy) and "weights" not in policy.options.model_fields_set:
+                return RewardGreedy(policy.options.model_copy(update={"weights": config.reward}))
+            return policy
+
+        return make_policy(spec, informed)
 
     def run_policy(self, policy: Policy, window: str, seed: int, max_hours: float | None = None) -> RunRecord:
         """Let a policy schedule the jobs of a window, for at most `max_hours`."""
-        chosen = {"choose_batches": chooses_batch_sizes(policy), "choose_servers": chooses_servers(policy)}
-        cluster = self.cluster(window, seed, max_hours, **chosen)
+        cluster = self.cluster(window, seed, policy, max_hours)
         cut = self.window_traces[window].window
         forecaster = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
         queue, reward = self.config.queue, self.config.reward
@@ -305,7 +285,7 @@ class Experiment:
             self.policy(spec)
         _ = self.forecasts
         if self.config.workload.source == "follow":
-            JobStore.from_jobs(self._followed().poll(), self.tables)
+            JobStore.from_jobs(self._listed_jobs(), self.tables)
             return
         for window in self.windows():
             jobs = self.jobs(window, self.config.seed)
@@ -337,10 +317,11 @@ class Experiment:
         """Where jobs come from while a cluster runs; None: all are known from the start."""
         return self._followed() if self.config.workload.source == "follow" else None
 
-    @cached_property
-    def _listed(self) -> list[Job]:
-        """Jobs of a workload that lists them."""
+    def _listed_jobs(self) -> list[Job]:
+        """Jobs that the configuration lists, or that a followed file holds by now."""
         workload = self.config.workload
+        if workload.source == "follow":
+            return self._followed().poll()
         return listed_jobs(workload.jobs, self.profiles.facts, self.shape.most_gpus, workload.metric)
 
     def window_seed(self, window: str, seed: int) -> int:

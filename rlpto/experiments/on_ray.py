@@ -6,50 +6,67 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from rlpto.core.cluster import ClusterState
+from rlpto.core.jobs import Job
+from rlpto.core.loop import DecisionLoop, run
+from rlpto.core.policy import Policy
+from rlpto.core.records import RunRecord
+from rlpto.evaluation.fidelity import Fidelity, simulated_against_real, write_fidelity
+from rlpto.evaluation.runner import Cell, FinishedCell
+from rlpto.experiments.config import ClusterSettings, Config, NodeGroup
+from rlpto.experiments.evaluate import labelled, run_cells
+from rlpto.experiments.experiment import Experiment, estimate_noise, prepare
+from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.io.errors import ClusterError, ConfigError
-from rlpto.ray_cluster.scheduler.session_database import say_on_stderr
+from rlpto.performance.tables import ONE_KIND
+from rlpto.planning.predictor import THREAD_SHARE, Predictions, Predictor, predict, prediction_settings
+from rlpto.planning.snapshot import take_snapshot
+from rlpto.policies.switching import switching
+from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.scheduler.backend import Backend, RayBackend
+from rlpto.ray_cluster.scheduler.clock import SessionTiming
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
+from rlpto.ray_cluster.scheduler.connection import Connection, check_training, only_scheduler
+from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
+from rlpto.ray_cluster.scheduler.live_metrics import LiveCurves, LiveGauges
+from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
+from rlpto.ray_cluster.scheduler.placement import place
+from rlpto.ray_cluster.scheduler.run_tables import decision_records, last_line, policy_switches, write_tables
+from rlpto.ray_cluster.scheduler.session_access import read_table
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, say_on_stderr
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
-
-if TYPE_CHECKING:
-    from rlpto.core.cluster import ClusterState
-    from rlpto.core.jobs import Job
-    from rlpto.core.policy import Policy
-    from rlpto.core.records import RunRecord
-    from rlpto.evaluation.runner import Cell, FinishedCell
-    from rlpto.experiments.config import Config
-    from rlpto.experiments.experiment import Experiment
-    from rlpto.planning.predictor import Predictor
-    from rlpto.ray_cluster.messages import JobSpec
-    from rlpto.ray_cluster.scheduler.backend import Backend
-    from rlpto.ray_cluster.scheduler.cluster import RayCluster
-    from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
-    from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-
+from rlpto.ray_cluster.settings import job_specs
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.store.status import set_predictions
 
 HOUR = 3600.0
+REAL, SIMULATED = "real", "simulated"
+"""Folders of the two evaluations inside a run that compares them."""
 
 
 class Say(Protocol):
-    """Tells a line to whoever waits."""
+    """Prints a line for the user."""
 
     def __call__(self, line: str, /, *, style: str) -> object:
-        """style: dim for what can be known, red for what has gone wrong."""
+        """style: dim for information, red for failures."""
 
 
 @dataclass(frozen=True)
 class RealRun:
     """How cells are run on a Ray cluster.
 
-    address: of a cluster that is there; None: a local one with the nodes of the configuration and logical GPUs, ended
+    address: of an existing cluster; None: a local one with the nodes of the configuration and logical GPUs, ended
     afterwards. keep: after Ctrl-C let jobs go on; the same command takes them over again. progress: show a bar.
-    say: told where live curves are, which jobs have failed, and that the disk is full. on_wait: told what is waited for
-    before the first job starts, and then the empty text.
+    say: prints where live curves are, which jobs have failed, and that the disk is full. on_wait: called with what the
+    command waits for before the first job starts, and then with the empty text.
     """
 
     say: Say
@@ -66,10 +83,6 @@ def run_real_cells(config: Config, folder: Path, how: RealRun) -> tuple[Config, 
     Raises what is wrong with cluster, configuration or jobs: ClusterError, ConfigError, JobError, CheckpointError, ...;
     Interrupted after Ctrl-C.
     """
-    from rlpto.evaluation.runner import evaluate as run_all
-    from rlpto.experiments.experiment import prepare
-    from rlpto.experiments.run_folder import begin_run, refuse_foreign
-
     if how.keep and how.address is None:
         raise ConfigError("--keep: a local cluster ends with the command, expected --address as well")
     if how.address is None:
@@ -85,20 +98,10 @@ def run_real_cells(config: Config, folder: Path, how: RealRun) -> tuple[Config, 
         how.on_wait("")
         if how.fresh:
             remove_sessions(folder)
-        else:
-            refuse_foreign(folder, config)
-        begin_run(folder, config, experiment.workload_facts())
         if config.ray.tensorboard:
             how.say(f"live curves: tensorboard --logdir {folder / SESSIONS}", style="dim")
-        finished = run_all(
-            cells,
-            RealCells(config, folder, how.keep, partial(how.say, style="red")),
-            folder,
-            progress=how.progress,
-            config={**experiment.outcome(), "ran_on": "ray"},
-            weights=config.reward,
-            fresh=how.fresh,
-        )
+        run_real = RealCells(config, folder, how.keep, partial(how.say, style="red"))
+        finished = run_cells(config, folder, run_real, fresh=how.fresh, progress=how.progress)
     for failure in failures(folder, cells):
         how.say(failure, style="red")
     return config, finished
@@ -111,12 +114,6 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
     address, on_wait: as in `RealRun`. folder: named to other schedulers. Raises ClusterError if there is no
     cluster, it has no GPUs, or another scheduler is at work on it.
     """
-    from rlpto.experiments.config import ClusterSettings, NodeGroup
-    from rlpto.performance.tables import ONE_KIND
-    from rlpto.ray_cluster.nodes.local import LocalCluster
-    from rlpto.ray_cluster.scheduler.backend import RayBackend
-    from rlpto.ray_cluster.scheduler.connection import Connection, only_scheduler
-
     with ExitStack() as stack:
         if address is None:
             nodes = [group for group in config.cluster.nodes for _ in range(group.count)]
@@ -132,7 +129,7 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
         if not sizes:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
         if address is not None:
-            if len({kind for _, _, kind in sizes}) == 1:  # there is nothing to tell apart
+            if len({kind for _, _, kind in sizes}) == 1:  # one kind of GPU needs no name
                 sizes = [(gpus, cpus, ONE_KIND) for gpus, cpus, _ in sizes]
             found = sorted(Counter(sizes).items(), reverse=True)
             groups = tuple(NodeGroup(count=n, gpus=gpus, cpus=cpus, gpu=kind) for (gpus, cpus, kind), n in found)
@@ -142,9 +139,6 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
 
 def check_programs(experiment: Experiment, cells: Sequence[Cell]) -> None:
     """Find out before anything starts that workers can import what the jobs train."""
-    from rlpto.ray_cluster.scheduler.connection import check_training
-    from rlpto.ray_cluster.scheduler.workload import job_specs
-
     runs = dict.fromkeys((cell.window, cell.seed) for cell in cells)
     check_training(
         [
@@ -160,13 +154,6 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
 
     On a machine that has compiled nothing yet that takes tens of seconds, in which jobs would wait for a decision.
     """
-    from rlpto.core.jobs import Job
-    from rlpto.core.loop import DecisionLoop
-    from rlpto.planning.predictor import predict, prediction_settings
-    from rlpto.planning.snapshot import take_snapshot
-    from rlpto.ray_cluster.scheduler.placement import place
-    from rlpto.simulator.cluster import SimulatedCluster
-
     config, tables = experiment.config, experiment.tables_for(batch_sizes=True, servers=True)
     ahead = prediction_settings(config.simulator)
     kind = tables.types[0]
@@ -189,8 +176,8 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class RealCells:
-    """Runs cells on the Ray cluster that this process is connected to. keep: as in `RealRun`. warn: is told in
-    one line that the disk is full."""
+    """Runs cells on the Ray cluster that this process is connected to. keep: as in `RealRun`. warn: called with a
+    line when the disk is full."""
 
     config: Config
     folder: Path
@@ -199,11 +186,6 @@ class RealCells:
 
     def __call__(self, cell: Cell) -> RunRecord:
         """Run a cell, or go on with it."""
-        from rlpto.experiments.experiment import prepare
-        from rlpto.ray_cluster.scheduler.backend import RayBackend
-        from rlpto.ray_cluster.scheduler.live_metrics import LiveCurves, LiveGauges
-        from rlpto.ray_cluster.scheduler.run_tables import write_tables
-        from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
         experiment, own = prepare(self.config), session_folder(self.folder, cell)
         session = session_of(self.folder, cell)
@@ -242,19 +224,10 @@ def real_cluster(
 ) -> RayCluster:
     """The jobs of a window on a real cluster, or what has become of them so far; see `RayCluster`.
 
-    database: of the session; jobs keep their files beside them.
+    database: of the session; files of jobs lie in the same folder.
     """
-    from rlpto.experiments.experiment import estimate_noise
-    from rlpto.ray_cluster.scheduler.clock import SessionTiming
-    from rlpto.ray_cluster.scheduler.cluster import PolicyKnowledge, RayCluster
-    from rlpto.ray_cluster.scheduler.workload import job_specs
-
-    config, source, tables = (
-        experiment.config,
-        experiment.source(),
-        experiment.tables_for(batch_sizes=True, servers=True),
-    )
-    settings, timing, background = config.ray, config.simulator, config.workload.background
+    config, source = experiment.config, experiment.source()
+    settings, timing = config.ray, config.simulator
     jobs = experiment.jobs(window, seed) if source is None else source.poll()
     own_seed = experiment.window_seed(window, seed)
 
@@ -264,29 +237,25 @@ def real_cluster(
     specs = specs_of(jobs, 0)
     limit = math.inf if timing.max_hours is None else timing.max_hours * HOUR
     rules = SessionTiming(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
-    online = None
-    if config.knowledge.mode == "online":
-        online = _online_estimates(experiment, jobs, specs)
+    online = _online_estimates(experiment, jobs, specs) if config.knowledge.mode == "online" else None
     noise = None if online is not None else estimate_noise(config.knowledge, len(jobs), own_seed)
     return RayCluster(
         backend=backend,
         jobs=jobs,
         specs=specs,
-        tables=tables,
+        tables=experiment.tables_for(batch_sizes=True, servers=True),
         database=database,
         rules=rules,
         observers=observers,
         knowledge=PolicyKnowledge(noise, online, config.knowledge.remaining),
         source=None if online is not None else source,
         specs_of=specs_of,
-        background=background,
+        background=config.workload.background,
     )
 
 
 def _online_estimates(experiment: Experiment, jobs: Sequence[Job], specs: Sequence[JobSpec]) -> OnlineEstimates:
-    """What is to be learned of jobs from their reports."""
-    from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
-
+    """What a scheduler learns of jobs from their reports."""
     tables = experiment.tables_for(batch_sizes=True, servers=True)
     samples = tables.samples[[tables.type_index(job.type) for job in jobs]]
 
@@ -301,10 +270,6 @@ def _online_estimates(experiment: Experiment, jobs: Sequence[Job], specs: Sequen
 
 def session_predictor(experiment: Experiment, database: SessionDatabase) -> Predictor:
     """Predicts next to a scheduler, and writes that to the session's database."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from rlpto.planning.predictor import THREAD_SHARE, Predictions, Predictor, prediction_settings
-    from rlpto.store.status import set_predictions
 
     def publish(found: Predictions) -> None:
         set_predictions(database, found.rows(database.wall))
@@ -321,11 +286,6 @@ def run_session(
     experiment: Experiment, cell: Cell, cluster: RayCluster, predictor: Predictor | None = None
 ) -> RunRecord:
     """Let the policy of a cell schedule the jobs of a real cluster; what a scheduler before this one did counts too."""
-    from rlpto.core.loop import run
-    from rlpto.experiments.session_policy import SessionPolicy
-    from rlpto.policies.switching import switching
-    from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches
-
     config, resumed = experiment.config, bool(cluster.database.decisions())
 
     def make(spec: str) -> Policy:
@@ -337,7 +297,7 @@ def run_session(
         if predictor is not None and predictor.due:
             predictor.begin(cluster, cluster.ids, deciding, state, deciding.name)
 
-    policy = SessionPolicy(deciding, make, cluster.database, cluster.deciding, ahead)
+    policy = SwitchablePolicy(cluster.database, make, deciding, cluster.deciding, ahead)
     forecasts = experiment.forecasts
     window = experiment.window_traces[cell.window].window
     forecaster = None if forecasts is None else forecasts.for_run(window, cluster.jobs)
@@ -363,12 +323,34 @@ def session_folder(folder: Path, cell: Cell) -> Path:
 
 def failures(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
     """A line for each job that has failed, with its reason."""
-    from rlpto.ray_cluster.scheduler.run_tables import last_line
-    from rlpto.ray_cluster.scheduler.session_database import read_table
-
     for cell in cells:
-        database = session_folder(folder, cell) / DATABASE
-        columns, rows = read_table(database, "jobs")
-        jobs = [dict(zip(columns, row, strict=True)) for row in rows]
-        for job in (job for job in jobs if job["state"] == "failed"):
-            yield f"failed: {job['name']} under {cell}: {last_line(job['failure'])}"
+        columns, rows = read_table(session_folder(folder, cell) / DATABASE, "jobs")
+        for job in (dict(zip(columns, row, strict=True)) for row in rows):
+            if job["state"] == "failed":
+                yield f"failed: {job['name']} under {cell}: {last_line(job['failure'])}"
+
+
+def evaluate_both(
+    config: Config,
+    folder: Path,
+    options: RealRun,
+    show: Callable[[str, Config, list[FinishedCell], Path], object],
+) -> Fidelity:
+    """Run every cell for real and simulated, and write a comparison as `fidelity.json`.
+
+    The real cluster runs first, because the simulated one gets the nodes found there. The policies have the same
+    knowledge on both. show: called after each of the two with its configuration, cells and folder. Raises ConfigError
+    if programs are not measured, because simulating guessed speeds would prove nothing.
+    """
+    if guessed := sorted(prepare(config).guessed_models):
+        raise ConfigError(
+            f"--cluster both: no profile of {', '.join(guessed)}; measure them with `rlpto profile CONFIG -o FILE`, "
+            "and give --profiles FILE"
+        )
+    config, real = run_real_cells(config, folder / REAL, options)
+    show(REAL, config, real, folder / REAL)
+    simulated = run_cells(config, folder / SIMULATED, fresh=options.fresh, progress=options.progress)
+    show(SIMULATED, config, simulated, folder / SIMULATED)
+    found = simulated_against_real(labelled(simulated), labelled(real))
+    write_fidelity(found, folder / "fidelity.json")
+    return found

@@ -70,7 +70,7 @@ def local_ray(cpus: int) -> Iterator[None]:
 
 def train_member(folder: str) -> dict[str, str | None]:
     """One training in a separate process; continues from a checkpoint if there is one. Returns the text to print."""
-    from rlpto.experiments.train import summary, train_folder
+    from rlpto.experiments.training_runs import summary, train_folder
 
     run = Path(folder)
     try:

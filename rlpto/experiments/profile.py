@@ -12,12 +12,10 @@ from rlpto.experiments.on_ray import real_nodes
 from rlpto.io.errors import ConfigError, ProfileError
 from rlpto.io.files import is_there, write_text
 from rlpto.performance.profiles import Profile, load_file, profiles_yaml
-from rlpto.ray_cluster.measuring.measured_profile import describe, fit_program
-from rlpto.ray_cluster.measuring.profiling import ProgramMeasurements, measure_program, stages
+from rlpto.ray_cluster.measuring.profiling import ProgramMeasurements, describe, fit_program, measure_program, stages
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.connection import check_training
-from rlpto.ray_cluster.scheduler.workload import program_spec
-from rlpto.ray_cluster.settings import ProgramSettings
+from rlpto.ray_cluster.settings import ProgramSettings, program_spec
 
 
 def chosen_programs(config: Config, names: str | None) -> Mapping[str, ProgramSettings]:
@@ -82,10 +80,10 @@ def measure_programs(
         total = len(specs) * stages(gpus, most)
         for name, spec in specs.items():
 
-            def tell(stage: str, name: str = name) -> None:
+            def say(stage: str, name: str = name) -> None:
                 on_progress(f"{name}: {stage}", total)
 
-            measured = measure_program(spec, gpus, most, seconds, learning, tell)
+            measured = measure_program(spec, gpus, most, seconds, learning, say)
             known[name] = fit_program(name, missing[name], measured, _source(gpus))
             text = profiles_yaml(known[key] for key in sorted(known))
             write_text(out, text, "profiles", ProfileError)

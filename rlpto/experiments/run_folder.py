@@ -7,14 +7,14 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
 from rlpto import __version__
 from rlpto.experiments.cache_key import Result, differing_keys
 from rlpto.experiments.config import Config, load_config, resolved_yaml, spec_files
+from rlpto.experiments.window_traces import Repetition
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.files import digest, file_there, folder_there, is_there, write_text
 from rlpto.io.reading import read_json
@@ -25,19 +25,19 @@ VERSIONS_FILE = "versions.json"
 """Versions of what made the run, and the command line."""
 
 
-def begin_run(folder: Path, config: Config, facts: Mapping[str, object] = MappingProxyType({})) -> None:
-    """Write the configuration, the versions, the command and further facts of the run.
+def begin_run(folder: Path, config: Config, repetition: Repetition | None = None) -> None:
+    """Write the configuration, the versions, the command, and how often recorded jobs occur in the workload.
 
     Raises CheckpointError if that is not possible.
     """
     write_text(folder / CONFIG_FILE, resolved_yaml(config), "the configuration")
-    content = {
-        **versions(),
+    content = versions() | {
         "commit": git_commit(),
         "command": command_line(),
-        **facts,
-        "policy_files": {**_policy_files_there(folder), **policy_files(config)},
+        "policy_files": _policy_files_there(folder) | policy_files(config),
     }
+    if repetition is not None:
+        content["workload"] = repetition._asdict()
     write_text(folder / VERSIONS_FILE, json.dumps(content, indent=2) + "\n", "versions")
 
 
@@ -88,7 +88,7 @@ def _policy_files_there(folder: Path) -> dict[str, str]:
     return files
 
 
-def versions() -> dict[str, str]:
+def versions() -> dict[str, Any]:
     """Versions of RLPTO, Python and the libraries that results depend on."""
     libraries = {name: version(name) for name in ("numpy", "numba", "scipy", "torch", "stable-baselines3")}
     return {"rlpto": __version__, "python": platform.python_version(), **libraries, "platform": platform.platform()}
@@ -117,7 +117,7 @@ def members(run: Path) -> list[Path]:
     return [path for path in found if path.is_dir()] or [run]
 
 
-def run_facts(config: Config) -> Mapping[str, str]:
+def run_facts(config: Config) -> dict[str, str]:
     """The facts of a configuration that get a line in the report."""
     gpus = sum(group.count * group.gpus for group in config.cluster.nodes)
     nodes = " and ".join(f"{group.count} nodes x {group.gpus} GPUs" for group in config.cluster.nodes)

@@ -85,7 +85,7 @@ def open_sweep(
     first = {key: values.low if isinstance(values, Range) else values[0] for key, values in wanted.items()}
     tried = [load_config(config, [*overrides, f"{key}={value}"]) for key, value in first.items()]
     on_wait("checking that trials can be compared on validation windows")
-    from rlpto.experiments.train import make_evaluator
+    from rlpto.experiments.training_runs import make_evaluator
 
     if make_evaluator(tried[-1], folder, progress=False) is None:
         raise ConfigError(f"{config}: no validation windows, by which trials could be compared")
@@ -149,7 +149,7 @@ def run_trial(point: Mapping[str, Any], folder: str) -> None:
     """One trial in a separate process: a training with some keys changed. It continues where it was interrupted."""
     from ray import tune
 
-    from rlpto.experiments.train import has_begun, train_folder
+    from rlpto.experiments.training_runs import has_begun, train_folder
 
     run = Path(folder) / TRIALS / _short(tune.get_context().get_trial_dir())
     if not has_begun(run):

@@ -36,6 +36,10 @@ class WindowTrace(NamedTuple):
     trace: Trace
 
 
+REPEATED = 1.5
+"""Least repetitions of recorded jobs in a workload that cause a warning."""
+
+
 class Repetition(NamedTuple):
     """How a workload was brought to its load: jobs that were recorded, and jobs that were taken from them."""
 
@@ -43,16 +47,27 @@ class Repetition(NamedTuple):
     taken: int
 
     @property
-    def times(self) -> float:
-        """How often each recorded job stands in the workload, on average."""
-        return self.taken / self.recorded
+    def is_high(self) -> bool:
+        """Whether many jobs of the workload are alike."""
+        return self.taken / self.recorded >= REPEATED
+
+    @property
+    def text(self) -> str:
+        """Sentence on how often the recorded jobs occur."""
+        text = f"The workload has {self.taken:,} jobs, made of {self.recorded:,} recorded ones"
+        if not self.is_high:
+            return f"{text}."
+        return (
+            f"{text}: each stands in it {self.taken / self.recorded:.0f} times on average, with other times of "
+            "arrival. Many jobs are therefore alike."
+        )
 
 
 class WindowTraces:
     """What a workload was recorded as. Traces are read when first needed.
 
-    shape: of the cluster, for whose GPUs traces are scaled to the wanted load. listed: the jobs that a configuration
-    lists, or that a followed file holds by now. work: [J] GPU-seconds that the jobs of a trace ask for.
+    shape: of the cluster, for whose GPUs traces are scaled to the wanted load. listed: those that a workload
+    lists. work: [J] GPU-seconds that the jobs of a trace ask for.
     """
 
     def __init__(
@@ -76,16 +91,16 @@ class WindowTraces:
 
         Raises TraceError or ConfigError if there is no trace, or it cannot be cut as wanted.
         """
-        if self._config.workload.source == "files":
+        source = self._config.workload.source
+        if source == "files":
             found = self._file_windows()
-        elif self._config.workload.source == "follow":
-            window = Window(LISTED_WINDOW, "test", 0.0, 0.0)
-            return {LISTED_WINDOW: WindowTrace(window, listed_trace(self._listed()))}
-        elif self._config.workload.source == "jobs":
+        elif source in ("jobs", "follow"):
             trace = listed_trace(self._listed())
-            found = [WindowTrace(Window(LISTED_WINDOW, "test", 0.0, float(trace.submit_time[-1])), trace)]
+            end = 0.0 if source == "follow" else float(trace.submit_time[-1])
+            listed = WindowTrace(Window(LISTED_WINDOW, "test", 0.0, end), trace)
+            return {LISTED_WINDOW: listed}
         else:
-            trace, span = self._trace
+            trace, span, _ = self._scaled
             settings = self._config.workload.windows.model_copy(update={"limit": None})
             found = [
                 WindowTrace(window, trace.slice(window.start, window.end))
@@ -122,22 +137,18 @@ class WindowTraces:
 
     def _file_windows(self) -> list[WindowTrace]:
         """Every file as one window, or windows drawn from it: `NAME-00`, `NAME-01`, going on from split to split."""
-        if not self._config.workload.draws:
-            return [self._whole_file(path, split) for split, files in self.files.items() for path in files]
+        draws = self._config.workload.draws
         drawn: Counter[str] = Counter()
         found = []
-        for split, files in self.files.items():
-            for path in files:
-                numbers = range(drawn[stem(path)], drawn[stem(path)] + self._config.workload.draws)
-                found += [self._drawn(path, split, number) for number in numbers]
-                drawn[stem(path)] = numbers.stop
+        for path, split in ((path, split) for split, files in self.files.items() for path in files):
+            if draws:
+                found += [self._drawn(path, split, drawn[stem(path)] + number) for number in range(draws)]
+                drawn[stem(path)] += draws
+            else:
+                trace = self.by_file[path]
+                end = float(trace.submit_time[-1]) if len(trace) else 0.0
+                found.append(WindowTrace(Window(stem(path), split, 0.0, end), trace))
         return found
-
-    def _whole_file(self, path: Path, split: str) -> WindowTrace:
-        """A file that is one window."""
-        trace = self.by_file[path]
-        end = float(trace.submit_time[-1]) if len(trace) else 0.0
-        return WindowTrace(Window(stem(path), split, 0.0, end), trace)
 
     def _drawn(self, path: Path, split: str, number: int) -> WindowTrace:
         """A window of jobs drawn from a file, at the wanted load. Its name and the config's seed decide the draw."""
@@ -160,14 +171,10 @@ class WindowTraces:
             return Repetition(sum(map(len, self.by_file.values())), taken)
         return None
 
-    @property
-    def _trace(self) -> tuple[Trace, float]:
-        """The trace that windows are cut from, at the wanted load, and the seconds it covers."""
-        return self._scaled[:2]
-
     @cached_property
     def _scaled(self) -> tuple[Trace, float, int]:
-        """The same, and how many jobs the trace had before it was brought to the load."""
+        """The trace that windows are cut from, at the wanted load, the seconds it covers, and how many jobs it had
+        before it was brought to the load."""
         workload = self._config.workload
         if workload.source == "synthetic":
             trace, span = self._synthetic(), workload.days * DAY
@@ -203,7 +210,7 @@ class WindowTraces:
         if self._config.workload.source in ("files", "jobs"):
             nothing = np.zeros((0, len(usual)))
             return Past(nothing, nothing, usual, start)
-        trace, _ = self._trace
+        trace, _, _ = self._scaled
         if mapping.mode != "given":
             trace = trace.take(np.isfinite(trace.duration))
         gpus = np.minimum(trace.gpus, self._shape.most_gpus)

@@ -6,8 +6,8 @@ one error that names the file and what was expected there. Nothing is ever unpic
 
 from __future__ import annotations
 
-import ast
 import csv
+import io
 import json
 import math
 import struct
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.lib import format as npy
 
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import RlptoError
@@ -38,6 +39,8 @@ LARGEST_EXPANSION = 100
 """Largest expansion of a compressed text: logs grow 5 to 30 times, a zip bomb 1,000 times."""
 _SMALL_BYTES = 64 * MIB
 """Texts up to this unpacked size may exceed that expansion."""
+_ARRAY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_LONGEST_HEADER = 10_000
 _END_OF_ARCHIVE = struct.Struct("<4s4H2LH")
 _ARCHIVE_ENTRY_BYTES = 1024
 """Bytes of an entry in the list at the end of an archive, at most."""
@@ -86,13 +89,6 @@ def check_file(path: Path, expected: str, error: type[RlptoError], largest: int)
     return size
 
 
-def read_bytes(path: Path, expected: str, error: type[RlptoError], largest: int) -> bytes:
-    """A whole file of at most `largest` bytes."""
-    size = check_file(path, expected, error, largest)
-    with parsing(path, expected, error), path.open("rb") as file:
-        return file.read(size)
-
-
 def read_text(
     path: Path, expected: str, error: type[RlptoError], largest: int = LARGEST_TEXT_BYTES, packed: bool = False
 ) -> str:
@@ -100,7 +96,9 @@ def read_text(
 
     Raises `error`, with the line where it is known, if it is missing, too large, empty or no text.
     """
-    data = read_bytes(path, expected, error, largest)
+    size = check_file(path, expected, error, largest)
+    with parsing(path, expected, error), path.open("rb") as file:
+        data = file.read(size)
     if packed and data[:2] == b"\x1f\x8b":
         data = _unpacked(data, path, error, largest)
     try:
@@ -185,8 +183,6 @@ def _opened(path: Path, expected: str, error: type[RlptoError]) -> Iterator[zipf
             infos = archive.infolist()
             if len({info.filename for info in infos}) < len(infos):
                 raise ValueError("two entries of one name")
-            if any(info.flag_bits & 1 for info in infos):
-                raise ValueError("entries are encrypted")
             # Decompressors of other methods cannot be bounded.
             if any(info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for info in infos):
                 raise ValueError("entries are packed in another way than stored or deflated")
@@ -215,22 +211,16 @@ def parse_array(content: bytes) -> AnyArray:
 
     Raises one of PARSER_ERRORS if it is not such a file.
     """
-    if content[:6] != b"\x93NUMPY" or content[6:8] not in (b"\1\0", b"\2\0", b"\3\0"):
-        raise ValueError("no array")
-    width = 2 if content[6] == 1 else 4
-    start = 8 + width + int.from_bytes(content[8 : 8 + width], "little")
-    if start > min(len(content), 10_000):
-        raise ValueError("the header of an array is too long")
-    header = ast.literal_eval(content[8 + width : start].decode("utf-8" if content[6] == 3 else "latin1"))
-    kind, shape = np.dtype(np.lib.format.descr_to_dtype(header["descr"])), header["shape"]
-    if kind.hasobject or not isinstance(shape, tuple) or len(shape) > 8:
-        raise ValueError(f"an array of {kind} of shape {shape}")
-    if not all(type(length) is int and 0 <= length <= len(content) for length in shape):
-        raise ValueError(f"an array of shape {shape} in {len(content)} bytes")
-    if math.prod(shape) * kind.itemsize != len(content) - start or not kind.itemsize:
-        raise ValueError(f"an array of {kind} of shape {shape} in {len(content) - start} bytes")
-    flat: AnyArray = np.frombuffer(content, kind, offset=start)
-    return flat.reshape(shape, order="F" if header["fortran_order"] else "C").copy("K")
+    file = io.BytesIO(content)
+    read_header = _ARRAY_HEADERS.get(npy.read_magic(file))
+    if read_header is None:
+        raise ValueError("an array of an unknown version")
+    shape, in_fortran_order, kind = read_header(file, max_header_size=_LONGEST_HEADER)
+    size = len(content) - file.tell()
+    if kind.hasobject or not kind.itemsize or min(shape, default=0) < 0 or math.prod(shape) * kind.itemsize != size:
+        raise ValueError(f"an array of {kind} of shape {shape} in {size} bytes")
+    flat: AnyArray = np.frombuffer(content, kind, offset=file.tell())
+    return flat.reshape(shape, order="F" if in_fortran_order else "C").copy("K")
 
 
 def check_finite(arrays: Mapping[str, AnyArray], place: Path | str, largest: float, error: type[RlptoError]) -> None:

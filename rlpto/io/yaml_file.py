@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -64,16 +64,13 @@ def read_yaml_documents(
 ) -> list[YamlFile]:
     """The documents of a file, each of them a mapping. Raises `error` as `read_yaml` does."""
     text = read_text(path, expected, error, LARGEST_YAML_BYTES)
-    documents = list(_documents(text, path, expected, error))
-    if not documents:
-        raise error(f"{path}: the file is empty, expected {expected}")
     files = []
-    for root, data in documents:
+    for root, data in _documents(text, path, expected, error):
         if not isinstance(data, dict):
             raise error(f"{path}: expected {expected}, keys and values at the top, got {_kind(root)}")
-        lines: dict[Location, int] = {}
-        _collect_lines(path, root, (), lines, set(), error)
-        files.append(YamlFile(path, data, lines))
+        files.append(YamlFile(path, data, _lines(path, root, error)))
+    if not files:
+        raise error(f"{path}: the file is empty, expected {expected}")
     return files
 
 
@@ -108,11 +105,9 @@ def _documents(
         raise error(
             f"{place}: not valid YAML: {one_line(broken.problem or broken.context or 'broken')}, expected {expected}"
         ) from None
-    except yaml.YAMLError as broken:
-        raise error(f"{source}: not valid YAML: {one_line(broken)}, expected {expected}") from None
     except RecursionError:
         raise error(f"{source}: not valid YAML: brackets nested too deeply, expected {expected}") from None
-    except PARSER_ERRORS as broken:  # such as an impossible date
+    except (yaml.YAMLError, *PARSER_ERRORS) as broken:  # such as an impossible date
         raise error(f"{source}: not valid YAML: {one_line(broken)}, expected {expected}") from None
 
 
@@ -125,51 +120,57 @@ def _check_size(root: yaml.Node) -> None:
     """Raise ConstructorError for aliases that contain themselves or expand too far, and for invalid keys or numbers."""
     sizes: dict[int, int] = {}
 
+    def refuse(node: yaml.Node, reason: str) -> None:
+        raise ConstructorError(None, None, reason, node.start_mark)
+
     def size(node: yaml.Node) -> int:
         known = sizes.get(id(node))
         if known == 0:
-            raise ConstructorError(None, None, "an alias stands for something it is part of", node.start_mark)
-        if known is None:
-            sizes[id(node)] = 0
-            if isinstance(node, yaml.ScalarNode):
-                if node.tag not in _TEXTS and len(node.value) > _LONGEST_NUMBER:
-                    raise ConstructorError(None, None, f"a number of {len(node.value)} characters", node.start_mark)
-                inside = []
-            else:
-                if isinstance(node, yaml.MappingNode):
-                    odd = next((key for key, _ in node.value if not isinstance(key, yaml.ScalarNode)), None)
-                    if odd is not None:
-                        raise ConstructorError(None, None, f"expected a plain key, got {_kind(odd)}", odd.start_mark)
-                inside = [part for entry in node.value for part in (entry if isinstance(entry, tuple) else (entry,))]
-            known = sizes[id(node)] = 1 + sum(map(size, inside))
-            if known > _MOST_VALUES:
-                raise ConstructorError(None, None, f"more than {_MOST_VALUES:,} values", node.start_mark)
-        return known
+            refuse(node, "an alias stands for something it is part of")
+        if known is not None:
+            return known
+        sizes[id(node)] = 0
+        inside: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    refuse(key, f"expected a plain key, got {_kind(key)}")
+                inside += [key, value]
+        elif isinstance(node, yaml.SequenceNode):
+            inside += node.value
+        elif node.tag not in _TEXTS and len(node.value) > _LONGEST_NUMBER:
+            refuse(node, f"a number of {len(node.value)} characters")
+        sizes[id(node)] = total = 1 + sum(map(size, inside))
+        if total > _MOST_VALUES:
+            refuse(node, f"more than {_MOST_VALUES:,} values")
+        return total
 
     size(root)
 
 
-def _collect_lines(
-    path: Path, node: yaml.Node, location: Location, lines: dict[Location, int], seen: set[int], error: type[RlptoError]
-) -> None:
-    """Note the line of every key below `node`; each anchored node is visited once."""
-    if id(node) in seen:
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.MappingNode):
-        first: dict[Hashable, int] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if key.value in first:
-                dotted = dotted_key((*location, key.value))
-                raise error(f"{path}:{line}: {dotted}: key given twice, first on line {first[key.value]}")
-            first[key.value] = line
-            lines[(*location, key.value)] = line
-            _collect_lines(path, value, (*location, key.value), lines, seen, error)
-    elif isinstance(node, yaml.SequenceNode):
-        for position, entry in enumerate(node.value):
-            lines[(*location, position)] = entry.start_mark.line + 1
-            _collect_lines(path, entry, (*location, position), lines, seen, error)
+def _lines(path: Path, root: yaml.Node, error: type[RlptoError]) -> dict[Location, int]:
+    """The line of every key and list entry; each anchored node is visited once. Raises `error` for a key twice."""
+    lines: dict[Location, int] = {}
+    seen: set[int] = set()
+
+    def visit(node: yaml.Node, location: Location) -> None:
+        if id(node) in seen:
+            return
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                line, place = key.start_mark.line + 1, (*location, key.value)
+                if place in lines:
+                    raise error(f"{path}:{line}: {dotted_key(place)}: key given twice, first on line {lines[place]}")
+                lines[place] = line
+                visit(value, place)
+        elif isinstance(node, yaml.SequenceNode):
+            for position, entry in enumerate(node.value):
+                lines[(*location, position)] = entry.start_mark.line + 1
+                visit(entry, (*location, position))
+
+    visit(root, ())
+    return lines
 
 
 def dotted_key(location: Location) -> str:

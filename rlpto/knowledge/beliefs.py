@@ -13,12 +13,10 @@ import numpy as np
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.compiled import njit
 from rlpto.knowledge.online_fit import fit_observed
-from rlpto.performance.efficiency import BatchLimits
-from rlpto.performance.own_batches import OwnBatches, own_batches
+from rlpto.performance.efficiency import BatchCandidates, BatchLimits, batch_candidates
+from rlpto.performance.fitted import SPANS
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams
 
-SPANS = 2
-"""A fit tells one node from several."""
 Observed = tuple[int, int, int]
 """Nodes, GPUs, local batch."""
 
@@ -37,7 +35,7 @@ class ThroughputBelief:
     exponent: float = 1.0
     steps: dict[Observed, tuple[float, float]] = field(default_factory=dict)
     params: ThroughputParams | None = None
-    _candidates: dict[int, OwnBatches] = field(default_factory=dict)
+    _candidates: dict[int, BatchCandidates] = field(default_factory=dict)
     _table: FloatArray | None = None
 
     def observe(self, key: Observed, step: float, sync: float) -> bool:
@@ -55,10 +53,10 @@ class ThroughputBelief:
         self.params = fit_observed(StepMeasurements(nodes, gpus, local, times[:, 0], times[:, 1]))
         self._table = None
 
-    def candidates(self, gpus: int) -> OwnBatches:
+    def candidates(self, gpus: int) -> BatchCandidates:
         """What may be chosen from with so many GPUs."""
         if gpus not in self._candidates:
-            self._candidates[gpus] = own_batches(self.batch, gpus, self.limits)
+            self._candidates[gpus] = batch_candidates(self.batch, gpus, self.limits)
         return self._candidates[gpus]
 
     def throughput(self, nodes: int, gpus: int) -> FloatArray:

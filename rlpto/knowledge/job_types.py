@@ -1,27 +1,88 @@
-"""Speed tables in which each job is a type of its own: what is believed of its speed and of its work."""
+"""What is believed of jobs, in one form: speed tables in which each job has types of its own.
+
+`JobTypes` holds the tables; what writes them is a fitter: `EstimatedJobs` writes the truth with the errors of noisy
+estimates, `rlpto.knowledge.job_fits.JobFits` what Pollux's fits of observed steps say. Views, planner and predictions
+read them as any speed tables.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from rlpto.core.job_table import BelievedSpeeds
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
-from rlpto.knowledge.beliefs import SPANS
+from rlpto.performance.fitted import SPANS
 from rlpto.performance.tables import JobType, SpeedTables
 
-FIRST_SLOTS = 64
-"""Jobs that the tables of estimates have room for at first; twice as many whenever it runs out."""
-COPIED = ("accuracy", "epochs", "samples", "rescale_delay")
-"""Columns that a job's type has of its model's."""
+Key = TypeVar("Key", bound=Hashable)
+"""What stands for a job: its number, or that and a type."""
+FIRST_JOBS = 64
+"""Jobs that the tables have room for at first; twice as many whenever it runs out."""
+
+
+class JobTypes(Generic[Key]):
+    """Speed tables with types for jobs behind those of their models: for each job one, or one for every kind of GPU.
+
+    base: speeds of the jobs' models. kinds: types of a job. room: jobs that there is room for at first.
+    first: by job, the number of its first type in `tables`. The rows of these types belong to no other.
+    """
+
+    def __init__(self, base: SpeedTables, kinds: int = 1, room: int = FIRST_JOBS) -> None:
+        self.base, self._kinds = base, kinds
+        self.first: dict[Key, int] = {}
+        self._make_room(room)
+
+    def _make_room(self, jobs: int) -> None:
+        firsts = len(self.base.types) + self._kinds * np.arange(jobs)
+        taken = set(self.first.values())
+        self._room = jobs
+        self._free: list[int] = [first for first in firsts[::-1].tolist() if first not in taken]
+        self.tables = with_job_types(self.base, jobs, self._kinds)
+
+    def drop(self, job: Key) -> None:
+        """Forget a job."""
+        self._free.append(self.first.pop(job))
+
+    def add(self, job: Key, model_type: int) -> int:
+        """The first type of a new job, which has accuracy, samples and delay of a type of `base`; not its speed."""
+        if not self._free:
+            self._grow()
+        self.first[job] = first = self._free.pop()
+        own, base, types = self.tables, self.base, slice(first, first + self._kinds)
+        own.accuracy[types] = base.accuracy[model_type]
+        own.epochs[types] = own.facts["epochs"][types] = base.epochs[model_type]
+        own.samples[types] = base.samples[model_type]
+        own.rescale_delay[types] = own.facts["delay"][types] = base.rescale_delay[model_type]
+        own.accuracy_ahead[types] = base.accuracy_ahead[model_type]
+        if self._kinds == 1:
+            own.kind[first] = own.facts["kind"][first] = base.kind[model_type]
+            own.node_gpus[first] = base.node_gpus[model_type]
+        return first
+
+    def _grow(self) -> None:
+        """Make room for twice as many jobs; those there are keep their types."""
+        before, known = self.tables, len(self.tables.types)
+        self._make_room(2 * self._room)
+        for old, new in (
+            (before.accuracy, self.tables.accuracy),
+            (before.epochs, self.tables.epochs),
+            (before.samples, self.tables.samples),
+            (before.rescale_delay, self.tables.rescale_delay),
+            (before.accuracy_ahead, self.tables.accuracy_ahead),
+        ):
+            new[:known] = old
+        self.tables.rates[: len(before.rates)] = before.rates
 
 
 def with_job_types(base: SpeedTables, jobs: int, kinds: int = 1) -> SpeedTables:
     """The tables, and behind their types `kinds` types for each of `jobs` jobs, with rows for SPANS numbers of nodes.
 
-    The caller writes what these types hold; no two of them share a row. No type is a variant of another one.
+    The caller writes what these types hold; no two of them share a row. Types of a job are variants of its first.
     """
     types, rows, most, count = len(base.types), len(base.rates), base.max_gpus, jobs * kinds
     spans = np.arange(max(SPANS, base.row.shape[1]))
@@ -29,6 +90,7 @@ def with_job_types(base: SpeedTables, jobs: int, kinds: int = 1) -> SpeedTables:
     row[:types] = base.row[:, np.minimum(spans, base.row.shape[1] - 1)]
     own = rows + np.arange(count * SPANS * most, dtype=np.int32).reshape(count, SPANS, most)
     row[types:, :, 1:] = own[:, np.minimum(spans, SPANS - 1)]
+    sizes = [base.node_gpus[base.kind == kind].max() for kind in range(kinds)]
 
     def room(column: AnyArray) -> AnyArray:
         return np.concatenate([column, np.repeat(column[:1], count, axis=0)])
@@ -39,7 +101,7 @@ def with_job_types(base: SpeedTables, jobs: int, kinds: int = 1) -> SpeedTables:
     return replace(
         base,
         types=(*base.types, *(JobType("", -1 - types - i) for i in range(count))),
-        own=np.arange(types + count),
+        own=np.concatenate([np.arange(types), np.repeat(types + kinds * np.arange(jobs), kinds)]),
         rates=more_rows(base.rates),
         elapsed=more_rows(base.elapsed) if base.elapsed.size else base.elapsed,
         score_rates=None if base.score_rates is None else more_rows(base.score_rates),
@@ -53,66 +115,61 @@ def with_job_types(base: SpeedTables, jobs: int, kinds: int = 1) -> SpeedTables:
         samples=room(base.samples),
         rescale_delay=room(base.rescale_delay),
         batch_size=room(base.batch_size),
-        kind=room(base.kind),
-        node_gpus=room(base.node_gpus),
+        kind=np.concatenate([base.kind, np.tile(np.arange(kinds), jobs)]),
+        node_gpus=np.concatenate([base.node_gpus, np.tile(sizes, jobs)]),
         servers=room(base.servers),
         most_servers=room(base.most_servers),
     )
 
 
 class EstimatedJobs:
-    """Tables with a type of its own for every job of which only estimates with errors are known: speed and work left.
+    """Beliefs of jobs of which only estimates with errors are known: speed and work left.
 
-    base: speeds of the jobs' models. tables: behind the types of these, those of jobs, with the errors of each.
+    base: speeds of the jobs' models. tables: with a type for every job and type of it: on another kind of GPU it has
+    other speeds.
     """
 
     def __init__(self, base: SpeedTables, gpus_per_node: int) -> None:
         self.base = base
         self._gpus_per_node = gpus_per_node
         self._packed = base.packed_rows(gpus_per_node)
-        self._slots: dict[tuple[int, int], int] = {}  # by job and type: on another kind of GPU it has other speeds
-        self._make_room(FIRST_SLOTS)
+        self._start_over(FIRST_JOBS)
 
-    def _make_room(self, jobs: int) -> None:
-        first = len(self.base.types)
-        self._free = list(range(first + jobs - 1, first - 1, -1))
-        self.tables = with_job_types(self.base, jobs)
+    def _start_over(self, room: int) -> None:
+        self._types: JobTypes[tuple[int, int]] = JobTypes(self.base, room=room)
+        self._room, self.tables = room, self._types.tables
         self._unused = np.zeros_like(self.tables.elapsed)
 
     def types_of(self, index: IntArray, believed: BelievedSpeeds) -> IntArray:
         """[n] types in `tables` of jobs number `index` [n]."""
         jobs = list(zip(index.tolist(), believed.type_index.tolist(), strict=True))
         present = set(jobs)
-        for gone in [job for job in self._slots if job not in present]:
-            self._free.append(self._slots.pop(gone))
-        if len(present) > len(self._slots) + len(self._free):
-            self._slots.clear()
-            self._make_room(2 * len(present))
+        for gone in [job for job in self._types.first if job not in present]:
+            self._types.drop(gone)
+        if len(present) > self._room:
+            self._start_over(2 * len(present))
         for row, job in enumerate(jobs):
-            if job not in self._slots:
-                slot = self._slots[job] = self._free.pop()
-                self._write(slot, job[1], believed, row)
-        return np.array([self._slots[job] for job in jobs], dtype=np.int64)
+            if job not in self._types.first:
+                self._write(self._types.add(job, job[1]), job[1], believed, row)
+        return np.array([self._types.first[job] for job in jobs], dtype=np.int64)
 
-    def _write(self, slot: int, kind: int, believed: BelievedSpeeds, row: int) -> None:
-        """Write what is estimated of row `row`, a job of type `kind` of `base`, into type `slot`."""
+    def _write(self, own_type: int, kind: int, believed: BelievedSpeeds, row: int) -> None:
+        """Write what is estimated of row `row`, a job of type `kind` of `base`, into its type of `tables`."""
         noise, base, own, packed = believed.noise, self.base, self.tables, self._packed[kind]
         assert noise is not None
         gpus = np.maximum(np.arange(base.max_gpus + 1), 1)
         factor = noise.speed[row] * gpus ** noise.scaling[row]
         several = gpus > min(self._gpus_per_node, int(base.node_gpus[kind]))
         rows = np.where(several, [base.row[kind, 0], packed], [packed, base.row[kind, min(1, base.row.shape[1] - 1)]])
-        to = own.row[slot, :SPANS]
-        own.packed_rows(self._gpus_per_node)[slot] = np.where(several, to[1], to[0])
+        to = own.row[own_type, :SPANS]
+        own.packed_rows(self._gpus_per_node)[own_type] = np.where(several, to[1], to[0])
         fill_own(base.rates, rows, factor, to, own.rates, own.elapsed)
         if base.score_rates is not None and own.score_rates is not None:
             fill_own(base.score_rates, rows, factor, to, own.score_rates, self._unused)
         if base.known_speed is not None and own.known_speed is not None:
-            own.known_speed[slot] = base.known_speed[kind] * factor
+            own.known_speed[own_type] = base.known_speed[kind] * factor
         if base.known_remaining is not None and own.known_remaining is not None:
-            own.known_remaining[slot] = base.known_remaining[kind] * noise.remaining[row]
-        for name in (*COPIED, "facts", "accuracy_ahead"):
-            getattr(own, name)[slot] = getattr(base, name)[kind]
+            own.known_remaining[own_type] = base.known_remaining[kind] * noise.remaining[row]
 
 
 @njit()

@@ -1,4 +1,5 @@
-"""Accuracy against epochs: what each application's metric means, and a saturating curve fitted to it."""
+"""Accuracy against epochs: what each application's metric means, a saturating curve fitted to it, and how steeply
+accuracy rises from each epoch on."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field
 
-from rlpto.io.arrays import FloatArray
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.compiled import kernel, njit
 from rlpto.io.errors import ProfileError
 
 MetricKind = Literal["share", "percent", "error_percent", "loss"]
@@ -30,7 +32,7 @@ class Metric:
     untrained: float = 0.0
 
 
-METRICS = {
+VALIDATION_METRICS = {
     "cifar10": Metric("top-1 accuracy on the validation set; 10 classes, so 0.1 untrained", "share", 0.1),
     "imagenet": Metric("top-1 accuracy on the validation set; 1000 classes, so 0.001 untrained", "share", 0.001),
     "bert": Metric("F1 score of the answers (measured in percent) / 100; 0 untrained", "percent"),
@@ -45,6 +47,8 @@ METRICS = {
 """The measured applications' metrics."""
 HEADROOM = 0.03
 """Largest margin of a curve's final accuracy above the last one measured."""
+STEEPEST = 1000.0
+"""Slope where accuracy is gained without any work."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,8 @@ def metric_of(application: str, values: FloatArray) -> Metric:
 
     A falling metric is treated as a loss, one that stays within [0, 1] as a share, any other as percent.
     """
-    if application in METRICS:
-        return METRICS[application]
+    if application in VALIDATION_METRICS:
+        return VALIDATION_METRICS[application]
     if values[:, -1].mean() < values[:, 0].mean():
         return Metric("quality 1 - metric / metric of the untrained model (the metric falls)", "loss")
     if values.min() >= 0 and values.max() <= 1:
@@ -136,3 +140,48 @@ def fit_accuracy(accuracy: FloatArray, metric: Metric, headroom: float = HEADROO
     ]
     best = curve(min(fits, key=lambda fit: float(fit.cost)).x)
     return best, float(np.sqrt(np.mean((best(epochs) - accuracy) ** 2)))
+
+
+@njit()
+def accuracy_ahead(accuracy: FloatArray, epochs: IntArray, known_remaining: FloatArray) -> FloatArray:
+    """[T, P] largest share of a type's accuracy gained per share of the work left, over any stretch from an epoch on.
+
+    A type that gains all its accuracy at a constant pace has 1 at its first epoch. The value is the slope of the first
+    edge of the upper concave hull over the curve ahead, as in the index of chained jobs (Sidney, Operations Research
+    23, 1975): the hull skips a plateau if the gain behind it is large enough. 0 if nothing more is gained.
+
+    accuracy: [T, P + 1], known for epochs [T]. known_remaining: [T, P + 1] work left, or empty to count epochs.
+    """
+    ahead = np.zeros((accuracy.shape[0], accuracy.shape[1] - 1))
+    chain = np.empty(accuracy.shape[1], dtype=np.int64)  # vertices of the hull to the right, nearest last
+    for kind in range(len(ahead)):
+        last = min(epochs[kind], accuracy.shape[1] - 1)
+        in_all = accuracy[kind, last] - accuracy[kind, 0]
+        if not in_all > 0.0:
+            continue
+        chain[0], size = last, 1
+        for epoch in range(last - 1, -1, -1):
+            steepest = _slope(accuracy, known_remaining, kind, epoch, chain[size - 1])
+            while size > 1:
+                beyond = _slope(accuracy, known_remaining, kind, epoch, chain[size - 2])
+                if beyond <= steepest:
+                    break
+                steepest = beyond
+                size -= 1
+            left = known_remaining[kind, epoch] if known_remaining.size else float(last - epoch)
+            ahead[kind, epoch] = min(max(steepest, 0.0) * left / in_all, STEEPEST)
+            chain[size] = epoch
+            size += 1
+    return ahead
+
+
+@kernel(error_model="numpy")
+def _slope(accuracy: FloatArray, known_remaining: FloatArray, kind: int, start: int, end: int) -> float:
+    """Accuracy gained per unit of work from the beginning of one epoch to that of another."""
+    gained = accuracy[kind, end] - accuracy[kind, start]
+    if not known_remaining.size:
+        return float(gained / (end - start))
+    work = known_remaining[kind, start] - known_remaining[kind, end]
+    if work > 0.0:
+        return float(gained / work)
+    return np.inf if gained > 0.0 else 0.0

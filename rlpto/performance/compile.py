@@ -165,15 +165,15 @@ def _score_rates(
     scored = [i for i in scored if types[i].batch_size is None or own[i] != i]
     if not scored:
         return None
-    told = rates.copy()
+    shown = rates.copy()
     for i in scored:
         part, mine, start = parts[i], parts[own[i]], offsets[i]
         assert part.score is not None
         assert mine.score is not None, "variants of a type have its metric"
         alone = mine.exact.get((1,), int(mine.row[0, 0]))
         unit = mine.rates[alone] / mine.score[alone]
-        told[start : start + len(part.score)] = _held(part.score * unit, rates.shape[1])
-    return told
+        shown[start : start + len(part.score)] = _held(part.score * unit, rates.shape[1])
+    return shown
 
 
 def _exact(

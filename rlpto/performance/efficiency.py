@@ -1,4 +1,4 @@
-"""Statistical efficiency from the gradient noise scale, and how a job chooses its batch size.
+"""Gradient noise, statistical efficiency, and the batch sizes that jobs choose from and choose.
 
 Formulas: McCandlish et al. 2018 for the noise scale; Pollux (Qiao et al., OSDI 2021, sections 3.1 and
 3.3) for efficiency, accumulation and the choice of the batch size that maximises goodput, or another score of
@@ -15,12 +15,78 @@ from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field
 
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.errors import ProfileError
 from rlpto.performance.throughput import ThroughputLaw
 
 CANDIDATES = 50
 """Batch sizes that an adaptive job compares for each number of GPUs."""
 LARGEST_BATCH = 10**9
 """Samples; larger numbers would overflow 64 bits."""
+MAX_KNOTS = 10
+"""Largest number of knots of a fitted noise curve."""
+_ROUNDING = 1e-8
+"""Tolerance within which a share counts as a whole number."""
+
+
+@dataclass(frozen=True)
+class NoiseCurve:
+    """Noise scale in samples, its logarithm linear in the epoch between knots and constant beyond.
+
+    epochs: ascending knots. noise_scale: value at each, in samples (base batch * variance / squared norm).
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    epochs: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]
+    noise_scale: Annotated[tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...], Field(min_length=1)]
+
+    def __post_init__(self) -> None:
+        if len(self.epochs) != len(self.noise_scale):
+            raise ValueError(f"{len(self.epochs)} epochs but {len(self.noise_scale)} values of noise_scale")
+        if any(b <= a for a, b in zip(self.epochs, self.epochs[1:], strict=False)):
+            raise ValueError("epochs must ascend")
+
+    def __call__(self, epoch: ArrayLike) -> FloatArray:
+        """Noise scale in samples during epoch `epoch`; any shape."""
+        log_scale = np.interp(np.asarray(epoch, dtype=np.float64), self.epochs, np.log(self.noise_scale))
+        return np.asarray(np.exp(log_scale))
+
+
+def fit_noise(grad_sqr: FloatArray, grad_var: FloatArray, base_batch: int) -> tuple[NoiseCurve, float]:
+    """Curve through the median over runs, and the root mean square of its log error over all runs.
+
+    grad_sqr, grad_var: [runs, epochs]. Estimates that are not positive carry no information and are left out.
+    Knots are added one at a time where they help most. Raises ProfileError if an epoch has no
+    usable estimate.
+    """
+    usable = (grad_sqr > 0) & (grad_var > 0)
+    if not usable.any(axis=0).all():
+        raise ProfileError(f"epoch {int(np.argmin(usable.any(axis=0)))} has no positive gradient statistics")
+    log_scale = np.full(grad_sqr.shape, np.nan)
+    log_scale[usable] = np.log(base_batch * grad_var[usable] / grad_sqr[usable])
+    target = np.nanmedian(log_scale, axis=0)
+    last = len(target) - 1
+    knots, values, _ = _fit_knots([0, last] if last else [0], target)
+    while len(knots) < min(MAX_KNOTS, len(target)):
+        others = [epoch for epoch in range(last) if epoch not in knots]
+        tried = [_fit_knots(sorted([*knots, epoch]), target) for epoch in others]
+        knots, values, _ = min(tried, key=lambda fit: fit[2])
+    curve = NoiseCurve(tuple(float(knot) for knot in knots), tuple(float(value) for value in np.exp(values)))
+    residual = (np.log(curve(np.arange(len(target)))) - log_scale)[usable]
+    return curve, float(np.sqrt(np.mean(residual**2)))
+
+
+def efficiency(noise_scale: ArrayLike, batch: ArrayLike, base: float) -> FloatArray:
+    """Progress per sample relative to the base batch: (phi + M0) / (phi + M), 1 at the base batch M0."""
+    noise_scale, batch = np.asarray(noise_scale, dtype=np.float64), np.asarray(batch, dtype=np.float64)
+    return np.asarray((noise_scale + base) / (noise_scale + batch))
+
+
+def gained(sqr: FloatArray, var: FloatArray, scale: FloatArray) -> FloatArray:
+    """Progress of a step of `scale` base batches, in steps of one: (var + sqr) / (var / scale + sqr)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gain = (var + sqr) / (var / scale + sqr)
+    return np.asarray(np.where(np.isfinite(gain) & (gain > 0), gain, scale))
 
 
 @dataclass(frozen=True)
@@ -68,12 +134,6 @@ class BatchSplit(NamedTuple):
         return self.gpus * self.local * (self.accumulation + 1)
 
 
-def efficiency(noise_scale: ArrayLike, batch: ArrayLike, base: float) -> FloatArray:
-    """Progress per sample relative to the base batch: (phi + M0) / (phi + M), 1 at the base batch M0."""
-    noise_scale, batch = np.asarray(noise_scale, dtype=np.float64), np.asarray(batch, dtype=np.float64)
-    return np.asarray((noise_scale + base) / (noise_scale + batch))
-
-
 def split_batch(
     batch: ArrayLike, gpus: ArrayLike, limits: BatchLimits, *, accumulate_alone: bool = False
 ) -> BatchSplit:
@@ -111,21 +171,16 @@ def useful_gpus(batch: int | None, max_gpus: int, limits: BatchLimits) -> int:
     return int(usable[-1]) + 1 if len(usable) else 0
 
 
-def candidate_batches(gpus: IntArray, limits: BatchLimits) -> IntArray:
-    """[K, CANDIDATES] total batch sizes an adaptive job considers with `gpus` [K] GPUs.
-
-    Geometric from the base batch (or the least that the GPUs compute) to the largest.
-    """
-    start = np.minimum(np.maximum(limits.base, gpus * limits.min_local), limits.largest)
-    steps = np.linspace(0.0, 1.0, CANDIDATES)
-    grid = start[:, None] * (limits.largest / start[:, None]) ** steps
-    return np.rint(grid).astype(np.int64)
-
-
 def splits(batch: int | None, gpus: IntArray, limits: BatchLimits) -> BatchSplit:
-    """[K, C] ways to split the batch over `gpus` [K]: one if it is fixed, else those of the candidates."""
-    batches = candidate_batches(gpus, limits) if batch is None else np.array([[batch]])
-    return split_batch(batches, gpus[:, None], limits)
+    """[K, C] ways to split a fixed batch over `gpus` [K], C = 1, or the CANDIDATES of a job that adapts its batch.
+
+    These are geometric from the base batch (or the least that the GPUs compute) to the largest.
+    """
+    if batch is not None:
+        return split_batch(np.array([[batch]]), gpus[:, None], limits)
+    start = np.minimum(np.maximum(limits.base, gpus * limits.min_local), limits.largest)
+    grid = start[:, None] * (limits.largest / start[:, None]) ** np.linspace(0.0, 1.0, CANDIDATES)
+    return split_batch(np.rint(grid).astype(np.int64), gpus[:, None], limits)
 
 
 class Choice(NamedTuple):
@@ -173,5 +228,73 @@ def choose_batch(
     return Choice(progress, np.where(np.isfinite(best), best, np.nan), chosen)
 
 
+class BatchCandidates(NamedTuple):
+    """Batches to choose from with `gpus` GPUs, by ascending size; arrays [C].
+
+    local, accumulation: as in `BatchSplit`, as the job compares them. usable: within the limits of the model.
+    taken: the local batch it then computes, cut so that the total stays within the largest batch.
+    """
+
+    gpus: int
+    local: IntArray
+    accumulation: IntArray
+    usable: BoolArray
+    taken: IntArray
+
+    @property
+    def weighed(self) -> IntArray:
+        """[C] samples of a step, as the job compares it."""
+        return self.gpus * self.local * (self.accumulation + 1)
+
+    @property
+    def total(self) -> IntArray:
+        """[C] samples of a step, as the job runs it."""
+        return self.gpus * self.taken * (self.accumulation + 1)
+
+
+def batch_candidates(batch: int | None, gpus: int, limits: BatchLimits) -> BatchCandidates:
+    """The choices of a job that chooses its own batch (None), or of one with a fixed batch.
+
+    Totals are geometric from the least that `gpus` GPUs compute to the largest batch.
+    """
+    if batch is not None:
+        split = split_batch(np.array([batch]), np.array([gpus]), limits)
+        return BatchCandidates(gpus, split.local, split.accumulation, np.ones(1, dtype=np.bool_), split.local)
+    least = min(max(limits.base, limits.min_local * gpus), limits.largest)
+    share = np.geomspace(least, limits.largest, CANDIDATES) / gpus
+    accumulation = np.ceil(share / limits.max_local - _ROUNDING).astype(np.int64) - 1
+    if gpus == 1:  # two gradients are needed to see their noise
+        accumulation = np.where(share > limits.base + _ROUNDING, np.maximum(accumulation, 1), accumulation)
+    local = np.ceil(share / (accumulation + 1) - _ROUNDING).astype(np.int64)
+    usable = feasible(BatchSplit(np.full(CANDIDATES, gpus), local, accumulation), limits)
+    if not usable.any():  # more GPUs than the largest batch can be spread over
+        usable[:] = True
+    taken = np.maximum(np.minimum(local, limits.largest // (gpus * (accumulation + 1))), 1)
+    return BatchCandidates(gpus, local, accumulation, usable, taken)
+
+
+@dataclass(frozen=True)
+class BatchPerformance:
+    """True step times and rates of each of C batches on one placement; P epochs.
+
+    step, sync: [C] seconds of a step without accumulation, and of its synchronisation. grad_sqr, grad_var: [C, P]
+    gradient statistics in every epoch. rates: [C, P] epochs per second.
+    """
+
+    batches: BatchCandidates
+    step: FloatArray
+    sync: FloatArray
+    grad_sqr: FloatArray
+    grad_var: FloatArray
+    rates: FloatArray
+
+
 def _ceil_div(numerator: IntArray, denominator: IntArray | np.int64) -> IntArray:
     return -(-numerator // denominator)
+
+
+def _fit_knots(knots: list[int], target: FloatArray) -> tuple[list[int], FloatArray, float]:
+    """Least-squares values at the knots, and the squared error."""
+    hats = np.column_stack([np.interp(np.arange(len(target)), knots, unit) for unit in np.eye(len(knots))])
+    values: FloatArray = np.linalg.lstsq(hats, target, rcond=None)[0].astype(np.float64)
+    return knots, values, float(np.sum((hats @ values - target) ** 2))

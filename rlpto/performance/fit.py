@@ -11,9 +11,8 @@ import numpy as np
 from rlpto.io.errors import ProfileError
 from rlpto.io.files import folder_there, write_text
 from rlpto.performance.accuracy import fit_accuracy, metric_of, to_accuracy
-from rlpto.performance.efficiency import BatchLimits
+from rlpto.performance.efficiency import BatchLimits, NoiseCurve, fit_noise
 from rlpto.performance.measurements import Measurements, read_measurements
-from rlpto.performance.noise import NoiseCurve, fit_noise
 from rlpto.performance.profiles import DEFAULT_RESCALE_DELAY, FitErrors, Profile, profile_yaml
 from rlpto.performance.throughput import fit_throughput, relative_errors
 

@@ -9,12 +9,19 @@ import numpy as np
 
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ProfileError
-from rlpto.performance.efficiency import BatchLimits, Choice, choose_batch, useful_gpus
+from rlpto.performance.efficiency import (
+    BatchLimits,
+    BatchPerformance,
+    Choice,
+    batch_candidates,
+    choose_batch,
+    gained,
+    useful_gpus,
+)
 from rlpto.performance.metrics import METRICS
-from rlpto.performance.own_batches import BatchFacts, gained, own_batches
+from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.profiles import ModelFacts, Profile, TypeTables, check_batch, unknown_model
 from rlpto.performance.tables import ONE_KIND, JobType
-from rlpto.performance.throughput import ServerLaw
 
 SPANS = 2
 """The throughput model distinguishes one node and several."""
@@ -45,7 +52,7 @@ class FittedProfiles:
         """Size and limits of a model. Raises ProfileError if it is unknown."""
         profile = self.profile(model)
         law = profile.throughput
-        servers = (law.servers, law.most_servers) if isinstance(law, ServerLaw) else (self.served.get(model, 0),) * 2
+        servers = (law.servers, law.most_servers) if isinstance(law, ServerParams) else (self.served.get(model, 0),) * 2
         return ModelFacts(profile.samples, profile.epochs, profile.batch, profile.rescale_delay, *servers)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
@@ -55,7 +62,7 @@ class FittedProfiles:
         limits.
         """
         profile = self.profile(job_type.model).on(gpu)
-        if job_type.servers is not None and isinstance(profile.throughput, ServerLaw):
+        if job_type.servers is not None and isinstance(profile.throughput, ServerParams):
             profile = replace(profile, throughput=profile.throughput.with_servers(job_type.servers))
         found = choices_by_size(profile, job_type, max_gpus)
         rates, score = ((part / profile.samples).reshape(SPANS * max_gpus, -1) for part in found[:2])
@@ -71,10 +78,10 @@ class FittedProfiles:
             score=None if METRICS[job_type.metric].exponent == 1 else score,
         )
 
-    def batch_facts(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchFacts:
-        """See `BatchFactsSource`."""
+    def batch_performance(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchPerformance:
+        """See `BatchPerformanceSource`."""
         profile = self.profile(job_type.model).on(gpu)
-        batches = own_batches(job_type.batch_size, sum(placement), profile.batch.with_chosen())
+        batches = batch_candidates(job_type.batch_size, sum(placement), profile.batch.with_chosen())
         size = (len(placement), batches.gpus, batches.taken)
         step = profile.throughput.step_time(*size)
         computing = profile.throughput.step_time(*size, 1) - step
@@ -84,19 +91,19 @@ class FittedProfiles:
         seconds = step + computing * batches.accumulation
         gain = gained(sqr, var, (batches.total / profile.batch.base)[:, None])
         rates = gain * profile.batch.base / seconds[:, None] / profile.samples
-        return BatchFacts(batches, step, np.maximum(step - computing, 0.0), sqr, var, rates)
+        return BatchPerformance(batches, step, np.maximum(step - computing, 0.0), sqr, var, rates)
 
     def limits(self, model: str, gpu: str = ONE_KIND) -> BatchLimits:
-        """See `BatchFactsSource`."""
+        """See `BatchPerformanceSource`."""
         return self.profile(model).on(gpu).batch.with_chosen()
 
     def one_gpu_throughput(self, model: str, gpu: str) -> float:
-        """See `BatchFactsSource`."""
+        """See `BatchPerformanceSource`."""
         profile = self.profile(model).on(gpu)
         return float(profile.batch.max_local / profile.throughput.step_time(1, 1, profile.batch.max_local))
 
     def epoch_samples(self, model: str) -> FloatArray:
-        """See `BatchFactsSource`."""
+        """See `BatchPerformanceSource`."""
         return np.full(self.profile(model).epochs, self.profile(model).samples)
 
     def choosing(self, largest: Mapping[str, int]) -> FittedProfiles:

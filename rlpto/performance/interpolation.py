@@ -16,9 +16,8 @@ from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import ProfileError
 from rlpto.performance.accuracy import metric_of, to_accuracy
-from rlpto.performance.efficiency import BatchLimits
+from rlpto.performance.efficiency import BatchLimits, gained
 from rlpto.performance.measurements import Measurements
-from rlpto.performance.own_batches import gained
 
 MAX_SPANS = 16
 """Largest measured number of nodes; more nodes count as this many."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import GetCoreSchemaHandler, GetPydanticSchema
 from pydantic_core import CoreSchema, core_schema
 
-from rlpto.performance.server_law import ServerParams
+from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
 
 LAWS: Mapping[str, type[ThroughputLaw]] = {

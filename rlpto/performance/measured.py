@@ -17,16 +17,17 @@ from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import ProfileError
 from rlpto.performance.efficiency import (
     BatchLimits,
+    BatchPerformance,
     BatchSplit,
+    batch_candidates,
     feasible,
     split_batch,
     splits,
     useful_gpus,
 )
 from rlpto.performance.interpolation import MAX_SPANS, MeasuredModel, StepTimes
-from rlpto.performance.measurements import measured_kinds, read_measurements, smallest_rotation
+from rlpto.performance.measurements import measured_kinds, read_measurements
 from rlpto.performance.metrics import METRICS
-from rlpto.performance.own_batches import BatchFacts, own_batches
 from rlpto.performance.profiles import (
     ModelFacts,
     TypeTables,
@@ -35,7 +36,7 @@ from rlpto.performance.profiles import (
     unknown_kind,
     unknown_model,
 )
-from rlpto.performance.tables import ONE_KIND, JobType
+from rlpto.performance.tables import ONE_KIND, JobType, packed_groups, smallest_rotation
 
 
 class MeasuredProfiles:
@@ -88,10 +89,10 @@ class MeasuredProfiles:
         )
         return ModelFacts(on_kinds[0].samples, on_kinds[0].epochs, limits, self._delays[model])
 
-    def batch_facts(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchFacts:
-        """See `BatchFactsSource`. A batch that was not measured on exactly that placement has the time of its size."""
+    def batch_performance(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchPerformance:
+        """See `BatchPerformanceSource`. A batch not measured on exactly that placement has the time of its size."""
         model = self.model(job_type.model, gpu)
-        batches = own_batches(job_type.batch_size, sum(placement), model.limits)
+        batches = batch_candidates(job_type.batch_size, sum(placement), model.limits)
         measured = smallest_rotation(placement)
         if measured in model.measured.placements:
             steps = model.exact_steps(measured, batches.taken)
@@ -107,19 +108,19 @@ class MeasuredProfiles:
         sqr, var = model.statistics(batches.total)
         seconds = steps.with_accumulation(batches.accumulation)
         rates = model.gain(batches.total) / seconds[:, None] / model.epoch_progress
-        return BatchFacts(batches, steps.step, steps.sync, sqr, var, rates)
+        return BatchPerformance(batches, steps.step, steps.sync, sqr, var, rates)
 
     def limits(self, model: str, gpu: str = ONE_KIND) -> BatchLimits:
-        """See `BatchFactsSource`."""
+        """See `BatchPerformanceSource`."""
         return self.model(model, gpu).limits
 
     def one_gpu_throughput(self, model: str, gpu: str) -> float:
-        """See `BatchFactsSource`."""
+        """See `BatchPerformanceSource`."""
         alone = self.model(model, gpu).measured.placements[(1,)]
         return float(alone.local_batch.max() / alone.step_time.max())
 
     def epoch_samples(self, model: str) -> FloatArray:
-        """See `BatchFactsSource`."""
+        """See `BatchPerformanceSource`."""
         measured = self.model(model, next(iter(self.kinds(model)), ONE_KIND))  # alike on every kind
         return measured.epoch_progress * measured.limits.base
 
@@ -251,7 +252,7 @@ def _known_speed(model: MeasuredModel, batch: int, most: int, max_gpus: int, gpu
     by_size = model.size_steps(-(-gpus // gpus_per_node), gpus, split.local)
     seconds = by_size.with_accumulation(split.accumulation)
     for k in gpus:
-        placement = packed_placement(int(k), gpus_per_node)
+        placement = smallest_rotation(packed_groups(int(k), gpus_per_node))
         if placement in model.measured.placements:
             measured = model.exact_steps(placement, split.local[k - 1 : k])
             exact = measured.with_accumulation(split.accumulation[k - 1 : k])[0]
@@ -259,9 +260,3 @@ def _known_speed(model: MeasuredModel, batch: int, most: int, max_gpus: int, gpu
     speed = np.zeros(max_gpus + 1)
     speed[1:] = 1 / seconds[np.minimum(np.arange(max_gpus), most - 1)]
     return speed
-
-
-def packed_placement(gpus: int, gpus_per_node: int) -> tuple[int, ...]:
-    """The smallest rotation of GPUs on full nodes, the remainder on the last."""
-    full, rest = divmod(gpus, gpus_per_node)
-    return smallest_rotation((gpus_per_node,) * full + ((rest,) if rest else ()))

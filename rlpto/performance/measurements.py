@@ -22,7 +22,7 @@ from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import ProfileError
 from rlpto.io.files import file_there
 from rlpto.io.reading import MIB, parsing, read_text
-from rlpto.performance.tables import ONE_KIND
+from rlpto.performance.tables import ONE_KIND, smallest_rotation
 from rlpto.performance.throughput import StepMeasurements
 
 MAX_LOCAL_BATCH = {("yolov3", ONE_KIND): 8, ("deepspeech2", "rtx"): 57}
@@ -102,11 +102,6 @@ class Measurements:
     def progress(self) -> FloatArray:
         """[epochs + 1] progress at the start of every epoch: the smallest over the runs, from 0."""
         return np.concatenate([[0.0], self.stacked("progress").min(axis=0)])
-
-
-def smallest_rotation(groups: tuple[int, ...]) -> tuple[int, ...]:
-    """The rotation of a placement (GPUs per node, in order) that represents all its rotations."""
-    return min(groups[i:] + groups[:i] for i in range(len(groups)))
 
 
 def measured_kinds(folder: Path) -> tuple[str, ...]:

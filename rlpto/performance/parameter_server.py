@@ -1,16 +1,17 @@
-"""Speed of training with parameter servers over (workers, servers): three surfaces, and their fits to probes.
+"""Speed of training through parameter servers over (workers, servers): Optimus's law, and surfaces fitted to probes.
 
-Workers compute gradients, servers hold the parameters and apply them. Optimus's two forms (Peng et al., EuroSys 2018,
-section 3.2) give the time of a step, for asynchronous and for synchronous training; Coach's parabola (Sundkvist,
-Umeå University 2021, code DLScheduler) is the form of the original scheduler. Speeds are work per second: steps, epochs
-or samples, in the unit of the probes.
+Workers compute gradients, servers hold the parameters and apply them. A step of M samples on w workers with p servers
+takes a M/w + b + c w/p + d w + e p seconds (Optimus, Peng et al., EuroSys 2018, section 3.2): workers compute, w/p of
+them share a server's connection, and every worker and server adds some overhead. Samples per second are the same
+whether workers wait for each other or not: an asynchronous worker needs that time for its own M/w samples, and the
+paper's w / (a' + b' w/p + c' w + d' p) batches per second are the same with a' = a M/w + b.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,89 +20,84 @@ from pydantic import ConfigDict, Field
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.errors import ProfileError
 
+MOST_SERVERS = 1024
+"""Largest number of parameter servers in a profile."""
 Form = Literal["async", "sync", "parabola"]
-"""Optimus's form of asynchronous training, that of synchronous training, and Coach's parabola."""
-Coefficient = Annotated[float, Field(ge=0)]
-
-
-class SpeedSurface(Protocol):
-    """Speed over (workers, servers)."""
-
-    def speed(self, workers: ArrayLike, servers: ArrayLike) -> FloatArray:
-        """Work per second by workers and servers; 0 without workers or without servers. Shapes broadcast."""
-        ...
-
-
-@dataclass(frozen=True)
-class AsyncSurface:
-    """Optimus's asynchronous training: w workers do w / (a + b w/p + c w + d p) steps a second with p servers.
-
-    a: seconds of computing. b: of moving gradients through a server that w/p workers share. c, d: of each further
-    worker and server.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
-
-    a: Coefficient
-    b: Coefficient
-    c: Coefficient
-    d: Coefficient
-
-    def speed(self, workers: ArrayLike, servers: ArrayLike) -> FloatArray:
-        """See SpeedSurface."""
-        terms = async_terms(np.maximum(workers, 1), np.maximum(servers, 1))
-        return _speed(workers, terms @ [self.a, self.b, self.c, self.d], workers, servers)
-
-
-@dataclass(frozen=True)
-class SyncSurface:
-    """Optimus's synchronous training: 1 / (a M/w + b + c w/p + d w + e p) steps a second with w workers, p servers.
-
-    a: seconds of computing per sample. b: of every step. c: of moving gradients through a server that w/p workers
-    share. d, e: of each further worker and server. batch_size: M, samples of a step; with the default, 1, a is the
-    seconds that one worker computes at the step's own batch.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
-
-    a: Coefficient
-    b: Coefficient
-    c: Coefficient
-    d: Coefficient
-    e: Coefficient
-    batch_size: Annotated[float, Field(gt=0)] = 1.0
-
-    def speed(self, workers: ArrayLike, servers: ArrayLike) -> FloatArray:
-        """See SpeedSurface."""
-        terms = sync_terms(np.maximum(workers, 1), np.maximum(servers, 1), self.batch_size)
-        return _speed(1.0, terms @ [self.a, self.b, self.c, self.d, self.e], workers, servers)
-
-
-@dataclass(frozen=True)
-class Parabola:
-    """Coach's -curvature_w (w - best_w)^2 - curvature_p (p - best_p)^2 + highest, never below 0.
-
-    best_workers, best_servers: position of the maximum. workers_curvature, servers_curvature: how fast speed falls from
-    there.
-    highest: the maximum speed.
-    """
-
-    best_workers: float
-    best_servers: float
-    workers_curvature: float
-    servers_curvature: float
-    highest: float
-
-    def speed(self, workers: ArrayLike, servers: ArrayLike) -> FloatArray:
-        """See SpeedSurface."""
-        w, p = np.asarray(workers, dtype=np.float64), np.asarray(servers, dtype=np.float64)
-        fall = self.workers_curvature * (w - self.best_workers) ** 2
-        fall = fall + self.servers_curvature * (p - self.best_servers) ** 2
-        return np.where((w > 0) & (p > 0), np.maximum(self.highest - fall, 0.0), 0.0)
-
-
+"""Optimus's form of asynchronous training, that of synchronous training, and Coach's parabola (Sundkvist, Umeå
+University 2021, code DLScheduler)."""
 PARAMETERS: Mapping[Form, int] = {"async": 4, "sync": 5, "parabola": 5}
 """Number of parameters of a form: the fewest different configurations that can determine it."""
+
+
+@dataclass(frozen=True)
+class ServerParams:
+    """Optimus's law as the `throughput` of a profile, by its parameters; times in seconds.
+
+    a: to compute the gradients of one sample. b: constant per step. c: to move the gradients and weights of one worker
+    through a server's connection. d, e: overhead of each worker and of each server.
+    servers: default number of parameter servers of a job. most_servers: the most that a scheduler may give it.
+    Raises ValueError if servers exceed most_servers.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    a: Annotated[float, Field(gt=0)]
+    b: Annotated[float, Field(ge=0)]
+    c: Annotated[float, Field(ge=0)]
+    d: Annotated[float, Field(ge=0)]
+    e: Annotated[float, Field(ge=0)]
+    servers: Annotated[int, Field(ge=1, le=MOST_SERVERS)] = 1
+    most_servers: Annotated[int, Field(ge=1, le=MOST_SERVERS)] = 1
+    law: Literal["parameter_server"] = field(default="parameter_server", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.servers > self.most_servers:
+            raise ValueError(f"servers {self.servers} exceeds most_servers {self.most_servers}")
+
+    def step_time(
+        self, nodes: ArrayLike, replicas: ArrayLike, local_batch: ArrayLike, accumulation: ArrayLike = 0
+    ) -> FloatArray:
+        """See `rlpto.performance.throughput.ThroughputLaw`; servers have their own nodes, so `nodes` has no effect.
+
+        Every accumulated computation costs a and b; gradients are exchanged once a step.
+        """
+        workers = np.asarray(replicas, dtype=np.float64)
+        compute = (np.asarray(accumulation) + 1) * (self.a * np.asarray(local_batch, dtype=np.float64) + self.b)
+        exchange = self.c * workers / self.servers + self.d * workers + self.e * self.servers
+        return np.asarray(compute + exchange + 0.0 * np.asarray(nodes))
+
+    def with_servers(self, servers: int) -> ServerParams:
+        """The same law with another number of servers."""
+        return replace(self, servers=servers)
+
+
+@dataclass(frozen=True)
+class SpeedSurface:
+    """Work per second (steps, epochs or samples) over (workers w, servers p): a form and its parameters, each >= 0.
+
+    async: w / (a + b w/p + c w + d p). sync: 1 / (a/w + b + c w/p + d w + e p), with a the seconds that one worker
+    computes at the step's whole batch. parabola: highest - u (w - best_w)^2 - v (p - best_p)^2, at least 0, with
+    parameters (best_w, best_p, u, v, highest).
+    points: number of different configurations that it was fitted to. determined: False if these do not determine the
+    parameters, such as five parameters on four points; it then agrees with them but predicts others poorly.
+    """
+
+    form: Form
+    parameters: tuple[float, ...]
+    points: int = 0
+    determined: bool = True
+
+    def speed(self, workers: ArrayLike, servers: ArrayLike) -> FloatArray:
+        """Work per second; 0 without workers or without servers. Shapes broadcast."""
+        w, p = np.broadcast_arrays(np.asarray(workers, dtype=np.float64), np.asarray(servers, dtype=np.float64))
+        if self.form == "parabola":
+            best_w, best_p, u, v, highest = self.parameters
+            speed = np.maximum(highest - (u * (w - best_w) ** 2 + v * (p - best_p) ** 2), 0.0)
+        else:
+            work = w if self.form == "async" else 1.0
+            with np.errstate(divide="ignore"):
+                speed = work / (_terms(self.form, np.maximum(w, 1), np.maximum(p, 1)) @ np.array(self.parameters))
+        return np.where((w > 0) & (p > 0), speed, 0.0)
 
 
 @dataclass(frozen=True)
@@ -128,58 +124,27 @@ class Probes:
         return Probes(self.workers[kept], self.servers[kept], self.speed[kept])
 
 
-@dataclass(frozen=True)
-class SurfaceFit:
-    """A surface fitted to probes.
-
-    points: number of different configurations. determined: False if the probes do not determine the parameters, such as
-    five parameters on four points; the surface then agrees with the probes but predicts other configurations poorly.
-    """
-
-    surface: SpeedSurface
-    points: int
-    determined: bool
-
-
-def fit_speed(form: Form, probes: Probes, batch_size: float = 1.0) -> SurfaceFit:
+def fit_speed(form: Form, probes: Probes) -> SpeedSurface:
     """The surface of a form with the best fit to the probes; tuning runs are left out.
 
     Optimus's forms are linear in their parameters in the time of a step: nonnegative least squares of the relative
     error of that time. If the probes do not determine all parameters, the terms share the time as evenly as the probes
     allow. The parabola is fitted as in Coach: least squares of the speed, parameters of at least 0, all starting from
-    1; undetermined parameters stay near 1. batch_size: M of the synchronous form.
+    1; undetermined parameters stay near 1.
     Deterministic. Raises ProfileError without probes of training, or if one of them is impossible.
     """
     probes = probes.training()
     _check(probes)
     points = len(np.unique(np.stack([probes.workers, probes.servers]), axis=1).T)
+    terms = _terms(form, probes.workers.astype(np.float64), probes.servers.astype(np.float64))
+    scaled = terms if form == "parabola" else terms / terms.mean(axis=0)
+    determined = bool(np.linalg.matrix_rank(scaled) == PARAMETERS[form])
     if form == "parabola":
-        w, p = probes.workers.astype(np.float64), probes.servers.astype(np.float64)
-        terms = np.stack([np.ones(len(w)), w, w**2, p, p**2], axis=1)
-        determined = bool(np.linalg.matrix_rank(terms) == PARAMETERS[form])
-        return SurfaceFit(_fit_parabola(w, p, probes.speed), points, determined)
-    if form == "async":
-        terms, seconds = async_terms(probes.workers, probes.servers), probes.workers / probes.speed
+        parameters = _fit_parabola(probes)
     else:
-        terms, seconds = sync_terms(probes.workers, probes.servers, batch_size), 1.0 / probes.speed
-    determined = bool(np.linalg.matrix_rank(terms / terms.mean(axis=0)) == PARAMETERS[form])
-    values = _fit_terms(terms, seconds, determined)
-    if form == "async":
-        return SurfaceFit(AsyncSurface(*values), points, determined)
-    a, b, c, d, e = values
-    return SurfaceFit(SyncSurface(a, b, c, d, e, batch_size), points, determined)
-
-
-def async_terms(workers: ArrayLike, servers: ArrayLike) -> FloatArray:
-    """[..., 4] factors of a, b, c and d of the asynchronous form; shapes broadcast."""
-    w, p = np.broadcast_arrays(np.asarray(workers, dtype=np.float64), np.asarray(servers, dtype=np.float64))
-    return np.stack([np.ones_like(w), w / p, w, p], axis=-1)
-
-
-def sync_terms(workers: ArrayLike, servers: ArrayLike, batch_size: float = 1.0) -> FloatArray:
-    """[..., 5] factors of a to e of the synchronous form; shapes broadcast."""
-    w, p = np.broadcast_arrays(np.asarray(workers, dtype=np.float64), np.asarray(servers, dtype=np.float64))
-    return np.stack([batch_size / w, np.ones_like(w), w / p, w, p], axis=-1)
+        work = probes.workers if form == "async" else 1.0
+        parameters = _fit_terms(terms, work / probes.speed, determined)
+    return SpeedSurface(form, tuple(float(value) for value in parameters), points, determined)
 
 
 def speed_grid(surface: SpeedSurface, max_workers: int, max_servers: int) -> FloatArray:
@@ -199,20 +164,6 @@ def observed(grid: FloatArray, probes: Probes) -> FloatArray:
     np.add.at(count, at, 1.0)
     np.add.at(total, at, probes.speed[inside])
     return np.where(count > 0, total / np.maximum(count, 1.0), grid)
-
-
-def best_configuration(grid: FloatArray, most: int | None = None) -> tuple[int, int]:
-    """(workers, servers) with the highest speed of a grid, at least one of each; ties: fewest in all, then workers.
-
-    most: limit of workers plus servers; None: the size of the grid. Raises ValueError if (1, 1) exceeds the limit.
-    """
-    workers, servers = np.meshgrid(*(np.arange(size) for size in grid.shape), indexing="ij")
-    possible = (workers > 0) & (servers > 0) & (workers + servers <= (np.inf if most is None else most))
-    if not possible.any():
-        raise ValueError(f"no worker and server within {most} together on a grid of shape {grid.shape}")
-    w, p, speed = workers[possible], servers[possible], grid[possible]
-    first = np.lexsort((-w, w + p, -speed))[0]
-    return int(w[first]), int(p[first])
 
 
 def corner_probes(max_workers: int, max_servers: int, min_workers: int = 1) -> list[tuple[int, int]]:
@@ -244,6 +195,17 @@ _OPEN_WEIGHT = 1e-3
 """Weight of each term's size relative to the relative errors, for undetermined parameters: small against any noise."""
 
 
+def _terms(form: Form, w: FloatArray, p: FloatArray) -> FloatArray:
+    """[..., P] what a form is linear in: factors of the parameters in the time of a step; a parabola's powers."""
+    one = np.ones_like(w)
+    factors = {
+        "async": (one, w / p, w, p),
+        "sync": (1.0 / w, one, w / p, w, p),
+        "parabola": (one, w, w**2, p, p**2),
+    }
+    return np.stack(factors[form], axis=-1)
+
+
 def _check(probes: Probes) -> None:
     if len(probes) == 0:
         raise ProfileError("no probes of training to fit a speed surface to (tuning runs do not count)")
@@ -253,8 +215,8 @@ def _check(probes: Probes) -> None:
         raise ProfileError("a probe needs at least 1 worker and 1 server")
 
 
-def _fit_terms(terms: FloatArray, seconds: FloatArray, determined: bool) -> list[float]:
-    """Nonnegative coefficients of terms [N, P] that fit seconds [N] with the least relative error."""
+def _fit_terms(terms: FloatArray, seconds: FloatArray, determined: bool) -> FloatArray:
+    """[P] nonnegative coefficients of terms [N, P] that fit seconds [N] with the least relative error."""
     from scipy.optimize import nnls
 
     relative = terms / seconds[:, None]
@@ -264,23 +226,18 @@ def _fit_terms(terms: FloatArray, seconds: FloatArray, determined: bool) -> list
         rows = np.concatenate([rows, _OPEN_WEIGHT * np.eye(len(unit))])
         target = np.append(target, np.zeros(len(unit)))
     found, _ = nnls(rows, target)
-    return [float(value) for value in found / unit]
+    return np.asarray(found / unit)
 
 
-def _fit_parabola(workers: FloatArray, servers: FloatArray, speed: FloatArray) -> Parabola:
-    """Coach's fit."""
+def _fit_parabola(probes: Probes) -> FloatArray:
+    """[5] Coach's fit."""
     from scipy.optimize import least_squares
 
+    workers, servers = probes.workers.astype(np.float64), probes.servers.astype(np.float64)
+
     def residuals(x: FloatArray) -> FloatArray:
-        return np.asarray(x[4] - x[2] * (workers - x[0]) ** 2 - x[3] * (servers - x[1]) ** 2 - speed)
+        return np.asarray(x[4] - x[2] * (workers - x[0]) ** 2 - x[3] * (servers - x[1]) ** 2 - probes.speed)
 
     # Speeds of some hundredths of an epoch a second differ by less than the usual tolerances of a start at 1.
     found = least_squares(residuals, np.ones(5), bounds=(0.0, np.inf), xtol=1e-12, ftol=1e-12, gtol=1e-12)
-    return Parabola(*(float(value) for value in found.x))
-
-
-def _speed(work: ArrayLike, seconds: FloatArray, workers: ArrayLike, servers: ArrayLike) -> FloatArray:
-    """work / seconds if there are workers and servers, else 0."""
-    some = (np.asarray(workers) > 0) & (np.asarray(servers) > 0)
-    with np.errstate(divide="ignore"):
-        return np.where(some, np.asarray(work, dtype=np.float64) / seconds, 0.0)
+    return np.asarray(found.x)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Annotated, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import yaml
@@ -21,9 +22,8 @@ from rlpto.io.reading import parsing
 from rlpto.io.settings_text import first_problem
 from rlpto.io.yaml_file import Location, YamlFile, read_yaml_documents
 from rlpto.performance.accuracy import AccuracyCurve
-from rlpto.performance.efficiency import LARGEST_BATCH, BatchLimits
+from rlpto.performance.efficiency import LARGEST_BATCH, BatchLimits, BatchPerformance, NoiseCurve
 from rlpto.performance.laws import AnyLaw
-from rlpto.performance.noise import NoiseCurve
 from rlpto.performance.tables import ONE_KIND, JobType
 
 DEFAULT_RESCALE_DELAY = 30.0
@@ -164,13 +164,33 @@ class ProfileSource(Protocol):
         ...
 
 
+class BatchPerformanceSource(ProfileSource, Protocol):
+    """Profiles that know the speed of every batch that a job may choose."""
+
+    def batch_performance(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchPerformance:
+        """Performance of a type's batches on GPUs of the kind `gpu`, placed like `placement` (GPUs per node)."""
+        ...
+
+    def limits(self, model: str, gpu: str = ONE_KIND) -> BatchLimits:
+        """Limits of a model's batch size on a kind of GPU."""
+        ...
+
+    def one_gpu_throughput(self, model: str, gpu: str) -> float:
+        """Samples/s of one GPU of a kind at its largest local batch."""
+        ...
+
+    def epoch_samples(self, model: str) -> FloatArray:
+        """[P] samples at the base batch equivalent to each epoch's progress."""
+        ...
+
+
 def unknown_model(model: str, known: tuple[str, ...]) -> ProfileError:
     """The error for a model that a source does not know."""
     return ProfileError(f"no profile of model {model!r}; known: {', '.join(known) or 'none'}")
 
 
 def unknown_kind(model: str, gpu: str, known: Iterable[str]) -> ProfileError:
-    """The error for a kind of GPU that exists in the cluster but not in a profile with speeds by kind."""
+    """The error for a kind of GPU of the cluster that a profile with speeds by kind lacks."""
     return ProfileError(
         f"the profile of model {model!r} has no speeds on GPUs of kind {gpu!r}, which the cluster has "
         f"(cluster.nodes: gpu); expected one of {', '.join(sorted(known))}"
@@ -184,22 +204,17 @@ def check_batch(job_type: JobType, batch: BatchLimits) -> None:
         raise ProfileError(f"{job_type.model}: batch_size {size}, expected {batch.base} to {batch.largest} samples")
 
 
-def builtin_profiles() -> dict[str, Profile]:
-    """The profiles that come with RLPTO, by name."""
-    return dict(_builtin_profiles())
-
-
 @cache
-def _builtin_profiles() -> dict[str, Profile]:
-    """Cached, because a service compiles tables whenever its catalogue changes."""
+def builtin_profiles() -> Mapping[str, Profile]:
+    """The profiles that come with RLPTO, by name."""
     with resources.as_file(resources.files("rlpto.performance") / "profiles") as folder:
-        return load_folder(folder)
+        return MappingProxyType(load_folder(folder))
 
 
 def builtin_rescale_delay(model: str) -> float:
     """Seconds a rescale costs the built-in model of that name; DEFAULT_RESCALE_DELAY if there is none."""
-    with resources.as_file(resources.files("rlpto.performance") / "profiles" / f"{model}.yaml") as path:
-        return load_profile(path).rescale_delay if path.is_file() else DEFAULT_RESCALE_DELAY
+    profile = builtin_profiles().get(model)
+    return DEFAULT_RESCALE_DELAY if profile is None else profile.rescale_delay
 
 
 def load_folder(folder: Path) -> dict[str, Profile]:
@@ -248,7 +263,7 @@ def profile_yaml(profile: Profile) -> str:
     given = asdict(profile, dict_factory=lambda pairs: {key: value for key, value in pairs if value is not None})
     if not profile.kinds:
         del given["kinds"]
-    return yaml.dump(_plain(given), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return yaml.dump(given, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def profiles_yaml(profiles: Iterable[Profile]) -> str:
@@ -268,14 +283,7 @@ def _located(location: Location) -> Location:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes lists on one line and mappings one key a line."""
+    """Writes tuples on one line and mappings one key a line."""
 
 
-_Dumper.add_representer(list, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, True))
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, so that YAML needs no tags."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+_Dumper.add_representer(tuple, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, True))

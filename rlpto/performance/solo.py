@@ -1,12 +1,26 @@
-"""Duration of a job that runs alone: times on packed placements, directly from the speed tables."""
+"""A job that trains alone: its duration on packed placements from the speed tables, and what a training costs by metric
+and number of GPUs."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.performance.tables import NO_GPUS, SpeedTables
+from rlpto.io.errors import ConfigError
+from rlpto.performance.compile import compile_tables
+from rlpto.performance.metrics import METRICS, MetricName, UtilityBand
+from rlpto.performance.profiles import ProfileSource
+from rlpto.performance.tables import NO_GPUS, JobType, SpeedTables, elapsed_from_rates
+
+HOUR_S = 3600.0
+MOST_GPUS = 4096
+"""Largest number of GPUs accepted."""
+_RANGE = re.compile(r"\s*(\d{1,9})\s*(?:\.\.\s*(\d{1,9})\s*)?")
 
 
 def seconds_to_finish(
@@ -26,7 +40,10 @@ def seconds_to_finish(
     """
     rows = tables.packed_rows(gpus_per_node)
     row = rows[np.asarray(type_index, dtype=np.int64), np.asarray(gpus, dtype=np.int64)]
-    return _seconds(tables, row, scale, epochs, progress)
+    with np.errstate(invalid="ignore"):
+        moving = (_seconds_at(tables, row, epochs) - _seconds_at(tables, row, progress)) / np.asarray(scale)
+    left = np.asarray(epochs) > np.asarray(progress)
+    return np.asarray(np.where(row == NO_GPUS, np.where(left, np.inf, 0.0), np.maximum(moving, 0.0)))
 
 
 def requested_seconds(
@@ -42,16 +59,6 @@ def requested_seconds(
         seconds_to_finish(tables, types, scale, epochs, gpus, gpus_per_node) for types in tables.by_kind[type_index].T
     ]
     return np.asarray(np.min(on_kinds, axis=0))
-
-
-def _seconds(
-    tables: SpeedTables, row: IntArray, scale: ArrayLike, epochs: ArrayLike, progress: ArrayLike
-) -> FloatArray:
-    """Seconds from `progress` to `epochs` at the rates of `row` times `scale`; shapes broadcast."""
-    with np.errstate(invalid="ignore"):
-        moving = (_seconds_at(tables, row, epochs) - _seconds_at(tables, row, progress)) / np.asarray(scale)
-    left = np.asarray(epochs) > np.asarray(progress)
-    return np.asarray(np.where(row == NO_GPUS, np.where(left, np.inf, 0.0), np.maximum(moving, 0.0)))
 
 
 def _seconds_at(tables: SpeedTables, row: IntArray, progress: ArrayLike) -> FloatArray:
@@ -82,3 +89,91 @@ def alone_bound(
         part = (epochs[of_kind] - epoch) / best[which, epoch]
         seconds[of_kind] = (elapsed[which, epoch] + part) / scale[of_kind]
     return seconds
+
+
+@dataclass(frozen=True)
+class TrainingEstimate:
+    """A whole training of a model that adapts its batch size, alone on packed GPUs, without rescales.
+
+    gpus, nodes: held all the time. hours, gpu_hours: time and cost of the training. utility: per GPU, the speed-up over
+    one GPU by the metric's score divided by the GPUs. within_band: whether utility lies between the metric's bounds.
+    chosen: True for the number of GPUs, among those asked for, that an allocator within the bounds gives to the only
+    job of an idle cluster.
+    """
+
+    model: str
+    metric: str
+    gpus: int
+    nodes: int
+    hours: float
+    gpu_hours: float
+    utility: float
+    within_band: bool
+    chosen: bool
+
+
+def predict_training(
+    profiles: ProfileSource,
+    model: str,
+    gpus: Sequence[int],
+    metrics: Sequence[MetricName],
+    gpus_per_node: int = 4,
+    band: UtilityBand | None = None,
+) -> list[TrainingEstimate]:
+    """Predictions by metric and number of GPUs, in the order given. band: for all metrics; None: each one's own.
+
+    Raises ProfileError if the model is unknown.
+    """
+    types = [JobType(model, None, metric) for metric in metrics]
+    tables = compile_tables(profiles, types, max(gpus), gpus_per_node)
+    found = []
+    for kind, metric in enumerate(metrics):
+        bounds = band or METRICS[metric].band
+        seconds = _training_seconds(tables, kind, tables.rates, gpus_per_node)
+        shown = _training_seconds(tables, kind, tables.shown_rates, gpus_per_node)
+        utility = shown[1] / shown[1:] / np.arange(1, len(shown))
+        best = chosen_gpus(utility, gpus, bounds)
+        found += [
+            TrainingEstimate(
+                model=model,
+                metric=metric,
+                gpus=count,
+                nodes=-(-count // gpus_per_node),
+                hours=float(seconds[count]) / HOUR_S,
+                gpu_hours=float(seconds[count]) * count / HOUR_S,
+                utility=float(utility[count - 1]),
+                within_band=bounds.holds(float(utility[count - 1])),
+                chosen=count == best,
+            )
+            for count in gpus
+        ]
+    return found
+
+
+def chosen_gpus(utility: FloatArray, gpus: Sequence[int], band: UtilityBand) -> int:
+    """The entry of `gpus` that a band asks for, see `UtilityBand.gpus`. utility: [K] of 1 to K GPUs."""
+    asked = np.full((1, len(utility)), -np.inf)
+    at = np.array(gpus) - 1
+    asked[0, at] = utility[at]
+    return int(band.gpus(asked)[0])
+
+
+def _training_seconds(tables: SpeedTables, kind: int, rates: FloatArray, gpus_per_node: int) -> FloatArray:
+    """[K + 1] seconds of a whole training of a type at packed rates [R, P]; infinity without GPUs."""
+    elapsed = elapsed_from_rates(rates[tables.packed_rows(gpus_per_node)[kind]])
+    return np.asarray(elapsed[:, tables.epochs[kind]])
+
+
+def parse_gpus(text: str) -> list[int]:
+    """Numbers of GPUs, ascending, from `1..16`, `8` or a list of both with commas. Raises ConfigError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= first <= last <= MOST_GPUS:
+            raise ConfigError(
+                f"--gpus {text[:60]}: expected numbers from 1 to {MOST_GPUS:,} and ascending ranges of them, "
+                "such as 1..16 or 1,2,4..8"
+            )
+        found.update(range(first, last + 1))
+    return sorted(found)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
-from rlpto.performance.accuracy_ahead import accuracy_ahead
+from rlpto.performance.accuracy import accuracy_ahead
 from rlpto.performance.metrics import DEFAULT_METRIC, METRICS
 
 NO_GPUS = 0
@@ -59,30 +59,26 @@ class SpeedTables:
 
     types: the T job types, in the order of the first axis of the arrays below.
     rates: [R, P] float64, epochs per second during epoch p; row 0 is zero (no GPUs).
-    elapsed: [R, P + 1] float64, seconds from epoch 0 to the start of epoch p at that row's rates
-        (row 0 holds infinity past epoch 0). Empty in tables that are rewritten as jobs learn: no simulation uses those.
+    elapsed: [R, P + 1] float64, seconds from epoch 0 to the start of epoch p at that row's rates (infinity past epoch 0
+    in row 0). Empty in tables that are rewritten as jobs learn: no simulation uses those.
     row: [T, S, K + 1] int32, row for `min(nodes spanned, S) - 1` and k GPUs; entry k = 0 is row 0.
-    accuracy: [T, P + 1] float64, accuracy in [0, 1] after p epochs.
-    epochs: [T] int64, how many epochs were measured; later epochs repeat the last one.
-    samples: [T] float64, samples in one epoch of the profile's own data set.
+    accuracy: [T, P + 1] float64, accuracy in [0, 1] after p epochs. epochs: [T] int64, how many were measured; later
+    ones repeat the last. samples: [T] float64, in one epoch of the profile's own data set.
     rescale_delay: [T] float64, seconds without progress after a change of a job's GPUs.
-    exact_keys, exact_rows: [X] int64 sorted and [X] int32: rows measured for one exact placement.
-        The key is `placement_key(type, groups)`; if none matches, `row` applies.
-    known_remaining, known_speed: [T, P + 1] and [T, K + 1] float64 or None: work left at the start
-        of an epoch and work per second by GPUs in the units an operator of these profiles would
-        know (for the Pollux workloads: iterations). None: epochs and `rates` are known.
-        own, batch_size, servers: [T] int64. Type t is a *variant* of the type own[t], the type the job was submitted
-        with. A variant applies while a scheduler has chosen the batch size of its jobs, in samples (0: the job chooses
-        itself), or their number of parameter servers (0: the model has none), and on GPUs of kind[t]. A job's own
-        variant has the lowest number. own empty: every type has one variant, itself.
-        most_servers: [T] int64, largest number of parameter servers of a job; empty: the number it has.
-        score_rates: [R, P] float64 or None: shown to policies in place of `rates`, so that they allocate GPUs by the
-        same metric by which jobs choose their batch size. A job's own score with one GPU on one node counts as its rate
-        there. None: `rates`.
-        kinds: G kinds of GPU, by name. kind: [T] int64, each type's index into kinds; a type that is its own has kind
-        0.
-        node_gpus: [T] int64, GPUs of the largest node of that kind. With one kind both are derived: nodes may have any
-        size.
+    exact_keys, exact_rows: [X] int64 sorted and [X] int32: rows measured for one exact placement, by
+    `placement_key(type, groups)`; if none matches, `row` applies.
+    known_remaining, known_speed: [T, P + 1] and [T, K + 1] float64 or None: work left at the start of an epoch and work
+    per second by GPUs in the units an operator of these profiles would know (for the Pollux workloads: iterations).
+    None: epochs and `rates` are known.
+    own, batch_size, servers: [T] int64. Type t is a *variant* of the type own[t], the type the job was submitted with.
+    A variant applies while a scheduler has chosen the batch size of its jobs, in samples (0: the job chooses itself),
+    or their number of parameter servers (0: the model has none), and on GPUs of kind[t]. A job's own variant has the
+    lowest number. own empty: every type has one variant, itself.
+    kinds: G kinds of GPU, by name. kind: [T] int64, index into kinds; a type that is its own has kind 0. node_gpus: [T]
+    int64, GPUs of the largest node of that kind. With one kind both are derived: nodes may have any size.
+    most_servers: [T] int64, largest number of parameter servers of a job; empty: the number it has.
+    score_rates: [R, P] float64 or None: shown to policies in place of `rates`, so that they allocate GPUs by the same
+    metric by which jobs choose their batch size. A job's own score with one GPU on one node counts as its rate there.
     """
 
     types: tuple[JobType, ...]
@@ -222,7 +218,7 @@ class SpeedTables:
 
     @cached_property
     def accuracy_ahead(self) -> FloatArray:
-        """[T, P] how steeply accuracy rises from each epoch on, see `rlpto.performance.accuracy_ahead`."""
+        """[T, P] how steeply accuracy rises from each epoch on, see `rlpto.performance.accuracy`."""
         return accuracy_ahead(self.accuracy, self.epochs, self.shown_remaining)
 
     @property
@@ -231,10 +227,9 @@ class SpeedTables:
         return self.rates if self.score_rates is None else self.score_rates
 
     def packed_rows(self, gpus_per_node: int) -> IntArray:
-        """[T, K + 1] rows of k GPUs on as few nodes as possible: full ones, then one with the rest.
+        """[T, K + 1] rows of k GPUs placed as `packed_groups`, measured for exactly that placement or else by size.
 
-        The row measured for exactly that placement if there is one, else the row of its size. If a type's kind of GPU
-        has smaller nodes, their size applies. Computed once for each node size.
+        If a type's kind of GPU has smaller nodes, their size applies. Computed once for each node size.
         """
         if gpus_per_node not in self._packed:
             self._packed[gpus_per_node] = np.ascontiguousarray(self._find_packed_rows(gpus_per_node))
@@ -254,9 +249,7 @@ class SpeedTables:
         if gpus_per_node >= PLACEMENT_BASE:
             return
         for k in range(1, min(self.max_gpus, MAX_EXACT_GROUPS * gpus_per_node) + 1):
-            full, rest = divmod(k, gpus_per_node)
-            groups = (gpus_per_node,) * full + ((rest,) if rest else ())
-            keys = placement_key(0, groups) + TYPE_STRIDE * types
+            keys = placement_key(0, packed_groups(k, gpus_per_node)) + TYPE_STRIDE * types
             at = np.minimum(np.searchsorted(self.exact_keys, keys), len(self.exact_keys) - 1)
             rows[types, k] = np.where(self.exact_keys[at] == keys, self.exact_rows[at], rows[types, k])
 
@@ -308,12 +301,19 @@ TYPE_STRIDE = 10**16
 
 
 def placement_key(type_index: int, groups: tuple[int, ...]) -> int:
-    """Key in `SpeedTables.exact_keys` of a placement given as GPUs per node, in order.
-
-    Rotations of one placement are the same placement: the smallest one represents all.
-    """
-    rotations = (groups[i:] + groups[:i] for i in range(len(groups)))
+    """Key in `SpeedTables.exact_keys` of a placement given as GPUs per node, in order."""
     code = 0
-    for gpus in min(rotations):
+    for gpus in smallest_rotation(groups):
         code = code * PLACEMENT_BASE + gpus
     return int(type_index * TYPE_STRIDE + code)
+
+
+def smallest_rotation(groups: tuple[int, ...]) -> tuple[int, ...]:
+    """The rotation of a placement (GPUs per node, in order) that represents all its rotations."""
+    return min(groups[i:] + groups[:i] for i in range(len(groups)))
+
+
+def packed_groups(gpus: int, gpus_per_node: int) -> tuple[int, ...]:
+    """GPUs per node on as few nodes as possible: full ones, then one with the rest."""
+    full, rest = divmod(gpus, gpus_per_node)
+    return (gpus_per_node,) * full + ((rest,) if rest else ())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, field
-from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -41,28 +41,6 @@ class ThroughputLaw(Protocol):
         nodes, replicas: nodes spanned and GPUs in total. local_batch: samples one GPU computes at once. accumulation:
         number of gradient computations of that size added up before the last, synchronised one.
         """
-        ...
-
-
-@runtime_checkable
-class ServerLaw(ThroughputLaw, Protocol):
-    """A law of jobs that train through parameter servers; a scheduler may choose their number.
-
-    servers: number for which the step times hold; a job's default. most_servers: the most that a job may have.
-    """
-
-    @property
-    def servers(self) -> int:
-        """Number of servers for which the step times hold."""
-        ...
-
-    @property
-    def most_servers(self) -> int:
-        """The most servers that a job may have."""
-        ...
-
-    def with_servers(self, servers: int) -> ServerLaw:
-        """The same law with another number of servers."""
         ...
 
 
@@ -215,14 +193,14 @@ class _Problem:
         low, high = np.log(NO_COST), np.log(10 * float(rows.step_time.max()))
         self.bounds = [(low, high)] * 6 + [(1.0, MAX_GAMMA)]
         self._tie, self._offset = np.eye(6), np.zeros(6)
-        self._decide_the_untold(float(compute.mean()))
+        self._fix_undetermined(float(compute.mean()))
         several, many = rows.nodes > 1, np.maximum(rows.replicas - 2, 0)
         synchronised = rows.replicas > 1
         self._sync_terms = np.stack(
             [several * synchronised, several * many, ~several * synchronised, ~several * many]
         ).astype(np.float64)
 
-    def _decide_the_untold(self, compute: float) -> None:
+    def _fix_undetermined(self, compute: float) -> None:
         rows = self.rows
         has_nodes = bool(np.any((rows.nodes > 1) & (rows.replicas > 1)))
         has_local = bool(np.any((rows.nodes <= 1) & (rows.replicas > 1)))

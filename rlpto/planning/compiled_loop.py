@@ -1,7 +1,7 @@
 """The decision loop, compiled: what `rlpto.core.loop.DecisionLoop` does, over the same compiled parts.
 
-Cluster b of a batch of simulated clusters is looked at, decided on with steering weights, and run on. The fleet that
-agents learn on steps it (`rlpto.envs.fleet`), and so do the rollouts of a planner (`rlpto.planning.rollout`).
+Cluster b of a batch of simulated clusters is looked at, decided on with steering weights, and run on. The batch that
+agents learn on steps it (`rlpto.envs.compiled_batch`), and so do the rollouts of a planner (`rlpto.planning.rollout`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.steering import steer
+from rlpto.simulator.allocating import apply_allocation
 from rlpto.simulator.arrays import World
-from rlpto.simulator.kernels import advance, apply_allocation, clear_sums, is_over
+from rlpto.simulator.kernels import advance, clear_sums, is_over
 
 NO_RESERVE: IntArray = np.zeros((0, 0), dtype=np.int64)
 """No GPUs are held back."""

@@ -23,8 +23,7 @@ from rlpto.knowledge.job_types import EstimatedJobs
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning.compiled_loop import Loop, build_loop, decide_and_run, look_around
 from rlpto.simulator.arrays import World, build_world
-from rlpto.simulator.kernels import is_over
-from rlpto.simulator.resuming import take_up_all
+from rlpto.simulator.kernels import is_over, take_up_all
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 ACCURACY = [term.name for term in TERMS].index("accuracy")

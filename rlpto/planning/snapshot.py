@@ -17,7 +17,7 @@ from rlpto.core.job_table import BelievedSpeeds
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.performance.tables import NO_TYPE, SpeedTables, elapsed_from_rates
-from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.cluster import ResumedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
 IDLE_POINTS = 500
@@ -26,7 +26,7 @@ AT_ONCE = 1e12
 """Epochs per second where what is believed leaves no work to an epoch."""
 
 
-class ScratchCluster(SimulatedCluster):
+class ScratchCluster(ResumedCluster):
     """A simulated cluster that is also done once no job has held GPUs for `IDLE_POINTS` decision points.
 
     Jobs that want more GPUs than are up would wait for ever: when a node will be back is not known.
@@ -66,7 +66,7 @@ class Snapshot:
         Raises ConfigError if no node with GPUs was up.
         """
         columns = self.columns.take(np.arange(len(self.index)))
-        return ScratchCluster.resume(self.time, self.shape, self.jobs, columns, self.placement, self.tables, settings)
+        return ScratchCluster(self.time, self.shape, self.jobs, columns, self.placement, self.tables, settings)
 
 
 def take_snapshot(cluster: Cluster, state: ClusterState) -> Snapshot:

@@ -86,7 +86,7 @@ class Seen:
         workers, servers = np.array(list(self._speeds), dtype=np.int64).T
         probes = Probes(workers, servers, np.array(list(self._speeds.values())))
         fit = fit_speed(form, probes)
-        grid = observed(speed_grid(fit.surface, max_workers, max_servers), probes)
+        grid = observed(speed_grid(fit, max_workers, max_servers), probes)
         if not fit.determined:
             grid[workers.max() + 1 :] = 0.0
             grid[:, servers.max() + 1 :] = 0.0

@@ -163,7 +163,7 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
         probes = Probes(configs[:, 0], configs[:, 1], np.array([*known.points.values()]))
         fit = fit_speed(self.options.form, probes)
         if fit.determined:
-            grid = speed_grid(fit.surface, int(jobs.max_gpus[row]), int(jobs.most_servers[row]))
+            grid = speed_grid(fit, int(jobs.max_gpus[row]), int(jobs.most_servers[row]))
             known.grid = observed(grid, probes)
 
     def _grown(

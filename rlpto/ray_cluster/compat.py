@@ -29,7 +29,7 @@ _requests: Any = gcs_service_pb2
 _services: Any = services
 _state: Any = state
 _stubs: Any = gcs_service_pb2_grpc
-_utils: Any = utils  # none of which has types
+_utils: Any = utils  # these have no types
 
 
 def reread_environment(external_address: str) -> None:
@@ -66,9 +66,15 @@ def takes_token(address: str, timeout: float) -> bool:
     return True
 
 
-def actor_states(actor_id: str | None = None) -> dict[str, Any]:
-    """The head's record of one actor; None: of all actors, by id."""
-    found: dict[str, Any] = _state.actors(actor_id=actor_id)
+def actor_states() -> dict[str, Any]:
+    """The head's records of all actors, by id."""
+    found: dict[str, Any] = _state.actors()
+    return found
+
+
+def actor_state(handle: Any) -> dict[str, Any]:
+    """The head's record of the actor with this handle; empty if it knows none."""
+    found: dict[str, Any] = _state.actors(actor_id=handle._actor_id.hex())
     return found
 
 

@@ -129,9 +129,9 @@ def answer_of(call: Any, timeout: float = START_TIMEOUT_S) -> JobReport:
 
 def process_of(handle: Any) -> ControllerProcess:
     """Ray's present record of a controller, whether it answers or not."""
-    from rlpto.ray_cluster.compat import actor_states
+    from rlpto.ray_cluster.compat import actor_state
 
-    known = actor_states(handle._actor_id.hex())
+    known = actor_state(handle)
     if not known:
         return ControllerProcess(False, 0, "")
     return ControllerProcess(known["State"] == "ALIVE", known["Pid"], known["Address"]["NodeID"])

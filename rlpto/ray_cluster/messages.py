@@ -18,7 +18,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from rlpto.core.stopping import StopRule
@@ -133,13 +133,9 @@ class JobSpec:
     def to_json(self) -> str:
         """As one line of JSON. Raises JobError if `options` holds values that JSON cannot represent."""
         try:
-            values = asdict(self) | {"options": dict(self.options)}
-            values.pop("stop")
-            # Defaults are left out, so that earlier sessions without these keys still match.
+            values = asdict(replace(self, stop=None)) | {"options": dict(self.options)}
             if self.stop is not None:
                 values["stop"] = self.stop.model_dump()
-            if not self.logs:
-                values.pop("logs")
             return json.dumps(values, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as wrong:
             raise JobError(f"job {self.name!r}: options cannot be written as JSON: {wrong}") from None

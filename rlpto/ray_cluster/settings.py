@@ -1,17 +1,22 @@
-"""Settings of real clusters: what the models of a workload train, and which timeouts hold."""
+"""Settings of real clusters: what the models of a workload train, which timeouts hold, and what controllers need."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
 from pydantic import Field, JsonValue, model_validator
 
+from rlpto.core.jobs import Job
+from rlpto.io.errors import ConfigError
 from rlpto.io.settings import Settings
 from rlpto.performance.accuracy import AccuracyCurve
-from rlpto.performance.efficiency import BatchLimits
-from rlpto.performance.noise import NoiseCurve
+from rlpto.performance.efficiency import BatchLimits, NoiseCurve
+from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.profiles import FitErrors, Profile
-from rlpto.performance.server_law import ServerParams
 from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
-from rlpto.ray_cluster.messages import Architecture, BatchRule, Device, LrRule
+from rlpto.ray_cluster.messages import Architecture, BatchRule, Device, JobSpec, LrRule, job_id
 
 
 class GuessSettings(Settings):
@@ -47,7 +52,7 @@ class ProgramSettings(Settings):
     batch_size: int = Field(64, ge=1)
     """Samples of a step with one worker, for jobs that do not say."""
     batch_rule: BatchRule = "fixed"
-    """fixed: so many samples whatever the number of workers; per_worker: so many for each of them."""
+    """fixed: that many samples for any number of workers; per_worker: that many for each worker."""
     largest_batch_size: int | None = Field(None, ge=1, le=10**9)
     """Largest batch size that a policy may choose for a job, all workers together; null: none may."""
     lr_rule: LrRule = "none"
@@ -149,3 +154,45 @@ class RaySettings(Settings):
         if wrong is not None:
             raise ValueError(f"programs: {wrong!r}: expected the name of a model, without ':'")
         return self
+
+
+def job_specs(
+    jobs: Sequence[Job], settings: RaySettings, session: str, folder: Path, seed: int, first: int = 0
+) -> list[JobSpec]:
+    """What the controller of every job needs. folder: holds a folder for each job. seed: of the run; every job has its
+    own. first: number of the first of these jobs in the session.
+
+    Ids count the jobs in the order given. Raises ConfigError for a model without a program.
+    """
+    missing = next((job for job in jobs if job.model not in settings.programs), None)
+    if missing is not None:
+        known = ", ".join(sorted(settings.programs)) or "none"
+        raise ConfigError(
+            f"ray.programs: job {missing.name} trains {missing.model}, which has no program; there are: {known}"
+        )
+    return [
+        replace(
+            program_spec(number, job.name, settings.programs[job.model], settings, session, folder, seed + number),
+            batch_size=job.batch_size or settings.programs[job.model].batch_size,
+            epochs=job.epochs,
+            data_size=max(round(job.data_size), 1),
+            stop=job.stop,
+        )
+        for number, job in enumerate(jobs, first)
+    ]
+
+
+def program_spec(
+    number: int, name: str, program: ProgramSettings, settings: RaySettings, session: str, folder: Path, seed: int
+) -> JobSpec:
+    """A whole training of a program, as the job with this number (from 0) in its session. name: its label."""
+    named = {field.name for field in fields(JobSpec)}
+    return JobSpec(
+        **(program.model_dump(include=named) | settings.model_dump(include=named)),
+        id=job_id(number),
+        name=name,
+        session=session,
+        folder=str((folder / job_id(number)).absolute()),
+        data_size=program.samples,
+        seed=seed,
+    )

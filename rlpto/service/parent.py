@@ -1,9 +1,11 @@
-"""The parent of a job service: starts its two processes, restarts them when they die, and ends them in good order."""
+"""The parent of a job service: makes its folder, starts its two processes, restarts them when they die, and ends them
+in good order."""
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
+import os
 import signal
 import socket
 import subprocess
@@ -17,8 +19,10 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from rlpto.io.errors import ClusterError, ConfigError
-from rlpto.service.preparing import make_folder, prepare
-from rlpto.service.settings import ServiceSettings
+from rlpto.service.settings import DATABASE, ServiceSettings
+from rlpto.store.database import Store
+from rlpto.store.programs import set_program
+from rlpto.store.users import add_token, add_user, all_users, user_of_token
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
 """Time before a dead process is started again, doubled each time."""
@@ -27,6 +31,10 @@ STEADY_S = 60.0
 WEB_STOP_S, SCHEDULER_STOP_S = 10.0, 90.0
 """After so long a process that was asked to end is killed; the scheduler lets jobs write checkpoints."""
 LARGEST_LOG_BYTES = 10_000_000
+FIRST_ADMIN = "admin"
+TOKEN_FILE = "admin-token"
+BY_SETTINGS = "settings"
+"""Who has changed what the settings say."""
 _LOOK_S = 0.2
 _BAD_INPUT = 2
 _PR_SET_PDEATHSIG = 1
@@ -48,10 +56,10 @@ class Child:
 
         Raises ClusterError if it finds its input at fault as soon as it is first started.
         """
+        if self.alive:
+            return
         if self._process is not None:
-            code = self._process.poll()
-            if code is None:
-                return
+            code = self._process.returncode
             if code == _BAD_INPUT and not self.restarts:
                 said = _last_line(self.log.read_text(encoding="utf-8", errors="replace"))
                 raise ClusterError(f"the {self.name} process has ended: {said} ({self.log})")
@@ -130,6 +138,54 @@ def serve(
             say("ending; again to end at once")
             web.end(WEB_STOP_S)
             scheduler.end(SCHEDULER_STOP_S, lambda: len(stopped) > 1)
+
+
+def prepare(settings: ServiceSettings) -> bool:
+    """Make what is missing; whether a token of the first admin was made. It stands in the folder's `admin-token`,
+    readable by its owner alone.
+
+    Raises ConfigError for a folder that cannot be written, StoreError for a database that cannot be read.
+    """
+    make_folder(settings.folder)
+    store = Store(settings.database)
+    try:
+        for path in settings.folder.glob(f"{DATABASE}*"):
+            path.chmod(0o600)
+        for name, program in settings.programs.items():
+            set_program(store, name, program.model_dump(mode="json"), BY_SETTINGS, time.time())
+        return _make_admin_token(store, settings.folder / TOKEN_FILE)
+    finally:
+        store.close()
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of a service, for its owner alone, as one that exists is made. Raises ConfigError if refused."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if folder.stat().st_mode & 0o077:
+            folder.chmod(0o700)
+    except OSError as refused:
+        raise ConfigError(f"{folder}: cannot make a folder that only its owner can read: {refused.strerror}") from None
+
+
+def _make_admin_token(store: Store, path: Path) -> bool:
+    """Write a new token of the first admin to a file, unless the one there is still valid; whether it was made."""
+    now = time.time()
+    if path.exists():
+        kept = path.read_text(encoding="ascii", errors="replace").strip()
+        found = user_of_token(store, kept, now)
+        if found is not None and found[0].role == "admin":
+            return False
+    with store.transaction():
+        if not any(user.name == FIRST_ADMIN for user in all_users(store)):
+            add_user(store, FIRST_ADMIN, "admin", now)
+        _, secret = add_token(store, FIRST_ADMIN, "made by rlpto serve", now)
+    unfinished = path.with_name(f".{path.name}.part")
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(secret + "\n")
+    unfinished.replace(path)
+    return True
 
 
 def _check(path: Path) -> None:

@@ -61,7 +61,7 @@ RULES = np.dtype(
     align=True,
 )
 """SimulatorSettings as numbers; times in seconds, limit: when every cluster stops. follow_accuracy: 1 if when jobs gain
-their accuracy is noted, see `rlpto.simulator.accuracy`."""
+their accuracy is noted, see `rlpto.simulator.shortfall`."""
 
 
 class World(NamedTuple):

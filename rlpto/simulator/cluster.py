@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Self
 
 import numpy as np
 
@@ -18,16 +17,14 @@ from rlpto.core.records import INTERVAL, AllocationChanges
 from rlpto.core.server_slots import check_servers_fit
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import ConfigError, JobError
-from rlpto.knowledge.remaining import believed_remaining
+from rlpto.knowledge.known import TRUTH, Knowledge, believed_remaining
 from rlpto.performance.tables import SpeedTables
+from rlpto.simulator.allocating import apply_placement, change_scale, choose_types, restart_jobs
 from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
 from rlpto.simulator.failures import schedule_failures
-from rlpto.simulator.job_kernels import change_scale, choose_types, reread_row, restart_jobs, take_row
-from rlpto.simulator.kernels import advance, advance_until, apply_and_look, next_point, outlook
-from rlpto.simulator.knowledge import TRUTH, Knowledge
+from rlpto.simulator.job_kernels import reread_row, take_row
+from rlpto.simulator.kernels import advance, advance_until, apply_and_look, next_point, outlook, take_up_all
 from rlpto.simulator.online import ROWS_PER_JOB, OnlineJobs, group_sizes, with_own_rows
-from rlpto.simulator.placing import apply_placement
-from rlpto.simulator.resuming import take_up_all
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 from rlpto.simulator.sharing import SharedGpus, check_sharing, with_places
 
@@ -63,44 +60,14 @@ class SimulatedCluster:
         check_sharing(jobs, shape, settings.share)
         store = JobStore.from_jobs(jobs, tables)
         check_servers_fit(jobs, store, tables, shape)
-        self._build(shape, jobs, store, tables, settings, seed, knowledge, background)
-        self._source: JobSource | None = source
+        self._set_up(shape, jobs, store, tables, settings, seed, knowledge, background, source)
         schedule_failures(self._world, 0)
         self._await_jobs()
         advance(self._world, 0)
         self._see(outlook(self._world, 0))
         self._learn()
 
-    @classmethod
-    def resume(
-        cls,
-        time: float,
-        shape: ClusterShape,
-        jobs: Sequence[Job],
-        store: JobStore,
-        placement: Placement,
-        tables: SpeedTables,
-        settings: SimulatorSettings,
-    ) -> Self:
-        """A cluster in which `time` [s] has come and jobs are as `store` and `placement` say.
-
-        shape: no node of it fails or comes back, and what others hold of it stays held. jobs: M, all submitted and not
-        finished, in the order of the store, which is taken over. tables: hold a type for every `store.type_index`.
-        Raises ConfigError if no GPU is up.
-        """
-        check_jobs_fit((), shape.up_gpus)
-        self = cls.__new__(cls)
-        settings = settings.model_copy(update={"failures": FailureSettings()})
-        self._build(shape, jobs, store, tables, settings, 0, Knowledge())
-        self._source = None
-        take_up_all(self._world, time, shape, placement)
-        if self._shared is not None:  # the scale that jobs have is the one they have beside their neighbours
-            factors = self._shared.factors(dict(enumerate(placement.nodes)))
-            self._alone = {job: float(store.scale[job]) / factor for job, factor in factors.items()}
-        self._see(outlook(self._world, 0))
-        return self
-
-    def _build(
+    def _set_up(
         self,
         shape: ClusterShape,
         jobs: Sequence[Job],
@@ -110,9 +77,10 @@ class SimulatedCluster:
         seed: int,
         knowledge: Knowledge,
         background: Sequence[HeldByOthers] = (),
+        source: JobSource | None = None,
     ) -> None:
         """The state before any time has passed."""
-        self._background = tuple(background)
+        self._background, self._source = tuple(background), source
         if background:
             shape = shape.with_background(*background_at(background, 0.0, len(shape)))
         self._shape = shape
@@ -236,7 +204,7 @@ class SimulatedCluster:
 
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, finished ones too."""
-        shown = self.tables if self._online is None else self._online.tables
+        shown = self.tables if self._online is None else self._online.fits.tables
         gpus_per_node, classes = self._shape.gpus_per_node, self.store.priority[index]
         return JobTable(self.store, shown, index, classes, gpus_per_node, self._noise, self._left)
 
@@ -264,7 +232,8 @@ class SimulatedCluster:
             if allocation.placement is not None and len(self.tables.kinds) > 1:
                 types = self._online.take_kinds(index, kinds_of(allocation.placement, self._shape))
                 choose_types(self._world, 0, index, types)
-                self._online.show_kinds(index)
+                for job in index.tolist():
+                    self._online.fits.show_kind(job)
             return nobody
         on_kinds = allocation.placement is not None and len(self.tables.kinds) > 1
         if allocation.batch_size is None and allocation.servers is None and not (self._types_chosen or on_kinds):
@@ -322,13 +291,13 @@ class SimulatedCluster:
         if self._online is None:
             return
         active = self._world.active[0, : self.active_jobs]
-        self._online.meet(active)
+        self._online.follow(active)
         for job in active.tolist():
             record = self.store.records[job]
             if record["gpus"] and self._online.observe(job, joined=bool(record["grow_left"] == 0)):
                 self._write_row(int(record["row"]), self._online.speeds(job))
                 reread_row(self._world, 0, job)
-        self._online.refresh()
+        self._online.fits.refresh()
 
     def _write_row(self, row: int, rates: FloatArray) -> None:
         """Write a job's own row of the speed tables: epochs per second in every epoch."""
@@ -367,6 +336,34 @@ class SimulatedCluster:
         self._logs.append(log[np.argsort(log["time"], kind="stable")].astype(CHANGE))
         self._world.clusters["logged"] = 0
         self._logged = 0
+
+
+class ResumedCluster(SimulatedCluster):
+    """A cluster in which `time` [s] has come and jobs are as `store` and `placement` say.
+
+    shape: no node of it fails or comes back, and what others hold of it stays held. jobs: M, all submitted and not
+    finished, in the order of the store, which is taken over. tables: hold a type for every `store.type_index`.
+    Raises ConfigError if no GPU is up.
+    """
+
+    def __init__(
+        self,
+        time: float,
+        shape: ClusterShape,
+        jobs: Sequence[Job],
+        store: JobStore,
+        placement: Placement,
+        tables: SpeedTables,
+        settings: SimulatorSettings,
+    ) -> None:
+        check_jobs_fit((), shape.up_gpus)
+        settings = settings.model_copy(update={"failures": FailureSettings()})
+        self._set_up(shape, jobs, store, tables, settings, 0, TRUTH)
+        take_up_all(self._world, time, shape, placement)
+        if self._shared is not None:  # the scale that jobs have is the one they have with their neighbours
+            factors = self._shared.factors(dict(enumerate(placement.nodes)))
+            self._alone = {job: float(store.scale[job]) / factor for job, factor in factors.items()}
+        self._see(outlook(self._world, 0))
 
 
 def check_jobs_fit(jobs: Sequence[Job], capacity: int) -> None:

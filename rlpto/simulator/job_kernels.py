@@ -7,15 +7,74 @@ from typing import Any
 import numpy as np
 
 from rlpto.core.placement import release, span
-from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.arrays import FloatArray
 from rlpto.io.compiled import kernel, njit
 from rlpto.performance.tables import MAX_EXACT_GROUPS, NO_GPUS, PLACEMENT_BASE, TYPE_STRIDE
 from rlpto.simulator.arrays import World
-from rlpto.simulator.training import (
-    enter_epoch,
-    last_epoch,
-    work_seconds,
-)
+
+
+@kernel(inline="always")
+def work_seconds(rates: FloatArray, elapsed: FloatArray, row: int, progress: float) -> float:
+    """Seconds the row's curve takes from epoch 0 to `progress` epochs."""
+    last = rates.shape[1] - 1
+    epoch = min(int(progress), last)
+    return float(elapsed[row, epoch] + (progress - epoch) / rates[row, epoch])
+
+
+@kernel(inline="always")
+def last_epoch(elapsed: FloatArray, row: int, epoch: int, epochs: int, clock: float) -> int:
+    """The epoch that the row's curve is in after `clock` seconds; `epoch`: one that had begun by then.
+
+    epochs: how many the tables hold; later ones repeat the last.
+    """
+    epoch = min(epoch, epochs - 1)
+    while epoch < epochs - 1 and elapsed[row, epoch + 1] <= clock:
+        epoch += 1
+    return epoch
+
+
+@kernel(inline="always")
+def enter_epoch(
+    job: Any, rates: FloatArray, elapsed: FloatArray, curves: FloatArray, measured: int, epoch: int
+) -> None:
+    """Read from the tables what holds for a JOB record while its clock is in `epoch`.
+
+    curves: accuracy [T, P + 1], known for `measured` epochs of the job's type and flat from there on.
+    """
+    row = job.row
+    job.epoch = epoch
+    job.epoch_start = elapsed[row, epoch]
+    job.epoch_end = elapsed[row, epoch + 1]
+    job.rate = rates[row, epoch]
+    past_tables = epoch == rates.shape[1] - 1 and job.clock >= job.epoch_end
+    if past_tables:
+        job.epoch_end = np.inf
+    if epoch < measured and not past_tables:
+        job.slope = curves[job.type_index, epoch + 1] - curves[job.type_index, epoch]
+    else:
+        job.slope = 0.0
+
+
+@kernel()
+def progress_in_steps(
+    rates: FloatArray, row: int, scale: float, progress: float, target: float, seconds: float, resolution: float
+) -> tuple[float, float]:
+    """Epochs done after `seconds` when epoch ends are rounded to `resolution` seconds, and seconds unused.
+
+    An epoch that would end within the time left ends at the nearest multiple of the resolution from
+    where its time began (half to even); the unused time is that after the last epoch.
+    """
+    last = rates.shape[1] - 1
+    while seconds > 0.0 and progress < target:
+        epoch = int(progress)
+        rate = rates[row, min(epoch, last)] * scale
+        boundary = min(epoch + 1.0, target)
+        if progress + rate * seconds < boundary:
+            return progress + rate * seconds, 0.0
+        taken = np.rint((boundary - progress) / rate / resolution) * resolution
+        seconds = max(0.0, seconds - taken)
+        progress = boundary
+    return progress, seconds
 
 
 @njit()
@@ -103,85 +162,6 @@ def start_running(w: World, b: int, j: int, shrinks: int) -> None:
         train_at(w, b, j, row)
     if w.rules[0].resolution == 0.0:
         job.finish_at = finish_time(w, b, j)
-
-
-@kernel()
-def choose_types(w: World, b: int, index: IntArray, types: IntArray) -> None:
-    """Job index[i] is of types[i] from now on: it goes on with another batch size, and loses nothing by that.
-
-    What it has trained until now counts as saved by a checkpoint. A job that moves to another kind of GPU gives
-    back those it has: its workers there are of no use on the others.
-    """
-    for i in range(len(index)):
-        j = index[i]
-        job = w.jobs[b, j]
-        before, kind = job.type_index, types[i]
-        if before == kind:
-            continue
-        job.type_index = job.believed_type = kind
-        if w.types[before].kind != w.types[kind].kind and job.gpus > 0:
-            stop_running(w, b, j, w.clusters[b].time)
-        if job.gpus == 0:
-            continue
-        if job.grow_left > 0.0:
-            job.next_row = speed_row(w, b, j)
-            run_at(w, b, j, row_like(w, before, kind, job.training_gpus, job.row))
-        else:
-            run_at(w, b, j, speed_row(w, b, j))
-        if w.rules[0].resolution == 0.0:
-            job.finish_at = finish_time(w, b, j)
-
-
-@kernel()
-def restart_jobs(w: World, b: int, index: IntArray, rescales: IntArray) -> None:
-    """Job index[i], which runs and has other servers now, starts from a checkpoint, and none of it trains until then.
-
-    rescales: [n] of theirs before the decision. A job that also got other GPUs starts only once.
-    """
-    for i in range(len(index)):
-        j = index[i]
-        job = w.jobs[b, j]
-        delay = float(w.types[job.type_index].delay)
-        resized = job.rescales > rescales[i]
-        if resized and w.rules[0].overlap == 0:
-            continue
-        if not resized:
-            job.rescales += 1
-            w.sums[b].rescales += 1
-        w.sums[b].rescale_seconds += delay
-        job.rescale_left = delay
-        train_at(w, b, j, speed_row(w, b, j))
-        if w.rules[0].resolution == 0.0:
-            job.finish_at = finish_time(w, b, j)
-
-
-@kernel()
-def change_scale(w: World, b: int, index: IntArray, scale: FloatArray) -> None:
-    """Job index[i] goes on at scale[i] times the rates of its row, and loses nothing by that.
-
-    What it has trained until now counts as saved by a checkpoint.
-    """
-    for i in range(len(index)):
-        j = index[i]
-        job = w.jobs[b, j]
-        if job.scale == scale[i]:
-            continue
-        job.scale = scale[i]
-        if job.gpus == 0:
-            continue
-        run_at(w, b, j, job.row)
-        if w.rules[0].resolution == 0.0:
-            job.finish_at = finish_time(w, b, j)
-
-
-@kernel()
-def row_like(w: World, before: int, after: int, gpus: int, row: int) -> int:
-    """Row of type `after` for GPUs that span as many nodes as those which had `row` of type `before`."""
-    spans = w.row.shape[1]
-    for spanned in range(spans):
-        if w.row[before, spanned, gpus] == row:
-            return int(w.row[after, spanned, gpus])
-    return int(w.row[after, 0, gpus])
 
 
 @kernel()

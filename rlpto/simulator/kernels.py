@@ -1,4 +1,4 @@
-"""The compiled heart of the simulator: allocations and the passage of time for cluster b of a batch.
+"""The compiled heart of the simulator: the passage of time for cluster b of a batch.
 
 Between decisions allocations are constant, so every job is advanced analytically from event to
 event; only node failures interrupt. What every decision calls is inlined: to hand a `World` over takes 25 to 50 ns.
@@ -8,83 +8,25 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlpto.core.cluster import ClusterShape, Placement
 from rlpto.core.jobs import curve_at
-from rlpto.core.placement import holds, main_node, release, shrink_in_place, take_most_free, take_packed
-from rlpto.io.arrays import AnyArray, IntArray
-from rlpto.io.compiled import kernel, njit
-from rlpto.simulator.accuracy import follow_accuracy, join_followed
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.compiled import kernel
+from rlpto.simulator.allocating import apply_allocation
 from rlpto.simulator.arrays import World
-from rlpto.simulator.failures import next_toggle_after
-from rlpto.simulator.job_kernels import log_change, progress_at, start_running, stop_running, train_at
-from rlpto.simulator.training import (
+from rlpto.simulator.failures import toggle_nodes
+from rlpto.simulator.job_kernels import (
     enter_epoch,
+    finish_time,
     last_epoch,
+    log_change,
+    progress_at,
     progress_in_steps,
-    work_seconds,
+    speed_row,
+    stop_running,
+    train_at,
 )
-
-
-@njit()
-def sort_growing(growing: IntArray, gpus: IntArray, order: IntArray, most_free: int) -> None:
-    """Sort rows into the order in which they are placed: as `order` says under most_free, else those that
-    get most GPUs first (they need whole nodes), first of equals first."""
-    if most_free:
-        turn = np.empty(len(order), dtype=np.int64)
-        for place in range(len(order)):
-            turn[order[place]] = place
-        growing[:] = growing[np.argsort(turn[growing])]
-    elif len(growing) > 16:
-        growing[:] = growing[np.argsort(-gpus[growing], kind="mergesort")]
-    else:  # few rows: sorting in place spares the memory that argsort takes
-        for k in range(1, len(growing)):
-            row, at = growing[k], k
-            while at > 0 and gpus[growing[at - 1]] < gpus[row]:
-                growing[at] = growing[at - 1]
-                at -= 1
-            growing[at] = row
-
-
-@kernel()
-def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: IntArray) -> None:
-    """Give job index[i] gpus[i] GPUs, for every active job; order: rows in which jobs are placed.
-
-    First all GPUs that are given back, then those that are taken. Jobs whose number does not change
-    are not touched.
-    """
-    now, most_free, free, jobs = w.clusters[b].time, w.rules[0].most_free, w.free[b], w.jobs[b]
-    growing, count = w.scratch, 0  # rows that get more GPUs
-    for i in range(len(index)):
-        j = index[i]
-        job = jobs[j]
-        if job.gpus == gpus[i]:
-            continue
-        if gpus[i] == 0:
-            stop_running(w, b, j, now)
-            log_change(w, b, j, now)
-        elif gpus[i] < job.gpus and not most_free:
-            shrink_in_place(w.nodes[b, j], job.gpus, gpus[i], free)
-            w.clusters[b].held -= job.gpus - gpus[i]
-            job.gpus = gpus[i]
-            start_running(w, b, j, 1)
-            log_change(w, b, j, now)
-        else:
-            release(w.nodes[b, j], job.gpus, free)
-            growing[count] = i
-            count += 1
-    if count > 1:
-        sort_growing(growing[:count], gpus, order, most_free)
-    for k in range(count):
-        i = growing[k]
-        j = index[i]
-        job, nodes = jobs[j], w.nodes[b, j]
-        if most_free:
-            take_most_free(nodes, gpus[i], free)
-        else:
-            take_packed(nodes, gpus[i], free, main_node(nodes, job.gpus))
-        w.clusters[b].held += gpus[i] - job.gpus
-        job.gpus = gpus[i]
-        start_running(w, b, j, 0)
-        log_change(w, b, j, now)
+from rlpto.simulator.shortfall import follow_accuracy, join_followed
 
 
 @kernel()
@@ -177,65 +119,6 @@ def train_jobs(w: World, b: int, until: float) -> None:
     sums.unfinished += unfinished
     cluster.active = kept
     cluster.time = until
-
-
-@kernel()
-def toggle_nodes(w: World, b: int) -> None:
-    """Fail or repair the nodes whose time has come, and take over what other processes free now."""
-    cluster, rules = w.clusters[b], w.rules[0]
-    for node in range(w.machines.shape[1]):
-        machine = w.machines[b, node]
-        if machine.toggle_at > cluster.time:
-            continue
-        cluster.changed = 1
-        if node >= w.free.shape[1]:
-            machine.up = 1
-            machine.toggle_at = np.inf
-            freed = w.machines[b, machine.node]
-            freed.size += machine.size
-            if freed.up:
-                w.free[b, machine.node] += machine.size
-                cluster.capacity += machine.size
-            continue
-        machine.toggles += 1
-        if machine.up:
-            stop_jobs_of(w, b, node)
-            machine.up = 0
-            w.free[b, node] = 0
-            cluster.capacity -= machine.size
-        else:
-            machine.up = 1
-            w.free[b, node] = machine.size
-            cluster.capacity += machine.size
-        mean = rules.mtbf if machine.up else rules.mttr
-        machine.toggle_at = next_toggle_after(cluster.time, mean, cluster.seed, node, machine.toggles)
-    cluster.next_toggle = np.inf
-    for node in range(w.machines.shape[1]):
-        cluster.next_toggle = min(cluster.next_toggle, w.machines[b, node].toggle_at)
-
-
-@kernel()
-def stop_jobs_of(w: World, b: int, node: int) -> None:
-    """Stop every job that holds a GPU of a failing node and take it back to its last checkpoint: the
-    latest whole checkpoint interval of training since its last change of GPUs."""
-    now, interval = w.clusters[b].time, w.rules[0].checkpoint_interval
-    for i in range(w.clusters[b].active):
-        j = w.active[b, i]
-        job = w.jobs[b, j]
-        if not holds(w.nodes[b, j], job.gpus, node):
-            continue
-        saved = np.floor(job.trained / interval) * interval * job.scale
-        start = job.base_progress
-        clock = work_seconds(w.rates, w.elapsed, job.row, start) + saved
-        epoch = last_epoch(w.elapsed, job.row, int(start), w.rates.shape[1], clock)
-        reached = epoch + (clock - w.elapsed[job.row, epoch]) * w.rates[job.row, epoch]
-        back = max(start, min(job.progress, reached))
-        accuracy = curve_at(w.accuracy, job.type_index, w.types[job.type_index].epochs, back)
-        w.sums[b].accuracy_gain[job.priority] += (accuracy - job.accuracy) * job.gain_scale
-        job.accuracy = accuracy
-        job.progress = back
-        stop_running(w, b, j, now)
-        log_change(w, b, j, now)
 
 
 @kernel()
@@ -364,3 +247,44 @@ def advance_until(
         clear_sums(w, b)
         if cluster.changed or cluster.time >= until or count == len(passed) or is_over(w, b):
             return count, outlook(w, b)
+
+
+def take_up_all(w: World, time: float, shape: ClusterShape, placement: Placement) -> None:
+    """Let cluster 0 stand at `time` [s], with all its jobs there: nodes up and GPUs held as shape and placement say."""
+    w.machines["up"][0], w.free[0] = [node.up for node in shape], shape.offered
+    w.clusters["capacity"] = shape.up_gpus
+    for job, nodes in enumerate(placement.nodes):
+        w.nodes[0, job, : len(nodes)] = nodes
+    take_up(w, 0, time, placement.training, placement.spanned, placement.starting)
+
+
+@kernel()
+def take_up(w: World, b: int, time: float, training: IntArray, spanned: IntArray, starting: FloatArray) -> None:
+    """Let cluster b stand at `time` [s], with all its jobs there, holding GPUs on the nodes that `w.nodes` says.
+
+    training, spanned, starting: [M] as in `rlpto.core.cluster.Placement`.
+    """
+    cluster = w.clusters[b]
+    cluster.time = time
+    join_arrivals(w, b)
+    for j in range(cluster.jobs):
+        job = w.jobs[b, j]
+        job.accuracy = curve_at(w.accuracy, job.type_index, w.types[job.type_index].epochs, job.progress)
+        if job.gpus == 0:
+            continue
+        for i in range(job.gpus):
+            w.free[b, w.nodes[b, j, i]] -= 1
+        cluster.held += job.gpus
+        row = speed_row(w, b, j)
+        if starting[j] > 0.0 and training[j] > 0:
+            train_at(w, b, j, int(w.row[job.type_index, min(spanned[j], w.row.shape[1]) - 1, training[j]]))
+            job.grow_left = starting[j]
+            job.training_gpus = training[j]
+            job.next_row = row
+        else:
+            train_at(w, b, j, row)
+        if w.rules[0].resolution == 0.0:
+            job.finish_at = finish_time(w, b, j)
+        log_change(w, b, j, time)
+    clear_sums(w, b)
+    cluster.changed = 1

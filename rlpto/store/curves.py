@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlpto.store.database import Store
+from rlpto.store.rows import Row, find, insert
 
 
 @dataclass(frozen=True)
-class Point:
+class Point(Row):
     """A report of a job. epoch: done. goodput: samples/s times statistical efficiency. noise_scale: samples."""
+
+    TABLE = "points"
 
     seq: int
     at: float
@@ -22,8 +25,10 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Span:
+class Span(Row):
     """GPUs of one node that a job held from `started` to `ended` [s]; None: it still does."""
+
+    TABLE = "spans"
 
     seq: int
     job: str
@@ -32,9 +37,6 @@ class Span:
     gpus: int
     started: float
     ended: float | None
-
-
-_POINT = "seq, at, epoch, loss, accuracy, gpus, goodput, noise_scale"
 
 
 def add_point(
@@ -50,17 +52,13 @@ def add_point(
     noise_scale: float | None = None,
 ) -> int:
     """Note a report of a job; its number."""
-    return store.insert(
-        "INSERT INTO points (job, at, epoch, loss, accuracy, gpus, goodput, noise_scale) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (job, at, epoch, loss, accuracy, gpus, goodput, noise_scale),
-    )
+    optional = {"loss": loss, "accuracy": accuracy, "goodput": goodput, "noise_scale": noise_scale}
+    return insert(store, "points", job=job, at=at, epoch=epoch, gpus=gpus, **optional)
 
 
 def points_after(store: Store, job: str, seq: int = 0, limit: int = 2000) -> list[Point]:
     """Points of a job that follow number `seq`, in order."""
-    query = f"SELECT {_POINT} FROM points WHERE job = ? AND seq > ? ORDER BY seq LIMIT ?"
-    return [Point(*row) for row in store.rows(query, (job, seq, limit))]
+    return find(store, Point, "WHERE job = ? AND seq > ? ORDER BY seq LIMIT ?", (job, seq, limit))
 
 
 def thin_points(store: Store, job: str, most: int) -> None:
@@ -78,8 +76,7 @@ def thin_points(store: Store, job: str, most: int) -> None:
 
 def open_span(store: Store, job: str, owner: str, node: str, gpus: int, at: float) -> int:
     """Note that a job holds GPUs of a node from now on; the number of the span."""
-    query = "INSERT INTO spans (job, owner, node, gpus, started) VALUES (?, ?, ?, ?, ?)"
-    return store.insert(query, (job, owner, node, gpus, at))
+    return insert(store, "spans", job=job, owner=owner, node=node, gpus=gpus, started=at)
 
 
 def close_spans(store: Store, job: str, at: float) -> None:
@@ -89,15 +86,12 @@ def close_spans(store: Store, job: str, at: float) -> None:
 
 def spans_between(store: Store, since: float, until: float, limit: int = 10_000) -> list[Span]:
     """Spans that overlap a time [s], the newest `limit` of them, newest first."""
-    columns = "seq, job, owner, node, gpus, started, ended"
-    query = (
-        f"SELECT {columns} FROM spans WHERE started < ? AND ended IS NULL "
-        f"UNION ALL SELECT {columns} FROM spans WHERE started < ? AND ended >= ? ORDER BY started DESC LIMIT ?"
-    )
-    return [Span(*row) for row in store.rows(query, (until, until, since, limit))]
+    tail = "WHERE started < ? AND {} ORDER BY started DESC LIMIT ?"  # one query a case: each has an index
+    open_ones = find(store, Span, tail.format("ended IS NULL"), (until, limit))
+    over = find(store, Span, tail.format("ended >= ?"), (until, since, limit))
+    return sorted(open_ones + over, key=lambda span: -span.started)[:limit]
 
 
 def spans_of_job(store: Store, job: str, limit: int = 10_000) -> list[Span]:
     """Spans of one job, oldest first."""
-    query = "SELECT seq, job, owner, node, gpus, started, ended FROM spans WHERE job = ? ORDER BY seq LIMIT ?"
-    return [Span(*row) for row in store.rows(query, (job, limit))]
+    return find(store, Span, "WHERE job = ? ORDER BY seq LIMIT ?", (job, limit))

@@ -6,9 +6,10 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from rlpto.store.database import Store
+from rlpto.store.rows import Row, find, first, insert
 
 State = Literal["submitted", "checking", "queued", "starting", "running", "finished", "failed", "cancelled", "rejected"]
 STATES: tuple[State, ...] = get_args(State)
@@ -18,8 +19,6 @@ ENDED: tuple[State, ...] = ("finished", "failed", "cancelled", "rejected")
 """States after which nothing changes any more."""
 EXPECTED: tuple[State, ...] = ("submitted", "checking")
 """States of jobs that the scheduler does not decide on yet."""
-WAITING: tuple[State, ...] = ("submitted", "checking", "queued")
-"""States of jobs that were never given GPUs, or wait for them again."""
 Priority = Literal["high", "normal", "low"]
 Scalar = bool | int | float | str
 _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
@@ -27,11 +26,13 @@ _ID_LETTERS = 12
 
 
 @dataclass(frozen=True)
-class NewJob:
+class NewJob(Row):
     """What a user asks for, checked. name: a label. training: class path of a developer in place of the program's.
 
     epochs: work. batch_size: samples of a step, None: the program's. metric: None: the experiment's.
     """
+
+    TABLE = "jobs"
 
     owner: str
     name: str
@@ -101,48 +102,37 @@ class SessionJob(JobRow):
     reached_99: float | None = None
 
 
-_COLUMNS = [one.name for one in fields(JobRow)]
-_SESSION = [one.name for one in fields(SessionJob)]
-_JOB = ", ".join(f"jobs.{name}" for name in _COLUMNS)
 _ASKED = [one.name for one in fields(NewJob)]
-_CHANGEABLE = frozenset(
-    (
-        *("state", "reason", "queued", "started", "ended", "progress", "loss", "accuracy"),
-        *("gpus_held", "gpu_seconds", "rescales", "recoveries"),
-    )
-)
+_CHANGEABLE = {
+    "state", "reason", "queued", "started", "ended", "progress", "loss", "accuracy", "gpus_held", "gpu_seconds",
+    "rescales", "recoveries",
+}  # fmt: skip
 
 
 def new_job_id() -> str:
-    """A name that nobody can guess and every file system takes: j and 12 letters of base 32."""
+    """A name that cannot be guessed and that every file system takes: j and 12 letters of base 32."""
     return "j" + "".join(secrets.choice(_LETTERS) for _ in range(_ID_LETTERS))
 
 
 def insert_job(store: Store, job: NewJob, at: float, job_id: str | None = None) -> JobRow:
     """A new job in state `submitted`. job_id: None: a new one."""
     made = job_id or new_job_id()
-    values = {name: getattr(job, name) for name in _ASKED}
-    values |= {"options": json.dumps(dict(job.options)), "labels": json.dumps(dict(job.labels))}
-    names = [*values, "id", "submitted", "changed"]
+    asked = {name: getattr(job, name) for name in _ASKED}
     with store.transaction():
-        seq = store.insert(
-            f"INSERT INTO jobs ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",
-            (*values.values(), made, at, at),
-        )
+        seq = insert(store, "jobs", **asked, id=made, submitted=at, changed=at)
         _note_labels(store, seq, job.labels)
-    return JobRow(**{name: getattr(job, name) for name in _ASKED}, seq=seq, id=made, submitted=at, changed=at)
+    return JobRow(**asked, seq=seq, id=made, submitted=at, changed=at)
 
 
 def get_job(store: Store, job: str) -> JobRow | None:
     """The job of an id."""
-    row = store.row(f"SELECT {_JOB} FROM jobs WHERE id = ?", (job,))
-    return None if row is None else _job(row)
+    return first(store, JobRow, "WHERE id = ?", (job,))
 
 
 def jobs_in(store: Store, states: Sequence[State], after: int = 0, limit: int = -1) -> list[JobRow]:
     """Jobs in any of these states in order of submission. after: the number `seq` they follow. limit: -1: all."""
-    query = f"SELECT {_JOB} FROM jobs WHERE state IN ({_marks(states)}) AND seq > ? ORDER BY seq LIMIT ?"
-    return [_job(row) for row in store.rows(query, (*states, after, limit))]
+    tail = f"WHERE state IN ({_marks(states)}) AND seq > ? ORDER BY seq LIMIT ?"
+    return find(store, JobRow, tail, (*states, after, limit))
 
 
 def change_job(store: Store, job: str, at: float, **changes: str | float | None) -> None:
@@ -158,7 +148,7 @@ def change_job(store: Store, job: str, at: float, **changes: str | float | None)
 
 
 def change_asked(store: Store, job: JobRow, at: float, priority: Priority, labels: Mapping[str, str]) -> bool:
-    """Change what a user may change later; False if somebody else has done so since `job` was read."""
+    """Change what a user may change later; False if it was changed since `job` was read."""
     with store.transaction():
         changed = store.write(
             "UPDATE jobs SET priority = ?, labels = ?, version = version + 1, changed = ? WHERE id = ? AND version = ?",
@@ -172,8 +162,7 @@ def change_asked(store: Store, job: JobRow, at: float, priority: Priority, label
 
 def session_jobs(store: Store) -> list[SessionJob]:
     """The jobs that the scheduler of the session knows, in its order."""
-    query = f"SELECT {', '.join(_SESSION)} FROM jobs WHERE number IS NOT NULL ORDER BY number"
-    return [SessionJob(**_decoded(dict(zip(_SESSION, row, strict=True)))) for row in store.rows(query)]
+    return find(store, SessionJob, "WHERE number IS NOT NULL ORDER BY number")
 
 
 def list_jobs(
@@ -186,40 +175,33 @@ def list_jobs(
     limit: int = 50,
 ) -> list[JobRow]:
     """Jobs, newest first. owner, states, label ("key=value"): of these only. before: number that they precede."""
-    tables, conditions, values = "jobs", [], []
-    if label is not None:
-        tables = "labels CROSS JOIN jobs ON jobs.seq = labels.job"
-        conditions.append("labels.label = ?")
-        values.append(label)
-    seq = "jobs.seq" if label is None else "labels.job"
-    bounds: list[str | int] = [*values]
-    if owner is not None:
-        conditions.append("owner = ?")
-        bounds.append(owner)
-    if before is not None:
-        conditions.append(f"{seq} < ?")
-        bounds.append(before)
-    one = (
-        f"SELECT {_JOB} FROM {tables} WHERE " + " AND ".join([*conditions, "{state}"]) + f" ORDER BY {seq} DESC LIMIT ?"
-    )
+    seq = "seq" if label is None else "labels.job"
+    source = "jobs" if label is None else "labels CROSS JOIN jobs ON jobs.seq = labels.job"  # labels lead: by index
+    given = {"labels.label = ?": label, "owner = ?": owner, f"{seq} < ?": before}
+    bounds = {condition: value for condition, value in given.items() if value is not None}
+
+    def newest(condition: str, *values: str) -> list[JobRow]:
+        where = " AND ".join([*bounds, condition])
+        tail = f"WHERE {where} ORDER BY {seq} DESC LIMIT ?"
+        return find(store, JobRow, tail, (*bounds.values(), *values, limit), source)
+
     if not states:
-        return [_job(row) for row in store.rows(one.format(state="1"), (*bounds, limit))]
+        return newest("1")
     # One state after the other, each by its own index and merged: a filter over all rows would read the whole history.
-    found = [row for state in states for row in store.rows(one.format(state="state = ?"), (*bounds, state, limit))]
-    return sorted(map(_job, found), key=lambda job: -job.seq)[:limit]
+    found = [job for state in states for job in newest("state = ?", state)]
+    return sorted(found, key=lambda job: -job.seq)[:limit]
 
 
-def count_jobs(store: Store, states: Sequence[State], owner: str | None = None) -> int:
+def count_jobs(store: Store, states: Sequence[State]) -> int:
     """How many jobs are in any of these states."""
-    query, values = f"SELECT count(*) FROM jobs WHERE state IN ({_marks(states)})", [*states]
-    row = store.row(query, values) if owner is None else store.row(f"{query} AND owner = ?", (*values, owner))
-    return 0 if row is None else int(row[0])
+    counts = count_by_state(store)
+    return sum(counts.get(state, 0) for state in states)
 
 
 def count_open(store: Store, owner: str) -> int:
     """How many jobs of a user are not over."""
     row = store.row(
-        "SELECT count(*) FROM jobs WHERE owner = ? "
+        "SELECT count(*) FROM jobs WHERE owner = ? "  # as text, so that the index `jobs_open` is used
         "AND state IN ('submitted', 'checking', 'queued', 'starting', 'running')",
         (owner,),
     )
@@ -231,13 +213,15 @@ def count_by_state(store: Store) -> dict[str, int]:
     return {row[0]: int(row[1]) for row in store.rows("SELECT state, count(*) FROM jobs GROUP BY state")}
 
 
-def gpus_held_by(store: Store) -> dict[str, int]:
-    """GPUs that the jobs of each user hold now; users without any are left out."""
-    query = (
-        "SELECT owner, sum(gpus_held) FROM jobs WHERE state IN ('queued', 'starting', 'running') AND gpus_held > 0 "
-        "GROUP BY owner"
-    )
-    return {row[0]: int(row[1]) for row in store.rows(query)}
+def submitted_before(store: Store, user: str, key: str) -> tuple[str, str] | None:
+    """Digest of the body and id of the job that a user has submitted under an idempotency key."""
+    row = store.row("SELECT digest, job FROM idempotency WHERE user = ? AND key = ?", (user, key))
+    return None if row is None else (row[0], row[1])
+
+
+def keep_key(store: Store, user: str, key: str, digest: str, job: str, at: float) -> None:
+    """Remember what was submitted under an idempotency key."""
+    insert(store, "idempotency", user=user, key=key, digest=digest, job=job, at=at)
 
 
 def _note_labels(store: Store, seq: int, labels: Mapping[str, str]) -> None:
@@ -248,11 +232,3 @@ def _note_labels(store: Store, seq: int, labels: Mapping[str, str]) -> None:
 
 def _marks(values: Sequence[object]) -> str:
     return ", ".join("?" * len(values))
-
-
-def _job(row: Sequence[Any]) -> JobRow:
-    return JobRow(**_decoded(dict(zip(_COLUMNS, row, strict=True))))
-
-
-def _decoded(values: dict[str, Any]) -> dict[str, Any]:
-    return values | {"options": json.loads(values["options"]), "labels": json.loads(values["labels"])}

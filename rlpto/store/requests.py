@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rlpto.store.database import Store
+from rlpto.store.rows import Row, find, first, insert
 
 Kind = Literal["cancel", "priority", "policy", "drain"]
 """cancel, priority: of `job`; body of priority: {"priority"}. policy: body {"policy", "reason", "number"}, where number
@@ -15,8 +15,10 @@ is the switch that must still be in force. drain: body {"on"}: no job starts any
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Row):
     """job: None where the request is about none. done_at: None: open. problem: why it was refused; empty: done."""
+
+    TABLE = "requests"
 
     seq: int
     kind: Kind
@@ -29,9 +31,11 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Switch:
+class Switch(Row):
     """A change of policy. number: counts them from 1, and is the ETag. before: None: the service had just started.
     asked, in_force: s."""
+
+    TABLE = "switches"
 
     number: int
     policy: str
@@ -42,32 +46,25 @@ class Switch:
     in_force: float
 
 
-_REQUEST = "seq, kind, job, body, by, at, done_at, problem"
-
-
 def ask(
     store: Store, kind: Kind, by: str, at: float, job: str | None = None, body: Mapping[str, Any] | None = None
 ) -> int:
     """Ask the scheduler for something; the number of the request."""
-    return store.insert(
-        "INSERT INTO requests (kind, job, body, by, at) VALUES (?, ?, ?, ?, ?)",
-        (kind, job, json.dumps(dict(body or {})), by, at),
-    )
+    return insert(store, "requests", kind=kind, job=job, body=body or {}, by=by, at=at)
 
 
 def open_requests(store: Store) -> list[Request]:
     """What the scheduler has not answered, oldest first."""
-    return [_request(row) for row in store.rows(f"SELECT {_REQUEST} FROM requests WHERE done_at IS NULL ORDER BY seq")]
+    return find(store, Request, "WHERE done_at IS NULL ORDER BY seq")
 
 
 def get_request(store: Store, seq: int) -> Request | None:
     """A request with its answer, if there is one."""
-    row = store.row(f"SELECT {_REQUEST} FROM requests WHERE seq = ?", (seq,))
-    return None if row is None else _request(row)
+    return first(store, Request, "WHERE seq = ?", (seq,))
 
 
 def is_open(store: Store, seq: int) -> bool:
-    """Whether nobody has answered a request yet."""
+    """Whether a request has no answer yet."""
     return store.row("SELECT 1 FROM requests WHERE seq = ? AND done_at IS NULL", (seq,)) is not None
 
 
@@ -86,34 +83,17 @@ def add_switch(store: Store, policy: str, by: str, reason: str, asked: float, in
     """Note that another policy decides from now on."""
     with store.transaction():
         last = switch_in_force(store)
-        found = Switch(
-            1 if last is None else last.number + 1,
-            policy,
-            None if last is None else last.policy,
-            by,
-            reason,
-            asked,
-            in_force,
-        )
-        store.insert(
-            "INSERT INTO switches (number, policy, before, by, reason, asked, in_force) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (found.number, policy, found.before, by, reason, asked, in_force),
-        )
+        number, before = (1, None) if last is None else (last.number + 1, last.policy)
+        found = Switch(number, policy, before, by, reason, asked, in_force)
+        insert(store, "switches", **asdict(found))
     return found
 
 
 def switch_in_force(store: Store) -> Switch | None:
     """The newest switch: its policy decides. None: the scheduler has never run."""
-    row = store.row("SELECT * FROM switches ORDER BY number DESC LIMIT 1")
-    return None if row is None else Switch(*row)
+    return first(store, Switch, "ORDER BY number DESC")
 
 
 def switches(store: Store, before: int | None = None, limit: int = 50) -> list[Switch]:
     """Switches, newest first. before: the number they come before."""
-    query = "SELECT * FROM switches WHERE ? IS NULL OR number < ? ORDER BY number DESC LIMIT ?"
-    return [Switch(*row) for row in store.rows(query, (before, before, limit))]
-
-
-def _request(row: Sequence[Any]) -> Request:
-    seq, kind, job, body, by, at, done_at, problem = row
-    return Request(seq, kind, job, json.loads(body), by, at, done_at, problem)
+    return find(store, Switch, "WHERE ? IS NULL OR number < ? ORDER BY number DESC LIMIT ?", (before, before, limit))

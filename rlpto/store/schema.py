@@ -72,7 +72,7 @@ CREATE INDEX requests_open ON requests (seq) WHERE done_at IS NULL;
 CREATE TABLE switches (
     number INTEGER PRIMARY KEY, policy TEXT NOT NULL, before TEXT, by TEXT NOT NULL, reason TEXT NOT NULL,
     asked REAL NOT NULL, in_force REAL NOT NULL) STRICT;
-CREATE TABLE policies (name TEXT PRIMARY KEY, spec TEXT NOT NULL, summary TEXT NOT NULL, source TEXT NOT NULL) STRICT;
+CREATE TABLE policies (name TEXT PRIMARY KEY, summary TEXT NOT NULL, source TEXT NOT NULL) STRICT;
 
 -- time: of the session, NULL where the event is none of its own.
 CREATE TABLE events (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlpto.store.database import Store
+from rlpto.store.rows import Row, find, first, insert, put, put_all
 
 HEARTBEAT, NODES, DRAIN = "heartbeat", "nodes", "drain"
 """Keys of `status`."""
@@ -38,8 +39,10 @@ class NodeRow:
 
 
 @dataclass(frozen=True)
-class QueueRow:
+class QueueRow(Row):
     """A waiting job. position: 1 is served first. gpus_ahead: that jobs before it ask for. reason: why it waits."""
+
+    TABLE = "queue"
 
     job: str
     position: int
@@ -48,11 +51,13 @@ class QueueRow:
 
 
 @dataclass(frozen=True)
-class PredictionRow:
+class PredictionRow(Row):
     """When a job will start and finish [s]; low, high: bounds of an 80 % interval; None: not predicted.
 
     as_of: s, when that was simulated. policy: in force then.
     """
+
+    TABLE = "predictions"
 
     job: str
     as_of: float
@@ -66,10 +71,12 @@ class PredictionRow:
 
 
 @dataclass(frozen=True)
-class DecisionRow:
+class DecisionRow(Row):
     """A decision. latency: s. capacity, held: GPUs up, and held after it. active, waiting: jobs. reward: of the
     interval before, and its parts by name; steering: what the agent did to the index, by name; empty: another policy
     decided."""
+
+    TABLE = "decisions"
 
     at: float
     policy: str
@@ -84,11 +91,13 @@ class DecisionRow:
 
 
 @dataclass(frozen=True)
-class VolumeRow:
+class VolumeRow(Row):
     """Task volume [GPU-seconds that jobs which arrived in the step ask for] of the step that begins `at`.
 
     seen: None: not over yet. forecast, low, high: None: none was made.
     """
+
+    TABLE = "volume"
 
     at: float
     seen: float | None = None
@@ -98,18 +107,21 @@ class VolumeRow:
 
 
 @dataclass(frozen=True)
-class PolicyRow:
-    """A policy that may be switched to. name: in the catalogue. spec: as `rlpto policies` reads it, not for users."""
+class PolicyEntry(Row):
+    """A policy that may be switched to. name: in the catalogue."""
+
+    TABLE = "policies"
 
     name: str
-    spec: str
     summary: str
     source: str
 
 
 @dataclass(frozen=True)
-class PreviewRow:
+class PreviewRow(Row):
     """A whole training of a program with a number of GPUs, alone, its batch size chosen by a metric."""
+
+    TABLE = "previews"
 
     program: str
     metric: str
@@ -164,76 +176,57 @@ def nodes(store: Store) -> list[NodeRow]:
 
 def set_queue(store: Store, rows: Sequence[QueueRow], before: Sequence[QueueRow] = ()) -> None:
     """Replace the queue. before: what stands there; of thousands of rows only those are written that differ."""
+    if not before:
+        put_all(store, QueueRow, rows)
+        return
     known, there = set(before), {row.job for row in rows}
     gone = [(row.job,) for row in before if row.job not in there]
-    new = [(row.job, row.position, row.gpus_ahead, row.reason) for row in rows if row not in known]
     with store.transaction():
-        if not before:
-            store.write("DELETE FROM queue")
         if gone:
             store.write("DELETE FROM queue WHERE job = ?", *gone)
-        if new:
-            statement = "INSERT OR REPLACE INTO queue (job, position, gpus_ahead, reason) VALUES (?, ?, ?, ?)"
-            store.write(statement, *new)
+        put(store, [row for row in rows if row not in known])
 
 
 def queue(store: Store, limit: int = -1) -> list[QueueRow]:
     """Waiting jobs in order of service. limit: -1: all."""
-    query = "SELECT job, position, gpus_ahead, reason FROM queue ORDER BY position LIMIT ?"
-    return [QueueRow(*row) for row in store.rows(query, (limit,))]
+    return find(store, QueueRow, "ORDER BY position LIMIT ?", (limit,))
 
 
 def queue_row(store: Store, job: str) -> QueueRow | None:
     """Where a job stands in the queue; None: it does not wait."""
-    row = store.row("SELECT job, position, gpus_ahead, reason FROM queue WHERE job = ?", (job,))
-    return None if row is None else QueueRow(*row)
+    return first(store, QueueRow, "WHERE job = ?", (job,))
 
 
 def set_predictions(store: Store, rows: Sequence[PredictionRow]) -> None:
     """Replace all predictions."""
-    with store.transaction():
-        store.write("DELETE FROM predictions")
-        if rows:
-            marks = ", ".join("?" * 9)
-            store.write(f"INSERT INTO predictions VALUES ({marks})", *(tuple(asdict(row).values()) for row in rows))
+    put_all(store, PredictionRow, rows)
 
 
 def prediction(store: Store, job: str) -> PredictionRow | None:
-    """When a job will start and finish; None: nobody has said so."""
-    row = store.row("SELECT * FROM predictions WHERE job = ?", (job,))
-    return None if row is None else PredictionRow(*row)
+    """When a job will start and finish; None: not predicted yet."""
+    return first(store, PredictionRow, "WHERE job = ?", (job,))
 
 
 def predictions(store: Store) -> dict[str, PredictionRow]:
     """All predictions by job."""
-    return {row[0]: PredictionRow(*row) for row in store.rows("SELECT * FROM predictions")}
+    return {row.job: row for row in find(store, PredictionRow)}
 
 
 def add_decision(store: Store, row: DecisionRow, time: float = 0.0) -> None:
     """Note a decision that changed nothing. time: s of the session."""
-    values = _decision_values(row) | {"time": time}
-    store.write(
-        f"INSERT INTO decisions ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})", (*values.values(),)
-    )
+    insert(store, "decisions", **asdict(row), time=time)
 
 
 def describe_decision(store: Store, row: DecisionRow) -> None:
     """Note more of the decision that the session has taken last."""
-    values = _decision_values(row)
+    values = asdict(row) | {"parts": json.dumps(dict(row.parts)), "steering": json.dumps(dict(row.steering))}
     sets = ", ".join(f"{name} = ?" for name in values)
     store.write(f"UPDATE decisions SET {sets} WHERE seq = (SELECT max(seq) FROM decisions)", (*values.values(),))
 
 
-def _decision_values(row: DecisionRow) -> dict[str, Any]:
-    return asdict(row) | {"parts": json.dumps(dict(row.parts)), "steering": json.dumps(dict(row.steering))}
-
-
 def decisions(store: Store, since: float, limit: int = 500) -> list[DecisionRow]:
     """The newest `limit` decisions since a time [s], oldest first."""
-    names = [one.name for one in fields(DecisionRow)]
-    query = f"SELECT {', '.join(names)} FROM decisions WHERE at >= ? ORDER BY seq DESC LIMIT ?"
-    found = [dict(zip(names, row, strict=True)) for row in reversed(store.rows(query, (since, limit)))]
-    return [DecisionRow(**row | {name: json.loads(row[name]) for name in ("parts", "steering")}) for row in found]
+    return find(store, DecisionRow, "WHERE at >= ? ORDER BY seq DESC LIMIT ?", (since, limit))[::-1]
 
 
 def set_volume(store: Store, rows: Sequence[VolumeRow]) -> None:
@@ -249,34 +242,24 @@ def set_volume(store: Store, rows: Sequence[VolumeRow]) -> None:
 
 def volume(store: Store, since: float, limit: int = 500) -> list[VolumeRow]:
     """The newest `limit` steps since a time [s], oldest first."""
-    query = "SELECT at, seen, forecast, low, high FROM volume WHERE at >= ? ORDER BY at DESC LIMIT ?"
-    return [VolumeRow(*row) for row in reversed(store.rows(query, (since, limit)))]
+    return find(store, VolumeRow, "WHERE at >= ? ORDER BY at DESC LIMIT ?", (since, limit))[::-1]
 
 
-def set_policies(store: Store, rows: Sequence[PolicyRow]) -> None:
+def set_policies(store: Store, rows: Sequence[PolicyEntry]) -> None:
     """Replace the catalogue of policies."""
-    with store.transaction():
-        store.write("DELETE FROM policies")
-        if rows:
-            store.write(
-                "INSERT INTO policies VALUES (?, ?, ?, ?)", *((r.name, r.spec, r.summary, r.source) for r in rows)
-            )
+    put_all(store, PolicyEntry, rows)
 
 
-def policies(store: Store) -> list[PolicyRow]:
+def policies(store: Store) -> list[PolicyEntry]:
     """Policies that may be switched to, by name."""
-    return [PolicyRow(*row) for row in store.rows("SELECT name, spec, summary, source FROM policies ORDER BY name")]
+    return find(store, PolicyEntry, "ORDER BY name")
 
 
 def set_previews(store: Store, program: str, rows: Sequence[PreviewRow]) -> None:
     """Replace the previews of a program."""
-    with store.transaction():
-        store.write("DELETE FROM previews WHERE program = ?", (program,))
-        if rows:
-            store.write("INSERT INTO previews VALUES (?, ?, ?, ?, ?)", *(tuple(asdict(row).values()) for row in rows))
+    put_all(store, PreviewRow, rows, "WHERE program = ?", (program,))
 
 
 def previews(store: Store, program: str) -> list[PreviewRow]:
     """Previews of a program by metric and number of GPUs."""
-    query = "SELECT program, metric, gpus, hours, gpu_hours FROM previews WHERE program = ? ORDER BY metric, gpus"
-    return [PreviewRow(*row) for row in store.rows(query, (program,))]
+    return find(store, PreviewRow, "WHERE program = ? ORDER BY metric, gpus", (program,))

@@ -1,23 +1,28 @@
-"""Users with their roles and quotas, and the tokens by which they are known."""
+"""Users with their roles and quotas, the tokens by which they are known, and what they have changed."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from rlpto.store.database import Store
+from rlpto.store.rows import Row, find, first, insert
 
 Role = Literal["user", "developer", "operator", "admin"]
 TokenKind = Literal["token", "session"]
 TOKEN_PREFIX = "rlpto_"
 _TOKEN_BYTES = 32
+_LIVE = "revoked IS NULL AND (expires IS NULL OR expires > ?)"
 
 
 @dataclass(frozen=True)
-class User:
+class User(Row):
     """Who may do what. gpus_held, jobs_queued: quotas of this user; None: those of the settings."""
+
+    TABLE = "users"
 
     name: str
     role: Role
@@ -33,11 +38,13 @@ class User:
 
 
 @dataclass(frozen=True)
-class Token:
+class Token(Row):
     """A token without its secret, whose SHA-256 alone is kept. expires: s; None: never.
 
     made_with: of a browser's session the id of the token that it was made with, and with which it ends.
     """
+
+    TABLE = "tokens"
 
     id: str
     user: str
@@ -49,19 +56,31 @@ class Token:
     made_with: str | None = None
 
 
-_USER = "users.name, users.role, users.created, users.disabled, users.gpus_held, users.jobs_queued"
-_TOKEN = "id, user, label, kind, created, expires, revoked, made_with"
-_LIVE = "tokens.revoked IS NULL AND (tokens.expires IS NULL OR tokens.expires > ?)"
+@dataclass(frozen=True)
+class AuditRow(Row):
+    """A change that a user has made. action: such as `policy.switch`; target: what was changed."""
+
+    TABLE = "audit"
+
+    seq: int
+    at: float
+    by: str
+    action: str
+    target: str
+    detail: Mapping[str, Any]
 
 
 def over_quota(gpus: int, quota: int | None) -> bool:
-    """Whether a job that asks for so many GPUs can never start, because its owner may hold fewer. quota: None: any."""
+    """Whether a job that asks for this number of GPUs can never start, because its owner may hold fewer.
+
+    quota: None: any number.
+    """
     return quota is not None and gpus > quota
 
 
 def add_user(store: Store, name: str, role: Role, at: float) -> User:
     """A new user without quotas of its own."""
-    store.insert("INSERT INTO users (name, role, created) VALUES (?, ?, ?)", (name, role, at))
+    insert(store, "users", name=name, role=role, created=at)
     return User(name, role, at, False, None, None)
 
 
@@ -73,13 +92,12 @@ def change_user(store: Store, user: User) -> None:
 
 def get_user(store: Store, name: str) -> User | None:
     """The user of a name, disabled or not."""
-    row = store.row(f"SELECT {_USER} FROM users WHERE name = ?", (name,))
-    return None if row is None else _user(tuple(row))
+    return first(store, User, "WHERE name = ?", (name,))
 
 
 def all_users(store: Store) -> list[User]:
-    """Everybody, by name."""
-    return [_user(tuple(row)) for row in store.rows(f"SELECT {_USER} FROM users ORDER BY name")]
+    """All users by name."""
+    return find(store, User, "ORDER BY name")
 
 
 def add_token(
@@ -93,10 +111,7 @@ def add_token(
     secret = TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
     made_with = None if session_of is None else session_of.id
     token = Token(secrets.token_hex(6), user, label, kind, at, expires, None, made_with)
-    store.insert(
-        f"INSERT INTO tokens ({_TOKEN}, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (*(getattr(token, name) for name in _TOKEN.split(", ")), token_hash(secret)),
-    )
+    insert(store, "tokens", **asdict(token), hash=token_hash(secret))
     return token, secret
 
 
@@ -117,16 +132,13 @@ def user_of_token_id(store: Store, token: str, at: float) -> tuple[User, Token] 
 
 def tokens_of(store: Store, user: str, at: float) -> list[Token]:
     """Tokens and sessions of a user that can be used at a time, newest first."""
-    query = f"SELECT {_TOKEN} FROM tokens WHERE user = ? AND {_LIVE} ORDER BY created DESC"
-    return [Token(*row) for row in store.rows(query, (user, at))]
+    return find(store, Token, f"WHERE user = ? AND {_LIVE} ORDER BY created DESC", (user, at))
 
 
 def last_expiry(store: Store, token: Token) -> float | None:
     """When [s] a token that is made with `token` must end; None: never. For a session that of its own token counts."""
-    if token.made_with is None:
-        return token.expires
-    row = store.row("SELECT expires FROM tokens WHERE id = ?", (token.made_with,))
-    return token.expires if row is None else row[0]
+    origin = None if token.made_with is None else first(store, Token, "WHERE id = ?", (token.made_with,))
+    return (origin or token).expires
 
 
 def revoke_token(store: Store, token: str, user: str, at: float) -> bool:
@@ -140,15 +152,18 @@ def revoke_token(store: Store, token: str, user: str, at: float) -> bool:
 
 
 def _holder(store: Store, column: str, value: str, at: float) -> tuple[User, Token] | None:
-    row = store.row(
-        f"SELECT {_USER}, {', '.join(f'tokens.{name}' for name in _TOKEN.split(', '))} "
-        f"FROM tokens JOIN users ON users.name = tokens.user WHERE tokens.{column} = ? AND {_LIVE} "
-        "AND users.disabled = 0",
-        (value, at),
-    )
-    return None if row is None else (_user(tuple(row)[:6]), Token(*tuple(row)[6:]))
+    token = first(store, Token, f"WHERE {column} = ? AND {_LIVE}", (value, at))
+    user = None if token is None else get_user(store, token.user)
+    return None if token is None or user is None or user.disabled else (user, token)
 
 
-def _user(row: tuple[str, Role, float, int, int | None, int | None]) -> User:
-    name, role, created, disabled, gpus_held, jobs_queued = row
-    return User(name, role, created, bool(disabled), gpus_held, jobs_queued)
+def note_change(
+    store: Store, by: str, action: str, target: str, at: float, detail: Mapping[str, Any] | None = None
+) -> None:
+    """Note a change in the audit trail."""
+    insert(store, "audit", at=at, by=by, action=action, target=target, detail=detail or {})
+
+
+def audit_trail(store: Store, before: int | None = None, limit: int = 50) -> list[AuditRow]:
+    """Changes, newest first. before: the number they come before."""
+    return find(store, AuditRow, "WHERE ? IS NULL OR seq < ? ORDER BY seq DESC LIMIT ?", (before, before, limit))

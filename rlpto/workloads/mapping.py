@@ -40,6 +40,11 @@ class Categories(Settings):
     extra_large: tuple[str, ...] = Field(("imagenet",), min_length=1)
     """100 GPU-hours and more."""
 
+    @property
+    def by_size(self) -> tuple[tuple[str, ...], ...]:
+        """Models of the classes, smallest first."""
+        return self.small, self.medium, self.large, self.extra_large
+
 
 CATEGORY_BOUNDS = (1.0, 10.0, 100.0)
 """GPU-hours that separate small, medium, large and extra large."""
@@ -110,13 +115,10 @@ def job_types(
     """
     pairs: set[tuple[str, int | None]]
     if settings.mode == "given":
-        batches = trace.integers("batch_size")
-        pairs = {
-            (model, _given_batch(model, int(batch), settings))
-            for model, batch in zip(trace.texts("model"), batches, strict=True)
-        }
+        named = zip(trace.texts("model"), trace.integers("batch_size").tolist(), strict=True)
+        pairs = {(model, _given_batch(model, batch, settings)) for model, batch in named}
     elif settings.mode == "category":
-        pairs = {(model, None) for models in _by_category(settings) for model in models}
+        pairs = {(model, None) for models in settings.categories.by_size for model in models}
     else:
         pairs = {(model, None) for model in (available if settings.models is None else settings.models)}
     metrics = {DEFAULT_METRIC, *_metrics(trace, metric)}
@@ -140,20 +142,18 @@ def map_jobs(
 ) -> list[Job]:
     """Give every job of a trace a model and its work; the same seed gives the same jobs.
 
-    capacity, gpus_per_node: GPUs of the cluster, and of a node (for packed placements).
-    max_gpus_of: bound on a type's GPUs, on top of those of the settings.
-    metric: of jobs for which the trace names none; models and work of the jobs do not depend on it.
+    capacity, gpus_per_node: GPUs of the cluster, and of a node (for packed placements). max_gpus_of: bound on a type's
+    GPUs, on top of those of the settings. metric: of jobs for which the trace names none; models and work of the
+    jobs do not depend on it.
 
-    *duration* draws a model by the weights among those that use the requested GPUs well enough
-    (`min_efficiency`; where none does, among the best), gives it the profile's epochs, and chooses
-    data_size such that those epochs take the recorded duration on the requested GPUs, packed on as
-    few nodes as possible and without rescale delay: data_size = samples x duration / elapsed.
-    *category* takes epochs and data size of the drawn model as they are. *given* does so as well,
-    for the model and the batch size that the trace names.
+    *duration* draws a model by the weights among those that use the requested GPUs well enough (`min_efficiency`; where
+    none does, among the best), gives it the profile's epochs, and chooses data_size such that those epochs take the
+    recorded duration on the requested GPUs, packed on as few nodes as possible and without rescale delay: data_size =
+    samples x duration / elapsed. *category* takes epochs and data size of the drawn model as they are. *given* does so
+    as well, for the model and the batch size that the trace names.
 
-    Raises JobError for a job that fits neither cluster nor tables, one without a model where the
-    mode needs it, or one without a duration if the settings say so; ConfigError for a model that
-    the tables do not hold.
+    Raises JobError for a job that fits neither cluster nor tables, one without a model where the mode needs it, or one
+    without a duration if the settings say so; ConfigError for a model that the tables do not hold.
     """
     known = np.isfinite(trace.duration) | (settings.mode == "given")
     if settings.unknown_duration == "error" and not known.all():
@@ -175,7 +175,7 @@ def map_jobs(
     gpus = np.minimum(trace.gpus, bound)
     duration = np.clip(trace.duration * trace.gpus / gpus, settings.min_duration, settings.max_duration)
     seconds = _seconds_packed(tables, gpus_per_node)
-    limits = np.array([type_limit(kind, tables, settings, max_gpus_of) for kind in tables.types])
+    limits = np.array([_type_limit(kind, tables, settings, max_gpus_of) for kind in tables.types])
     rng = np.random.default_rng([seed, 0])
     if settings.mode == "given":
         kind = _given_types(trace, tables, settings)
@@ -222,10 +222,9 @@ def map_jobs(
 def requested_work(trace: Trace, tables: SpeedTables, settings: MappingSettings, gpus_per_node: int) -> FloatArray:
     """[M] GPU-seconds that every job of a trace asks for: GPUs requested times the time it takes on them.
 
-    The time is the recorded one, cut as the mapping cuts it. Where the trace names models instead (mode
-    *given*), it is what the speed tables say of the requested GPUs (or as many as they cover), packed on as
-    few nodes as possible.
-    Unknown durations count as nothing. Raises JobError or ConfigError as `map_jobs` does.
+    The time is the recorded one, cut as the mapping cuts it; unknown durations count as nothing. In mode *given* it is
+    that of the speed tables on the requested GPUs (or as many as they cover), packed on as few nodes as possible.
+    Raises JobError or ConfigError as `map_jobs` does.
     """
     if settings.mode != "given":
         return np.nan_to_num(np.clip(trace.duration, settings.min_duration, settings.max_duration)) * trace.gpus
@@ -235,7 +234,7 @@ def requested_work(trace: Trace, tables: SpeedTables, settings: MappingSettings,
     return work
 
 
-def type_limit(kind: JobType, tables: SpeedTables, settings: MappingSettings, max_gpus_of: MaxGpus | None) -> int:
+def _type_limit(kind: JobType, tables: SpeedTables, settings: MappingSettings, max_gpus_of: MaxGpus | None) -> int:
     """Most GPUs that a job of a type can use, as far as the caller, the settings and the tables know."""
     useful = (max_gpus_of(kind) if max_gpus_of else None) or tables.max_gpus
     return min(useful, settings.model_max_gpus.get(kind.model, useful))
@@ -251,12 +250,6 @@ def _stop_rules(trace: Trace, settings: MappingSettings) -> list[StopRule | None
     texts = trace.texts("stop")
     rules = {text: parse_rule(text) if text else settings.stop for text in set(texts)}
     return [rules[text] for text in texts]
-
-
-def _by_category(settings: MappingSettings) -> tuple[tuple[str, ...], ...]:
-    """Models of the classes, smallest first."""
-    chosen = settings.categories
-    return chosen.small, chosen.medium, chosen.large, chosen.extra_large
 
 
 def _seconds_packed(tables: SpeedTables, gpus_per_node: int) -> FloatArray:
@@ -324,7 +317,7 @@ def _draw_by_category(
     chance = rng.random(len(gpus))
     category = np.searchsorted(CATEGORY_BOUNDS, gpu_hours, side="right")
     kind = np.zeros(len(gpus), dtype=np.int64)
-    for number, models in enumerate(_by_category(settings)):
+    for number, models in enumerate(settings.categories.by_size):
         types = np.array([_type_index(tables, model, None) for model in models], dtype=np.int64)
         for count in np.unique(gpus[category == number]):
             mine = (category == number) & (gpus == count)
@@ -336,15 +329,16 @@ def _draw_by_category(
 
 def _given_types(trace: Trace, tables: SpeedTables, settings: MappingSettings) -> IntArray:
     """[M] type of every job by the model and batch size it names."""
-    pairs = list(zip(trace.texts("name"), trace.texts("model"), trace.integers("batch_size").tolist(), strict=True))
-    nameless = next((name for name, model, _ in pairs if not model), None)
-    if nameless is not None:
-        raise JobError(f"job {nameless}: the trace names no model, expected one (mapping.mode: duration or category)")
-    index: dict[tuple[str, int], int] = {}
-    for _, model, batch in pairs:
-        if (model, batch) not in index:
-            index[model, batch] = _type_index(tables, model, _given_batch(model, batch, settings))
-    return np.array([index[model, batch] for _, model, batch in pairs], dtype=np.int64)
+    models = trace.texts("model")
+    if "" in models:
+        name = trace.texts("name")[models.index("")]
+        raise JobError(f"job {name}: the trace names no model, expected one (mapping.mode: duration or category)")
+    pairs = list(zip(models, trace.integers("batch_size").tolist(), strict=True))
+    index = {
+        (model, batch): _type_index(tables, model, _given_batch(model, batch, settings))
+        for model, batch in dict.fromkeys(pairs)
+    }
+    return np.array([index[pair] for pair in pairs], dtype=np.int64)
 
 
 def _given_batch(model: str, batch: int, settings: MappingSettings) -> int | None:

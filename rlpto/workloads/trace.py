@@ -36,8 +36,6 @@ COLUMNS = (
 )
 """Columns of `Trace.jobs`, in this order."""
 
-_ADDED = ("metric", "stop")
-"""Columns that files of earlier versions lack: unknown there."""
 _METADATA_KEY = b"rlpto.trace"
 _SCHEMA = 1
 _EXPECTED = "a trace made by `rlpto trace import` or `generate`"
@@ -74,18 +72,13 @@ class Trace:
         if missing:
             raise TraceError(f"{self.source}: column {missing[0]} missing, expected {', '.join(COLUMNS)}")
         names, batch = self.jobs["name"], self.integers("batch_size")
+        submit, duration = self.submit_time, self.duration
+        ran = np.isnan(duration) | ((duration >= 0) & (duration <= LONGEST_S))
+        within = f"seconds, 0 or more and at most {LONGEST_S:g}"
         checks = (
-            (
-                "submit_time",
-                (self.submit_time >= 0) & (self.submit_time <= LONGEST_S),
-                f"seconds, 0 or more and at most {LONGEST_S:g}",
-            ),
-            ("submit_time", np.diff(self.submit_time, prepend=-np.inf) >= 0, "ascending times"),
-            (
-                "duration",
-                np.isnan(self.duration) | ((self.duration >= 0) & (self.duration <= LONGEST_S)),
-                f"0 to {LONGEST_S:g}",
-            ),
+            ("submit_time", (submit >= 0) & (submit <= LONGEST_S), within),
+            ("submit_time", np.diff(submit, prepend=-np.inf) >= 0, "ascending times"),
+            ("duration", ran, f"0 to {LONGEST_S:g}"),
             ("gpus", (self.gpus >= 1) & (self.gpus <= LARGEST_GPUS), f"1 to {LARGEST_GPUS:,}"),
             ("priority", (self.priority >= -1) & (self.priority < len(PRIORITY_CLASSES)), "-1 to 2"),
             ("batch_size", (batch >= 0) & (batch <= LARGEST_BATCH), f"0 to {LARGEST_BATCH:,}"),
@@ -224,10 +217,7 @@ def read_trace(path: Path) -> Trace:
     if rows > _MOST_JOBS:
         raise TraceError(f"{path}: {rows:,} jobs, expected at most {_MOST_JOBS:,}")
     with parsing(path, _EXPECTED, TraceError):
-        table = file.read(columns=list(COLUMNS), use_threads=False)
-        for name in (name for name in _ADDED if name not in table.column_names):
-            table = table.append_column(name, pa.array([""] * rows, pa.string()))
-        table = table.select(COLUMNS).cast(_ARROW)
+        table = file.read(columns=list(COLUMNS), use_threads=False).select(COLUMNS).cast(_ARROW)
         empty = next((name for name in COLUMNS if name not in _FLOATS and table[name].null_count), None)
         if empty is not None:
             raise ValueError(f"empty values of {empty}")

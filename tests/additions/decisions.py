@@ -126,15 +126,14 @@ assert figures.reward_waiting == pytest.approx(-10 * figures.queueing_mean * fig
         inserted=(
             (
                 "envs/features.py",
-                "@feature(CLUSTER_TABLE)\ndef cluster__capacity",
-                '''\
-@feature(JOB_TABLE)
-def job__peak(job: Any, speed: FloatArray, facts: JobFacts) -> float:
-    """log2(1 + most GPUs held so far) / 6"""
-    return float(np.log2(1.0 + job.peak_gpus) / 6.0)
-
-
-''',
+                ']\n"""Columns of `jobs` in an observation',
+                """\
+    Feature(
+        "peak",
+        "log2(1 + most GPUs held so far) / 6",
+        lambda job, speed, facts: np.log2(1.0 + job.peak_gpus) / 6.0,
+    ),
+""",
             ),
         ),
         use="""
@@ -162,15 +161,14 @@ assert compiled(JOB_TABLE[-1].function, job, speed, job_facts(job, speed, 0.0)) 
             ),
             (
                 "envs/features.py",
-                "@feature(CLUSTER_TABLE)\ndef cluster__capacity",
-                '''\
-@feature(JOB_TABLE)
-def job__stalled(job: Any, speed: FloatArray, facts: JobFacts) -> float:
-    """log(1 + minutes of rescale delay had)"""
-    return float(np.log1p(job.stalled / 60.0))
-
-
-''',
+                ']\n"""Columns of `jobs` in an observation',
+                """\
+    Feature(
+        "stalled",
+        "log(1 + minutes of rescale delay had)",
+        lambda job, speed, facts: np.log1p(job.stalled / 60.0),
+    ),
+""",
             ),
         ),
         use="""

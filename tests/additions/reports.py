@@ -62,18 +62,19 @@ assert said.getvalue().endswith("hello you\\n")
                 "\nreward:\n",
                 """
 longest:
+  function: _study_agents.longest
   runs:
   - policies: [config]
 
 """,
             ),
             (
-                "benchmarks/_results_numbers.py",
+                "benchmarks/_study_agents.py",
                 "\ndef ablations(",
                 """
-def longest(plan: Plan, study: Study) -> Numbers:
+def longest(plan: Plan, study: Study) -> Measured:
     \"\"\"How many workloads and policies the study is about.\"\"\"
-    return Numbers(shown={"workloads": len(plan.workloads), "runs": len(study.runs)}, saved={})
+    return Measured(facts={"workloads": len(plan.workloads), "runs": len(study.runs)})
 
 
 """,
@@ -96,10 +97,11 @@ def longest(plan: Plan, study: Study) -> Numbers:
 import subprocess
 from pathlib import Path
 
-program = Path(rlpto.__file__).parents[1] / "benchmarks" / "results.py"
-options = ["--only", "longest", "--workloads", "synthetic", "--folder", "kept", "--page", "page.md"]
+program = Path(rlpto.__file__).parents[1] / "benchmarks" / "study.py"
+options = ["longest", "--set", "workloads=[synthetic]", "--folder", "kept", "--pages", "pages"]
 subprocess.run([sys.executable, str(program), *options], check=True)
-assert "## Longest" in Path("page.md").read_text() and "1 run on 1 workload." in Path("page.md").read_text()
+page = Path("pages/results.md").read_text()
+assert "## Longest" in page and "1 run on 1 workload." in page
 """,
     ),
 }

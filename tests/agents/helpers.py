@@ -19,9 +19,9 @@ from rlpto.core.policy import Policy
 from rlpto.core.queues import QueueSettings
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
-from rlpto.envs.fleet import Workload
+from rlpto.envs.compiled_batch import Workload
+from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.settings import EnvSettings
-from rlpto.envs.setup import EnvSetup
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings

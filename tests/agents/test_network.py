@@ -9,9 +9,9 @@ from gymnasium import spaces
 
 from rlpto.agents.network import JobSetPolicy
 from rlpto.envs.actions import ACTION_FEATURES
+from rlpto.envs.episodes import action_space, observation_space
 from rlpto.envs.features import JOB_FEATURES
 from rlpto.envs.settings import EnvSettings
-from rlpto.envs.setup import action_space, observation_space
 
 
 def make(jobs: int, trained: bool = True) -> JobSetPolicy:

@@ -17,10 +17,10 @@ from rlpto.agents.policy import Agent, AgentOptions, shown_label
 from rlpto.agents.trained import TrainedAgent, load_agent
 from rlpto.agents.validation import validate
 from rlpto.core.cluster import ClusterShape, ClusterState
+from rlpto.envs.episodes import EnvSetup, action_space, observation_space
 from rlpto.envs.observation import Observation
 from rlpto.envs.sb3 import SB3ClusterEnv
-from rlpto.envs.setup import EnvSetup, action_space, observation_space
-from rlpto.experiments.train import summary
+from rlpto.experiments.training_runs import summary
 from rlpto.io import paths
 from rlpto.io.errors import CheckpointError, ConfigError, PolicyError
 from rlpto.io.paths import example_config, example_names

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rlpto.agents.ppo import TimedRolloutBuffer, falling
+from rlpto.envs.episodes import action_space, observation_space
 from rlpto.envs.settings import EnvSettings
-from rlpto.envs.setup import action_space, observation_space
 
 HOUR = 3600.0
 

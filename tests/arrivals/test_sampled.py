@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.arrivals.online import ClassForecasts, TotalForecaster
 from rlpto.arrivals.past import Past
 from rlpto.arrivals.paths import ForecastPaths
 from rlpto.arrivals.sampled import Futures, as_believed, sample_arrivals
@@ -28,12 +27,7 @@ def bursty_past(steps: int = 600, seed: int = 0) -> Past:
 
 
 def source_of(past: Past) -> ForecastPaths:
-    def made(past: Past) -> ClassForecasts:
-        counts = past.jobs.sum(axis=1)
-        total = TotalForecaster(counts, STEP, past.start - len(counts) * STEP, HORIZON)
-        return ClassForecasts(total, past, STEP)
-
-    return ForecastPaths(made, past, STEP, HORIZON)
+    return ForecastPaths(past, STEP, HORIZON)
 
 
 def sampled(counts: IntArray, donors: list[Job], after: float = 0.0, seed: int = 0) -> Futures:
@@ -47,11 +41,11 @@ def seen_jobs() -> list[Job]:
 
 def test_as_many_jobs_arrive_as_are_forecast() -> None:
     source = source_of(bursty_past())
-    mean = source.mean(0)
-    assert mean is not None
+    forecast = source.forecast(0)
+    assert forecast is not None
     counts = source.paths(0, 3000, np.random.default_rng(0))
     assert counts is not None
-    np.testing.assert_allclose(counts.mean(axis=0), mean, rtol=0.1)
+    np.testing.assert_allclose(counts.mean(axis=0), forecast.mean, rtol=0.1)
     total = counts.sum(axis=2)
     assert np.corrcoef(total[:, 0], total[:, 3])[0, 1] > 0.3, "a burst goes on"
     assert np.corrcoef(counts[:, :, 1].sum(axis=1), counts[:, :, 2].sum(axis=1))[0, 1] > 0.3, "of all classes"

@@ -15,7 +15,7 @@ from rlpto.core.policy import Policy
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
-from rlpto.envs.fleet import build_fleet
+from rlpto.envs.compiled_batch import build_batch
 from rlpto.envs.observation import forecast_features
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config, resolved_yaml
@@ -24,9 +24,9 @@ from rlpto.experiments.experiment import Experiment
 from rlpto.forecasting.registry import make_forecaster
 from rlpto.forecasting.series import TimeSeries
 from rlpto.io.errors import ConfigError
+from rlpto.knowledge.known import Knowledge
 from rlpto.policies.index import Index
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
 
 from ..builders import random_jobs
 from ..envs.builders import WHOLE as WHOLE_EPISODE
@@ -89,8 +89,8 @@ def test_policies_and_environments_see_the_same_bit_by_bit(mode: str) -> None:
     # The batch draws its workload by itself, and shows what is stored for the one it is in.
     engine = batch.batch
     for _ in range(30):
-        shown = setup.workloads[int(engine.fleet.loop.current[0])]
-        place = min(int(engine.fleet.world.clusters["time"][0] / shown.forecast_step), len(shown.forecast) - 1)
+        shown = setup.workloads[int(engine.clusters.batch.loop.current[0])]
+        place = min(int(engine.clusters.batch.world.clusters["time"][0] / shown.forecast_step), len(shown.forecast) - 1)
         np.testing.assert_array_equal(batch_seen["forecast"][0], shown.forecast[place])
         batch_seen = batch.step(nothing[None])[0]
 
@@ -124,7 +124,7 @@ def test_a_reserve_acts_alike_in_environments_and_under_the_scheduler() -> None:
         terms += [info["terms"][part] for part in REWARD_PARTS]
         many += [infos["terms"][part][0] for part in REWARD_PARTS]
     np.testing.assert_array_equal(terms, many)
-    np.testing.assert_array_equal(env.cluster.store.finish_time, record.jobs.finish_time)
+    np.testing.assert_array_equal(env.batch.clusters.cluster.store.finish_time, record.jobs.finish_time)
     without = run(cluster(), Index(), setup.queue, setup.reward)
     assert not np.array_equal(without.jobs.finish_time, record.jobs.finish_time)
 
@@ -146,30 +146,10 @@ def test_off_leaves_everything_as_it_was() -> None:
     np.testing.assert_array_equal(*finish)
 
 
-def test_later_arrivals_change_no_forecast_of_a_window() -> None:
-    """Jobs of a window are moved to later steps: what was forecast before, past and present, stays."""
-    experiment = experiment_with(mode="on")
-    window = experiment.window_traces[experiment.windows("train")[0]].window
-    jobs = experiment.jobs(window.name, 0)
-    forecasts = experiment.forecasts
-    assert forecasts is not None
-    first = forecasts.known(window, jobs)
-    kept = [job for job in jobs if job.submit_time < 10 * 600.0]
-    second = forecasts.known(window, kept)
-    for one, other in zip(first[:11], second[:11], strict=True):
-        assert one is not None
-        assert other is not None
-        np.testing.assert_array_equal(one.mean, other.mean)
-        np.testing.assert_array_equal(one.high, other.high)
-    assert first[-1] is not None
-    assert second[-1] is not None
-    assert not np.array_equal(first[-1].mean, second[-1].mean)
-
-
 def test_workloads_without_a_forecast_may_stand_beside_others() -> None:
     without, with_one = (training_setup(experiment_with(mode=mode)) for mode in ("off", "on"))
     workloads = (without.workloads[0], *with_one.workloads[:1])
-    fleet = build_fleet(
+    fleet = build_batch(
         2, with_one.shape, workloads, with_one.tables, with_one.simulator, with_one.queue, with_one.reward
     )
     assert not fleet.forecast[0].any()

@@ -1,8 +1,9 @@
-"""The runner of studies, and the figures of docs/classes.md."""
+"""The runner of studies, the rows of studies.yaml, and the other programs."""
 
 from __future__ import annotations
 
 import importlib
+import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,78 +15,114 @@ import pytest
 from rlpto.core.loop import run
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
+from rlpto.io.errors import ConfigError
 from rlpto.policies.registry import make_policy
 
 from ..builders import job, linear_tables, make_cluster
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
 
-import _study_classes as classes
-import study
-from _common import Check
+import _plan  # noqa: E402
+import _study_classes as classes  # noqa: E402
+import speed  # noqa: E402
+import study  # noqa: E402
 
-
-def test_how_late_a_job_may_come_and_still_start_before_another() -> None:
-    jobs = [job(i, at, epochs=100.0) for i, at in enumerate([0.0, 10.0, 50.0, 90.0])]
-    records = run(make_cluster(jobs, linear_tables()), make_policy("fifo"), QueueSettings(), RewardWeights()).jobs
-    for starts, latest in (([0, 10, 50, 90], 0.0), ([0, 60, 50, 90], 40.0), ([100, 60, 50, 90], 90.0)):
-        assert classes.overtaken_by(replace(records, start_time=np.array(starts, dtype=float))) == latest
+STUDIES = _plan.load_studies()
 
 
-def test_a_table_takes_its_place_in_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def page_lines(name: str) -> list[str]:
+    """What stands between a study's marks on its page."""
+    page = (study.PAGES / STUDIES[name].page).read_text(encoding="utf-8")
+    return page.partition(f"<!-- begin: {name} -->\n")[2].partition(f"\n<!-- end: {name} -->")[0].splitlines()
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_has_a_function_and_a_page_with_its_marks_and_its_command(name: str) -> None:
+    module, function = study.function_of(name, STUDIES[name])
+    assert callable(getattr(importlib.import_module(module), function))
+    if STUDIES[name].runs:
+        assert all("<!-- begin: results -->" in (study.PAGES / page).read_text() for page in study.TEMPLATES)
+    else:
+        assert page_lines(name)[0].startswith(f"`python benchmarks/study.py {name}` wrote what follows")
+
+
+@pytest.mark.parametrize("name", [name for name, row in STUDIES.items() if row.claims and row.listed])
+def test_claims_on_pages_are_those_of_the_rows(name: str) -> None:
+    """Figures from the page, as if they were kept: the table of claims comes out equal."""
+    lines = page_lines(name)
+    first = next(i for i, line in enumerate(lines) if line.startswith("| behaviour")) + 2
+    shown = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[first : lines.index("", first)]]
+    both = {cells[0].removesuffix("least") for cells in shown if cells[0].endswith(", at least")}
+    names = [next((one.removesuffix(", at ") for one in both if cells[0].startswith(one)), cells[0]) for cells in shown]
+    figures = dict.fromkeys(names, 0.0)
+    claims = study.claims_of(STUDIES[name], {"figures": figures, "limits": {}})
+    assert [check.name for check, _ in claims] == [cells[0] for cells in shown]
+    for (check, missed), (_, measured, claimed, verdict) in zip(claims, shown, strict=True):
+        assert measured.partition(" ")[2] == check.unit
+        assert claimed == study.claim_row(check, missed)["claimed"] or check.name.startswith("A1")
+        assert (verdict == "**missed**") == missed
+
+
+def test_a_table_takes_its_place_in_a_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"Before.\n{study.BEGIN}\nold\n{study.END}\nAfter.\n")
-    study.write_block(page, "\n".join(study.table([{"a": 0.123456, "b": "x"}, {"a": 7}])))
+    begin, end = "<!-- begin: some -->", "<!-- end: some -->"
+    page.write_text(f"Before.\n{begin}\nold\n{end}\nAfter.\n")
+    study.write_block(page, "some", "\n".join(study.table([{"a": 0.123456, "b": "x"}, {"a": 7}])))
     assert page.read_text() == (
-        f"Before.\n{study.BEGIN}\n| a | b |\n| --- | --- |\n| 0.1235 | x |\n| 7 |  |\n{study.END}\nAfter.\n"
+        f"Before.\n{begin}\n| a | b |\n| --- | --- |\n| 0.1235 | x |\n| 7 |  |\n{end}\nAfter.\n"
     )
     page.write_text("no marks")
-    with pytest.raises(SystemExit, match="2"):
-        study.write_block(page, "text")
-    assert "expected one line" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="expected the marks"):
+        study.write_block(page, "some", "text")
     assert page.read_text() == "no marks"
+    study.write_block(tmp_path / "new.md", "some", "text")
+    assert "text\n" in (tmp_path / "new.md").read_text()
 
 
-@pytest.mark.parametrize("name", study.STUDIES)
-def test_every_study_has_a_page_with_its_marks_and_its_command(name: str) -> None:
-    page = (study.PAGES / study.STUDIES[name].path).read_text(encoding="utf-8")
-    measured = page.partition(study.BEGIN)[2].partition(study.END)[0]
-    assert f"`python benchmarks/study.py {name}` wrote what follows" in measured
-    assert callable(importlib.import_module(f"_study_{name}").measure)
-
-
-def test_a_measurement_is_kept_until_a_source_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_is_kept_until_sources_or_settings_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[int] = []
 
-    def measure(data: Path | None, windows: int = 3) -> tuple[list[Check], dict[str, list[dict[str, object]]]]:  # noqa: ARG001
-        calls.append(windows)
-        checks = [Check("jobs", float(windows), "", 4.0, True), Check("time", 9.0, "s", 5.0, False)]
-        return checks, {"Rows": [{"windows": windows}]}
+    def measure(plan: _plan.Plan, _: _plan.Study) -> _plan.Measured:
+        calls.append(plan.windows)
+        return _plan.Measured({"jobs": 3.0, "time": 9.0}, tables={"Rows": [{"windows": plan.windows}]})
 
-    module = SimpleNamespace(measure=measure, MISSED=("time",))
-    monkeypatch.setitem(sys.modules, "_study_sia", module)
-    monkeypatch.setattr(study, "KEPT", tmp_path)
-    monkeypatch.setattr(study._common, "sources_digest", lambda _: "digest")
-    found = study.measured("sia", [], fresh=False)
-    assert study.measured("sia", [], fresh=False) == found
-    assert study.measured("sia", ["windows=5"], fresh=False)["tables"] == {"Rows": [{"windows": 5}]}
-    study.measured("sia", [], fresh=True)
-    monkeypatch.setattr(study._common, "sources_digest", lambda _: "another")
-    study.measured("sia", [], fresh=False)
-    assert calls == [3, 5, 3, 3]
-    text = study.block("sia", found)
-    assert "| jobs | 3 | at least 4 | **no** |" in text
-    assert "| time | 9 s | at most 5 | **missed** |" in text
+    claims = [{"figure": "jobs", "least": 4, "most": 5}, {"figure": "t*", "unit": "s", "most": 5, "missed": True}]
+    row = _plan.Study.model_validate({"page": "page.md", "claims": claims, "settings": {"windows": 3}})
+    monkeypatch.setitem(sys.modules, "_study_some", SimpleNamespace(measure=measure))
+    sources = ["digest"]
+    monkeypatch.setattr(study, "sources_digest", lambda _: sources[0])
+
+    def measured(*settings: str, fresh: bool = False) -> dict:
+        return study.measured("some", row, study.plan_of("some", row, settings, tmp_path), fresh=fresh)
+
+    found = measured()
+    assert measured() == found
+    assert measured("windows=5")["tables"] == {"Rows": [{"windows": 5}]}
+    measured()
+    measured(fresh=True)
+    sources[0] = "another"
+    measured()
+    assert calls == [3, 5, 3, 3, 3]
+    text = study.block("some", row, found)
+    assert text.index("| time | 9 s | at most 5 | **missed** |") < text.index(
+        "| jobs, at least | 3 | at least 4 | **no** |"
+    )
+    assert "| jobs, at most | 3 | at most 5 | yes |" in text
     assert "Rows:\n\n| windows |\n| --- |\n| 3 |" in text
+    with pytest.raises(ConfigError, match="no claim is about the figure 'loss'"):
+        study.claims_of(row, {"figures": {"loss": 1.0}, "limits": {}})
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["speed"], "there is no study 'speed'"),
-        (["classes", "--set", "limit=3"], "--set limit: expected one of windows"),
-        (["classes", "--set", "windows=many"], "--set windows=many: expected a value like 16"),
-        (["classes", "--set", "windows=0"], "--set windows: expected at least 1"),
+        (["classes", "--set", "limit=3"], "--set limit: expected one of workloads, loads"),
+        (["classes", "--set", "windows=many"], "--set windows: Input should be a valid integer"),
+        (["classes", "--set", "windows=0"], "--set windows: Input should be greater than or equal to 1"),
     ],
 )
 def test_wrong_arguments_are_refused(
@@ -97,11 +134,43 @@ def test_wrong_arguments_are_refused(
     assert complaint in capsys.readouterr().err
 
 
-def test_a_claim_that_fails_is_seen() -> None:
-    rows = [
-        classes.Row("synthetic", 0.9, policy, rule, 10.0, (1.0, 2.0, 3.0), 99.0, 91.0 if rule == "weighted" else 0.0)
-        for policy in classes.POLICIES
-        for rule in classes.RULES
-    ]
-    failed = {check.name.split(":")[0] for check in classes.checks_of(rows) if not check.passed}
-    assert failed == {"fifo, weighted", "index, each tuned for its rule", "srtf", "fifo"}
+def test_a_wrong_row_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "studies.yaml"
+    path.write_text(_plan.STUDIES.read_text().replace("    variant: time", "    varient: time"))
+    with pytest.raises(ConfigError, match=r"studies\.yaml:\d+: jct\.runs\.0\.varient: "):
+        _plan.load_studies(path)
+
+
+@pytest.mark.parametrize(
+    "program", sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if not path.name.startswith("_"))
+)
+def test_every_program_explains_itself(program: str, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", [program, "--help"])
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(ROOT / "benchmarks" / program), run_name="__main__")
+    assert "usage: " in capsys.readouterr().out
+
+
+def test_decisions_are_timed_of_policies_that_need_no_file(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    timed: list[str] = []
+
+    def latencies(_experiment: object, name: str, *_: object) -> list[float]:
+        timed.append(name)
+        return [1.0]
+
+    monkeypatch.setattr(speed, "latencies", latencies)
+    monkeypatch.setattr(speed, "crowd", lambda _: [])
+    monkeypatch.setattr(sys, "argv", ["speed.py", "large"])
+    with pytest.raises(SystemExit, match="0"):
+        speed.main()
+    assert {"fifo", "index"} <= set(timed)
+    assert not {"agent", "pretrained"} & set(timed)
+    assert "fifo, p99" in capsys.readouterr().out
+
+
+def test_how_late_a_job_may_come_and_still_start_before_another() -> None:
+    jobs = [job(i, at, epochs=100.0) for i, at in enumerate([0.0, 10.0, 50.0, 90.0])]
+    records = run(make_cluster(jobs, linear_tables()), make_policy("fifo"), QueueSettings(), RewardWeights()).jobs
+    for starts, latest in (([0, 10, 50, 90], 0.0), ([0, 60, 50, 90], 40.0), ([100, 60, 50, 90], 90.0)):
+        assert classes.overtaken_by(replace(records, start_time=np.array(starts, dtype=float))) == latest

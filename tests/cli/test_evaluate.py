@@ -172,7 +172,7 @@ def test_a_reference_that_is_not_evaluated_is_refused(rlpto) -> None:
         (["--switch", "600:lass"], ["--switch 600:lass: 600:lass: no policy 'lass'; did you mean las?"]),
         (["--switch", "600:agent"], ["--switch 600:agent: 600:agent: ", "expected one of file=FILE and run=FOLDER"]),
         (["--policies", "fifo:backfil=1"], ["backfil", "did you mean backfill?"]),
-        (["--policies", "index:weights=exp.yaml"], ["exp.yaml", "not a file of weights"]),
+        (["--policies", "index:weights=exp.yaml"], ["exp.yaml", "not a file of index weights"]),
         (["--set", "workload.path=no.parquet"], ["no.parquet: no such trace", "rlpto trace import"]),
         (["--set", "cluster.nodes=[{count: 1, gpus: 2}]"], ["wants 4 GPUs", "at most the 2 the cluster has"]),
         (["--set", "profiles.folder=nowhere"], ["nowhere"]),

@@ -191,19 +191,19 @@ def test_a_foreign_checkpoint_is_refused(rlpto, project: Path) -> None:
 
 
 def test_ctrl_c_while_tuning_says_how_to_go_on(rlpto, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlpto.experiments.tune import Arena
+    from rlpto.experiments import index_search
 
-    whole = Arena.cost
+    whole = index_search.compiled_cost
     calls = 0
 
-    def interrupted_later(self, *arguments):
+    def interrupted_later(*arguments):
         nonlocal calls
         calls += 1
         if calls == 2 + 8 + 3:  # the start, the first generation, some of the second
             raise KeyboardInterrupt
-        return whole(self, *arguments)
+        return whole(*arguments)
 
-    monkeypatch.setattr(Arena, "cost", interrupted_later)
+    monkeypatch.setattr(index_search, "compiled_cost", interrupted_later)
     answer = rlpto(*TUNE, "--generations", 3)
     assert answer.code == 130
     assert "add --resume to the same command" in answer.err

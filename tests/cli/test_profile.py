@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.cli.profile import summary, told
+from rlpto.cli.profile import change_text, summary
 from rlpto.experiments.config import load_config
 from rlpto.experiments.evaluate import run_cells
 from rlpto.experiments.profile import chosen_programs, measured_before
 from rlpto.io.errors import ConfigError, ProfileError
 from rlpto.performance.profiles import profiles_yaml
-from rlpto.ray_cluster.measuring.measured_profile import fit_program
-from rlpto.ray_cluster.measuring.profiling import Change, ProgramMeasurements
+from rlpto.ray_cluster.measuring.profiling import Change, ProgramMeasurements, fit_program
 from rlpto.ray_cluster.messages import Measured
 
 EXPERIMENT = """
@@ -76,9 +75,9 @@ def test_the_summary_says_what_was_found(experiment: Path) -> None:
     profile = fit_program("one", load_config(experiment).ray.programs["one"], MEASURED, "a test")
     assert summary(profile).startswith("one: accuracy 0.100 to 0.6")
     assert "training 4.0 s after a decision" in summary(profile)
-    assert told(MEASURED.changes[0]) == "start to 1 workers, 1 of them new: 4.0 s"
+    assert change_text(MEASURED.changes[0]) == "start to 1 workers, 1 of them new: 4.0 s"
     grown = Change("grow", 4, 2, 4.44, 0.044)
-    assert told(grown) == "grow to 4 workers, 2 of them new: 4.4 s, of them 44 ms without training"
+    assert change_text(grown) == "grow to 4 workers, 2 of them new: 4.4 s, of them 44 ms without training"
 
 
 def test_programs_are_chosen_by_name(experiment: Path) -> None:
@@ -111,7 +110,7 @@ def test_both_compares_what_the_two_evaluations_say(
         slower = config.model_copy(update={"simulator": config.simulator.model_copy(update={"rescale_delay": 9.0})})
         return config, run_cells(slower, folder, fresh=how.fresh, jobs=1, progress=how.progress)
 
-    monkeypatch.setattr("rlpto.experiments.fidelity.run_real_cells", without_ray)
+    monkeypatch.setattr("rlpto.experiments.on_ray.run_real_cells", without_ray)
     out, run = tmp_path / "here.yaml", tmp_path / "run"
     write_profiles(experiment, out, "one", "two")
     where = ("--cluster", "both", "--profiles", out, "--run-dir", run, "--policies", "fifo,las", "--no-report")

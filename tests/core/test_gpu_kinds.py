@@ -16,7 +16,7 @@ from rlpto.core.jobs import Job
 from rlpto.core.loop import DecisionLoop, run
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
-from rlpto.envs.fleet import Workload, build_fleet
+from rlpto.envs.compiled_batch import Workload, build_batch
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import ConfigError, JobError, ProfileError
@@ -225,7 +225,7 @@ class TestExperiment:
     def test_many_clusters_learn_on_one_kind_only(self) -> None:
         experiment = Experiment(load_config("kinds", ["workload.days=3"]))
         with pytest.raises(ConfigError, match="learn at once on one kind of GPU, not on t4, a100, rtx2080ti"):
-            build_fleet(
+            build_batch(
                 1,
                 experiment.shape,
                 [Workload("w", (), 0, 1.0)],

@@ -24,13 +24,12 @@ from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.experiment import prepare
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
-from rlpto.knowledge.remaining import RemainingKnowledge, believed_remaining
+from rlpto.knowledge.known import Knowledge, RemainingKnowledge, believed_remaining
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning.rollout import RolloutStates
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 from rlpto.workloads.listed import LISTED_WINDOW
 

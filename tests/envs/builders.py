@@ -11,9 +11,9 @@ from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
-from rlpto.envs.fleet import Workload
+from rlpto.envs.compiled_batch import Workload
+from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.settings import EnvSettings, EpisodeSettings
-from rlpto.envs.setup import EnvSetup
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.simulator.settings import SimulatorSettings

@@ -18,18 +18,31 @@ from rlpto.core.loop import run
 from rlpto.core.queues import ConvergingSettings, QueueSettings
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
-from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
+from rlpto.envs.cluster_env import ClusterEnv
+from rlpto.envs.episodes import EnvSetup, ExternalSetup
+from rlpto.envs.one_cluster import OneCluster
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.io.arrays import IntArray
+from rlpto.knowledge.known import Knowledge
 from rlpto.policies.index import Index
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 from ..builders import linear_tables, random_jobs
 from .builders import NODES, START, TABLES, WHOLE, make_setup
 
 FAILING = FailureSettings(mtbf_hours=1.0, mttr_hours=0.1)
+
+
+def drawn(setup: EnvSetup | ExternalSetup) -> ClusterEnv:
+    """An environment that steps a cluster object, which it can draw."""
+    return ClusterEnv(setup, "ansi")
+
+
+def cluster_of(env: ClusterEnv) -> Any:
+    """The cluster object of such an environment."""
+    assert isinstance(env.batch.clusters, OneCluster)
+    return env.batch.clusters.cluster
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -62,7 +75,7 @@ def test_slots_of_a_batch_and_single_environments_go_the_same_way(
         converging=ConvergingSettings(gained=gained),
     )
     setup = make_setup(noisy=noisy, simulator=simulator, queue=queue, hold=hold, baseline=baseline)
-    batch, singles = ClusterVectorEnv(setup, 2), [ClusterEnv(setup) for _ in range(2)]
+    batch, singles = ClusterVectorEnv(setup, 2), [drawn(setup), ClusterEnv(setup)]
     seen = batch.reset(seed=seed)[0]
     own = [env.reset(seed=seed + b)[0] for b, env in enumerate(singles)]
     batch.action_space.seed(seed)
@@ -95,7 +108,7 @@ def test_action_zero_is_the_index_under_the_scheduler(decide_on, failures, noisy
     own = setup.workloads[0]
     cluster = SimulatedCluster(NODES, own.jobs, TABLES, simulator, own.seed, Knowledge(own.noise))
     record = run(cluster, Index(), setup.queue, setup.reward)
-    env, batch = ClusterEnv(setup), ClusterVectorEnv(setup, 1)
+    env, batch = drawn(setup), ClusterVectorEnv(setup, 1)
     env.reset(seed=0)
     batch.reset(seed=0)
     terms, many, ended = np.zeros(len(REWARD_PARTS)), np.zeros(len(REWARD_PARTS)), False
@@ -107,7 +120,7 @@ def test_action_zero_is_the_index_under_the_scheduler(decide_on, failures, noisy
         many += [infos["terms"][name][0] for name in REWARD_PARTS]
     np.testing.assert_array_equal(terms, many)
     np.testing.assert_allclose(terms, record.decisions.reward.sum(axis=0), rtol=1e-12)
-    np.testing.assert_array_equal(env.cluster.store.finish_time, record.jobs.finish_time)
+    np.testing.assert_array_equal(cluster_of(env).store.finish_time, record.jobs.finish_time)
 
 
 def test_a_seed_gives_the_same_episodes_and_another_seed_others():
@@ -133,12 +146,12 @@ def test_gymnasium_and_stable_baselines3_find_no_fault():
 
 class TestEpisodes:
     def test_options_pick_an_episode(self):
-        env = ClusterEnv(make_setup())
+        env = drawn(make_setup())
         env.reset(seed=0, options={"workload": "w1", "warm_up": 0.0, "length": 300.0})
         info = env.reset(options={"workload": 2, "warm_up": 900, "length": 300.0})[1]
         assert (info["workload"], info["length"]) == ("w2", 300.0)
         assert info["began"] >= 900.0
-        assert np.isfinite(env.cluster.store.start_time).any(), "the start heuristic has been at work"
+        assert np.isfinite(cluster_of(env).store.start_time).any(), "the start heuristic has been at work"
         passed = 0.0
         cut = False
         while not cut:
@@ -202,17 +215,18 @@ class TestWhateverTheAction:
         simulator = SimulatorSettings(failures=FAILING)
         setup = make_setup([random_jobs(seed, 25, 8, 10)], max_jobs=4, episode=WHOLE, queue=queue,
                            simulator=simulator, baseline="none")  # fmt: skip
-        env = ClusterEnv(setup)
+        env = drawn(setup)
         env.reset(seed=seed)
         env.action_space.seed(seed)
-        rng, store = np.random.default_rng(seed), env.cluster.store
+        rng, cluster = np.random.default_rng(seed), cluster_of(env)
+        store = cluster.store
         for _ in range(60):
             action = env.action_space.sample()
             ended = env.step(action if rng.random() < 0.9 else np.zeros_like(action))[2]
-            assert env.cluster.held_gpus == store.gpus.sum() <= env.cluster.up_gpus
+            assert cluster.held_gpus == store.gpus.sum() <= cluster.up_gpus
             assert ((store.gpus == 0) | ((store.gpus >= store.min_gpus) & (store.gpus <= store.max_gpus))).all()
-            finished, submitted = np.isfinite(store.finish_time), store.submit_time <= env.cluster.time
-            assert env.cluster.active_jobs == np.count_nonzero(submitted & ~finished)
+            finished, submitted = np.isfinite(store.finish_time), store.submit_time <= cluster.time
+            assert cluster.active_jobs == np.count_nonzero(submitted & ~finished)
             if ended:
                 assert finished.all()
                 break
@@ -222,7 +236,7 @@ class TestWhateverTheAction:
     def test_higher_classes_start_first(self, seed):
         """Where every job could start on one GPU, none waits while one of a lower class runs."""
         jobs = [replace(job, min_gpus=1) for job in random_jobs(seed, 25, 8, 10, types=1)]
-        env = ClusterEnv(make_setup([jobs], tables=linear_tables(0.001, 8, 20.0), episode=WHOLE, baseline="none"))
+        env = drawn(make_setup([jobs], tables=linear_tables(0.001, 8, 20.0), episode=WHOLE, baseline="none"))
         env.reset(seed=seed)
         env.action_space.seed(seed)
         for _ in range(40):
@@ -238,7 +252,7 @@ class TestWhateverTheAction:
 
 def next_decision(env: ClusterEnv) -> list[IntArray]:
     """A list that will hold the classes after aging and the GPUs of the next decision."""
-    cluster: Any = env.cluster
+    cluster = cluster_of(env)
     carry_out = cluster.apply
     decided: list[IntArray] = []
 
@@ -251,29 +265,16 @@ def next_decision(env: ClusterEnv) -> list[IntArray]:
     return decided
 
 
-class TestLive:
-    def test_any_cluster_will_do(self):
-        """A cluster that somebody else makes goes the same way as one of a workload."""
-        setup = make_setup([random_jobs(3, 20, 8, 10)], episode=WHOLE, baseline="none")
-        own = setup.workloads[0]
-
-        def cluster() -> SimulatedCluster:
-            return SimulatedCluster(NODES, own.jobs, TABLES, setup.simulator, own.seed)
-
-        live = ClusterEnv(LiveSetup(cluster, setup.queue, setup.reward, setup.settings, START))
-        simulated = ClusterEnv(setup)
-        same(live.reset(seed=1)[0], simulated.reset(seed=1)[0])
-        live.action_space.seed(0)
-        ended = False
-        while not ended:
-            action = live.action_space.sample()
-            (seen, *rest), (expected, *others) = live.step(action), simulated.step(action)
-            same(seen, expected)
-            assert rest == others
-            ended = rest[1]
-
-    def test_its_workload_cannot_be_chosen(self):
-        setup = make_setup()
-        live = LiveSetup(lambda: None, setup.queue, setup.reward, setup.settings, START)  # type: ignore[arg-type, return-value]
-        with pytest.raises(ValueError, match="there is one cluster"):
-            ClusterEnv(live).reset(options={"workload": 0})
+def test_an_environment_over_an_external_cluster_goes_the_way_of_a_simulated_one():
+    setup = make_setup([random_jobs(3, 20, 8, 10)], episode=WHOLE, baseline="none")
+    external = ExternalSetup(lambda: setup.make_cluster(0), setup.queue, setup.reward, setup.settings, START)
+    env, simulated = ClusterEnv(external), ClusterEnv(setup)
+    same(env.reset(seed=1)[0], simulated.reset(seed=1)[0])
+    env.action_space.seed(0)
+    ended = False
+    while not ended:
+        action = env.action_space.sample()
+        (seen, *rest), (expected, *others) = env.step(action), simulated.step(action)
+        same(seen, expected)
+        assert rest == others
+        ended = rest[1]

@@ -98,9 +98,9 @@ def test_warm_starts_begin_in_the_middle_of_the_work():
     warm = ClusterVectorEnv(make_setup(), 8)
     cold.reset(seed=0)
     warm.reset(seed=0)
-    assert not cold.batch.fleet.world.clusters["held"].any()
+    assert not cold.batch.clusters.batch.world.clusters["held"].any()
     assert (cold.batch.began == 0.0).all()
-    assert np.count_nonzero(warm.batch.fleet.world.clusters["held"]) >= 4
+    assert np.count_nonzero(warm.batch.clusters.batch.world.clusters["held"]) >= 4
     assert len(np.unique(warm.batch.began)) == 8
 
 

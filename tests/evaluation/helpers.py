@@ -1,13 +1,25 @@
-"""Run records made by hand, and by a toy scheduler that is easy to check."""
+"""Run records made by hand, and by short simulations."""
 
 from __future__ import annotations
 
+import zlib
+from dataclasses import replace
+
 import numpy as np
 
+from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
 from rlpto.core.records import AllocationChanges, DecisionRecords, JobRecords, RunRecord
+from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.runner import Cell
+from rlpto.policies.registry import make_policy
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import SimulatorSettings
+from tests.builders import random_jobs, random_tables
 
 TINY_GPUS = 4
+ELASTIC = ("equal_share", "elastic_fifo", "optimus")
 
 
 def tiny_record(finish: tuple[float, ...] = (100.0, 200.0, 350.0), **overrides: object) -> RunRecord:
@@ -72,85 +84,16 @@ def empty_record() -> RunRecord:
     return RunRecord("none", "w0", 0, 4, jobs, decisions, AllocationChanges(none, nothing, nothing, none), 0.0)
 
 
-def toy_record(cell: Cell, jobs: int = 40, gpus: int = 16, max_seconds: float = np.inf) -> RunRecord:
-    """A small simulation of policy `fifo` (requested GPUs) or any other name (equal shares).
-
-    Work is GPU-seconds, speed gpus**0.8, accuracy saturating; decisions at arrivals and completions.
-    """
-    rng = np.random.default_rng([cell.seed, sum(map(ord, cell.window))])
-    submit = np.sort(rng.uniform(0, 36_000, jobs))
-    work = rng.lognormal(8.5, 1.0, jobs)
-    request = rng.choice([1, 2, 4, 8], jobs)
-    priority = rng.integers(0, 3, jobs)
-    share = sum(map(ord, cell.policy)) % 5 / 10 + 0.5
-    left, held = work.copy(), np.zeros(jobs, dtype=np.int64)
-    start, finish = np.full(jobs, np.nan), np.full(jobs, np.nan)
-    gpu_seconds, rescales, peak = np.zeros(jobs), np.zeros(jobs, dtype=np.int64), np.zeros(jobs, dtype=np.int64)
-    changes: list[tuple[float, int, int, float]] = []
-    decisions: list[tuple[float, int, int, int, list[float]]] = []
-    accuracy = np.full(jobs, 0.1)
-    now = float(submit[0])
-
-    def change(j: int, count: int) -> None:
-        changes.append((now, j, count, float(accuracy[j])))
-        held[j] = count
-
-    while np.isnan(finish).any() and now < max_seconds:
-        active = np.flatnonzero((submit <= now) & np.isnan(finish))
-        active = active[np.argsort(priority[active], kind="stable")]
-        free, target = gpus, np.zeros(jobs, dtype=np.int64)
-        for j in active:
-            wish = request[j] if cell.policy == "fifo" else max(1, int(share * gpus / len(active)))
-            target[j] = min(wish, free) if cell.policy != "fifo" or wish <= free else 0
-            free -= target[j]
-        begun = 0
-        for j in active:
-            if target[j] != held[j]:
-                change(j, int(target[j]))
-                rescales[j] += target[j] > 0
-                begun += 1
-                if np.isnan(start[j]) and target[j]:
-                    start[j] = now
-        peak = np.maximum(peak, held)
-        speed = held**0.8
-        ends = now + np.divide(left, speed, out=np.full(jobs, np.inf), where=held > 0)
-        arrivals = submit[submit > now]
-        later = min(float(ends.min()), float(arrivals[0]) if len(arrivals) else np.inf)
-        span = later - now
-        before = accuracy.copy()
-        finished = ends <= later
-        left = np.where(finished, 0.0, left - speed * span)
-        accuracy = 0.1 + 0.8 * (1 - np.exp(-4 * (1 - left / work)))
-        gain = float((np.array([3, 2, 1])[priority] * (accuracy - before)).sum() / 0.8)
-        parts = [gain, -len(active) * span / 3600, -0.02 * held.sum() * span / 3600, -0.1 * begun * 30 / 3600, 0.0]
-        decisions.append((now, int(held.sum()), len(active), int((held[active] == 0).sum()), parts))
-        gpu_seconds += held * span
-        now = later
-        for j in np.flatnonzero(finished):
-            finish[j] = now
-            change(int(j), 0)
-    time, held_at, active_at, waiting_at, rewards = zip(*decisions, strict=True)
-    c_time, c_job, c_gpus, c_accuracy = zip(*changes, strict=True)
-    d = len(time)
-    return RunRecord(
-        policy=cell.policy,
-        window=cell.window,
-        seed=cell.seed,
-        capacity=gpus,
-        jobs=JobRecords(
-            names=tuple(f"job-{i}" for i in range(jobs)),
-            models=tuple(str(m) for m in rng.choice(["resnet18", "bert", "neumf"], jobs)),
-            priority=priority, requested_gpus=request, max_gpus=np.full(jobs, gpus), rescales=rescales,
-            peak_gpus=peak, data_size=np.full(jobs, 1e4), epochs=np.full(jobs, 10.0), submit_time=submit,
-            start_time=start, finish_time=finish, gpu_seconds=gpu_seconds, final_accuracy=accuracy,
-            reached_90=finish - 30.0, reached_95=finish - 20.0, reached_99=finish - 10.0,
-            alone_time=work / gpus**0.8, requested_time=work / request**0.8,
-            trained_epochs=10.0 * (1 - left / work), full_accuracy=np.full(jobs, np.nan),
-        ),
-        decisions=DecisionRecords(
-            np.array(time), rng.lognormal(-7, 0.5, d), np.full(d, gpus), np.array(held_at), np.array(active_at),
-            np.array(waiting_at), np.array(rewards), np.array(active_at) * 1.0,
-        ),
-        changes=AllocationChanges(np.array(c_time), np.array(c_job), np.array(c_gpus), np.array(c_accuracy)),
-        wall_seconds=0.25,
-    )  # fmt: skip
+def toy_record(cell: Cell, jobs: int = 40, max_hours: float | None = None) -> RunRecord:
+    """Random jobs of a window and a seed on 16 GPUs, under FIFO or, for any other name, an elastic policy."""
+    seed = zlib.crc32(f"{cell.window}/{cell.seed}".encode())
+    cluster = SimulatedCluster(
+        ClusterShape([Node(4)] * 4),
+        random_jobs(seed, jobs, 8, 16),
+        random_tables(seed, 16, 5.0),
+        SimulatorSettings(max_hours=max_hours),
+        seed,
+    )
+    policy = make_policy("fifo" if cell.policy == "fifo" else ELASTIC[len(cell.policy) % len(ELASTIC)])
+    record = run(cluster, policy, QueueSettings(), RewardWeights(), window=cell.window, seed=cell.seed)
+    return replace(record, policy=cell.policy)

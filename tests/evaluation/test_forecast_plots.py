@@ -38,7 +38,7 @@ def test_results_name_the_forecast_and_an_oracle_is_warned_of(finished: list[Fin
     off, perfect = (results(finished, "noisy", forecast=mode) for mode in ("off", "perfect"))
     assert "forecast" not in off.cells.columns
     assert set(perfect.cells["forecast"]) == {"perfect"}
-    assert perfect.told == "knowledge: noisy; forecast: perfect (an oracle)"
+    assert perfect.known == "knowledge: noisy; forecast: perfect (an oracle)"
     assert [note for note in warnings(perfect) if "oracle" in note]
     assert not [note for note in warnings(off) if "oracle" in note]
     assert frame(finished, "noisy").equals(off.cells)

@@ -19,11 +19,11 @@ from rlpto.evaluation.plots import (
     palette,
     png,
     queueing_bars,
+    records_by_policy,
     reward_bars,
     utilisation_over_time,
     write_plots,
 )
-from rlpto.evaluation.report import records_by_policy
 from rlpto.evaluation.runner import Cell, FinishedCell
 from rlpto.evaluation.tables import Results
 
@@ -92,11 +92,9 @@ def test_plots_survive_runs_in_which_nothing_happens() -> None:
         assert png(figure).startswith(b"\x89PNG")
 
 
-def test_plots_are_written_and_reproducible(
-    toy_results: Results, records: dict[str, list[RunRecord]], tmp_path: Path
-) -> None:
-    paths = write_plots(all_plots(toy_results, records), tmp_path / "a")
-    again = write_plots(all_plots(toy_results, records), tmp_path / "b")
+def test_plots_are_written_and_reproducible(toy_results: Results, finished: list[FinishedCell], tmp_path: Path) -> None:
+    paths = write_plots(all_plots(toy_results, finished), tmp_path / "a")
+    again = write_plots(all_plots(toy_results, finished), tmp_path / "b")
     assert {path.stem for path in paths} == {
         "reward", "jct_cdf", "queueing", "utilisation", "allocation", "gpus_by_accuracy"
     }  # fmt: skip

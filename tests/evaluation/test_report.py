@@ -11,8 +11,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from rlpto.evaluation.metrics import LOWER_BOUND, METRICS
-from rlpto.evaluation.plots import Plot
-from rlpto.evaluation.report import About, finding, make_plots, report_html, write_report
+from rlpto.evaluation.plots import Plot, all_plots
+from rlpto.evaluation.report import About, finding, report_html, write_report
 from rlpto.evaluation.runner import Cell, FinishedCell, evaluate
 from rlpto.evaluation.statistics import Comparison, Interval, Verdict
 from rlpto.evaluation.tables import Results, results
@@ -57,7 +57,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def html(toy_results: Results, finished: list[FinishedCell]) -> str:
-    return report_html(toy_results, make_plots(toy_results, finished), ABOUT)
+    return report_html(toy_results, all_plots(toy_results, finished), ABOUT)
 
 
 def test_nothing_is_loaded_from_outside(html: str) -> None:
@@ -95,7 +95,7 @@ def test_without_a_bound_nothing_names_it(finished: list[FinishedCell]) -> None:
     unbounded = [replace(done, bound={}) for done in finished[:-1]] + finished[-1:]
     shown = results(unbounded, "online")
     assert [summary.policy for summary in shown.summaries if summary.policy == LOWER_BOUND] == []
-    text = Page(report_html(shown, make_plots(shown, unbounded), ABOUT)).text
+    text = Page(report_html(shown, all_plots(shown, unbounded), ABOUT)).text
     assert LOWER_BOUND not in text
     assert "alone on the cluster" not in text.partition("What the figures mean")[0]
 
@@ -134,7 +134,7 @@ def test_report_of_one_policy_has_no_paired_part(tmp_path: Path) -> None:
     done = evaluate([Cell("only", "w0", 0)], toy_record, tmp_path, False, config={})
     alone = results(done, "exact")
     path = tmp_path / "report.html"
-    write_report(path, alone, make_plots(alone, done), ABOUT)
+    write_report(path, alone, all_plots(alone, done), ABOUT)
     text = Page(path.read_text()).text
     assert "Paired differences from" not in text
     assert "Policy only on 1 window and 1 seed, 40 jobs in all" in text

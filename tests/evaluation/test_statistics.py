@@ -123,10 +123,6 @@ def test_verdicts_follow_the_good_direction() -> None:
     assert reward == {"low": "worse", "same": "equal", "odd": "undecided"}
 
 
-def test_verdict_stays_open_on_one_cell() -> None:
-    assert compare(frame(a=[10], b=[5]), "a", "jct_mean")[0].verdict == "undecided"
-
-
 def test_order_of_rows_does_not_matter() -> None:
     rows = frame(a=[10, 20, 30], b=[11, 19, 34])
     assert compare(rows, "a", "jct_mean") == compare(rows.iloc[[2, 0, 1, 5, 3, 4]], "a", "jct_mean")

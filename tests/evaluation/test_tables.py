@@ -31,7 +31,7 @@ def cut_short(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """One window, one seed, jobs left unfinished, exact knowledge."""
 
     def run(cell: Cell) -> RunRecord:
-        return toy_record(cell, jobs=20, max_seconds=20_000)
+        return toy_record(cell, jobs=20, max_hours=0.5)
 
     cells = [Cell(policy, "w0", 0) for policy in ("fifo", "share")]
     return results(evaluate(cells, run, tmp_path_factory.mktemp("cut"), False, config={}), "exact")
@@ -73,16 +73,9 @@ def test_reference_is_the_first_policy_unless_named(finished: list[FinishedCell]
     assert back.wins == 6 - forth.wins - forth.ties
 
 
-def test_unknown_reference_and_no_cells(finished: list[FinishedCell]) -> None:
-    with pytest.raises(ConfigError, match="reference policy 'sjf' was not evaluated"):
-        results(finished, "noisy", reference="sjf")
+def test_no_cells_are_refused() -> None:
     with pytest.raises(ConfigError, match="no finished cells"):
         results([], "noisy")
-
-
-def test_policies_on_different_windows_are_refused(finished: list[FinishedCell]) -> None:
-    with pytest.raises(ConfigError, match="cannot pair"):
-        results(finished[:-1], "noisy")
 
 
 def test_terminal_tables_fit_and_name_policies_setting_and_reference(toy_results: Results) -> None:
@@ -153,11 +146,6 @@ def test_one_policy_alone_has_no_paired_table(finished: list[FinishedCell]) -> N
     text = printed(results(finished[:6], "noisy"))
     assert "fifo" in text
     assert "Paired differences" not in text
-
-
-def test_same_cells_same_tables(finished: list[FinishedCell], toy_results: Results) -> None:
-    again = results(finished, "noisy")
-    assert repr(again.summaries) == repr(toy_results.summaries)
 
 
 def test_intervals_of_few_cells_stay_possible(finished: list[FinishedCell]) -> None:

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
-import csv
 import math
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from rlpto.forecasting.backtest import Backtest, backtest, write_forecasts, write_scores
-from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.backtest import Backtest, backtest
 from rlpto.forecasting.naive import MovingAverage, Naive, SeasonalNaive
-from rlpto.forecasting.plots import errors_figure, forecasts_figure, weights_figure, write_png
 from rlpto.forecasting.registry import make_method
+from rlpto.forecasting.series import ForecastError
 
 RNG = np.random.default_rng(0)
 Y = pd.Series(
@@ -119,35 +116,3 @@ def test_the_forecaster_itself_stays_as_it_is() -> None:
     assert done == ["a", "b"]
     assert result.fitted["a"] is not average
     assert result.fitted["a"].settings() == {"hours": 3.0}
-
-
-def test_tables_hold_what_was_measured(tmp_path: Path) -> None:
-    result = small()
-    write_scores(result, tmp_path / "run" / "scores.csv")
-    write_forecasts(result, tmp_path / "run" / "forecasts.csv")
-    with (tmp_path / "run" / "scores.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["forecaster"], row["ahead"], float(row["mae"])) for row in rows] == [
-        (score.forecaster, score.ahead, score.mae) for score in result.scores()
-    ]
-    frame = pd.read_csv(tmp_path / "run" / "forecasts.csv", parse_dates=["time"])
-    assert list(frame.columns) == ["forecaster", "ahead", "time", "actual", "point", "mean", "q0.1", "q0.5", "q0.9"]
-    four = frame[(frame.forecaster == "naive") & (frame.ahead == 4)].set_index("time")
-    known = four.actual.dropna()
-    np.testing.assert_array_equal(known, Y.loc[known.index])
-    np.testing.assert_array_equal(four.point.loc[known.index], Y.shift(4).loc[known.index])
-
-
-def test_plots_are_drawn_and_refuse_what_is_not_there(tmp_path: Path) -> None:
-    result = small()
-    write_png(forecasts_figure(result, "day"), tmp_path / "forecasts.png")
-    write_png(errors_figure(result), tmp_path / "errors.png")
-    write_png(
-        weights_figure(result, np.full((80, 12), 1 / 12), [f"part {i}" for i in range(12)]), tmp_path / "weights.png"
-    )
-    write_png(forecasts_figure(small(quantiles=[0.5], windows=1), "naive"), tmp_path / "one.png")
-    for path in tmp_path.iterdir():
-        assert path.read_bytes().startswith(b"\x89PNG")
-    assert len(list(tmp_path.iterdir())) == 4
-    with pytest.raises(ForecastError, match="expected one of naive, day"):
-        write_png(forecasts_figure(result, "week"), tmp_path / "week.png")

@@ -8,10 +8,9 @@ import pytest
 
 from rlpto.forecasting.backtest import backtest
 from rlpto.forecasting.base import Forecaster
-from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.hybrid import HybridForecaster
 from rlpto.forecasting.registry import load
-from rlpto.forecasting.series import TimeSeries
+from rlpto.forecasting.series import ForecastError, TimeSeries
 from rlpto.forecasting.trees import TreesForecaster
 from rlpto.io.arrays import FloatArray
 

@@ -23,16 +23,6 @@ def test_an_origin_alone_has_the_features_it_has_among_many(origin: int, step: f
         np.testing.assert_allclose(values[0], getattr(among, name)[origin - 1], atol=1e-9, err_msg=name)
 
 
-def test_features_of_an_origin_do_not_see_what_comes_after_it() -> None:
-    whole = series(400, 3600.0)
-    changed = TimeSeries(np.where(np.arange(400) >= 300, 1000.0, whole.values), whole.step)
-    layout = layout_of(whole, 12)
-    origins = np.arange(1, 301)
-    before, after = describe(layout, whole, origins, 24), describe(layout, changed, origins, 24)
-    for name, values in vars(before).items():
-        np.testing.assert_array_equal(values, getattr(after, name), err_msg=name)
-
-
 def test_daily_lag_is_the_value_of_the_same_hour_yesterday() -> None:
     whole = TimeSeries(np.arange(200.0), 3600.0)
     seen = describe(layout_of(whole, 12), whole, np.array([100]), 30)

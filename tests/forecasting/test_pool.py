@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.forecasting.intervals import LEAST_SPREAD, at_levels, mean_of, spread_of
-from rlpto.forecasting.network import QUANTILES
+from rlpto.forecasting.intervals import LEAST_SPREAD, QUANTILES, at_levels, mean_of, spread_of
 from rlpto.forecasting.pool import FEATURES, CombinationRules, Combined, PoolState, advance, new_state
 from rlpto.io.arrays import FloatArray
 

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from rlpto.forecasting.errors import ForecastError
-from rlpto.forecasting.series import MONDAY, TimeSeries, as_series, calendar_features, day_of_week, seconds
+from rlpto.forecasting.series import (
+    MONDAY,
+    ForecastError,
+    TimeSeries,
+    as_series,
+    calendar_features,
+    day_of_week,
+    seconds,
+)
 
 
 def hourly(values: list[float], start: str = "2020-04-01") -> pd.Series:
@@ -114,9 +118,3 @@ def test_other_shapes_are_refused() -> None:
     assert "one timestamp" in refused(hourly([1.0]))
     assert "of 3 points: expected at least 10" in refused([1.0] * 3, 60, min_points=10)
     assert "0 points" in refused(pd.Series([], index=pd.DatetimeIndex([]), dtype=float))
-
-
-def test_the_package_alone_is_light() -> None:
-    heavy = ("torch", "statsmodels", "pandas", "scipy", "matplotlib")
-    code = f"import sys, rlpto.forecasting; print([name for name in {heavy} if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

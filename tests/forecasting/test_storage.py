@@ -1,4 +1,4 @@
-"""Saved forecasters from strangers: whatever was changed in a file, it is refused in one line, or forecasts numbers."""
+"""Saved forecasters from strangers: a changed file is refused in one line, or forecasts numbers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 from rlpto.forecasting.base import Forecaster
-from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.gru import GruForecaster
 from rlpto.forecasting.hybrid import HybridForecaster
 from rlpto.forecasting.registry import load, make_method
+from rlpto.forecasting.series import ForecastError
 from rlpto.forecasting.storage import State, write_state
 from rlpto.forecasting.trees import TreesForecaster
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import RlptoError
-from tests.forecasting.test_networks import days
+
+from .builders import days
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +91,7 @@ def first(to: float) -> Callable[[AnyArray], AnyArray]:
         ("hybrid", array("learnt/pool.weights", first(np.nan)), "pool.weights: expected finite numbers"),
         ("hybrid", array("learnt/pool.scored", first(-(2**60))), "pool: expected counts, 0 or more"),
         ("hybrid", array("learnt/pool.gram", np.zeros_like), "broken, expected a saved hybrid"),
+        ("hybrid", lambda state: state.arrays.pop("learnt/pool.weights"), "broken, expected a saved hybrid"),
         ("hybrid", array("learnt/decision.losses", lambda a: a[:1]), "decision.losses of float64"),
         ("hybrid", value("learnt/member.arima_raw/learnt/difference", 2**40), "arima_raw: difference 1099511627776"),
     ],
@@ -114,11 +116,32 @@ def test_a_header_that_is_none_and_kinds_there_are_not_are_refused(states: dict[
         np.savez(tmp_path / "f.npz", header=header)
         with pytest.raises(ForecastError, match="expected a saved forecaster"):
             load(tmp_path / "f.npz")
-    # Kinds of earlier versions are named, and what there is.
-    for kind in ("sarima", "linear", "residual_hybrid", "gated_gru"):
-        write_state(tmp_path / "old", kind, states["naive"])
-        with pytest.raises(ForecastError, match=f"old: forecaster '{kind}': expected one of naive"):
-            load(tmp_path / "old")
+    write_state(tmp_path / "old", "sarima", states["naive"])
+    with pytest.raises(ForecastError, match="old: forecaster 'sarima': expected one of naive"):
+        load(tmp_path / "old")
+    np.savez(tmp_path / "new.npz", header=np.array('{"format": "forecasting", "version": 99, "values": {}}'))
+    with pytest.raises(ForecastError, match="written in version 99, expected version 5"):
+        load(tmp_path / "new.npz")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 broken", b"\x80\x04K\x01.", b"text"])
+def test_broken_and_missing_files_are_refused(states: dict[str, State], content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(content)
+    with pytest.raises(ForecastError, match=r"f: .*or foreign.*, expected a saved forecaster$"):
+        load(tmp_path / "f")
+    with pytest.raises(ForecastError, match="no such file or directory"):
+        load(tmp_path / "nothing")
+    write_state(tmp_path / "cut", "naive", states["naive"])
+    (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:-100])
+    with pytest.raises(ForecastError, match="cut: truncated, damaged or foreign"):
+        load(tmp_path / "cut")
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "blocked").write_text("")
+    with pytest.raises(ForecastError, match="cannot write the forecaster there"):
+        make_method("naive").fit(np.ones(20), step="1h").save(tmp_path / "blocked" / "f")
+    assert [path.name for path in tmp_path.iterdir()] == ["blocked"]
 
 
 def test_what_is_not_forged_loads(states: dict[str, State], tmp_path: Path) -> None:

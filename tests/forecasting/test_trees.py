@@ -1,4 +1,4 @@
-"""The boosted trees: what they share with other members is tested with them in test_networks.py."""
+"""The boosted trees."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.registry import load
 from rlpto.forecasting.series import TimeSeries
 from rlpto.forecasting.trees import Forest, TreesForecaster, add_up, forest_of
 from rlpto.io.arrays import FloatArray, IntArray
-from tests.forecasting.test_networks import days
 
 
 def switched(seed: int = 0) -> TimeSeries:
@@ -58,22 +56,6 @@ def test_a_forest_without_trees_says_nothing() -> None:
     assert add_up(Forest.bare(), np.ones((3, 2))).tolist() == [0, 0, 0]
 
 
-def test_one_origin_and_a_whole_series_agree_to_the_last_bit() -> None:
-    whole = days(30)
-    fitted = TreesForecaster(horizon=4).fit(whole.head(600))
-    origins = np.arange(500, len(whole) + 1)
-    together = fitted.forecasts(whole, origins, 4)
-    alone = np.concatenate([fitted.forecasts(whole, [int(origin)], 4) for origin in origins])
-    np.testing.assert_allclose(alone, together, rtol=1e-12, atol=1e-12)
-
-
-def test_a_seed_makes_it_the_same_again_and_another_one_draws_other_examples() -> None:
-    whole = days(40)
-    first, again, other = (TreesForecaster(seed, rows=2000).fit(whole).predict(12).point for seed in (1, 1, 2))
-    np.testing.assert_array_equal(first, again)
-    assert np.abs(first - other).max() > 1e-6
-
-
 @pytest.mark.parametrize(
     ("values", "fallback"),
     [
@@ -91,8 +73,3 @@ def test_where_nothing_can_be_learnt_the_recent_level_is_said_and_that_is_on_rec
     np.testing.assert_allclose(fitted.predict(12).point, level, rtol=1e-12)
     fitted.save(tmp_path / "f")
     assert getattr(load(tmp_path / "f"), "fallback", None) == fitted.fallback
-
-
-def test_settings_out_of_range_are_refused() -> None:
-    with pytest.raises(ForecastError, match="rows 1: expected an integer, 4 to"):
-        TreesForecaster(rows=1)

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.series import ForecastError
 from rlpto.io.errors import RlptoError
 
 CASE_TIMEOUT_S = 20.0

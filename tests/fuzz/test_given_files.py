@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from rlpto.cli.forecast_series import Counted, What, read_series
 from rlpto.experiments.config import load_config, resolved_yaml
 from rlpto.experiments.sweep import read_space
 from rlpto.io.settings_text import described_yaml
@@ -22,15 +21,14 @@ from rlpto.policies.index_weights import (
     load_weights,
     save_weights,
 )
+from rlpto.workloads.arrival_counts import Counting, arrivals_per_interval, read_series
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.describe import tables
 from rlpto.workloads.files import read_any
 from rlpto.workloads.importers.registry import FORMATS, detect_format, import_trace
-from rlpto.workloads.listed import listed_job
-from rlpto.workloads.sources import FollowedFile
+from rlpto.workloads.listed import FollowedFile, listed_job
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import make_trace, read_trace, write_trace
-from rlpto.workloads.volume import task_volume
 from tests.fuzz.harness import Draw, fuzzed, put_file
 from tests.fuzz.mutations import as_json, broken_bytes, broken_text, broken_tree, broken_yaml
 from tests.workloads.test_importers import SAMPLES
@@ -101,7 +99,7 @@ def test_trace_text(draw: Draw, folder: Path) -> None:
 def _use(trace: Any, folder: Path) -> None:
     """Everything that a trace is used for at once."""
     tables(trace, 8)
-    task_volume(trace, 600.0, "gpus")
+    arrivals_per_interval(trace, 600.0, "gpus")
     write_trace(trace, folder / "out.parquet")
     assert len(read_trace(folder / "out.parquet")) == len(trace), "a trace reads back otherwise"
 
@@ -141,7 +139,7 @@ COUNTS = "time,count\n" + "".join(f"2020-04-01 {hour:02d}:00:00,{hour}\n" for ho
 @fuzzed()
 def test_counts(draw: Draw, folder: Path) -> None:
     path = put_file(folder, "counts.csv", draw(broken_text(COUNTS)))
-    read_series(path, Counted("1h", What.jobs, None, None, None, "time", "count"))
+    read_series(path, Counting("1h", value="count"))
 
 
 SPACE = "agent.ppo.learning_rate: {low: 1.0e-5, high: 1.0e-3, log: true}\nagent.network.width: [16, 32]\n"

@@ -21,9 +21,9 @@ from rlpto.agents.trained import action_space, agent_manifest, load_agent, obser
 from rlpto.core.cluster import Progress
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import measure
+from rlpto.evaluation.record_files import load_record, save_record
 from rlpto.evaluation.runner import Cell, evaluate, load_cells
-from rlpto.evaluation.storage import load_record, save_record
-from rlpto.evaluation.tuning import read_costs
+from rlpto.evaluation.weight_search import read_costs
 from rlpto.experiments.config import Config
 from rlpto.experiments.environments import cluster_env
 from rlpto.experiments.run_folder import begin_run, read_run_config, refuse_foreign
@@ -33,7 +33,8 @@ from rlpto.ray_cluster.messages import JobSpec, Plan
 from rlpto.ray_cluster.nodes.persistent_cluster import noted_cluster
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches, write_tables
-from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase, read_table
+from rlpto.ray_cluster.scheduler.session_access import read_table
+from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase
 from tests.evaluation.helpers import tiny_record
 from tests.fuzz.harness import Draw, fuzzed, put_file
 from tests.fuzz.mutations import NASTY, as_json, broken_archive, broken_bytes, broken_json, broken_yaml

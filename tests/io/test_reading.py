@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from rlpto.agents.archive import read_archive
 from rlpto.core.rewards import RewardWeights
-from rlpto.evaluation.storage import load_record
+from rlpto.evaluation.record_files import load_record
 from rlpto.experiments.config import load_config
 from rlpto.io.errors import CheckpointError, ConfigError, RlptoError, TraceError
 from rlpto.io.reading import MIB, check_finite, parse_array, read_json, read_text
@@ -76,8 +76,8 @@ def test_an_archive_that_would_fill_the_memory_is_not_unpacked(tmp_path: Path) -
         (array("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }\n", bytes(8)), "an array of object"),
         (array("{'descr': '<f8', 'fortran_order'"), "expected kind"),
         (array("[" * 3000), "expected kind"),
-        (b"\x80\x04\x95", "no array"),
-        (b"", "no array"),
+        (b"\x80\x04\x95", "reading magic string"),
+        (b"", "reading magic string"),
     ],
 )
 def test_an_array_with_a_forged_header_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -189,7 +189,7 @@ def test_what_is_no_regular_file_is_not_waited_for() -> None:
 
 
 def test_a_record_whose_arrays_do_not_fit_together_is_refused(tmp_path: Path) -> None:
-    from rlpto.evaluation.storage import save_record
+    from rlpto.evaluation.record_files import save_record
     from tests.evaluation.helpers import tiny_record
 
     save_record(tiny_record(), tmp_path / "run.npz")

@@ -1,4 +1,4 @@
-"""What jobs believe of their throughput: against stored cases of Pollux's own code, and by properties."""
+"""What is believed of jobs: against stored fits of Pollux, and by properties."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlpto.core.job_store import JobStore
 from rlpto.knowledge.beliefs import ThroughputBelief, choose, choose_again, efficiency_seen, follow_choices
+from rlpto.knowledge.known import believed_remaining
 from rlpto.knowledge.online_fit import fit_observed
 from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams, gradient_time, sync_time
+
+from ..builders import job, linear_tables, with_batch_sizes
 
 LIMITS = BatchLimits(128, 4096, 32, 1024)
 
@@ -151,3 +155,12 @@ def test_batches_follow_the_noise_only_as_far_as_it_pays() -> None:
             assert goodput[after, at] > above * goodput[before, at]
     assert 0 < len(changes[1.05]) < len(changes[1.0])
     assert rates[1.05].sum() == pytest.approx(rates[1.0].sum(), rel=0.03)
+
+
+def test_jobs_whose_batch_size_was_chosen_are_learnt_from() -> None:
+    tables = with_batch_sizes(linear_tables(), {100: 0.9})
+    store = JobStore.from_jobs([job(0, epochs=7.0), job(1, epochs=3.0)], tables)
+    store.finish_time[0], store.progress[0], store.type_index[0] = 50.0, 7.0, 1
+    assert believed_remaining("learnt", store, tables.own, np.array([1])).tolist() == [7.0]
+    assert believed_remaining("unknown", store, tables.own, np.array([1])).tolist() == [1.0]
+    assert believed_remaining("declared", store, tables.own, np.array([1])).tolist() == [3.0]

@@ -26,19 +26,6 @@ def tables(fitted: FittedProfiles) -> SpeedTables:
     return compile_tables(fitted, types, 130, 4)
 
 
-def test_tables_are_whole(tables: SpeedTables) -> None:
-    assert tables.row.shape == (8, 2, 131)
-    assert np.all(tables.row[:, :, 0] == 0)
-    assert np.all(tables.row[:, :, 1:] > 0)
-    assert np.all(tables.rates[0] == 0)
-    assert np.all(tables.rates[1:] > 0)
-    assert np.isfinite(tables.rates).all()
-    assert np.all(np.diff(tables.elapsed[1:], axis=1) > 0)
-    assert tables.row.max() < len(tables.rates)
-    assert len(tables.exact_keys) == len(tables.exact_rows) == 0
-    assert tables.known_remaining is None
-
-
 def test_facts_are_the_profiles(tables: SpeedTables, fitted: FittedProfiles) -> None:
     for i, (model, *_) in enumerate(tables.types):
         facts = fitted.facts(model)
@@ -70,22 +57,6 @@ def test_sizes_that_cannot_be_take_the_nearest(tables: SpeedTables) -> None:
     assert np.all(tables.row[:, 1, 1] == tables.row[:, 0, 1])
     assert np.all(tables.row[:, 0, 5:] == tables.row[:, 1, 5:])
     assert np.all(tables.row[:, 0, 2:5] != tables.row[:, 1, 2:5])
-
-
-def test_last_epoch_goes_on(tables: SpeedTables) -> None:
-    i = tables.type_index(JobType("bert"))
-    rates = tables.rates[tables.row[i, 0, 1]]
-    assert np.all(rates[2:] == rates[1])
-
-
-def test_real_models_scale_as_they_should(tables: SpeedTables) -> None:
-    imagenet = tables.elapsed[tables.row[tables.type_index(JobType("imagenet")), 1, [1, 4, 16, 64]], 90] / 3600
-    cifar = tables.elapsed[tables.row[tables.type_index(JobType("cifar10")), 1, [1, 4, 16, 64]], 100] / 3600
-    # About 150 and 1.1 hours on one T4; ResNet-50 goes on to gain from 64 GPUs, ResNet-18 does not.
-    assert imagenet[0] == pytest.approx(150, rel=0.1)
-    assert cifar[0] == pytest.approx(1.1, rel=0.1)
-    assert np.all(np.diff(imagenet) < 0)
-    assert cifar[3] > cifar[2]
 
 
 def test_a_fixed_batch_below_the_base_is_refused(fitted: FittedProfiles) -> None:

@@ -1,3 +1,5 @@
+"""Gradient noise, efficiency, and how batches are split and chosen."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -5,14 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlpto.io.errors import ProfileError
 from rlpto.performance.efficiency import (
-    CANDIDATES,
+    MAX_KNOTS,
     BatchLimits,
-    candidate_batches,
+    NoiseCurve,
     choose_batch,
     efficiency,
-    feasible,
+    fit_noise,
     split_batch,
+    splits,
     useful_gpus,
 )
 from rlpto.performance.throughput import ThroughputParams
@@ -28,14 +32,6 @@ def test_efficiency_is_one_at_the_base_batch_and_falls_beyond(noise: float, batc
     assert efficiency(noise, LIMITS.base, LIMITS.base) == 1
     batch, larger = sorted((batch, larger))
     assert 0 < efficiency(noise, larger, LIMITS.base) <= efficiency(noise, batch, LIMITS.base) <= 1
-
-
-@given(sqr=st.floats(1e-6, 1e6), var=st.floats(1e-6, 1e6), batch=batches)
-def test_gain_agrees_with_its_form_in_gradient_statistics(sqr: float, var: float, batch: int) -> None:
-    scale = batch / LIMITS.base
-    noise = LIMITS.base * var / sqr
-    gain = scale * efficiency(noise, batch, LIMITS.base)
-    assert gain == pytest.approx((var + sqr) / (var / scale + sqr))
 
 
 @given(batch=batches, gpus=st.integers(1, 200))
@@ -68,19 +64,6 @@ def test_splits_worked_out_by_hand(batch: int, gpus: int, local: int, accumulati
     assert (int(split.local), int(split.accumulation)) == (min(local, cap), accumulation)
 
 
-def test_alone_with_accumulation_asked_for_even_the_base_batch_is_halved() -> None:
-    split = split_batch(128, 1, LIMITS, accumulate_alone=True)
-    assert (int(split.local), int(split.accumulation)) == (64, 1)
-
-
-def test_candidates_run_from_what_the_gpus_need_to_the_largest() -> None:
-    grid = candidate_batches(np.array([1, 64]), LIMITS)
-    assert grid.shape == (2, CANDIDATES)
-    assert grid[:, 0].tolist() == [128, 2048]
-    assert grid[:, -1].tolist() == [4096, 4096]
-    assert np.all(np.diff(grid, axis=1) >= 0)
-
-
 def test_useful_gpus_end_where_the_batch_runs_out() -> None:
     assert useful_gpus(None, 200, LIMITS) == 128
     assert useful_gpus(2048, 200, LIMITS) == 64
@@ -93,27 +76,43 @@ def test_adaptive_goodput_is_the_best_of_all_batch_sizes_tried_one_by_one() -> N
     for gpus in (1, 5, 16):
         for nodes in (1, 2):
             best = np.zeros(3)
-            for batch in candidate_batches(np.array([gpus]), LIMITS)[0]:
-                split = split_batch(int(batch), gpus, LIMITS)
-                if feasible(split, LIMITS):
-                    seconds = PARAMS.step_time(nodes, gpus, split.local, split.accumulation)
-                    best = np.maximum(best, split.total / seconds * efficiency(noise, split.total, LIMITS.base))
+            every = splits(None, np.array([gpus]), LIMITS)
+            for local, accumulation in zip(every.local[0], every.accumulation[0], strict=True):
+                if LIMITS.min_local <= local <= LIMITS.max_local:
+                    seconds = PARAMS.step_time(nodes, gpus, local, accumulation)
+                    total = gpus * local * (accumulation + 1)
+                    best = np.maximum(best, total / seconds * efficiency(noise, total, LIMITS.base))
             np.testing.assert_allclose(found[nodes - 1, gpus - 1], best)
-
-
-def test_adapting_beats_a_fixed_batch_but_for_the_grid() -> None:
-    noise = np.geomspace(10, 1e6, 30)
-    adaptive = choose_batch(PARAMS, noise, LIMITS, 2, 16, None).progress
-    for batch in (512, 4096):
-        fixed = choose_batch(PARAMS, noise, LIMITS, 2, 16, batch).progress
-        assert np.all(adaptive >= fixed * 0.97)
-
-
-def test_noisier_gradients_are_worth_more_gpus() -> None:
-    found = choose_batch(PARAMS, np.array([10.0, 1e6]), LIMITS, 2, 16, None).progress[1]
-    speedup = found[15] / found[0]
-    assert speedup[1] > speedup[0]
 
 
 def test_more_gpus_than_the_batch_allows_have_no_goodput_of_their_own() -> None:
     assert np.isnan(choose_batch(PARAMS, np.ones(1), LIMITS, 1, 130, None).progress[0, 128:]).all()
+
+
+def test_curve_is_linear_in_the_logarithm_and_constant_outside() -> None:
+    curve = NoiseCurve((1.0, 3.0), (10.0, 1000.0))
+    np.testing.assert_allclose(curve([0, 1, 2, 3, 9]), [10, 10, 100, 1000, 1000])
+
+
+def test_fit_follows_a_curve_with_few_bends_exactly() -> None:
+    truth = NoiseCurve((0.0, 5.0, 30.0, 59.0), (50.0, 3000.0, 4000.0, 90_000.0))(np.arange(60))
+    fitted, error = fit_noise(np.ones((3, 60)), np.tile(truth / 128, (3, 1)), 128)
+    assert error < 1e-6
+    assert len(fitted.epochs) <= MAX_KNOTS
+    np.testing.assert_allclose(fitted(np.arange(60)), truth, rtol=1e-6)
+
+
+def test_estimates_that_are_not_positive_are_left_out() -> None:
+    sqr = np.ones((2, 6))
+    sqr[0, 2] = -1.0
+    fitted, _ = fit_noise(sqr, np.full((2, 6), 4.0), 10)
+    np.testing.assert_allclose(fitted(np.arange(6)), 40.0)
+    sqr[1, 2] = 0.0
+    with pytest.raises(ProfileError, match="epoch 2"):
+        fit_noise(sqr, np.full((2, 6), 4.0), 10)
+
+
+@pytest.mark.parametrize(("epochs", "values"), [((0.0, 1.0), (1.0,)), ((1.0, 1.0), (1.0, 2.0))])
+def test_knots_must_ascend_and_have_one_value_each(epochs: tuple[float, ...], values: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="epochs"):
+        NoiseCurve(epochs, values)

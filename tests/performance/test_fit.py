@@ -66,12 +66,3 @@ def test_the_same_measurements_give_the_same_file(measured_folder: Path, tmp_pat
 def test_a_folder_without_measurements_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"no sub-folder holds a placements.csv"):
         fit_folder(tmp_path, tmp_path / "out")
-
-
-def test_nothing_is_written_when_a_fit_fails(measured_folder: Path, tmp_path: Path) -> None:
-    broken = measured_folder / "zzz"
-    broken.mkdir()
-    (broken / "placements.csv").write_text("placement\n1\n")
-    with pytest.raises(ProfileError, match="zzz"):
-        fit_folder(measured_folder, tmp_path / "out")
-    assert not (tmp_path / "out").exists()

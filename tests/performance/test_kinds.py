@@ -73,13 +73,6 @@ def test_a_profile_without_kinds_serves_all_alike(tmp_path: Path) -> None:
     assert load_file(path)["cifar10"] == plain["cifar10"]
 
 
-def test_profiles_with_kinds_are_read_as_they_are_written(tmp_path: Path) -> None:
-    profile = builtin_profiles()["bert"]
-    path = tmp_path / "bert.yaml"
-    path.write_text(profile_yaml(profile))
-    assert load_file(path)["bert"] == profile
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

@@ -1,3 +1,5 @@
+"""Measured profiles: files, and speed tables interpolated from them."""
+
 from __future__ import annotations
 
 import math
@@ -11,10 +13,75 @@ from scipy.interpolate import LinearNDInterpolator, interp1d
 from rlpto.io.errors import ProfileError
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.interpolation import MeasuredModel
-from rlpto.performance.measured import MeasuredProfiles, packed_placement
-from rlpto.performance.measurements import Measurements, read_measurements, smallest_rotation
+from rlpto.performance.measured import MeasuredProfiles
+from rlpto.performance.measurements import Measurements, read_measurements
 from rlpto.performance.profiles import builtin_profiles
-from rlpto.performance.tables import TYPE_STRIDE, JobType, SpeedTables, placement_key
+from rlpto.performance.tables import JobType, SpeedTables, placement_key, smallest_rotation
+
+
+def test_reads_limits_and_progress(measured_folder: Path) -> None:
+    toy = read_measurements(measured_folder / "toy")
+    assert (toy.name, toy.base_batch, toy.largest_batch, toy.min_local, toy.max_local) == ("toy", 8, 64, 2, 16)
+    assert toy.epochs == 4
+    # The smallest over the runs: the first one's.
+    assert toy.progress.tolist() == [0, 100, 200, 300, 400]
+
+
+def test_means_of_placements_stand_for_their_size(measured_folder: Path) -> None:
+    steps = read_measurements(measured_folder / "toy").steps
+    at = np.flatnonzero((steps.nodes == 2) & (steps.replicas == 4) & (steps.local_batch == 2))
+    # Placements 22 (0.2 s) and 13 (0.3 s).
+    np.testing.assert_allclose(steps.step_time[at], [0.25])
+    assert len(steps) == 8 * 3 + 4 * 3
+
+
+def test_yolov3_never_computes_more_than_8_at_once(measured_folder: Path) -> None:
+    (measured_folder / "toy").rename(measured_folder / "yolov3")
+    assert read_measurements(measured_folder / "yolov3").max_local == 8
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("placements.csv", "step_time", "seconds", r"placements.csv: column step_time is missing"),
+        ("placements.csv", "1,4,0.14", "1,4,fast", r"placements.csv, line 3: step_time 'fast.*, expected a number"),
+        ("placements.csv", "\n1,4,", "\n1,1e400,", r"placements.csv, line 3: local_bsz '1e400', expected a number"),
+        (
+            "placements.csv",
+            "\n1,4,",
+            "\n1,1e300,",
+            r"placements.csv, line 3: local_bsz '1e300', expected samples",
+        ),
+        ("placements.csv", "\n1,4,", "\n1,0,", r"placements.csv, line 3: local_bsz '0', expected samples, 1 to"),
+        ("placements.csv", "\n44,", "\n4x,", r"placements.csv: placement '4x', expected digits"),
+        ("scalability.csv", "8,8,2", "8,nan,2", r"scalability.csv, line 2: num_replicas 'nan', expected a number"),
+        ("validation-16.csv", "metric", "loss", r"validation-16.csv: column metric is missing"),
+    ],
+)
+def test_broken_files_are_named(measured_folder: Path, file: str, old: str, new: str, message: str) -> None:
+    path = measured_folder / "toy" / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(ProfileError, match=message):
+        read_measurements(measured_folder / "toy")
+
+
+def test_missing_files_are_named(measured_folder: Path) -> None:
+    (measured_folder / "toy" / "scalability.csv").unlink()
+    with pytest.raises(ProfileError, match=r"scalability.csv: cannot read the file"):
+        read_measurements(measured_folder / "toy")
+    for path in (measured_folder / "toy").glob("validation-*.csv"):
+        path.unlink()
+    with pytest.raises(ProfileError, match=r"toy: no validation-<batch size>.csv"):
+        read_measurements(measured_folder / "toy")
+
+
+def test_empty_files_are_named(measured_folder: Path) -> None:
+    (measured_folder / "toy" / "scalability.csv").write_text("")
+    with pytest.raises(ProfileError, match=r"scalability.csv: the file is empty"):
+        read_measurements(measured_folder / "toy")
+
 
 POLLUX_TYPES = [
     JobType("bert", 384),
@@ -100,15 +167,6 @@ def test_adaptive_jobs_have_nothing_known_but_their_rates(measured_folder: Path)
     assert tables.known_speed is None
 
 
-def test_an_adaptive_batch_is_at_least_as_good_as_any_fixed_one(measured_folder: Path) -> None:
-    types = [JobType("toy"), *(JobType("toy", batch) for batch in (8, 16, 32, 64))]
-    tables = compile_tables(MeasuredProfiles(measured_folder), types, 8, 4)
-    for placement in ((1,), (4,), (1, 3), (2, 2), (4, 4), (1, 1, 2)):
-        adaptive = rate_of(tables, 0, placement)
-        for fixed in range(1, 5):
-            assert np.all(adaptive >= rate_of(tables, fixed, placement) * 0.97)
-
-
 def test_sizes_beyond_the_measured_ones_take_the_nearest(measured_folder: Path) -> None:
     model = MeasuredModel(read_measurements(measured_folder / "toy"))
     local = np.array([4])
@@ -144,17 +202,6 @@ def test_the_rescale_delay_is_the_built_in_one_where_there_is_one(measured_folde
 def test_batches_out_of_range_are_refused(measured_folder: Path, batch: int) -> None:
     with pytest.raises(ProfileError, match=f"toy: batch_size {batch}, expected 8 to 64"):
         compile_tables(MeasuredProfiles(measured_folder), [JobType("toy", batch)], 8, 4)
-
-
-def test_unknown_models_are_refused(measured_folder: Path) -> None:
-    with pytest.raises(ProfileError, match="no profile of model 'gpt'; known: toy"):
-        compile_tables(MeasuredProfiles(measured_folder), [JobType("gpt", 8)], 8, 4)
-
-
-def test_packed_placements() -> None:
-    assert packed_placement(3, 4) == (3,)
-    assert packed_placement(8, 4) == (4, 4)
-    assert packed_placement(9, 4) == (1, 4, 4)
 
 
 # The same rules once more, one number at a time, straight from the files.
@@ -238,16 +285,3 @@ def test_known_speed_on_real_measurements_is_exact(shared_data: Path, pollux_tab
         atomic = min(atomic, 4096 // (k * (accumulation + 1)))
         expected = 1 / naive_step(folder, placement, atomic, accumulation)
         assert tables.known_speed[i, k] == pytest.approx(expected, rel=1e-9)
-
-
-def test_tables_of_real_measurements_are_whole(pollux_tables: SpeedTables) -> None:
-    tables = pollux_tables
-    assert tables.row.shape == (len(POLLUX_TYPES), 16, 65)
-    assert np.all(tables.row[:, :, 1:] > 0)
-    assert np.all(tables.rates[1:] > 0)
-    assert np.isfinite(tables.rates).all()
-    assert np.all(np.diff(tables.exact_keys) > 0)
-    assert np.all(tables.exact_keys // TYPE_STRIDE < len(POLLUX_TYPES))
-    assert np.all(np.diff(tables.accuracy, axis=1) >= 0)
-    # All placements of up to 4 nodes with 1 to 4 GPUs, rotations aside, were measured.
-    assert np.bincount(tables.exact_keys // TYPE_STRIDE).max() == 108

@@ -19,7 +19,7 @@ from rlpto.io.errors import JobError
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import BatchLimits, choose_batch
 from rlpto.performance.measured import MeasuredProfiles
-from rlpto.performance.metrics import EFFICIENCY_BAND, METRIC_NAMES, METRICS, STOCK_BAND, UtilityBand
+from rlpto.performance.metrics import METRIC_NAMES, UtilityBand
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.performance.throughput import ThroughputParams
 from rlpto.policies.registry import make_policy
@@ -34,12 +34,6 @@ MODELS = ("bert", "cifar10", "imagenet")
 def tables_of(metric: str, *, choose_batches: bool = False, batch_size: int | None = None) -> SpeedTables:
     types = [JobType(model, batch_size, metric) for model in (MODELS if batch_size is None else ("cifar10",))]
     return compile_tables(load_profiles(None), types, 16, 4, choose_batches=choose_batches)
-
-
-def test_every_name_has_a_metric_and_only_efficiency_other_thresholds() -> None:
-    assert tuple(METRICS) == METRIC_NAMES
-    assert [METRICS[name].exponent for name in METRIC_NAMES] == [1.0, 0.0, 1.0]
-    assert [METRICS[name].band for name in METRIC_NAMES] == [STOCK_BAND, STOCK_BAND, EFFICIENCY_BAND]
 
 
 @pytest.mark.parametrize("bounds", [(0.0, 0.5), (0.5, 0.5), (0.9, 0.6), (0.5, 1.1), (float("nan"), 0.5)])
@@ -69,13 +63,6 @@ def test_the_less_efficiency_counts_the_larger_the_batch_and_the_smaller_the_pro
     assert other.score[at] == pytest.approx(other.progress[at] * useful ** (exponent - 1), rel=1e-9)
 
 
-def test_goodput_and_efficiency_have_the_same_speeds_and_policies_are_told_the_truth() -> None:
-    plain, efficient = tables_of("goodput"), tables_of("efficiency")
-    np.testing.assert_array_equal(plain.rates, efficient.rates)
-    assert plain.shown_rates is plain.rates
-    assert efficient.shown_rates is efficient.rates
-
-
 def one_gpu(tables: SpeedTables) -> FloatArray:
     return tables.packed_rows(4)[:, 1]
 
@@ -97,19 +84,6 @@ def test_policies_are_told_the_score_in_units_of_the_rate_with_one_gpu() -> None
     )
     told = throughput.shown_rates[rows[2, [1, 16]], 0]
     assert told[1] / told[0] == pytest.approx(found.score[1, 15, 0] / found.score[0, 0, 0])
-
-
-def test_tables_of_several_metrics_leave_those_of_goodput_as_they_were() -> None:
-    types = [JobType("cifar10", None, name) for name in METRIC_NAMES]
-    mixed, plain = (compile_tables(load_profiles(None), some, 8, 4) for some in (types, types[:1]))
-    for rates, expected in ((mixed.rates, plain.rates), (mixed.shown_rates, plain.rates)):
-        np.testing.assert_array_equal(rates[mixed.row[0]], expected[plain.row[0]])
-
-
-def test_a_fixed_batch_has_the_same_speeds_by_every_metric() -> None:
-    plain, named = (tables_of(metric, batch_size=2048) for metric in ("goodput", "throughput"))
-    np.testing.assert_array_equal(named.rates, plain.rates)
-    assert named.shown_rates is named.rates
 
 
 def test_batch_sizes_that_a_policy_chooses_are_told_by_the_metric() -> None:

@@ -1,4 +1,4 @@
-"""Speed surfaces of parameter-server training, and their fits."""
+"""Parameter servers: the law in profiles and tables, surfaces of speed, and their fits."""
 
 from __future__ import annotations
 
@@ -8,41 +8,47 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.io.errors import ProfileError
+from rlpto.performance.compile import compile_tables
 from rlpto.performance.parameter_server import (
-    AsyncSurface,
+    PARAMETERS,
     Form,
-    Parabola,
     Probes,
+    ServerParams,
     SpeedSurface,
-    SyncSurface,
-    best_configuration,
-    corner_probes,
     fit_speed,
     observed,
     speed_grid,
     spread_probes,
 )
+from rlpto.performance.profiles import Profile, load_profile, profile_yaml
+from rlpto.performance.tables import NO_TYPE, JobType, SpeedTables
+from tests.builders import served_profiles
 
 CORNERS = [(1, 1), (1, 2), (2, 1), (2, 2)]
 SPREAD = [*CORNERS, (8, 8), (8, 1), (1, 8), (4, 4), (6, 2), (3, 7)]
 
 
-def probes(surface: SpeedSurface, at: list[tuple[int, int]] = SPREAD, noise: float = 0.0, seed: int = 0) -> Probes:
+def surface(form: Form, *parameters: float) -> SpeedSurface:
+    return SpeedSurface(form, parameters)
+
+
+def probes(truth: SpeedSurface, at: list[tuple[int, int]] = SPREAD) -> Probes:
     workers, servers = np.array(at).T
-    factor = np.exp(noise * np.random.default_rng(seed).standard_normal(len(at)))
-    return Probes(workers, servers, surface.speed(workers, servers) * factor)
+    return Probes(workers, servers, truth.speed(workers, servers))
 
 
 def test_forms_say_what_the_papers_say() -> None:
-    assert AsyncSurface(1, 2, 3, 4).speed(6, 2) == pytest.approx(6 / (1 + 2 * 3 + 3 * 6 + 4 * 2))
-    assert SyncSurface(1, 2, 3, 4, 5, 64).speed(6, 2) == pytest.approx(1 / (64 / 6 + 2 + 3 * 3 + 4 * 6 + 5 * 2))
-    assert Parabola(2, 3, 0.5, 0.25, 9).speed(4, 1) == pytest.approx(9 - 0.5 * 4 - 0.25 * 4)
-    assert Parabola(1, 1, 1, 1, 1).speed(5, 5) == 0, "no speed is negative"
+    assert surface("async", 1, 2, 3, 4).speed(6, 2) == pytest.approx(6 / (1 + 2 * 3 + 3 * 6 + 4 * 2))
+    assert surface("sync", 1, 2, 3, 4, 5).speed(6, 2) == pytest.approx(1 / (1 / 6 + 2 + 3 * 3 + 4 * 6 + 5 * 2))
+    assert surface("parabola", 2, 3, 0.5, 0.25, 9).speed(4, 1) == pytest.approx(9 - 0.5 * 4 - 0.25 * 4)
+    assert surface("parabola", 1, 1, 1, 1, 1).speed(5, 5) == 0, "no speed is negative"
 
 
-@pytest.mark.parametrize("surface", [AsyncSurface(1, 1, 1, 1), SyncSurface(1, 1, 1, 1, 1), Parabola(1, 1, 1, 1, 9)])
-def test_nothing_runs_without_workers_or_servers(surface: SpeedSurface) -> None:
-    grid = speed_grid(surface, 3, 2)
+@pytest.mark.parametrize(
+    "truth", [surface("async", 1, 1, 1, 1), surface("sync", 1, 1, 1, 1, 1), surface("parabola", 1, 1, 1, 1, 9)]
+)
+def test_nothing_runs_without_workers_or_servers(truth: SpeedSurface) -> None:
+    grid = speed_grid(truth, 3, 2)
     assert grid.shape == (4, 3)
     assert np.all(grid[0] == 0)
     assert np.all(grid[:, 0] == 0)
@@ -56,47 +62,33 @@ def test_nothing_runs_without_workers_or_servers(surface: SpeedSurface) -> None:
     unit=st.sampled_from([1e-3, 1.0, 1e3]),
 )
 def test_a_fit_finds_a_surface_of_its_form_in_any_unit(form: Form, values: list[float], unit: float) -> None:
-    a, b, c, d, e = (unit * value for value in values)
-    truth = AsyncSurface(a, b, c, d) if form == "async" else SyncSurface(a, b, c, d, e)
+    truth = surface(form, *(unit * value for value in values[: PARAMETERS[form]]))
     fit = fit_speed(form, probes(truth))
     assert fit.determined
     assert fit.points == len(SPREAD)
-    assert speed_grid(fit.surface, 10, 10) == pytest.approx(speed_grid(truth, 10, 10), rel=1e-6)
-
-
-def test_the_synchronous_fit_knows_its_batch_size() -> None:
-    truth = SyncSurface(0.01, 0.2, 0.1, 0.05, 0.02, batch_size=256)
-    fit = fit_speed("sync", probes(truth), batch_size=256)
-    assert isinstance(fit.surface, SyncSurface)
-    assert fit.surface.a == pytest.approx(0.01)
-    assert fit.surface.batch_size == 256
+    assert speed_grid(fit, 10, 10) == pytest.approx(speed_grid(truth, 10, 10), rel=1e-6)
 
 
 def test_the_parabola_finds_a_parabola() -> None:
-    truth = Parabola(3.0, 2.0, 0.1, 0.2, 5.0)
+    truth = surface("parabola", 3.0, 2.0, 0.1, 0.2, 5.0)
     fit = fit_speed("parabola", probes(truth, [*CORNERS, (3, 3), (4, 3), (3, 1), (5, 2)]))
     assert fit.determined
-    assert speed_grid(fit.surface, 5, 4) == pytest.approx(speed_grid(truth, 5, 4), abs=1e-4)
+    assert speed_grid(fit, 5, 4) == pytest.approx(speed_grid(truth, 5, 4), abs=1e-4)
 
 
 @pytest.mark.parametrize(("form", "determined"), [("async", True), ("sync", False), ("parabola", False)])
 def test_five_parameters_on_four_points_are_called_open(form: Form, determined: bool) -> None:
-    found = probes(SyncSurface(4, 1, 0.5, 0.1, 0.1), CORNERS)
+    found = probes(surface("sync", 4, 1, 0.5, 0.1, 0.1), CORNERS)
     fit = fit_speed(form, found)
     assert (fit.points, fit.determined) == (4, determined)
     if form == "sync":
         at = (found.workers, found.servers)
-        assert fit.surface.speed(*at) == pytest.approx(found.speed, rel=1e-3), "open, but in agreement with the probes"
-
-
-def test_repeated_probes_are_one_point() -> None:
-    assert fit_speed("async", probes(AsyncSurface(1, 1, 1, 1), CORNERS * 3)).points == 4
-    assert not fit_speed("async", probes(AsyncSurface(1, 1, 1, 1), [(1, 1)] * 8)).determined
+        assert fit.speed(*at) == pytest.approx(found.speed, rel=1e-3), "open, but in agreement with the probes"
 
 
 @pytest.mark.parametrize("form", ["async", "sync", "parabola"])
 def test_tuning_runs_change_nothing(form: Form) -> None:
-    clean = probes(AsyncSurface(1, 0.5, 0.1, 0.1))
+    clean = probes(surface("async", 1, 0.5, 0.1, 0.1))
     mixed = Probes(
         np.append(clean.workers, [1, 9]),
         np.append(clean.servers, [1, 9]),
@@ -113,23 +105,6 @@ def test_observations_stand_in_place_of_predictions() -> None:
     assert (grid[1, 1], grid[2, 2], grid[1, 2]) == (3.0, 5.0, 1.0)
 
 
-def test_the_best_configuration_is_within_limits_and_small() -> None:
-    grid = speed_grid(SyncSurface(10, 1, 1, 0.1, 0.1), 8, 8)
-    w, p = best_configuration(grid)
-    assert grid[w, p] == grid.max()
-    assert sum(best_configuration(grid, most=3)) == 3
-    assert best_configuration(np.ones((5, 5))) == (1, 1)
-    assert best_configuration(np.array([[0, 0, 0], [0, 1, 2], [0, 2, 1.0]])) == (2, 1), "a worker before a server"
-    with pytest.raises(ValueError, match="no worker and server within 1"):
-        best_configuration(grid, most=1)
-
-
-def test_coachs_probes_are_the_four_smallest() -> None:
-    assert corner_probes(9, 9) == CORNERS
-    assert corner_probes(9, 1, min_workers=3) == [(3, 1), (4, 1)]
-    assert corner_probes(1, 1) == [(1, 1)]
-
-
 @given(count=st.integers(1, 12), lowest=st.integers(1, 4), more=st.integers(0, 9), servers=st.integers(1, 9))
 def test_spread_probes_are_different_and_within_limits(count: int, lowest: int, more: int, servers: int) -> None:
     chosen = spread_probes(count, lowest + more, servers, lowest)
@@ -140,7 +115,7 @@ def test_spread_probes_are_different_and_within_limits(count: int, lowest: int, 
 
 def test_eight_spread_probes_determine_every_form() -> None:
     assert set(spread_probes(4, 10, 10)) == {(1, 1), (10, 10), (1, 10), (10, 1)}
-    found = probes(AsyncSurface(1, 0.5, 0.1, 0.1), spread_probes(8, 10, 10))
+    found = probes(surface("async", 1, 0.5, 0.1, 0.1), spread_probes(8, 10, 10))
     assert all(fit_speed(form, found).determined for form in ("async", "sync", "parabola"))
 
 
@@ -156,3 +131,59 @@ def test_eight_spread_probes_determine_every_form() -> None:
 def test_impossible_probes_are_refused(bad: Probes, message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         fit_speed("sync", bad)
+
+
+LAW = ServerParams(a=0.001, b=0.01, c=0.02, d=0.001, e=0.002, servers=2, most_servers=4)
+
+
+def served(law: ServerParams = LAW) -> Profile:
+    """A built-in model that trains through parameter servers."""
+    return served_profiles({"served": law}).profile("served")
+
+
+def tables(**choose: bool) -> SpeedTables:
+    source = served_profiles({"served": LAW})
+    return compile_tables(source, [JobType("served", 512), JobType("cifar10", 512)], 8, 4, **choose)
+
+
+def test_a_step_takes_what_the_paper_says() -> None:
+    w, p, batch = 8, 4, 512
+    seconds = LAW.with_servers(p).step_time(2, w, batch / w)
+    assert seconds == pytest.approx(0.001 * batch / w + 0.01 + 0.02 * w / p + 0.001 * w + 0.002 * p)
+
+
+def test_every_number_of_servers_is_a_variant_of_a_job() -> None:
+    found = tables(choose_servers=True)
+    assert found.servers[:2].tolist() == [2, 0]
+    assert found.most_servers[:2].tolist() == [4, 0]
+    kinds = found.types_at(np.zeros(4, dtype=np.int64), np.zeros(4, dtype=np.int64), np.array([1, 2, 3, 4]))
+    assert found.servers[kinds].tolist() == [1, 2, 3, 4]
+    assert kinds[1] == 0
+    speed = found.rates[found.row[kinds, 0, 4], 0]
+    steps = [1 / LAW.with_servers(p).step_time(1, 4, 128) for p in (1, 2, 3, 4)]
+    assert speed / speed[0] == pytest.approx(np.array(steps) / steps[0])
+    assert found.types_at(kinds, np.zeros(4, dtype=np.int64)).tolist() == [0] * 4
+    assert found.server_choices[kinds[3]].tolist() == kinds[[0, 1, 2, 3]].tolist()
+
+
+def test_servers_and_batch_sizes_are_chosen_apart() -> None:
+    found = tables(choose_servers=True, choose_batches=True)
+    (kind,) = found.types_at(np.array([0]), np.array([1024]), np.array([4])).tolist()
+    assert (found.batch_size[kind], found.servers[kind], found.own[kind]) == (1024, 4, 0)
+    (back,) = found.types_at(np.array([kind]), np.array([0]), np.array([4])).tolist()
+    assert found.types[back] == JobType("served", 512, servers=4)
+    assert set(found.servers[found.batch_choices[kind]].tolist()) == {4}
+    assert found.types_at(np.array([1]), np.array([0]), np.array([1])).tolist() == [NO_TYPE]
+
+
+def test_a_profile_comes_back_from_yaml(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("profiles") / "served.yaml"
+    path.write_text(profile_yaml(served()))
+    assert load_profile(path) == served()
+
+
+def test_more_servers_than_there_may_be_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("profiles") / "served.yaml"
+    path.write_text(profile_yaml(served()).replace("servers: 2", "servers: 5", 1))
+    with pytest.raises(ProfileError, match="servers 5 exceeds most_servers 4"):
+        load_profile(path)

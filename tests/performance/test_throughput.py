@@ -69,11 +69,6 @@ def test_fit_without_rows_of_several_nodes_takes_them_to_be_dearer_than_one() ->
     assert fitted.step_time(2, 4, 32) > fitted.step_time(1, 4, 32)
 
 
-def test_fit_of_one_gpu_alone_takes_synchronisation_for_free() -> None:
-    fitted = fit_throughput(measured(PARAMS, [(1, 1)], [8, 32, 128]))
-    assert sync_time(fitted, 2, 8) < 1e-6
-
-
 def test_fit_of_one_local_batch_splits_the_computing_time_in_halves() -> None:
     fitted = fit_throughput(measured(PARAMS, SIZES, [32]))
     assert fitted.alpha_c == pytest.approx(float(gradient_time(PARAMS, 32)) / 2)
@@ -85,18 +80,6 @@ def test_fit_refuses_times_that_are_not_positive(bad: float) -> None:
     rows.step_time[1] = bad
     with pytest.raises(ProfileError, match="positive seconds"):
         fit_throughput(rows)
-
-
-def test_fit_refuses_no_rows() -> None:
-    with pytest.raises(ProfileError, match="no measured steps"):
-        fit_throughput(measured(PARAMS, [(1, 1)], [8]).__class__(*(np.zeros(0),) * 5))
-
-
-@given(params=params_strategy, batch=st.integers(1, 1000), accumulation=st.integers(0, 5))
-def test_one_replica_never_synchronises(params: ThroughputParams, batch: int, accumulation: int) -> None:
-    assert sync_time(params, 1, 1) == 0
-    expected = (accumulation + 1) * float(gradient_time(params, batch))
-    assert params.step_time(1, 1, batch, accumulation) == pytest.approx(expected)
 
 
 @given(params=params_strategy, gpus=st.integers(2, 64), nodes=st.integers(1, 16), batch=st.integers(1, 1000))

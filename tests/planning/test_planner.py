@@ -20,6 +20,7 @@ from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
+from rlpto.knowledge.known import Knowledge
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning import planner as planner_module
 from rlpto.planning.compiled_loop import Loop
@@ -32,7 +33,6 @@ from rlpto.policies.index_weights import STEERING_FEATURES, save_weights
 from rlpto.policies.registry import make_policy
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import linear_tables, random_jobs, random_tables

@@ -19,12 +19,12 @@ from rlpto.core.loop import run
 from rlpto.core.policy import Policy, StandingPolicy
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
+from rlpto.knowledge.known import Knowledge
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning.predictor import JobForecast, predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 from ..builders import advance_to, give, job, linear_tables, make_cluster, random_jobs, random_tables, with_batch_sizes

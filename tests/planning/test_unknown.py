@@ -15,7 +15,7 @@ from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.observation import observe
 from rlpto.io.arrays import AnyArray
-from rlpto.knowledge.remaining import RemainingKnowledge
+from rlpto.knowledge.known import BatchCache, Knowledge, RemainingKnowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.tables import JobType, SpeedTables
@@ -23,8 +23,6 @@ from rlpto.planning.predictor import predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import BUILT_IN, make_policy
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
-from rlpto.simulator.online import FactsCache
 from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import random_tables, with_batch_sizes
@@ -76,7 +74,7 @@ def cluster_of(tables: SpeedTables, mode: str, remaining: RemainingKnowledge, no
     known = Knowledge(
         noise if mode == "noisy" else None,
         remaining,
-        FactsCache(PROFILES) if mode == "online" else None,
+        BatchCache(PROFILES) if mode == "online" else None,
         shared_fits=True,
     )
     return SimulatedCluster(NODES, jobs, tables, TIMES, knowledge=known)

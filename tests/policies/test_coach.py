@@ -16,13 +16,13 @@ from rlpto.core.queues import QueueSettings
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ConfigError
+from rlpto.knowledge.known import Knowledge
 from rlpto.performance.compile import compile_tables
-from rlpto.performance.server_law import ServerParams
+from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.coach import SPREAD_PROBES, Coach, CoachOptions, Seen
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import job, served_profiles

@@ -16,13 +16,12 @@ from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
-from rlpto.knowledge.remaining import RemainingKnowledge
+from rlpto.knowledge.known import Knowledge, RemainingKnowledge
 from rlpto.performance.compile import compile_tables, load_profiles
-from rlpto.performance.server_law import ServerParams
+from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions, Reconfiguration
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import served_profiles

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.io.arrays import FloatArray
-from rlpto.performance.parameter_server import AsyncSurface, SyncSurface, speed_grid
+from rlpto.performance.parameter_server import SpeedSurface, speed_grid
 from rlpto.policies.marginal_utility import Limits, allocate
 
 MOST = 4
@@ -67,7 +67,9 @@ def test_jobs_without_servers_take_no_slots() -> None:
 def test_capacity_and_limits_hold(seed: int, count: int, gpus: int, slots: int, lowest: int) -> None:
     rng = np.random.default_rng(seed)
     surfaces = [
-        AsyncSurface(*rng.uniform(0, 1, 4)) if rng.random() < 0.5 else SyncSurface(*rng.uniform(0, 1, 5))
+        SpeedSurface("async", tuple(rng.uniform(0, 1, 4)))
+        if rng.random() < 0.5
+        else SpeedSurface("sync", tuple(rng.uniform(0, 1, 5)))
         for _ in range(count)
     ]
     speed = np.stack([speed_grid(surface, MOST, MOST) for surface in surfaces])

@@ -122,7 +122,7 @@ class FakeBackend:
     started: list[tuple[str, bool]] = field(default_factory=list)
     saved: dict[str, float] = field(default_factory=dict)
     most: Counter[str] = field(default_factory=Counter)
-    told: dict[str, list[Plan]] = field(default_factory=lambda: defaultdict(list))
+    commanded: dict[str, list[Plan]] = field(default_factory=lambda: defaultdict(list))
     deaf: set[str] = field(default_factory=set)
     cpus: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class FakeBackend:
         self.controllers[spec.id].broken = self.broken
 
     def command(self, command: Command) -> None:
-        self.told[command.job].append(command.plan)
+        self.commanded[command.job].append(command.plan)
         if command.job in self.controllers and command.job not in self.deaf:
             self.controllers[command.job].take(command, self.world.wall)
             self._count()

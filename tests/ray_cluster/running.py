@@ -61,7 +61,7 @@ class Running(CommandedJob):
 
 @contextmanager
 def running(cluster: LocalCluster, spec: JobSpec, resume: bool = False) -> Iterator[Running]:
-    """A job whose controller is gone at the end, whatever the test did with it."""
+    """A job whose controller is gone at the end, also after a failed test."""
     job = Running(cluster, spec, resume)
     try:
         yield job

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,6 @@ RULES = SessionTiming(interval=10.0)
 CHOOSING = "max_throughput:choose_batch_size=true"
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[SessionDatabase]:
-    with SessionDatabase(tmp_path / "state.sqlite") as opened:
-        yield opened
-
-
 def specs(jobs: list[Job], retries: int = 3) -> list[JobSpec]:
     return [
         JobSpec(job.name, job.name, "s", "some.module:Program", f"jobs/{job.name}", 8, job.epochs, 100, retries=retries)
@@ -53,9 +48,13 @@ def make_cluster(
     database: SessionDatabase,
     rules: SessionTiming = RULES,
     tables: SpeedTables | None = None,
+    given: Sequence[JobSpec] = (),
+    **more: Any,
 ) -> RayCluster:
-    told = tables or linear_tables(0.1, 8)
-    return RayCluster(backend, jobs, specs(jobs), told, database, rules, clock=backend.world.clock)
+    """A cluster in the time of the backend's world. given: what controllers need. more: as of `RayCluster`."""
+    timing = replace(rules, clock=backend.world.clock)
+    believed = tables or linear_tables(0.1, 8)
+    return RayCluster(backend, jobs, given or specs(jobs), believed, database, timing, **more)
 
 
 def play(cluster: Any, policy: str = "equal_share") -> RunRecord:
@@ -90,11 +89,7 @@ def grow(backend: FakeBackend, jobs: list[Job], source: Later, database: Session
         assert not some or some[0].name == f"job{first}"
         return specs(list(some))
 
-    tables = linear_tables(0.1, 8)
-    return RayCluster(
-        backend, jobs, specs_of(jobs, 0), tables, database, RULES, clock=backend.world.clock, source=source,
-        specs_of=specs_of,
-    )  # fmt: skip
+    return make_cluster(backend, jobs, database, source=source, specs_of=specs_of)
 
 
 class TestClocks:
@@ -224,22 +219,13 @@ class TestRun:
     def test_policies_see_measured_accuracies(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 1})
         cluster = make_cluster(backend, [elastic(0, most=1)], database)
-        seen: list[ClusterState] = []
+        policy, seen = make_policy("fifo"), list[ClusterState]()
 
-        class Look:
-            name = "look"
+        def look(state: ClusterState) -> Allocation:
+            seen.append(state)
+            return policy(state)
 
-            def __init__(self) -> None:
-                self.policy = make_policy("fifo")
-
-            def reset(self, seed: int) -> None:
-                self.policy.reset(seed)
-
-            def __call__(self, state: ClusterState) -> Allocation:
-                seen.append(state)
-                return self.policy(state)
-
-        run(cluster, Look(), QueueSettings(), RewardWeights())
+        run(cluster, Scripted(look), QueueSettings(), RewardWeights())
         last = seen[-1].jobs
         assert last.accuracy[0] == pytest.approx(0.1 + 0.2 * last.progress[0], abs=0.01)
         again = last.reordered(np.array([0]), last.effective_priority)  # as things stand now, at the end
@@ -247,7 +233,7 @@ class TestRun:
 
 
 class TestBatchSizes:
-    """Of jobs whose program trains twice as fast with 16 samples a step, as far as policies are told."""
+    """Of jobs whose program trains twice as fast with 16 samples a step, as far as policies know."""
 
     TABLES = with_batch_sizes(linear_tables(0.1, 8), {16: 2.0})
 
@@ -255,7 +241,7 @@ class TestBatchSizes:
         backend = FakeBackend(FakeTime(), {"n": 2})
         cluster = make_cluster(backend, [elastic(0), elastic(1, 3.0, most=1)], database, tables=self.TABLES)
         run_until(cluster, 4.0, CHOOSING)
-        assert {job: told.batch_size for job, told in backend.controllers.items()} == {"job0": 16, "job1": 16}
+        assert {job: one.batch_size for job, one in backend.controllers.items()} == {"job0": 16, "job1": 16}
         with closing(sqlite3.connect(database.path)) as reader:
             taken = reader.execute("SELECT action, batch_sizes FROM decisions ORDER BY seq").fetchone()
         assert tuple(map(json.loads, taken)) == ({"job0": 2}, {"job0": 16})
@@ -269,8 +255,7 @@ class TestBatchSizes:
             return Allocation(np.array([2]), batch_size=np.array([next(sizes, 0)]))
 
         record = run(cluster, Scripted(decide), QueueSettings(), RewardWeights())
-        told = [command.batch_size for command in backend.told["job0"]]
-        assert told == [None, 16, None, 16, None]
+        assert [command.batch_size for command in backend.commanded["job0"]] == [None, 16, None, 16, None]
         assert (record.jobs.rescales.tolist(), record.changes.gpus.tolist()) == ([0], [2, 0])
 
 
@@ -278,34 +263,19 @@ class TestFaults:
     def test_a_job_whose_node_dies_goes_on_with_what_is_left_and_capacity_shrinks(
         self, database: SessionDatabase
     ) -> None:
-        backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
-        cluster = make_cluster(backend, [elastic(0, epochs=10.0)], database)
-        play(Interrupted(cluster, 12.0, lambda: backend.kill_node("n")))
-        kinds = [event[1] for event in database.events()]
-        assert "node_down" in kinds
-        assert "finished" in kinds
-        assert cluster.up_gpus == 2
-        assert cluster.shape.capacity == 4
-
-    def test_two_nodes_that_die_at_once(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"l": 1, "m": 2, "n": 2})
         cluster = make_cluster(backend, [elastic(0, epochs=10.0, most=5)], database)
-
-        def both() -> None:
-            backend.kill_node("n")
-            backend.kill_node("m")
-
-        play(Interrupted(cluster, 12.0, both), "equal_share")
-        assert cluster.columns.finished.all()
+        play(Interrupted(cluster, 12.0, lambda: [backend.kill_node(node) for node in ("m", "n")]))
+        kinds = [event[1] for event in database.events()]
+        assert kinds.count("node_down") == 2
+        assert "finished" in kinds
+        assert (cluster.up_gpus, cluster.shape.capacity) == (1, 5)
 
     def test_a_node_that_is_added_is_used(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"m": 1})
         cluster = make_cluster(backend, [elastic(0, epochs=10.0)], database)
 
-        def add() -> None:
-            backend.gpus["n"] = 2
-
-        play(Interrupted(cluster, 12.0, add), "equal_share")
+        play(Interrupted(cluster, 12.0, lambda: backend.gpus.update(n=2)))
         assert cluster.store.peak_gpus[0] == 3
         assert cluster.shape.capacity == 3
 
@@ -323,31 +293,25 @@ class TestFaults:
         assert ("job0", True) in backend.started
         assert cluster.columns.finished.all()
 
+    @staticmethod
+    def fail(backend: FakeBackend) -> None:
+        """Job 0 fails."""
+        controller = backend.controllers["job0"]
+        controller.state, controller.holding, controller.failure = "failed", (), "Traceback\nValueError: no good"
+
     def test_a_job_that_fails_is_counted_and_the_others_finish(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
         cluster = make_cluster(backend, [elastic(0), elastic(1)], database)
-
-        def fail() -> None:
-            controller = backend.controllers["job0"]
-            controller.state, controller.holding, controller.failure = "failed", (), "Traceback\nValueError: no good"
-
-        record = play(Interrupted(cluster, 12.0, fail), "fifo")
+        record = play(Interrupted(cluster, 12.0, lambda: self.fail(backend)), "fifo")
         assert np.isnan(record.jobs.finish_time).tolist() == [True, False]
-        assert {row.name: (row.state, row.failure) for row in database.jobs()}["job0"] == (
-            "failed",
-            "Traceback\nValueError: no good",
-        )
+        first = database.jobs()[0]
+        assert (first.state, first.failure) == ("failed", "Traceback\nValueError: no good")
 
     def test_when_all_jobs_fail_there_is_one_clear_error(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
         cluster = make_cluster(backend, [elastic(0)], database)
-
-        def fail() -> None:
-            controller = backend.controllers["job0"]
-            controller.state, controller.holding, controller.failure = "failed", (), "Traceback\nValueError: no good"
-
         with pytest.raises(JobError, match="all 1 jobs have failed, the last one of: ValueError: no good"):
-            play(Interrupted(cluster, 3.0, fail), "fifo")
+            play(Interrupted(cluster, 3.0, lambda: self.fail(backend)), "fifo")
         assert database.jobs()[0].state == "failed"
 
     def test_a_command_that_was_not_heard_is_sent_again(self, database: SessionDatabase) -> None:
@@ -378,7 +342,7 @@ class TestRestart:
             run_until(cluster, 15.0)
         generation = max(controller.generation for controller in backend.controllers.values())
         progress = {job: controller.progress for job, controller in backend.controllers.items()}
-        backend.pass_time(3.0)  # nobody schedules, all train
+        backend.pass_time(3.0)  # all train without a scheduler
         with SessionDatabase(tmp_path / "state.sqlite") as database:
             again = make_cluster(backend, jobs, database)
             assert again.time == pytest.approx(cluster.time + 3.0, abs=0.2)
@@ -402,9 +366,9 @@ class TestRestart:
             run_until(make_cluster(backend, jobs, database, tables=tables), 15.0, CHOOSING)
         with SessionDatabase(tmp_path / "state.sqlite") as database:
             again = make_cluster(backend, jobs, database, tables=tables)
-            told = again.state().jobs
-            assert told.type_index.tolist() == [1, 1]
-            assert told.speed[:, 1].tolist() == pytest.approx([0.2, 0.2])
+            seen = again.state().jobs
+            assert seen.type_index.tolist() == [1, 1]
+            assert seen.speed[:, 1].tolist() == pytest.approx([0.2, 0.2])
             generation = max(controller.generation for controller in backend.controllers.values())
             run_until(again, again.time + 15.0, CHOOSING)
         assert max(controller.generation for controller in backend.controllers.values()) == generation
@@ -438,9 +402,9 @@ class TestRestart:
         with SessionDatabase(tmp_path / "state.sqlite") as database:
             run_until(make_cluster(backend, jobs, database), 5.0)
         (tmp_path / "state.sqlite").unlink()
-        told = r"no session database, but 2 jobs .* put the file back .* or .*--fresh"
+        message = r"no session database, but 2 jobs .* put the file back .* or .*--fresh"
         for _ in range(2):  # the first try leaves nothing that the second would take for a session
-            with SessionDatabase(tmp_path / "state.sqlite") as database, pytest.raises(ClusterError, match=told):
+            with SessionDatabase(tmp_path / "state.sqlite") as database, pytest.raises(ClusterError, match=message):
                 make_cluster(backend, jobs, database)
         assert set(backend.controllers) == {"job0", "job1"}
 
@@ -477,9 +441,9 @@ def run_until(cluster: RayCluster, time: float, policy: str = "equal_share") -> 
 class Interrupted:
     """A cluster to which something happens once it is late enough."""
 
-    def __init__(self, cluster: RayCluster, at: float, by: Callable[[], None]) -> None:
+    def __init__(self, cluster: RayCluster, at: float, by: Callable[[], object]) -> None:
         self._cluster, self._at = cluster, at
-        self._by: Callable[[], None] | None = by
+        self._by: Callable[[], object] | None = by
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cluster, name)

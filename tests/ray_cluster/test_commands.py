@@ -26,7 +26,7 @@ from rlpto.ray_cluster.controllers import all_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import arguments_of, family_of, of_folder, titled
 from rlpto.ray_cluster.scheduler.connection import only_scheduler, schedulers
-from rlpto.ray_cluster.scheduler.session_database import read_table
+from rlpto.ray_cluster.scheduler.session_access import read_table
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS
 from tests.ray_cluster.conftest import GPUS, NODES
 from tests.ray_cluster.test_real import REPOSITORY, STEPS, wait_until
@@ -62,7 +62,7 @@ def experiment(folder: Path, **changes: object) -> Path:
 
 
 def heed_interrupts() -> None:
-    """Tests that are started in the background of a shell ignore Ctrl-C, and so would whoever they start."""
+    """Tests that are started in the background of a shell ignore Ctrl-C, and so would their children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -167,8 +167,8 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(
         places = [place for pid in (*family_of(str(ray_cluster.folder)), first.pid) for place in listening(pid)]
         assert int(ray_cluster.address.rpartition(":")[2]) in {port for _, port in places}, "the head's is among them"
         assert not [place for place in places if not place[0].is_loopback]
-        told = f"another scheduler is at work on this Ray cluster, for {run} (process {first.pid} on "
-        with pytest.raises(ClusterError, match=re.escape(told)), only_scheduler(tmp_path / "other"):
+        message = f"another scheduler is at work on this Ray cluster, for {run} (process {first.pid} on "
+        with pytest.raises(ClusterError, match=re.escape(message)), only_scheduler(tmp_path / "other"):
             pass
         once(first, lambda: bool(re.search(r"^ray_rlpto_gpus_held\{.*\} [1-9]", metrics_pages(), re.MULTILINE)))
         with command("cluster", "switch", "las", "--run", str(run)) as switch:

@@ -10,7 +10,6 @@ import pytest
 from rlpto.core.loop import run
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
-from rlpto.evaluation.runner import Cell
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import prepare
 from rlpto.experiments.on_ray import real_cluster, session_of
@@ -21,14 +20,12 @@ from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.ray_cluster.conftest import GPUS, NODES
+from tests.ray_cluster.test_real import CELL, STEPS
 
-CELL = Cell("configuration_manager", "jobs", 0)
-STEPS = 6
-"""Steps of an epoch of the training program: 101 samples in batches of 20."""
-EPOCHS = 100
+EPOCHS = 50
 
 
-def config(cpus: int, knowledge: str = "exact") -> Config:
+def config(cpus: int) -> Config:
     program = {"training": "tests.ray_cluster.programs:Plain", "samples": 101, "batch_size": 20, "pace": 0.1}
     served = {"architecture": "parameter_server", "servers": 1, "most_servers": 2, "options": {"adam": True}}
     loads = [{"gpus": NODES * GPUS - 1, "cpus": NODES * cpus - 1, "until": 5}] if cpus else []
@@ -41,20 +38,16 @@ def config(cpus: int, knowledge: str = "exact") -> Config:
                 "background": loads,
             },
             "simulator": {"interval": 1},
-            "knowledge": {"mode": knowledge},
+            "knowledge": {"mode": "online"},
             "ray": {"programs": {"tiny": {**program, **served}}, "checkpoint_interval": 2},
             "policies": ["configuration_manager"],
-            "evaluation": {"reference": "configuration_manager"},
         }
     )
 
 
-@pytest.mark.parametrize("knowledge", ["exact", "online"])
-def test_a_job_grows_in_workers_and_servers_and_no_step_is_lost(
-    ray_cluster: LocalCluster, tmp_path: Path, knowledge: str
-) -> None:
+def test_a_job_grows_in_workers_and_servers_and_no_step_is_lost(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     slots = int(RayBackend("").nodes()[0].cpus)
-    experiment, session = prepare(config(slots, knowledge)), session_of(tmp_path, CELL)
+    experiment, session = prepare(config(slots)), session_of(tmp_path, CELL)
     steps: list[int] = []
     most: list[tuple[int, int]] = []
 

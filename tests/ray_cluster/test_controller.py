@@ -1,4 +1,4 @@
-"""Jobs that really train, on the shared cluster: growing, shrinking, finishing, and what they say of it."""
+"""Jobs that really train, on the shared cluster: growing, shrinking, finishing, and their reports."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import pytest
 import ray
 import torch
 
-from rlpto.io.errors import JobError
-from rlpto.ray_cluster.controllers import control_node, find_controllers
+from rlpto.io.errors import ClusterError, JobError
+from rlpto.ray_cluster.controllers import alive_nodes, control_node, find_controllers
 from rlpto.ray_cluster.job.controller import start_controller
 from rlpto.ray_cluster.job.job_folder import read_newest
 from rlpto.ray_cluster.messages import JobSpec, Plan
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.worker.training import Trainer
+from tests.ray_cluster.conftest import NODES
 from tests.ray_cluster.running import KILL, SESSION, make_spec, running
 
 
@@ -57,7 +58,7 @@ def test_any_schedule_of_rescales_and_faults_ends_where_one_process_does(
         assert "died" in recovered.failure
         job.command([b, c])
         job.steps(10)
-        job.command([a])  # nobody stays: the state moves to another node
+        job.command([a])  # no worker stays: the state moves to another node
         job.steps(10)
         job.command([])
         last = job.stop()
@@ -120,3 +121,20 @@ def test_older_commands_are_ignored_and_a_name_is_taken_once(ray_cluster: LocalC
         with pytest.raises(JobError, match=r"job once: session tests-.* has a controller"):
             start_controller(spec, control_node(), resume=False)
     assert find_controllers(SESSION) == {}
+
+
+class TestLocalCluster:
+    def test_nodes_come_and_go(self, ray_cluster: LocalCluster) -> None:
+        node = ray_cluster.add_node(1)
+        assert node in {entry["NodeID"] for entry in alive_nodes()}
+        ray_cluster.remove_node(node)
+        assert node not in {entry["NodeID"] for entry in alive_nodes()}
+
+    @pytest.mark.usefixtures("ray_cluster")
+    def test_a_second_one_in_the_same_process_is_refused_and_harms_nothing(self) -> None:
+        import ray
+
+        with pytest.raises(ClusterError, match="connected to a Ray cluster already"):
+            LocalCluster([1])
+        assert ray.is_initialized()
+        assert len(alive_nodes()) == NODES + 1

@@ -1,4 +1,4 @@
-"""Groups of workers on GPUs. One GPU is enough: nccl is told that its two workers are on hosts of their own, so that
+"""Groups of workers on GPUs. One GPU is enough: nccl takes its two workers for those of two hosts, so that
 they talk through sockets, as those of several hosts do."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from rlpto.ray_cluster.messages import Device, JobSpec
-from rlpto.ray_cluster.worker.network import start_store
 from rlpto.ray_cluster.worker.training import Trainer, weights_of
+from rlpto.ray_cluster.worker.worker_group import start_store
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -25,7 +25,7 @@ def test_a_cuda_worker_gets_away_from_a_frozen_one_and_goes_on_exactly(tmp_path:
 
 
 def two_workers(folder: Path, device: Device) -> None:
-    """Two workers on `device`, one of which freezes: what the other one has in the end is what one process has."""
+    """Two workers on `device`, and one of them freezes: what the other one has in the end is what one process has."""
     spec = JobSpec(
         id="job-000000",
         name="job",

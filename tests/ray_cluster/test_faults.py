@@ -30,7 +30,7 @@ def test_training_code_that_raises_fails_its_job_alone(ray_cluster: LocalCluster
     counts = [tmp_path / "always", tmp_path / "once"]
     for folder in counts:
         folder.mkdir()
-    # Without a checkpoint meanwhile: a job that gets on between failures is tried again for ever.
+    # Without a checkpoint meanwhile: a job that makes progress between failures is tried again for ever.
     patient = {"retries": 1, "pace": 0.05, "checkpoint_interval": 600.0}
     always = make_spec(tmp_path / "a", id="always", training=FAULTY, options={"folder": str(counts[0])}, **patient)
     once = make_spec(

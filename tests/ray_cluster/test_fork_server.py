@@ -44,40 +44,25 @@ def test_what_is_imported_does_without(modules: tuple[str, ...], unwanted: str) 
 
 
 class Forked:
-    """An actor that tells what its process is."""
+    """An actor that reports on its process."""
 
-    def tell(self) -> dict[str, Any]:
-        return {
-            "pid": os.getpid(),
-            "server": os.getppid(),
-            "job": os.environ["RAY_JOB_ID"],
-            "imported": gc.get_freeze_count() > 100_000,
-            "looks for garbage": gc.isenabled(),
-            "random": np.random.random(),
-        }
+    def process(self) -> tuple[int, int, str, bool, float]:
+        """Its id, that of the server, its job, whether it was forked after the imports, a random number."""
+        imported = gc.get_freeze_count() > 100_000 and gc.isenabled()
+        return os.getpid(), os.getppid(), os.environ["RAY_JOB_ID"], imported, np.random.random()
 
 
-def start(node: str, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """An actor on a node, and what it tells."""
-    here = NodeAffinitySchedulingStrategy(node, soft=False)
-    actor: Any = ray.remote(Forked)
-    handle = actor.options(num_cpus=0, scheduling_strategy=here, **options).remote()
-    return handle, ray.get(handle.tell.remote(), timeout=TIMEOUT_S)
-
-
-@pytest.mark.skipif(fork_server.uses_gpus(), reason="processes start by themselves where torch uses GPUs")
+@pytest.mark.skipif(fork_server.uses_gpus(), reason="processes start without it where torch uses GPUs")
 def test_processes_of_a_cluster_are_forked_from_one(ray_cluster: LocalCluster) -> None:
-    a, b, *_ = ray_cluster.node_ids
-    one, first = start(a)
-    other, second = start(b)
-    assert first["server"] == second["server"] != ray_cluster.raylet_pid(a)
-    assert first["imported"]
-    assert first["looks for garbage"]
-    assert first["job"] == second["job"] == ray.get_runtime_context().get_job_id()
-    assert first["random"] != second["random"]
+    remote: Any = ray.remote(Forked)
+    here = [NodeAffinitySchedulingStrategy(node, soft=False) for node in ray_cluster.node_ids[:2]]
+    one, other = (remote.options(num_cpus=0, scheduling_strategy=node).remote() for node in here)
+    first, second = ray.get([one.process.remote(), other.process.remote()], timeout=TIMEOUT_S)
+    own = ray.get_runtime_context().get_job_id()
+    assert first[1:4] == second[1:4] == (first[1], own, True)
+    assert first[1] != ray_cluster.raylet_pid(ray_cluster.node_ids[0])
+    assert first[4] != second[4]
     ray.kill(one)
-    wait_until(lambda: start_time(first["pid"]) is None)
-    assert ray.get(other.tell.remote(), timeout=TIMEOUT_S)["pid"] == second["pid"], "each ends for itself"
+    wait_until(lambda: start_time(first[0]) is None)
+    assert ray.get(other.process.remote(), timeout=TIMEOUT_S)[0] == second[0], "each ends for itself"
     ray.kill(other)
-    _, unlike = start(a, runtime_env={"env_vars": {"MKL_NUM_THREADS": "1"}})
-    assert unlike["server"] == ray_cluster.raylet_pid(a), "its imports may read that"

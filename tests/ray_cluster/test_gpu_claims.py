@@ -21,10 +21,6 @@ from tests.ray_cluster.fakes import said
 JOBS = ("a", "b", "c")
 
 
-def numbers() -> itertools.count[int]:
-    return itertools.count(1)
-
-
 class TestPlace:
     def test_who_shrinks_gives_up_where_it_came_last(self) -> None:
         gpus = {"m": 1, "n": 1, "o": 2}
@@ -35,63 +31,42 @@ class TestPlace:
         assert place({"m": 1, "o": 2}, {"a": ("m", "o", "o")}, {"a": 2}) == {"a": ["o", "o"]}
 
 
-class TestLedger:
-    def test_growers_wait_until_shrinkers_have_let_go(self) -> None:
-        claims, generation = GpuClaims({"n": 2}), numbers()
-        claims.plan({"a": Plan(("n", "n"))}, lambda: next(generation))
-        assert [command.job for command in claims.due()] == ["a"]
-        claims.reported(said("a", 1, 1, ("n", "n"), 1))
-        claims.plan({"a": Plan(("n",)), "b": Plan(("n",))}, lambda: next(generation))
-        assert [(command.job, command.plan.nodes) for command in claims.due()] == [("a", ("n",))]
-        claims.reported(said("a", 2, 1, ("n", "n"), 2))  # it has heard, and still holds both
-        assert not list(claims.due())
-        claims.reported(said("a", 2, 2, ("n",), 3))
-        assert [(command.job, command.plan.nodes) for command in claims.due()] == [("b", ("n",))]
+class Planned:
+    """Claims with plans whose commands are sent as far as there is room."""
 
-    def test_a_report_from_before_a_command_does_not_free_what_the_command_may_take(self) -> None:
-        claims, generation = GpuClaims({"n": 1}), numbers()
-        claims.plan({"a": Plan(("n",))}, lambda: next(generation))
-        list(claims.due())
-        claims.reported(said("a", 0, 0, (), 1))  # said before the command arrived
-        claims.plan({"a": Plan(), "b": Plan(("n",))}, lambda: next(generation))
-        assert [(command.job, command.plan.nodes) for command in claims.due()] == [("a", ())]
-        claims.reported(said("a", 0, 0, (), 2))
-        assert not list(claims.due())
+    def __init__(self, **gpus: int) -> None:
+        self.claims = GpuClaims(gpus)
+        self._numbers = itertools.count(1)
 
-    def test_two_jobs_that_swap_places_both_get_there(self) -> None:
-        claims, generation = GpuClaims({"m": 1, "n": 1}), numbers()
-        claims.plan({"a": Plan(("m",)), "b": Plan(("n",))}, lambda: next(generation))
-        list(claims.due())
-        claims.reported(said("a", 1, 1, ("m",), 1))
-        claims.reported(said("b", 2, 2, ("n",), 1))
-        steps = claims.plan({"a": Plan(("n",)), "b": Plan(("m",))}, lambda: next(generation))
-        assert [(step.job, step.plan.nodes) for step in steps] == [("a", ()), ("a", ("n",)), ("b", ()), ("b", ("m",))]
-        assert {command.plan.nodes for command in claims.due()} == {()}
-        claims.reported(said("a", 3, 3, (), 2))
-        claims.reported(said("b", 5, 5, (), 2))
-        assert {(command.job, command.plan.nodes) for command in claims.due()} == {("a", ("n",)), ("b", ("m",))}
+    def plan(self, **targets: Plan) -> list[Command]:
+        return self.claims.plan(targets, lambda: next(self._numbers))
+
+    def send(self, **targets: Plan) -> list[Plan]:
+        """What is sent once this is planned."""
+        self.plan(**targets)
+        return [command.plan for command in self.claims.due()]
+
+
+class TestClaims:
+    """What the machine below does not look at: that nothing is sent which is not needed."""
 
     def test_a_move_to_free_gpus_needs_no_stop_in_between(self) -> None:
-        claims, generation = GpuClaims({"m": 1, "n": 1}), numbers()
-        claims.plan({"a": Plan(("m",))}, lambda: next(generation))
-        list(claims.due())
-        claims.plan({"a": Plan(("n",))}, lambda: next(generation))
-        assert [command.plan.nodes for command in claims.due()] == [("n",)]
+        planned = Planned(m=1, n=1)
+        planned.send(a=Plan(("m",)))
+        assert planned.send(a=Plan(("n",))) == [Plan(("n",))]
 
     def test_another_batch_size_alone_goes_out_at_once(self) -> None:
-        claims, generation = GpuClaims({"n": 1}), numbers()
-        claims.plan({"a": Plan(("n",))}, lambda: next(generation))
-        list(claims.due())
-        claims.plan({"a": Plan(("n",), 64)}, lambda: next(generation))
-        assert [command.plan for command in claims.due()] == [Plan(("n",), 64)]
-        assert not claims.plan({"a": Plan(("n",), 64)}, lambda: next(generation))
+        planned = Planned(n=1)
+        planned.send(a=Plan(("n",)))
+        assert planned.send(a=Plan(("n",), 64)) == [Plan(("n",), 64)]
+        assert not planned.plan(a=Plan(("n",), 64))
 
     def test_a_plan_that_does_not_fit_is_refused_whole(self) -> None:
-        claims, generation = GpuClaims({"n": 1}), numbers()
-        claims.plan({"a": Plan(("n",))}, lambda: next(generation))
+        planned = Planned(n=1)
+        planned.send(a=Plan(("n",)))
         with pytest.raises(ClusterError, match="asks for 2 GPUs of node n, which has 1"):
-            claims.plan({"b": Plan(("n",))}, lambda: next(generation))
-        assert claims.entry("b").planned == Plan()
+            planned.plan(b=Plan(("n",)))
+        assert planned.claims.entry("b").planned == Plan()
 
     def test_an_older_report_that_comes_late_is_ignored(self) -> None:
         claims = GpuClaims({"n": 1})
@@ -99,33 +74,31 @@ class TestLedger:
         assert not claims.reported(said("a", 1, 1, ("n",), 4))
         assert claims.entry("a").holding == ()
 
-    def test_a_controller_that_forgot_is_told_again(self) -> None:
-        claims, generation = GpuClaims({"n": 1}), numbers()
-        claims.plan({"a": Plan(("n",))}, lambda: next(generation))
-        (command,) = claims.due()
-        claims.reported(said("a", 1, 1, ("n",), 1))
-        assert claims.unconfirmed("a") is None
-        claims.reported(said("a", 0, 0, (), 2))  # restarted
-        assert claims.unconfirmed("a") == command
+    def test_a_controller_that_forgot_gets_its_command_again(self) -> None:
+        planned = Planned(n=1)
+        planned.send(a=Plan(("n",)))
+        planned.claims.reported(said("a", 1, 1, ("n",), 1))
+        assert planned.claims.unconfirmed("a") is None
+        planned.claims.reported(said("a", 0, 0, (), 2))  # restarted
+        again = planned.claims.unconfirmed("a")
+        assert again is not None
+        assert again.plan == Plan(("n",))
 
     def test_a_step_that_was_left_out_is_not_sent_after_a_restart(self) -> None:
-        claims, generation = GpuClaims({"m": 1, "n": 1}), numbers()
-        claims.plan({"a": Plan(("m",))}, lambda: next(generation))
-        list(claims.due())
-        steps = claims.plan({"a": Plan(("n",))}, lambda: next(generation))
-        (sent,) = claims.due()  # there was room: no stop in between
+        planned = Planned(m=1, n=1)
+        planned.send(a=Plan(("m",)))
+        steps = planned.plan(a=Plan(("n",)))
+        (sent,) = planned.claims.due()  # there was room: no stop in between
         assert sent == steps[-1] != steps[0]
         restarted = GpuClaims({"m": 1, "n": 1})
         restarted.adopt("a", steps, unsent=[steps[0].generation])
         assert not list(restarted.due())
         assert restarted.entry("a").commanded == Plan(("n",))
 
-    def test_ranks_of_those_who_stay_keep_their_order(self) -> None:
-        claims, generation = GpuClaims({"m": 2, "n": 2}), numbers()
-        claims.plan({"a": Plan(("n", "m"))}, lambda: next(generation))
-        list(claims.due())
-        claims.plan({"a": Plan(("m", "m", "n"))}, lambda: next(generation))
-        assert [command.plan.nodes for command in claims.due()] == [("n", "m", "m")]
+    def test_ranks_of_workers_that_stay_keep_their_order(self) -> None:
+        planned = Planned(m=2, n=2)
+        planned.send(a=Plan(("n", "m")))
+        assert planned.send(a=Plan(("m", "m", "n"))) == [Plan(("n", "m", "m"))]
 
 
 @dataclass
@@ -223,7 +196,7 @@ class Machine(RuleBasedStateMachine):
             self.send()
 
     @rule(job=st.sampled_from(JOBS))
-    def tell_again(self, job: str) -> None:
+    def send_again(self, job: str) -> None:
         command = self.claims.unconfirmed(job)
         if command is not None:
             self.controllers.setdefault(job, Controller()).inbox.append(command)
@@ -282,10 +255,10 @@ class Machine(RuleBasedStateMachine):
             assert gpus <= self.nodes.get(node, 0)
 
     def teardown(self) -> None:
-        """Once everybody answers in time, the plan comes to be."""
+        """Once all answer in time, the plan is carried out."""
         for _ in range(8):
             for job in JOBS:
-                self.tell_again(job)
+                self.send_again(job)
             for job, controller in list(self.controllers.items()):
                 self.lives(job, hears=len(controller.inbox), does="nothing")
                 controller.workers = Counter(
@@ -299,7 +272,7 @@ class Machine(RuleBasedStateMachine):
             controller = self.controllers.get(job, Controller())
             planned = self.claims.entry(job).planned
             assert +controller.workers == Counter(planned.nodes)
-            # Nodes that stay keep their order, whatever order the plan has.
+            # Nodes that stay keep their order, not that of the plan.
             assert not planned.nodes or controller.wanted.batch_size == planned.batch_size
 
 

@@ -1,4 +1,4 @@
-"""Other policies are asked for while jobs train: nobody notices, and nothing is lost (Schedulearn's S1)."""
+"""Other policies are asked for while jobs train: no job notices, and nothing is lost (Schedulearn's S1)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.experiments.experiment import prepare
 from rlpto.experiments.on_ray import real_cluster, session_of
-from rlpto.experiments.session_policy import SessionPolicy
+from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.policies.registry import make_policy
 from rlpto.policies.switching import switching
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, request_policy
+from rlpto.ray_cluster.scheduler.session_access import policy_answer, request_policy
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.ray_cluster.conftest import GPUS
 from tests.ray_cluster.test_real import CELL, STEPS, config
 
@@ -63,7 +64,7 @@ def test_policies_change_while_jobs_train(ray_cluster: LocalCluster, tmp_path: P
         with SessionDatabase(tmp_path / "state.sqlite") as database:
             switcher = Switcher(ray_cluster, database.path)
             cluster = real_cluster(experiment, "jobs", 0, backend, database, session, [switcher])
-            policy = SessionPolicy(switching(make_policy("fifo")), make_policy, database, cluster.deciding)
+            policy = SwitchablePolicy(database, make_policy, switching(make_policy("fifo")), cluster.deciding)
             record = run(cluster, policy, QueueSettings(), RewardWeights())
             events, rows = database.events(), database.jobs()
             cluster.close()

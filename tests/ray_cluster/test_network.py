@@ -6,9 +6,9 @@ import os
 import socket
 
 import pytest
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore
 
-from rlpto.ray_cluster.worker.network import interfaces, start_store, use_interface_of
+from rlpto.ray_cluster.worker.worker_group import interfaces, start_store, use_interface_of
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -27,7 +27,7 @@ def test_workers_talk_through_the_interface_of_their_nodes_address(monkeypatch: 
         monkeypatch.delenv(name)
     assert "127.0.0.1" in interfaces().values()
     use_interface_of("192.0.2.77")
-    assert not set(VARIABLES) & set(os.environ), "nobody has that address"
+    assert not set(VARIABLES) & set(os.environ), "no interface has that address"
     monkeypatch.setenv(VARIABLES[1], "mine")
     use_interface_of("127.0.0.1")
     assert interfaces()[os.environ[VARIABLES[0]]] == "127.0.0.1"

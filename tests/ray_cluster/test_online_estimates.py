@@ -1,11 +1,12 @@
-"""What policies are told of jobs that only their own reports tell about."""
+"""What policies believe of jobs by their own reports alone."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,14 +27,14 @@ from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import RayBackend
-from rlpto.ray_cluster.scheduler.cluster import PolicyKnowledge, RayCluster
+from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.online_estimates import ENOUGH_STEPS, OnlineEstimates
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.settings import ProgramSettings
+from tests.builders import Scripted, linear_tables, with_kinds
 from tests.builders import job as make_job
-from tests.builders import linear_tables, with_kinds
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
-from tests.ray_cluster.test_cluster import RULES, specs
+from tests.ray_cluster.test_cluster import make_cluster, specs
 from tests.ray_cluster.test_real import config
 
 SAMPLES, BATCH, MOST, PER_NODE = 1000.0, 50, 8, 2
@@ -63,7 +64,7 @@ def packed(found: OnlineEstimates, job: int = 0) -> np.ndarray:
     return found.tables.rates[found.tables.packed_rows(PER_NODE)[found.type_of[job], 1:], 0]
 
 
-def told(found: OnlineEstimates, job: int = 0, **report: object) -> OnlineEstimates:
+def after(found: OnlineEstimates, job: int = 0, **report: object) -> OnlineEstimates:
     found.heard(job, replace(JobReport("job"), **report))  # type: ignore[arg-type]
     while found.learn():
         pass
@@ -81,39 +82,39 @@ class TestSpeed:
 
     @given(workers=st.integers(1, MOST), speed=st.floats(1.0, 1e5))
     def test_a_job_that_was_seen_at_one_size_scales_perfectly_from_there(self, workers: int, speed: float) -> None:
-        found = told(estimates(), throughput=sizes((workers, -(-workers // PER_NODE), speed)))
+        found = after(estimates(), throughput=sizes((workers, -(-workers // PER_NODE), speed)))
         assert packed(found) == pytest.approx(speed / workers / SAMPLES * np.arange(1, MOST + 1), rel=0.01)
 
     def test_sizes_that_were_seen_have_the_speed_that_was_measured(self) -> None:
         seen = sizes((1, 1, 500.0), (2, 1, 900.0), (4, 2, 1200.0))
-        speed = packed(told(estimates(), throughput=seen)) * SAMPLES
+        speed = packed(after(estimates(), throughput=seen)) * SAMPLES
         assert speed[[0, 1, 3]] == pytest.approx([500.0, 900.0, 1200.0])
 
     def test_what_was_seen_tells_about_sizes_that_were_not(self) -> None:
-        # A step of 0.02 s whatever the workers, 0.08 s of samples: at 8 workers 50 / 0.03 samples/s.
+        # A step of 0.02 s for any number of workers, 0.08 s of samples: at 8 workers 50 / 0.03 samples/s.
         step = {workers: 0.02 + 0.08 / workers for workers in (1, 2, 4)}
         seen = sizes(*((workers, -(-workers // PER_NODE), BATCH / seconds) for workers, seconds in step.items()))
-        speed = packed(told(estimates(), throughput=seen)) * SAMPLES
+        speed = packed(after(estimates(), throughput=seen)) * SAMPLES
         assert speed[7] == pytest.approx(BATCH / 0.03, rel=0.15)
         assert speed[7] < 0.5 * 8 * speed[0]
 
     def test_a_fit_without_a_single_worker_takes_fewer_to_scale_perfectly(self) -> None:
-        speed = packed(told(estimates(), throughput=sizes((2, 1, 1000.0), (4, 2, 1500.0)))) * SAMPLES
+        speed = packed(after(estimates(), throughput=sizes((2, 1, 1000.0), (4, 2, 1500.0)))) * SAMPLES
         assert speed[0] == pytest.approx(500.0, rel=0.1)
 
     def test_workers_that_are_spread_do_not_tell_how_fast_packed_ones_are(self) -> None:
-        speed = packed(told(estimates(), throughput=sizes((1, 1, 500.0), (2, 2, 600.0), (2, 1, 950.0)))) * SAMPLES
+        speed = packed(after(estimates(), throughput=sizes((1, 1, 500.0), (2, 2, 600.0), (2, 1, 950.0)))) * SAMPLES
         assert speed[1] == pytest.approx(950.0)
 
     def test_a_handful_of_steps_is_no_measurement(self) -> None:
         few = (Measured(1, 1, 7.0, ENOUGH_STEPS - 1),)
-        assert packed(told(estimates(), throughput=few)) == pytest.approx(packed(estimates()))
+        assert packed(after(estimates(), throughput=few)) == pytest.approx(packed(estimates()))
 
     def test_noise_says_what_a_larger_batch_is_worth(self) -> None:
         program = PROGRAM.model_copy(update={"batch_rule": "per_worker"})
         seen = sizes((1, 1, 500.0), (4, 2, 2000.0))
         little, much = (
-            packed(told(estimates(program), throughput=seen, noise_scale=noise)) * SAMPLES for noise in (10.0, 1e6)
+            packed(after(estimates(program), throughput=seen, noise_scale=noise)) * SAMPLES for noise in (10.0, 1e6)
         )
         assert little[3] == pytest.approx(2000.0 * (10 + BATCH) / (10 + 4 * BATCH))
         assert much[3] == pytest.approx(2000.0, rel=0.01)
@@ -121,7 +122,7 @@ class TestSpeed:
     def test_a_job_of_the_throughput_metric_is_told_by_its_samples_per_second(self) -> None:
         program = PROGRAM.model_copy(update={"batch_rule": "per_worker"})
         seen = sizes((1, 1, 500.0), (4, 2, 1800.0))
-        found = told(estimates(program, metric="throughput"), throughput=seen, noise_scale=10.0)
+        found = after(estimates(program, metric="throughput"), throughput=seen, noise_scale=10.0)
         rows = found.tables.packed_rows(PER_NODE)[0, [1, 4]]
         assert found.tables.shown_rates[rows, 0] * SAMPLES == pytest.approx([500.0, 1800.0])
         assert packed(found)[3] * SAMPLES == pytest.approx(1800.0 * (10 + BATCH) / (10 + 4 * BATCH))
@@ -147,7 +148,7 @@ class TestKinds:
         three = {("m", "fast", "slow"): 3.0, ("m", "slow", "fast"): 1 / 3}
         found = estimates(kinds=KINDS, ratio=lambda *asked: three[asked])
         seen = tuple(Measured(workers, nodes, speed, 100, gpu=gpu) for gpu, workers, nodes, speed in speeds)
-        return told(found, throughput=seen)
+        return after(found, throughput=seen)
 
     def speeds(self, found: OnlineEstimates, gpu: str) -> np.ndarray:
         """Samples per second with 1, 2, ... GPUs of a kind, on as few of its nodes as possible."""
@@ -181,14 +182,14 @@ class TestKinds:
 
     def test_the_first_kind_stays_what_others_are_projected_from(self) -> None:
         found = estimates(kinds={**KINDS, "new": 2}, ratio=lambda *asked: 10.0 if asked[2] == "slow" else 99.0)
-        told(found, throughput=(Measured(1, 1, 100.0, 20, gpu="slow"),))
-        told(found, throughput=(Measured(1, 1, 100.0, 20, gpu="slow"), Measured(1, 1, 700.0, 900, gpu="fast")))
+        after(found, throughput=(Measured(1, 1, 100.0, 20, gpu="slow"),))
+        after(found, throughput=(Measured(1, 1, 100.0, 20, gpu="slow"), Measured(1, 1, 700.0, 900, gpu="fast")))
         rows = found.tables.row[found.tables.by_kind[0], 0, 1]
         speed = dict(zip(found.tables.kinds, found.tables.rates[rows, 0] * SAMPLES, strict=True))
         assert speed == pytest.approx({"slow": 100.0, "fast": 700.0, "new": 1000.0})
 
     def test_where_there_is_one_kind_its_name_does_not_matter(self) -> None:
-        found = told(estimates(), throughput=(Measured(1, 1, 700.0, 50, gpu="h100"),))
+        found = after(estimates(), throughput=(Measured(1, 1, 700.0, 50, gpu="h100"),))
         assert packed(found)[0] * SAMPLES == pytest.approx(700.0)
 
 
@@ -196,16 +197,16 @@ class TestPooled:
     def test_jobs_that_wait_are_of_one_type_until_one_of_them_trains(self) -> None:
         found = estimates(count=500, pooled=True)
         assert len(found.tables.types) == 1
-        told(found, 3, throughput=sizes((1, 1, 1000.0)))
+        after(found, 3, throughput=sizes((1, 1, 1000.0)))
         assert len(found.tables.types) == 2
         assert packed(found, 3)[0] == pytest.approx(1.0)
         assert packed(found, 0)[0] == packed(found, 499)[0] == pytest.approx(0.5), "as guessed"
-        told(found, 7, throughput=sizes((1, 1, 2000.0)), noise_scale=300.0)
+        after(found, 7, throughput=sizes((1, 1, 2000.0)), noise_scale=300.0)
         assert len(found.tables.types) == 3
         assert packed(found, 3)[0] == pytest.approx(1.0)
 
     def test_a_job_that_comes_later_knows_what_like_ones_have_seen(self) -> None:
-        found = told(estimates(count=2, pooled=True), 0, throughput=sizes((1, 1, 1000.0)))
+        found = after(estimates(count=2, pooled=True), 0, throughput=sizes((1, 1, 1000.0)))
         new = replace(make_job(2, 0.0, 20.0, max_gpus=MOST), model="m")
         spec = JobSpec("later", "later", "s", PROGRAM.training, "f", BATCH, new.epochs, 1000)
         tables = replace(linear_tables(), types=(new.type,), samples=np.array([SAMPLES]))
@@ -221,7 +222,7 @@ class TestAccuracy:
 
     def reported(self, epochs: int) -> OnlineEstimates:
         points = tuple((float(epoch), float(self.TRUTH(epoch))) for epoch in range(1, epochs + 1))
-        return told(estimates(), accuracy_curve=points)
+        return after(estimates(), accuracy_curve=points)
 
     def test_a_few_epochs_tell_no_curve(self) -> None:
         assert self.reported(3).profile(0).accuracy == estimates().profile(0).accuracy
@@ -231,62 +232,41 @@ class TestAccuracy:
         assert self.reported(12).profile(0).accuracy(20) == pytest.approx(self.TRUTH(20), abs=0.01)
 
 
+@dataclass
 class Reporting(FakeBackend):
-    """Controllers that also say how fast they are: 0.1 epochs/s a worker, of 100 samples each."""
+    """Controllers that also report their speed: 0.1 epochs/s a worker of 100 samples each; 4 times that on "fast"."""
+
+    seen: dict[str, dict[tuple[str, int], Measured]] = field(default_factory=lambda: defaultdict(dict))
 
     def report(self, controller: FakeController) -> JobReport:
-        said = super().report(controller)
-        count = len(controller.training_on)
+        speeds, count = self.seen[controller.spec.id], len(controller.training_on)
         if count:
-            self.seen.setdefault(controller.spec.id, {})[count] = Measured(count, 1, 10.0 * count, 50)
-        speeds = self.seen.get(controller.spec.id, {})
-        return replace(said, throughput=tuple(speeds[count] for count in sorted(speeds)))
-
-    @property
-    def seen(self) -> dict[str, dict[int, Measured]]:
-        return self.__dict__.setdefault("_seen", {})
+            gpu = self.kinds.get(controller.training_on[0], "gpu")
+            speeds[gpu, count] = Measured(count, 1, 10.0 * count * (4 if gpu == "fast" else 1), 50, gpu=gpu)
+        return replace(super().report(controller), throughput=tuple(speeds.values()))
 
 
 class TestCluster:
-    @pytest.fixture
-    def database(self, tmp_path: Path) -> Iterator[SessionDatabase]:
-        with SessionDatabase(tmp_path / "state.sqlite") as opened:
-            yield opened
-
-    def test_policies_are_told_what_jobs_report_and_nothing_of_the_profile(self, database: SessionDatabase) -> None:
+    def test_policies_know_what_jobs_report_and_nothing_of_the_profile(self, database: SessionDatabase) -> None:
         jobs: list[Job] = [make_job(0, 0.0, 20.0, max_gpus=4), make_job(1, 30.0, 20.0, max_gpus=4)]
         backend = Reporting(FakeTime(), {"n": 4})
         program = PROGRAM.model_copy(update={"pace": 2.0})
         tables = linear_tables(7.0, 8)  # far from the 0.1 epochs/s of these jobs
         made = specs(jobs)
         learned = OnlineEstimates(jobs, made, {jobs[0].model: program}, np.full(2, tables.samples[0]), 8, {"gpu": 4})
-        cluster = RayCluster(
-            backend,
-            jobs,
-            made,
-            tables,
-            database,
-            RULES,
-            clock=backend.world.clock,
-            knowledge=PolicyKnowledge(estimates=learned),
+        cluster = make_cluster(
+            backend, jobs, database, tables=tables, given=made, knowledge=PolicyKnowledge(estimates=learned)
         )
         seen: list[tuple[float, np.ndarray, np.ndarray]] = []
 
-        class Look:
-            name = "look"
+        policy = make_policy("optimus")
 
-            def __init__(self) -> None:
-                self.policy = make_policy("optimus")
+        def look(state: ClusterState) -> Allocation:
+            again = state.jobs.reordered(np.arange(len(state.jobs)), state.jobs.effective_priority)
+            seen.append((state.time, again.speed.copy(), again.remaining_time(again.requested_gpus)))
+            return policy(state)
 
-            def reset(self, seed: int) -> None:
-                self.policy.reset(seed)
-
-            def __call__(self, state: ClusterState) -> Allocation:
-                again = state.jobs.reordered(np.arange(len(state.jobs)), state.jobs.effective_priority)
-                seen.append((state.time, again.speed.copy(), again.remaining_time(again.requested_gpus)))
-                return self.policy(state)
-
-        run(cluster, Look(), QueueSettings(), RewardWeights())
+        run(cluster, Scripted(look), QueueSettings(), RewardWeights())
         first, last = seen[0], seen[-1]
         scale = 100.0 / jobs[0].data_size
         guess = made[0].batch_size / 2.0 / jobs[0].data_size
@@ -296,35 +276,15 @@ class TestCluster:
         assert cluster.columns.finished.all()
 
 
-class OnKinds(Reporting):
-    """The same, where GPUs of the kind "fast" are four times as fast."""
-
-    def report(self, controller: FakeController) -> JobReport:
-        said = super().report(controller)
-        self.by_kind = self.__dict__.get("by_kind", {})
-        if controller.training_on:
-            gpu, count = self.kinds[controller.training_on[0]], len(controller.training_on)
-            speed = 10.0 * count * (4 if gpu == "fast" else 1)
-            self.by_kind.setdefault(controller.spec.id, {})[gpu, count] = Measured(count, 1, speed, 50, gpu=gpu)
-        return replace(said, throughput=tuple(self.by_kind.get(controller.spec.id, {}).values()))
-
-
-def test_policies_are_told_of_each_kind_what_jobs_report_of_it(tmp_path: Path) -> None:
-    backend = OnKinds(FakeTime(), {"n1": 2, "n2": 4}, kinds={"n1": "slow", "n2": "fast"})
+def test_policies_know_of_each_kind_what_jobs_report_of_it(tmp_path: Path) -> None:
+    backend = Reporting(FakeTime(), {"n1": 2, "n2": 4}, kinds={"n1": "slow", "n2": "fast"})
     tables = with_kinds(linear_tables(7.0, 8), {gpu: (1.0, size) for gpu, size in KINDS.items()})
     jobs = [make_job(0, 0.0, 500.0, max_gpus=4)]
     made = specs(jobs)
     learned = OnlineEstimates(jobs, made, {jobs[0].model: PROGRAM}, np.array([tables.samples[0]]), 8, KINDS)
     with SessionDatabase(tmp_path / "state.sqlite") as database:
-        cluster = RayCluster(
-            backend,
-            jobs,
-            made,
-            tables,
-            database,
-            RULES,
-            clock=backend.world.clock,
-            knowledge=PolicyKnowledge(estimates=learned),
+        cluster = make_cluster(
+            backend, jobs, database, tables=tables, given=made, knowledge=PolicyKnowledge(estimates=learned)
         )
         found = []
         for placement in ([2, 0], [0, 2]):
@@ -332,9 +292,9 @@ def test_policies_are_told_of_each_kind_what_jobs_report_of_it(tmp_path: Path) -
             cluster.apply(state, Allocation(np.array([2]), placement=np.array([placement])))
             for _ in range(5):
                 cluster.advance()
-            told_of = cluster.state().jobs
-            found.append([told_of.speed_on_gpu(gpu)[0, 2] / told_of.speed_on_gpu("slow")[0, 2] for gpu in KINDS])
-            assert told_of.speed[0, 2] == told_of.speed_on_gpu("slow" if placement[0] else "fast")[0, 2]
+            seen_by = cluster.state().jobs
+            found.append([seen_by.speed_on_gpu(gpu)[0, 2] / seen_by.speed_on_gpu("slow")[0, 2] for gpu in KINDS])
+            assert seen_by.speed[0, 2] == seen_by.speed_on_gpu("slow" if placement[0] else "fast")[0, 2]
     assert found[0] == [1.0, 1.0], "of a kind that it has not trained on, nothing else is known"
     assert found[1] == pytest.approx([1.0, 4.0])
 

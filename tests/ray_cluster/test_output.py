@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.worker.output import MOST_LINES, PrintedLines
+from rlpto.ray_cluster.worker.training import MOST_LINES, PrintedLines
 from rlpto.store.logs import LOG, OLDER, OutputLog, log_lines
 from tests.ray_cluster.running import make_spec, running
 

@@ -1,4 +1,4 @@
-"""Predictions beside the scheduler of a real cluster; with controllers in memory."""
+"""Predictions next to the scheduler of a real cluster; with controllers in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlpto.core.rewards import RewardWeights
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import prepare
 from rlpto.experiments.on_ray import compile_ahead
-from rlpto.experiments.session_policy import SessionPolicy
+from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.planning.predictor import Predictions, Predictor
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.fifo import Fifo
@@ -64,7 +64,7 @@ def run_with_predictions(name: str, folder: Path) -> tuple[RunRecord, list[Predi
             if predictor.due:
                 predictor.begin(cluster, cluster.ids, inner, state, name)
 
-        policy: Any = SessionPolicy(inner, make_policy, database, cluster.deciding, ahead)
+        policy: Any = SwitchablePolicy(database, make_policy, inner, cluster.deciding, ahead)
         return run(cluster, policy, QueueSettings(), RewardWeights()), made, wrong
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,21 +18,23 @@ from rlpto.performance.fitted import choices_by_size
 from rlpto.performance.profiles import load_file, profiles_yaml
 from rlpto.performance.tables import JobType
 from rlpto.ray_cluster.controllers import find_controllers
-from rlpto.ray_cluster.measuring.commanded_job import Change
-from rlpto.ray_cluster.measuring.measured_profile import by_epoch, fit_program, start_delay
+from rlpto.ray_cluster.measuring.commanded_job import Change, CommandedJobs
 from rlpto.ray_cluster.measuring.profiling import (
     MAX_SHARED_GPUS,
     MAX_SHARING_JOBS,
     ProgramMeasurements,
+    by_epoch,
+    fit_program,
     hand_overs,
     measure_program,
     placements,
     shares,
     sizes_up_to,
     stages,
+    start_delay,
     visits,
 )
-from rlpto.ray_cluster.messages import Measured
+from rlpto.ray_cluster.messages import JobReport, Measured
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.settings import ProgramSettings
 from tests.ray_cluster.running import make_spec
@@ -85,7 +88,7 @@ def test_jobs_that_share_have_all_gpus_and_no_hand_over_takes_one_twice_or_a_job
         held[trade.giver] = Counter(trade.left)
         before = held.get(trade.taker, Counter())
         held[trade.taker] = Counter(trade.place)
-        assert before < held[trade.taker], "whoever takes keeps what it has"
+        assert before < held[trade.taker], "the taker keeps what it has"
         assert all(count.total() for count in held.values())
         assert sum(held.values(), Counter()) == whole
 
@@ -167,9 +170,9 @@ def test_what_was_not_measured_is_an_error() -> None:
 def test_a_real_program_is_measured_and_leaves_no_controller(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a, b, *_ = ray_cluster.node_ids
     spec = make_spec(tmp_path, session="measured", epochs=3.0, pace=0.05, float64=False)
-    told: list[str] = []
-    measured = measure_program(spec, {a: 1, b: 1}, 2, 1.0, 60.0, told.append)
-    assert len(told) == stages({a: 1, b: 1}, 2)
+    announced: list[str] = []
+    measured = measure_program(spec, {a: 1, b: 1}, 2, 1.0, 60.0, announced.append)
+    assert len(announced) == stages({a: 1, b: 1}, 2)
     assert [(size.workers, size.nodes) for size in measured.sizes] == [(1, 1), (2, 2)]
     for size in measured.sizes:  # never faster than the pace; how much slower, this machine decides
         assert size.samples_per_second <= 1.02 * 16 * size.workers / 0.05
@@ -196,3 +199,27 @@ def test_a_program_that_fails_is_one_clear_error(ray_cluster: LocalCluster, tmp_
     with pytest.raises(JobError, match=r"programs:Faulty fails: .*this batch is cursed"):
         measure_program(spec, {ray_cluster.node_ids[0]: 1}, 1, 1.0, 30.0, lambda _: None)
     assert find_controllers("broken") == {}
+
+
+@dataclass
+class Failing:
+    """A job that has failed. generation: of its newest command; before the first its controller may not be there."""
+
+    generation: int
+
+    def report(self) -> JobReport:
+        assert self.generation
+        return JobReport("job", state="failed", failure="no such thing")
+
+    def refuse_failure(self, report: JobReport) -> None:
+        raise JobError(f"some.module:Program fails: {report.failure}")
+
+
+def test_a_job_that_fails_while_others_train_is_noticed() -> None:
+    jobs: list[Any] = [Failing(generation=0)]
+    together = CommandedJobs()
+    together.jobs = jobs
+    together.rest(0.01)
+    jobs.append(Failing(generation=1))
+    with pytest.raises(JobError, match="fails"):
+        together.rest(60.0)

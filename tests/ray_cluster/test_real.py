@@ -20,13 +20,14 @@ from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
-from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
+from rlpto.envs.cluster_env import ClusterEnv
+from rlpto.envs.episodes import ExternalSetup
 from rlpto.envs.settings import EnvSettings
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import prepare
-from rlpto.experiments.on_ray import RealCells, check_programs, real_cluster, session_folder, session_of
-from rlpto.io.errors import ClusterError, ConfigError, JobError
+from rlpto.experiments.on_ray import RealCells, real_cluster, session_folder, session_of
+from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.planning.predictor import predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.index_weights import STEERING_FEATURES
@@ -36,8 +37,9 @@ from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import load_factor
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
-from rlpto.ray_cluster.scheduler.connection import Connection, check_training
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table
+from rlpto.ray_cluster.scheduler.connection import Connection
+from rlpto.ray_cluster.scheduler.session_access import read_table
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions
 from rlpto.store import status
 from rlpto.store.status import PredictionRow
@@ -283,7 +285,7 @@ def test_an_agent_steps_through_a_real_cluster_in_the_same_spaces(
     with SessionDatabase(tmp_path / "state.sqlite") as database:
         cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), database, session)
         start = np.zeros(len(STEERING_FEATURES))
-        setup = LiveSetup(lambda: cluster, settings.queue, settings.reward, EnvSettings(baseline="none"), start)
+        setup = ExternalSetup(lambda: cluster, settings.queue, settings.reward, EnvSettings(baseline="none"), start)
         env = ClusterEnv(setup)
         observation, _ = env.reset(seed=0)
         ended, terms = False, 0.0
@@ -298,22 +300,6 @@ def test_an_agent_steps_through_a_real_cluster_in_the_same_spaces(
 
 
 class TestErrors:
-    def test_a_program_that_workers_cannot_import_is_named_before_anything_starts(
-        self, ray_cluster: LocalCluster
-    ) -> None:
-        settings = config([{"name": "a"}])
-        program = settings.ray.programs["tiny"].model_copy(update={"training": "no.such.module:Job"})
-        wrong = settings.model_copy(update={"ray": settings.ray.model_copy(update={"programs": {"tiny": program}})})
-        expected = "job a: training program no.such.module:Job cannot be used there: ModuleNotFoundError"
-        with pytest.raises(JobError, match=expected):
-            check_programs(prepare(wrong), [CELL])
-        assert ray_cluster.node_ids
-
-    @pytest.mark.usefixtures("ray_cluster")
-    def test_programs_that_can_be_imported_pass(self) -> None:
-        check_programs(prepare(config([{"name": "a"}])), [CELL])
-        check_training([])
-
     def test_text_that_is_no_address(self) -> None:
         with pytest.raises(ConfigError, match="--address here: expected auto or HOST:PORT"):
             self.connect("here")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,14 +24,8 @@ from rlpto.ray_cluster.scheduler.placement import place_servers
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.builders import Scripted, linear_tables
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, said
-from tests.ray_cluster.test_cluster import RULES, elastic, make_cluster, play, specs
+from tests.ray_cluster.test_cluster import elastic, make_cluster, play
 from tests.simulator.test_servers import with_servers
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[SessionDatabase]:
-    with SessionDatabase(tmp_path / "state.sqlite") as opened:
-        yield opened
 
 
 class TestPlacement:
@@ -93,16 +85,16 @@ def test_jobs_share_the_slots_of_real_nodes(database: SessionDatabase) -> None:
     cluster = make_cluster(backend, [elastic(i, epochs=12.0) for i in range(3)], database, tables=tables)
     record = run(cluster, Scripted(decide), QueueSettings(), RewardWeights())
     assert np.isfinite(record.jobs.finish_time).all()
-    told = [len(plan.servers) for plans in backend.told.values() for plan in plans if plan.nodes]
-    assert min(told) >= 1
-    assert max(told) > 1
+    counts = [len(plan.servers) for plans in backend.commanded.values() for plan in plans if plan.nodes]
+    assert min(counts) >= 1
+    assert max(counts) > 1
 
 
 def test_servers_of_a_node_that_dies_come_up_elsewhere(database: SessionDatabase) -> None:
     backend = FakeBackend(FakeTime(), {"m": 1, "n": 1, "o": 1}, cpus={"m": 0, "n": 1, "o": 1}, rate=0.02)
     tables = with_servers(linear_tables(0.1, 8), 2)
     job = elastic(0, epochs=1.0, most=1)
-    cluster = RayCluster(backend, [job], specs([job]), tables, database, RULES, clock=backend.world.clock)
+    cluster = make_cluster(backend, [job], database, tables=tables)
     served: list[tuple[str, ...]] = []
 
     def look(now: RayCluster) -> None:
@@ -122,8 +114,7 @@ def test_what_others_hold_is_given_out_once_they_end(database: SessionDatabase) 
     job = elastic(0, epochs=3.0)
     loads = [BackgroundLoad(gpus=3, cpus=2, until=31.0)]
     tables = linear_tables(0.1, 8)
-    clock = backend.world.clock
-    cluster = RayCluster(backend, [job], specs([job]), tables, database, RULES, clock=clock, background=loads)
+    cluster = make_cluster(backend, [job], database, tables=tables, background=loads)
     seen: list[tuple[float, int, int]] = []
     cluster._observers = (lambda now: seen.append((now.time, now.up_gpus, now.shape.up_cpu_slots)),)
     play(cluster)
@@ -131,7 +122,7 @@ def test_what_others_hold_is_given_out_once_they_end(database: SessionDatabase) 
     after = {(gpus, slots) for time, gpus, slots in seen if time > 32}
     assert (before, after) == ({(1, 0)}, {(4, 2)})
     assert cluster.shape.capacity == 4
-    again = RayCluster(backend, [job], specs([job]), tables, database, RULES, clock=clock, background=loads)
+    again = make_cluster(backend, [job], database, tables=tables, background=loads)
     assert again.up_gpus == 4
 
 
@@ -139,7 +130,7 @@ def test_a_job_whose_growth_is_rolled_back_keeps_what_trains(database: SessionDa
     backend = FakeBackend(FakeTime(), {"m": 1, "n": 2}, rate=0.02, broken={"n"})
     job = elastic(0, epochs=2.0, most=3)
     tables = linear_tables(0.02, 8)
-    cluster = RayCluster(backend, [job], specs([job]), tables, database, RULES, clock=backend.world.clock)
+    cluster = make_cluster(backend, [job], database, tables=tables)
     policy = ConfigurationManager(ConfigurationManagerOptions(period=10.0, retry=1e6))
     record = run(cluster, policy, QueueSettings(), RewardWeights())
     assert np.isfinite(record.jobs.finish_time).all()

@@ -6,14 +6,25 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import astuple
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, read_table, request_policy
+from rlpto.ray_cluster.scheduler.session_access import (
+    job_progress,
+    newest_database,
+    policy_answer,
+    read_table,
+    request_policy,
+)
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.store.requests import answer, open_requests
+from rlpto.store.status import PredictionRow, set_predictions
 
 
 @pytest.fixture
@@ -21,8 +32,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "session" / "state.sqlite"
 
 
-def spec(job: str) -> JobSpec:
-    return JobSpec(job, "a name", "s", "some.module:Program", "folder", 8, 1.0, 100)
+def spec(job: str, epochs: float = 1.0) -> JobSpec:
+    return JobSpec(job, "a name", "s", "some.module:Program", "folder", 8, epochs, 100)
 
 
 class TestSessionDatabase:
@@ -151,13 +162,32 @@ class TestSessionDatabase:
 
     def test_another_process_asks_for_a_policy_and_gets_an_answer(self, path: Path) -> None:
         with SessionDatabase(path) as database:
-            first, second = request_policy(path, "las"), request_policy(path, "srtf")
-            assert database.policy_request() == (second, "srtf")
-            assert policy_answer(path, second) is None
-            database.answer(second, 1.0, "")
-            assert (policy_answer(path, first), policy_answer(path, second)) == ("", "")
-            assert database.policy_request() is None
+            number = request_policy(path, "las")
+            assert [request.body["policy"] for request in open_requests(database)] == ["las"]
+            assert policy_answer(path, number) is None
+            answer(database, number, 1.0)
+            assert policy_answer(path, number) == ""
 
     def test_asking_where_there_is_no_database_is_an_error(self, path: Path) -> None:
         with pytest.raises(ClusterError, match="no such file; expected the database of a run"):
             request_policy(path, "las")
+
+
+def test_state_gpus_progress_and_end_of_every_job(tmp_path: Path) -> None:
+    database = tmp_path / "ray" / "fifo-jobs-0" / "state.sqlite"
+    assert newest_database(tmp_path) is None
+    with SessionDatabase(database) as own:
+        own.enter_jobs([(spec(f"job-{number}", 8.0), 0.0) for number in range(3)])
+        for number, gpus in ((0, 3), (1, 2), (0, 1)):
+            own.change(1.0, f"job-{number}", gpus, 0.5, ())
+        own.set_job("job-0", progress=2.0)
+        own.set_job("job-1", state="finished", progress=8.0)
+        set_predictions(
+            own, [PredictionRow("job-0", 10.0, "fifo", 1.0, finish=35.0), PredictionRow("job-2", 10.0, "fifo", 40.0)]
+        )
+        assert newest_database(tmp_path) == database
+        first, second, third = job_progress(database)
+    assert astuple(first) == ("job-0", "a name", "starting", 1, 0.25, 25.0)
+    assert (second.state, second.gpus, second.progress) == ("finished", 0, 1.0)
+    assert (third.state, third.gpus, third.progress) == ("submitted", 0, 0.0)
+    assert np.isnan([second.left, third.left]).all()

@@ -22,10 +22,10 @@ from rlpto.ray_cluster.messages import JobReport, Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.live_metrics import EventFile
 from rlpto.ray_cluster.scheduler.run_tables import write_tables
-from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase, read_table, sessions_at_work
+from rlpto.ray_cluster.scheduler.session_access import read_table, sessions_at_work
+from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
-from rlpto.ray_cluster.scheduler.workload import job_specs
-from rlpto.ray_cluster.settings import ProgramSettings, RaySettings
+from rlpto.ray_cluster.settings import ProgramSettings, RaySettings, job_specs
 from rlpto.store import database as database_module
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
@@ -105,10 +105,10 @@ def contents(path: Path) -> list[object]:
     """All that a restarted scheduler reads. Raises ClusterError if it is damaged."""
     with SessionDatabase(path) as database:
         facts = [database.fact(key) for key in ("began", "beat")]
-        told = [database.newest_commands(), sorted(database.unsent()), database.next_generation()]
+        commands = [database.newest_commands(), sorted(database.unsent()), database.next_generation()]
         rows = [database.jobs(), database.events(), database.decisions(), database.deciders(), database.changes()]
         specs = database.rows("SELECT spec, submit_time FROM jobs ORDER BY number")
-        return [facts, told, rows, specs, database.nodes(), database.held()]
+        return [facts, commands, rows, specs, database.nodes(), database.held()]
 
 
 class TestDamage:
@@ -264,7 +264,7 @@ class TestFullDisk:
             interrupted.join()
             with pytest.raises(ClusterError, match="full"):
                 cluster.close()
-            assert not backend.controllers, "they were told to end all the same"
+            assert not backend.controllers, "they were asked to end all the same"
         disk.empty()
         with SessionDatabase(small_disk / "state.sqlite") as database:
             assert [row.state for row in database.jobs()].count("finished") == 0

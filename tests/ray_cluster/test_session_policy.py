@@ -14,22 +14,22 @@ from rlpto.core.loop import run
 from rlpto.core.queues import QueueSettings
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
-from rlpto.experiments.session_policy import SessionPolicy
-from rlpto.io.errors import ConfigError
+from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.policies.registry import make_policy
 from rlpto.policies.switching import switching
 from rlpto.ray_cluster.scheduler.run_tables import decision_records, last_line, policy_switches, write_tables
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, request_policy
+from rlpto.ray_cluster.scheduler.session_access import policy_answer, request_policy
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.test_cluster import Interrupted, elastic, make_cluster
 
 
 def ignore(policy: str, latency: float) -> None:
-    """Nobody wants to know."""
+    """Not needed here."""
 
 
 def in_session(database: SessionDatabase, spec: str = "fifo", deciding: Callable[[str, float], None] = ignore) -> Any:
-    return SessionPolicy(switching(make_policy(spec)), make_policy, database, deciding)
+    return SwitchablePolicy(database, make_policy, switching(make_policy(spec)), deciding)
 
 
 def play(
@@ -70,16 +70,10 @@ class TestSwitching:
         _, database, _ = play(tmp_path, 10.0, "equal_share")
         with database:
             again = switching(make_policy("fifo"))
-            SessionPolicy(again, make_policy, database, ignore).reset(0)
+            SwitchablePolicy(database, make_policy, again).reset(0)
             (switched,) = [event[0] for event in database.events() if event[1] == "policy"]
             assert again.present(switched).name == "equal_share"
             assert again.present(switched - 1e-6).name == "fifo"
-
-    def test_a_direct_switch_to_what_does_not_exist_raises(self, tmp_path: Path) -> None:
-        with SessionDatabase(tmp_path / "state.sqlite") as database:
-            with pytest.raises(ConfigError, match="no policy 'no_such'"):
-                in_session(database).switch("no_such", 1.0)
-            assert database.fact("policy") is None
 
     def test_set_times_are_noted_like_requests_and_a_request_holds_until_the_next_one(self, tmp_path: Path) -> None:
         record, database, policy = play(tmp_path, 4.0, "srtf", "fifo>20:equal_share")

@@ -1,4 +1,4 @@
-"""Real jobs that stop early: by what they have measured, once, whoever is restarted, and what is known of it then."""
+"""Real jobs that stop early: by what they have measured, once, also after restarts of controller and scheduler."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.worker.training import Trainer
 from tests.builders import job as make_job
-from tests.builders import linear_tables
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.running import KILL, SESSION, make_spec, running
-from tests.ray_cluster.test_cluster import RULES, specs
+from tests.ray_cluster.test_cluster import make_cluster, specs
 
 RULE = StopRule(gain=0.01, over=0.1, after=0.5)
 EPOCHS = 60.0
 
 
 def test_a_worker_evaluates_as_often_as_the_rule_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever share of its time that takes."""
+    """Even if that takes a large share of its time."""
     monkeypatch.setattr("rlpto.ray_cluster.worker.training.EVALUATION_SHARE", 1e-9)
     looked = {}
     for rule in (None, RULE):
@@ -78,7 +77,7 @@ def test_the_scheduler_keeps_how_far_a_stopped_job_came(tmp_path: Path, restarte
     backend, path = FakeBackend(FakeTime(), {"m": 2}, rate=0.2), tmp_path / "state.sqlite"
 
     def cluster(database: SessionDatabase) -> RayCluster:
-        return RayCluster(backend, jobs, given, linear_tables(0.1, 8), database, RULES, clock=backend.world.clock)
+        return make_cluster(backend, jobs, database, given=given)
 
     with SessionDatabase(path) as database:
         first = cluster(database)

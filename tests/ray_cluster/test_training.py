@@ -64,7 +64,8 @@ def plain_torch(spec: JobSpec, steps: int) -> nn.Module:
     while step < steps:
         order = np.random.default_rng((spec.seed, epoch)).permutation(spec.data_size)
         for start in range(0, spec.data_size, spec.batch_size):
-            torch.manual_seed(step_seed(spec.seed, step))
+            # Not torch.manual_seed, which takes a millisecond: benchmarks time this loop.
+            torch.default_generator.manual_seed(step_seed(spec.seed, step))
             loss = program.loss(model, program.batch(torch.from_numpy(order[start : start + spec.batch_size])))
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -175,8 +176,11 @@ def test_a_batch_size_that_is_chosen_trains_as_a_job_of_that_size_and_counts_wha
     assert chosen.run(21).batch_size == 8
 
 
-def test_state_carries_over_to_another_process_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
-    spec = make_spec(tmp_path, training="tests.ray_cluster.programs:Tiny", options={"adam": True}, pace=None)
+@pytest.mark.parametrize("adam", [True, False], ids=["adam", "SGD with a falling rate"])
+def test_state_carries_over_to_another_process_in_the_middle_of_an_epoch(tmp_path: Path, adam: bool) -> None:
+    spec = make_spec(
+        tmp_path, training="tests.ray_cluster.programs:Tiny", options={"adam": adam}, epochs=6.0, pace=None
+    )
     whole, half = Trainer(spec), Trainer(spec)
     whole.run(40)
     half.run(17)
@@ -186,15 +190,6 @@ def test_state_carries_over_to_another_process_in_the_middle_of_an_epoch(tmp_pat
     assert other.position == whole.position
     assert torch.equal(weights_of(other.network), weights_of(whole.network))
     assert 0 < other.noise.weight <= whole.noise.weight
-
-
-def test_a_falling_learning_rate_is_part_of_the_state(tmp_path: Path) -> None:
-    spec = make_spec(tmp_path, training="tests.ray_cluster.programs:Tiny", epochs=6.0, pace=None)
-    first = Trainer(spec)
-    first.run(30)
-    second = Trainer(spec)
-    second.load(first.state())
-    assert second.optimizer.param_groups[0]["lr"] == first.optimizer.param_groups[0]["lr"] < 0.05
 
 
 def test_an_interrupted_step_leaves_nothing_behind(tmp_path: Path) -> None:

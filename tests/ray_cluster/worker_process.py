@@ -14,7 +14,7 @@ import threading
 import time
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.worker.training import Trainer, weights_of

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from rlpto.io.errors import ClusterError, ConfigError
-from rlpto.service.parent import FIRST_BACKOFF_S, Child, serve
-from rlpto.service.preparing import TOKEN_FILE, prepare
+from rlpto.service.parent import FIRST_BACKOFF_S, TOKEN_FILE, Child, prepare, serve
 from rlpto.service.settings import ServiceSettings
+from rlpto.store.database import Store
 from tests.service.web.helpers import make_settings
 
 CATALOGUE_PROGRAM = {"digits": {"program": {"training": "a:B"}}}
@@ -115,7 +115,7 @@ class TestPreparing:
         settings = make_settings(tmp_path / "old")
         settings.folder.mkdir()
         settings.folder.chmod(0o755)
-        settings.database.touch()
+        Store(settings.database).close()
         settings.database.chmod(0o644)
         prepare(settings)
         assert settings.folder.stat().st_mode & 0o777 == 0o700

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -49,22 +47,6 @@ class TestSpeed:
         assert finish(cluster) == pytest.approx(50 + 0.8 / 0.02)
         assert cluster.store.rescales.tolist() == [0]
         assert cluster.changes().gpus.tolist() == [1, 0]
-
-    def test_without_batch_sizes_jobs_go_back_to_their_own_choice(self) -> None:
-        cluster = one_job()
-        give(cluster, [1], batch_size=[200])
-        advance_to(cluster, 20.0)
-        give(cluster, [1])
-        assert finish(cluster) == pytest.approx(20 + 0.6 / 0.01)
-
-    def test_a_job_that_waits_goes_on_at_the_next_one(self) -> None:
-        cluster = one_job()
-        give(cluster, [1], batch_size=[200])
-        advance_to(cluster, 20.0)
-        give(cluster, [0], batch_size=[0])
-        advance_to(cluster, 40.0)
-        give(cluster, [2], batch_size=[400])
-        assert finish(cluster) == pytest.approx(40 + 0.6 / 0.06)
 
     def test_workers_that_train_while_others_start_change_too(self) -> None:
         cluster = one_job(delay=30.0, growth="overlap")
@@ -114,26 +96,12 @@ class TestAdmission:
         with pytest.raises(PolicyError, match=said):
             Queue(QueueSettings()).admit(state, Allocation(np.array([1]), batch_size=np.array(batch_size)), "mine")
 
-    def test_where_there_are_none_to_choose_from(self) -> None:
-        state = make_cluster([job()], linear_tables()).state()
-        with pytest.raises(PolicyError, match=r"expected 0 \(its own choice\)$"):
-            Queue(QueueSettings()).admit(state, Allocation(np.array([1]), batch_size=np.array([100])), "mine")
-
     def test_who_gets_no_gpus_has_its_own_choice(self) -> None:
         state = make_cluster([job(0), job(1)], with_batch_sizes(linear_tables(), FACTORS), [1]).state()
         wishes = Allocation(np.array([1, 1]), batch_size=np.array([100, 100]))
         admitted = Queue(QueueSettings()).admit(state, wishes, "mine")
         assert admitted.batch_size is not None
         assert (admitted.gpus.tolist(), admitted.batch_size.tolist()) == ([1, 0], [100, 0])
-
-
-def test_max_throughput_chooses_the_fastest() -> None:
-    cluster = one_job()
-    decide: Callable[[ClusterState], Allocation] = make_policy("max_throughput:choose_batch_size=true")
-    found = decide(cluster.state())
-    assert found.batch_size is not None
-    assert (found.gpus.tolist(), found.batch_size.tolist()) == ([4], [400])
-    assert make_policy("max_throughput")(cluster.state()).batch_size is None
 
 
 def test_a_batch_in_use_stays_unless_another_is_so_many_times_as_fast() -> None:

@@ -9,15 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.core.loop import run
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray
 from rlpto.performance.tables import SpeedTables, elapsed_from_rates
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import Scripted, advance_to, give, job, linear_tables, make_cluster, make_tables, random_tables
+from ..builders import advance_to, give, job, linear_tables, make_cluster, make_tables, random_tables
 
 INTERVALS = [0.1, 0.7, 1 / 3, 59.9, 60.0, 1000.0]
 
@@ -86,21 +83,6 @@ def test_a_rescale_keeps_the_work_done_and_costs_its_delay_once(seed, epochs, af
     assert cluster.store.rescales[0] == 1
 
 
-@pytest.mark.parametrize("decide_on", ["interval", "events"])
-def test_the_interval_does_not_matter_while_allocations_stand(decide_on):
-    tables = random_tables(3, 4, 20.0, types=1)
-    finishes = []
-    for interval in INTERVALS:
-        cluster = make_cluster([job(epochs=5.5, gpus=3)], tables, interval=interval, decide_on=decide_on)
-        start = cluster.time
-        give(cluster, [3])
-        while not cluster.done:
-            cluster.advance()
-        finishes.append(cluster.store.finish_time[0] - start)
-    assert np.ptp(finishes) < 1e-9
-    assert finishes[0] == pytest.approx(20.0 + seconds(rates_of(tables, 3), 0.0, 5.5))
-
-
 @settings(max_examples=100)
 @given(st.floats(0.01, 500.0), st.sampled_from(["interval", "events"]))
 def test_ticks_always_come_and_are_multiples_of_the_interval(interval, decide_on):
@@ -138,17 +120,6 @@ class TestTicksAndEvents:
             cluster.advance()
             assert cluster.store.start_time[1] == cluster.store.finish_time[0] == start + 60
 
-    def test_thousands_of_simultaneous_events_are_one_decision(self):
-        jobs = [job(i, 5.0, epochs=1.0) for i in range(3000)]
-        cluster = make_cluster(jobs, linear_tables(), [3000], interval=60)
-        assert cluster.active_jobs == 3000
-        give(cluster, [1] * 3000)
-        report = [cluster.advance(), cluster.advance()][-1]
-        assert report.end == 105.0
-        assert report.finished == 3000
-        assert cluster.done
-        assert len(cluster.changes().time) == 6000
-
     def test_an_idle_cluster_goes_straight_to_the_next_arrival(self):
         jobs = [job(0, 0.0, epochs=0.1), job(1, 1e6 + 1, epochs=0.1)]
         ends = []
@@ -168,21 +139,8 @@ class TestTicksAndEvents:
         assert cluster.store.progress[0] == pytest.approx(36)
         assert np.isnan(cluster.store.finish_time).all()
 
-    def test_no_jobs_are_done_at_once(self):
-        record = run(make_cluster([], linear_tables()), Scripted(lambda _: []), QueueSettings(), RewardWeights())
-        assert len(record.jobs.names) == len(record.decisions.time) == len(record.changes.time) == 0
-        assert record.decisions.reward.shape == (0, 5)
-
 
 class TestDelay:
-    def test_the_first_start_costs_delay_but_is_no_rescale(self):
-        cluster = make_cluster([job(epochs=1.0)], linear_tables(delay=30.0), interval=1000)
-        give(cluster, [1])
-        report = cluster.advance()
-        assert (report.rescales, report.rescale_seconds) == (0, 0.0)
-        assert cluster.store.finish_time[0] == 130.0
-        assert cluster.store.attained_service[0] == 130.0
-
     def test_a_change_during_the_delay_starts_it_anew(self):
         cluster = make_cluster([job(epochs=1.0, max_gpus=2)], linear_tables(delay=30.0), interval=20)
         give(cluster, [1])
@@ -208,10 +166,6 @@ class TestDelay:
         cluster.advance()
         assert cluster.store.finish_time[0] == pytest.approx(100 + 10 + 60)
 
-    def test_settings_override_the_models_own(self):
-        cluster = make_cluster([job()], linear_tables(delay=30.0), rescale_delay=5.0)
-        assert cluster.rescale_delay.tolist() == [5.0]
-
 
 def run_out(cluster: SimulatedCluster) -> None:
     """Pass decision points without deciding anything until all jobs have finished."""
@@ -229,11 +183,6 @@ class TestGrowthThatOverlapsTraining:
         give(cluster, [1])
         return cluster
 
-    def test_a_start_costs_the_delay(self) -> None:
-        cluster = self.cluster_of(epochs=1.0)
-        run_out(cluster)
-        assert cluster.store.finish_time[0] == 90.0
-
     def test_old_workers_train_on_until_new_ones_have_started(self) -> None:
         cluster = self.cluster_of()
         advance_to(cluster, 150.0)  # 2 epochs
@@ -241,15 +190,6 @@ class TestGrowthThatOverlapsTraining:
         advance_to(cluster, 200.0)  # 30 s on one GPU, 20 s on two
         assert cluster.store.progress[0] == pytest.approx(2.0 + 30 / 60 + 20 / 30)
         assert cluster.store.rescales[0] == 1
-
-    def test_giving_gpus_up_costs_nothing(self) -> None:
-        cluster = self.cluster_of()
-        advance_to(cluster, 150.0)
-        give(cluster, [2])
-        advance_to(cluster, 200.0)
-        give(cluster, [1])
-        assert cluster.advance().rescale_seconds == 0.0
-        assert cluster.store.progress[0] == pytest.approx(2.0 + 30 / 60 + 20 / 30 + 50 / 60)
 
     def test_a_start_that_is_under_way_is_waited_for(self) -> None:
         cluster = make_cluster([job(epochs=1.0)], linear_tables(rate=1 / 60, delay=30.0), interval=10, growth="overlap")
@@ -266,20 +206,6 @@ class TestGrowthThatOverlapsTraining:
         give(cluster, [4])
         run_out(cluster)
         assert cluster.store.finish_time[0] == pytest.approx(90.0)
-
-    @pytest.mark.parametrize("given_up", [155.0, 170.0, 179.0])
-    def test_growth_that_is_given_up_before_its_workers_train_costs_nothing(self, given_up: float) -> None:
-        cluster = make_cluster([job(epochs=10.0)], linear_tables(rate=1 / 60, delay=30.0), interval=1, growth="overlap")
-        give(cluster, [1])
-        advance_to(cluster, 150.0)
-        give(cluster, [4])
-        advance_to(cluster, given_up)
-        assert cluster.store.progress[0] == pytest.approx((given_up - 30) / 60)
-        give(cluster, [1])
-        advance_to(cluster, 200.0)
-        assert cluster.store.progress[0] == pytest.approx(170 / 60)
-        run_out(cluster)
-        assert cluster.store.finish_time[0] == pytest.approx(630.0)
 
     def test_what_is_given_up_of_growth_is_what_has_not_started(self) -> None:
         cluster = make_cluster([job(epochs=10.0)], linear_tables(rate=1 / 60, delay=30.0), interval=1, growth="overlap")
@@ -339,10 +265,3 @@ class TestEpochResolution:
     def test_an_interval_in_mid_epoch_counts_anew(self):
         # 8 s of the first epoch in the first interval; 2.4 s left in the second, rounded to 2; then 10.
         assert self.finish(2.0, 8.0) == pytest.approx(8.0 + 2.0 + 6.0 + 4.0)
-
-    def test_halves_go_to_the_even_number(self):
-        tables = make_tables([[[[1 / 10.5] * 3]]])
-        cluster = make_cluster([job(epochs=1.0)], tables, interval=100, decide_on="interval", epoch_resolution=1.0)
-        give(cluster, [1])
-        cluster.advance()
-        assert cluster.store.finish_time[0] == 110.0

@@ -26,17 +26,6 @@ def test_failures_and_repairs_take_their_mean_time():
         assert len(set(drawn)) == len(drawn)
 
 
-def test_a_cluster_is_up_for_its_share_of_the_time():
-    cluster = make_cluster([job(epochs=1e9)], linear_tables(), [1] * 50, interval=600, failures=failing(3.0, 1.0))
-    up = []
-    while cluster.time < 4e5:
-        before = cluster.up_gpus
-        report = cluster.advance()
-        up.append((before, report.end - report.start))
-    gpus, seconds = np.transpose(up)
-    assert np.average(gpus, weights=seconds) == pytest.approx(50 * 0.75, rel=0.05)
-
-
 def history(cluster: SimulatedCluster, busy: bool) -> list[int]:
     """GPUs that are up at every tick while two jobs run or wait."""
     seen = []
@@ -84,20 +73,6 @@ def test_a_failure_costs_at_most_one_checkpoint_interval(seed, checkpoint, decid
             assert base <= kept <= base + trained * rate + 1e-9
             assert base + trained * rate - kept <= checkpoint * rate + 1e-9
             since = None
-
-
-def test_jobs_on_other_nodes_go_on():
-    """Two whole-node jobs: only the one whose node fails stops, and waits from that moment."""
-    jobs = [job(0, epochs=1e6, gpus=2), job(1, epochs=1e6, gpus=2)]
-    cluster = make_cluster(jobs, linear_tables(), [2, 2], seed=3, interval=1e9, failures=failing(1.0))
-    give(cluster, [2, 2])
-    while cluster.held_gpus == 4:
-        cluster.advance()
-    stopped = int(np.flatnonzero(cluster.store.gpus == 0)[0])
-    assert cluster.store.gpus[1 - stopped] == 2
-    assert cluster.up_gpus == 2
-    assert cluster.changed
-    assert cluster.store.wait_start[stopped] == cluster.time
 
 
 def test_accuracy_gained_and_lost_again_cancels():

@@ -1,29 +1,32 @@
-"""Simulated jobs that know only what they have observed."""
+"""Simulated jobs that know only what they have observed, on every kind of GPU."""
 
 from __future__ import annotations
 
+import csv
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.core.cluster import Node
+from rlpto.core.cluster import Allocation, ClusterShape, Node
 from rlpto.core.jobs import Job
 from rlpto.core.loop import DecisionLoop, run
-from rlpto.core.queues import QueueSettings
+from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
-from rlpto.knowledge.remaining import RemainingKnowledge
+from rlpto.knowledge.job_types import FIRST_JOBS
+from rlpto.knowledge.known import BatchCache, Knowledge, RemainingKnowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.fitted import FittedProfiles
+from rlpto.performance.measured import MeasuredProfiles
+from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.knowledge import Knowledge
-from rlpto.simulator.online import FIRST_SLOTS, FactsCache
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 from ..builders import give
@@ -34,10 +37,10 @@ FIXED = 256
 
 
 @cache
-def facts() -> FactsCache:
+def facts() -> BatchCache:
     profiles = load_profiles(None)
     assert isinstance(profiles, FittedProfiles)
-    return FactsCache(profiles)
+    return BatchCache(profiles)
 
 
 @cache
@@ -64,11 +67,11 @@ def through(cluster: SimulatedCluster, policy: str = "max_throughput") -> RunRec
     return run(cluster, make_policy(policy), QueueSettings(), RewardWeights())
 
 
-def told(cluster: SimulatedCluster) -> np.ndarray:
+def shown(cluster: SimulatedCluster) -> np.ndarray:
     return cluster.state().jobs.speed
 
 
-def test_a_job_with_a_fixed_batch_gets_on_as_it_does_when_all_is_known() -> None:
+def test_a_job_with_a_fixed_batch_trains_as_it_does_when_all_is_known() -> None:
     """What it believes decides nothing: its batch is given, and the policy looks at no speed."""
     jobs = [job(0, batch_size=FIXED), job(1, 100.0, batch_size=FIXED)]
     exact = SimulatedCluster(NODES, jobs, tables(), SimulatorSettings(rescale_delay=30.0))
@@ -94,17 +97,17 @@ def test_a_batch_changes_less_often_where_little_is_no_reason() -> None:
     assert small < 0.5 * never
 
 
-def test_speeds_are_told_as_they_were_observed() -> None:
+def test_speeds_are_shown_as_they_were_observed() -> None:
     cluster = online([job(epochs=90.0)])
-    assert told(cluster)[0, 4] == pytest.approx(4 * told(cluster)[0, 1])  # nothing seen: it scales perfectly
+    assert shown(cluster)[0, 4] == pytest.approx(4 * shown(cluster)[0, 1])  # nothing seen: it scales perfectly
     for gpus in (1, 2, 4):
         give(cluster, [gpus])
         for _ in range(4):
             cluster.advance()
     rows = tables().packed_rows(4)[tables().types.index(JobType("cifar10")), [1, 2, 4]]
     now = int(cluster.store.progress[0])
-    assert told(cluster)[0, [1, 2, 4]] == pytest.approx(tables().rates[rows, now], rel=0.1)
-    assert cluster.state().jobs.speed_on(2)[0, 4] < told(cluster)[0, 4]
+    assert shown(cluster)[0, [1, 2, 4]] == pytest.approx(tables().rates[rows, now], rel=0.1)
+    assert cluster.state().jobs.speed_on(2)[0, 4] < shown(cluster)[0, 4]
 
 
 def test_jobs_that_share_their_fits_know_what_others_have_seen() -> None:
@@ -113,7 +116,7 @@ def test_jobs_that_share_their_fits_know_what_others_have_seen() -> None:
         while cluster.time < 600:
             give(cluster, [2])
             cluster.advance()
-        seen, new = told(cluster)[:, :3]
+        seen, new = shown(cluster)[:, :3]
         assert np.array_equal(seen, new) == shared
 
 
@@ -133,14 +136,6 @@ def test_jobs_that_share_what_they_see_expect_the_noise_that_others_met_later() 
     assert abs(np.log(ahead[True] / (truth[80] / truth[2]))) < 0.1 < abs(np.log(ahead[False] / (truth[80] / truth[2])))
 
 
-def test_only_who_has_trained_has_observed_anything() -> None:
-    cluster = online([job(0), job(1)], rescale_delay=600.0)
-    before = told(cluster)
-    give(cluster, [2, 0])
-    cluster.advance()
-    np.testing.assert_array_equal(told(cluster), before)
-
-
 @pytest.mark.parametrize("left", ["unknown", "learnt"])
 def test_declared_epochs_do_not_leak(left: RemainingKnowledge) -> None:
     """Two jobs that differ only in what they declare look alike until one has finished."""
@@ -157,27 +152,25 @@ def test_declared_epochs_do_not_leak(left: RemainingKnowledge) -> None:
         np.testing.assert_array_equal(jobs.columns().epochs, jobs.epochs)
 
 
-def test_the_length_of_finished_jobs_is_learnt() -> None:
-    cluster = online([job(0, epochs=3.0), job(1, epochs=30.0)], remaining="learnt")
-    while cluster.active_jobs == 2:
-        give(cluster, [4, 0])
-        cluster.advance()
-    assert cluster.state().jobs.remaining.tolist() == [3.0]
-    while (progress := float(cluster.store.progress[1])) <= 3.0:
-        give(cluster, [4])
-        cluster.advance()
-    assert cluster.state().jobs.remaining.tolist() == [progress]  # longer than all that finished
-
-
-def test_many_jobs_at_once_are_all_told_of() -> None:
-    count = 2 * FIRST_SLOTS + 3
+def test_many_jobs_at_once_are_all_shown() -> None:
+    count = 2 * FIRST_JOBS + 3
     cluster = online([job(i, epochs=0.5, model=MODELS[i % 2]) for i in range(count)])
-    assert (told(cluster)[:, 1:] > 0).all()
+    assert (shown(cluster)[:, 1:] > 0).all()
     assert np.isfinite(through(cluster, "equal_share").jobs.finish_time).all()
 
 
+def test_a_job_that_comes_later_is_shown_the_accuracy_ahead_of_its_own_model() -> None:
+    cluster = online([job(0), job(1, 600.0, model="deepspeech2")])
+    cluster.state().jobs  # noqa: B018 - a policy looks before the second job comes
+    while cluster.active_jobs < 2:
+        give(cluster, [1])
+        cluster.advance()
+    exact = tables().accuracy_ahead[tables().types.index(JobType("deepspeech2")), 0]
+    assert cluster.state().jobs.accuracy_ahead[1] == exact
+
+
 def test_finishes_are_predicted_by_what_jobs_believe() -> None:
-    """Alone, and at one size, a job's fit is nearly the truth; nothing else than what is told goes into a snapshot."""
+    """Alone, and at one size, a job's fit is nearly the truth; nothing else than what is shown goes into a snapshot."""
     cluster = online([job(0, epochs=200.0), job(1, epochs=100.0)], remaining="unknown")
     queue, policy = QueueSettings(), make_policy("equal_share")
     loop = DecisionLoop(cluster, queue)
@@ -192,7 +185,7 @@ def test_finishes_are_predicted_by_what_jobs_believe() -> None:
     assert cluster.time < first == second < np.inf
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     seed=st.integers(0, 1000),
     growth=st.sampled_from(["pause", "overlap"]),
@@ -218,3 +211,70 @@ def test_all_jobs_finish_and_the_same_seed_gives_the_same(
     assert (records[0].decisions.held <= 8).all()
     alone = records[0].jobs.alone_time
     assert (first - submits >= alone * 0.99).all() or failing
+
+
+PROFILES = FittedProfiles(builtin_profiles())
+SHAPE = ClusterShape((Node(4, gpu="t4"), Node(4, gpu="t4"), Node(8, gpu="a100")))
+TABLES = compile_tables(PROFILES, [JobType("cifar10")], 8, 8, kinds=SHAPE.kind_sizes)
+
+
+def one_job() -> SimulatedCluster:
+    facts = PROFILES.facts("cifar10")
+    job = Job("job", 0.0, "cifar10", 100.0, facts.samples, 1, 1, 8)
+    settings = SimulatorSettings(interval=120.0, decide_on="interval")
+    return SimulatedCluster(SHAPE, [job], TABLES, settings, knowledge=Knowledge(beliefs=BatchCache(PROFILES)))
+
+
+def place(cluster: SimulatedCluster, row: list[int]) -> None:
+    state = cluster.state()
+    allocation = Allocation(np.array([sum(row)]), placement=np.array([row]))
+    cluster.apply(state, Queue(QueueSettings()).admit(state, allocation, "test"))
+
+
+class TestProjection:
+    def test_a_kind_never_run_on_is_projected_and_one_run_on_is_fitted(self) -> None:
+        cluster = one_job()
+        cluster.advance()
+        blind = cluster.state().jobs
+        assert blind.speed_on_gpu("t4")[0, 1] == blind.speed_on_gpu("a100")[0, 1], "any GPU is worth the same"
+        place(cluster, [2, 0, 0])
+        cluster.advance()
+        both = cluster.state().jobs
+        ratio = PROFILES.one_gpu_throughput("cifar10", "a100") / PROFILES.one_gpu_throughput("cifar10", "t4")
+        on_one_node = slice(1, 5)
+        projected, fitted = both.speed_on_gpu("a100")[0, on_one_node], both.speed_on_gpu("t4")[0, on_one_node]
+        assert projected == pytest.approx(ratio * fitted)
+        place(cluster, [0, 0, 2])
+        cluster.advance()
+        after = cluster.state().jobs
+        assert after.speed[0, 2] == after.speed_on_gpu("a100")[0, 2]
+        assert after.speed_on_gpu("a100")[0, 2] != pytest.approx(ratio * after.speed_on_gpu("t4")[0, 2])
+        assert TABLES.kinds[TABLES.kind[cluster.store.type_index[0]]] == "a100"
+
+
+@pytest.mark.parametrize("policy", ["sia", "gavel", "pollux", "equal_share", "optimus"])
+def test_every_job_finishes(policy: str) -> None:
+    facts = PROFILES.facts("cifar10")
+    jobs = [Job(f"job{j}", 100.0 * j, "cifar10", 5.0, facts.samples, 1, 1, 8) for j in range(6)]
+    settings = SimulatorSettings(interval=60.0, decide_on="interval")
+    cluster = SimulatedCluster(SHAPE, jobs, TABLES, settings, knowledge=Knowledge(beliefs=BatchCache(PROFILES)))
+    record = run(cluster, make_policy(policy), QueueSettings(), RewardWeights())
+    assert np.isfinite(record.jobs.finish_time).all()
+
+
+def test_parity_with_the_simulator_of_sia(shared_data: Path) -> None:
+    """Mean JCT of Sia's own simulator on 30 jobs: 1086.6 s. Its solver breaks ties otherwise: 3 %."""
+    profiles, slowdowns = MeasuredProfiles(shared_data / "sia" / "traces"), {"cifar10": 1.8}
+    shape = ClusterShape((*[Node(4, gpu="aws")] * 6, *[Node(8, gpu="dgx-ext")] * 2, *[Node(8, gpu="rtx")] * 3))
+    jobs = []
+    with (shared_data / "sia" / "philly-3-first30.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            model, facts = row["application"], profiles.facts(row["application"])
+            data = facts.samples * slowdowns.get(model, 1.2)
+            jobs.append(Job(row["name"], float(row["time"]), model, facts.epochs, data, 1, 1, 24))
+    types = [JobType(model) for model in sorted({job.model for job in jobs})]
+    tables = compile_tables(profiles, types, 24, 8, kinds=shape.kind_sizes)
+    settings = SimulatorSettings(interval=60, decide_on="interval", placement="most_free", epoch_resolution=1)
+    cluster = SimulatedCluster(shape, jobs, tables, settings, knowledge=Knowledge(beliefs=BatchCache(profiles)))
+    record = run(cluster, make_policy("sia"), QueueSettings(aging_normal=1e9), RewardWeights())
+    assert float(np.mean(record.jobs.finish_time - record.jobs.submit_time)) == pytest.approx(1086.633, rel=0.03)

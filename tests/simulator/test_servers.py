@@ -51,11 +51,6 @@ class TestSpeed:
         assert cluster.state().jobs.servers.tolist() == [4]
         assert finish(cluster) == pytest.approx(25)
 
-    def test_without_a_choice_it_has_its_own_number(self) -> None:
-        cluster = one_job()
-        assert give(cluster, [1]).servers is not None
-        assert finish(cluster) == pytest.approx(100)
-
     @pytest.mark.parametrize("growth", ["pause", "overlap"])
     @pytest.mark.parametrize("gpus", [1, 2])
     def test_other_servers_restart_a_job_once(self, growth: str, gpus: int) -> None:
@@ -65,14 +60,6 @@ class TestSpeed:
         give(cluster, [gpus], [2])
         assert finish(cluster) == pytest.approx(50 + 30 + 0.8 / (0.02 * gpus))
         assert cluster.store.rescales.tolist() == [1]
-
-    def test_the_same_servers_again_change_nothing(self) -> None:
-        cluster = one_job(delay=30.0)
-        give(cluster, [1], [2])
-        advance_to(cluster, 50.0)
-        give(cluster, [1], [2])
-        assert finish(cluster) == pytest.approx(30 + 50)
-        assert cluster.store.rescales.tolist() == [0]
 
 
 class TestSlots:
@@ -104,11 +91,6 @@ class TestSlots:
     def test_a_number_that_a_job_cannot_have_is_named(self, servers: list[int], said: str) -> None:
         with pytest.raises(PolicyError, match=said):
             give(one_job(), [1], servers)
-
-    def test_jobs_without_servers_are_given_none(self) -> None:
-        cluster = SimulatedCluster((Node(8, 4),), [job()], linear_tables(), SimulatorSettings())
-        with pytest.raises(PolicyError, match="chose parameter servers for jobs that have none"):
-            give(cluster, [1], [1])
 
     @settings(max_examples=30)
     @given(

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
@@ -16,7 +15,7 @@ from rlpto.planning.predictor import predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.settings import SimulatorSettings
-from rlpto.simulator.sharing import SharedGpus, with_places
+from rlpto.simulator.sharing import SharedGpus
 
 from ..builders import advance_to, give, job, linear_tables, make_cluster, random_jobs, random_tables
 
@@ -35,20 +34,6 @@ class TestWhoIsWhere:
         assert three == {0: 1 / 1.5, 1: 1.0, 2: 1 / 1.5}
         assert shared.factors({0: nodes(0, 0), 1: nodes(0, 0), 2: nodes(0), 3: nodes(0, 0, 0, 0)})[3] == 1 / 2.0
 
-    def test_workers_never_move_even_where_gpus_become_free(self) -> None:
-        shared = SharedGpus(np.array([2]), 1.0)
-        shared.factors({0: nodes(0), 1: nodes(0), 2: nodes(0), 3: nodes(0)})
-        assert shared.factors({1: nodes(0), 3: nodes(0)}) == {1: 0.5, 3: 0.5}
-        assert shared.factors({1: nodes(0), 3: nodes(0), 4: nodes(0)})[4] == 1.0
-
-    def test_a_job_that_shrinks_gives_up_what_it_took_last(self) -> None:
-        shared = SharedGpus(np.array([2]), 1.0)
-        shared.factors({0: nodes(0, 0), 1: nodes(0)})
-        assert shared.factors({0: nodes(0), 1: nodes(0)}) == {0: 0.5, 1: 0.5}
-
-    def test_nodes_have_places_for_all_who_share(self) -> None:
-        assert with_places(ClusterShape([Node(4), Node(2)]), 3).node_gpus.tolist() == [12, 6]
-
 
 class TestSpeed:
     def test_a_job_is_slow_just_while_it_has_a_neighbour(self) -> None:
@@ -59,19 +44,6 @@ class TestSpeed:
         assert record.jobs.finish_time.tolist() == pytest.approx([150.0, 200.0])
         assert record.jobs.alone_time.tolist() == pytest.approx([100.0, 100.0])
         assert record.capacity == 2
-
-    def test_no_slowdown_is_as_many_gpus_and_taking_turns_gains_nothing(self) -> None:
-        jobs = [job(i) for i in range(4)]
-        ends = [
-            run(
-                make_cluster(jobs, linear_tables(), (2,), share=2, share_slowdown=slowdown),
-                make_policy("fifo"),
-                QueueSettings(),
-                RewardWeights(),
-            ).jobs.finish_time.max()
-            for slowdown in (0.0, 1.0)
-        ]
-        assert ends == pytest.approx([100.0, 200.0])
 
     def test_what_is_told_is_the_speed_beside_the_neighbours(self) -> None:
         cluster = make_cluster([job(0), job(1)], linear_tables(), (1,), share=2, share_slowdown=1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlpto.store import audit, curves, events, programs, requests, status
+from rlpto.store import curves, events, jobs, programs, requests, status, users
 from rlpto.store.database import Store
 
 
@@ -85,7 +85,7 @@ def test_how_the_cluster_stands_is_replaced(store: Store) -> None:
     )
     status.set_volume(store, [status.VolumeRow(600.0, 3.0, 4.0, 1.0, 9.0)])
     assert [row.seen for row in status.volume(store, 0.0)] == [5.0, 3.0]
-    policy = status.PolicyRow("agent", "agent:run=runs/philly", "a trained agent", "this project")
+    policy = status.PolicyEntry("agent", "a trained agent", "this project")
     status.set_policies(store, [policy])
     assert status.policies(store) == [policy]
     previews = [status.PreviewRow("digits", "goodput", gpus, 4.0 / gpus, 4.0) for gpus in (1, 2)]
@@ -110,12 +110,10 @@ def test_a_program_is_checked_again_when_it_changes(store: Store) -> None:
 
 
 def test_the_audit_trail_and_keys(store: Store) -> None:
-    audit.note(store, "ann", "policy.switch", "las", 1.0, {"reason": "busy"})
-    audit.note(store, "root", "user.add", "bob", 2.0)
-    assert [row.target for row in audit.audit_trail(store)] == ["bob", "las"]
-    assert [row.detail for row in audit.audit_trail(store, before=2)] == [{"reason": "busy"}]
-    audit.keep_key(store, "ann", "k", "d", "j1", 5.0)
-    assert audit.submitted_before(store, "ann", "k") == ("d", "j1")
-    assert audit.submitted_before(store, "bob", "k") is None
-    audit.forget_keys(store, 6.0)
-    assert audit.submitted_before(store, "ann", "k") is None
+    users.note_change(store, "ann", "policy.switch", "las", 1.0, {"reason": "busy"})
+    users.note_change(store, "root", "user.add", "bob", 2.0)
+    assert [row.target for row in users.audit_trail(store)] == ["bob", "las"]
+    assert [row.detail for row in users.audit_trail(store, before=2)] == [{"reason": "busy"}]
+    jobs.keep_key(store, "ann", "k", "d", "j1", 5.0)
+    assert jobs.submitted_before(store, "ann", "k") == ("d", "j1")
+    assert jobs.submitted_before(store, "bob", "k") is None

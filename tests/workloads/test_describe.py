@@ -89,11 +89,5 @@ def test_a_plot_is_written_whole_and_alone(tmp_path, name) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["arrivals.png"]
 
 
-def test_a_plot_that_cannot_be_written(tmp_path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(TraceError, match="cannot write the plot"):
-        plot_arrivals(two_weeks(), tmp_path / "file" / "arrivals.png")
-
-
 def test_readable_times() -> None:
     assert [readable_time(s) for s in (0.4, 45, 750, 11_520, 354_240)] == ["0 s", "45 s", "12.5 min", "3.2 h", "4.1 d"]

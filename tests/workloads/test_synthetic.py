@@ -21,8 +21,21 @@ def philly_trace(shared_data: Path) -> Trace:
     return import_trace("philly_csv", shared_data / "traces" / "philly.csv.gz").trace
 
 
+@pytest.fixture(scope="module")
+def year() -> Trace:
+    """364 days drawn like Philly."""
+    return generate(load_calibration("philly"), 364, seed=0)
+
+
 def constant(value: float) -> tuple[float, ...]:
     return (value,) * len(LEVELS)
+
+
+def gpu_class(
+    gpus: dict[int, float], share: float, jobs: float, seconds: tuple[float, ...], likeness: float
+) -> GpuClass:
+    curve = DurationCurve(seconds=seconds)
+    return GpuClass(gpus=gpus, submissions=share, jobs=constant(jobs), durations=(curve,), likeness=likeness)
 
 
 def plain_calibration(**changes: object) -> Calibration:
@@ -39,20 +52,8 @@ def plain_calibration(**changes: object) -> Calibration:
         "day_correlation": 0.0,
         "submissions_per_hour": day * 7,
         "classes": (
-            GpuClass(
-                gpus={1: 1.0},
-                submissions=0.75,
-                jobs=constant(2),
-                durations=(DurationCurve(seconds=spread),),
-                likeness=0.8,
-            ),
-            GpuClass(
-                gpus={4: 0.5, 3: 0.5},
-                submissions=0.25,
-                jobs=constant(1),
-                durations=(DurationCurve(seconds=constant(1000)),),
-                likeness=0,
-            ),
+            gpu_class({1: 1.0}, 0.75, 2, spread, likeness=0.8),
+            gpu_class({4: 0.5, 3: 0.5}, 0.25, 1, constant(1000), likeness=0),
         ),
     }
     return Calibration.model_validate({**values, **changes})
@@ -101,7 +102,7 @@ def test_busy_days_come_together() -> None:
 
 def test_calibrating_a_generated_trace_gives_the_calibration_back() -> None:
     asked = plain_calibration(day_sigma=0.3, day_correlation=0.6)
-    found = calibrate(generate(asked, 700, 5), name="again")
+    found = calibrate(generate(asked, 490, 5), name="again")
     np.testing.assert_allclose(found.submissions_per_hour, asked.submissions_per_hour, rtol=0.3)
     assert sum(found.submissions_per_hour) == pytest.approx(sum(asked.submissions_per_hour), rel=0.1)
     assert found.day_sigma == pytest.approx(0.3, abs=0.06)
@@ -129,7 +130,7 @@ def test_the_committed_calibration_is_what_calibrate_gives(philly_trace) -> None
     assert calibrate(philly_trace, name="philly", source=committed.source, start=start) == committed
 
 
-def test_generated_philly_traces_resemble_philly(philly_trace) -> None:
+def test_generated_philly_traces_resemble_philly(philly_trace, year) -> None:
     """Tolerances: jobs a day 8 %, GPU shares 1 point, duration quantiles 25 %, GPU-hours a day 12 %.
 
     A third of the jobs come in a few submissions of hundreds that are alike, so that even a year of
@@ -138,8 +139,7 @@ def test_generated_philly_traces_resemble_philly(philly_trace) -> None:
     committed = load_calibration("philly")
     offset = (pd.Timestamp(committed.first_day) - philly_trace.origin).total_seconds()
     real = philly_trace.slice(offset, offset + committed.days * DAY)
-    days = 364
-    drawn = generate(committed, days, seed=0)
+    days, drawn = 364, year
     assert len(drawn) / days == pytest.approx(len(real) / committed.days, rel=0.08)
     for gpus in (1, 2, 4, 8):
         assert np.mean(drawn.gpus == gpus) == pytest.approx(np.mean(real.gpus == gpus), abs=0.01)
@@ -153,16 +153,16 @@ def test_generated_philly_traces_resemble_philly(philly_trace) -> None:
         assert hours[0] == pytest.approx(hours[1], rel=0.12)
 
 
-def test_generated_philly_traces_have_its_week(philly_trace) -> None:
+def test_generated_philly_traces_have_its_week(philly_trace, year) -> None:
     """Submissions by hour of the week: correlation above 0.9, every day of the week within 10 %."""
     committed = load_calibration("philly")
-    profile = np.array(calibrate(generate(committed, 364, seed=1)).submissions_per_hour)
+    profile = np.array(calibrate(year).submissions_per_hour)
     wanted = np.array(committed.submissions_per_hour)
     assert np.corrcoef(profile, wanted)[0, 1] > 0.9
     for block in range(0, 168, 24):
         assert profile[block : block + 24].mean() == pytest.approx(wanted[block : block + 24].mean(), rel=0.1)
     offset = (pd.Timestamp(committed.first_day) - philly_trace.origin).total_seconds()
     real = hour_of_week_profile(philly_trace.slice(offset, offset + 43 * DAY)).reshape(7, 24)
-    drawn = hour_of_week_profile(generate(committed, 364, seed=1)).reshape(7, 24)
+    drawn = hour_of_week_profile(year).reshape(7, 24)
     assert real[:5].mean() > real[5:].mean()
     assert drawn[:5].mean() > drawn[5:].mean()

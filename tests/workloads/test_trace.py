@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.io.errors import TraceError
+from rlpto.workloads.files import files_by_split
 from rlpto.workloads.trace import COLUMNS, Trace, is_trace_file, make_trace, read_trace, write_trace
 
 ORIGIN = pd.Timestamp("2017-10-03 08:30:00")
@@ -37,11 +40,8 @@ def test_make_trace_sorts_fills_and_names_uniquely() -> None:
     assert trace.gpus.tolist() == [1, 2, 4]
     assert trace.texts("model") == ["", "", ""]
     assert trace.integers("batch_size").tolist() == [0, 0, 0]
-
-
-def test_names_stay_unique_when_a_job_has_the_name_of_a_repetition() -> None:
-    trace = make_trace({"name": ["a", "a", "a#2", "a"], "submit_time": [0, 1, 2, 3]}, source="test")
-    assert len(set(trace.texts("name"))) == 4
+    again = make_trace({"name": ["a", "a", "a#2", "a"], "submit_time": [0, 1, 2, 3]}, source="test")
+    assert len(set(again.texts("name"))) == 4
 
 
 def test_parquet_round_trip(tmp_path) -> None:
@@ -53,15 +53,6 @@ def test_parquet_round_trip(tmp_path) -> None:
     assert (again.origin, again.source) == (trace.origin, trace.source)
     assert is_trace_file(path)
     assert [file.name for file in path.parent.iterdir()] == ["trace.parquet"]
-
-
-@pytest.mark.parametrize("column", ["metric", "stop"])
-def test_a_file_from_before_there_was_such_a_column_names_none(tmp_path, column) -> None:
-    path = tmp_path / "old.parquet"
-    write_trace(small_trace(), path)
-    written = pq.read_table(path)
-    pq.write_table(written.drop_columns([column]), path)
-    assert read_trace(path).texts(column) == ["", "", ""]
 
 
 @settings(max_examples=15)
@@ -147,3 +138,10 @@ def test_a_failed_write_leaves_nothing(tmp_path) -> None:
 def test_a_column_of_several_dimensions_is_refused(gpus: list[list[int]]) -> None:
     with pytest.raises(TraceError, match=r"made up: .*dimension"):
         make_trace({"name": ["a"], "submit_time": [0.0], "gpus": gpus}, "made up")
+
+
+@pytest.mark.parametrize("folder", ["9" * 3000, "nowhere"])
+def test_a_pattern_that_no_file_can_match_is_one_line(tmp_path: Path, folder: str) -> None:
+    with pytest.raises(TraceError, match="expected at least one trace") as caught:
+        files_by_split({"test": (tmp_path / folder / "*" / "x.csv",), "train": (), "validation": ()}, False)
+    assert len(str(caught.value)) < 400

@@ -63,7 +63,7 @@ class ControlLoop:
                 self._generation = kept["generation"]
                 self._plan = Plan(tuple(kept["nodes"]), kept["batch_size"], tuple(kept["servers"]))
                 self._group.fault_since = time.monotonic()
-            self._outcome, self._note = kept["outcome"], kept.get("note", "")
+            self._outcome, self._note = kept["outcome"], kept["note"]
 
     # Calls of the scheduler.
 

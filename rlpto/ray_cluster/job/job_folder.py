@@ -71,18 +71,6 @@ def read_newest(folder: Path) -> tuple[Checkpoint, bytes, list[str]] | None:
     return None
 
 
-def refuse_checkpoint(checkpoint: Checkpoint) -> None:
-    """Rename a checkpoint that its program cannot load, so that the one before it counts, and the file can be examined.
-
-    Raises CheckpointError if the disk refuses that.
-    """
-    path = Path(checkpoint.path)
-    try:
-        path.replace(path.with_suffix(".refused"))
-    except OSError as refused:
-        raise CheckpointError(f"{path}: cannot be set aside: {refused.strerror}") from None
-
-
 def drop_checkpoints(folder: Path) -> None:
     """Remove all checkpoints: those of an earlier job of the same name. Raises CheckpointError if one stays."""
     refused = folder.glob("step-*.refused") if folder.is_dir() else ()
@@ -130,7 +118,7 @@ class JobFolder:
         try:
             kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as wrong:
-            self.log_failure(f"{path}: cannot be read, counting starts anew: {wrong}")
+            self.log_failure(f"{path}: cannot be read, counting starts again: {wrong}")
             return None
         return kept
 
@@ -140,13 +128,17 @@ class JobFolder:
         return bool(list_checkpoints(self._folder))
 
     def refuse(self, reason: str) -> None:
-        """The program cannot load the newest checkpoint, although its content is whole: go back to the one before."""
+        """The program cannot load the newest checkpoint, although its content is whole: go back to the one before.
+
+        The file is renamed, so that it can be examined.
+        """
         if self.checkpoint is not None:
-            self.log_failure(f"{self.checkpoint.path}: cannot be loaded: {reason}")
+            path = Path(self.checkpoint.path)
+            self.log_failure(f"{path}: cannot be loaded: {reason}")
             try:
-                refuse_checkpoint(self.checkpoint)
-            except CheckpointError as stays:
-                self.log_failure(str(stays))
+                path.replace(path.with_suffix(".refused"))
+            except OSError as stays:
+                self.log_failure(f"{path}: cannot be set aside: {stays.strerror}")
 
     def newest_state(self) -> tuple[int, bytes] | None:
         """Step and content of the newest sound checkpoint; None if there is none, so that the job starts over."""

@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -161,9 +161,7 @@ class TrainingStatistics:
         return {name: getattr(self, name) for name in _COUNTS} | {
             "samples_done": self.samples_done,
             "curve": self.curve,
-            "speeds": [
-                [size.workers, size.nodes, size.servers, *measured, size.gpu] for size, measured in self.speeds.items()
-            ],
+            "speeds": [[astuple(size), *measured] for size, measured in self.speeds.items()],
             "accuracy": self.accuracy if math.isfinite(self.accuracy) else None,
         }
 
@@ -172,8 +170,7 @@ class TrainingStatistics:
         for name in (*_COUNTS, "samples_done"):
             setattr(self, name, kept[name])
         self.curve = [(float(epochs), float(accuracy)) for epochs, accuracy in kept["curve"]]
-        # Rows that were written before kinds were told apart end without one.
-        self.speeds = {Size(*row[:3], *row[6:]): (row[3], row[4], row[5]) for row in kept["speeds"]}
+        self.speeds = {Size(*size): (samples, seconds, count) for size, samples, seconds, count in kept["speeds"]}
         self.accuracy = math.nan if kept["accuracy"] is None else kept["accuracy"]
 
     def _began(self, chunk: Chunk, step: float) -> None:

@@ -19,9 +19,9 @@ from rlpto.ray_cluster.job.worker_actors import WORKER_CALL_TIMEOUT_S, Parameter
 from rlpto.ray_cluster.job.worker_roster import WorkerRoster
 from rlpto.ray_cluster.messages import JobSpec, Plan, global_batch
 from rlpto.ray_cluster.worker.actor import GroupPlace
-from rlpto.ray_cluster.worker.network import start_store
 from rlpto.ray_cluster.worker.sampling import Position
 from rlpto.ray_cluster.worker.training import Chunk
+from rlpto.ray_cluster.worker.worker_group import start_store
 
 HANG_HEARTBEAT_TIMEOUTS, HANG_STEPS = 3.0, 10.0
 """Heartbeat timeouts and usual step times, added up, without a step after which a worker that answers counts as

@@ -193,9 +193,7 @@ class ParameterServers:
     def _start(self, node: str, plan: Plan) -> ServerActor:
         actor: Any = ray.remote(ParameterServer)
         here = NodeAffinitySchedulingStrategy(node, soft=False)
-        slots = (
-            1 if plan.servers else 0
-        )  # of the CPUs of a node that the plan names; beside the controller it takes none
+        slots = int(bool(plan.servers))  # of a node that the plan names; next to the controller it takes none
         handle = actor.options(num_cpus=slots, max_restarts=0, scheduling_strategy=here).remote(self._spec.asynchronous)
         up = asyncio.ensure_future(result_of(handle.alive.remote()))
         up.add_done_callback(lambda task: task.cancelled() or task.exception())  # no longer waited for

@@ -85,7 +85,7 @@ class CommandedJob:
             self.refuse_failure(report)
             self._meanwhile()
             time.sleep(POLL_INTERVAL_S)
-        raise JobError(f"{self.spec.training} does not get on within {timeout:.0f} s; it says {self.report()}")
+        raise JobError(f"{self.spec.training} has made no progress within {timeout:.0f} s: {self.report()}")
 
     def refuse_failure(self, report: JobReport) -> None:
         """Raises JobError if the job has failed, once its workers have gone."""

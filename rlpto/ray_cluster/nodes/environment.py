@@ -61,7 +61,7 @@ def ray_environment(
 ) -> Iterator[None]:
     """Inside, this process has the variables with which Ray is started or joined: `VARIABLES` where they are not set.
 
-    folder: of a local cluster (see `nodes.folders`), whose token and interface count then, whatever is set. None: a
+    folder: of a local cluster (see `nodes.processes`), whose token and interface replace those that are set. None: a
     cluster started by others; if the user sets a token in Ray's own variables, it is used.
     loopback: that cluster can be reached from this machine only, like all clusters with a folder. more: further
     variables.

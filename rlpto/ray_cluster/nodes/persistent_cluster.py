@@ -14,22 +14,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from rlpto.io.errors import ClusterError
 from rlpto.io.files import write_text
 from rlpto.ray_cluster.nodes.environment import CONTROL, ray_environment
-from rlpto.ray_cluster.nodes.folders import (
-    is_folder_of,
-    make_folder,
-    mark_of,
-    new_token,
-    remove_dead_folders,
-    unused_folder,
-)
 from rlpto.ray_cluster.nodes.processes import (
     arguments_of,
     end_cluster,
@@ -37,8 +30,14 @@ from rlpto.ray_cluster.nodes.processes import (
     free_ports,
     head_family,
     head_is_alive,
+    is_folder_of,
+    make_folder,
+    mark_of,
+    new_token,
     of_folder,
+    remove_dead_folders,
     started_for,
+    unused_folder,
 )
 
 HEADLESS_TIMEOUT_S = 900
@@ -86,21 +85,14 @@ def noted_cluster() -> StartedCluster | None:
     """The cluster of the state file, wholly started and alive or not. ClusterError if the file is broken."""
     path = state_file()
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return StartedCluster(
-            address=str(content["address"]),
-            folder=str(content["folder"]),
-            gpus=tuple(map(int, content["gpus"])),
-            cpus=int(content["cpus"]),
-            durable=bool(content["durable"]),
-            mark=str(content["mark"]),
-        )
+        return TypeAdapter(StartedCluster).validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise ClusterError(
-            f"{path}: not the state of a cluster ({error}); remove the file if none is running"
-        ) from None
+    except OSError as refused:
+        reason = str(refused)
+    except ValidationError as wrong:
+        reason = wrong.errors()[0]["msg"]
+    raise ClusterError(f"{path}: not the state of a cluster ({reason}); remove the file if none is running")
 
 
 def running_cluster() -> StartedCluster | None:
@@ -135,10 +127,13 @@ def start_cluster(
         try:
             make_folder(Path(started.folder), token)
             # A restarted head must use the same port.
-            address = _start_nodes(
-                started, free_ports(1)[0] if durable else 0, head_only=False, on_progress=on_progress
-            )
-            started = replace(started, address=address)
+            started = replace(started, address=_start_head(started, free_ports(1)[0] if durable else 0, on_progress))
+            if durable:
+                on_progress("starting the node for job controllers")
+                _start_node(started, {CONTROL: 1})
+            for number, count in enumerate(gpus, 1):
+                on_progress(f"starting node {number} of {len(gpus)}")
+                _start_node(started, {f"{NODE_RESOURCE}{number}": 1}, count)
             _note(started)
             _start_watch(started)
         except BaseException:
@@ -161,8 +156,7 @@ def restart_head(started: StartedCluster, on_progress: Progress = lambda _: None
             raise ClusterError(f"the head at {started.address} is alive: expected one that has ended")
         # Remaining processes of the head would look like a live head.
         end_processes(head_family(started.folder))
-        port = int(started.address.rpartition(":")[2])
-        _start_nodes(started, port, head_only=True, on_progress=on_progress)
+        _start_head(started, int(started.address.rpartition(":")[2]), on_progress)
     return started
 
 
@@ -246,54 +240,41 @@ def watch_nodes(started: StartedCluster) -> None:
             time.sleep(WATCH_INTERVAL_S)  # a node that ends with all others must not be started again
             for number in missing_nodes(started) if head_is_alive(started.folder) else ():
                 print(f"node {number} of {len(started.gpus)} is gone: starting it again", flush=True)
-                _start_again(started, number)
+                try:
+                    _start_node(started, {f"{NODE_RESOURCE}{number}": 1}, started.gpus[number - 1])
+                except ClusterError as error:  # the next check tries again
+                    print(error, flush=True)
 
 
-def _start_again(started: StartedCluster, number: int) -> None:
-    from rlpto.ray_cluster.nodes.ray_node import start_node
+def _start_head(started: StartedCluster, port: int, on_progress: Progress) -> str:
+    """Start the head of a cluster, which outlives this process: its address. port: 0: any."""
+    from rlpto.ray_cluster.nodes.local import start_node, starting
 
-    with ray_environment(started.folder, more=_durable(started)):
-        try:
-            resources = {f"{NODE_RESOURCE}{number}": 1}
-            gpus = started.gpus[number - 1]
-            start_node(started.address, gpus=gpus, cpus=started.cpus, resources=resources, stays=True)
-        except Exception as error:  # Ray raises nothing more specific; the next check tries again
-            print(f"node {number} does not start: {error}", flush=True)
+    on_progress("starting the head")
+    with _variables(started), starting():
+        return str(start_node(port=port, cpus=started.cpus, stays=True).gcs_address)
 
 
-def _durable(started: StartedCluster) -> dict[str, str]:
-    """Variables of the nodes of a durable cluster: Ray's own fault tolerance of the head without a second database
-    (alpha in Ray 2.60)."""
-    if not started.durable:
-        return {}
-    return {
+def _start_node(started: StartedCluster, resources: dict[str, float], gpus: int = 0) -> None:
+    """Start a node of a cluster, which outlives this process."""
+    from rlpto.ray_cluster.nodes.local import start_node, starting
+
+    with _variables(started), starting():
+        start_node(started.address, gpus=gpus, cpus=started.cpus, resources=resources, stays=True)
+
+
+def _variables(started: StartedCluster) -> AbstractContextManager[None]:
+    """Inside, this process has the variables of a cluster's nodes.
+
+    Those of a durable one: Ray's own fault tolerance of the head without a second database (alpha in Ray 2.60).
+    """
+    durable = {
         "RAY_gcs_storage": "rocksdb",
         "RAY_gcs_storage_path": str(Path(started.folder, "gcs")),
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(HEADLESS_TIMEOUT_S),
     }
-
-
-def _start_nodes(started: StartedCluster, port: int, *, head_only: bool, on_progress: Progress) -> str:
-    """Start a cluster's nodes, which outlive this process: the head's address. port: of the head; 0: any."""
-    from rlpto.ray_cluster.nodes.ray_node import start_node
-
-    options: dict[str, Any] = {"cpus": started.cpus, "stays": True}
-    gpus = () if head_only else started.gpus
-    with ray_environment(started.folder, more=_durable(started)):
-        try:
-            on_progress("starting the head")
-            address = str(start_node(port=port, **options).gcs_address)
-            if started.durable and not head_only:
-                on_progress("starting the node for job controllers")
-                start_node(address, resources={CONTROL: 1}, **options)
-            for number, count in enumerate(gpus, 1):
-                on_progress(f"starting node {number} of {len(gpus)}")
-                start_node(address, gpus=count, resources={f"{NODE_RESOURCE}{number}": 1}, **options)
-        except Exception as error:  # Ray raises nothing more special
-            raise ClusterError(f"the local Ray cluster does not start: {str(error) or type(error).__name__}") from error
-    return address
+    return ray_environment(started.folder, more=durable if started.durable else {})
 
 
 if __name__ == "__main__":
-    told = json.loads(sys.argv[1])
-    watch_nodes(StartedCluster(**(told | {"gpus": tuple(told["gpus"])})))
+    watch_nodes(StartedCluster(**json.loads(sys.argv[1])))

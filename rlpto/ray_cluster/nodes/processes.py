@@ -1,17 +1,90 @@
-"""Processes of this machine that belong to a cluster of ours: found by its folder, ended by their ids."""
+"""Clusters of ours on this machine: their folders, with Ray's sockets, logs and token, and their processes.
+
+Processes are found by the folder, and ended by their ids; folders of dead clusters are removed.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
 import random
+import re
+import secrets
+import shutil
 import signal
 import socket
+import stat
+import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from rlpto.io.cores import cores
+from rlpto.ray_cluster.nodes.environment import TOKEN_FILE
+
+NAME = re.compile(r"rl-([0-9a-f]+)-([0-9a-f]+)-\d+")
+"""Process that has made the folder, and its start time, so that a folder has a known owner from its creation.
+Names are short, because paths of sockets in it have at most 107 characters."""
+
+
+def unused_folder() -> Path:
+    """Path for the folder of a new cluster of this process. It is not made."""
+    own = f"rl-{os.getpid():x}-{start_time(os.getpid()) or 0:x}"
+    paths = (Path(tempfile.gettempdir(), f"{own}-{number}") for number in itertools.count())
+    return next(path for path in paths if not path.exists())
+
+
+def make_folder(folder: Path, token: str | None = None) -> None:
+    """Make the folder of a new cluster, for this user alone, with its token in it; None: a new one."""
+    folder.mkdir(mode=0o700)
+    descriptor = os.open(folder / TOKEN_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="ascii") as file:
+        file.write(token or new_token())
+
+
+def new_token() -> str:
+    """A random token."""
+    return secrets.token_hex(32)
+
+
+def mark_of(token: str) -> str:
+    """Public mark of a token: it shows whether a folder belongs to the cluster with this token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def is_folder_of(folder: Path, mark: str) -> bool:
+    """True if a folder was made here by this user for the cluster whose token has this mark."""
+    try:
+        if not NAME.fullmatch(folder.name) or not stat.S_ISDIR(folder.lstat().st_mode):
+            return False
+        return folder.lstat().st_uid == os.getuid() and mark_of((folder / TOKEN_FILE).read_text("ascii")) == mark
+    except (OSError, ValueError):
+        return False
+
+
+def remove_dead_folders() -> None:
+    """Remove folders of this user's dead clusters."""
+    for folder in Path(tempfile.gettempdir()).glob("rl-*"):
+        match = NAME.fullmatch(folder.name)
+        with suppress(OSError):  # another process removes it too
+            if match and folder.lstat().st_uid == os.getuid() and folder.is_dir() and not folder.is_symlink():
+                owner_lives = start_time(int(match[1], 16)) == int(match[2], 16)
+                if not (owner_lives or of_folder(str(folder)) or _answers(folder)):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _answers(folder: Path) -> bool:
+    """True if a process listens on a socket in the folder: one of a container that shares the folder is not seen
+    otherwise."""
+    for path in folder.glob("ray/session_*/sockets/*"):
+        with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
+            probe.settimeout(1.0)
+            probe.connect(str(path))
+            return True
+    return False
+
 
 TERMINATE_TIMEOUT_S = 4.0
 """Time for processes to end by themselves before they are killed."""
@@ -84,7 +157,7 @@ TITLE = "TrainWorker"
 
 def kill_titled(pid: int, title: str) -> None:
     """Kill process `pid` of this machine if its command line has `title` in it."""
-    if title in _command_line(pid):
+    if title in "\0".join(arguments_of(pid)):
         signal_to(pid, signal.SIGKILL)
 
 
@@ -95,7 +168,7 @@ EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 def free_ports(count: int) -> list[int]:
     """`count` different ports on which no process listens now.
 
-    If possible they lie below the ephemeral ports, any of which may be taken before the node listens on it. Ray needs
+    If possible they lie below the ephemeral ports: any of those may be taken before the node listens on it. Ray needs
     half a minute to give up a node that cannot listen.
     """
     lowest = int(EPHEMERAL.read_text().split()[0]) if EPHEMERAL.exists() else 0
@@ -171,7 +244,7 @@ def _files_of_titled(process: Path) -> Iterator[str]:
 
 def titled(pids: Iterable[int], title: str) -> list[int]:
     """Those of some processes whose command lines have `title` in them."""
-    return sorted(pid for pid in pids if title in _command_line(pid))
+    return sorted(pid for pid in pids if title in "\0".join(arguments_of(pid)))
 
 
 def with_children(pids: set[int]) -> set[int]:
@@ -193,10 +266,6 @@ def _children() -> dict[int, list[int]]:
         if entry.name.isdecimal() and (fields := _stat(int(entry.name))) is not None:
             children.setdefault(int(fields[1]), []).append(int(entry.name))
     return children
-
-
-def _command_line(pid: int) -> str:
-    return "\0".join(arguments_of(pid))
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -50,7 +50,7 @@ class Backend(Protocol):
         """Start a job's controller. resume: go on from its newest checkpoint."""
 
     def command(self, command: Command) -> None:
-        """Tell a controller."""
+        """Send a controller a command."""
 
     def reports(self, timeout: float) -> list[JobReport]:
         """What controllers have said since, after at most `timeout` s of waiting for the first."""
@@ -62,7 +62,7 @@ class Backend(Protocol):
         """End all controllers, and wait until they have."""
 
     def gone(self) -> dict[str, str]:
-        """Jobs whose controller has gone since this was last asked, and why; empty: it was told to."""
+        """Jobs whose controller has gone since this was last asked, and why; empty: it was ended."""
 
 
 @dataclass
@@ -79,8 +79,8 @@ class _Call:
 
 @dataclass
 class _Ending:
-    """A controller that ends. answer: to `stop`; None: it is to be killed. by: when that takes too long, on the
-    monotonic clock. reason: why it had to end. answered: it has. killed: Ray has been told to kill it. killing: answer
+    """A controller that ends. answer: to `stop`; None: it will be killed. by: when that takes too long, on the
+    monotonic clock. reason: why it had to end. answered: it has. killed: Ray has been asked to kill it. killing: answer
     to that."""
 
     handle: Any
@@ -137,7 +137,7 @@ class RayBackend:
         self._handles[spec.id] = start_controller(spec, control_node(), resume)
 
     def command(self, command: Command) -> None:
-        """Tell a controller; its answer will be among the reports."""
+        """Send a controller a command; its answer will be among the reports."""
         handle = self._handles.get(command.job)
         if handle is not None:
             self._ask(command.job, handle.command.remote(command.generation, command.plan))
@@ -213,7 +213,7 @@ class RayBackend:
         self._asked = {answer: call for answer, call in self._asked.items() if call.job != job}
 
     def end(self, job: str) -> None:
-        """Tell a controller to end."""
+        """Ask a controller to end."""
         handle = self._handles.pop(job, None)
         if handle is not None:
             self._ending[job] = _Ending(handle, handle.stop.remote(), time.monotonic() + STOP_TIMEOUT_S)
@@ -227,7 +227,7 @@ class RayBackend:
         for job, ending in list(self._ending.items()):
             now = time.monotonic()
             if not ending.answered and ending.answer is not None and ray.wait([ending.answer], timeout=0)[0]:
-                # It ends by itself now; one that is killed meanwhile is a fault to Ray, which reports it at length.
+                # It ends without help now; one that is killed meanwhile is a fault to Ray, which reports it at length.
                 ending.answered, ending.by = True, min(ending.by, now + KILL_TIMEOUT_S)
             if not ending.killed and now >= ending.by:
                 ending.killed, ending.by = True, now + KILL_TIMEOUT_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,7 +38,7 @@ class SessionTiming:
 
     interval, decide_on: as in the simulator's settings. limit: end the run then, even if jobs remain.
     poll: longest time between two looks at the cluster. without_gpus: raise ClusterError once jobs have waited so long
-    for a cluster that has no GPU alive.
+    for a cluster that has no GPU alive. clock: of the session, given what a `Clock` is.
     """
 
     interval: float = 60.0
@@ -45,6 +46,7 @@ class SessionTiming:
     limit: float = math.inf
     poll: float = 0.1
     without_gpus: float = 300.0
+    clock: Callable[[float | None, float], Clock] = Clock
 
     def due(self, time: float) -> float:
         """End of the interval that `time` lies in."""

@@ -2,77 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, Placement, Progress
+from rlpto.core.cluster import (
+    Allocation,
+    ClusterShape,
+    ClusterState,
+    JobSource,
+    Node,
+    OrderSource,
+    Placement,
+    Progress,
+    Reclass,
+    Withdraw,
+)
 from rlpto.core.external_load import BackgroundLoad
-from rlpto.core.gpu_kinds import NO_KIND, kinds_of
+from rlpto.core.gpu_kinds import kinds_of
 from rlpto.core.job_store import JobStore
-from rlpto.core.job_table import JobTable
-from rlpto.core.jobs import EstimateNoise, Job
+from rlpto.core.jobs import Job
 from rlpto.core.records import AllocationChanges
 from rlpto.core.server_slots import check_servers_fit
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.io.errors import ClusterError, JobError, RlptoError
-from rlpto.knowledge.remaining import RemainingKnowledge, believed_remaining
-from rlpto.performance.tables import NO_TYPE, SpeedTables
-from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
+from rlpto.io.errors import ClusterError, JobError
+from rlpto.performance.tables import SpeedTables
+from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
-from rlpto.ray_cluster.scheduler.clock import Clock, SessionTiming
-from rlpto.ray_cluster.scheduler.command_log import CommandLog
-from rlpto.ray_cluster.scheduler.job_columns import JobColumns
+from rlpto.ray_cluster.scheduler.clock import SessionTiming
+from rlpto.ray_cluster.scheduler.job_tracker import JobTracker, PolicyKnowledge
 from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory, usable_nodes
-from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import allocated_plans, known_placement, remaining_plans
-from rlpto.ray_cluster.scheduler.run_tables import allocation_changes, last_line, note_events
-from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase
+from rlpto.ray_cluster.scheduler.run_tables import allocation_changes
+from rlpto.ray_cluster.scheduler.session_database import CANCELLED, Decision, SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import refuse_lost_database
-from rlpto.ray_cluster.scheduler.workload import check_jobs_fit
 from rlpto.store.jobs import EXPECTED
 
 WRITE_INTERVAL_S = 1.0
-"""How often what controllers say is written to the database, and observers are told, if nothing happens in between."""
+"""How often reports of controllers are written to the database, and observers called, if nothing happens in between."""
 
 
-@dataclass(frozen=True)
-class PolicyKnowledge:
-    """What policies know of jobs. noise: errors of speeds, or None. estimates: learned from what jobs report, in place
-    of the tables; None: the tables. remaining: work that is left, see `rlpto.knowledge.remaining`."""
-
-    noise: EstimateNoise | None = None
-    estimates: OnlineEstimates | None = None
-    remaining: RemainingKnowledge = "declared"
-
-
-class RayCluster:
+class RayCluster(JobTracker):
     """Runs `jobs` on the nodes that `backend` finds; the same `Cluster` as the simulator's, in wall-clock time.
 
     jobs: sorted by submit time [s since the session's start]. specs: what the controller of each job needs, in the same
-    order. tables: what policies are told about speed. database: what the session has come to so far; if it is not
+    order. tables: speeds that policies know. database: what the session has come to so far; if it is not
     empty, the session goes on: its controllers are taken over, and jobs whose controller is gone go on from their
     checkpoints. knowledge: what policies know.
     source: where further jobs come from while the session lasts, with `specs_of` to say what the controllers of some
-    jobs need, given the number of the first of them.
-    background: what other processes hold of the nodes, from the session's start; nobody is there to hold it really.
-    observers: called about once a second, and after every event and decision.
+    jobs need, given the number of the first of them. Through an `OrderSource` jobs are withdrawn and reclassed too, and
+    nothing that fails ends the session.
+    background: what other processes hold of the nodes, from the session's start; it is only counted, not held.
+    observers: called about once a second, and after every event and decision. reported: called with each report that is
+    written, in the same transaction, and whether it is the last of its job.
 
-    ids: of the jobs in this session, in their order; `reports`, the newest of each, are by id.
     held_gpus: those that the decision in force gives to jobs; some may still be on their way. active_jobs: submitted,
     and neither finished nor failed.
 
-    Placement: whoever keeps GPUs keeps them where they are; others span few nodes. A job that is given fewer GPUs gives
-    them up before another is told to take them (`rlpto.ray_cluster.scheduler.gpu_claims`).
+    Placement: a job that keeps GPUs keeps them where they are; others span few nodes. A job that is given fewer GPUs
+    gives them up before another one gets them (`rlpto.ray_cluster.scheduler.gpu_claims`).
 
     Raises ClusterError if no node has GPUs, JobError for a job that wants more than all nodes have together; later
     ClusterError if all nodes are gone for too long, JobError once all jobs have failed.
     """
-
-    serves = False
-    """Whether further jobs are awaited whatever fails, as `rlpto.ray_cluster.scheduler.serving` does."""
 
     def __init__(
         self,
@@ -83,56 +76,47 @@ class RayCluster:
         database: SessionDatabase,
         rules: SessionTiming,
         observers: Iterable[Callable[[RayCluster], None]] = (),
-        clock: Callable[[float | None, float], Clock] = Clock,
-        knowledge: PolicyKnowledge = PolicyKnowledge(),
+        knowledge: PolicyKnowledge | None = None,
         source: JobSource | None = None,
         specs_of: Callable[[Sequence[Job], int], Sequence[JobSpec]] | None = None,
         background: Sequence[BackgroundLoad] = (),
+        reported: Callable[[RayCluster, JobReport, bool], None] = lambda *_: None,
     ) -> None:
-        self.tables = tables
+        self._source, self._specs_of = source, specs_of
+        self._orders = source if isinstance(source, OrderSource) else None
         found = usable_nodes(backend.nodes(), tables.kinds)
         whole = ClusterShape(Node(node.gpus, node.cpus, node.gpu) for node in found)
-        check_jobs_fit(() if self.serves else jobs, whole.most_gpus)
-        self.jobs = tuple(jobs)
-        self._backend = backend
-        self.database = database
-        self.columns = JobColumns(jobs, tables)
-        self.store = self.columns.store
-        check_servers_fit(jobs, self.store, tables, whole)
-        self.reports: dict[str, JobReport] = {}
-        self.ids = tuple(spec.id for spec in specs)
-        self._specs = {spec.id: spec for spec in specs}
-        self._number = {job: number for number, job in enumerate(self.ids)}
+        if whole.most_gpus == 0:
+            raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
+        self._check_fit(jobs, tables, whole)
         began, left = database.number("began"), database.number("beat") or 0.0
-        self._nodes = NodeInventory(background, database, found, left)
-        self._commands = CommandLog(backend, database, self._specs, self._nodes.claims)
-        self._rules = rules
-        self._noise, self.estimates = knowledge.noise, knowledge.estimates
-        left_work = partial(believed_remaining, knowledge.remaining, self.store, tables.own)
-        self._left = None if knowledge.remaining == "declared" else left_work
-        if self.estimates is not None:
-            self._tell_anew(self.estimates)
-        self._observers = tuple(observers)
-        self._source, self._specs_of = source, specs_of
-        self._losses: dict[str, tuple[float, int]] = {}
-        self._last_look = 0.0
+        nodes = NodeInventory(background, database, found, left)
+        super().__init__(jobs, specs, tables, database, nodes, backend, knowledge or PolicyKnowledge())
+        self._backend, self._rules = backend, rules
+        self._observers, self._reported = tuple(observers), reported
         self._policy = ("", 0.0)
         self._written = -np.inf
-        self._fatal: RlptoError | None = None
-        self.changed = True
         self.held_gpus = self.active_jobs = 0
         controllers = backend.find()
         if not database.begun:
             refuse_lost_database(database.path, specs, controllers)
         submitted = [(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)]
         database.enter_jobs(submitted, growing=source is not None)
-        # While nobody trained no time passed: without controllers the session goes on from where it was left.
-        self._clock = clock(began, left) if began is not None and controllers else clock(None, left)
+        # Where no job trained no time passed: without controllers the session goes on from where it was left.
+        self._clock = rules.clock(began if controllers else None, left)
         database.begin(self._clock.began)
         self.time = self._gpus_seen = left
         for info in found:
             self._nodes.add(info, self.time)
         self._reopen(sorted(controllers))
+
+    def _check_fit(self, jobs: Sequence[Job], tables: SpeedTables, shape: ClusterShape) -> None:
+        """Raise JobError for a job that needs more than the cluster can ever give."""
+        large = next((job for job in jobs if job.requested_gpus > shape.most_gpus), None)
+        if large is not None and self._orders is None:
+            gpus = f"{large.requested_gpus} GPUs, but the Ray cluster has {shape.most_gpus} in all"
+            raise JobError(f"job {large.name} wants {gpus}")
+        check_servers_fit(jobs, JobStore.from_jobs(jobs, tables), tables, shape)
 
     # what the scheduler sees
 
@@ -145,6 +129,16 @@ class RayCluster:
     def up_gpus(self) -> int:
         """GPUs of nodes that are up."""
         return self._nodes.shape.up_gpus
+
+    @property
+    def hosts(self) -> Mapping[str, str]:
+        """Names of the machines of nodes that are up, or were."""
+        return self._nodes.hosts
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """Ray's ids of the nodes that are up, in the order of `shape`."""
+        return tuple(self._commands.claims.capacity)
 
     @property
     def done(self) -> bool:
@@ -165,12 +159,6 @@ class RayCluster:
         table, interval = self.table_of(active), self._rules.interval
         return ClusterState(self.time, table, self.shape, interval, placement=self.placement)
 
-    def table_of(self, index: IntArray) -> JobTable:
-        """The table of any jobs of the workload, finished ones too; accuracies are measured where there are any."""
-        told = self.tables if self.estimates is None else self.estimates.tables
-        gpus_per_node, classes = self.shape.gpus_per_node, self.store.priority[index]
-        return JobTable(self.store, told, index, classes, gpus_per_node, self._noise, self._left)
-
     def placement(self, index: IntArray) -> Placement:
         """Where the plan in force puts active jobs, and what of it trains."""
         ids = [self.ids[number] for number in index.tolist()]
@@ -182,15 +170,6 @@ class RayCluster:
         """Every change of the GPUs that a job's controller has reported to hold, restarts of the scheduler included."""
         return allocation_changes(self.database, self._number)
 
-    @property
-    def hosts(self) -> Mapping[str, str]:
-        """Names of the machines of nodes that are up, or were."""
-        return self._nodes.hosts
-
-    def nodes_of(self, job: str) -> Nodes:
-        """Ray's node id of each GPU that the plan gives to the job with this id."""
-        return self._commands.claims.entry(job).planned.nodes
-
     # what the scheduler does
 
     def deciding(self, policy: str, latency: float) -> None:
@@ -200,8 +179,8 @@ class RayCluster:
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
         """Carry out an allocation that `rlpto.core.queues.Queue.admit` has let through for the present state.
 
-        It is in the database before any controller is told. Those who give GPUs up are told now, those who take them
-        as soon as there is room.
+        It is in the database before any controller gets a command. Those that give GPUs up get theirs now, those that
+        take them as soon as there is room.
         """
         claims = self._commands.claims
         ids = [self.ids[number] for number in state.jobs.index.tolist()]
@@ -218,8 +197,7 @@ class RayCluster:
             self._take_types(state.jobs.index, types)
             self._count()
             policy, latency = self._policy
-            # Of a service thousands of jobs may wait for months: only who has GPUs is noted.
-            noted = [job for job in ids if after[job] or present[job].nodes] if self.serves else ids
+            noted = [job for job in ids if after[job] or present[job].nodes]  # thousands may wait for months
             self.database.decision(
                 Decision(
                     time=self.time,
@@ -235,7 +213,7 @@ class RayCluster:
                 )
             )
         self._commands.send_due(self.time)
-        self._tell()
+        self._notify()
 
     def advance(self) -> Progress:
         """Wait until the next decision is due: at the end of the interval, or when something happens."""
@@ -263,6 +241,37 @@ class RayCluster:
             if not keep:
                 self._backend.end_all()
 
+    def take_tables(self, tables: SpeedTables) -> None:
+        """Speeds of further models are known, besides those of all present ones."""
+        self.tables = tables
+        self.columns.take_tables(tables, self.jobs)
+        if self.estimates is None:
+            self.store.believed_type[:] = self.store.type_index
+
+    def forget_ended(self, kept: Collection[str] = ()) -> tuple[str, ...]:
+        """Forget jobs that have ended and whose controllers are gone: their ids. The others get new numbers.
+
+        kept: ids of jobs to remember. A policy that remembers jobs by their numbers has to be reset.
+        """
+        there = np.array([self._commands.has_controller(job) or job in kept for job in self.ids], dtype=np.bool_)
+        ended = ~self.columns.active & (self.columns.held == 0) & ~there & (np.arange(len(self.ids)) < self._next)
+        lost, left = tuple(self.ids[number] for number in np.flatnonzero(ended).tolist()), np.flatnonzero(~ended)
+        if not lost:
+            return ()
+        self.database.forget(lost)
+        self._commands.forget(lost)
+        for job in lost:
+            self._specs.pop(job)
+            self.reports.pop(job, None)
+            self._losses.pop(job, None)
+        self._next -= len(lost)
+        self.columns.keep(left)
+        self._renumber(tuple(self.jobs[i] for i in left.tolist()), tuple(self.ids[i] for i in left.tolist()))
+        if self.estimates is not None:
+            self.estimates.keep(left)
+            self._take_beliefs()
+        return lost
+
     # looking at the cluster
 
     def _look(self, heard: Iterable[JobReport], until: float) -> None:
@@ -285,16 +294,17 @@ class RayCluster:
                 self._controller_gone(job, reason)
             self._take_in()
             if now >= until or until == np.inf:
-                self._let_in()
+                self._let_in_until(now)
             self._count()
             if self.changed or now >= self._written + WRITE_INTERVAL_S:
+                self._written = now
                 self._write_all()
         self._commands.send_due(now)
         if self.estimates is not None and self.estimates.learn():
-            self._tell_anew(self.estimates)
+            self._take_beliefs()
         if self._written == now:
-            self._tell()
-        if self._fatal is not None:
+            self._notify()
+        if self._fatal is not None and self._orders is None:
             raise self._fatal
 
     def _look_at_nodes(self, alive: Sequence[NodeInfo]) -> None:
@@ -304,7 +314,7 @@ class RayCluster:
             self.changed = True
         if self.up_gpus:
             self._gpus_seen = self.time
-        elif self.active_jobs and self.time - self._gpus_seen > self._rules.without_gpus and not self.serves:
+        elif self.active_jobs and self.time - self._gpus_seen > self._rules.without_gpus:
             self._fatal = ClusterError(
                 f"no node with GPUs has been alive for {self._rules.without_gpus:.0f} s while {self.active_jobs} jobs "
                 "wait: expected one to come back"
@@ -319,180 +329,71 @@ class RayCluster:
         self.changed = True
 
     def _take_in(self) -> None:
-        """Jobs that have become known."""
+        """Take in jobs and orders that have become known."""
         jobs = [] if self._source is None else self._source.poll()
         if jobs and self._specs_of is not None:
             self._append(jobs, self._specs_of(jobs, len(self.jobs)))
+        for order in () if self._orders is None else self._orders.orders(self.time):
+            self.changed = True
+            if isinstance(order, Withdraw):
+                self._withdraw(order.job)
+            elif isinstance(order, Reclass):
+                self._reclass(order.job, order.priority)
 
     def _append(self, jobs: Sequence[Job], specs: Sequence[JobSpec]) -> None:
         """Take in further jobs, with what their controllers need."""
-        check_jobs_fit(() if self.serves else jobs, self.shape.most_gpus)
-        check_servers_fit(jobs, JobStore.from_jobs(jobs, self.tables), self.tables, self.shape)
+        self._check_fit(jobs, self.tables, self.shape)
         self.columns.append(jobs)
         self._specs.update((spec.id, spec) for spec in specs)
-        self._number_anew((*self.jobs, *jobs), (*self.ids, *(spec.id for spec in specs)))
+        self._renumber((*self.jobs, *jobs), (*self.ids, *(spec.id for spec in specs)))
         self.database.add_jobs([(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)])
+        if self.estimates is not None:
+            self.estimates.append(jobs, specs, self.tables)
+            self._take_beliefs()
 
-    def _number_anew(self, jobs: tuple[Job, ...], ids: tuple[str, ...]) -> None:
-        self.jobs, self.ids = jobs, ids
-        self._number = {job: number for number, job in enumerate(ids)}
-
-    def _let_in(self) -> None:
-        """Jobs that have been submitted by now."""
-        while self._next < len(self.jobs) and self.jobs[self._next].submit_time <= self.time:
-            job = self.ids[self._next]
+    def _let_in_until(self, time: float, least: int = 0) -> None:
+        """Let jobs in that have been submitted by a time, and in any case the first `least`: they come in order."""
+        while self._next < len(self.jobs) and (self._next < least or self.jobs[self._next].submit_time <= time):
             self.columns.arrive(self._next)
-            self.database.let_in(job, self.time)
+            self.database.let_in(self.ids[self._next], self.time)
             self._next += 1
             self.changed = True
 
-    def _hear(self, report: JobReport) -> None:
-        """Take in what a controller says of its job."""
-        job, number = report.job, self._number.get(report.job)
-        before, claims = self.reports.get(job), self._commands.claims
-        if number is None:  # it ended long ago
-            return
-        if not claims.reported(report):
-            return
-        at = self._said_at(report)
-        if not self.columns.active[number]:  # it has ended, and lets go
-            self._hold(number, report.holding)
-            return
-        self.reports[job] = report
-        self.columns.heard(number, report, self.time, settled=claims.settled(job))
-        if self.estimates is not None:
-            self.estimates.heard(number, report)
-        if not report.ended:
-            self._hold(number, report.holding)
-            if report.training_on:
-                self.database.trains(job, self.time)
-        if before is None or report.applied > before.applied:
-            self.database.applied(job, report.applied, at)
-        note_events(self.database, at, before or JobReport(job), report)
-        if report.ended:  # before it lets go: it does not wait for GPUs again
-            self._end(number, report)
-            self._hold(number, report.holding)
-        elif claims.rolled_back(job, report.rolled_back):
-            self._roll_back(job, report)
-
-    def _said_at(self, report: JobReport) -> float:
-        """When a report was made: after the last look, whatever the clock of its machine says, which may jump."""
-        return min(max(self._clock.of(report.time), self._last_look), self.time)
-
-    def _roll_back(self, job: str, report: JobReport) -> None:
-        """A job's growth did not come up: its plan is what trains, so that others may have the rest."""
-        before = self._commands.claims.entry(job).planned
-        after = replace(before, nodes=report.training_on, servers=report.serving_on if before.servers else ())
-        self._commands.plan({job: after}, self.time)
-        self.columns.give_again(self._number[job], len(after.nodes))
-        self._take_planned_types({job: after})
-        self.database.event(self.time, "rolled_back", job, detail=last_line(report.failure))
-        self.changed = True
-
-    def _end(self, number: int, report: JobReport) -> None:
-        """A job has finished, or will never."""
-        job = self.ids[number]
-        at = max(self._said_at(report), self.jobs[number].submit_time)
-        if report.state == "finished":
-            self.columns.finish(number, at, report.progress if report.note else None)
-            self.database.set_job(job, finish_time=at)
-        else:
-            self.columns.fail(number)
-        self._write(number, report)
-        self.database.end(job, at, report.state, report.failure if report.state == "failed" else report.note)
-        self._commands.end(job)
-        self.changed = True
-        if self.columns.failed.all() and not self.serves:
-            # Raised once this look is in the database.
-            reason = last_line(report.failure)
-            self._fatal = JobError(f"all {len(self.jobs)} jobs have failed, the last one of: {reason}")
-
-    def _controller_gone(self, job: str, reason: str) -> None:
-        """A controller does not exist any more, and with it its workers: as it was told, or by a fault."""
-        planned = self._commands.gone(job)
+    def _withdraw(self, job: str) -> None:
+        """End a job that its user has cancelled. One that has ended before that stays as it is."""
         number = self._number.get(job)
-        if number is None:
+        if number is None or self.columns.failed[number] or self.columns.finished[number]:
             return
-        self._hold(number, ())
-        if not self.columns.active[number]:
-            return
-        progress, losses = self._losses.get(job, (-1.0, 0))
-        known = float(self.store.progress[number])
-        losses = 1 if known > progress else losses + 1
-        self._losses[job] = (known, losses)
-        self.reports.pop(job, None)
-        self.database.event(self.time, "controller_lost", job, value=losses, detail=reason)
-        if losses > self._specs[job].retries:
-            self._end(
-                number,
-                JobReport(job, state="failed", failure=f"its controller was lost {losses} times in a row: {reason}"),
-            )
-        else:
-            self._commands.plan({job: planned}, self.time)
+        self._let_in_until(-np.inf, least=number + 1)
+        self.columns.fail(number)
+        if job in self.reports:
+            self._write(number, self.reports[job])
+        self.database.end(job, self.time, CANCELLED)
+        self._commands.end(job)
 
-    # what follows
+    def _reclass(self, job: str, priority: int) -> None:
+        """Move a job to another priority class; it has risen by none there."""
+        number = self._number.get(job)
+        if number is not None:
+            moved = replace(self.jobs[number], priority=priority)
+            self.jobs = (*self.jobs[:number], moved, *self.jobs[number + 1 :])
+            self.store.priority[number], self.store.risen[number] = priority, 0
 
     def _count(self) -> None:
         """GPUs and jobs as they stand now."""
         self.held_gpus = int(self.store.gpus.sum())
         self.active_jobs = int(np.count_nonzero(self.columns.active))
 
-    def _give(self, targets: dict[str, Plan]) -> None:
-        """Plan how jobs are to train from now on, and count other workers as a change of what they have."""
-        present = {job: self._commands.claims.entry(job).planned for job in targets}
-        moved = {
-            job: plan.nodes
-            for job, plan in targets.items()
-            if (plan.nodes, plan.servers) != (present[job].nodes, present[job].servers)
-        }
-        self._commands.plan(targets, self.time)
-        for job, nodes in moved.items():
-            number = self._number[job]
-            if self.columns.give(number, len(nodes), self.time):
-                self.database.set_job(job, rescales=int(self.store.rescales[number]))
-
-    def _tell_anew(self, estimates: OnlineEstimates) -> None:
-        """Policies are told what is believed of each job now: jobs are of other types, by number."""
-        self.store.believed_type[:] = estimates.type_of
-        self.columns.delay = estimates.tables.rescale_delay[estimates.type_of]
-        entries = self._commands.claims.entries
-        self._take_planned_types({job: entries[job].planned for job in self.ids if job in entries})
-
-    def _take_types(self, index: IntArray, types: IntArray) -> None:
-        """What jobs number `index` [n] are told to be from now on: of types [n], by their batch sizes."""
-        self.store.believed_type[index] = types
-        if self.estimates is None:
-            self.store.type_index[index] = types
-
-    def _hold(self, number: int, holding: Nodes) -> None:
-        """Note what a job's controller says it holds, if that is news."""
-        if not self.columns.hold(number, len(holding), self.time):
-            return
-        job = self.ids[number]
-        self.database.change(self.time, job, len(holding), self.columns.accuracy_of(number), holding)
-        started = float(self.store.start_time[number])
-        self.database.set_job(job, start_time=None if np.isnan(started) else started)
-
-    def _write_all(self) -> None:
-        """Bring the database up to date."""
-        for number in np.flatnonzero(self.columns.active).tolist():
-            report = self.reports.get(self.ids[number])
-            if report is not None:
-                self._write(number, report)
-        self.database.set_fact("beat", repr(self.time))
-        self._written = self.time
-
     def _write(self, number: int, report: JobReport) -> None:
-        served = float(self.store.attained_service[number])
-        reached = [None if np.isnan(at) else float(at) for at in self.store.reached[number]]
-        self.database.note_report(report, served, int(self.store.peak_gpus[number]), reached)
+        super()._write(number, report)
+        self._reported(self, report, not bool(self.columns.active[number]))
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for observer in self._observers:
             observer(self)
 
     def _reopen(self, controllers: Sequence[str]) -> None:
-        """Take over what the database and the controllers say, and look at the cluster for the first time."""
+        """Take over the state in the database and the controllers, and look at the cluster for the first time."""
         rows, held = self.database.jobs(), self.database.held()
         for number, row in enumerate(rows):
             self.columns.restore(number, row, held.get(row.id, 0))
@@ -503,7 +404,7 @@ class RayCluster:
             self.database.event(left, "controller_lost", job)
         for job in held.keys() - set(controllers):  # of jobs that are over: they let go while no scheduler was there
             self._hold(self._number[job], ())
-        planned = {job: entry.planned for job, entry in self._commands.claims.entries.items()}
+        planned: dict[str, Plan] = {job: entry.planned for job, entry in self._commands.claims.entries.items()}
         for job, plan in planned.items():
             self.columns.give_again(self._number[job], len(plan.nodes))
         self._take_planned_types(planned)
@@ -515,15 +416,3 @@ class RayCluster:
         if any(row.state not in EXPECTED for row in rows):
             passed = self._clock.now() - at
             self.database.event(self.time, "scheduler_returned", value=passed, detail=f"left at {left:.3f}")
-
-    def _take_planned_types(self, planned: Mapping[str, Plan]) -> None:
-        """What jobs are by the batch sizes of their plans, as far as there are such sizes still."""
-        index = np.array([self._number[job] for job in planned], dtype=np.int64)
-        sizes = np.array([plan.batch_size or 0 for plan in planned.values()], dtype=np.int64)
-        servers = np.array([len(plan.servers) for plan in planned.values()], dtype=np.int64)
-        jobs = self.table_of(index)
-        types = jobs.types_at(sizes, servers)
-        types = np.where(types == NO_TYPE, jobs.type_index, types)
-        on = [self._nodes.kind_of(plan.nodes[0]) if plan.nodes else None for plan in planned.values()]
-        kind = np.array([NO_KIND if gpu is None else self.tables.kinds.index(gpu) for gpu in on], dtype=np.int64)
-        self._take_types(index, jobs.types_on(types, kind, self.tables.kinds))

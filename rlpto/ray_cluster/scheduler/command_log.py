@@ -21,7 +21,7 @@ ATTACH_TIMEOUT_S = 5.0
 
 
 class CommandLog:
-    """Sees to it that controllers are told what was planned, in time and in order.
+    """Sends controllers the commands that were planned, in time and in order.
 
     claims: who may use which GPU. specs: what each job's controller needs, by job.
     """
@@ -38,16 +38,16 @@ class CommandLog:
         self._sent_at: dict[str, float] = {}
 
     def plan(self, targets: Mapping[str, Plan], time: float) -> None:
-        """Take over how jobs are to train, in the GPU claims and, before anybody is told, in the database."""
+        """Enter plans of jobs in the GPU claims and, before any command is sent, in the database."""
         self._database.plan(targets, self.claims.plan(targets, self._database.next_generation), time)
 
     def send_due(self, time: float) -> None:
-        """Tell controllers what they may be told now; tell those again who seem not to have heard."""
+        """Send the commands that may be sent now, and those again that seem not to have arrived."""
         for command in list(self.claims.due()):
             # In the database first: what may have been sent counts as sent.
             self._database.commanded(command.generation, time)
             self._send(command, time)
-        # Thousands may wait: nobody has anything to be told of them.
+        # Thousands may wait, and need no command.
         involved = [(job, entry) for job, entry in self.claims.entries.items() if entry.planned.nodes or entry.sent]
         for job, entry in involved:
             if entry.planned.nodes:
@@ -94,7 +94,7 @@ class CommandLog:
             self._ever.discard(job)
 
     def reopen(self, controllers: Collection[str]) -> list[str]:
-        """Take over what the database says, and the controllers that were found; those that nobody needs are ended.
+        """Take over what the database says, and the controllers that were found; those that are not needed are ended.
 
         Returns jobs that had a controller which is gone; they go on from their checkpoints.
         """

@@ -124,7 +124,7 @@ def _split(address: str) -> tuple[str, int]:
 
 
 def _is_loopback_only(address: str) -> bool:
-    """True if somebody listens at an address of this machine itself, and nobody at its external one."""
+    """True if a process listens at a loopback address of this machine, and none at its external one."""
     host, port = _split(address)
     if host not in {"localhost", LOOPBACK, "::1"}:
         return False
@@ -183,7 +183,7 @@ def _import_problem(training: str) -> str:
     module, _, name = training.partition(":")
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except Exception as error:  # whatever a user's module raises is the answer
+    except Exception as error:  # anything that a user's module raises is the answer
         return f"{type(error).__name__}: {error}"
     return "" if isinstance(found, type) else f"module {module} has no class {name}"
 

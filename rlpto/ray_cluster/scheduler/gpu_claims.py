@@ -5,7 +5,7 @@ the newest command it has confirmed, and of every command that has been sent sin
 claims together fit the node with it. CPU slots of parameter servers are claimed in the same way. Giving GPUs up never
 raises a claim, so such commands go out at once; growing waits until others have confirmed release. A change that does
 both is sent as two commands, first what stays, then the whole: every plan that fits is therefore carried out in the
-end, whoever waits for whom.
+end, in any order jobs wait for each other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlpto.ray_cluster.messages import JobReport, Nodes, Plan
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a controller is told: from `generation` on, job trains by `plan`."""
+    """A command to a controller: from `generation` on, job trains by `plan`."""
 
     job: str
     generation: int
@@ -144,7 +144,7 @@ class GpuClaims:
             return False
         entry.reported, entry.confirmed, entry.applied = report.number, report.generation, report.applied
         entry.holding, entry.serving = report.holding, report.serving_on
-        # The newest command stays in any case: a controller that was restarted may not know it, and is told again.
+        # The newest command stays in any case: a controller that was restarted may not know it, and gets it again.
         older = [command for command in entry.sent[:-1] if command.generation >= report.generation]
         entry.sent = older + entry.sent[-1:]
         return True
@@ -165,7 +165,7 @@ class GpuClaims:
         return not entry.steps and (not entry.sent or entry.applied >= entry.sent[-1].generation)
 
     def adopt(self, job: str, commands: Sequence[Command], unsent: Collection[int]) -> None:
-        """Take up a job after a restart of the scheduler, whose controller has gone on by itself.
+        """Take up a job after a restart of the scheduler, whose controller has gone on meanwhile.
 
         commands: from the newest one known to be in force on. unsent: generations of commands that were never sent.
         What was sent may have been obeyed, so it is claimed until the controller says otherwise. What was planned and

@@ -19,28 +19,36 @@ ROUNDING = 1e-9
 """Share of its epochs by which the progress of a job that has all of them may be off."""
 
 
+OWN = np.dtype(
+    [
+        ("active", np.bool_),
+        ("failed", np.bool_),
+        ("held", np.int64),
+        ("rescale_seconds", np.float64),
+        ("given_at", np.float64),
+        ("delay", np.float64),
+        ("gained", np.float64),
+    ]
+)
+"""Columns of a job besides those of its store."""
+
+
 class JobColumns:
     """Columns and sums of M jobs. All arrays are [M].
 
     active: submitted, and neither finished nor failed. failed. held: GPUs of workers that are alive or being started,
     as reported. accuracy: newest measured (NaN: none). rescale_seconds: measured so far.
     given_at: s, when a decision last gave the job other GPUs. delay: s that such a change is believed to take.
+    gained: share of the accuracy that the job can gain.
     totals: accuracy gained by class, job-seconds, GPU-seconds and seconds of rescales, then seconds by class counted by
     the share of accuracy that a job was missing, all summed over what was taken. A job has what was measured last until
     the next measurement.
     """
 
     def __init__(self, jobs: Sequence[Job], tables: SpeedTables) -> None:
-        self.jobs = tuple(jobs)
         self.tables = tables
         self.store = JobStore.from_jobs(jobs, tables)
-        self.active: BoolArray = np.zeros(0, dtype=np.bool_)
-        self.failed: BoolArray = np.zeros(0, dtype=np.bool_)
-        self.held: IntArray = np.zeros(0, dtype=np.int64)
-        self.rescale_seconds: FloatArray = np.zeros(0)
-        self.given_at: FloatArray = np.zeros(0)
-        self.delay: FloatArray = np.zeros(0)
-        self._gained: FloatArray = np.zeros(0)
+        self._own: AnyArray = np.zeros(0, dtype=OWN)
         self._extend(len(jobs))
         self.totals: FloatArray = np.zeros(2 * len(PRIORITY_CLASSES) + 3)
         self._begin()
@@ -48,40 +56,39 @@ class JobColumns:
     def append(self, jobs: Sequence[Job]) -> None:
         """Add jobs that were submitted no earlier than those that are there."""
         self.store.append(JobStore.from_jobs(jobs, self.tables).records)
-        self.jobs = (*self.jobs, *jobs)
         self._extend(len(jobs))
 
     def keep(self, index: IntArray) -> None:
-        """Forget all jobs but those at `index` [n], ascending; these are numbered anew. Sums stay."""
+        """Forget all jobs but those at `index` [n], ascending; these get new numbers. Sums stay."""
         self.store.keep(index)
-        self.jobs = tuple(self.jobs[job] for job in index.tolist())
-        for name in ("active", "failed", "held", "rescale_seconds", "given_at", "delay", "_gained"):
-            setattr(self, name, getattr(self, name)[index])
+        self._own = self._own[index]
         self._extend(0)
 
-    def take_tables(self, tables: SpeedTables) -> None:
-        """Tables with further types, beside those of all jobs, which may have other numbers there."""
+    def take_tables(self, tables: SpeedTables, jobs: Sequence[Job]) -> None:
+        """Tables with further types, besides those of all `jobs`, which may have other numbers there."""
         self.tables = tables
-        self.store.type_index[:] = [tables.type_index(job.type) for job in self.jobs]
+        self.store.type_index[:] = [tables.type_index(job.type) for job in jobs]
         self._extend(0)
 
     def _extend(self, more: int) -> None:
-        """Columns for the last `more` jobs of the store, and anew what follows from all."""
+        """Columns for the last `more` jobs of the store, and again all that follows from the store and the tables."""
         kinds = self.store.type_index
-        for name, value in (("active", False), ("failed", False), ("held", 0), ("rescale_seconds", 0.0)):
-            self._lengthen(name, np.full(more, value))
-        self._lengthen("given_at", np.full(more, -np.inf))
-        self._lengthen("delay", self.tables.rescale_delay[kinds[len(kinds) - more :]])
-        self._lengthen("_gained", np.zeros(more))
+        added = np.zeros(more, dtype=OWN)
+        added["given_at"], added["delay"] = -np.inf, self.tables.rescale_delay[kinds[len(kinds) - more :]]
+        self._own = own = np.concatenate([self._own, added])
+        self.active: BoolArray = own["active"]
+        self.failed: BoolArray = own["failed"]
+        self.held: IntArray = own["held"]
+        self.rescale_seconds: FloatArray = own["rescale_seconds"]
+        self.given_at: FloatArray = own["given_at"]
+        self.delay: FloatArray = own["delay"]
+        self._gained: FloatArray = own["gained"]
         self.accuracy: FloatArray = self.store.measured_accuracy
         self._first = self.tables.accuracy[kinds, 0]
-        own = self.store.take(np.arange(len(kinds)))
-        own.believed_type[:] = kinds  # of these tables, whatever policies are told of
-        self._curve = JobTable(own, self.tables, np.arange(len(kinds)), self.store.priority.copy(), 1)
+        declared = self.store.take(np.arange(len(kinds)))
+        declared.believed_type[:] = kinds  # of these tables; policies may believe others
+        self._curve = JobTable(declared, self.tables, np.arange(len(kinds)), self.store.priority.copy(), 1)
         self._gainable = np.maximum(self._curve.final_accuracy - self._first, 1e-9)
-
-    def _lengthen(self, name: str, values: AnyArray) -> None:
-        setattr(self, name, np.concatenate([getattr(self, name), values]))
 
     def _begin(self) -> None:
         self._gain, self._shortfall = np.zeros(len(PRIORITY_CLASSES)), np.zeros(len(PRIORITY_CLASSES))
@@ -110,7 +117,7 @@ class JobColumns:
         self._gain[:] = 0.0
 
     def pass_time(self, seconds: float) -> None:
-        """Jobs have held what they hold for so long."""
+        """Jobs have held what they hold for that long."""
         self._unfinished += float(np.count_nonzero(self.active)) * seconds
         self._gpu_seconds += float(self.held.sum()) * seconds
         missing = np.where(self.active, 1.0 - self._gained, 0.0)
@@ -123,7 +130,7 @@ class JobColumns:
         self._arrived += 1
 
     def give(self, job: int, gpus: int, time: float) -> bool:
-        """A decision gives a job other GPUs; True if that makes a job that has run before start anew."""
+        """A decision gives a job other GPUs; True if that restarts a job that has run before."""
         store = self.store
         store.gpus[job], self.given_at[job] = gpus, time
         if gpus == 0:
@@ -160,7 +167,7 @@ class JobColumns:
         self._note_gain(job, time)
 
     def hold(self, job: int, gpus: int, time: float) -> bool:
-        """A job holds so many GPUs from now on; True if they were others before."""
+        """A job holds this number of GPUs from now on; True if it was another before."""
         if gpus == self.held[job]:
             return False
         self.held[job] = gpus
@@ -170,7 +177,7 @@ class JobColumns:
         return True
 
     def finish(self, job: int, time: float, stopped_at: float | None = None) -> None:
-        """A job has reached its epochs, or stopped early after so many."""
+        """A job has reached its epochs, or stopped early after `stopped_at` of them."""
         self._end(job)
         self.store.finish_time[job] = time
         self.store.progress[job] = self.store.epochs[job] if stopped_at is None else stopped_at
@@ -193,8 +200,8 @@ class JobColumns:
         return known if not np.isnan(known) else float(self._curve.accuracy_at(self.store.progress)[job])
 
     def _note_gain(self, job: int, time: float) -> None:
-        """Accuracy counts once, as a share of what the job can gain: all of it once it has all its epochs, whatever was
-        measured; what was measured of a job that has stopped early.
+        """Accuracy counts once, as a share of what the job can gain: all of it once it has all its epochs, not what was
+        measured then; what was measured of a job that has stopped early.
 
         time [s]: when that was heard; levels that it has come to were reached then.
         """

@@ -30,7 +30,7 @@ class LiveCurves:
 
     jobs/NAME/...: loss, accuracy, progress [epochs], GPUs held, samples_per_second, noise_scale. cluster/...: GPUs up
     and held, jobs active. reward/...: the reward since this scheduler began, in all and in its parts.
-    folder: of the events. weights: of the reward. say: is told in one line when the disk refuses them.
+    folder: of the events. weights: of the reward. say: called with one line when the disk refuses them.
     """
 
     def __init__(self, folder: Path, weights: RewardWeights, say: Callable[[str], object] = say_on_stderr) -> None:
@@ -77,7 +77,7 @@ class LiveCurves:
 
 class EventFile:
     """A new file of TensorBoard events in `folder`. Where the disk refuses them they wait, up to `MAX_WAITING_BYTES`,
-    and `say` is told so once: curves are no reason to disturb jobs. TensorBoard's own writer ends its thread then.
+    and `say` is called once: curves are no reason to disturb jobs. TensorBoard's own writer ends its thread then.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], object]) -> None:

@@ -15,11 +15,11 @@ from rlpto.ray_cluster.scheduler.placement import shape_with
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 FACT = "background"
-"""Key of the fact in the session's database that says what is held of which node."""
+"""Key of the fact in the session's database with the background load of each node."""
 
 
 def usable_nodes(nodes: Iterable[NodeInfo], kinds: Sequence[str]) -> list[NodeInfo]:
-    """Nodes of kinds on which speeds are known; where the tables tell no kinds apart, all count as of one."""
+    """Nodes of kinds on which speeds are known; where the tables have one kind, all nodes count as of that."""
     alike = (node if len(kinds) > 1 else replace(node, gpu=kinds[0]) for node in nodes)
     return [node for node in alike if node.gpu in kinds]
 

@@ -1,4 +1,4 @@
-"""What policies are told of jobs that nobody has measured before: fits of what each job has reported itself.
+"""What policies believe of jobs that were never measured before: fits of what each job has reported itself.
 
 As in Pollux (Qiao et al., OSDI 2021, section 4.1) a job is taken to scale perfectly until it has trained with several
 numbers of workers; from then on the throughput model is fitted to what was seen. Sizes that were seen have the speed
@@ -23,18 +23,15 @@ from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.performance.accuracy import AccuracyCurve, Metric, fit_accuracy
 from rlpto.performance.compile import chosen_servers, compile_tables
-from rlpto.performance.efficiency import efficiency
+from rlpto.performance.efficiency import NoiseCurve, efficiency
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.metrics import DEFAULT_METRIC, METRICS
-from rlpto.performance.noise import NoiseCurve
-from rlpto.performance.parameter_server import PARAMETERS, Probes, SyncSurface, fit_speed
-from rlpto.performance.profiles import Profile, TypeTables
-from rlpto.performance.server_law import ServerParams
-from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.performance.parameter_server import PARAMETERS, Probes, ServerParams, fit_speed
+from rlpto.performance.profiles import ModelFacts, Profile, TypeTables
+from rlpto.performance.tables import ONE_KIND, JobType, SpeedTables
 from rlpto.performance.throughput import ThroughputLaw, ThroughputParams, fit_throughput
-from rlpto.ray_cluster.measuring.measured_profile import batch_limits, by_epoch, steps_of
+from rlpto.ray_cluster.measuring.profiling import batch_limits, by_epoch, steps_of
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
-from rlpto.ray_cluster.scheduler.made_tables import MadeTables
 from rlpto.ray_cluster.settings import ProgramSettings
 
 Ratio = Callable[[str, str], float]
@@ -46,9 +43,9 @@ ENOUGH_STEPS = 5
 SPEED_CHANGE, NOISE_CHANGE, CURVE_CHANGE = 0.05, 0.2, 0.1
 """Relative changes of a speed, of the noise scale and of the epochs in the accuracy curve that call for a new fit."""
 POOLED_PROGRAMS = 1000
-"""Programs, with options and batch size, of which evidence is pooled at most."""
+"""Most programs, with options and batch size, whose evidence is kept."""
 SHAPE_EPOCHS = 4.0
-"""Epochs from which on an accuracy curve can be told from its points; until then the guess stands."""
+"""Epochs from which on an accuracy curve can be fitted to its points; until then the guess stands."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class Estimate:
     """What is believed of one job, and the evidence that it rests on.
 
     program: with the job's own batch size. profile: its throughput is that on the first kind of GPU that the job has
-    trained on. metric: by which its speeds are told. laws: throughput on every kind that it has trained on, the first
+    trained on. metric: of its speeds. laws: throughput on every kind that it has trained on, the first
     of them first.
     """
 
@@ -86,16 +83,13 @@ class Estimate:
     metric: str = DEFAULT_METRIC
     laws: Mapping[str, ThroughputLaw] = field(default_factory=dict)
 
-    def after(self, newer: Evidence, fit: Fit | None = None) -> Estimate:
-        """What is believed after newer evidence; the very same object unless that says something notably new.
-
-        fit: in place of `estimated_throughput`.
-        """
+    def after(self, newer: Evidence, fit: Fit) -> Estimate:
+        """What is believed after newer evidence; the very same object unless that says something notably new."""
         kept, profile, laws = self.evidence, self.profile, dict(self.laws)
         if newer.speeds and not _same_speeds(kept.speeds, newer.speeds):
             for gpu, speeds in _by_kind(newer.speeds).items():
                 if gpu not in laws or not _same_speeds(_by_kind(kept.speeds).get(gpu, ()), speeds):
-                    laws[gpu] = (fit or estimated_throughput)(self.program, speeds)
+                    laws[gpu] = fit(self.program, speeds)
             kept = replace(kept, speeds=newer.speeds)
             profile = replace(profile, throughput=next(iter(laws.values())))
         if not math.isnan(newer.noise_scale) and not _near(kept.noise_scale, newer.noise_scale, NOISE_CHANGE):
@@ -150,16 +144,35 @@ class Estimate:
         return size.samples_per_second * useful**exponent / self.profile.samples
 
 
+@dataclass(frozen=True)
+class _MadeTables:
+    """Tables that are made already, as a source of them like profiles."""
+
+    parts: Mapping[tuple[JobType, str], TypeTables]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models, sorted."""
+        return tuple(sorted({kind.model for kind, _ in self.parts}))
+
+    def facts(self, model: str) -> ModelFacts:
+        """Size and limits of a model, which all its types have."""
+        return next(part.facts for (kind, _), part in self.parts.items() if kind.model == model)
+
+    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:  # noqa: ARG002
+        """The tables of a type on GPUs of a kind."""
+        return self.parts[job_type, gpu]
+
+
 class OnlineEstimates:
     """What is believed of all jobs of a session; job i is of type `type_of[i]` [M] of `tables`.
 
     jobs, specs: in one order. programs: settings by model. samples: [M] of an epoch of each job's profile, which speeds
-    refer to. max_gpus: most GPUs that tables tell about. kinds: of GPU, and how many the largest node of each has.
+    refer to. max_gpus: most GPUs of a job in the tables. kinds: of GPU, and the size of the largest node of each.
     ratio: how many times as fast one GPU of a kind is as one of another, given the model, the kind and the other.
-    pooled: jobs of one program with the same options and batch size share what was seen of speed and noise. Those of
-    which the same is believed, as of all that wait, are of one type then: there may be thousands.
-    nobody: the tables while there are no jobs; needed where there may be none. most_epochs: of a job's table, whose
-    last epoch stands for those that follow; None: all of them.
+    pooled: jobs of one program with the same options and batch size share evidence of speed and noise; all that wait,
+    thousands perhaps, are of one type then. without_jobs: the tables while there are no jobs; needed
+    where there may be none. most_epochs: of a job's table, whose last epoch stands for those that follow; None: all.
     """
 
     def __init__(
@@ -173,18 +186,17 @@ class OnlineEstimates:
         ratio: Callable[[str, str, str], float] = lambda *_: 1.0,
         *,
         pooled: bool = False,
-        nobody: SpeedTables | None = None,
+        without_jobs: SpeedTables | None = None,
         most_epochs: int | None = None,
     ) -> None:
-        self._most_epochs = most_epochs
-        self._nobody = nobody
-        self._pool: dict[str, Evidence] | None = {} if pooled else None
-        self._like: list[str] = []
+        self._programs, self._ratio, self._pooled = programs, ratio, pooled
+        self._max_gpus, self._kinds = max_gpus, dict(kinds)
+        self._without_jobs, self._most_epochs = without_jobs, most_epochs or math.inf
+        self._pool: dict[str, Evidence] = {}
         self._fits: dict[tuple[str, str], tuple[tuple[Measured, ...], ThroughputLaw]] = {}
         self._shared: dict[tuple[object, ...], Estimate] = {}
         self._made = 0
-        self._size = (max_gpus, dict(kinds))
-        self._programs, self._ratio = programs, ratio
+        self._like: list[str] = []
         self._ratios: list[Ratio] = []
         self._estimates: list[Estimate] = []
         self._parts: dict[int, dict[tuple[JobType, str], TypeTables]] = {}
@@ -196,34 +208,30 @@ class OnlineEstimates:
         self._add(jobs, specs, tables.samples[[tables.type_index(job.type) for job in jobs]])
 
     def keep(self, index: IntArray) -> None:
-        """Forget all jobs but those at `index` [n], which are numbered anew."""
+        """Forget all jobs but those at `index` [n], which get the numbers 0 to n - 1."""
         kept = index.tolist()
-        for name in ("_ratios", "_estimates", "_like"):
-            setattr(self, name, [getattr(self, name)[job] for job in kept])
+        self._like = [self._like[job] for job in kept]
+        self._ratios = [self._ratios[job] for job in kept]
+        self._estimates = [self._estimates[job] for job in kept]
         self._news = {new: self._news[job] for new, job in enumerate(kept) if job in self._news}
         there = set(map(id, self._estimates))
         self._shared = {key: estimate for key, estimate in self._shared.items() if id(estimate) in there}
-        self._tell()
+        self._compile()
 
     def _add(self, jobs: Sequence[Job], specs: Sequence[JobSpec], samples: FloatArray) -> None:
         for job, spec, own in zip(jobs, specs, samples, strict=True):
-            like = json.dumps([spec.training, dict(spec.options), spec.batch_size, spec.float64], sort_keys=True)
+            program = self._programs[job.model]
+            alike = json.dumps([spec.training, dict(spec.options), spec.batch_size, spec.float64], sort_keys=True)
+            like = alike if self._pooled else spec.id
+            epochs = max(math.ceil(min(job.epochs, self._most_epochs)), 1)
+            key = (like, job.model, id(program), job.metric, job.max_gpus, epochs, float(own))
+            before = self._shared.get(key) or self._named(_first_estimate(job, spec, program, float(own), epochs))
+            after = before.after(self._pool[like], self._fit_of(like)) if like in self._pool else before
+            self._shared[key] = before if after is before else self._named(after)
             self._like.append(like)
             self._ratios.append(partial(self._ratio, job.model))
-            program = self._programs[job.model]
-            if self._pool is None:
-                estimate = _first_estimate(job, spec, program, float(own), self._most_epochs)
-            else:
-                epochs = min(math.ceil(job.epochs), self._most_epochs or math.inf)
-                key = (like, job.model, id(program), job.metric, job.max_gpus, epochs, float(own))
-                before = self._shared.get(key)
-                if before is None:
-                    first = _first_estimate(job, spec, program, float(own), self._most_epochs)
-                    before = self._named(first)
-                after = before.after(self._pool[like], self._fit_of(like)) if like in self._pool else before
-                estimate = self._shared[key] = before if after is before else self._named(after)
-            self._estimates.append(estimate)
-        self._tell()
+            self._estimates.append(self._shared[key])
+        self._compile()
 
     def _named(self, estimate: Estimate) -> Estimate:
         """The estimate under a name that no other one has: several may come from one."""
@@ -232,12 +240,15 @@ class OnlineEstimates:
 
     def heard(self, job: int, report: JobReport) -> None:
         """Take note of a report about job number `job`."""
-        self._news[job] = self._with_pool(self._like[job], self._told_apart(evidence_of(report)))
+        found = evidence_of(report)
+        if len(self._kinds) == 1:  # every GPU is of this kind, also where its node has another name for it
+            speeds = tuple(replace(size, gpu=next(iter(self._kinds))) for size in found.speeds)
+        else:
+            speeds = tuple(size for size in found.speeds if size.gpu in self._kinds)
+        self._news[job] = self._with_pool(self._like[job], replace(found, speeds=speeds))
 
     def _with_pool(self, like: str, own: Evidence) -> Evidence:
-        """What a job has seen, and beside it what like jobs have; these get to know what it has seen."""
-        if self._pool is None:
-            return own
+        """Evidence of a job together with that of like jobs, which get its own."""
         pool = self._pool.pop(like, Evidence())
         sizes = {(size.workers, size.nodes, size.servers, size.gpu): size for size in (*pool.speeds, *own.speeds)}
         noise = pool.noise_scale if math.isnan(own.noise_scale) else own.noise_scale
@@ -261,17 +272,16 @@ class OnlineEstimates:
         return fit
 
     def learn(self) -> bool:
-        """Think about what was heard until one job has to be fitted anew, which may take some tenths of a second.
+        """Take in reports until one job needs a new fit, which may take some tenths of a second.
 
         True if that changed anything; what is left waits for the next call.
         """
         for job in list(self._news):
             before = self._estimates[job]
-            fit = None if self._pool is None else self._fit_of(self._like[job])
-            after = before.after(self._news.pop(job), fit)
+            after = before.after(self._news.pop(job), self._fit_of(self._like[job]))
             if after is not before:
-                self._estimates[job] = after if self._pool is None else self._named(after)
-                self._tell()
+                self._estimates[job] = self._named(after)
+                self._compile()
                 return True
         return False
 
@@ -283,43 +293,35 @@ class OnlineEstimates:
         """Whether the speed of a job, or of like ones, was measured."""
         return bool(self._estimates[job].evidence.speeds)
 
-    def _told_apart(self, evidence: Evidence) -> Evidence:
-        """Evidence about kinds of GPU that tables tell apart: where there is one, every GPU is of that."""
-        _, kinds = self._size
-        if len(kinds) == 1:
-            speeds = tuple(replace(size, gpu=next(iter(kinds))) for size in evidence.speeds)
-        else:
-            speeds = tuple(size for size in evidence.speeds if size.gpu in kinds)
-        return replace(evidence, speeds=speeds)
-
-    def _tell(self) -> None:
+    def _compile(self) -> None:
         """Bring `tables` and `type_of` up to date: each estimate is a type, with a variant for every kind of GPU."""
         number: dict[int, int] = {}
-        self.type_of: IntArray = np.array(
-            [number.setdefault(id(estimate), len(number)) for estimate in self._estimates], dtype=np.int64
-        )
-        if not number and self._nobody is not None:
-            self._parts, self.tables = {}, self._nobody
+        types = [number.setdefault(id(estimate), len(number)) for estimate in self._estimates]
+        self.type_of: IntArray = np.array(types, dtype=np.int64)
+        if not number and self._without_jobs is not None:
+            self._parts, self.tables = {}, self._without_jobs
             return
         if [*number] == [*self._parts]:
             return
-        ratios = dict(zip(map(id, self._estimates), self._ratios, strict=True))
-        estimates = {id(estimate): estimate for estimate in self._estimates}
-        self._parts = {
-            key: self._parts[key] if key in self._parts else estimates[key].tables(*self._size, ratios[key])
-            for key in number
+        estimates = {
+            id(estimate): (estimate, ratio) for estimate, ratio in zip(self._estimates, self._ratios, strict=True)
         }
-        most, kinds = self._size
+        self._parts = {
+            key: self._parts[key] if key in self._parts else found.tables(self._max_gpus, self._kinds, ratio)
+            for key, (found, ratio) in estimates.items()
+        }
         parts = {kind: part for parts in self._parts.values() for kind, part in parts.items()}
-        types = [estimates[key].type for key in number]
         self.tables = compile_tables(
-            MadeTables(parts), types, most, max(kinds.values()), choose_servers=True, kinds=kinds
+            _MadeTables(parts),
+            [found.type for found, _ in estimates.values()],
+            self._max_gpus,
+            max(self._kinds.values()),
+            choose_servers=True,
+            kinds=self._kinds,
         )
 
 
-def _first_estimate(
-    job: Job, spec: JobSpec, program: ProgramSettings, samples: float, most_epochs: int | None = None
-) -> Estimate:
+def _first_estimate(job: Job, spec: JobSpec, program: ProgramSettings, samples: float, epochs: int) -> Estimate:
     """What is believed of a job that has not trained: its guess, and that it scales perfectly."""
     own = program.model_copy(update={"batch_size": spec.batch_size})
     guess = own.guessed_profile(job.name)
@@ -327,7 +329,7 @@ def _first_estimate(
     profile = replace(
         guess,
         samples=samples,
-        epochs=max(math.ceil(min(job.epochs, most_epochs or math.inf)), 1),
+        epochs=epochs,
         batch=batch_limits(own, job.max_gpus),
         throughput=_perfect(own, step / own.batch_size),
     )
@@ -345,7 +347,7 @@ def estimated_throughput(program: ProgramSettings, speeds: tuple[Measured, ...])
         return _server_law(program, speeds) or _perfect(program, 1.0 / alone)
     if len({size.workers for size in speeds}) == 1:
         return _perfect(program, 1.0 / alone)
-    if smallest.workers > 1:  # the fit needs to know what a worker takes by itself
+    if smallest.workers > 1:  # the fit needs to know what a single worker takes
         speeds = (Measured(1, 1, alone, smallest.count), *speeds)
     return fit_throughput(steps_of(program, speeds))
 
@@ -365,11 +367,11 @@ def _server_law(program: ProgramSettings, speeds: tuple[Measured, ...]) -> Serve
     steps = np.array([size.samples_per_second / batch for size in speeds if size.servers])
     if len(counts) < PARAMETERS["sync"]:
         return None
-    fit = fit_speed("sync", Probes(counts[:, 0], counts[:, 1], steps), batch)
-    if not fit.determined or not isinstance(fit.surface, SyncSurface) or fit.surface.a <= 0:
+    fit = fit_speed("sync", Probes(counts[:, 0], counts[:, 1], steps))
+    a, b, c, d, e = fit.parameters
+    if not fit.determined or a <= 0:
         return None
-    found = fit.surface
-    return ServerParams(found.a, found.b, found.c, found.d, found.e, program.servers, program.servers_at_most)
+    return ServerParams(a / batch, b, c, d, e, program.servers, program.servers_at_most)
 
 
 def _perfect(program: ProgramSettings, seconds_per_sample: float) -> ThroughputLaw:

@@ -18,7 +18,7 @@ from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 def place(
     gpus: Mapping[str, int], present: Mapping[str, Sequence[str]], wanted: Mapping[str, int]
 ) -> dict[str, list[str]]:
-    """Where the jobs of `wanted` (GPUs each is to have) are to be, by node id; only those that change are returned.
+    """New places of the jobs of `wanted` (number of GPUs of each), by node id; only those that change are returned.
 
     gpus: of every node. present: nodes that each job is on by the present plan, one entry for each GPU. All of `wanted`
     together must fit. Jobs shrink first, emptying the nodes with fewest of their GPUs, of those the ones they came to
@@ -52,7 +52,7 @@ def place(
 def place_as_chosen(
     gpus: Iterable[str], present: Mapping[str, Sequence[str]], chosen: Mapping[str, IntArray]
 ) -> dict[str, list[str]]:
-    """Where jobs are to be whose GPUs on every node [N or more] a policy has chosen, by node id; those that change.
+    """New places of jobs whose GPUs on every node [N or more] a policy has chosen, by node id; those that change.
 
     gpus: node ids in the order of their numbers. Workers that stay keep their order, so that ranks do.
     """
@@ -79,7 +79,7 @@ def _grouped(nodes: list[int], room: int) -> IntArray:
 def known_placement(
     alive: Iterable[str], planned: Sequence[Sequence[str]], trains: Sequence[Sequence[str]], left: FloatArray
 ) -> Placement:
-    """Where jobs are to be by the present plan, and how much of that trains by now.
+    """Places of jobs by the present plan, and how much of that trains by now.
 
     alive: node ids in the order of their numbers. planned, trains: for each job the node ids of the workers it is to
     have, and of those that train. left: [n] seconds until the others do.
@@ -88,21 +88,21 @@ def known_placement(
     kept = [Counter(now) & Counter(wanted) for now, wanted in zip(trains, planned, strict=True)]
     training = np.array([sum(nodes.values()) for nodes in kept], dtype=np.int64)
     wanted = np.array([len(nodes) for nodes in planned], dtype=np.int64)
-    beside = (training > 0) & (training < wanted) & (left > 0)
-    spans = [len(now if some else set(nodes)) for now, some, nodes in zip(kept, beside, planned, strict=True)]
+    growing = (training > 0) & (training < wanted) & (left > 0)
+    spans = [len(now if some else set(nodes)) for now, some, nodes in zip(kept, growing, planned, strict=True)]
     return Placement(
         nodes=tuple(_grouped([number[name] for name in nodes], 0)[: len(nodes)] for nodes in planned),
-        training=np.where(beside, training, wanted),
+        training=np.where(growing, training, wanted),
         spanned=np.array(spans, dtype=np.int64),
         pausing=np.where(training > 0, 0.0, left),
-        starting=np.where(beside, left, 0.0),
+        starting=np.where(growing, left, 0.0),
     )
 
 
 def place_servers(
     slots: Mapping[str, int], present: Mapping[str, Sequence[str]], wanted: Mapping[str, int]
 ) -> dict[str, tuple[str, ...]]:
-    """Where the parameter servers of the jobs of `wanted` (as many as each is to have) are to be, by node id.
+    """Places of the parameter servers of the jobs of `wanted` (number of servers of each), by node id.
 
     slots: CPU slots of every node. present: where they are now. Servers that stay keep their nodes; those that were
     added last go first; others go to the node with most free slots. A job gets fewer where there are no more slots.

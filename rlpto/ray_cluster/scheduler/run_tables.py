@@ -20,8 +20,8 @@ from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 def write_tables(database: SessionDatabase, folder: Path) -> None:
     """Write `allocation_by_node.csv`, `rescale_pauses.csv`, `recovery_times.csv`, `jobs.csv` and `events.csv`.
 
-    Jobs go by their names; jobs.csv has their ids, which folders are called by. allocation_by_node: from `time_s` on,
-    so many GPUs of a node are held by a job. Raises CheckpointError if they cannot be written.
+    Jobs go by their names; jobs.csv has their ids, which folders are called by. allocation_by_node: GPUs of a
+    node that a job holds from `time_s` on. Raises CheckpointError if they cannot be written.
     """
     numbers = {node: number for node, number, _, _ in database.nodes()}
     rows = database.jobs()
@@ -111,7 +111,7 @@ def note_events(database: SessionDatabase, at: float, before: JobReport, report:
 
 
 def newest_of(values: Sequence[float], count: int) -> Sequence[float]:
-    """The newest `count` of values of which only the newest were kept."""
+    """The newest `count` values, as far as they were kept."""
     return values[-count:] if count > 0 else ()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time as clock
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -22,9 +21,9 @@ from rlpto.core.cluster import Progress
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
-from rlpto.ray_cluster.scheduler.session_folder import SessionLock, is_locked
+from rlpto.ray_cluster.scheduler.session_folder import SessionLock
 from rlpto.store.curves import close_spans, open_span
-from rlpto.store.database import Store, looking, unusable
+from rlpto.store.database import Store, unusable
 from rlpto.store.events import add_event
 from rlpto.store.jobs import ENDED, SessionJob, State, change_job, get_job, session_jobs
 from rlpto.store.requests import answer, open_requests
@@ -230,7 +229,7 @@ class SessionDatabase(Store):
     def plan(self, jobs: Collection[str], commands: Sequence[Command], time: float) -> None:
         """Enter commands before any is sent; what was planned for `jobs` and never sent is superseded.
 
-        A job without a new command goes on as it was told last.
+        A job without a new command goes on by its last one.
         """
         with self.transaction():
             for job in jobs:
@@ -278,7 +277,7 @@ class SessionDatabase(Store):
         return found
 
     def forget_commands(self, job: str) -> None:
-        """The controller that was told them is gone."""
+        """The controller that had them is gone."""
         self.write("UPDATE allocations SET state = 'superseded' WHERE job = ?", (job,))
 
     def unsent(self) -> set[int]:
@@ -402,19 +401,6 @@ class SessionDatabase(Store):
         rows = self.rows("SELECT id, number, gpus, alive FROM nodes ORDER BY number")
         return [(node, number, gpus, bool(alive)) for node, number, gpus, alive in rows]
 
-    # policies
-
-    def policy_request(self) -> tuple[int, str] | None:
-        """The newest request for another policy that has not been answered."""
-        found = [request for request in open_requests(self) if request.kind == "policy"]
-        return (found[-1].seq, str(found[-1].body["policy"])) if found else None
-
-    def answer(self, request: int, time: float, problem: str) -> None:
-        """Answer a request for another policy, and with it those before it."""
-        for one in open_requests(self):
-            if one.kind == "policy" and one.seq <= request:
-                answer(self, one.seq, self._began + time, problem)
-
     def _nodes(self, text: str) -> Nodes:
         """Node ids that were written as JSON."""
         try:
@@ -439,37 +425,6 @@ class SessionDatabase(Store):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def sessions_at_work(run: Path) -> list[Path]:
-    """Session databases below a run folder that a scheduler has open."""
-    databases = sorted({path.resolve() for path in run.glob("**/*.sqlite")})
-    return [path for path in databases if is_locked(path)]
-
-
-def request_policy(path: Path, policy: str) -> int:
-    """Ask the scheduler of a session database for another policy; returns the request's number.
-
-    Raises ClusterError if there is no such database.
-    """
-    with looking(path) as base:
-        values = (json.dumps({"policy": policy}), clock.time())
-        cursor = base.execute("INSERT INTO requests (kind, body, by, at) VALUES ('policy', ?, 'a command', ?)", values)
-        return int(cursor.lastrowid or 0)
-
-
-def policy_answer(path: Path, request: int) -> str | None:
-    """What the scheduler said to a request: empty if it did so, else why not; None: nothing yet."""
-    with looking(path) as base:
-        row = base.execute("SELECT problem FROM requests WHERE seq = ?", (request,)).fetchone()
-        return None if row is None or row[0] is None else str(row[0])
-
-
-def read_table(path: Path, table: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Column names and rows of a table of a session database. Raises ClusterError if there is none."""
-    with looking(path) as base:
-        cursor = base.execute(f"SELECT * FROM {table}")
-        return [column[0] for column in cursor.description], cursor.fetchall()
 
 
 def _columns(plan: Plan) -> tuple[str, int | None, str]:

@@ -22,8 +22,8 @@ DATABASE = "state.sqlite"
 
 
 def session_name(run: Path, key: str) -> str:
-    """What the controllers of a session are found by: the same for the same key in the same run folder, by whatever
-    path it is reached, and no other. key: of the session in its run, letters and digits."""
+    """Name by which the controllers of a session are found: the same for the same key in the same run folder, by any
+    path to it, and no other. key: of the session in its run, letters and digits."""
     return f"{_run_name(run)}-{key}"
 
 
@@ -53,7 +53,7 @@ def _run_name(run: Path) -> str:
 def refuse_lost_database(path: Path, specs: Sequence[JobSpec], controllers: Collection[str]) -> None:
     """Raise ClusterError if there was a session before: what its jobs have done is not to be thrown away unasked.
 
-    Without its database they could go on, but nobody would know what they had cost and when they had begun.
+    Without its database they could go on, but what they had cost and when they had begun would be unknown.
     """
     left = sum(Path(spec.folder).exists() for spec in specs)
     if controllers:
@@ -71,7 +71,7 @@ def refuse_lost_database(path: Path, specs: Sequence[JobSpec], controllers: Coll
 class SessionLock:
     """Holds the lock of the session database at `path` until `close`, or until the process ends, however it does.
 
-    The system locks the file's inode, whatever path led to it; what is in it, the process that holds the lock, is only
+    The system locks the file's inode, for every path to it; its content, the process that holds the lock, is only
     for people. Raises ClusterError if another process holds it, it is a link, or cannot be made.
     """
 

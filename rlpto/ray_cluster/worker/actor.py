@@ -14,16 +14,14 @@ from typing import Any, TypeVar
 
 import ray
 import torch
-from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from rlpto.io.errors import RlptoError
 from rlpto.ray_cluster.messages import Device, JobSpec
-from rlpto.ray_cluster.worker.network import use_interface_of
-from rlpto.ray_cluster.worker.output import Lines, PrintedLines
 from rlpto.ray_cluster.worker.parameter_server import ParameterServerGroup
 from rlpto.ray_cluster.worker.sampling import Position
-from rlpto.ray_cluster.worker.training import Chunk, Trainer
-from rlpto.ray_cluster.worker.worker_group import AllReduceGroup, SingleWorker
+from rlpto.ray_cluster.worker.training import Chunk, Lines, PrintedLines, Trainer
+from rlpto.ray_cluster.worker.worker_group import AllReduceGroup, SingleWorker, use_interface_of
 
 T = TypeVar("T")
 

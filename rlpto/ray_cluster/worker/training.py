@@ -1,13 +1,16 @@
-"""Training of one worker, step by step, without Ray: a single worker is a plain torch loop."""
+"""Training of one worker, step by step, without Ray: a single worker is a plain torch loop whose prints are kept."""
 
 from __future__ import annotations
 
 import io
 import math
 import pickle
+import sys
 import time
+from collections import deque
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +19,62 @@ from rlpto.io.errors import CheckpointError, JobError
 from rlpto.ray_cluster.messages import JobSpec, global_batch
 from rlpto.ray_cluster.programs.base import Batch, TrainingProgram, load_program
 from rlpto.ray_cluster.worker.gradient_noise import NoiseMeter
-from rlpto.ray_cluster.worker.output import Lines
 from rlpto.ray_cluster.worker.sampling import DataOrder, DrawForWholeBatch, Position, shard, step_seed
 from rlpto.ray_cluster.worker.worker_group import SingleWorker, WorkerGroup, learning_rate_factor
+
+MOST_LINES, LONGEST_LINE = 2000, 4000
+"""Most kept lines, and most characters of one; further lines replace the oldest, longer lines are cut."""
+Lines = tuple[tuple[float, str], ...]
+"""When a line was printed (`time.time()`), and the line."""
+
+
+class PrintedLines:
+    """Records the lines that Python code of this process prints, and passes them on to their former destination.
+
+    Output of libraries that bypass Python's `sys.stdout` and `sys.stderr` is not recorded.
+    """
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[float, str]] = deque(maxlen=MOST_LINES)
+        self._dropped = 0
+
+    def install(self) -> None:
+        """From now on."""
+        sys.stdout, sys.stderr = _Tee(sys.stdout, self), _Tee(sys.stderr, self)
+
+    def add(self, line: str) -> None:
+        """A line was printed."""
+        self._dropped += len(self._lines) == MOST_LINES
+        self._lines.append((time.time(), line[:LONGEST_LINE]))
+
+    def take(self) -> Lines:
+        """The lines since this was last asked."""
+        lines, dropped = [], self._dropped
+        while self._lines:  # another thread may print meanwhile
+            lines.append(self._lines.popleft())
+        self._dropped = 0
+        if dropped:
+            lines.insert(0, (lines[0][0], f"({dropped} lines are left out)"))
+        return tuple(lines)
+
+
+class _Tee:
+    """A text stream whose lines are noted."""
+
+    def __init__(self, stream: TextIO, lines: PrintedLines) -> None:
+        self._stream, self._noted, self._rest = stream, lines, ""
+
+    def write(self, text: str) -> int:
+        *whole, self._rest = (self._rest + text).replace("\r\n", "\n").split("\n")
+        for line in whole:
+            self._noted.add(line.rpartition("\r")[2])  # the last state of a progress bar that is redrawn
+        if len(self._rest) > 2 * LONGEST_LINE:
+            self._rest = self._rest[-LONGEST_LINE:]
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
 
 EVALUATION_SHARE = 0.01
 """Largest share of a worker's time that evaluations take while the job trains."""

@@ -1,12 +1,15 @@
-"""Workers that train one model together: averaging of gradients, and the update.
+"""Workers that train one model together: how they meet, averaging of gradients, and the update.
 
 A group is made for a fixed number of workers and discarded when that number changes; the model outlives it.
 """
 
+import fcntl
 import math
 import os
 import socket
 import stat
+import struct
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +20,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket, Store
+from torch.distributed import GradBucket, Store, TCPStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -163,6 +166,7 @@ class AllReduceGroup:
         self._sizes = own, samples
         self._local = torch.zeros((), device=self._device)
 
+    # torch reads the annotations of this hook, so they must not be strings (`from __future__ import annotations`).
     def _average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Average one bucket of gradients; the norm of this worker's own ones travels with the last."""
         buffer = bucket.buffer()
@@ -299,3 +303,33 @@ def scaled(optimizer: Optimizer, factor: float) -> Iterator[None]:
     finally:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+
+
+def start_store(host: str) -> TCPStore:
+    """Store through which workers find each other: it listens at `host` alone, not on all interfaces like torch's own
+    socket."""
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        port = listener.getsockname()[1]
+        descriptor = listener.detach()
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
+
+
+def use_interface_of(address: str) -> None:
+    """Have gloo and nccl talk through the network interface that has an IPv4 address, if there is one, and no other:
+    the loopback interface on a cluster that keeps to itself. What the user has set stays."""
+    for name, own in interfaces().items():
+        if own == address:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
+
+
+def interfaces() -> dict[str, str]:
+    """IPv4 address of every network interface that has one (Linux; elsewhere none)."""
+    get_interface_address = 0x8915
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex() if sys.platform == "linux" else ():
+            with suppress(OSError):  # it has none
+                said = fcntl.ioctl(asked, get_interface_address, struct.pack("256s", name.encode()[:15]))
+                found[name] = socket.inet_ntoa(said[20:24])
+    return found

@@ -18,11 +18,10 @@ from rlpto.io.errors import RlptoError
 from rlpto.io.settings_text import first_problem
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.metrics import METRIC_NAMES, METRICS
-from rlpto.performance.preview import predict_training
+from rlpto.performance.solo import predict_training
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.ray_cluster.messages import JobSpec
-from rlpto.ray_cluster.scheduler.workload import program_spec
-from rlpto.ray_cluster.settings import ProgramSettings
+from rlpto.ray_cluster.settings import ProgramSettings, program_spec
 from rlpto.store.database import Store
 from rlpto.store.jobs import JobRow
 from rlpto.store.programs import ProgramRow, all_programs, get_program, note_check

@@ -12,13 +12,14 @@ from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.loop import DecisionLoop, ProgressWatch
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights, reward_terms
+from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import PolicyError
 from rlpto.planning.predictor import Predictor
-from rlpto.ray_cluster.scheduler.serving import ServingCluster
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.service.scheduler.admission import eligible, queue_rows
 from rlpto.service.scheduler.catalogue import Catalogue
-from rlpto.service.scheduler.live_policy import FALLBACK, LivePolicy
+from rlpto.service.scheduler.policy_catalogue import FALLBACK
 from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import JobQueueSource
 from rlpto.service.scheduler.status_writer import StatusWriter
@@ -38,8 +39,8 @@ class SchedulerComponents:
     store: Store
     catalogue: Catalogue
     source: JobQueueSource
-    cluster: ServingCluster
-    policy: LivePolicy
+    cluster: RayCluster
+    policy: SwitchablePolicy
     status: StatusWriter
     retention: Retention
     predictor: Predictor | None = None
@@ -68,7 +69,7 @@ class SchedulerLoop:
         self._due = True
         self._reward: FloatArray | None = None
         self._seen_ahead = (-1, -np.inf)
-        self._watch = ProgressWatch(parts.cluster, parts.policy.name)
+        self._watch = ProgressWatch(parts.cluster, parts.policy.in_force)
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Serve until `stopping`."""
@@ -94,13 +95,13 @@ class SchedulerLoop:
         source, policy = self._parts.source, self._parts.policy
         while source.switches:
             request = source.switches.popleft()
-            self._due |= policy.obey(request)
+            self._due |= policy.obey(request, self._parts.cluster.time)
         if self._due:
-            self._watch = ProgressWatch(self._parts.cluster, policy.name)
+            self._watch = ProgressWatch(self._parts.cluster, policy.in_force)
 
     def _look_for_starving(self, points: int) -> None:
         """Fall back where the policy lets no job get on. Drained, that is as it should be."""
-        if self._parts.source.drained or self._parts.policy.name == FALLBACK:
+        if self._parts.source.drained or self._parts.policy.in_force == FALLBACK:
             return
         try:
             self._watch.check(points)
@@ -108,8 +109,8 @@ class SchedulerLoop:
             self._fall_back(error)
 
     def _fall_back(self, error: Exception) -> None:
-        self._parts.policy.fall_back(error)
-        self._watch = ProgressWatch(self._parts.cluster, self._parts.policy.name)
+        self._parts.policy.fall_back(error, self._parts.cluster.time)
+        self._watch = ProgressWatch(self._parts.cluster, self._parts.policy.in_force)
         self._due = True
 
     def _decide(self) -> None:
@@ -137,12 +138,11 @@ class SchedulerLoop:
         given = np.zeros(len(whole.jobs), dtype=np.int64)
         latency = 0.0
         if len(state.jobs):
-            allocation, latency = policy(state)
-            cluster.deciding(policy.name, latency)
+            allocation, latency = policy(state), policy.latency
             shown = np.setdiff1d(np.arange(len(given)), list(hidden))
-            given[shown] = self._loop.carry_out(state, allocation, policy.name).gpus
+            given[shown] = self._loop.carry_out(state, allocation, policy.in_force).gpus
         self._decide_at = self._loop.stands_until(state, policy.standing)
-        parts.status.queued(queue_rows(whole, cluster.ids, given, hidden, policy.name))
+        parts.status.queued(queue_rows(whole, cluster.ids, given, hidden, policy.in_force))
         self._record(whole, Allocation(given), latency, applied=bool(len(state.jobs)))
 
     def _owners(self, state: ClusterState) -> tuple[list[str], dict[str, int | None]]:
@@ -154,7 +154,7 @@ class SchedulerLoop:
 
     def _record(self, state: ClusterState, allocation: Allocation, latency: float, applied: bool) -> None:
         waiting = int(np.count_nonzero(allocation.gpus == 0))
-        held, active, name = int(allocation.gpus.sum()), len(state.jobs), self._parts.policy.name
+        held, active, name = int(allocation.gpus.sum()), len(state.jobs), self._parts.policy.in_force
         steering = dict(getattr(self._parts.policy.policy, "steering", {}))
         row = DecisionRow(self._wall(), name, latency, state.capacity, held, active, waiting, steering=steering)
         self._parts.status.decided(row, self._reward, state.time, applied)
@@ -173,7 +173,7 @@ class SchedulerLoop:
         state = self._loop.state()
         futures = None if parts.volume is None else parts.volume.futures(state.time)
         sampled = None if futures is None else partial(sampled_futures, futures, parts.cluster, state)
-        parts.predictor.begin(parts.cluster, parts.cluster.ids, policy.policy, state, policy.name, sampled)
+        parts.predictor.begin(parts.cluster, parts.cluster.ids, policy.policy, state, policy.in_force, sampled)
 
     def _keep_house(self) -> None:
         """What is done now and then: new programs, predictions, volume, and forgetting."""
@@ -189,6 +189,6 @@ class SchedulerLoop:
         parts.status(parts.cluster)
         lost = parts.retention.keep(self._wall(), parts.cluster)
         if lost:
-            parts.policy.forget()
+            parts.policy.reset()
             self._loop.renumbered()
             self._due = True

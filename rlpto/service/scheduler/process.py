@@ -26,8 +26,8 @@ from rlpto.ray_cluster.scheduler.connection import AUTO, check_training
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import session_name
 from rlpto.service.scheduler.catalogue import SESSION, ProgramChecks
-from rlpto.service.scheduler.live_policy import FALLBACK, PolicyWarmup, catalogue_of
 from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
+from rlpto.service.scheduler.policy_catalogue import FALLBACK, PolicyWarmup, catalogue_of
 from rlpto.service.scheduler.session import Environment, open_session
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
@@ -63,7 +63,7 @@ def check(settings: ServiceSettings) -> None:
     config = load_config(settings.experiment)
     if settings.scheduler.address is None:
         _check_kinds(config)
-    known = sorted(row.name for row in catalogue_of(settings.scheduler.policies))
+    known = sorted(catalogue_of(settings.scheduler.policies))
     if settings.scheduler.policy not in known:
         raise ConfigError(f"scheduler.policy: {settings.scheduler.policy}: expected one of {', '.join(known)}")
 
@@ -126,7 +126,7 @@ def _make_ready(warmup: PolicyWarmup, settings: ServiceSettings, store: Store) -
     One that cannot decide is told so when it is asked for.
     """
     extra, before = settings.scheduler.policies, switch_in_force(store)
-    known = {row.name: row.spec for row in catalogue_of(extra)}
+    known = {name: spec for name, (spec, _) in catalogue_of(extra).items()}
     present = settings.scheduler.policy if before is None else before.policy
     for name in dict.fromkeys((FALLBACK, present)):
         if name in known:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rlpto.ray_cluster.scheduler.serving import ServingCluster
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.service.settings import RetentionSettings
-from rlpto.store.audit import forget_keys
 from rlpto.store.database import Store
 from rlpto.store.jobs import ENDED
 from rlpto.store.logs import job_folder
@@ -51,7 +50,7 @@ class Retention:
         self._looked_at = now
         return True
 
-    def keep(self, now: float, cluster: ServingCluster) -> tuple[str, ...]:
+    def keep(self, now: float, cluster: RayCluster) -> tuple[str, ...]:
         """Forget what is too much; ids of the jobs that the cluster has forgotten."""
         if self.timer() >= self._trimmed_at + TRIM_INTERVAL_S:
             self._trimmed_at = self.timer()
@@ -79,7 +78,7 @@ class Retention:
         store.write("DELETE FROM volume WHERE at < ?", (old,))
         store.write("DELETE FROM requests WHERE done_at < ?", (old,))
         store.write("DELETE FROM tokens WHERE coalesce(revoked, expires) < ?", (old,))
-        forget_keys(store, now - KEYS_KEPT_S)
+        store.write("DELETE FROM idempotency WHERE at < ?", (now - KEYS_KEPT_S,))
         marks = ", ".join("?" * len(ENDED))
         over = store.row(f"SELECT count(*) FROM jobs WHERE number IS NULL AND state IN ({marks})", ENDED)
         left = max(0 if over is None else int(over[0]) - kept.jobs, 0)

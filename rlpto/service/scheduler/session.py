@@ -13,18 +13,19 @@ from rlpto.core.jobs import Job
 from rlpto.core.policy import Policy
 from rlpto.core.queues import QueueSettings
 from rlpto.experiments.config import Config
+from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning.predictor import Predictions, Predictor, prediction_settings
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend
 from rlpto.ray_cluster.scheduler.clock import Clock, SessionTiming
-from rlpto.ray_cluster.scheduler.cluster import PolicyKnowledge
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
+from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
-from rlpto.ray_cluster.scheduler.serving import ServingCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.service.scheduler.catalogue import Catalogue, ProgramChecks
-from rlpto.service.scheduler.live_policy import LivePolicy, catalogue_of
 from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
+from rlpto.service.scheduler.policy_catalogue import FALLBACK, catalogue_of, spec_of
 from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import JobQueueSource
 from rlpto.service.scheduler.status_writer import CurveWriter, StatusWriter
@@ -32,7 +33,8 @@ from rlpto.service.scheduler.volume import VolumeForecast
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.jobs import change_job, get_job, list_jobs
-from rlpto.store.status import set_predictions
+from rlpto.store.requests import Request
+from rlpto.store.status import set_policies, set_predictions
 
 MOST_GPUS = "most_gpus"
 """Fact of the session: most GPUs that one job could ever hold."""
@@ -83,25 +85,36 @@ def open_session(
     latest = max((job.submit_time for job in jobs), default=0.0)
     source = JobQueueSource(database, catalogue, (spec.id for spec in specs), environment.wall, clock, latest)
     status = StatusWriter(database, environment.wall, environment.timer, environment.address)
-    cluster = ServingCluster(
+    cluster = RayCluster(
         environment.backend,
         jobs,
         specs,
         catalogue.tables,
         database,
-        _rules(config),
+        _rules(config, clock),
         (status,),
-        clock=lambda *_: clock,
         knowledge=PolicyKnowledge(estimates=_estimates(catalogue, jobs, specs, shape)),
         source=source,
         specs_of=source.specs_of,
         reported=CurveWriter(settings.retention.points_per_job),
     )
-    rows = catalogue_of(settings.scheduler.policies)
-    policy = LivePolicy(
-        database, environment.make, rows, settings.scheduler.policy, environment.wall, config.seed, environment.ready
+    known = catalogue_of(settings.scheduler.policies)
+    set_policies(database, [entry for _, entry in known.values()])
+    policy = SwitchablePolicy(
+        database,
+        lambda name: environment.make(spec_of(known, name)),
+        settings.scheduler.policy,
+        cluster.deciding,
+        wall=environment.wall,
+        seed=config.seed,
+        fallback=FALLBACK,
     )
-    source.can_switch = policy.can_obey
+
+    def can_switch(request: Request) -> bool:
+        name = str(request.body.get("policy", ""))
+        return name not in known or environment.ready(known[name][0])
+
+    source.can_switch = can_switch
     volume = _volume(config, catalogue, shape, database, clock, environment.wall())
     if volume is not None:
         source.heard = lambda some: volume.arrived(some, catalogue.tables, shape.gpus_per_node)
@@ -130,9 +143,9 @@ def _queue(settings: ServiceSettings, config: Config) -> QueueSettings:
     return config.queue.model_copy(update={"inside": "fair_users"}) if fair else config.queue
 
 
-def _rules(config: Config) -> SessionTiming:
+def _rules(config: Config, clock: Clock) -> SessionTiming:
     """Decisions are taken at events too: whoever waits for GPUs that are free waits for nothing."""
-    return SessionTiming(config.simulator.interval, "events", poll=config.ray.poll)
+    return SessionTiming(config.simulator.interval, "events", poll=config.ray.poll, clock=lambda *_: clock)
 
 
 def _known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> tuple[list[Job], list[JobSpec]]:
@@ -161,7 +174,7 @@ def _estimates(catalogue: Catalogue, jobs: list[Job], specs: list[JobSpec], shap
     samples = tables.samples[[tables.type_index(job.type) for job in jobs]]
     return OnlineEstimates(
         jobs, specs, catalogue.programs, samples, tables.max_gpus, shape.kind_sizes,
-        pooled=True, nobody=tables, most_epochs=MOST_TABLE_EPOCHS,
+        pooled=True, without_jobs=tables, most_epochs=MOST_TABLE_EPOCHS,
     )  # fmt: skip
 
 

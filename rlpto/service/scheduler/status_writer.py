@@ -13,7 +13,7 @@ from rlpto.core.rewards import REWARD_PARTS
 from rlpto.io.arrays import FloatArray
 from rlpto.performance.efficiency import efficiency
 from rlpto.ray_cluster.messages import JobReport
-from rlpto.ray_cluster.scheduler.serving import ServingCluster
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.store.curves import add_point, thin_points
 from rlpto.store.events import add_event
@@ -56,7 +56,7 @@ class CurveWriter:
         self._most = most
         self._curves: dict[str, Curve] = {}
 
-    def __call__(self, cluster: ServingCluster, report: JobReport, over: bool) -> None:
+    def __call__(self, cluster: RayCluster, report: JobReport, over: bool) -> None:
         """Take the newest report of a job. over: it is the last one, which is always the end of the curve."""
         curve = self._curves.setdefault(report.job, Curve())
         due = over or cluster.time >= curve.point_at + POINT_INTERVAL_S
@@ -68,7 +68,7 @@ class CurveWriter:
         if over:
             self._curves.pop(report.job)
 
-    def _add(self, cluster: ServingCluster, report: JobReport, curve: Curve) -> None:
+    def _add(self, cluster: RayCluster, report: JobReport, curve: Curve) -> None:
         curve.point_at, curve.epoch, curve.points = cluster.time, report.progress, curve.points + 1
         add_point(
             cluster.database,
@@ -106,7 +106,7 @@ class StatusWriter:
         self._since = self.wall()
         set_queue(self.database, ())
 
-    def __call__(self, cluster: ServingCluster) -> None:
+    def __call__(self, cluster: RayCluster) -> None:
         """Write down how the cluster stands, once in a while."""
         if self.timer() < self._beat_at + BEAT_INTERVAL_S:
             return
@@ -152,7 +152,7 @@ def goodput(report: JobReport, base: int) -> float:
     return report.samples_per_second * float(efficiency(np.array([report.noise_scale]), report.batch_size, base)[0])
 
 
-def node_rows(cluster: ServingCluster) -> tuple[NodeRow, ...]:
+def node_rows(cluster: RayCluster) -> tuple[NodeRow, ...]:
     """The nodes that are up, with the GPUs that jobs hold there, and those that are gone."""
     held: dict[str, dict[str, int]] = {}
     for number in np.flatnonzero(cluster.columns.held).tolist():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlpto.arrivals.online import ClassForecasts, TotalForecaster, reserved_gpus
+from rlpto.arrivals.online import reserved_gpus
 from rlpto.arrivals.past import CLASSES, Past, load_model
 from rlpto.arrivals.paths import ForecastPaths
 from rlpto.arrivals.sampled import Futures, as_believed, sample_arrivals
@@ -18,7 +18,7 @@ from rlpto.io.arrays import IntArray
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning.predictor import Sampled
 from rlpto.planning.snapshot import Snapshot
-from rlpto.ray_cluster.scheduler.serving import ServingCluster
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.store.status import VolumeRow
 
 GUESSED, MEASURED = 0.4, 0.05
@@ -53,18 +53,9 @@ class VolumeForecast:
         self._first = self._last = int(since / settings.step)
         self._began = began
         began += self._first * settings.step
-
-        def made(past: Past) -> ClassForecasts:
-            counts = np.rint(past.jobs.sum(axis=1))
-            begins = past.start - len(counts) * settings.step
-            return ClassForecasts(
-                TotalForecaster(counts, settings.step, begins, settings.horizon, model), past, settings.step
-            )
-
         none = np.zeros((0, CLASSES))
-        self._paths = ForecastPaths(made, Past(none, none, np.full(CLASSES, 1 / CLASSES), began), settings.step,
-                                    settings.horizon)  # fmt: skip
-        self._source = made(Past(none, none, np.full(CLASSES, 1 / CLASSES), began))
+        past = Past(none, none, np.full(CLASSES, 1 / CLASSES), began)
+        self._source = ForecastPaths(past, settings.step, settings.horizon, model)
         self._mean_service: float | None = None
         self._donors: deque[Job] = deque(maxlen=DONORS)
         self._seen: dict[int, float] = {}
@@ -81,8 +72,7 @@ class VolumeForecast:
         submit = np.maximum([job.submit_time for job in jobs], self._last * self._step) - self._first * self._step
         own = np.array([job.priority for job in jobs], dtype=np.int64)
         asked = np.array([job.requested_gpus for job in jobs], dtype=np.int64)
-        for source in (self._source, self._paths):
-            source.arrived(submit, own, asked)
+        self._source.arrived(submit, own, asked)
         self._donors.extend(jobs)
         rows = tables.packed_rows(gpus_per_node)
         for job in jobs:
@@ -122,7 +112,7 @@ class VolumeForecast:
         found: list[IntArray] = []
         steps, reach = 0, min(REACH_S / self._step, MOST_REACH_STEPS)
         while not found or steps < reach:
-            counts = self._paths.paths(known - self._first, FUTURES, rng)
+            counts = self._source.paths(known - self._first, FUTURES, rng)
             if counts is None:
                 return None
             found.append(counts)
@@ -150,7 +140,7 @@ class VolumeForecast:
         return rows + [VolumeRow(self._began + step * self._step, None, *said) for step, said in self._said.items()]
 
 
-def sampled_futures(futures: Futures, cluster: ServingCluster, state: ClusterState, snapshot: Snapshot) -> Sampled:
+def sampled_futures(futures: Futures, cluster: RayCluster, state: ClusterState, snapshot: Snapshot) -> Sampled:
     """The futures as the predictor takes them. state: that the snapshot was taken of."""
     estimates = cluster.estimates
     measured = [estimates is None or estimates.is_measured(number) for number in snapshot.index.tolist()]

@@ -18,6 +18,7 @@ from rlpto.service.web.errors import API, MEDIA_TYPE, ProblemBody, add_handlers
 from rlpto.service.web.group_commit import GroupCommit
 from rlpto.service.web.metrics import ServiceMetrics
 from rlpto.service.web.middleware import RateLimits, RequestGuard
+from rlpto.service.web.rendering import static_app
 from rlpto.service.web.routes import account, admin, cluster, jobs, operations, pages, stream
 from rlpto.service.web.state import EventNotifier, Service
 from rlpto.store.database import Store
@@ -50,6 +51,7 @@ def make_app(settings: ServiceSettings) -> FastAPI:
     app.include_router(api)
     app.include_router(operations.router)
     app.include_router(pages.router)
+    app.mount("/static", static_app())
     app.add_exception_handler(pages.SignInNeeded, pages.sign_in_first)
     return app
 

@@ -2,61 +2,40 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import time
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import HTMLResponse, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
 from rlpto import __version__
 from rlpto.io.durations import span_text
 
 _HERE = Path(__file__).parent
-_KINDS = {".js": "text/javascript", ".css": "text/css", ".txt": "text/plain", ".svg": "image/svg+xml"}
+STATIC = _HERE / "static"
 _YEAR_S = 31_536_000
 _NONE = "\u2013"
 
 
-@dataclass(frozen=True)
-class StaticFile:
-    """A file as it is served. version: of its content."""
+class VersionedFiles(StaticFiles):
+    """Scripts and styles. Browsers keep them for ever: their addresses have a version of the content."""
 
-    content: bytes
-    packed: bytes
-    kind: str
-    version: str
-
-
-@cache
-def static_files() -> dict[str, StaticFile]:
-    """All files by name, held in memory: they are few and small."""
-    found = {}
-    for path in sorted((_HERE / "static").iterdir()):
-        if path.suffix in _KINDS:
-            content = path.read_bytes()
-            version = hashlib.sha256(content).hexdigest()[:10]
-            found[path.name] = StaticFile(content, gzip.compress(content, mtime=0), _KINDS[path.suffix], version)
-    return found
+    def file_response(self, *given: Any, **more: Any) -> Response:
+        """A file as it is sent."""
+        response = super().file_response(*given, **more)
+        response.headers["Cache-Control"] = f"public, max-age={_YEAR_S}, immutable"
+        return response
 
 
-def static_response(name: str, packed: bool) -> Response | None:
-    """A file; None if no file has that name. packed: whether the browser accepts gzip."""
-    file = static_files().get(name)
-    if file is None:
-        return None
-    headers = {
-        "Cache-Control": f"public, max-age={_YEAR_S}, immutable",
-        "ETag": f'"{file.version}"',
-        "Vary": "Accept-Encoding",
-    }
-    if packed:
-        headers["Content-Encoding"] = "gzip"
-    return Response(file.packed if packed else file.content, 200, headers, file.kind)
+def static_app() -> ASGIApp:
+    """Answers with the files that pages need."""
+    return GZipMiddleware(VersionedFiles(directory=STATIC))
 
 
 def page(template: str, code: int = 200, **values: Any) -> HTMLResponse:
@@ -83,8 +62,9 @@ def _environment() -> Environment:
     return made
 
 
+@cache
 def _static_url(name: str) -> str:
-    return f"/static/{name}?v={static_files()[name].version}"
+    return f"/static/{name}?v={hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:10]}"
 
 
 def utc_text(at: float | None) -> str:

@@ -10,10 +10,18 @@ from functools import lru_cache
 from rlpto.service.settings import CatalogueProgram, ServiceSettings
 from rlpto.service.web.errors import Problem
 from rlpto.service.web.schemas import JobBody
-from rlpto.store.audit import keep_key, submitted_before
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
-from rlpto.store.jobs import JobRow, NewJob, Scalar, count_open, get_job, insert_job
+from rlpto.store.jobs import (
+    JobRow,
+    NewJob,
+    Scalar,
+    count_open,
+    get_job,
+    insert_job,
+    keep_key,
+    submitted_before,
+)
 from rlpto.store.programs import get_program
 from rlpto.store.status import PreviewRow, previews
 from rlpto.store.users import User, over_quota

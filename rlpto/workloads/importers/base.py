@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -48,18 +48,15 @@ class ImportResult:
         return dict(Counter(re.sub(r"'.*?'", "...", bad.reason) for bad in self.skipped).most_common())
 
 
-class Importer(Protocol):
-    """Reads one format."""
-
-    def __call__(self, path: Path, skip_bad_lines: bool) -> ImportResult:
-        """Read a file. Raises TraceError at the first broken line unless `skip_bad_lines`."""
-
-
 class Format(NamedTuple):
-    """An importable format, called as its module. recognises: whether the first lines of a file look like it."""
+    """An importable format, called as its module.
+
+    read: imports a file; TraceError at the first broken line, unless they are skipped as the second argument says.
+    recognises: whether the first lines of a file look like it.
+    """
 
     description: str
-    read: Importer
+    read: Callable[[Path, bool], ImportResult]
     recognises: Callable[[str], bool]
 
 

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from rlpto.core.stopping import RULE_TEXT, are_rules
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import TraceError
+from rlpto.io.reading import one_line
+from rlpto.performance.metrics import METRICS
 from rlpto.workloads.importers.base import EPOCH, Format, ImportResult, Lines, is_blank, numbers, read_log, times
 from rlpto.workloads.importers.tables import Table
 
@@ -122,10 +125,34 @@ def _read_jobs(name: str, table: Table, found: CsvTable) -> ImportResult:
         "duration": duration,
         "gpus": np.ceil(np.round(gpus, 9)),
     }
+    columns |= _training_columns(table, found)
     lines.without_gpus(columns["gpus"] == 0)
     if table.start:
         lines.never_ran(is_blank(found[table.start]))
-    return lines.finish(columns, origin=EPOCH if table.dates else None)
+    return lines.finish(columns, origin=EPOCH if table.dates else None, rebase=table.rebase)
+
+
+def _training_columns(table: Table, found: CsvTable) -> dict[str, AnyArray]:
+    """What a file says of the training itself: model, batch size, metric and rule to stop by."""
+    names = {"model": table.model, "metric": table.metric, "stop": table.stop}
+    columns: dict[str, AnyArray] = {
+        own: np.array([text.strip() for text in found[column]], dtype=object)
+        for own, column in names.items()
+        if column in found
+    }
+    if "model" in columns:
+        found.lines.reject(columns["model"] == "", lambda _: f"{table.model} is empty, expected the name of a model")
+    if table.batch_size in found:
+        columns["batch_size"] = numbers(found.lines, table.batch_size, found[table.batch_size], blank=0.0, whole=True)
+    if (metric := columns.get("metric")) is not None:
+        known = np.isin(metric.astype(str), ["", *METRICS])
+        found.lines.reject(
+            ~known, lambda i: f"metric {one_line(repr(metric[i]))}, expected one of {', '.join(METRICS)}"
+        )
+    if (stop := columns.get("stop")) is not None:
+        good = are_rules(stop.tolist())
+        found.lines.reject(~good, lambda i: f"stop {one_line(repr(stop[i]))}, expected {RULE_TEXT}")
+    return columns
 
 
 def _plain_fields(line: str) -> list[str]:

@@ -5,6 +5,7 @@ Imports nothing heavy: the names of all formats are needed for `rlpto --help`. R
 Helios: Hu et al., "Characterization and Prediction of Deep Learning Workloads in Large-Scale GPU Datacenters", SC 2021.
 Acme: Hu et al., "Characterization of Large Language Model Development in the Datacenter", NSDI 2024.
 openb: Weng et al., "Beware of Fragmentation", ATC 2023. PAI: Weng et al., "MLaaS in the Wild", NSDI 2022.
+Pollux and Sia: the workloads of the artifacts of OSDI 2021 and SOSP 2023.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from dataclasses import dataclass
 class Table:
     """A format. All but `description`, `begins` and the flags are names of columns; empty: there is none.
 
-    begins: what the header line starts with. name: of a job; none: jobs are called by their lines. duration: in
-    seconds. start, end: a job has run from the one to the other; where one of them is missing, `duration` counts.
-    A job without a start never ran. optional: columns that may be missing. gpu_share: thousandths of each of `gpus`.
-    dates: times are dates, else seconds from any start. hours_from_utc: the clusters' own clock, for dates with an
-    offset. fractions: GPUs may be fractions; they are rounded up, since a worker here holds a GPU alone.
-    unknown: durations and numbers of GPUs may be empty: not known, and none.
+    begins: start of the header line. name: of a job; none: jobs are called by their lines. duration: in seconds. start,
+    end: a job has run from the one to the other; where one of them is missing, `duration` counts. A job without a start
+    never ran. optional: columns that may be missing. gpu_share: thousandths of each of `gpus`. model, batch_size,
+    metric, stop: as in `rlpto.workloads.trace.Trace`. dates: times are dates, else seconds. rebase: the first
+    submission is second 0, else the file's own. hours_from_utc: the clusters' own clock, for dates with an offset.
+    fractions: GPUs may be fractions; they are rounded up, since a worker here holds a GPU alone. unknown: durations and
+    numbers of GPUs may be empty: not known, and none.
     """
 
     description: str
@@ -36,8 +38,13 @@ class Table:
     start: str = ""
     end: str = ""
     gpu_share: str = ""
+    model: str = ""
+    batch_size: str = ""
+    metric: str = ""
+    stop: str = ""
     optional: tuple[str, ...] = ()
     dates: bool = False
+    rebase: bool = True
     hours_from_utc: int = 0
     fractions: bool = False
     unknown: bool = True
@@ -45,8 +52,8 @@ class Table:
     @property
     def required(self) -> tuple[str, ...]:
         """Columns that must be there."""
-        own = (self.name, self.user, self.group, self.gpus, self.gpu_share, self.submit)
-        columns = (*own, self.start, self.end, self.duration)
+        described = (self.name, self.user, self.group, self.model, self.gpus, self.gpu_share)
+        columns = (*described, self.submit, self.start, self.end, self.duration)
         return tuple(column for column in columns if column and column not in self.optional)
 
 
@@ -108,6 +115,20 @@ TABLES: Mapping[str, Table] = {
         submit="timestamp",
         duration="duration",
         dates=True,
+        unknown=False,
+    ),
+    "pollux": Table(
+        "Pollux and Sia workload csv (name,time,application,num_replicas,batch_size)",
+        begins="name,time,application",
+        name="name",
+        submit="time",
+        model="application",
+        gpus="num_replicas",
+        batch_size="batch_size",
+        metric="metric",  # this column and the next are ours
+        stop="stop",  # gain/over/after
+        optional=("batch_size", "metric", "stop"),
+        rebase=False,
         unknown=False,
     ),
 }

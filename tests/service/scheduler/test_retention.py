@@ -8,13 +8,12 @@ import pytest
 
 from rlpto.service.scheduler.retention import DAY_S, Retention
 from rlpto.service.settings import RetentionSettings
-from rlpto.store.audit import audit_trail, note
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import NewJob, change_job, get_job, insert_job
 from rlpto.store.requests import add_switch, switch_in_force, switches
 from rlpto.store.status import VolumeRow, set_volume, volume
-from rlpto.store.users import add_token, add_user
+from rlpto.store.users import add_token, add_user, audit_trail, note_change
 
 NOW = 400 * DAY_S
 
@@ -33,7 +32,7 @@ def trimmed(store: Store, folder: Path) -> None:
 def test_what_there_is_too_much_of_goes_the_oldest_first(store: Store, tmp_path: Path) -> None:
     with store.transaction():
         for number in range(1500):
-            note(store, "root", "user.add", f"user-{number}", float(number))
+            note_change(store, "root", "user.add", f"user-{number}", float(number))
             add_switch(store, ("fifo", "las")[number % 2], "op", "", float(number), float(number))
             add_event(store, "queue", float(number), body={})
         jobs = [insert_job(store, NewJob("ann", "a job", "tiny", 1.0), float(number)).id for number in range(250)]

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from rlpto.io.errors import ConfigError
-from rlpto.service.scheduler.live_policy import PolicyWarmup
+from rlpto.service.scheduler.policy_catalogue import PolicyWarmup
 
 
 def until(holds: Callable[[], bool]) -> None:

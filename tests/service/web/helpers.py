@@ -61,7 +61,7 @@ def fill(settings: ServiceSettings) -> dict[str, str]:
     store, now = Store(settings.database), time.time()
     with store.transaction():
         set_program(store, "digits", PROGRAM.model_dump(mode="json"), "settings", now)
-        status.set_policies(store, [status.PolicyRow(name, name, f"the policy {name}", "a paper") for name in POLICIES])
+        status.set_policies(store, [status.PolicyEntry(name, f"the policy {name}", "a paper") for name in POLICIES])
         status.set_nodes(store, [status.NodeRow(f"node-{n}", 2, True) for n in range(4)], now)
         rows = [
             status.PreviewRow("digits", metric, gpus, 0.5 / gpus**power, 0.5 * gpus ** (1 - power))

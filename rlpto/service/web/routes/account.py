@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 
@@ -11,20 +12,15 @@ from rlpto.service.web.errors import Problem, not_found
 from rlpto.service.web.middleware import COOKIE
 from rlpto.service.web.schemas import NameInPath, SessionBody, TokenBody
 from rlpto.service.web.state import Service, TheService
-from rlpto.store import audit, users
+from rlpto.store import users
 from rlpto.store.database import Store
 
 router = APIRouter(tags=["account"])
 _DAY_S = 86_400.0
 _HOUR_S = 3600.0
 _MOST_TOKENS = 100
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Tokens of a user and sessions of their browsers that can be used now, newest first."""
-
-    tokens: list[users.Token]
+Tokens = dict[Literal["tokens"], list[users.Token]]
+"""Tokens of a user and sessions of their browsers that can be used now, newest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +47,7 @@ def with_quotas(service: Service, user: users.User) -> users.User:
 @router.get("/tokens")
 async def tokens(caller: TheCaller, service: TheService) -> Tokens:
     """The caller's tokens and sessions."""
-    return Tokens(users.tokens_of(service.store, caller.name, service.now()))
+    return {"tokens": users.tokens_of(service.store, caller.name, service.now())}
 
 
 @router.post("/tokens", status_code=201)
@@ -74,7 +70,7 @@ async def new_token(service: Service, caller: Caller, user: str, body: TokenBody
         if len(known) >= _MOST_TOKENS:
             raise Problem(403, "quota-exceeded", f"{user} has {_MOST_TOKENS} tokens; end some first")
         token, secret = users.add_token(store, user, body.label, at, expires=expires)
-        audit.note(store, caller.name, "token.add", user, at, {"id": token.id, "label": body.label})
+        users.note_change(store, caller.name, "token.add", user, at, {"id": token.id, "label": body.label})
         return NewToken(**asdict(token), token=secret)
 
     return await service.commit(write)
@@ -93,7 +89,7 @@ async def end_token_of(service: Service, caller: Caller, user: str, token: str) 
     def write(store: Store) -> None:
         if not users.revoke_token(store, token, user, at):
             raise not_found("token")
-        audit.note(store, caller.name, "token.end", user, at, {"id": token})
+        users.note_change(store, caller.name, "token.end", user, at, {"id": token})
 
     await service.commit(write)
 
@@ -106,7 +102,7 @@ async def sign_in(body: SessionBody, request: Request, service: TheService, resp
     found = users.user_of_token(service.store, body.token, at)
     if found is None or found[1].kind != "token":
         service.limits.wrong_sign_in(address)
-        await service.commit(lambda store: audit.note(store, "", "session.refuse", address, at))
+        await service.commit(lambda store: users.note_change(store, "", "session.refuse", address, at))
         raise Problem(401, "unauthorized", "no such token, or it has ended")
     user, token = found
     service.limits.change(user.name)
@@ -114,7 +110,7 @@ async def sign_in(body: SessionBody, request: Request, service: TheService, resp
 
     def write(store: Store) -> tuple[users.Token, str]:
         made = users.add_token(store, user.name, "browser", at, expires=expires, session_of=token)
-        audit.note(store, user.name, "session.add", address, at, {"id": made[0].id, "token": token.id})
+        users.note_change(store, user.name, "session.add", address, at, {"id": made[0].id, "token": token.id})
         return made
 
     session, secret = await service.commit(write)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from fastapi import APIRouter
 
@@ -16,7 +17,7 @@ from rlpto.service.web.routes.jobs import Cursor, Limit
 from rlpto.service.web.schemas import NameInPath, TokenBody, UserBody, UserChange
 from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.submitting import entry_of, usual_epochs
-from rlpto.store import audit, programs, users
+from rlpto.store import programs, users
 from rlpto.store.database import Store
 from rlpto.store.status import PreviewRow, previews
 
@@ -24,17 +25,10 @@ router = APIRouter(tags=["admin"])
 
 
 @dataclass(frozen=True)
-class Users:
-    """All users by name."""
-
-    users: list[users.User]
-
-
-@dataclass(frozen=True)
 class AuditTrail:
     """Changes, newest first. next: cursor of the next page; null: this is the last one."""
 
-    audit: list[audit.AuditRow]
+    audit: list[users.AuditRow]
     next: str | None
 
 
@@ -57,17 +51,10 @@ class ProgramAnswer:
     preview: list[PreviewRow]
 
 
-@dataclass(frozen=True)
-class Programs:
-    """The catalogue of programs."""
-
-    programs: list[ProgramAnswer]
-
-
 @router.get("/users")
-async def all_users(_: AnAdmin, service: TheService) -> Users:
+async def all_users(_: AnAdmin, service: TheService) -> dict[Literal["users"], list[users.User]]:
     """All users."""
-    return Users([with_quotas(service, user) for user in users.all_users(service.store)])
+    return {"users": [with_quotas(service, user) for user in users.all_users(service.store)]}
 
 
 @router.post("/users", status_code=201)
@@ -78,7 +65,7 @@ async def add_user(body: UserBody, caller: AnAdmin, service: TheService) -> user
     def write(store: Store) -> users.User:
         if users.get_user(store, body.name) is not None:
             raise Problem(409, "name-taken", f"there is a user {body.name} already")
-        audit.note(store, caller.name, "user.add", body.name, at, {"role": body.role})
+        users.note_change(store, caller.name, "user.add", body.name, at, {"role": body.role})
         return users.add_user(store, body.name, body.role, at)
 
     return with_quotas(service, await service.commit(write))
@@ -103,7 +90,7 @@ async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, servi
         users.change_user(store, changed)
         if not any(one.role == "admin" and not one.disabled for one in users.all_users(store)):
             raise Problem(409, "last-admin", "this would leave no admin")
-        audit.note(store, caller.name, "user.change", name, at, body.model_dump(exclude_none=True))
+        users.note_change(store, caller.name, "user.change", name, at, body.model_dump(exclude_none=True))
         return changed
 
     return with_quotas(service, await service.commit(write))
@@ -112,7 +99,7 @@ async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, servi
 @router.get("/users/{name}/tokens")
 async def tokens(name: NameInPath, _: AnAdmin, service: TheService) -> Tokens:
     """Tokens and sessions of a user."""
-    return Tokens(users.tokens_of(service.store, _known(service, name), service.now()))
+    return {"tokens": users.tokens_of(service.store, _known(service, name), service.now())}
 
 
 @router.post("/users/{name}/tokens", status_code=201)
@@ -135,9 +122,9 @@ def _known(service: Service, name: str) -> str:
 
 
 @router.get("/programs")
-async def all_programs(caller: TheCaller, service: TheService) -> Programs:
+async def all_programs(caller: TheCaller, service: TheService) -> dict[Literal["programs"], list[ProgramAnswer]]:
     """Programs that may be trained, what users may choose of each, and what a training takes."""
-    return Programs(program_answers(service, all_of_them=caller.user.role == "admin"))
+    return {"programs": program_answers(service, all_of_them=caller.user.role == "admin")}
 
 
 def program_answers(service: Service, all_of_them: bool) -> list[ProgramAnswer]:
@@ -164,7 +151,7 @@ async def set_program(name: NameInPath, body: CatalogueProgram, caller: AnAdmin,
 
     def write(store: Store) -> None:
         version = programs.set_program(store, name, spec, caller.name, at)
-        audit.note(store, caller.name, "program.set", name, at, {"version": version, "training": training})
+        users.note_change(store, caller.name, "program.set", name, at, {"version": version, "training": training})
 
     await service.commit(write)
     return _named(service, name)
@@ -180,7 +167,7 @@ async def disable_program(name: NameInPath, caller: AnAdmin, service: TheService
         if row is None:
             raise not_found("program")
         programs.set_program(store, name, row.spec, caller.name, at, enabled=False)
-        audit.note(store, caller.name, "program.disable", name, at)
+        users.note_change(store, caller.name, "program.disable", name, at)
 
     await service.commit(write)
 
@@ -188,7 +175,7 @@ async def disable_program(name: NameInPath, caller: AnAdmin, service: TheService
 @router.get("/audit")
 async def audit_trail(_: AnAdmin, service: TheService, limit: Limit = 50, cursor: Cursor = None) -> AuditTrail:
     """The audit trail: changes with their users, newest first."""
-    found = audit.audit_trail(service.store, None if cursor is None else int(cursor), limit + 1)
+    found = users.audit_trail(service.store, None if cursor is None else int(cursor), limit + 1)
     page = found[:limit]
     return AuditTrail(page, str(page[-1].seq) if len(found) > limit else None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
 
@@ -14,10 +14,11 @@ from rlpto.service.web.errors import Problem
 from rlpto.service.web.routes.jobs import ASSUMES, Cursor, IfMatch, Limit, check_match, stale
 from rlpto.service.web.schemas import DrainBody, PolicyChange
 from rlpto.service.web.state import Service, TheService
-from rlpto.store import audit, requests, status
+from rlpto.store import requests, status
 from rlpto.store.curves import Span, spans_between, spans_of_job
 from rlpto.store.database import Store
 from rlpto.store.jobs import get_job
+from rlpto.store.users import note_change
 
 router = APIRouter(tags=["cluster"])
 ANSWER_TIMEOUT_S = 10.0
@@ -51,13 +52,6 @@ class QueueAnswer:
 
 
 @dataclass(frozen=True)
-class NodesAnswer:
-    """The nodes of the cluster. GPUs of other users' jobs are together under an empty id."""
-
-    nodes: list[status.NodeRow]
-
-
-@dataclass(frozen=True)
 class Allocations:
     """Which job held which GPUs when, newest first; job and owner are empty for another user's.
 
@@ -88,48 +82,11 @@ class PolicyAnswer:
 
 
 @dataclass(frozen=True)
-class PolicyEntry:
-    """A policy that may be switched to."""
-
-    name: str
-    summary: str
-    source: str
-
-
-@dataclass(frozen=True)
-class Policies:
-    """The catalogue of policies."""
-
-    policies: list[PolicyEntry]
-
-
-@dataclass(frozen=True)
 class Switches:
     """Changes of policy, newest first. next: cursor of the next page; null: this is the last one."""
 
     switches: list[requests.Switch]
     next: str | None
-
-
-@dataclass(frozen=True)
-class Decisions:
-    """Decisions in order."""
-
-    decisions: list[status.DecisionRow]
-
-
-@dataclass(frozen=True)
-class Volume:
-    """Task volume in order of time."""
-
-    volume: list[status.VolumeRow]
-
-
-@dataclass(frozen=True)
-class DrainAnswer:
-    """Whether no further job starts."""
-
-    on: bool
 
 
 @router.get("/queue")
@@ -162,9 +119,9 @@ def queue_entries(service: Service, caller: Caller, limit: int = _LONGEST_QUEUE)
 
 
 @router.get("/nodes")
-async def nodes(caller: TheCaller, service: TheService) -> NodesAnswer:
-    """Nodes, their GPUs, and which job holds how many."""
-    return NodesAnswer(visible_nodes(service, caller))
+async def nodes(caller: TheCaller, service: TheService) -> dict[Literal["nodes"], list[status.NodeRow]]:
+    """Nodes, their GPUs, and which job holds how many; GPUs of other users' jobs are together under an empty id."""
+    return {"nodes": visible_nodes(service, caller)}
 
 
 def visible_nodes(service: Service, caller: Caller) -> list[status.NodeRow]:
@@ -207,10 +164,9 @@ async def allocations(
 
 
 @router.get("/policies")
-async def policies(_: TheCaller, service: TheService) -> Policies:
+async def policies(_: TheCaller, service: TheService) -> dict[Literal["policies"], list[status.PolicyEntry]]:
     """Policies that may be switched to."""
-    rows = status.policies(service.store)
-    return Policies([PolicyEntry(row.name, row.summary, row.source) for row in rows])
+    return {"policies": status.policies(service.store)}
 
 
 @router.get("/policy")
@@ -251,7 +207,7 @@ async def switch_policy(
         others = [one for one in requests.open_requests(store) if one.kind == "policy"]
         if (0 if now is None else now.number) != number or any(one.body.get("number") == number for one in others):
             raise stale()
-        audit.note(store, caller.name, "policy.switch", body.policy, at, {"reason": body.reason, "number": number})
+        note_change(store, caller.name, "policy.switch", body.policy, at, {"reason": body.reason, "number": number})
         wanted = {"policy": body.policy, "reason": body.reason, "number": number}
         return requests.ask(store, "policy", caller.name, at, body=wanted)
 
@@ -295,35 +251,35 @@ async def policy_history(_: TheCaller, service: TheService, limit: Limit = 50, c
 @router.get("/decisions")
 async def decisions(
     _: TheCaller, service: TheService, since: Time = None, limit: Annotated[int, Query(ge=1, le=2000)] = 500
-) -> Decisions:
+) -> dict[Literal["decisions"], list[status.DecisionRow]]:
     """Decisions with reward, its parts, and the agent's steering; without `since` those of the last day."""
     begin = service.now() - _DAY_S if since is None else since
-    return Decisions(status.decisions(service.store, begin, limit))
+    return {"decisions": status.decisions(service.store, begin, limit)}
 
 
 @router.get("/volume")
 async def volume(
     _: TheCaller, service: TheService, since: Time = None, limit: Annotated[int, Query(ge=1, le=2000)] = 500
-) -> Volume:
+) -> dict[Literal["volume"], list[status.VolumeRow]]:
     """Task volume by step, and its forecast with an 80 % interval; without `since` from a day ago on."""
     begin = service.now() - _DAY_S if since is None else since
-    return Volume(status.volume(service.store, begin, limit))
+    return {"volume": status.volume(service.store, begin, limit)}
 
 
 @router.get("/drain")
-async def drained(_: TheCaller, service: TheService) -> DrainAnswer:
+async def drained(_: TheCaller, service: TheService) -> dict[Literal["on"], bool]:
     """Whether no further job starts."""
-    return DrainAnswer(status.is_drained(service.store))
+    return {"on": status.is_drained(service.store)}
 
 
 @router.put("/drain", status_code=202)
-async def drain(body: DrainBody, caller: AnOperator, service: TheService) -> DrainAnswer:
+async def drain(body: DrainBody, caller: AnOperator, service: TheService) -> dict[Literal["on"], bool]:
     """Stop starting jobs, so that the cluster empties, or allow starts again."""
     at = service.now()
 
     def ask(store: Store) -> None:
         requests.ask(store, "drain", caller.name, at, body={"on": body.on})
-        audit.note(store, caller.name, "drain", "on" if body.on else "off", at)
+        note_change(store, caller.name, "drain", "on" if body.on else "off", at)
 
     await service.commit(ask)
-    return DrainAnswer(body.on)
+    return {"on": body.on}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Response
 
@@ -13,12 +13,13 @@ from rlpto.service.web.errors import Problem
 from rlpto.service.web.schemas import LARGEST_NUMBER_OF_ROW, JobBody, JobChange, JobId, PlainName
 from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.submitting import checked_job, digest_of, previews_for, submit
-from rlpto.store import audit, requests, status
+from rlpto.store import requests, status
 from rlpto.store.curves import Point, points_after
 from rlpto.store.database import Store
 from rlpto.store.events import Event, add_event, events_of_job
 from rlpto.store.jobs import STATES, JobRow, State, change_asked, get_job, list_jobs
 from rlpto.store.logs import LogLine, log_lines
+from rlpto.store.users import note_change
 
 router = APIRouter(tags=["jobs"])
 ASSUMES = (
@@ -92,13 +93,6 @@ class Curves:
 
     points: list[Point]
     next: int
-
-
-@dataclass(frozen=True)
-class EventPage:
-    """Events in order."""
-
-    events: list[Event]
 
 
 @router.post("/jobs", status_code=201)
@@ -176,7 +170,7 @@ async def change_job(
             raise stale()
         if priority != row.priority:
             requests.ask(store, "priority", caller.name, at, row.id, {"priority": priority})
-            audit.note(store, caller.name, "job.priority", row.id, at, {"priority": priority, "before": row.priority})
+            note_change(store, caller.name, "job.priority", row.id, at, {"priority": priority, "before": row.priority})
         add_event(store, "job", at, row.id, row.owner, {"state": row.state, "priority": priority})
         return replace(row, priority=priority, labels=labels, version=row.version + 1, changed=at)
 
@@ -196,7 +190,7 @@ async def cancel_job(job: JobId, caller: TheCaller, service: TheService) -> Canc
         if now is None or now.is_over or requests.is_asked(store, "cancel", row.id):
             return
         requests.ask(store, "cancel", caller.name, at, row.id)
-        audit.note(store, caller.name, "job.cancel", row.id, at, {"owner": row.owner})
+        note_change(store, caller.name, "job.cancel", row.id, at, {"owner": row.owner})
 
     await service.commit(write)
     now = get_job(service.store, row.id) or row
@@ -235,10 +229,12 @@ async def curves(
 
 
 @router.get("/jobs/{job}/events")
-async def events(job: JobId, caller: TheCaller, service: TheService, since: Since = 0, limit: Limit = 200) -> EventPage:
-    """What has happened to a job."""
+async def events(
+    job: JobId, caller: TheCaller, service: TheService, since: Since = 0, limit: Limit = 200
+) -> dict[Literal["events"], list[Event]]:
+    """What has happened to a job, in order."""
     row = job_for(service, caller, job)
-    return EventPage(events_of_job(service.store, row.id, since, limit))
+    return {"events": events_of_job(service.store, row.id, since, limit)}
 
 
 def check_match(given: str | None, version: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Literal
 
 from fastapi import APIRouter, Response
 
@@ -16,28 +16,21 @@ SILENCE_S = 15.0
 """A scheduler without a heartbeat for this long counts as gone."""
 
 
-@dataclass(frozen=True)
-class Health:
-    """The process answers."""
-
-    status: str
-
-
 @router.get("/healthz")
-async def healthz() -> Health:
+async def healthz() -> dict[Literal["status"], str]:
     """The web process answers."""
-    return Health(status="ok")
+    return {"status": "ok"}
 
 
 @router.get("/readyz", responses={503: {"description": "The scheduler is not at work."}})
-async def readyz(service: TheService) -> Health:
+async def readyz(service: TheService) -> dict[Literal["status"], str]:
     """The database can be read, and the scheduler is at work."""
     found = heartbeat(service.store)
     if found is None or service.now() - found[0] > SILENCE_S:
         raise Problem(
             503, "no-scheduler", "the scheduler gives no sign of life; jobs are taken and wait", {"Retry-After": "5"}
         )
-    return Health(status="ready")
+    return {"status": "ready"}
 
 
 @router.get("/metrics", response_class=Response)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
@@ -11,14 +12,14 @@ from starlette.responses import RedirectResponse, Response
 from rlpto.performance.metrics import METRIC_NAMES
 from rlpto.service.web.access import Caller, caller_of, job_for
 from rlpto.service.web.errors import not_found
-from rlpto.service.web.rendering import page, static_response
+from rlpto.service.web.rendering import page
 from rlpto.service.web.routes.account import with_quotas
 from rlpto.service.web.routes.admin import program_answers
 from rlpto.service.web.routes.cluster import policy_answer, queue_entries, visible_nodes
 from rlpto.service.web.routes.jobs import ASSUMES
 from rlpto.service.web.routes.operations import SILENCE_S
 from rlpto.service.web.state import Service, TheService
-from rlpto.store import audit, programs, status, users
+from rlpto.store import programs, status, users
 from rlpto.store.events import events_of_job
 from rlpto.store.jobs import ENDED, STATES, State, count_by_state, jobs_in, list_jobs
 
@@ -53,15 +54,6 @@ async def _viewer(request: Request, service: TheService) -> Caller:
 AViewer = Annotated[Caller, Depends(_viewer)]
 
 
-@router.get("/static/{name}")
-async def static(name: str, request: Request) -> Response:
-    """A script, a style or a licence."""
-    found = static_response(name, "gzip" in request.headers.get("accept-encoding", ""))
-    if found is None:
-        raise not_found("file")
-    return found
-
-
 @router.get("/login")
 async def login(service: TheService) -> Response:
     """Where one signs in with a token."""
@@ -71,32 +63,16 @@ async def login(service: TheService) -> Response:
 @router.get("/")
 async def overview(caller: AViewer, service: TheService) -> Response:
     """How the cluster stands."""
-    values = _tiles(service, caller) | _queue(service, caller) | _running(service, caller) | _nodes(service, caller)
+    values = {key: value for part in _PARTS.values() for key, value in part(service, caller).items()}
     return page("overview.html", **values, here="overview")
 
 
-@router.get("/parts/tiles")
-async def tiles(caller: AViewer, service: TheService) -> Response:
-    """Policy, GPUs, jobs and scheduler in numbers."""
-    return page("parts/tiles.html", **_tiles(service, caller))
-
-
-@router.get("/parts/queue")
-async def queue(caller: AViewer, service: TheService) -> Response:
-    """Waiting jobs."""
-    return page("parts/queue.html", **_queue(service, caller))
-
-
-@router.get("/parts/running")
-async def running(caller: AViewer, service: TheService) -> Response:
-    """Jobs that train."""
-    return page("parts/running.html", **_running(service, caller))
-
-
-@router.get("/parts/nodes")
-async def nodes(caller: AViewer, service: TheService) -> Response:
-    """The map of nodes and GPUs."""
-    return page("parts/nodes.html", **_nodes(service, caller))
+@router.get("/parts/{name}")
+async def part(name: str, caller: AViewer, service: TheService) -> Response:
+    """A part of the overview: tiles (policy, GPUs, jobs and scheduler in numbers), queue, running or nodes."""
+    if name not in _PARTS:
+        raise not_found("page")
+    return page(f"parts/{name}.html", **_PARTS[name](service, caller))
 
 
 @router.get("/jobs/{job}")
@@ -171,15 +147,14 @@ async def admin(
     """Users, programs and the audit trail."""
     if caller.user.role != "admin":
         raise not_found("page")
-    trail = audit.audit_trail(service.store, None if before is None else int(before), _PAGE + 1)
+    known = users.all_users(service.store)
+    trail = users.audit_trail(service.store, None if before is None else int(before), _PAGE + 1)
     return page(
         "admin.html",
         user=caller.user,
         here="admin",
-        users=[with_quotas(service, one) for one in users.all_users(service.store)],
-        tokens={
-            one.name: users.tokens_of(service.store, one.name, service.now()) for one in users.all_users(service.store)
-        },
+        users=[with_quotas(service, one) for one in known],
+        tokens={one.name: users.tokens_of(service.store, one.name, service.now()) for one in known},
         programs=programs.all_programs(service.store),
         trail=trail[:_PAGE],
         older=trail[_PAGE - 1].seq if len(trail) > _PAGE else None,
@@ -218,8 +193,12 @@ def _running(service: Service, caller: Caller) -> dict[str, Any]:
     return {"running": found, "said": status.predictions(service.store), "user": caller.user}
 
 
-def _nodes(service: Service, caller: Caller) -> dict[str, Any]:
-    return {"nodes": visible_nodes(service, caller)}
+_PARTS: dict[str, Callable[[Service, Caller], dict[str, Any]]] = {
+    "tiles": _tiles,
+    "queue": _queue,
+    "running": _running,
+    "nodes": lambda service, caller: {"nodes": visible_nodes(service, caller)},
+}
 
 
 def _job(service: Service, caller: Caller, job: str) -> dict[str, Any]:

@@ -1,0 +1,291 @@
+"""A job service's scheduler in virtual time: its predictions of finishes, and ten thousand finished jobs.
+
+Predictions are compared with what came, over controllers in memory whose speeds follow laws.
+Programs are other than they were guessed to be, jobs of a program differ a little, and several workers are slower than
+that many times one: the scheduler learns all that from reports, as on a real cluster. Time is virtual.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _common import Check, Found, resident_mb
+
+from rlpto.arrivals.sampled import Futures
+from rlpto.core.jobs import PRIORITY_CLASSES
+from rlpto.ray_cluster.messages import JobReport, Measured
+from rlpto.store.jobs import JobRow, NewJob, count_jobs, get_job, insert_job
+from rlpto.store.programs import set_program
+from rlpto.store.status import predictions
+from tests.ray_cluster.fakes import FakeController
+from tests.service.scheduler.virtual import Act, VirtualBackend, VirtualService, config
+
+POLICIES = ("fifo", "elastic_fifo", "index")
+NODES = (4, 4, 4, 4)
+HOUR_S = 3600.0
+PROGRAMS = 3
+GUESS_OFF, JOB_OFF, STEP_OFF = 0.4, 0.03, 0.02
+"""Standard deviations of logarithms: true speed of a program beside its guess, of a job beside its program, and of what
+is measured beside the truth."""
+SYNC = 0.08
+"""Share of a step with one worker that several spend on each further node, and half of it on each further worker."""
+BATCH, STEPS = 64, 100
+"""Samples of a step, and steps of an epoch; a step is guessed to take 0.5 to 2 seconds."""
+ALONE_RUNS, ALONE_JOBS, ALONE_EVERY_S = 4, 24, 600.0
+RUNS, HISTORY_H, JOBS_PER_HOUR = 12, 5.0, 10.0
+PROCESSES = 2
+AT_ONCE = 20
+"""Jobs that are submitted together where thousands finish."""
+MOST_ERROR, COVERAGE = 0.15, (0.70, 0.90)
+
+
+@dataclass
+class LawController(FakeController):
+    """Trains at `alone` epochs per second with one worker, and as SYNC says with several. seen: measured speeds."""
+
+    alone: float = 1.0
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    seen: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return len(self.training_on), len(set(self.training_on))
+
+    @property
+    def speed(self) -> float:
+        workers, nodes = self.size
+        if not workers:
+            return 0.0
+        return self.alone / (1.0 / workers + SYNC * (nodes - 1) + SYNC / 2 * (workers - 1) / workers)
+
+
+@dataclass
+class LawBackend(VirtualBackend):
+    """A cluster of such controllers. speeds: epochs per second of one worker, by program."""
+
+    speeds: dict[str, float] = field(default_factory=dict)
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    programs: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.controller = self._made
+
+    def _made(self, spec: Any, delay: float, rate: float, progress: float) -> LawController:
+        alone = self.speeds[spec.training] * float(np.exp(JOB_OFF * self.rng.standard_normal()))
+        return LawController(spec, delay, rate, progress=progress, alone=alone, rng=self.rng)
+
+    def report(self, controller: FakeController) -> JobReport:
+        assert isinstance(controller, LawController)
+        if controller.speed:
+            off = float(np.exp(STEP_OFF * controller.rng.standard_normal()))
+            controller.seen.setdefault(controller.size, controller.speed * controller.spec.data_size * off)
+        sizes = tuple(Measured(*size, speed, 100) for size, speed in sorted(controller.seen.items()))
+        return replace(super().report(controller), throughput=sizes, samples_per_second=controller.speed)
+
+
+@contextmanager
+def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualService, np.random.Generator]]:
+    """A service whose programs are as fast as the seed says, and what else is to be drawn. look_every: s."""
+    rng = np.random.default_rng(seed)
+    names = [f"program_{number}" for number in range(PROGRAMS)]
+    paces = rng.uniform(0.5, 2.0, PROGRAMS)
+    off = np.exp(GUESS_OFF * rng.standard_normal(PROGRAMS))
+    alone = 1 / (STEPS * paces * off)  # epochs per second
+    speeds = {f"some.{name}:Program": speed for name, speed in zip(names, alone.tolist(), strict=True)}
+    setup = config(60.0, 60.0, NODES, forecast={"mode": "on"}, seed=seed)
+    with tempfile.TemporaryDirectory() as folder:
+        service = VirtualService(
+            Path(folder),
+            setup,
+            nodes=NODES,
+            settings={"scheduler": {"policy": policy, "predict_every": look_every}},
+            look_ahead=True,
+            backend=partial(LawBackend, speeds=speeds, rng=rng),
+        )
+        for name, pace in zip(names, paces.tolist(), strict=True):
+            program = {"training": f"some.{name}:Program", "epochs": 50, "pace": pace}
+            program |= {"samples": STEPS * BATCH, "batch_size": BATCH}
+            set_program(service.store, name, {"program": program, "options": {}}, "admin", service.now())
+        service.loop.step()
+        try:
+            yield service, rng
+        finally:
+            service.close()
+
+
+def asked(rng: np.random.Generator) -> NewJob:
+    """A job of some minutes to some hours on the GPUs it asks for."""
+    gpus = int(rng.choice([1, 2, 4], p=[0.5, 0.3, 0.2]))
+    epochs = float(np.clip(np.exp(rng.normal(np.log(15.0), 0.7)), 3.0, 150.0)) * gpus
+    number, priority = int(rng.integers(PROGRAMS)), PRIORITY_CLASSES[int(rng.choice(3, p=[0.2, 0.6, 0.2]))]
+    return NewJob("ann", "a job", f"program_{number}", epochs, gpus=gpus, max_gpus=2 * gpus, priority=priority)
+
+
+def submitting(at: float, job: NewJob) -> Act:
+    return at, lambda service: insert_job(service.store, job, service.now())
+
+
+def poisson(rng: np.random.Generator, begins: float, hours: float) -> list[Act]:
+    times = np.sort(rng.uniform(0.0, hours * HOUR_S, rng.poisson(JOBS_PER_HOUR * hours)))
+    return [submitting(begins + at, asked(rng)) for at in times.tolist()]
+
+
+def all_rows(service: VirtualService) -> dict[str, JobRow]:
+    ids = [row[0] for row in service.store.rows("SELECT id FROM jobs")]
+    return {job: row for job in ids if (row := get_job(service.store, job)) is not None}
+
+
+def errors_alone(policy: str, seed: int) -> list[float]:
+    """Relative errors of the finishes that are told every ten minutes once nobody submits any more."""
+    with world(policy, seed, ALONE_EVERY_S) as (service, rng):
+        last = service.now() + HOUR_S
+        times = np.sort(rng.uniform(service.now(), last, ALONE_JOBS))
+        service.backend.acts = [submitting(at, asked(rng)) for at in times.tolist()]
+        told: list[tuple[str, float, float]] = []
+        looked = last
+
+        def over() -> bool:
+            nonlocal looked
+            rows = predictions(service.store)
+            newest = max((row.as_of for row in rows.values()), default=0.0)
+            if newest > looked:
+                looked = newest
+                told.extend((job, row.as_of, row.finish) for job, row in rows.items() if row.finish is not None)
+            known = all_rows(service)
+            return len(known) == ALONE_JOBS and all(row.is_over for row in known.values())
+
+        service.run(over)
+        ended = {job: row.ended for job, row in all_rows(service).items()}
+        return [abs(said - ended[job]) / (ended[job] - at) for job, at, said in told if ended[job] - at > 60.0]
+
+
+def covered(policy: str, seed: int) -> list[tuple[bool, float, bool | None]]:
+    """Of every job that is there after some hours: whether its finish lies in its interval, how wide that is beside the
+    time to the finish, and whether its start does (None: it had started).
+
+    Those who come afterwards are drawn from the forecaster.
+    """
+    with world(policy, seed, HISTORY_H * HOUR_S) as (service, rng):
+        began = service.began
+        until = service.now() + HISTORY_H * HOUR_S
+        service.backend.acts = poisson(rng, service.now(), HISTORY_H)
+        service.run(lambda: service.now() >= until)
+
+        def told() -> bool:
+            return any(row.as_of > until for row in predictions(service.store).values())
+
+        service.backend.acts = poisson(rng, service.now(), 1.0)
+        service.run(told)
+        rows = predictions(service.store)
+        volume = service.parts.volume
+        assert volume is not None
+        futures = volume.futures(service.now() - began, salt=1)
+        if futures is None:
+            return []
+        service.backend.acts = drawn_acts(service, futures)
+        service.run(lambda: all((row := get_job(service.store, job)) is not None and row.is_over for job in rows))
+        found = []
+        for job, row in rows.items():
+            came = get_job(service.store, job)
+            assert came is not None
+            assert came.ended is not None
+            assert came.started is not None
+            if row.finish_low is None or row.finish_high is None or row.start_low is None or row.start_high is None:
+                found.append((False, 0.0, None))
+                continue
+            width = (row.finish_high - row.finish_low) / max(came.ended - row.as_of, 60.0)
+            inside = row.finish_low - 1.0 <= came.ended <= row.finish_high + 1.0
+            waited = came.started > row.as_of
+            started = row.start_low - 1.0 <= came.started <= row.start_high + 1.0 if waited else None
+            found.append((inside, width, started))
+        return found
+
+
+def drawn_acts(service: VirtualService, futures: Futures) -> list[Act]:
+    """The first of some futures, as what users do."""
+    one, rows = futures.arrivals[0], all_rows(service)
+    acts = []
+    for at, donor, priority in zip(one.submit.tolist(), one.donor.tolist(), one.priority.tolist(), strict=True):
+        like = rows[futures.donors[donor].name]
+        job = NewJob("ann", "a job", like.program, like.epochs, gpus=like.gpus, max_gpus=like.max_gpus,
+                     priority=PRIORITY_CLASSES[priority])  # fmt: skip
+        acts.append(submitting(service.began + at, job))
+    return acts
+
+
+def finish(service: VirtualService, jobs: int) -> None:
+    """Submit that many jobs in lots, and serve until all have finished."""
+    done = count_jobs(service.store, ("finished",))
+    for lot in range(0, jobs, AT_ONCE):
+        with service.store.transaction():
+            for number in range(AT_ONCE):
+                insert_job(service.store, NewJob(f"user-{number % 5}", "a job", "tiny", 1.0), service.now())
+        wanted = done + lot + AT_ONCE
+        service.run(lambda wanted=wanted: count_jobs(service.store, ("finished",)) >= wanted)
+
+
+def scheduler(jobs: int = 10_000) -> Found:
+    """The scheduler after many finished jobs: memory from the first tenth on, restart, wait for the database."""
+    with tempfile.TemporaryDirectory() as folder:
+        service = VirtualService(Path(folder), config(600.0, 60.0), rate=0.1)
+        finish(service, jobs // 10)
+        before, began = resident_mb("self"), time.perf_counter()
+        finish(service, jobs - jobs // 10)
+        grown, took = resident_mb("self") - before, time.perf_counter() - began
+        waited = service.parts.store.longest_wait_s
+        insert_job(service.store, NewJob("ann", "a job", "tiny", 1.0), service.now())
+        began = time.perf_counter()
+        service.restart()
+        decided = service.parts.status.decisions
+        service.run(lambda: service.parts.status.decisions > decided)
+        restart = time.perf_counter() - began
+        size = service.settings.database.stat().st_size / 1e6
+        service.close()
+    return [
+        Check("scheduler grows by", grown, "MB", 20.0, False),
+        Check("restart to the first decision", restart, "s", 5.0, False),
+        Check("longest wait for the database", 1000 * waited, "ms", 100.0, False),
+    ], {"database_mb": size, "ms_per_job": 1000 * took / (jobs - jobs // 10)}
+
+
+def predictions_made() -> Found:
+    """Errors without arrivals, and coverage with them, for some policies."""
+    checks: list[Check] = []
+    facts: dict[str, object] = {}
+    with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
+        alone = {policy: pool.map(partial(errors_alone, policy), range(ALONE_RUNS)) for policy in POLICIES}
+        among = {policy: pool.map(partial(covered, policy), range(RUNS)) for policy in POLICIES}
+        for policy in POLICIES:
+            errors = [error for run in alone[policy] for error in run]
+            found = [one for run in among[policy] for one in run]
+            share = 100 * float(np.mean([inside for inside, _, _ in found]))
+            starts = [start for _, _, start in found if start is not None]
+            middle, widths = 100 * float(np.median(errors)), [width for _, width, _ in found]
+            checks += [
+                Check(f"{policy}: median error of a finish, nobody else comes", middle, "%", 100 * MOST_ERROR, False),
+                Check(f"{policy}: finishes within their 80 % interval", share, "%", 100 * COVERAGE[0], True),
+                Check(f"{policy}: the same, not too many", share, "%", 100 * COVERAGE[1], False),
+            ]
+            facts[policy] = {
+                "finishes told, nobody else comes": len(errors),
+                "90 % of errors at most [%]": round(100 * float(np.quantile(errors, 0.9)), 1),
+                "finishes told, others come": len(found),
+                "starts within their interval [%]": round(100 * float(np.mean(starts)), 1),
+                "width of the interval beside the time left, median": round(float(np.median(widths)), 2),
+            }  # fmt: skip
+            print(f"{policy}: {facts[policy]} {[round(check.value, 1) for check in checks[-3:]]}", file=sys.stderr)
+    return checks, facts
+
+
+PARTS = {"scheduler": scheduler, "predictions": predictions_made}

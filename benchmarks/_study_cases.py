@@ -1,0 +1,250 @@
+"""Two small cases for agents: more data gets more GPUs, and a converging job gives GPUs to another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from _cells import AGENT, GAINED, billed, kept_cells, make, shown, specs_of, with_mean_agent
+from _plan import Measured, Plan, Study
+from scipy.stats import spearmanr
+
+from rlpto.core.cluster import Node
+from rlpto.core.jobs import Job
+from rlpto.core.loop import run
+from rlpto.core.records import RunRecord
+from rlpto.evaluation.runner import Cell, FinishedCell
+from rlpto.evaluation.statistics import bootstrap_interval
+from rlpto.experiments.config import Config
+from rlpto.experiments.experiment import Experiment, prepare
+from rlpto.performance.solo import seconds_to_finish
+from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.simulator.cluster import SimulatedCluster
+
+SIZES = (0.1, 0.316, 1.0, 3.16, 10.0)
+"""Sizes of the data, times that of the middle job."""
+MIDDLE_HOURS, MIDDLE_GPUS = 1.0, 4
+"""Time of the middle job, and its GPUs meanwhile."""
+REPEATS = 4
+"""Windows of each model: with the five jobs in another order."""
+
+CASE_NODES = tuple(Node(4, 0) for _ in range(4))
+CONVERGING_GPUS = 8
+"""Half of the GPUs; 9 of 16 there, but here a ninth would be on a node of its own, which slows it down."""
+SLOWER = 6.0
+"""The case of two jobs, times as long: our rescales cost 10 s and more, there they cost less."""
+FIRST, SECOND_FIRST, SECOND_ALONE, SECOND_AT = 551.0, 351.0, 431.0, 200.0
+"""Seconds in that case without shrinking: of the converging job on its GPUs; of the other on the rest meanwhile, then
+on all; and the moment the other comes."""
+
+
+class Case(NamedTuple):
+    """Jobs on machines of their own, to be scheduled once."""
+
+    nodes: tuple[Node, ...]
+    jobs: tuple[Job, ...]
+
+
+def data(plan: Plan, study: Study) -> Measured:
+    """Peak GPUs of jobs that differ in their data alone."""
+    config = plan.config(plan.home, plan.busy)
+    experiment = prepare(config)
+    cases = {
+        f"{model}-{repeat}": Case(experiment.shape, _five_jobs(experiment, model, repeat))
+        for model in sorted({kind.model for kind in experiment.tables.types})
+        for repeat in range(REPEATS)
+    }
+    done = run_cases(plan, config, cases, specs_of(plan, config, plan.home, study.runs[0]), "data")
+    found = pd.DataFrame([_peaks(cell) for cell in done])
+    found = with_mean_agent(found, ["window"])
+    sizes = [f"{size:g}" for size in SIZES]
+    rows, overall = [], {}
+    for policy, mine in found.groupby("policy", sort=False):
+        means = mine[sizes].mean()
+        overall[policy] = float(np.nan_to_num(spearmanr(SIZES, means).statistic))
+        each = bootstrap_interval(mine["spearman"].to_numpy(dtype=np.float64))
+        peaks = {f"x {size}": f"{means[size]:.1f}" for size in sizes}
+        rows.append(
+            {"policy": policy, **peaks, "of the means": f"{overall[policy]:.2f}", "inside windows": shown(each, ".2f")}
+        )
+    facts = {
+        "agent": overall[AGENT],
+        "capacity": experiment.shape.capacity,
+        "middle_hours": MIDDLE_HOURS,
+        "middle_gpus": MIDDLE_GPUS,
+        "cases": len(cases),
+        "repeats": REPEATS,
+    }
+    return Measured(facts={"peaks": pd.DataFrame(rows), **facts})
+
+
+def _five_jobs(experiment: Experiment, model: str, repeat: int) -> tuple[Job, ...]:
+    """Jobs of one model, in random order."""
+    tables = experiment.tables
+    kind = tables.type_index(JobType(model))
+    middle = _size_for(tables, kind, MIDDLE_GPUS, MIDDLE_HOURS * 3600, experiment.shape.gpus_per_node)
+    rng = np.random.default_rng([repeat, kind])
+    jobs = [
+        Job(
+            name=f"{model}-{size:g}",
+            submit_time=0.0,
+            model=model,
+            epochs=float(tables.epochs[kind]),
+            data_size=middle * size,
+            requested_gpus=MIDDLE_GPUS,
+            max_gpus=tables.max_gpus,
+        )
+        for size in rng.permutation(SIZES).tolist()
+    ]
+    return tuple(jobs)
+
+
+def _size_for(tables: SpeedTables, kind: int, gpus: int, seconds: float, gpus_per_node: int) -> float:
+    """Samples with which a job of a type takes `seconds` on that many packed GPUs."""
+    own = float(seconds_to_finish(tables, kind, 1.0, tables.epochs[kind], gpus, gpus_per_node))
+    return float(tables.samples[kind] * seconds / own)
+
+
+def _peaks(done: FinishedCell) -> dict[str, object]:
+    """Peak GPUs by data size of a cell, and their correlation."""
+    jobs = done.record().jobs
+    order = np.argsort(jobs.data_size)
+    peaks = jobs.peak_gpus[order]
+    tied = len(set(peaks.tolist())) == 1
+    return {
+        "policy": done.cell.policy,
+        "window": done.cell.window,
+        **{f"{size:g}": float(peak) for size, peak in zip(SIZES, peaks, strict=True)},
+        "spearman": 0.0 if tied else float(spearmanr(jobs.data_size[order], peaks).statistic),
+    }
+
+
+def converge(plan: Plan, study: Study) -> Measured:
+    """Two jobs: what the second gains, and the first loses, if the first may be shrunk as it converges."""
+    config = plan.config(plan.home, plan.busy)
+    experiment = prepare(config)
+    models = [kind.model for kind in experiment.tables.types]
+    scaling = [kind.model for kind in experiment.tables.types if _scales(experiment.tables, kind)]
+    cases = {
+        f"{model}-{other}": Case(CASE_NODES, (_converging_job(experiment, model), _other_job(experiment, other)))
+        for model in models
+        for other in scaling
+    }
+    kept, *ways = (
+        run_cases(plan, own, cases, specs_of(plan, own, plan.home, run), name)
+        for run, name in zip(study.runs, ("converge-keeping", "converge", "converge-ruled"), strict=True)
+        for own in [plan.config(plan.home, plan.busy, *(text.format(gained=GAINED) for text in run.see))]
+    )
+    labels = [run.label for run in study.runs[1:]]
+    found = pd.concat(
+        [_compared(str(way), done, kept) for way, done in zip(labels, ways, strict=True)], ignore_index=True
+    )
+    rows = [
+        {
+            "policy": policy,
+            "shrinks": way,
+            "JCT of the other": _change(mine["other"]),
+            "JCT of the converging one": _change(mine["converging"]),
+            "makespan": _change(mine["makespan"]),
+            "accuracy": f"{100 * mine['accuracy'].abs().max():.2f}",
+        }
+        for (way, policy), mine in found.groupby(["way", "policy"], sort=False)
+    ]
+    means = found[found["policy"] == AGENT].groupby("way")[["other", "converging", "accuracy"]].mean()
+    facts = {
+        **{name: means.loc[label].to_dict() for name, label in zip(("alone", "ruled"), labels, strict=True)},
+        "gpus": CONVERGING_GPUS,
+        "cases": len(cases),
+        "scaling": ", ".join(scaling),
+        "gained": GAINED,
+    }
+    return Measured(facts={"effects": pd.DataFrame(rows), **facts})
+
+
+def _change(shares: pd.Series[float]) -> str:
+    """Mean with interval over cases, as a signed share."""
+    return shown(bootstrap_interval(shares.to_numpy(dtype=np.float64)), "+.1%")
+
+
+def _compared(way: str, done: Sequence[FinishedCell], kept: Sequence[FinishedCell]) -> pd.DataFrame:
+    """What shrinking in one way does, a row a policy and case, those of the mean agent among them."""
+    found = pd.DataFrame([_effect(shrunk, whole) for shrunk, whole in zip(done, kept, strict=True)])
+    return with_mean_agent(found, ["window"]).assign(way=way)
+
+
+def _scales(tables: SpeedTables, kind: JobType) -> bool:
+    """True if the case's machines run a type at half of linear speed-up or more: others have no use for them."""
+    at, gpus = tables.type_index(kind), np.array([1, sum(machine.gpus for machine in CASE_NODES)])
+    one, every = seconds_to_finish(tables, at, 1.0, tables.epochs[at], gpus, CASE_NODES[0].gpus)
+    return bool(one / every >= gpus[1] / 2)
+
+
+def _converging_job(experiment: Experiment, model: str) -> Job:
+    """The job that comes first, and converges."""
+    tables, node = experiment.tables, CASE_NODES[0].gpus
+    kind = tables.type_index(JobType(model))
+    return Job(
+        name="converging",
+        submit_time=0.0,
+        model=model,
+        epochs=float(tables.epochs[kind]),
+        data_size=_size_for(tables, kind, CONVERGING_GPUS, SLOWER * FIRST, node),
+        requested_gpus=CONVERGING_GPUS,
+        max_gpus=CONVERGING_GPUS,
+    )
+
+
+def _other_job(experiment: Experiment, model: str) -> Job:
+    """The job that comes later, and can use all GPUs."""
+    tables, node = experiment.tables, CASE_NODES[0].gpus
+    kind = tables.type_index(JobType(model))
+    epochs, capacity = float(tables.epochs[kind]), sum(machine.gpus for machine in CASE_NODES)
+
+    def alone(gpus: int) -> float:
+        return float(seconds_to_finish(tables, kind, 1.0, epochs, gpus, node))
+
+    # Done in FIRST next to the converging job and SECOND_ALONE after it: the shares of its work add up to one.
+    share = SECOND_FIRST / alone(capacity - CONVERGING_GPUS) + SECOND_ALONE / alone(capacity)
+    return Job(
+        name="other",
+        submit_time=SLOWER * SECOND_AT,
+        model=model,
+        epochs=epochs,
+        data_size=float(tables.samples[kind]) * SLOWER * share,
+        requested_gpus=capacity - CONVERGING_GPUS,
+        max_gpus=capacity,
+    )
+
+
+def _effect(shrunk: FinishedCell, whole: FinishedCell) -> dict[str, object]:
+    """Relative changes that shrinking makes. The first job is the converging one."""
+    after, before = shrunk.record().jobs, whole.record().jobs
+    change = (after.finish_time - after.submit_time) / (before.finish_time - before.submit_time) - 1
+    return {
+        "policy": shrunk.cell.policy,
+        "window": shrunk.cell.window,
+        "other": float(change[1]),
+        "converging": float(change[0]),
+        "makespan": float(after.finish_time.max() / before.finish_time.max() - 1),
+        "accuracy": float(np.abs(after.final_accuracy - before.final_accuracy).max()),
+    }
+
+
+def run_cases(
+    plan: Plan, config: Config, cases: dict[str, Case], specs: Sequence[str], name: str
+) -> list[FinishedCell]:
+    """Every policy on every case, kept like the cells of an evaluation; policies in order, cases inside."""
+    outcome = prepare(config).outcome() | {"cases": {key: repr(case) for key, case in cases.items()}}
+    cells = [Cell(spec, case, config.seed) for spec in specs for case in cases]
+    with billed(plan, "evaluation"):
+        return kept_cells(plan, cells, partial(_run_case, config, cases), outcome, name, config)
+
+
+def _run_case(config: Config, cases: dict[str, Case], cell: Cell) -> RunRecord:
+    experiment, case = prepare(config), cases[cell.window]
+    cluster = SimulatedCluster(case.nodes, list(case.jobs), experiment.tables, config.simulator, cell.seed)
+    policy = make(experiment, cell.policy)
+    return run(cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed)

@@ -1,0 +1,139 @@
+"""What looking ahead is worth: `planner` against the index that it steers; see docs/planning.md, docs/results.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+import _common
+import numpy as np
+import pandas as pd
+from _cells import best_of, by_window, difference, finished, label_of, ratio, shown
+from _plan import TIME_ONLY, Measured, Plan, Study, Workload, tuned
+from _study_knowledge import SHARED, UNKNOWN, of_published
+from speed import decided
+
+from rlpto.core.queues import Queue
+from rlpto.evaluation.runner import FinishedCell
+from rlpto.evaluation.tables import frame
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.simulator.cluster import SimulatedCluster
+
+WINDOWS: dict[Workload, int] = {"synthetic": 6, "philly": 25, "pollux": 24}
+"""Of each place, at most: a window of synthetic takes many times the others' time."""
+FRESH_SEED = "seed=71"
+"""Draws windows of synthetic and pollux that nothing was tuned or compared on before."""
+KNOWN: dict[str, tuple[str, ...]] = {
+    "true speeds, declared epochs": (),
+    "shared fits, declared epochs": SHARED,
+    "shared fits, epochs unknown": (*SHARED, UNKNOWN),
+}
+CLAIMED = ("true speeds, declared epochs", "shared fits, declared epochs")
+"""Nothing is claimed where epochs are unknown."""
+SEARCH = "perturbations=24,spread=0.25"
+"""Options of the planner on Pollux's workloads: chosen on the generated workloads 101 to 106."""
+PLACES = (("results/synthetic", 16, 100), ("large", 1000, 10_000))
+"""Config, nodes and active jobs, where the time of a decision is measured."""
+DECISIONS = 60
+
+
+def windows(plan: Plan, study: Study) -> Measured:
+    """Test windows under weighted classes by mean JCT, each against the index tuned for JCT. Time alone is rewarded."""
+    return by_jct(plan, study, "", ())
+
+
+def noisy(plan: Plan, study: Study) -> Measured:
+    """The same with errors in the estimates of speeds and work."""
+    return by_jct(plan, study, "with 20 % noise of estimates, ", ("knowledge.mode=noisy",))
+
+
+def by_jct(plan: Plan, study: Study, label: str, settings: tuple[str, ...]) -> Measured:
+    """The comparison of `windows`, with further settings. label: in front of the figures' names."""
+    rows, ratios = [], []
+    for workload, load in plan.places(study):
+        given = (FRESH_SEED, *TIME_ONLY, "queue.classes=weighted", *settings)
+        config = plan.config(workload, load, *given, windows=WINDOWS[workload])
+        base = f"{workload}-jct-weighted"
+        specs = [tuned(base), f"planner:base={_common.CONFIGS / 'tuned' / base}.yaml"]
+        done = finished(plan, config, specs, f"{workload}-{load:g}", range(plan.draws))
+        found = ratio(named(done, config.knowledge.mode), "planner", ["index"], "jct_mean")
+        latency = np.concatenate([one.record().decisions.latency for one in done[len(done) // 2 :]])
+        ratios.append(found.estimate)
+        rows.append(
+            {"workload": workload, "load": load, "windows x draws": f"{found.samples} x {plan.draws}"}
+            | {"planner / tuned index": f"{found.estimate:.3f}"}
+            | {"95 % interval": f"{found.low:.3f} to {found.high:.3f}", "ms a decision": f"{1e3 * latency.mean():.1f}"}
+        )
+    overall = float(np.exp(np.mean(np.log(ratios))))
+    figures = {f"{label}geometric mean of the cells": overall, f"{label}worst cell": max(ratios)}
+    return Measured(figures, tables={"": rows})
+
+
+def rewards(plan: Plan, study: Study) -> Measured:
+    """Test windows by total reward: against every policy of the configs, and against the planner's own base."""
+    rows, ahead, beyond = [], 0, 0
+    for workload, load in plan.places(study):
+        config = plan.config(workload, load, FRESH_SEED, windows=WINDOWS[workload])
+        start, name = _common.CONFIGS / "tuned" / f"{workload}-steering.yaml", f"{workload}-{load:g}"
+        labels = {label_of(spec): spec for spec in config.policies}
+        first = frame(finished(plan, config, config.policies, name), config.knowledge.mode)
+        best = [labels[label] for label in best_of(first, list(labels))[:2]]
+        own = [f"index:label=base,weights={start}", f"planner:base={start}"]
+        cells = named(finished(plan, config, [*best, *own], name, range(plan.draws)), config.knowledge.mode)
+        runner_up = best_of(cells, list(map(label_of, best)))[0]
+        against, beside = difference(cells, "planner", runner_up), difference(cells, "planner", "base")
+        ahead, beyond = ahead + (against.low > 0), beyond + (beside.low > 0)
+        rows.append(
+            {"workload": workload, "load": load, "windows x draws": f"{against.samples} x {plan.draws}"}
+            | {"planner": f"{by_window(cells, 'planner', 'reward').mean():.1f}", "runner-up": runner_up}
+            | {"planner - runner-up": shown(against, "+.2f"), "planner - agent_start": shown(beside, "+.2f")}
+        )
+    figures = {
+        "cells where the planner's total reward is above every other policy's": ahead,
+        "cells where it is above its base's, agent_start": beyond,
+    }
+    return Measured(figures, tables={"": rows})
+
+
+def named(done: Sequence[FinishedCell], knowledge: str) -> pd.DataFrame:
+    """A frame of cells in which planners and indices go by their policy's name, without options."""
+    cells = frame(done, knowledge)
+    return cells.assign(policy=cells["policy"].str.replace(r"^(planner|index):.*", r"\1", regex=True))
+
+
+def pollux(plan: Plan, _: Study) -> Measured:
+    """Pollux's four workloads with jobs that choose their batch sizes, by what is known, by Pollux's published mean."""
+    if plan.data is None:
+        return Measured()
+    base = tuned("pollux-adaptive")
+    planner = f"planner:base={base.removeprefix('index:weights=')},{SEARCH}"
+    figures, rows = {}, []
+    for name, settings in KNOWN.items():
+        index, planned = (of_published(plan, spec, (*TIME_ONLY, *settings)) for spec in (base, planner))
+        if name in CLAIMED:
+            figures[f"planner, {name}"] = planned
+        rows.append({"known": name, "tuned index": f"{index:.3f}", "planner": f"{planned:.3f}"})
+    return Measured(figures, tables={"": rows})
+
+
+def latency(_plan: Plan, _: Study) -> Measured:
+    """Wall-clock time of a decision in which a plan is made, at 100 jobs; and of any at 10,000 on 1,000 nodes."""
+    figures, rows = {}, []
+    for file, nodes, active in PLACES:
+        experiment = Experiment(load_config(_common.CONFIGS / f"{file}.yaml"))
+        jobs = experiment.jobs(experiment.windows()[0], 0)
+        picked = np.random.default_rng(0).choice(len(jobs), active, replace=len(jobs) < active)
+        crowd = [replace(jobs[one], name=f"job-{i}", submit_time=0.0) for i, one in enumerate(picked)]
+        cluster = SimulatedCluster(experiment.shape, crowd, experiment.tables, experiment.config.simulator)
+        policy, taken = experiment.policy("planner"), []
+        for alone, _ in islice(decided(cluster, Queue(experiment.config.queue), policy), DECISIONS):
+            taken.append(1e3 * alone)
+            policy.reset(0)  # so that it plans every time
+        p99 = float(np.percentile(taken[2:], 99))
+        figures[f"decision, {active} jobs on {nodes} nodes, p99"] = p99
+        rows.append(
+            {"active jobs": active, "nodes": nodes, "median ms": f"{np.median(taken):.1f}", "p99 ms": f"{p99:.1f}"}
+        )
+    return Measured(figures, tables={"": rows})

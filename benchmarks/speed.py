@@ -1,0 +1,368 @@
+"""Speed of the simulator, of batched decisions, of fits, of decisions on a large cluster, and of the command line.
+
+Each is stated in calibration loops, or in starts of Python, that are timed in alternation with it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import _common
+import numpy as np
+from _common import Check, Found
+
+from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.jobs import Job
+from rlpto.core.loop import run
+from rlpto.core.policy import Policy
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
+from rlpto.envs.compiled_batch import CompiledBatch, Workload, begin, build_batch, run_requested
+from rlpto.evaluation.metrics import measure
+from rlpto.evaluation.runner import Cell
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.knowledge.beliefs import ThroughputBelief
+from rlpto.knowledge.online_fit import fit_observed
+from rlpto.performance.compile import compile_tables, load_profiles
+from rlpto.performance.efficiency import BatchLimits
+from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.performance.throughput import StepMeasurements
+from rlpto.policies.registry import available, is_complete
+from rlpto.policies.spec import split_specs
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import SimulatorSettings
+
+HOUR = 3600.0
+
+
+def main() -> None:
+    arguments = _common.parser((__doc__ or "").split("\n")[0])
+    arguments.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(PARTS)}; without any: all")
+    arguments.add_argument("--repeats", type=int, default=7)
+    arguments.add_argument("--trace", type=Path, help="philly: any trace that rlpto imports; large: for its jobs")
+    arguments.add_argument("--policies", help="large: comma-separated, instead of all")
+    options = arguments.parse_args()
+    checks, facts = _common.run_parts({name: partial(part, options) for name, part in PARTS.items()}, options.parts)
+    _common.finish(checks, options.json, **facts)
+
+
+# The simulator ------------------------------------------------------------------------------------------------------
+
+POLLUX_JOBS_PER_SECOND = 12.8
+RUN_LOOPS, PHILLY_LOOPS = 2.5, 400.0
+"""Calibration loops that a run of 160 jobs, and one of the whole of Philly, may take."""
+
+
+def simulator(options: Namespace) -> Found:
+    """Tiresias on a 160-job workload of the Pollux simulator, which manages 12.8 jobs per CPU-second there.
+
+    Counted: building the cluster and the whole run, records included. Not counted: compilation, files, speed tables.
+    """
+    if (data := lacking("simulator", "traces/pollux/workload-1.csv", "profiles")) is None:
+        return [], {}
+    overrides = [f"workload.path={json.dumps(data[0])}", f"profiles.folder={json.dumps(data[1])}"]
+    experiment = Experiment(load_config(_common.CONFIGS / "pollux.yaml", overrides))
+    cell = Cell("tiresias", experiment.windows()[0], 0)
+    jobs = len(experiment.run_cell(cell).jobs.names)
+    calls = {"tiresias": partial(experiment.run_cell, cell)}
+    taken = _common.calibrated("simulator", calls, options.repeats)["tiresias"]
+    rate = jobs / taken.seconds
+    return [Check(f"run of {jobs} jobs", taken.loops, "calibration loops", RUN_LOOPS, False)], {
+        "jobs per CPU-second": round(rate, 1),
+        "times the Pollux simulator": round(rate / POLLUX_JOBS_PER_SECOND),
+    }
+
+
+def lacking(part: str, *names: str) -> list[str] | None:
+    """Paths of files of the data folder; None, after saying so, where one of them is missing."""
+    paths = [_common.data_folder() / name for name in names]
+    if missing := [path for path in paths if not path.exists()]:
+        print(f"{part} skipped: no real data at {missing[0]} (set RLPTO_DATA)")
+        return None
+    return list(map(str, paths))
+
+
+def philly(options: Namespace) -> Found:
+    """The whole of Philly (64,000 jobs) on 310 nodes x 8 GPUs under FIFO, SRTF and LAS.
+
+    Counted: the whole simulation of one policy, jobs already mapped. Not counted: compilation, reading the trace.
+    """
+    trace = options.trace
+    if trace is None:
+        if (data := lacking("philly", "traces/philly.csv.gz")) is None:
+            return [], {}
+        trace = data[0]
+    overrides = [
+        *of_trace(trace),
+        "workload.skip_days=0",
+        "workload.mapping.max_duration=1e9",
+        "cluster.nodes=[{count: 310, gpus: 8}]",
+        "simulator.decide_on=interval",
+    ]
+    experiment = Experiment(load_config(_common.CONFIGS / "philly.yaml", overrides))
+    (window,) = experiment.windows()
+    jobs = experiment.jobs(window, 0)
+    last: dict[str, RunRecord] = {}
+
+    def simulate(policy: str) -> None:
+        config = experiment.config
+        cluster = SimulatedCluster(experiment.shape, jobs, experiment.tables, config.simulator)
+        last[policy] = run(cluster, experiment.policy(policy), config.queue, config.reward)
+
+    calls = {policy: partial(simulate, policy) for policy in ("fifo", "srtf", "las")}
+    checks, facts = [], {"trace": trace, "jobs": len(jobs)}
+    for policy, taken in _common.calibrated("philly", calls, options.repeats // 2).items():
+        checks.append(Check(f"{policy}, whole trace", taken.loops, "calibration loops", PHILLY_LOOPS, False))
+        jct, decisions = measure(last[policy])["jct_mean"], len(last[policy].decisions.time)
+        facts[policy] = f"{taken.seconds:.1f} CPU-s, mean JCT {jct:,.0f} s, {decisions:,} decisions"
+    return checks, facts
+
+
+def of_trace(path: Path) -> list[str]:
+    """Overrides that take jobs from a file as they were submitted."""
+    named = f"workload.path={json.dumps(str(_common.needed(path)))}"
+    return [named, "workload.source=files", "workload.format=null", "workload.load=null"]
+
+
+# Batched decisions --------------------------------------------------------------------------------------------------
+
+BATCH = 64
+NODES = ClusterShape((Node(4),) * 16)
+COUNTED, DECISIONS, BATCH_LOOPS = 100_000, 2000, 4.0
+"""Calibration loops that that many decisions may take; decisions of each cluster in a repeat."""
+GAP_S = 315.0
+
+
+def batch(options: Namespace) -> Found:
+    """Decisions per CPU-second of 64 simulated clusters with about 32 visible jobs each.
+
+    Counted as one decision: one cluster's jobs are put in order and shown, its policy decides (a trivial one, compiled
+    in: every job wishes for its requested GPUs), wishes are trimmed in queue order, changes are placed on nodes, and
+    the cluster runs to its next decision point, with the reward's parts. Not counted: compilation, observations,
+    decisions of an empty cluster.
+    """
+    profiles = load_profiles(None)
+    tables = compile_tables(profiles, [JobType(model) for model in profiles.models], 16, 4)
+    jobs = [Workload(f"{seed}", tuple(workload(tables, 400, GAP_S, seed)), seed, 36.0) for seed in range(BATCH)]
+    checks: list[Check] = []
+    facts: dict[str, object] = {}
+    for decide_on in ("interval", "events"):
+        parts = (SimulatorSettings(decide_on=decide_on), QueueSettings(), RewardWeights())
+        clusters = build_batch(BATCH, NODES, jobs, tables, *parts)
+        for b in range(BATCH):
+            begin(clusters, b, b)
+        run_requested(clusters, 200)
+        counts, visible = [], []
+
+        def decide(
+            clusters: CompiledBatch = clusters, counts: list[int] = counts, visible: list[float] = visible
+        ) -> None:
+            counts.append(run_requested(clusters, DECISIONS))
+            visible.append(clusters.world.clusters["active"].mean())
+
+        taken = _common.calibrated("batch", {decide_on: decide}, options.repeats)[decide_on]
+        per = taken.loops * COUNTED / float(np.median(counts))
+        facts[f"visible jobs, {decide_on}"] = f"{np.mean(visible):.1f} on average"
+        facts[f"decisions per CPU-second, {decide_on}"] = f"{np.median(counts) / taken.seconds:,.0f}"
+        checks.append(Check(f"{COUNTED:,} decisions on {decide_on}", per, "calibration loops", BATCH_LOOPS, False))
+    return checks, facts
+
+
+def workload(tables: SpeedTables, jobs: int, gap: float, seed: int) -> list[Job]:
+    """Elastic jobs of 1 to 4 requested GPUs and 0.5 to 8 hours on one GPU, one every `gap` seconds on average."""
+    rng = np.random.default_rng(seed)
+    alone = tables.elapsed[tables.row[:, 0, 1], tables.epochs]
+    submits = np.cumsum(rng.exponential(gap, jobs))
+    made = []
+    for number, submit in enumerate(submits):
+        kind = int(rng.integers(len(tables.types)))
+        share = rng.uniform(0.5, 8.0) * HOUR / alone[kind]
+        gpus = int(rng.integers(1, 5))
+        size = float(tables.samples[kind] * share)
+        epochs = float(tables.epochs[kind])
+        model = tables.types[kind].model
+        made.append(Job(f"job-{number}", float(submit), model, epochs, size, gpus, 1, 16, int(rng.integers(3))))
+    return made
+
+
+# Fits of jobs' own speeds -------------------------------------------------------------------------------------------
+
+FITS, FIT_LOOPS, MOST_OFF_PERCENT = 2500, 250.0, 1.0
+"""About as many fits as a workload of Pollux takes; calibration loops for all; what their goodput may be off by."""
+OBSERVED = ("nodes", "gpus", "local", "step_time", "sync_time")
+
+
+def beliefs(_: Namespace) -> Found:
+    """Fits against those of Pollux's own code in 30 stored cases, and the time they take.
+
+    A case has observed steps, and the best goodput on five placements by Pollux's own fit of them.
+    """
+    if (data := lacking("beliefs", "pollux/pollux-fit-cases.json")) is None:
+        return [], {}
+    cases = json.loads(Path(data[0]).read_text(encoding="utf-8"))
+    observed = [
+        StepMeasurements(*(np.array([row[key] for row in case["observations"]], dtype=float) for key in OBSERVED))
+        for case in cases
+    ]
+
+    def fit_all() -> None:
+        for number in range(FITS):
+            fit_observed(observed[number % len(observed)])
+
+    taken = _common.calibrated("beliefs", {"fits": fit_all}, repeats=1)["fits"]
+    worst = max(off_percent(case, steps) for case, steps in zip(cases, observed, strict=True))
+    return [
+        Check("goodput by our fit, worst case off by", worst, "%", MOST_OFF_PERCENT, False),
+        Check(f"{FITS:,} fits", taken.loops, "calibration loops", FIT_LOOPS, False),
+    ], {f"{FITS:,} fits, CPU-seconds": round(taken.seconds, 1)}
+
+
+def off_percent(case: dict[str, Any], observed: StepMeasurements) -> float:
+    """Difference of the goodput by our fit from the stored one, on the worst placement."""
+    limits = BatchLimits(*(case[key] for key in ("base", "largest", "min_local", "max_local")))
+    belief = ThroughputBelief(limits, None, 64, params=fit_observed(observed))
+    goodput = belief.score(case["grad_sqr"], case["grad_var"])
+    found = [goodput[min(best["nodes"], 2) - 1, best["gpus"] - 1] / best["goodput"] - 1 for best in case["best"]]
+    return 100 * float(np.max(np.abs(found)))
+
+
+# Decisions on a large cluster ---------------------------------------------------------------------------------------
+
+ACTIVE, MOST_DECISIONS = 10_000, 200
+LARGE_LOOPS = 2.0
+"""Calibration loops that nearly every decision may take."""
+SECONDS = 4.0
+"""That each policy decides for, from the first decision on: all are done within three minutes."""
+SMALLER = ("pollux", "sia")
+"""Searches that are not meant for this size: two decisions of sia take over a minute. Only if named; they are measured
+at their own sizes by `study.py pollux sia`."""
+
+
+def large(options: Namespace) -> Found:
+    """Decisions of every policy at 1,000 nodes x 8 GPUs with 10,000 active jobs (configs/large.yaml), in CPU time.
+
+    Counted as one decision: the table of jobs, the queue's order, the policy, checks and trimming, and the placement on
+    nodes. Jobs are those of the config's test window, all submitted in the first hour, in which nearly none finishes.
+    """
+    overrides = [] if options.trace is None else of_trace(options.trace)
+    experiment = Experiment(load_config(_common.CONFIGS / "large.yaml", overrides))
+    jobs = crowd(experiment)
+    complete = [name for name, policy in available().items() if is_complete(policy)]  # an agent needs a file
+    names = split_specs(options.policies) if options.policies else [name for name in complete if name not in SMALLER]
+    checks: list[Check] = []
+    facts: dict[str, object] = {"gpus": experiment.shape.capacity, "active jobs": ACTIVE}
+    for name in names:
+        _common.progress(f"large: {name}")
+        loop = _common.seconds_of(_common.calibration)
+        latency = latencies(experiment, name, jobs, MOST_DECISIONS, SECONDS, time.process_time)
+        loop = 500 * (loop + _common.seconds_of(_common.calibration))
+        slow = float(np.percentile(latency, 99))
+        checks.append(Check(f"{name}, p99", slow / loop, "calibration loops", LARGE_LOOPS, False))
+        facts[f"{name}, p99"] = f"{slow:.1f} ms of {len(latency)} decisions"
+    return checks, facts
+
+
+def crowd(experiment: Experiment) -> list[Job]:
+    """The longest 10,000 jobs of the test window (repeated if it has fewer), submitted in the first hour."""
+    found = experiment.jobs(experiment.windows()[0], 0)
+    found = sorted(found, key=lambda job: -job.data_size * job.epochs)[:ACTIVE]
+    rng = np.random.default_rng(0)
+    submits = np.sort(rng.uniform(0, HOUR, ACTIVE))
+    order = rng.permutation(ACTIVE)
+    return [
+        replace(found[order[i] % len(found)], name=f"job-{i}", submit_time=float(submit))
+        for i, submit in enumerate(submits)
+    ]
+
+
+def latencies(
+    experiment: Experiment,
+    name: str,
+    jobs: list[Job],
+    decisions: int,
+    seconds: float = np.inf,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
+    """Milliseconds of every decision after the first hour and a first one, which compiles; ends after some seconds."""
+    settings = experiment.config.simulator.model_copy(update={"decide_on": "interval"})
+    cluster = SimulatedCluster(experiment.shape, jobs, experiment.tables, settings)
+    while cluster.active_jobs < ACTIVE:
+        cluster.advance()
+    policy = experiment.policy(name)
+    policy.reset(0)
+    taken: list[float] = []
+    until = time.monotonic() + seconds
+    for _, whole in decided(cluster, Queue(experiment.config.queue), policy, clock):
+        taken.append(1000 * whole)
+        if len(taken) >= 2 and (len(taken) > decisions or time.monotonic() >= until):
+            break
+    return taken[1:]
+
+
+def decided(
+    cluster: SimulatedCluster, queue: Queue, policy: Policy, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[tuple[float, float]]:
+    """Let a policy decide again and again: seconds that the policy alone, and the whole decision, took each time."""
+    while True:
+        start = clock()
+        state = queue.order(cluster.state())
+        shown = clock()
+        wishes = policy(state)
+        alone = clock() - shown
+        cluster.apply(state, queue.admit(state, wishes, policy.name))
+        yield alone, clock() - start
+        cluster.advance()
+
+
+# The command line ---------------------------------------------------------------------------------------------------
+
+TIMES = 5.0
+"""Duration of a command, compared to a Python that imports parts of its standard library."""
+STANDARD = [sys.executable, "-c", "import argparse, asyncio, email, http.client, json, logging, sqlite3, unittest"]
+COMMANDS = {
+    "import rlpto.cli.main": [sys.executable, "-c", "import rlpto.cli.main"],
+    "rlpto --help": [str(Path(sys.executable).with_name("rlpto")), "--help"],
+}
+
+
+def startup(options: Namespace) -> Found:
+    """How long the command line takes to import and to print its help."""
+    checks: list[Check] = []
+    facts: dict[str, object] = {}
+    for name, command in COMMANDS.items():
+        # The first of each warms the file cache.
+        pairs = [(started(command), started(STANDARD)) for _ in range(options.repeats + 1)][1:]
+        times = statistics.median(own / usual for own, usual in pairs)
+        checks.append(Check(name, times, "times a start of Python", TIMES, False))
+        facts[f"{name}, seconds"] = round(statistics.median(own for own, _ in pairs), 2)
+    return checks, facts
+
+
+def started(command: Sequence[str]) -> float:
+    """Wall-clock seconds of a command."""
+    return _common.wall_seconds_of(partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL))
+
+
+PARTS: dict[str, Callable[[Namespace], Found]] = {
+    "simulator": simulator,
+    "philly": philly,
+    "batch": batch,
+    "beliefs": beliefs,
+    "large": large,
+    "startup": startup,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""Many simulated clusters that step together: compiled code over a pool of workloads.
+
+Cluster b runs one workload of the pool at a time. This is the loop of `rlpto.core.loop.DecisionLoop`, compiled, over
+the same compiled parts: order, view, admit, advance, terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from rlpto.core.cluster import ClusterShape
+from rlpto.core.job_store import JobStore
+from rlpto.core.jobs import JOB, EstimateNoise, Job
+from rlpto.core.queues import QueueSettings
+from rlpto.core.records import INTERVAL
+from rlpto.core.rewards import TERMS, RewardWeights, weigh
+from rlpto.envs.observation import Observation, encode
+from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from rlpto.io.compiled import kernel, njit
+from rlpto.io.errors import ConfigError
+from rlpto.performance.tables import SpeedTables
+from rlpto.planning.compiled_loop import Loop, build_loop, carry_out, look_around, look_at_queue, run_until
+from rlpto.simulator.arrays import World, build_world
+from rlpto.simulator.cluster import check_jobs_fit
+from rlpto.simulator.failures import schedule_failures
+from rlpto.simulator.kernels import advance, clear_sums, is_over
+from rlpto.simulator.settings import SimulatorSettings
+
+PARTS = len(TERMS)
+"""Terms of the reward."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one episode can be made of.
+
+    name: window and seed. jobs: sorted by submit time. seed: of node failures. hours: that jobs are submitted in.
+    noise: errors of the estimates that policies get, or None. group: number of its load among those learned at.
+    forecast: [T, H x FORECAST_FEATURES] float32, the predicted task volume from second t x `forecast_step` on, as it
+    is observed; empty: none. reserve: [T] GPUs to hold back from then on; empty: none.
+    """
+
+    name: str
+    jobs: tuple[Job, ...]
+    seed: int
+    hours: float
+    noise: EstimateNoise | None = None
+    group: int = 0
+    forecast: AnyArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
+    forecast_step: float = 600.0
+    reserve: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def step_at(self, time: float, steps: int) -> int:
+        """Number of the step of `forecast` or `reserve`, which have `steps`, at a time [s]."""
+        return min(int(time / self.forecast_step), steps - 1)
+
+
+class CompiledBatch(NamedTuple):
+    """Everything compiled code needs. B clusters, W workloads, M jobs at most in one.
+
+    loop: the simulators, and what decisions depend on. blank: one cluster's world before any time has passed.
+    pool: [W, M] JOB, counts, seeds: [W] of each workload. forecast: [W, T, F] float32, forecast_step [s].
+    reward: [1] `rlpto.core.rewards.WEIGHTS`.
+    """
+
+    loop: Loop
+    blank: World
+    pool: AnyArray
+    counts: IntArray
+    seeds: IntArray
+    forecast: AnyArray
+    forecast_step: float
+    reward: AnyArray
+
+    @property
+    def world(self) -> World:
+        """The simulators."""
+        return self.loop.world
+
+
+def build_batch(
+    count: int,
+    shape: ClusterShape,
+    workloads: Sequence[Workload],
+    tables: SpeedTables,
+    simulator: SimulatorSettings,
+    queue: QueueSettings,
+    reward: RewardWeights,
+    *,
+    follow_accuracy: bool = False,
+) -> CompiledBatch:
+    """A batch of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them.
+
+    follow_accuracy: note when jobs reach levels of accuracy, though no reward depends on it.
+    """
+    _check_supported(shape, workloads, tables, simulator, queue)
+    tables = tables.with_rescale_delay(simulator.rescale_delay)
+    counts = np.array([len(workload.jobs) for workload in workloads], dtype=np.int64)
+    most = int(counts.max())
+    pool = np.zeros((len(workloads), most), dtype=JOB)
+    pool["max_gpus"] = 1
+    for row, workload in zip(pool, workloads, strict=True):
+        row[: len(workload.jobs)] = JobStore.from_jobs(workload.jobs, tables).records
+
+    def world(clusters: int) -> World:
+        slots = np.zeros((clusters, most), dtype=JOB)
+        slots["max_gpus"] = pool["max_gpus"].max(initial=1)  # room for the largest job of any workload
+        follows = follow_accuracy or reward.shortfall > 0
+        return build_world(slots, shape.node_gpus, tables, simulator, 0, keep_log=False, follow_accuracy=follows)
+
+    step = _joint_step(workloads)
+    noise = _joint_noise(workloads, most, tables.max_gpus + 1)
+    reserve = _joint_steps(workloads, lambda workload: workload.reserve)
+    return CompiledBatch(
+        loop=build_loop(world(count), tables, queue, shape.gpus_per_node, noise, reserve, step),
+        blank=world(1),
+        pool=pool,
+        counts=counts,
+        seeds=np.array([workload.seed for workload in workloads], dtype=np.int64),
+        forecast=_joint_steps(workloads, lambda workload: workload.forecast),
+        forecast_step=step,
+        reward=reward.record(),
+    )
+
+
+def _check_supported(
+    shape: ClusterShape,
+    workloads: Sequence[Workload],
+    tables: SpeedTables,
+    simulator: SimulatorSettings,
+    queue: QueueSettings,
+) -> None:
+    """Raise ConfigError or JobError for what compiled code does not support."""
+    if not workloads:
+        raise ConfigError("no workloads to learn from: expected training windows with jobs")
+    if queue.inside != "fifo":
+        raise ConfigError(f"queue.inside: an environment serves each class fifo, not {queue.inside}")
+    if len(shape.kinds) > 1:
+        raise ConfigError(
+            f"cluster.nodes: many clusters learn at once on one kind of GPU, not on {', '.join(shape.kinds)}; expected "
+            "nodes with the same `gpu`"
+        )
+    if tables.has_servers or any(node.background or node.background_cpus for node in shape):
+        raise ConfigError(
+            "simulators in a batch know neither parameter servers nor background load: expected models that train "
+            "without servers, and no workload.background, where an agent learns"
+        )
+    if simulator.share != 1:
+        raise ConfigError(f"simulator.share: in an environment jobs share no GPUs, expected 1, not {simulator.share}")
+    for workload in workloads:
+        check_jobs_fit(workload.jobs, shape.capacity)
+
+
+def _joint_noise(workloads: Sequence[Workload], most: int, width: int) -> FloatArray:
+    """[W, most, 2 + width] errors of all workloads, as `rlpto.core.jobs.EstimateNoise.factors` has them; or empty."""
+    if all(workload.noise is None for workload in workloads):
+        return np.zeros((len(workloads), 0, 0))
+    noise = np.ones((len(workloads), most, 2 + width))
+    for factors, workload in zip(noise, workloads, strict=True):
+        if workload.noise is not None:
+            factors[: len(workload.jobs)] = workload.noise.factors(width)
+    return noise
+
+
+def _joint_steps(workloads: Sequence[Workload], rows: Callable[[Workload], AnyArray]) -> AnyArray:
+    """[W, T, ...] rows by time of all workloads, the last row repeated where one ends early; empty if all are zero."""
+    every = [rows(workload) for workload in workloads]
+    longest = max(every, key=len)
+    if not any(own.any() for own in every):
+        return np.zeros((0,) * (longest.ndim + 1), dtype=longest.dtype)
+    joint = np.zeros((len(every), *longest.shape), dtype=longest.dtype)
+    for row, own in zip(joint, every, strict=True):
+        if len(own):
+            row[: len(own)], row[len(own) :] = own, own[-1]
+    return joint
+
+
+def _joint_step(workloads: Sequence[Workload]) -> float:
+    """Seconds of a forecast's step, the same in all workloads that have one. Raises ConfigError."""
+    steps = {workload.forecast_step for workload in workloads if workload.forecast.size or len(workload.reserve)}
+    if len(steps) > 1:
+        listed = " and ".join(f"{step:g}" for step in sorted(steps))
+        raise ConfigError(f"workloads with forecasts every {listed} s, expected the same in all")
+    return steps.pop() if steps else workloads[0].forecast_step
+
+
+@njit()
+def begin(f: CompiledBatch, b: int, workload: int) -> None:
+    """Put cluster b at the start of a workload, run it to its first decision, and look around."""
+    w = f.loop.world
+    w.jobs[b] = f.pool[workload]
+    w.clusters[b] = f.blank.clusters[0]
+    w.clusters[b].jobs = f.counts[workload]
+    w.clusters[b].seed = f.seeds[workload]
+    w.machines[b] = f.blank.machines[0]
+    w.free[b] = f.blank.free[0]
+    f.loop.current[b] = workload
+    f.loop.ordered_until[b] = -np.inf
+    clear_sums(w, b)
+    schedule_failures(w, b)
+    advance(w, b)
+    look_around(f.loop, b)
+
+
+@njit()
+def observe_one(f: CompiledBatch, b: int, out: Observation) -> None:
+    """Fill row b of a batch of observations with what is seen of cluster b."""
+    cluster, n = f.loop.world.clusters[b], f.loop.world.clusters[b].active
+    row = Observation(out.jobs[b], out.mask[b], out.cluster[b], out.forecast[b])
+    interval = f.loop.world.rules[0].interval
+    view, speed = f.loop.shown[b, :n], f.loop.speed[b, :n]
+    encode(cluster.time, cluster.capacity, f.loop.gpus_per_node, cluster.held, interval, view, speed, row)
+    if f.forecast.size:
+        at = min(int(cluster.time / f.forecast_step), f.forecast.shape[1] - 1)
+        row.forecast[:] = f.forecast[f.loop.current[b], at]
+
+
+@njit()
+def run_hold(f: CompiledBatch, b: int, weights: FloatArray, until: float, terms: FloatArray) -> None:
+    """Decide with weights [1, STEERING_FEATURES] until `until` (at least once) or the end.
+
+    Cluster b has been looked at, and is again at the end. Fills terms [TERMS] with the reward.
+    """
+    total = np.zeros(1, INTERVAL)
+    run_until(f.loop, b, weights, until, total)
+    weigh(total, f.reward, terms)
+
+
+@kernel()
+def run_requested(f: CompiledBatch, decisions: int) -> int:
+    """Take decisions in every cluster with a trivial policy: every job wishes for its requested GPUs.
+
+    Workloads that are over begin anew. Returns how many decisions had an active job, over all clusters.
+    """
+    taken, w = 0, f.loop.world
+    for b in range(len(w.clusters)):
+        cluster = w.clusters[b]
+        for _ in range(decisions):
+            if is_over(w, b):
+                begin(f, b, f.loop.current[b])
+            if cluster.active > 0:
+                carry_out(f.loop, b, f.loop.shown[b, : cluster.active]["requested_gpus"])
+                taken += 1
+            clear_sums(w, b)
+            advance(w, b)
+            look_at_queue(f.loop, b)
+    return taken
+
+
+@njit()
+def begin_episode(
+    f: CompiledBatch, b: int, workload: int, warm_up: float, weights: FloatArray, out: Observation
+) -> float:
+    """Put cluster b into a workload after `warm_up` seconds under index weights [1, STEERING_FEATURES].
+
+    Returns the time [s].
+    Where the workload is over by then, the episode begins at its start.
+    """
+    begin(f, b, workload)
+    if f.loop.world.clusters[b].time < warm_up:
+        run_hold(f, b, weights, warm_up, np.zeros(PARTS))
+        if is_over(f.loop.world, b):
+            begin(f, b, workload)
+    observe_one(f, b, out)
+    return float(f.loop.world.clusters[b].time)
+
+
+@njit()
+def step_all(f: CompiledBatch, weights: FloatArray, hold: float, out: Observation, parts: FloatArray) -> None:
+    """Let weights [B, STEERING_FEATURES] decide in every cluster for `hold` seconds; fills out and parts [B, PARTS]."""
+    for b in range(len(f.loop.world.clusters)):
+        run_hold(f, b, weights[b : b + 1], f.loop.world.clusters[b].time + hold, parts[b])
+        observe_one(f, b, out)
+
+
+@njit()
+def over_all(f: CompiledBatch) -> BoolArray:
+    """[B] whether all jobs of a cluster are finished, or its time limit is reached."""
+    over = np.zeros(len(f.loop.world.clusters), dtype=np.bool_)
+    for b in range(len(over)):
+        over[b] = is_over(f.loop.world, b)
+    return over
+
+
+@njit()
+def look_around_all(f: CompiledBatch) -> None:
+    """Look around in every cluster, after their worlds were restored."""
+    f.loop.ordered_until[:] = -np.inf
+    for b in range(len(f.loop.world.clusters)):
+        look_around(f.loop, b)

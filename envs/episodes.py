@@ -1,0 +1,145 @@
+"""What an environment is made of: its clusters and workloads, its episodes and its spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from gymnasium import spaces
+from numpy.random import Generator
+
+from rlpto.core.cluster import Cluster, ClusterShape
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.envs.actions import ACTION_FEATURES, LARGEST
+from rlpto.envs.compiled_batch import CompiledBatch, Workload, build_batch
+from rlpto.envs.features import CLUSTER_FEATURES, JOB_FEATURES
+from rlpto.envs.observation import FORECAST_FEATURES, LIMIT
+from rlpto.envs.settings import EnvSettings
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ConfigError
+from rlpto.io.settings import LARGEST_SEED
+from rlpto.knowledge.known import Knowledge
+from rlpto.performance.tables import SpeedTables
+from rlpto.policies.index_weights import STEERING_FEATURES
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import SimulatorSettings
+
+HOUR = 3600.0
+MOST_ENVS = 10_000
+"""Environments that step together, at most."""
+
+
+@dataclass(frozen=True)
+class EnvSetup:
+    """Everything a simulated environment needs.
+
+    workloads: episodes are drawn from them. start: [STEERING_FEATURES] weights of the heuristic that the agent starts
+    from, that is, of action zero; it also warms up episodes and plays the baseline rollouts.
+    """
+
+    shape: ClusterShape
+    workloads: tuple[Workload, ...]
+    tables: SpeedTables
+    simulator: SimulatorSettings
+    queue: QueueSettings
+    reward: RewardWeights
+    settings: EnvSettings
+    start: FloatArray
+
+    def __post_init__(self) -> None:
+        if self.start.shape != (len(STEERING_FEATURES),):
+            raise ValueError(f"start: expected {len(STEERING_FEATURES)} weights, got shape {self.start.shape}")
+
+    @property
+    def interval(self) -> float:
+        """Seconds between regular decisions."""
+        return self.simulator.interval
+
+    def compiled(self, count: int = 1) -> CompiledBatch:
+        """A compiled batch of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them."""
+        parts = (self.tables, self.simulator, self.queue, self.reward)
+        return build_batch(count, self.shape, self.workloads, *parts)
+
+    def make_cluster(self, workload: int) -> Cluster:
+        """A simulated cluster at the start of workload number `workload`."""
+        own = self.workloads[workload]
+        return SimulatedCluster(self.shape, own.jobs, self.tables, self.simulator, own.seed, Knowledge(own.noise))
+
+
+@dataclass(frozen=True)
+class ExternalSetup:
+    """An environment over clusters that the caller makes one after the other, such as real ones.
+
+    next_cluster: makes the cluster of the next episode. interval: seconds between regular decisions. start: as in
+    `EnvSetup`. Episodes are not warmed up unless asked for. No baseline rollout is subtracted: the start heuristic's
+    reward there is not known.
+    """
+
+    next_cluster: Callable[[], Cluster]
+    queue: QueueSettings
+    reward: RewardWeights
+    settings: EnvSettings
+    start: FloatArray
+    interval: float = 60.0
+    workloads: tuple[Workload, ...] = (Workload("external", jobs=(), seed=0, hours=0.0),)
+
+    def make_cluster(self, workload: int) -> Cluster:  # noqa: ARG002  there is one
+        """The cluster of the next episode."""
+        return self.next_cluster()
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode. workload: number in the pool. warm_up, length: seconds."""
+
+    workload: int
+    warm_up: float
+    length: float
+
+
+def draw_episode(rng: Generator, setup: EnvSetup | ExternalSetup) -> Episode:
+    """The next episode of an environment, by its own random numbers alone."""
+    settings = setup.settings.episode
+    workload = int(rng.integers(len(setup.workloads)))
+    warm_up = rng.uniform(0.0, settings.warm_start) * setup.workloads[workload].hours * HOUR
+    length = rng.uniform(settings.min_hours, settings.max_hours) * HOUR
+    return Episode(workload, float(warm_up), float(length))
+
+
+def episode_rng(seed: int | None, slot: int = 0) -> Generator:
+    """Random numbers of the episodes of an environment; slot: its number among those that share a seed.
+
+    Raises ConfigError for an invalid seed.
+    """
+    if seed is not None:
+        check_integer("seed", seed, 0, LARGEST_SEED)
+    return np.random.default_rng(None if seed is None else [seed, slot])
+
+
+def check_integer(name: str, value: object, low: int, high: int) -> None:
+    """Raise ConfigError, naming the argument, unless it is an integer from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
+        raise ConfigError(f"{name}: expected an integer, {low:,} to {high:,}, got {value!r}")
+
+
+def observation_space(settings: EnvSettings) -> spaces.Dict:
+    """The space of `rlpto.envs.observation.Observation`."""
+
+    def box(low: float, high: float, *shape: int) -> spaces.Box:
+        return spaces.Box(low, high, shape, np.float32)
+
+    return spaces.Dict(
+        {
+            "jobs": box(-LIMIT, LIMIT, settings.max_jobs, len(JOB_FEATURES)),
+            "mask": box(0.0, 1.0, settings.max_jobs),
+            "cluster": box(-LIMIT, LIMIT, len(CLUSTER_FEATURES)),
+            "forecast": box(0.0, LIMIT, settings.horizon * FORECAST_FEATURES),
+        }
+    )
+
+
+def action_space() -> spaces.Box:
+    """[ACTION_FEATURES] numbers, see `rlpto.envs.actions`."""
+    return spaces.Box(-LARGEST, LARGEST, (len(ACTION_FEATURES),), np.float32)

@@ -1,0 +1,104 @@
+"""One cluster at a time, simulated or real, under the scheduler's own loop: what environments over a real one step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlpto.core.cluster import Allocation, Cluster
+from rlpto.core.loop import DecisionLoop
+from rlpto.core.records import INTERVAL, add_interval
+from rlpto.core.rewards import weigh
+from rlpto.envs.compiled_batch import PARTS, Workload
+from rlpto.envs.episodes import EnvSetup, ExternalSetup
+from rlpto.envs.observation import empty_observation, observe
+from rlpto.envs.rendering import Trail
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.policies.steering import steer
+
+
+class OneCluster:
+    """To the last bit what `rlpto.envs.batch.SimulatedClusters` do with a single cluster; see there.
+
+    cluster: that of the present episode. trail: what a picture of it needs.
+    """
+
+    cluster: Cluster
+
+    def __init__(self, setup: EnvSetup | ExternalSetup) -> None:
+        self._setup = setup
+        self._weights = setup.reward.record()
+        self.observation = empty_observation(1, setup.settings.max_jobs, setup.settings.horizon)
+        self.current: IntArray = np.zeros(1, dtype=np.int64)
+
+    @property
+    def time(self) -> FloatArray:
+        """[1] s."""
+        return np.array([self.cluster.time])
+
+    @property
+    def over(self) -> BoolArray:
+        """[1] whether the workload is over."""
+        return np.array([self.cluster.done])
+
+    @property
+    def _workload(self) -> Workload:
+        own: Workload = self._setup.workloads[self.current[0]]
+        return own
+
+    def begin(self, b: int, workload: int, warm_up: float) -> float:
+        """Take a fresh cluster, and let the start heuristic schedule it for `warm_up` seconds; returns the time [s]."""
+        self.current[b] = workload
+        self._take_cluster()
+        if self.cluster.time < warm_up:
+            self._run(self._setup.start, warm_up)
+            if self.cluster.done:  # over before the episode could begin
+                self._take_cluster()
+        self.trail.began = self.cluster.time
+        self._observe()
+        return self.cluster.time
+
+    def run(self, weights: FloatArray, hold: float) -> FloatArray:
+        """Decide with weights [1, STEERING_FEATURES]; returns the terms of the reward, [1, PARTS]."""
+        parts = self._run(weights[0], self.cluster.time + hold)
+        self.trail.reward += float(parts.sum())
+        self._observe()
+        return parts
+
+    def _take_cluster(self) -> None:
+        self.cluster = self._setup.make_cluster(int(self.current[0]))
+        self._loop = DecisionLoop(self.cluster, self._setup.queue, reserve=self._reserved)
+        self.trail = Trail(self._workload.name)
+        self._look()
+
+    def _look(self) -> None:
+        self.state = self._loop.state()
+        self.trail.note(self.cluster, self.state.jobs)
+
+    def _run(self, weights: FloatArray, until: float) -> FloatArray:
+        """Decide with weights [STEERING_FEATURES] until `until` (at least once) or the end; returns [1, PARTS]."""
+        cluster, total = self.cluster, np.zeros(1, dtype=INTERVAL)
+        while True:
+            state = self.state
+            if cluster.active_jobs:
+                wish = steer(state.time, state.capacity, state.jobs.records, state.jobs.speed, weights[None])
+                self._loop.carry_out(state, Allocation(wish), "agent")
+            add_interval(total, self._loop.advance())
+            self._look()
+            if cluster.done or cluster.time >= until:
+                break
+        parts = np.zeros((1, PARTS))
+        weigh(total, self._weights, parts[0])
+        return parts
+
+    def _reserved(self, time: float) -> int:
+        """GPUs to hold back at a time [s]."""
+        own = self._workload
+        return int(own.reserve[own.step_at(time, len(own.reserve))]) if len(own.reserve) else 0
+
+    def _observe(self) -> None:
+        settings, own = self._setup.settings, self._workload
+        seen = observe(self.state, self.cluster.held_gpus, settings.max_jobs, settings.horizon)
+        if own.forecast.size:
+            seen.forecast[:] = own.forecast[own.step_at(self.state.time, len(own.forecast))]
+        for part, now in zip(self.observation, seen, strict=True):
+            part[0] = now

@@ -1,0 +1,147 @@
+"""`rlpto serve` and `rlpto policy`, and what all verbs of the service share: reaching it, showing answers."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlpto.cli.common import SERVICE, QuietOption, Verb, make_console, waiting
+from rlpto.io.durations import span_text
+from rlpto.io.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlpto.client import Answer, Client
+
+ServiceOption = Annotated[
+    str | None,
+    typer.Option("--service", metavar="URL", help="Address; $RLPTO_SERVICE or the last one started here if not given."),
+]
+CertificateOption = Annotated[
+    Path | None,
+    typer.Option("--certificate", metavar="FILE", help="Certificate (PEM) of the service, if it is its own."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, for programs.")]
+JobArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the job.")]
+
+
+def connect(service: str | None, certificate: Path | None = None) -> Client:
+    """Client of the service; the token comes from $RLPTO_TOKEN, so that it appears in no list of processes.
+
+    Raises ConfigError where the packages for it are missing, ServiceError without a token.
+    """
+    try:
+        from rlpto.client import Client
+    except ModuleNotFoundError as missing:
+        raise ConfigError(f"{missing.name} is not installed: pip install 'rlpto[service]'") from None
+    return Client(service, certificate=certificate)
+
+
+def print_json(answers: Iterable[Answer]) -> None:
+    """One object a line."""
+    for answer in answers:
+        print(json.dumps(answer), flush=True)
+
+
+def print_rows(headings: Sequence[str], rows: Iterable[Sequence[str]], none: str) -> None:
+    """A table, or the line `none`."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(*headings, box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    make_console().print(table if table.row_count else none)
+
+
+def in_text(at: float | None) -> str:
+    """Time left until a future moment; empty for None."""
+    return "" if at is None else f"in {span_text(max(0.0, at - time.time()))}"
+
+
+def clock_text(at: float | None) -> str:
+    """A time by the clock of this machine; empty for None."""
+    return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def number_text(value: Any) -> str:
+    """A number that may be missing."""
+    return "" if value is None else f"{value:.4g}"
+
+
+def serve(
+    settings: Annotated[Path, typer.Argument(metavar="SETTINGS", help="Settings of the service, or service.")],
+    quiet: QuietOption = False,
+) -> None:
+    """Run a job service: scheduler, REST and pages. Ctrl-C ends it, and leaves jobs as on_stop in SETTINGS says."""
+    try:
+        from rlpto.client import note_service
+        from rlpto.service.parent import TOKEN_FILE, serve
+        from rlpto.service.settings import load_service
+    except ModuleNotFoundError as missing:
+        raise ConfigError(f"{missing.name} is not installed: pip install 'rlpto[service]'") from None
+
+    found = load_service(settings)
+    console = make_console(quiet)
+
+    def ready(address: str, token_is_new: bool) -> None:
+        token_file = found.folder / TOKEN_FILE
+        note_service(address, token_file)
+        token = token_file.read_text(encoding="ascii").strip()
+        console.print(f"the service is up at [bold]{address}[/]; the cluster comes up meanwhile")
+        console.print(f"sign in:    {address}/login{f'#{token}' if token_is_new else ''}", soft_wrap=True)
+        console.print(f"its token:  {token_file} (of the user admin; others: {address}/account)", soft_wrap=True)
+        console.print(f"its logs:   {found.folder / 'logs'}", soft_wrap=True)
+        console.print("submit:     rlpto submit -p PROGRAM --gpus 2 --wait")
+
+    serve(settings, found, ready, lambda line: print(f"rlpto: {line}", file=sys.stderr, flush=True))
+
+
+policy_app = typer.Typer(help="Show and switch the policy of the service.", no_args_is_help=True)
+
+
+@policy_app.command("show", epilog="Example: rlpto policy show")
+def show_policy(
+    service: ServiceOption = None, certificate: CertificateOption = None, json_: JsonOption = False
+) -> None:
+    """Show which policy decides, since when, and why."""
+    with connect(service, certificate) as client:
+        found = client.policy()
+    if json_:
+        print_json([found])
+        return
+    if found["policy"] is None:
+        make_console().print("the scheduler has not started yet")
+        return
+    why = f" ({found['reason']})" if found["reason"] else ""
+    text = f"{found['policy']} decides since {clock_text(found['since'])}, by {found['by']}{why}"
+    make_console().print(text, markup=False)
+    if found["preparing"] is not None:
+        text = f"{found['preparing']} is being made ready since {clock_text(found['preparing_since'])}"
+        make_console().print(text, markup=False)
+
+
+@policy_app.command("switch", epilog='Example: rlpto policy switch elastic_fifo --reason "many short jobs"')
+def switch_policy(
+    policy: Annotated[str, typer.Argument(metavar="POLICY", help="One that the service knows.")],
+    reason: Annotated[str, typer.Option(help="Why, for the audit trail.")] = "",
+    service: ServiceOption = None,
+    certificate: CertificateOption = None,
+) -> None:
+    """Let another policy decide from the next decision on; running processes are not touched."""
+    with connect(service, certificate) as client, waiting() as doing:
+        before = client.policy()["policy"]
+        doing(f"making {policy} ready, which may take minutes the first time; {before} decides meanwhile")
+        found = client.switch(policy, reason)
+    make_console().print(f"{found['policy']} decides now (switch {found['number']})")
+
+
+VERBS = {
+    "serve": Verb(serve, SERVICE, "rlpto serve configs/service.yaml"),
+    "policy": Verb(policy_app, SERVICE),
+}

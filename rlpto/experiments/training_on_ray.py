@@ -1,0 +1,191 @@
+"""`rlpto train --cluster ray`: fine-tune on real jobs an agent that was trained in simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlpto.agents.checkpoint import Identity
+from rlpto.agents.policy import run_file
+from rlpto.agents.settings import LAST, AgentSettings
+from rlpto.agents.trained import StartingAgent
+from rlpto.agents.training import Status, train
+from rlpto.core.cluster import Cluster
+from rlpto.envs.episodes import ExternalSetup
+from rlpto.evaluation.runner import Cell
+from rlpto.experiments.cache_key import Result, deciding
+from rlpto.experiments.config import Config, resolved_yaml
+from rlpto.experiments.experiment import Experiment, prepare
+from rlpto.experiments.on_ray import check_programs, real_cluster, real_nodes
+from rlpto.experiments.run_folder import begin_run, command_line, members
+from rlpto.experiments.training_runs import digest_of, provenance, training_seed
+from rlpto.io.errors import ConfigError
+from rlpto.io.files import digest, file_there
+from rlpto.io.interrupts import Interrupted, interruptible
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
+
+if TYPE_CHECKING:
+    from rlpto.ray_cluster.scheduler.cluster import RayCluster
+
+FOLDER = "ray"
+"""Default folder of a run with the fine-tuned agent."""
+ROLLOUTS = 10
+"""Default number of rollouts to learn from, of some thousand seconds each."""
+
+
+def fine_tune_run(
+    config: Config,
+    source: Path,
+    folder: Path,
+    *,
+    address: str | None,
+    fresh: bool,
+    on_progress: Callable[[Status], None],
+    on_wait: Callable[[str], None],
+) -> int:
+    """Continue to train the agent of the run `source` on real jobs. Checkpoints go to `folder`; if some exist already,
+    training continues from them.
+
+    address: of a Ray cluster that is there; None: a local one. on_wait: as in `RealRun`. Returns the decisions
+    it has learned from. Raises RlptoError for an invalid experiment, agent or cluster; after Ctrl-C it stops cleanly
+    with Interrupted.
+    """
+    _refuse_what_takes_episodes(config)
+    starting_agent = StartingAgent(run_file(_member(source)))
+    steps = {} if "steps" in config.agent.model_fields_set else {"steps": ROLLOUTS * config.agent.ppo.rollout}
+    settings = starting_agent.settings(config.agent.model_copy(update=steps))
+    starting_agent.env(config.env)
+    # Listed jobs are one window, which counts as one for testing.
+    windows = prepare(config).windows("test" if config.workload.source == "jobs" else "train")
+    resume = file_there(folder / LAST) and not fresh
+    if not resume:
+        prepare(config).check()
+    with real_nodes(config, address, folder, on_wait) as config:
+        experiment = prepare(config)
+        on_wait("importing training programs on the cluster")
+        check_programs(experiment, [Cell("agent", window, config.seed) for window in windows])
+        on_wait("")
+        identity = _identity(experiment, settings, starting_agent)
+        if fresh:
+            remove_sessions(folder)
+            (folder / LAST).unlink(missing_ok=True)
+        if not resume:
+            begin_run(folder, config)
+        try:
+            with Episodes(experiment, windows, folder) as episodes, interruptible("step") as interrupt:
+
+                def asked() -> bool:
+                    interrupt.learning = True
+                    return interrupt.asked
+
+                outcome = train(
+                    ExternalSetup(
+                        episodes,
+                        config.queue,
+                        config.reward,
+                        starting_agent.env(config.env),
+                        starting_agent.trained.start,
+                        config.simulator.interval,
+                    ),
+                    settings,
+                    folder,
+                    identity,
+                    starting_agent=starting_agent,
+                    resume=resume,
+                    texts={"config": resolved_yaml(config), "command": command_line()},
+                    on_progress=on_progress,
+                    stop=asked,
+                )
+        except KeyboardInterrupt:
+            raise Interrupted("what was learned until the last update is kept; go on with the same command") from None
+    if not outcome.finished:
+        raise Interrupted(
+            f"{outcome.steps} decisions are kept; go on with the same command, "
+            f"or evaluate it with the policy agent:run={folder}"
+        )
+    return outcome.steps
+
+
+class Episodes:
+    """Real clusters one after the other: each window in turn, then all windows again with the next seed.
+
+    folder: holds a folder for each episode: session database, checkpoints of its jobs, tables and live curves. The
+    numbers continue after those in the folder. Use it in a `with` block, which ends the last cluster.
+    """
+
+    def __init__(self, experiment: Experiment, windows: list[str], folder: Path) -> None:
+        self._experiment, self._windows, self._run, self._folder = experiment, windows, folder, folder / SESSIONS
+        there = [path.name.rpartition("-")[2] for path in self._folder.glob("episode-*")]
+        self._next = max((int(number) + 1 for number in there if number.isdecimal()), default=0)
+        self._present = ExitStack()
+
+    def __call__(self) -> Cluster:
+        """End the present episode's cluster, and begin the next one."""
+        from rlpto.ray_cluster.scheduler.backend import RayBackend
+        from rlpto.ray_cluster.scheduler.live_metrics import LiveCurves, LiveGauges
+        from rlpto.ray_cluster.scheduler.run_tables import write_tables
+        from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+
+        self._present.close()
+        number, self._next = self._next, self._next + 1
+        config = self._experiment.config
+        window, seed = self._windows[number % len(self._windows)], config.seed + number // len(self._windows)
+        own = self._folder / f"episode-{number:04d}"
+        session = session_name(self._run, f"{number:04d}")
+        with ExitStack() as made:
+            database = made.enter_context(SessionDatabase(own / DATABASE))
+            made.callback(write_tables, database, own)
+            observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
+            if config.ray.tensorboard:
+                observers.append(made.enter_context(closing(LiveCurves(own, config.reward))))
+            backend = RayBackend(session)
+            cluster = real_cluster(self._experiment, window, seed, backend, database, session, observers)
+            made.callback(cluster.close)
+            cluster.deciding("agent", 0.0)
+            self._present = made.pop_all()
+        return cluster
+
+    def __enter__(self) -> Episodes:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._present.close()
+
+
+def _refuse_what_takes_episodes(config: Config) -> None:
+    """Raise ConfigError for settings of a training that takes thousands of episodes, or many clusters."""
+    agent = config.agent
+    if agent.evolution.generations and "evolution" in agent.model_fields_set:
+        raise ConfigError("agent.evolution: takes thousands of episodes of real jobs; expected 0 generations")
+    if agent.envs != 1 and "envs" in agent.model_fields_set:
+        raise ConfigError(f"agent.envs: {agent.envs}, but there is one real cluster; expected 1")
+    if agent.loads is not None:
+        raise ConfigError("agent.loads: real jobs come as they are listed; expected null")
+    if agent.ppo.rollout < 2:
+        raise ConfigError("agent.ppo.rollout: 1 step is no rollout to learn from; expected 2 or more")
+    if config.forecast.mode != "off":
+        raise ConfigError(f"forecast.mode: {config.forecast.mode}, but nothing is forecast here; expected off")
+
+
+def _member(run: Path) -> Path:
+    """The one training of a run. Raises ConfigError if there are several."""
+    found = members(run)
+    if len(found) > 1:
+        raise ConfigError(f"--resume {run}: holds {len(found)} trainings; expected one of them, such as {found[0]}")
+    return found[0]
+
+
+def _identity(experiment: Experiment, settings: AgentSettings, starting_agent: StartingAgent) -> Identity:
+    """Identity that a checkpoint must match to be continued, and the origin of its agent."""
+    config = experiment.config
+    agent = deciding(config.model_copy(update={"agent": settings}), Result.CHECKPOINT)["agent"]
+    decisive = {
+        "experiment": experiment.outcome(),
+        "env": starting_agent.env(config.env).model_dump(mode="json"),
+        "agent": {key: value for key, value in agent.items() if key != "steps"},
+        "from": digest(starting_agent.file),
+    }
+    origin = {**provenance(config), "fine_tuned_from": starting_agent.archive.manifest.get("provenance")}
+    return Identity(digest_of(decisive), training_seed(config), origin)

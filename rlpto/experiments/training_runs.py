@@ -1,0 +1,273 @@
+"""Trainings in separate folders: one agent, or several with different seeds. Imports torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlpto.agents.archive import NOT_TRAINED
+from rlpto.agents.checkpoint import Identity
+from rlpto.agents.logs import EVENTS, HISTORY
+from rlpto.agents.settings import BEST, LAST
+from rlpto.agents.start_search import CHECKPOINT as EVOLUTION
+from rlpto.agents.training import PERIODIC, Status, TrainingResult, train
+from rlpto.agents.validation import Evaluator
+from rlpto.core.policy import Policy
+from rlpto.core.records import RunRecord
+from rlpto.evaluation.runner import Cell
+from rlpto.evaluation.runner import evaluate as run_cells
+from rlpto.experiments.cache_key import Result, deciding, differing_keys
+from rlpto.experiments.config import Config, load_config, resolved_yaml
+from rlpto.experiments.environments import start_weights, training_setup
+from rlpto.experiments.experiment import Experiment, refuse_for_learning
+from rlpto.experiments.run_folder import (
+    CONFIG_FILE,
+    begin_run,
+    command_line,
+    git_commit,
+    members,
+    read_run_config,
+    versions,
+)
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import CheckpointError, ConfigError
+from rlpto.io.files import file_there
+from rlpto.io.interrupts import interruptible
+from rlpto.policies.spec import policy_label
+
+BASELINES = "baselines"
+"""Folder of a run with the baselines' cells on its validation windows."""
+
+
+def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> None:
+    """Write configurations of trainings with `seeds` seeds into a folder, and into RUN/seed-K for several seeds.
+
+    Nothing is written unless the experiment can be trained on. fresh: remove an existing training. Without it an
+    existing one raises CheckpointError. An invalid experiment raises its own error.
+    """
+    if not fresh and has_checkpoints(folder):
+        raise CheckpointError(
+            f"{folder}: holds a training; go on with `rlpto train --resume {folder}`, "
+            "or use another --run-dir, or --fresh to start again"
+        )
+    refuse_for_learning(config.knowledge)
+    experiments = by_load(config)
+    for spec in ranked_policies(config):
+        experiments[0].policy(spec)
+    for experiment in experiments:
+        experiment.windows("train")
+    if fresh:
+        _remove_training(folder)
+    begin_run(folder, config)
+    first = training_seed(config)
+    for seed in range(first, first + seeds) if seeds > 1 else ():
+        own = config.model_copy(update={"agent": config.agent.model_copy(update={"seed": seed})})
+        begin_run(folder / f"seed-{seed}", own)
+
+
+def check_resumable(run: Path, config: Path | None, overrides: Sequence[str]) -> None:
+    """Raise CheckpointError if the folder holds no training, or one with another configuration."""
+    there = read_run_config(run)
+    if not has_begun(run):
+        raise CheckpointError(f"{run}: no checkpoint there, expected a folder that `rlpto train` has written")
+    wanted = there if config is None and not overrides else load_config(config or run / CONFIG_FILE, overrides)
+    for key, old, new in differing_keys(there, wanted, Result.TRAINING):
+        raise CheckpointError(
+            f"{run}: trained with {key} = {old}, now it is {new}; expected the same, or a new training with --run-dir"
+        )
+
+
+def train_folder(run: Path, *, progress: bool, on_progress: Callable[[Status], None] | None = None) -> TrainingResult:
+    """Train in a folder that has its configuration, or continue if it has a checkpoint."""
+    return train_run(read_run_config(run), run, resume=has_begun(run), progress=progress, on_progress=on_progress)
+
+
+def train_run(
+    config: Config, folder: Path, *, resume: bool, progress: bool, on_progress: Callable[[Status], None] | None = None
+) -> TrainingResult:
+    """Train the agent of a configuration, or continue; the folder has its configuration already.
+
+    progress: show a bar while baselines run. Raises KeyboardInterrupt if Ctrl-C came before it could stop in good
+    order, and what is wrong with the experiment or the checkpoint.
+    """
+    experiments = by_load(config)
+    seeds = range(config.seed, config.seed + config.agent.window_seeds)
+    setup = training_setup(experiments, "train", seeds)
+    evaluator = make_evaluator(config, folder, progress)
+    with interruptible() as interrupt:
+
+        def report(status: Status) -> None:
+            interrupt.learning |= status.doing == "training"
+            if on_progress is not None:
+                on_progress(status)
+
+        return train(
+            setup,
+            config.agent,
+            folder,
+            identity(config, experiments),
+            evaluator,
+            resume=resume,
+            texts={"config": resolved_yaml(config), "command": command_line()},
+            on_progress=report,
+            stop=lambda: interrupt.asked,
+        )
+
+
+def by_load(config: Config) -> list[Experiment]:
+    """An experiment for each load that the agent is trained at."""
+    loads = config.agent.loads
+    if loads is None:
+        return [Experiment(config)]
+    if not loads:
+        raise ConfigError("agent.loads: expected one or more loads, or null for workload.load")
+    return [Experiment(with_load(config, load)) for load in loads]
+
+
+def with_load(config: Config, load: float) -> Config:
+    """The configuration at another load. Raises ConfigError if its workload cannot be scaled."""
+    if config.workload.source == "files" and not config.workload.draws:
+        raise ConfigError("agent.loads: files are taken as they are, expected null, or workload.draws of 1 or more")
+    return config.model_copy(update={"workload": config.workload.model_copy(update={"load": load})})
+
+
+def make_evaluator(config: Config, folder: Path, progress: bool) -> Evaluator | None:
+    """The validation windows of all loads; None where the workload has none."""
+    windows = config.workload.windows.model_copy(update={"limit": config.agent.validation_windows})
+    limited = config.model_copy(update={"workload": config.workload.model_copy(update={"windows": windows})})
+    experiments = by_load(limited)
+    if not any(experiment.windows("validation", required=False) for experiment in experiments):
+        return None
+    setup = training_setup(experiments, "validation")
+    places = [
+        (experiment, window)
+        for experiment in experiments
+        for window in experiment.windows("validation")
+        if experiment.jobs(window, config.seed)
+    ]
+    specs = ranked_policies(config)
+
+    def baselines() -> Mapping[str, FloatArray]:
+        rewards: dict[str, list[float]] = {spec: [] for spec in specs}
+        for number, experiment in enumerate(experiments):
+            own = [window for at, window in places if at is experiment]
+            cells = [Cell(spec, window, config.seed) for spec in specs for window in own]
+            done = run_cells(
+                cells,
+                experiment.run_cell,
+                folder / BASELINES / str(number),
+                progress=progress and bool(cells),
+                config=experiment.outcome(),
+                weights=config.reward,
+            )
+            for finished in done:
+                rewards[finished.cell.policy].append(finished.metrics["reward"])
+        return {policy_label(spec): np.array(values) for spec, values in rewards.items()}
+
+    middle, window = places[len(places) // 2]
+
+    def record(policy: Policy) -> RunRecord:
+        return middle.run_policy(policy, window, config.seed)
+
+    return Evaluator(setup, baselines, record)
+
+
+def ranked_policies(config: Config) -> list[str]:
+    """Specs of the policies that the agent is compared with. Raises ConfigError for a name that is not there."""
+    labels = {policy_label(spec): spec for spec in config.policies}
+    if config.agent.baselines is None:
+        return list(labels.values())
+    for name in config.agent.baselines:
+        if name not in labels:
+            raise ConfigError(f"agent.baselines: {name} is none of the policies: {', '.join(labels)}")
+    return [labels[name] for name in config.agent.baselines]
+
+
+def training_seed(config: Config) -> int:
+    """Seed of the training."""
+    return config.seed if config.agent.seed is None else config.agent.seed
+
+
+def identity(config: Config, experiments: list[Experiment]) -> Identity:
+    """Identity that a checkpoint must match to be resumed, and the description of its origin."""
+    decisive = {
+        "experiments": [experiment.outcome() for experiment in experiments],
+        "env": config.env.model_dump(mode="json", exclude={"start"}),
+        "start": start_weights(config).tolist(),
+        "agent": deciding(config, Result.CHECKPOINT)["agent"],
+        "windows": config.workload.windows.model_dump(mode="json"),
+    }
+    return Identity(digest_of(decisive), training_seed(config), provenance(config))
+
+
+def digest_of(decisive: Mapping[str, Any]) -> str:
+    """Digest of plain data that decides a training."""
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def provenance(config: Config) -> dict[str, Any]:
+    """Origin of an agent, with the software of the machine but no other data about it; files are given by name."""
+    settings = config.model_dump(exclude={"policies", "evaluation"})
+    software = {name: version for name, version in versions().items() if name != "platform"}
+    return {"config": _nameable(settings), "commit": git_commit(), "versions": software}
+
+
+def _nameable(value: Any) -> Any:
+    """Plain data in which paths are file names."""
+    if isinstance(value, Path):
+        return value.name
+    if isinstance(value, Mapping):
+        return {key: _nameable(entry) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        return [_nameable(entry) for entry in value]
+    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
+
+
+def has_checkpoints(run: Path) -> bool:
+    """True if a run, or one of its seeds, holds checkpoints."""
+    return any(file_there(folder / name) for folder in members(run) for name in (BEST, LAST))
+
+
+def has_begun(run: Path) -> bool:
+    """True if a run, or one of its seeds, can be continued: it has a checkpoint, or generations."""
+    return any(file_there(folder / name) for folder in members(run) for name in (LAST, EVOLUTION))
+
+
+def summary(run: Path, outcome: TrainingResult) -> str:
+    """One line on how a training ended."""
+    text = f"{run}: {outcome.steps} steps"
+    if outcome.best is not None:
+        text += f", best validation reward per job {outcome.best:+.4f}"
+        if outcome.best_steps == 0:
+            text += f" before the first step: {run / BEST} holds the {NOT_TRAINED}"
+        elif outcome.best_steps is not None:
+            text += f" after {outcome.best_steps} steps"
+    if (rank := outcome.metrics.get("rank")) is not None:
+        baselines = sum(name.startswith("wins/") for name in outcome.metrics)
+        text += f", in the end rank {rank:.0f} among {baselines + 1:.0f}"
+    return text
+
+
+def how_to_go_on(folder: Path, steps: int | None = None) -> str:
+    """What an interrupted training has kept, and the command that continues it."""
+    if not has_begun(folder):
+        return "no checkpoint has been written yet; the same command starts again"
+    kept = "" if steps is None else f"{steps} steps are kept; "
+    return f"{kept}go on with: rlpto train --resume {folder}"
+
+
+def _remove_training(folder: Path) -> None:
+    """Remove what a training has written, and its seeds'."""
+    for run in members(folder):
+        for name in (BEST, LAST, HISTORY, EVOLUTION):
+            (run / name).unlink(missing_ok=True)
+        for name in (EVENTS, PERIODIC, BASELINES):
+            shutil.rmtree(run / name, ignore_errors=True)
+        if run != folder:
+            shutil.rmtree(run)

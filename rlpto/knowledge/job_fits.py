@@ -1,0 +1,179 @@
+"""Beliefs of jobs that know only what they observe, by Pollux's fits: of each job, or shared by jobs of a type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rlpto.core.job_store import JobStore
+from rlpto.core.jobs import Job
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.knowledge.beliefs import Observed, ThroughputBelief
+from rlpto.knowledge.job_types import JobTypes
+from rlpto.performance.metrics import METRICS
+from rlpto.performance.profiles import BatchPerformanceSource
+from rlpto.performance.tables import JobType, SpeedTables
+
+STAGES = 8
+"""Parts of what a job has left, in each of which it is expected to see other gradient statistics."""
+Statistics = tuple[float, float]
+"""Squared norm and variance of a gradient."""
+
+
+class JobFits:
+    """Speeds that are believed of active jobs, as `tables` with types of their own: one for every kind of GPU.
+
+    jobs: as in the store, whose `believed_type` of active jobs is kept up to date. model_tables: of the jobs' models;
+    their speeds are not looked at. source: limits of batch sizes, and one GPU's throughput on every kind.
+    shared: jobs of a type share one fit and what they have seen.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        store: JobStore,
+        model_tables: SpeedTables,
+        source: BatchPerformanceSource,
+        *,
+        shared: bool,
+    ) -> None:
+        self._jobs, self._store, self._source, self._shared = jobs, store, source, shared
+        self._kinds, self._kind_of = model_tables.kinds, model_tables.kind
+        unknown = replace(
+            model_tables, elapsed=np.zeros((0, 0)), known_remaining=None, known_speed=None, score_rates=None
+        )
+        self._types: JobTypes[int] = JobTypes(unknown, len(self._kinds))
+        self._fits: dict[tuple[int | JobType, int], ThroughputBelief] = {}
+        self._seen: dict[int, Statistics] = {}
+        self._seen_by_type: dict[JobType, Statistics] = {}
+        self._seen_by_epoch: dict[JobType, FloatArray] = {}
+        self._first_kind: dict[int | JobType, int] = {}
+        self._stale: set[int] = set()
+
+    @property
+    def tables(self) -> SpeedTables:
+        """What policies are shown."""
+        return self._types.tables
+
+    def type_of(self, job: int) -> JobType:
+        """Model of a job, and its batch size if that is fixed."""
+        return self._jobs[job].type
+
+    def fit_of(self, job: int, kind: int = 0) -> ThroughputBelief:
+        """What a job believes of its throughput on the kind of GPU number `kind`."""
+        key = self._evidence_of(job), kind
+        if key not in self._fits:
+            own = self.type_of(job)
+            limits, exponent = self._source.limits(own.model, self._kinds[kind]), METRICS[own.metric].exponent
+            self._fits[key] = ThroughputBelief(limits, own.batch_size, self.tables.max_gpus, exponent)
+        return self._fits[key]
+
+    def seen_by(self, job: int) -> Statistics | None:
+        """Gradient statistics that a job saw last, or where fits are shared one like it; None: there are none."""
+        return self._seen.get(job, self._seen_by_type.get(self.type_of(job)) if self._shared else None)
+
+    def _evidence_of(self, job: int) -> int | JobType:
+        """Whose steps a job's fit rests on."""
+        return self.type_of(job) if self._shared else job
+
+    def follow(self, active: IntArray) -> list[int]:
+        """Give every active job types, and take them from jobs that have finished, which are returned."""
+        present, records = set(active.tolist()), self._store.records
+        finished = [job for job in self._types.first if job not in present]
+        for job in finished:
+            records["believed_type"][job] = records["type_index"][job]
+            self._types.drop(job)
+        for job in present - self._types.first.keys():
+            self._types.add(job, records["type_index"][job])
+            self._write(job)
+            self.show_kind(job)
+        return finished
+
+    def show_kind(self, job: int) -> None:
+        """Show a job on the kind of GPU of its true type."""
+        records = self._store.records
+        records["believed_type"][job] = self._types.first[job] + self._kind_of[records["type_index"][job]]
+
+    def learn(
+        self,
+        job: int,
+        kind: int,
+        steps: Iterable[tuple[Observed, float, float]],
+        seen: Statistics,
+        epoch: int,
+        epochs: int,
+    ) -> None:
+        """A job has observed steps (size, seconds, seconds of synchronisation) on a kind of GPU, and gradients.
+
+        seen: last of them, in `epoch` of the `epochs` of its profile.
+        """
+        fit, own, refitted = self.fit_of(job, kind), self.type_of(job), False
+        for size, step, sync in steps:
+            refitted |= fit.observe(size, step, sync)
+        if refitted:
+            self._first_kind.setdefault(self._evidence_of(job), kind)
+            fit.fit()
+        if self._shared and min(seen) > 0:
+            self._seen_by_epoch.setdefault(own, np.zeros((epochs, 2)))[epoch] = seen
+        if refitted or seen != self._seen.get(job):
+            self._stale.add(job)
+        self._seen[job] = self._seen_by_type[own] = seen
+        if self._shared:
+            like = (other for other in self._types.first if self.type_of(other) == own)
+            self._stale.update(other for other in like if refitted or other not in self._seen)
+
+    def refresh(self) -> None:
+        """Bring the tables up to date with what was learnt."""
+        for job in self._stale & self._types.first.keys():
+            self._write(job)
+        self._stale.clear()
+
+    def _write(self, job: int) -> None:
+        """Write what is believed of a job into its rows."""
+        seen, tables = self.seen_by(job), self.tables
+        worth = self._source.epoch_samples(self.type_of(job).model)
+        last = len(worth) - 1
+        by_epoch = worth[np.minimum(np.arange(tables.rates.shape[1]), last)]
+        stages = self._stages(job, (1.0, 0.0) if seen is None else seen, last)
+        for kind in range(len(self._kinds)):
+            rows = tables.row[self._types.first[job] + kind, :, 1:].reshape(-1)
+            rates = tables.rates[rows[0] : rows[-1] + 1]
+            for first, expected in stages:
+                rates[:, first:] = self._score(job, kind, *expected).reshape(-1, 1) / by_epoch[first:]
+
+    def _stages(self, job: int, seen: Statistics, last: int) -> list[tuple[int, Statistics]]:
+        """From which epoch on a job is expected to see which gradient statistics; `last`: epoch of its profile.
+
+        What it has seen last goes on, in proportion to what others of its type saw in the epochs ahead of it, where
+        they share that; in STAGES parts of what is left.
+        """
+        path = self._seen_by_epoch.get(self.type_of(job)) if self._shared else None
+        stages = [(0, seen)]
+        if path is None:
+            return stages
+        known = np.flatnonzero(path[:, 0] > 0)
+        now = min(int(self._store.records["progress"][job]), last)
+        here = path[known[max(int(np.searchsorted(known, now, "right")) - 1, 0)]]
+        edges = np.linspace(now, last + 1, STAGES + 1).astype(int)
+        for first, after in zip(edges[1:-1].tolist(), edges[2:].tolist(), strict=True):
+            middle = (first + after) // 2
+            there = path[known[max(int(np.searchsorted(known, middle, "right")) - 1, 0)]]
+            if after > first > now:
+                stages.append((first, (seen[0] * there[0] / here[0], seen[1] * there[1] / here[1])))
+        return stages
+
+    def _score(self, job: int, kind: int, sqr: float, var: float) -> FloatArray:
+        """As `ThroughputBelief.score`, on a kind of GPU.
+
+        A kind that the job has not run on is projected from the first one it has: by the ratio of one GPU's
+        throughputs, as Sia does (Jayaram Subramanya et al., SOSP 2023).
+        """
+        known = [other for other in (kind, *range(len(self._kinds))) if self.fit_of(job, other).params is not None]
+        if not known or known[0] == kind:
+            return self.fit_of(job, kind).score(sqr, var)
+        first = self._first_kind.get(self._evidence_of(job), known[0])
+        model, one_gpu = self.type_of(job).model, self._source.one_gpu_throughput
+        ratio = one_gpu(model, self._kinds[kind]) / one_gpu(model, self._kinds[first])
+        return self.fit_of(job, first).score(sqr, var) * ratio

@@ -1,0 +1,236 @@
+"""What becomes of the jobs of a session: reports of their controllers, in columns, GPU claims and database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from rlpto.core.gpu_kinds import NO_KIND
+from rlpto.core.job_table import JobTable
+from rlpto.core.jobs import EstimateNoise, Job
+from rlpto.io.arrays import IntArray
+from rlpto.io.errors import JobError, RlptoError
+from rlpto.knowledge.known import RemainingKnowledge, believed_remaining
+from rlpto.performance.tables import NO_TYPE, SpeedTables
+from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
+from rlpto.ray_cluster.scheduler.backend import Backend
+from rlpto.ray_cluster.scheduler.clock import Clock
+from rlpto.ray_cluster.scheduler.command_log import CommandLog
+from rlpto.ray_cluster.scheduler.job_columns import JobColumns
+from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory
+from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
+from rlpto.ray_cluster.scheduler.run_tables import last_line, note_events
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+
+
+@dataclass(frozen=True)
+class PolicyKnowledge:
+    """What policies know of jobs. noise: errors of speeds, or None. estimates: learned from what jobs report, in place
+    of the tables; None: the tables. remaining: work that is left, see `rlpto.knowledge.known`."""
+
+    noise: EstimateNoise | None = None
+    estimates: OnlineEstimates | None = None
+    remaining: RemainingKnowledge = "declared"
+
+
+class JobTracker:
+    """The jobs of a session by number and by id, as `RayCluster` and its users see them.
+
+    ids: of the jobs, in their order; `reports`, the newest of each, are by id. changed: something has happened since
+    the last decision. Times are seconds of the session.
+    """
+
+    time: float
+    _clock: Clock
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        specs: Sequence[JobSpec],
+        tables: SpeedTables,
+        database: SessionDatabase,
+        nodes: NodeInventory,
+        backend: Backend,
+        knowledge: PolicyKnowledge,
+    ) -> None:
+        self.tables, self.database = tables, database
+        self.columns = JobColumns(jobs, tables)
+        self.store = self.columns.store
+        self.reports: dict[str, JobReport] = {}
+        self._specs = {spec.id: spec for spec in specs}
+        self._renumber(tuple(jobs), tuple(spec.id for spec in specs))
+        self._nodes = nodes
+        self._commands = CommandLog(backend, database, self._specs, nodes.claims)
+        self._noise, self.estimates = knowledge.noise, knowledge.estimates
+        left_work = partial(believed_remaining, knowledge.remaining, self.store, tables.own)
+        self._left = None if knowledge.remaining == "declared" else left_work
+        self._losses: dict[str, tuple[float, int]] = {}
+        self._last_look = 0.0
+        self._fatal: RlptoError | None = None
+        self.changed = True
+        self._take_beliefs()
+
+    def _renumber(self, jobs: tuple[Job, ...], ids: tuple[str, ...]) -> None:
+        self.jobs, self.ids = jobs, ids
+        self._number = {job: number for number, job in enumerate(ids)}
+
+    def spec_of(self, job: str) -> JobSpec:
+        """What the controller of a job needs."""
+        return self._specs[job]
+
+    def nodes_of(self, job: str) -> Nodes:
+        """Ray's node id of each GPU that the plan gives to the job with this id."""
+        return self._commands.claims.entry(job).planned.nodes
+
+    def table_of(self, index: IntArray) -> JobTable:
+        """The table of any jobs of the workload, finished ones too; accuracies are measured where there are any."""
+        believed = self.tables if self.estimates is None else self.estimates.tables
+        gpus_per_node, classes = self._nodes.shape.gpus_per_node, self.store.priority[index]
+        return JobTable(self.store, believed, index, classes, gpus_per_node, self._noise, self._left)
+
+    # reports
+
+    def _hear(self, report: JobReport) -> None:
+        """Take in a controller's report on its job."""
+        job, number = report.job, self._number.get(report.job)
+        claims = self._commands.claims
+        if number is None or not claims.reported(report):  # it ended long ago, or newer news has come already
+            return
+        if not self.columns.active[number]:  # it has ended, and lets go
+            self._hold(number, report.holding)
+            return
+        before = self.reports.get(job)
+        self.reports[job] = report
+        self.columns.heard(number, report, self.time, settled=claims.settled(job))
+        if self.estimates is not None:
+            self.estimates.heard(number, report)
+        if not report.ended:
+            self._hold(number, report.holding)
+            if report.training_on:
+                self.database.trains(job, self.time)
+        at = self._reported_at(report)
+        if before is None or report.applied > before.applied:
+            self.database.applied(job, report.applied, at)
+        note_events(self.database, at, before or JobReport(job), report)
+        if report.ended:  # before it lets go: it does not wait for GPUs again
+            self._end(number, report)
+            self._hold(number, report.holding)
+        elif claims.rolled_back(job, report.rolled_back):
+            self._roll_back(job, report)
+
+    def _reported_at(self, report: JobReport) -> float:
+        """When a report was made: after the last look, even where the clock of its machine has jumped."""
+        return min(max(self._clock.of(report.time), self._last_look), self.time)
+
+    def _hold(self, number: int, holding: Nodes) -> None:
+        """Note what a job's controller says it holds, if that is news."""
+        if not self.columns.hold(number, len(holding), self.time):
+            return
+        job = self.ids[number]
+        self.database.change(self.time, job, len(holding), self.columns.accuracy_of(number), holding)
+        started = float(self.store.start_time[number])
+        self.database.set_job(job, start_time=None if np.isnan(started) else started)
+
+    def _roll_back(self, job: str, report: JobReport) -> None:
+        """A job's growth did not come up: its plan is what trains, so that others may have the rest."""
+        before = self._commands.claims.entry(job).planned
+        after = replace(before, nodes=report.training_on, servers=report.serving_on if before.servers else ())
+        self._commands.plan({job: after}, self.time)
+        self.columns.give_again(self._number[job], len(after.nodes))
+        self._take_planned_types({job: after})
+        self.database.event(self.time, "rolled_back", job, detail=last_line(report.failure))
+        self.changed = True
+
+    def _end(self, number: int, report: JobReport) -> None:
+        """A job has finished, or has failed for good."""
+        job = self.ids[number]
+        at = max(self._reported_at(report), self.jobs[number].submit_time)
+        if report.state == "finished":
+            self.columns.finish(number, at, report.progress if report.note else None)
+            self.database.set_job(job, finish_time=at)
+        else:
+            self.columns.fail(number)
+        self._write(number, report)
+        self.database.end(job, at, report.state, report.failure if report.state == "failed" else report.note)
+        self._commands.end(job)
+        self.changed = True
+        if self.columns.failed.all():  # raised once this look is in the database
+            reason = last_line(report.failure)
+            self._fatal = JobError(f"all {len(self.jobs)} jobs have failed, the last one of: {reason}")
+
+    def _controller_gone(self, job: str, reason: str) -> None:
+        """A controller does not exist any more, nor its workers: it was ended, or lost by a fault."""
+        planned = self._commands.gone(job)
+        number = self._number.get(job)
+        if number is None:
+            return
+        self._hold(number, ())
+        if not self.columns.active[number]:
+            return
+        progress, losses = self._losses.get(job, (-1.0, 0))
+        known = float(self.store.progress[number])
+        losses = 1 if known > progress else losses + 1
+        self._losses[job] = (known, losses)
+        self.reports.pop(job, None)
+        self.database.event(self.time, "controller_lost", job, value=losses, detail=reason)
+        if losses > self._specs[job].retries:
+            why = f"its controller was lost {losses} times in a row: {reason}"
+            self._end(number, JobReport(job, state="failed", failure=why))
+        else:
+            self._commands.plan({job: planned}, self.time)
+
+    # plans and beliefs
+
+    def _give(self, targets: dict[str, Plan]) -> None:
+        """Plan how jobs are to train from now on, and count other workers as a change of what they have."""
+        present = {job: self._commands.claims.entry(job).planned for job in targets}
+        self._commands.plan(targets, self.time)
+        for job, plan in targets.items():
+            number = self._number[job]
+            moved = (plan.nodes, plan.servers) != (present[job].nodes, present[job].servers)
+            if moved and self.columns.give(number, len(plan.nodes), self.time):
+                self.database.set_job(job, rescales=int(self.store.rescales[number]))
+
+    def _take_beliefs(self) -> None:
+        """Take over what the estimates say of each job now: jobs are of other types, by number."""
+        if self.estimates is not None:
+            self.store.believed_type[:] = self.estimates.type_of
+            self.columns.delay[:] = self.estimates.tables.rescale_delay[self.estimates.type_of]
+            entries = self._commands.claims.entries
+            self._take_planned_types({job: entries[job].planned for job in self.ids if job in entries})
+
+    def _take_types(self, index: IntArray, types: IntArray) -> None:
+        """From now on jobs number `index` [n] are believed to be of types [n], by their batch sizes."""
+        self.store.believed_type[index] = types
+        if self.estimates is None:
+            self.store.type_index[index] = types
+
+    def _take_planned_types(self, planned: Mapping[str, Plan]) -> None:
+        """The types of jobs by the batch sizes of their plans, as far as the tables still have such sizes."""
+        index = np.array([self._number[job] for job in planned], dtype=np.int64)
+        sizes = np.array([plan.batch_size or 0 for plan in planned.values()], dtype=np.int64)
+        servers = np.array([len(plan.servers) for plan in planned.values()], dtype=np.int64)
+        jobs = self.table_of(index)
+        types = jobs.types_at(sizes, servers)
+        types = np.where(types == NO_TYPE, jobs.type_index, types)
+        on = [self._nodes.kind_of(plan.nodes[0]) if plan.nodes else None for plan in planned.values()]
+        kind = np.array([NO_KIND if gpu is None else self.tables.kinds.index(gpu) for gpu in on], dtype=np.int64)
+        self._take_types(index, jobs.types_on(types, kind, self.tables.kinds))
+
+    # the database
+
+    def _write_all(self) -> None:
+        """Bring the database up to date."""
+        for number in np.flatnonzero(self.columns.active).tolist():
+            report = self.reports.get(self.ids[number])
+            if report is not None:
+                self._write(number, report)
+        self.database.set_fact("beat", repr(self.time))
+
+    def _write(self, number: int, report: JobReport) -> None:
+        served = float(self.store.attained_service[number])
+        reached = [None if np.isnan(at) else float(at) for at in self.store.reached[number]]
+        self.database.note_report(report, served, int(self.store.peak_gpus[number]), reached)

@@ -1,0 +1,219 @@
+"""Compiled: what a decision changes at once, such as GPUs, nodes and types of jobs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlpto.core.placement import main_node, release, shrink_in_place, take_most_free, take_packed
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.compiled import kernel, njit
+from rlpto.simulator.arrays import World
+from rlpto.simulator.job_kernels import (
+    finish_time,
+    log_change,
+    run_at,
+    speed_row,
+    start_running,
+    stop_running,
+    train_at,
+)
+
+
+@njit()
+def sort_growing(growing: IntArray, gpus: IntArray, order: IntArray, most_free: int) -> None:
+    """Sort rows into the order in which they are placed: as `order` says under most_free, else those that
+    get most GPUs first (they need whole nodes), first of equals first."""
+    if most_free:
+        turn = np.empty(len(order), dtype=np.int64)
+        for place in range(len(order)):
+            turn[order[place]] = place
+        growing[:] = growing[np.argsort(turn[growing])]
+    elif len(growing) > 16:
+        growing[:] = growing[np.argsort(-gpus[growing], kind="mergesort")]
+    else:  # few rows: sorting in place spares the memory that argsort takes
+        for k in range(1, len(growing)):
+            row, at = growing[k], k
+            while at > 0 and gpus[growing[at - 1]] < gpus[row]:
+                growing[at] = growing[at - 1]
+                at -= 1
+            growing[at] = row
+
+
+@kernel()
+def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: IntArray) -> None:
+    """Give job index[i] gpus[i] GPUs, for every active job; order: rows in which jobs are placed.
+
+    First all GPUs that are given back, then those that are taken. Jobs whose number does not change
+    are not touched.
+    """
+    now, most_free, free, jobs = w.clusters[b].time, w.rules[0].most_free, w.free[b], w.jobs[b]
+    growing, count = w.scratch, 0  # rows that get more GPUs
+    for i in range(len(index)):
+        j = index[i]
+        job = jobs[j]
+        if job.gpus == gpus[i]:
+            continue
+        if gpus[i] == 0:
+            stop_running(w, b, j, now)
+            log_change(w, b, j, now)
+        elif gpus[i] < job.gpus and not most_free:
+            shrink_in_place(w.nodes[b, j], job.gpus, gpus[i], free)
+            w.clusters[b].held -= job.gpus - gpus[i]
+            job.gpus = gpus[i]
+            start_running(w, b, j, 1)
+            log_change(w, b, j, now)
+        else:
+            release(w.nodes[b, j], job.gpus, free)
+            growing[count] = i
+            count += 1
+    if count > 1:
+        sort_growing(growing[:count], gpus, order, most_free)
+    for k in range(count):
+        i = growing[k]
+        j = index[i]
+        job, nodes = jobs[j], w.nodes[b, j]
+        if most_free:
+            take_most_free(nodes, gpus[i], free)
+        else:
+            take_packed(nodes, gpus[i], free, main_node(nodes, job.gpus))
+        w.clusters[b].held += gpus[i] - job.gpus
+        job.gpus = gpus[i]
+        start_running(w, b, j, 0)
+        log_change(w, b, j, now)
+
+
+@kernel()
+def apply_placement(w: World, b: int, index: IntArray, placement: IntArray) -> None:
+    """Give job index[i] placement[i, node] GPUs of every node: first all that is given back, then what is taken.
+
+    Jobs that hold just these are not touched. The nodes must have room.
+    """
+    now, free, changed, count = w.clusters[b].time, w.free[b], w.scratch, 0
+    for i in range(len(index)):
+        j = index[i]
+        job, nodes = w.jobs[b, j], w.nodes[b, j]
+        if holds_just(nodes, job.gpus, placement[i]):
+            continue
+        if placement[i].sum() == 0:
+            stop_running(w, b, j, now)
+            log_change(w, b, j, now)
+            continue
+        release(nodes, job.gpus, free)
+        changed[count] = i
+        count += 1
+    for k in range(count):
+        i = changed[k]
+        j = index[i]
+        job, nodes, row = w.jobs[b, j], w.nodes[b, j], placement[i]
+        shrinks, kept = 1, 0
+        for node in range(len(row)):
+            shrinks = int(shrinks and row[node] <= gpus_on(nodes, job.gpus, node))
+        before = job.gpus
+        for node in range(len(row)):
+            free[node] -= row[node]
+            for _ in range(row[node]):
+                nodes[kept] = node
+                kept += 1
+        w.clusters[b].held += kept - before
+        job.gpus = kept
+        start_running(w, b, j, shrinks)
+        log_change(w, b, j, now)
+
+
+@kernel()
+def gpus_on(nodes: AnyArray, held: int, node: int) -> int:
+    """GPUs of a job's `held` that are on `node`."""
+    count = 0
+    for i in range(held):
+        count += nodes[i] == node
+    return count
+
+
+@kernel()
+def holds_just(nodes: AnyArray, held: int, row: IntArray) -> bool:
+    """True if a job that holds `held` GPUs has row[node] of them on every node."""
+    if row.sum() != held:
+        return False
+    for i in range(held):  # noqa: SIM110 - compiled code without memory knows no generators
+        if gpus_on(nodes, held, nodes[i]) != row[nodes[i]]:
+            return False
+    return True
+
+
+@kernel()
+def choose_types(w: World, b: int, index: IntArray, types: IntArray) -> None:
+    """Job index[i] is of types[i] from now on: it goes on with another batch size, and loses nothing by that.
+
+    What it has trained until now counts as saved by a checkpoint. A job that moves to another kind of GPU gives
+    back those it has: its workers there are of no use on the others.
+    """
+    for i in range(len(index)):
+        j = index[i]
+        job = w.jobs[b, j]
+        before, kind = job.type_index, types[i]
+        if before == kind:
+            continue
+        job.type_index = job.believed_type = kind
+        if w.types[before].kind != w.types[kind].kind and job.gpus > 0:
+            stop_running(w, b, j, w.clusters[b].time)
+        if job.gpus == 0:
+            continue
+        if job.grow_left > 0.0:
+            job.next_row = speed_row(w, b, j)
+            run_at(w, b, j, row_like(w, before, kind, job.training_gpus, job.row))
+        else:
+            run_at(w, b, j, speed_row(w, b, j))
+        if w.rules[0].resolution == 0.0:
+            job.finish_at = finish_time(w, b, j)
+
+
+@kernel()
+def restart_jobs(w: World, b: int, index: IntArray, rescales: IntArray) -> None:
+    """Job index[i], which runs and has other servers now, starts from a checkpoint, and none of it trains until then.
+
+    rescales: [n] of theirs before the decision. A job that also got other GPUs starts only once.
+    """
+    for i in range(len(index)):
+        j = index[i]
+        job = w.jobs[b, j]
+        delay = float(w.types[job.type_index].delay)
+        resized = job.rescales > rescales[i]
+        if resized and w.rules[0].overlap == 0:
+            continue
+        if not resized:
+            job.rescales += 1
+            w.sums[b].rescales += 1
+        w.sums[b].rescale_seconds += delay
+        job.rescale_left = delay
+        train_at(w, b, j, speed_row(w, b, j))
+        if w.rules[0].resolution == 0.0:
+            job.finish_at = finish_time(w, b, j)
+
+
+@kernel()
+def change_scale(w: World, b: int, index: IntArray, scale: FloatArray) -> None:
+    """Job index[i] goes on at scale[i] times the rates of its row, and loses nothing by that.
+
+    What it has trained until now counts as saved by a checkpoint.
+    """
+    for i in range(len(index)):
+        j = index[i]
+        job = w.jobs[b, j]
+        if job.scale == scale[i]:
+            continue
+        job.scale = scale[i]
+        if job.gpus == 0:
+            continue
+        run_at(w, b, j, job.row)
+        if w.rules[0].resolution == 0.0:
+            job.finish_at = finish_time(w, b, j)
+
+
+@kernel()
+def row_like(w: World, before: int, after: int, gpus: int, row: int) -> int:
+    """Row of type `after` for GPUs that span as many nodes as those which had `row` of type `before`."""
+    spans = w.row.shape[1]
+    for spanned in range(spans):
+        if w.row[before, spanned, gpus] == row:
+            return int(w.row[after, spanned, gpus])
+    return int(w.row[after, 0, gpus])

@@ -1,0 +1,142 @@
+"""An agent that goes on learning on clusters of which there is one at a time; here they are simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlpto.agents.archive import CHECKPOINT, read_archive
+from rlpto.agents.settings import LAST
+from rlpto.agents.trained import StartingAgent, load_agent
+from rlpto.agents.training import TrainingResult, train
+from rlpto.envs.episodes import ExternalSetup
+from rlpto.envs.sb3 import SB3ClusterEnv
+from rlpto.envs.settings import EnvSettings
+from rlpto.io.errors import CheckpointError, ConfigError
+from rlpto.simulator.cluster import SimulatedCluster
+from tests.agents.helpers import (
+    IDENTITY,
+    NODES,
+    QUEUE,
+    REWARD,
+    SIMULATOR,
+    TABLES,
+    make_settings,
+    make_setup,
+    train_small,
+    workload,
+)
+
+FINE = make_settings(steps=24, ppo={"rollout": 8, "batch_size": 8})
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a small agent that was trained in simulation."""
+    folder = tmp_path_factory.mktemp("agent")
+    train_small(folder)
+    return folder / LAST
+
+
+class Clusters:
+    """Simulated clusters that pass for real ones; counts how many were begun."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def __call__(self) -> SimulatedCluster:
+        self.begun += 1
+        jobs = workload(20 + self.begun).jobs
+        return SimulatedCluster(NODES, jobs, TABLES, SIMULATOR, self.begun)
+
+
+def tune(agent: Path, folder: Path, clusters: Clusters | None = None, **more: Any) -> TrainingResult:
+    start = StartingAgent(agent)
+    setup = ExternalSetup(
+        clusters or Clusters(), QUEUE, REWARD, start.env(EnvSettings()), start.trained.start, SIMULATOR.interval
+    )
+    settings, identity = start.settings(more.pop("settings", FINE)), more.pop("identity", IDENTITY)
+    return train(setup, settings, folder, identity, starting_agent=start, **more)
+
+
+def weights(path: Path) -> dict[str, np.ndarray]:
+    return read_archive(path, (CHECKPOINT,)).group("policy")
+
+
+def after(calls: int) -> Iterator[bool]:
+    """False so often, then True for ever."""
+    for _ in range(calls):
+        yield False
+    while True:
+        yield True
+
+
+def test_an_external_cluster_gives_the_rollouts_of_a_simulated_one() -> None:
+    setup = make_setup((1,), baseline="none")
+    setup = replace(setup, workloads=(replace(setup.workloads[0], name="external", hours=0.0),))
+    external = ExternalSetup(lambda: setup.make_cluster(0), QUEUE, REWARD, setup.settings, setup.start)
+    one, batch = SB3ClusterEnv(external, 1, 7), SB3ClusterEnv(setup, 1, 7)
+    rng = np.random.default_rng(0)
+    seen, expected = one.reset(), batch.reset()
+    over = 0
+    for _ in range(60):
+        for name, part in expected.items():
+            assert np.array_equal(seen[name], part), name
+        action = rng.normal(size=(1, *one.action_space.shape)).astype(np.float32)  # type: ignore[misc]
+        seen, reward, done, (info,) = one.step(action)
+        expected, wanted, ended, (other,) = batch.step(action)
+        assert (reward, done, one.elapsed) == (wanted, ended, batch.elapsed)
+        for each in (info, other):
+            each.get("episode", {}).pop("t", None)
+        np.testing.assert_equal(info, other)
+        over += int(done[0])
+    assert over >= 2
+
+
+def test_begins_with_the_agent_and_learns(agent: Path, tmp_path: Path) -> None:
+    outcome = tune(agent, tmp_path)
+    assert (outcome.finished, outcome.steps) == (True, 24)
+    first, last = weights(tmp_path / "checkpoints" / "000000000.zip"), weights(tmp_path / LAST)
+    assert all(np.array_equal(first[name], array) for name, array in weights(agent).items())
+    assert any(not np.array_equal(first[name], last[name]) for name in first)
+    assert load_agent(tmp_path / LAST).env.max_jobs == load_agent(agent).env.max_jobs
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_stops_within_a_rollout_and_goes_on_from_the_last_update(agent: Path, tmp_path: Path) -> None:
+    asked = after(13)  # once before each of two rollouts of 8 steps, and after every step
+    outcome = tune(agent, tmp_path, stop=lambda: next(asked))
+    assert (outcome.finished, outcome.steps) == (False, 8)
+    assert read_archive(tmp_path / LAST, (CHECKPOINT,)).manifest["steps"] == 8
+    clusters = Clusters()
+    outcome = tune(agent, tmp_path, clusters, resume=True)
+    assert (outcome.finished, outcome.steps) == (True, 24)
+    assert clusters.begun >= 1
+
+
+def test_going_on_begins_one_episode_and_not_two(agent: Path, tmp_path: Path) -> None:
+    tune(agent, tmp_path, settings=FINE.model_copy(update={"steps": 8}))
+    clusters = Clusters()
+    asked = after(1)
+    tune(agent, tmp_path, clusters, resume=True, stop=lambda: next(asked))
+    assert clusters.begun == 1
+
+
+def test_a_checkpoint_of_another_training_is_refused(agent: Path, tmp_path: Path) -> None:
+    tune(agent, tmp_path)
+    with pytest.raises(CheckpointError, match="of a training with other settings"):
+        tune(agent, tmp_path, resume=True, identity=replace(IDENTITY, digest="another"))
+
+
+def test_what_an_agent_cannot_change_is_refused(agent: Path) -> None:
+    starting_agent = StartingAgent(agent)
+    with pytest.raises(ConfigError, match=r"env\.max_jobs: 7, but the agent of .* was trained with 6"):
+        starting_agent.env(EnvSettings(max_jobs=7))
+    assert starting_agent.env(EnvSettings(reward_scale=4.0)).reward_scale == 4.0
+    with pytest.raises(CheckpointError, match=r"gone\.zip: cannot read the file: no such file"):
+        StartingAgent(agent.with_name("gone.zip"))

@@ -1,0 +1,97 @@
+"""Run records on disk."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpto.core.records import PolicySwitches, RunRecord
+from rlpto.evaluation.record_files import is_record, load_record, save_record
+from rlpto.evaluation.runner import Cell
+from rlpto.io.errors import CheckpointError
+from rlpto.io.files import whole_file
+
+from .helpers import empty_record, tiny_record, toy_record
+
+
+def same(a: RunRecord, b: RunRecord) -> bool:
+    """Equal in every field, type and bit."""
+    for name in ("policy", "window", "seed", "capacity", "wall_seconds"):
+        assert getattr(a, name) == getattr(b, name)
+        assert type(getattr(a, name)) is type(getattr(b, name))
+    for group in ("jobs", "decisions", "changes", "switches"):
+        for field in fields(getattr(a, group)):
+            x, y = getattr(getattr(a, group), field.name), getattr(getattr(b, group), field.name)
+            if isinstance(x, tuple):
+                assert x == y
+            else:
+                np.testing.assert_array_equal(x, y)
+                assert x.dtype == y.dtype
+    return True
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 99), jobs=st.integers(1, 10), policy=st.text(st.characters(codec="utf-8"), max_size=9))
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, seed: int, jobs: int, policy: str) -> None:
+    # NumPy strings cannot end in NUL, which no name of a policy does.
+    record = toy_record(Cell(policy.rstrip("\0"), "w", seed), jobs=jobs)
+    path = tmp_path_factory.mktemp("records") / "run.npz"
+    save_record(record, path)
+    assert same(load_record(path), record)
+
+
+def test_round_trip_of_missing_times_and_of_no_jobs(tmp_path: Path) -> None:
+    for record in (tiny_record(finish=(1.0, np.nan, np.nan)), empty_record()):
+        save_record(record, tmp_path / "run.npz")
+        assert same(load_record(tmp_path / "run.npz"), record)
+        assert is_record(tmp_path / "run.npz")
+
+
+def test_round_trip_of_policies_that_were_switched(tmp_path: Path) -> None:
+    record = replace(tiny_record(), switches=PolicySwitches(np.array([0.0, 60.0]), ("fifo", "las")))
+    save_record(record, tmp_path / "run.npz")
+    assert same(load_record(tmp_path / "run.npz"), record)
+    assert is_record(tmp_path / "run.npz")
+
+
+def test_a_foreign_or_cut_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    save_record(tiny_record(), tmp_path / "whole.npz")
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:900])
+    (tmp_path / "text.npz").write_text("hello")
+    (tmp_path / "empty.npz").write_bytes(b"")
+    np.savez(tmp_path / "foreign.npz", a=np.zeros(3))
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    for name in ("cut.npz", "text.npz", "empty.npz", "foreign.npz", "array.npy", "absent.npz"):
+        assert not is_record(tmp_path / name)
+        with pytest.raises(CheckpointError, match=f"{name}: .*expected a run record"):
+            load_record(tmp_path / name)
+
+
+def test_pickles_are_refused(tmp_path: Path) -> None:
+    save_record(tiny_record(), tmp_path / "run.npz")
+    with np.load(tmp_path / "run.npz") as archive:
+        arrays = dict(archive)
+    arrays["jobs.names"] = np.array([{"a": 1}, None, "c"], dtype=object)
+    np.savez(tmp_path / "pickled.npz", **arrays)
+    with pytest.raises(CheckpointError, match=r"pickled\.npz"):
+        load_record(tmp_path / "pickled.npz")
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+
+    def fill(unfinished: Path) -> None:
+        unfinished.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    said = r"file\.txt: cannot write a record there: no space left"
+    with pytest.raises(CheckpointError, match=said), whole_file(path, "a record") as unfinished:
+        fill(unfinished)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,184 @@
+"""Clusters that commands start: up, down, killed, without a head, and what is left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from rlpto.io.errors import ClusterError
+from rlpto.ray_cluster.nodes.environment import TOKEN_FILE
+from rlpto.ray_cluster.nodes.persistent_cluster import (
+    StartedCluster,
+    missing_nodes,
+    noted_cluster,
+    restart_head,
+    running_cluster,
+    start_cluster,
+    state_file,
+    stop_cluster,
+)
+from rlpto.ray_cluster.nodes.processes import (
+    arguments_of,
+    family_of,
+    head_family,
+    make_folder,
+    mark_of,
+    of_folder,
+    start_time,
+    unused_folder,
+    with_children,
+)
+from tests.ray_cluster.running import KILL
+from tests.ray_cluster.test_commands import ONE_JOB, column, command, experiment, once, said, steps_of
+from tests.ray_cluster.test_real import wait_until
+
+ONE_NODE = ("--nodes", "1", "--gpus-per-node", "1")
+ONE_GPU = ("--set", "cluster.nodes=[{count: 1, gpus: 1}]")
+
+
+PACE = 0.5
+
+
+@pytest.fixture
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's own cluster is left alone."""
+    monkeypatch.setenv("RLPTO_STATE", str(tmp_path / "cluster.json"))
+
+
+@pytest.fixture(scope="module")
+def durable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedCluster]:
+    """A durable cluster of one node, whose first start was killed; gone without a trace at the end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLPTO_STATE", str(tmp_path_factory.mktemp("state") / "cluster.json"))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        with command("cluster", "up", *ONE_NODE) as killed:
+            wait_until(lambda: noted_cluster() is not None)
+            time.sleep(random.uniform(0, 2))
+            killed.kill()
+        before = noted_cluster()
+        assert before is not None
+        with command("cluster", "up", "--durable", *ONE_NODE) as up:
+            assert "rlpto: starting node 1 of 1" in said(up, 0), "what it waits for"
+        started = running_cluster()
+        assert started is not None
+        assert started.folder != before.folder
+        assert not of_folder(before.folder)
+        assert not Path(before.folder).exists()
+        try:
+            yield started
+        finally:
+            with command("cluster", "down") as down:
+                said(down, 0)
+        assert noted_cluster() is None
+        assert not of_folder(started.folder)
+        assert not Path(started.folder).exists()
+
+
+@pytest.mark.usefixtures("own_state")
+def test_a_forged_state_file_ends_and_removes_nothing(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("three years")
+    (foreign / TOKEN_FILE).write_text("0" * 64)
+    forged = StartedCluster("127.0.0.1:1", str(foreign), (1,), mark=mark_of("0" * 64))
+    state_file().write_text(json.dumps(asdict(forged)))
+    with subprocess.Popen([sys.executable, "-c", "input()", f"{foreign}/thesis.tex"], stdin=subprocess.PIPE) as reader:
+        with pytest.raises(ClusterError, match=r"which `rlpto cluster up` has not made: nothing was ended"):
+            stop_cluster()
+        assert reader.poll() is None
+        reader.communicate()
+    assert (foreign / "thesis.tex").exists()
+    own = unused_folder()
+    make_folder(own)
+    try:
+        state_file().write_text(json.dumps(asdict(replace(forged, folder=str(own)))))
+        with pytest.raises(ClusterError, match="nothing was ended"):
+            stop_cluster()
+        assert (own / TOKEN_FILE).exists(), "of another cluster of this user"
+    finally:
+        shutil.rmtree(own)
+
+
+@pytest.mark.cluster
+def test_a_node_that_is_killed_comes_back(durable: StartedCluster) -> None:
+    assert stat.S_IMODE(Path(durable.folder, TOKEN_FILE).stat().st_mode) == 0o600
+    with pytest.raises(ClusterError, match="a cluster is up already"):
+        start_cluster([1])
+    (raylet,) = (pid for pid in of_folder(durable.folder) if "rlpto_node_1," in " ".join(arguments_of(pid)))
+    os.kill(raylet, KILL)
+    wait_until(lambda: missing_nodes(durable) == [1])
+    wait_until(lambda: missing_nodes(durable) == [])
+
+
+@pytest.mark.cluster
+def test_a_head_that_is_killed_comes_back_and_training_never_stops(durable: StartedCluster, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    file = experiment(tmp_path, workload={"source": "jobs", "jobs": [{"model": "tiny", "epochs": 10_000}]})
+    evaluate = ("evaluate", str(file), "--cluster", "ray", "--address", "auto", "--run-dir", str(run), "--no-report")
+    pace = ("--set", f"ray.programs.tiny.pace={PACE}")
+    with pytest.raises(ClusterError, match="is alive: expected one that has ended"):
+        restart_head(durable)
+    with command(*evaluate, *pace) as first:
+        once(first, lambda: min(steps_of(run), default=0) > 3)
+        before, killed = steps_of(run)[0], time.monotonic()
+        # Its server alone: the head's raylet lives on, and would wait for another server for a quarter of an hour.
+        servers = [pid for pid in head_family(durable.folder) if arguments_of(pid)[0].endswith("gcs_server")]
+        assert len(servers) == 1
+        os.kill(servers[0], KILL)
+        out = said(first, 2)
+        assert out.strip().splitlines()[-1].startswith("rlpto: the head of the Ray cluster at")
+        assert time.monotonic() - killed < 60.0, "Ray's own patience"
+    with command("cluster", "restart-head") as again:
+        assert "the head is back" in said(again, 0)
+    with command(*evaluate, *pace) as second:
+        once(second, lambda: steps_of(run)[0] > before)
+        passed = time.monotonic() - killed
+        assert column(run, "recoveries") == [0]
+        assert steps_of(run)[0] - before > 0.5 * passed / PACE, "it stood still while the head was gone"
+        second.send_signal(signal.SIGINT)
+        said(second, 130)
+
+
+def test_only_a_durable_cluster_can_go_on_with_another_head() -> None:
+    with pytest.raises(ClusterError, match="expected one of `cluster up --durable`"):
+        restart_head(StartedCluster("127.0.0.1:1", "folder", (1,)))
+
+
+def cluster_folders(pid: int) -> set[str]:
+    """Folders of the clusters that a process has started: they are among the arguments of its raylets."""
+    arguments = [one for child in with_children({pid}) for one in arguments_of(child)]
+    return {match[1] for one in arguments if (match := re.match(r"--raylet_socket_name=(.+?)/ray/session", one))}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("asked_to_end", [False, True], ids=["finished", "terminated"])
+def test_an_evaluation_with_a_cluster_of_its_own_ends_all_of_it(asked_to_end: bool, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate = ("evaluate", str(experiment(tmp_path)), "--cluster", "ray", "--run-dir", str(run), "--no-report")
+    with command(*evaluate, *ONE_GPU, *ONE_JOB) as started:
+        once(started, lambda: bool(column(run, "state")))
+        folders = cluster_folders(started.pid)
+        assert len(folders) == 1
+        family = family_of(*folders)
+        assert family
+        if asked_to_end:
+            started.terminate()
+        said(started, 130 if asked_to_end else 0)
+    assert (column(run, "state") == ["finished"]) is not asked_to_end
+    (folder,) = folders
+    assert not of_folder(folder)
+    assert not [pid for pid, ticks in family.items() if start_time(pid) == ticks]
+    assert not Path(folder).exists()
