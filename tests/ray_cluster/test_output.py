@@ -10,36 +10,8 @@ import pytest
 
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.worker.training import MOST_LINES, PrintedLines
-from rlpto.store.logs import LOG, OLDER, OutputLog, log_lines
+from rlpto.store.logs import LOG
 from tests.ray_cluster.running import make_spec, running
-
-
-def numbers(path: Path) -> list[int]:
-    return [json.loads(line)["n"] for line in path.read_text().splitlines()]
-
-
-def test_lines_are_numbered_on_over_two_files(tmp_path: Path) -> None:
-    log = OutputLog(tmp_path, file_bytes=600)
-    for number in range(30):
-        log.write(f"line {number}")
-    older, newer = numbers(tmp_path / OLDER), numbers(tmp_path / LOG)
-    assert [*older, *newer] == list(range(older[0], 31))
-    assert all((tmp_path / name).stat().st_size <= 600 for name in (LOG, OLDER))
-
-
-def test_another_writer_goes_on_where_one_was_killed_within_a_line(tmp_path: Path) -> None:
-    OutputLog(tmp_path).write("first\nsecond", 5.0)
-    with (tmp_path / LOG).open("ab") as file:
-        file.write(b'{"n": 3, "at": 5')
-    OutputLog(tmp_path).write("third", 6.0)
-    lines = (tmp_path / LOG).read_text().splitlines()
-    assert [json.loads(line)["text"] for line in (*lines[:2], lines[3])] == ["first", "second", "third"]
-    assert json.loads(lines[3]) == {"n": 3, "at": 6.0, "text": "third"}
-
-
-def test_the_service_reads_what_a_job_has_written(tmp_path: Path) -> None:
-    OutputLog(tmp_path / "jobs" / "jabc").write("a\nb", 7.0)
-    assert [(line.n, line.text) for line in log_lines(tmp_path, "jabc", 2, 10)] == [(2, "b")]
 
 
 def test_printed_lines_are_kept_and_passed_on(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 
@@ -87,23 +86,11 @@ class TestSessionDatabase:
         looking.join()
         assert wrong == []
 
-    def test_a_file_without_tables_is_refused(self, tmp_path: Path) -> None:
-        empty = tmp_path / "state.sqlite"
-        empty.touch()
-        with pytest.raises(ClusterError, match="expected a database of RLPTO, got an empty file"):
-            SessionDatabase(empty)
-
     def test_other_jobs_in_the_same_file_are_refused(self, path: Path) -> None:
         with SessionDatabase(path) as database:
             database.enter_jobs([(spec("a"), 0.0)])
         with SessionDatabase(path) as database, pytest.raises(ClusterError, match="a session with other jobs"):
             database.enter_jobs([(spec("a"), 1.0)])
-
-    def test_a_file_that_is_no_database_is_refused(self, path: Path) -> None:
-        path.parent.mkdir(parents=True)
-        path.write_text("not a database, but long enough to be looked at as one\n" * 20)
-        with pytest.raises(ClusterError, match="the database cannot be used: file is not a database"):
-            SessionDatabase(path)
 
     def test_newest_commands_begin_with_the_one_in_force(self, path: Path) -> None:
         with SessionDatabase(path) as database:
@@ -148,17 +135,6 @@ class TestSessionDatabase:
             (row,) = database.jobs()
             assert (row.progress, row.step, row.gpu_seconds, row.peak_gpus) == (1.5, 30, 13.0, 2)
             assert (row.reached_90, row.reached_95, row.reached_99) == (40.0, 45.0, None)
-
-    def test_a_transaction_that_raises_leaves_nothing_and_the_next_is_kept(self, path: Path) -> None:
-        with SessionDatabase(path) as database:
-            with suppress(KeyboardInterrupt), database.transaction():
-                database.event(1.0, "half")
-                raise KeyboardInterrupt
-            with database.transaction():
-                database.event(2.0, "first")
-                with database.transaction():
-                    database.event(3.0, "second")
-            assert [event[1] for event in database.events()] == ["first", "second"]
 
     def test_another_process_asks_for_a_policy_and_gets_an_answer(self, path: Path) -> None:
         with SessionDatabase(path) as database:

@@ -67,7 +67,7 @@ async def collect(workers: Sequence[Worker], calls: Sequence[Any], heartbeat: fl
             done, pending = await asyncio.wait(
                 pending, timeout=HEARTBEAT_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED
             )
-            if any(map(_faulty, done)):
+            if any(task.exception() is not None or isinstance(task.result(), Failure) for task in done):
                 fault_at = min(fault_at, time.monotonic())
             if heartbeats is not None and heartbeats.done():
                 hung = hanging(workers, heartbeats.result(), limit)
@@ -93,31 +93,16 @@ def hanging(
     """Workers to give up, and why: those that do not answer; else, if no busy worker made progress for `limit`
     seconds, those that the others wait for; all of them if that is unknown.
     """
-    silent = {
-        worker: f"the worker on node {worker.node[:8]} does not answer: {heartbeat}"
-        for worker, heartbeat in zip(workers, heartbeats, strict=True)
-        if isinstance(heartbeat, BaseException)
-    }
-    if silent:
-        return silent
-    busy = [(worker, heartbeat) for worker, heartbeat in zip(workers, heartbeats, strict=True) if _busy(heartbeat)]
-    if not busy or any(_stalled(heartbeat) <= limit for _, heartbeat in busy):
+    pairs = list(zip(workers, heartbeats, strict=True))
+    answers = [(worker, heartbeat) for worker, heartbeat in pairs if isinstance(heartbeat, WorkerHeartbeat)]
+    if len(answers) < len(workers):
+        silent = [(worker, error) for worker, error in pairs if not isinstance(error, WorkerHeartbeat)]
+        return {worker: f"the worker on node {worker.node[:8]} does not answer: {error}" for worker, error in silent}
+    busy = [(worker, heartbeat) for worker, heartbeat in answers if heartbeat.busy]
+    if not busy or any(heartbeat.stalled <= limit for _, heartbeat in busy):
         return {}
-    own = [worker for worker, heartbeat in busy if isinstance(heartbeat, WorkerHeartbeat) and heartbeat.phase == "own"]
-    guilty = own or [worker for worker, _ in busy]
+    guilty = [worker for worker, heartbeat in busy if heartbeat.phase == "own"] or [worker for worker, _ in busy]
     return {worker: f"the worker on node {worker.node[:8]} hangs: no step within {limit:.1f} s" for worker in guilty}
-
-
-def _busy(heartbeat: WorkerHeartbeat | BaseException) -> bool:
-    return isinstance(heartbeat, WorkerHeartbeat) and heartbeat.busy != ""
-
-
-def _stalled(heartbeat: WorkerHeartbeat | BaseException) -> float:
-    return heartbeat.stalled if isinstance(heartbeat, WorkerHeartbeat) else 0.0
-
-
-def _faulty(task: asyncio.Task[Any]) -> bool:
-    return task.exception() is not None or isinstance(task.result(), Failure)
 
 
 NODE_GONE_RETRY_S = 2.0

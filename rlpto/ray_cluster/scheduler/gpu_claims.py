@@ -27,6 +27,16 @@ class Command:
     plan: Plan
 
 
+GPUS, SLOTS = "GPUs", "CPU slots"
+Claim = Counter[tuple[str, str]]
+"""Numbers of GPUs and CPU slots, by `GPUS` or `SLOTS` and node."""
+
+
+def claim_of(nodes: Nodes, servers: Nodes) -> Claim:
+    """What workers and parameter servers on these nodes use."""
+    return Counter([*((GPUS, node) for node in nodes), *((SLOTS, node) for node in servers)])
+
+
 @dataclass
 class Entry:
     """One job in the claims.
@@ -51,19 +61,11 @@ class Entry:
         return self.sent[-1].plan if self.sent else Plan()
 
     @property
-    def claim(self) -> Counter[str]:
-        """GPUs by node that the job may be using."""
-        claim = Counter(self.holding)
+    def claim(self) -> Claim:
+        """What the job may be using."""
+        claim = claim_of(self.holding, self.serving if any(command.plan.servers for command in self.sent) else ())
         for command in self.sent:
-            claim |= Counter(command.plan.nodes)
-        return claim
-
-    @property
-    def slot_claim(self) -> Counter[str]:
-        """CPU slots by node that the job's parameter servers may be using."""
-        claim = Counter(self.serving) if any(command.plan.servers for command in self.sent) else Counter[str]()
-        for command in self.sent:
-            claim |= Counter(command.plan.servers)
+            claim |= claim_of(command.plan.nodes, command.plan.servers)
         return claim
 
 
@@ -86,17 +88,13 @@ class GpuClaims:
         whole plan does not fit the nodes that are alive.
         """
         whole = {job: entry.planned for job, entry in self.entries.items()} | dict(targets)
-        wanted = Counter(node for plan in whole.values() for node in plan.nodes)
-        for node, gpus in wanted.items():
-            if gpus > self.capacity.get(node, 0):
-                raise ClusterError(
-                    f"plan asks for {gpus} GPUs of node {node[:8]}, which has {self.capacity.get(node, 0)}"
-                )
-        for node, count in Counter(node for plan in whole.values() for node in plan.servers).items():
-            if count > self.slots.get(node, 0):
-                raise ClusterError(
-                    f"plan asks for {count} CPU slots of node {node[:8]}, which has {self.slots.get(node, 0)}"
-                )
+        wanted = Claim()
+        for plan in whole.values():
+            wanted.update(claim_of(plan.nodes, plan.servers))
+        for (what, node), count in wanted.items():
+            if count > self._room(what, node):
+                room = self._room(what, node)
+                raise ClusterError(f"plan asks for {count} {what} of node {node[:8]}, which has {room}")
         steps: list[Command] = []
         for job, plan in targets.items():
             entry = self.entry(job)
@@ -116,10 +114,8 @@ class GpuClaims:
                 del entry.steps[:-1]  # there is room for old and new side by side: no need to stop in between
             while entry.steps:
                 step = entry.steps[0]
-                gives = not (
-                    Counter(step.plan.nodes) - Counter(entry.commanded.nodes)
-                    or Counter(step.plan.servers) - Counter(entry.commanded.servers)
-                )
+                before = entry.commanded
+                gives = claim_of(step.plan.nodes, step.plan.servers) <= claim_of(before.nodes, before.servers)
                 if gives != giving or not (gives or self.fits(step)):
                     break
                 entry.sent.append(entry.steps.pop(0))
@@ -127,15 +123,15 @@ class GpuClaims:
 
     def fits(self, command: Command) -> bool:
         """True if no node is claimed beyond its GPUs and CPU slots once the command is sent."""
-        own = self.entry(command.job)
-        claims, slots = Counter(command.plan.nodes) | own.claim, Counter(command.plan.servers) | own.slot_claim
+        wanted = claim_of(command.plan.nodes, command.plan.servers)
+        claims = wanted | self.entry(command.job).claim
         for job, entry in self.entries.items():
             if job != command.job:
-                claims += entry.claim
-                slots += entry.slot_claim
-        return all(claims[node] <= self.capacity.get(node, 0) for node in command.plan.nodes) and all(
-            slots[node] <= self.slots.get(node, 0) for node in command.plan.servers
-        )
+                claims.update(entry.claim)
+        return all(claims[what, node] <= self._room(what, node) for what, node in wanted)
+
+    def _room(self, what: str, node: str) -> int:
+        return (self.capacity if what == GPUS else self.slots).get(node, 0)
 
     def reported(self, report: JobReport) -> bool:
         """Take in what a controller says; False if something newer has been heard of it already."""

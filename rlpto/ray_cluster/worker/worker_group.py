@@ -166,7 +166,7 @@ class AllReduceGroup:
         self._sizes = own, samples
         self._local = torch.zeros((), device=self._device)
 
-    # torch reads the annotations of this hook, so they must not be strings (`from __future__ import annotations`).
+    # torch looks at the annotations of this hook: without `from __future__ import annotations` they are no strings.
     def _average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Average one bucket of gradients; the norm of this worker's own ones travels with the last."""
         buffer = bucket.buffer()
