@@ -71,7 +71,7 @@ def test_an_archive_that_would_fill_the_memory_is_not_unpacked(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (array(LYING, bytes(8)), "an array of shape"),
+        (array(LYING, bytes(8)), "in 8 bytes"),
         (array("{'descr': '<f8', 'fortran_order': False, 'shape': (3,), }\n", bytes(8)), "in 8 bytes"),
         (array("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }\n", bytes(8)), "an array of object"),
         (array("{'descr': '<f8', 'fortran_order'"), "expected kind"),
