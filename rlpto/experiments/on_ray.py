@@ -17,6 +17,7 @@ from rlpto.core.cluster import ClusterState
 from rlpto.core.jobs import Job
 from rlpto.core.loop import DecisionLoop, run
 from rlpto.core.policy import Policy
+from rlpto.core.queues import Queue
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.fidelity import Fidelity, simulated_against_real, write_fidelity
 from rlpto.evaluation.runner import Cell, FinishedCell
@@ -169,7 +170,9 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
         snapshot = take_snapshot(loop.cluster, state)
         with suppress(Exception):  # a policy that cannot look ahead decides all the same, and `cluster status` says why
             predict(snapshot, policy, config.queue, ahead)
+            run(SimulatedCluster(experiment.shape, jobs, tables, config.simulator), policy, config.queue, config.reward)
         loop.carry_out(state, policy(state), policy.name)
+        Queue(config.queue).stands_until(state)  # asked of the queue only once a policy's decision stands
     nodes = {"first": 2, "second": 2}
     place(nodes, {"shrinks": ("first", "second")}, {"shrinks": 1, "grows": 2})
 
