@@ -24,6 +24,7 @@ from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.episodes import ExternalSetup
 from rlpto.envs.settings import EnvSettings
 from rlpto.evaluation.runner import Cell
+from rlpto.experiments import on_ray
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import prepare
 from rlpto.experiments.on_ray import RealCells, real_cluster, session_folder, session_of
@@ -41,7 +42,6 @@ from rlpto.ray_cluster.scheduler.connection import Connection
 from rlpto.ray_cluster.scheduler.session_access import read_table
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions
-from rlpto.store import status
 from rlpto.store.status import PredictionRow
 from tests.ray_cluster.conftest import GPUS
 
@@ -100,7 +100,7 @@ def compile_predictions(settings: Config) -> None:
 @pytest.mark.usefixtures("no_controller_is_left")
 def test_jobs_train_to_their_end_and_leave_tables_and_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     predicted: list[Sequence[PredictionRow]] = []
-    monkeypatch.setattr(status, "set_predictions", lambda _, rows: predicted.append(rows))
+    monkeypatch.setattr(on_ray, "set_predictions", lambda _, rows: predicted.append(rows))
     jobs = [{"name": "a", "max_gpus": 2}, {"name": "b", "submit": 1, "max_gpus": 2}]
     compile_predictions(config(jobs))
     settings = config(jobs)  # b becomes known while a trains

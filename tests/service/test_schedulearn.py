@@ -70,7 +70,7 @@ def test_s1_policies_are_switched_while_30_jobs_run_and_wait(service: Served) ->
     service.until(lambda: service.states(*running) == {"running"})
     waiting = [service.submit(1.0) for _ in range(30 - NODES)]
     service.until(lambda: service.states(*waiting) == {"queued"})
-    assert [row.job for row in queue(service.store)] == waiting
+    service.until(lambda: [row.job for row in queue(service.store)] == waiting)
     before, took = service.workers(), {}
     assert len(before) == NODES * GPUS
     for policy in ("elastic_fifo", "round_robin", "fifo"):
