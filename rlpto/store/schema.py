@@ -11,8 +11,8 @@ import sqlite3
 import zlib
 from contextlib import closing
 
-SCHEMA = 1
-"""Version of the tables, in SQLite's `user_version`."""
+SCHEMA = 10
+"""Version of the tables, in SQLite's `user_version`. Lower ones are of states before the first release: refused."""
 
 # STRICT and the checks are what SQLite's integrity check can tell damage by.
 _TABLES = """
