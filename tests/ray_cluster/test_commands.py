@@ -49,7 +49,7 @@ def experiment(folder: Path, **changes: object) -> Path:
         "workload": {"source": "jobs", "jobs": [{"model": "tiny", "epochs": EPOCHS, **job} for job in jobs]},
         "simulator": {"interval": 2},
         "ray": {
-            "programs": {"tiny": {**program, "pace": 0.2}},
+            "programs": {"tiny": {**program, "pace": 0.4}},
             "checkpoint_interval": 2,
         },
         "policies": ["elastic_fifo"],
@@ -170,8 +170,8 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(
         message = f"another scheduler is at work on this Ray cluster, for {run} (process {first.pid} on "
         with pytest.raises(ClusterError, match=re.escape(message)), only_scheduler(tmp_path / "other"):
             pass
-        once(first, lambda: bool(re.search(r"^ray_rlpto_gpus_held\{.*\} [1-9]", metrics_pages(), re.MULTILINE)))
-        with command("cluster", "switch", "las", "--run", str(run)) as switch:
+        with command("cluster", "switch", "las", "--run", str(run)) as switch:  # takes seconds to start
+            once(first, lambda: bool(re.search(r"^ray_rlpto_gpus_held\{.*\} [1-9]", metrics_pages(), re.MULTILINE)))
             said(switch, 0)
         first.send_signal(signal.SIGINT)
         said(first, 130)
