@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlpto.core.cluster import ClusterState
+from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.records import RunRecord
@@ -22,7 +22,7 @@ from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import prepare
 from rlpto.experiments.on_ray import compile_ahead
 from rlpto.experiments.switchable_policy import SwitchablePolicy
-from rlpto.planning.predictor import Predictions, Predictor
+from rlpto.planning.predictor import Predictions, Predictor, predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.fifo import Fifo
 from rlpto.policies.registry import BUILT_IN, make_policy
@@ -30,6 +30,7 @@ from rlpto.policies.switching import switching
 from rlpto.ray_cluster.scheduler.placement import known_placement
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.simulator.settings import SimulatorSettings
+from tests.builders import Scripted
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.test_cluster import elastic, make_cluster
 
@@ -78,6 +79,28 @@ def test_what_is_predicted_while_jobs_run_comes_true(tmp_path: Path) -> None:
         assert found.finish == pytest.approx(record.jobs.finish_time[index], abs=3.0)
         rows = found.rows(lambda second: 1000.0 + second)
         assert [row.finish for row in rows] == pytest.approx((1000.0 + found.finish).tolist())
+
+
+def test_how_long_jobs_take_to_start_is_learned_from_those_that_have_started(tmp_path: Path) -> None:
+    """The profile says that they start at once; here they take half a minute."""
+    jobs = [elastic(number, submit=200.0 * number, epochs=4.0, most=1) for number in range(4)]
+    predicted = []
+    with SessionDatabase(tmp_path / "state.sqlite") as database:
+        cluster = make_cluster(FakeBackend(FakeTime(), {"m": 2}, delay=30.0), jobs, database)
+        fifo = make_policy("fifo")
+
+        def decide(state: ClusterState) -> Allocation:
+            found = predict(take_snapshot(cluster, state), fifo, QueueSettings(), TIMES)
+            if not state.jobs.gpus.any():
+                predicted.append(float(found.finish[0]))
+            return fifo(state)
+
+        record = run(cluster, Scripted(decide), QueueSettings(), RewardWeights())
+    late = record.jobs.finish_time - predicted
+    assert late == pytest.approx([30.0, 15.0, 0.0, 0.0], abs=2.0)
+    with SessionDatabase(tmp_path / "state.sqlite") as database:  # a scheduler that comes back still knows
+        again = make_cluster(FakeBackend(FakeTime(), {"m": 2}), jobs, database)
+        assert again.believed.rescale_delay == pytest.approx([30.0], abs=1.0)
 
 
 def test_what_cannot_be_copied_or_goes_wrong_is_said_and_ends_nothing(tmp_path: Path) -> None:

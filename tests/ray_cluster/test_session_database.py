@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rlpto.core.stopping import StopRule
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
@@ -91,6 +92,13 @@ class TestSessionDatabase:
             database.enter_jobs([(spec("a"), 0.0)])
         with SessionDatabase(path) as database, pytest.raises(ClusterError, match="a session with other jobs"):
             database.enter_jobs([(spec("a"), 1.0)])
+
+    def test_a_job_with_a_rule_for_stopping_is_read_back_as_it_was_entered(self, path: Path) -> None:
+        entered = replace(spec("a"), stop=StopRule(gain=0.01), options={"width": 3})
+        with SessionDatabase(path) as database:
+            database.enter_jobs([(entered, 0.0)])
+            ((text,),) = database.rows("SELECT spec FROM jobs")
+        assert JobSpec.from_json(text) == entered
 
     def test_newest_commands_begin_with_the_one_in_force(self, path: Path) -> None:
         with SessionDatabase(path) as database:

@@ -247,6 +247,7 @@ class RayCluster(JobTracker):
         self.columns.take_tables(tables, self.jobs)
         if self.estimates is None:
             self.store.believed_type[:] = self.store.type_index
+        self._take_beliefs()
 
     def forget_ended(self, kept: Collection[str] = ()) -> tuple[str, ...]:
         """Forget jobs that have ended and whose controllers are gone: their ids. The others get new numbers.
@@ -269,7 +270,7 @@ class RayCluster(JobTracker):
         self._renumber(tuple(self.jobs[i] for i in left.tolist()), tuple(self.ids[i] for i in left.tolist()))
         if self.estimates is not None:
             self.estimates.keep(left)
-            self._take_beliefs()
+        self._take_beliefs()
         return lost
 
     # looking at the cluster
@@ -300,7 +301,8 @@ class RayCluster(JobTracker):
                 self._written = now
                 self._write_all()
         self._commands.send_due(now)
-        if self.estimates is not None and self.estimates.learn():
+        fitted = self.estimates is not None and self.estimates.learn()
+        if fitted or self._learned:
             self._take_beliefs()
         if self._written == now:
             self._notify()
@@ -349,7 +351,7 @@ class RayCluster(JobTracker):
         self.database.add_jobs([(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)])
         if self.estimates is not None:
             self.estimates.append(jobs, specs, self.tables)
-            self._take_beliefs()
+        self._take_beliefs()
 
     def _let_in_until(self, time: float, least: int = 0) -> None:
         """Let jobs in that have been submitted by a time, and in any case the first `least`: they come in order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +27,12 @@ from rlpto.ray_cluster.scheduler.run_tables import last_line, note_events
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 
+STARTS = "starts"
+"""Key of the fact with the seconds from the decision that gave a job its first GPUs to its first step, of the newest
+jobs that have started."""
+STARTS_KEPT = 20
+
+
 @dataclass(frozen=True)
 class PolicyKnowledge:
     """What policies know of jobs. noise: errors of speeds, or None. estimates: learned from what jobs report, in place
@@ -39,8 +46,8 @@ class PolicyKnowledge:
 class JobTracker:
     """The jobs of a session by number and by id, as `RayCluster` and its users see them.
 
-    ids: of the jobs, in their order; `reports`, the newest of each, are by id. changed: something has happened since
-    the last decision. Times are seconds of the session.
+    ids: of the jobs, in their order; `reports`, the newest of each, are by id. believed: tables that policies and
+    predictions go by. changed: something has happened since the last decision. Times are seconds of the session.
     """
 
     time: float
@@ -68,6 +75,8 @@ class JobTracker:
         left_work = partial(believed_remaining, knowledge.remaining, self.store, tables.own)
         self._left = None if knowledge.remaining == "declared" else left_work
         self._losses: dict[str, tuple[float, int]] = {}
+        self._starts: list[float] = json.loads(database.fact(STARTS) or "[]")
+        self._learned = False
         self._last_look = 0.0
         self._fatal: RlptoError | None = None
         self.changed = True
@@ -87,9 +96,8 @@ class JobTracker:
 
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, finished ones too; accuracies are measured where there are any."""
-        believed = self.tables if self.estimates is None else self.estimates.tables
         gpus_per_node, classes = self._nodes.shape.gpus_per_node, self.store.priority[index]
-        return JobTable(self.store, believed, index, classes, gpus_per_node, self._noise, self._left)
+        return JobTable(self.store, self.believed, index, classes, gpus_per_node, self._noise, self._left)
 
     # reports
 
@@ -104,7 +112,11 @@ class JobTracker:
             return
         before = self.reports.get(job)
         self.reports[job] = report
-        self.columns.heard(number, report, self.time, settled=claims.settled(job))
+        started = self.columns.heard(number, report, self.time, settled=claims.settled(job))
+        if started is not None:
+            self._starts = [*self._starts, started][-STARTS_KEPT:]
+            self.database.set_fact(STARTS, json.dumps(self._starts))
+            self._learned = True
         if self.estimates is not None:
             self.estimates.heard(number, report)
         if not report.ended:
@@ -195,10 +207,15 @@ class JobTracker:
                 self.database.set_job(job, rescales=int(self.store.rescales[number]))
 
     def _take_beliefs(self) -> None:
-        """Take over what the estimates say of each job now: jobs are of other types, by number."""
+        """Take over what is believed of each job now; by their estimates jobs are of other types, by number."""
+        own, types = self.tables, self.store.type_index
         if self.estimates is not None:
-            self.store.believed_type[:] = self.estimates.type_of
-            self.columns.delay[:] = self.estimates.tables.rescale_delay[self.estimates.type_of]
+            own, types = self.estimates.tables, self.estimates.type_of
+        self.believed = with_starts(own, self._starts)
+        self.columns.delay[:] = self.believed.rescale_delay[types]
+        self._learned = False
+        if self.estimates is not None:
+            self.store.believed_type[:] = types
             entries = self._commands.claims.entries
             self._take_planned_types({job: entries[job].planned for job in self.ids if job in entries})
 
@@ -234,3 +251,12 @@ class JobTracker:
         served = float(self.store.attained_service[number])
         reached = [None if np.isnan(at) else float(at) for at in self.store.reached[number]]
         self.database.note_report(report, served, int(self.store.peak_gpus[number]), reached)
+
+
+def with_starts(tables: SpeedTables, starts: Sequence[float]) -> SpeedTables:
+    """The tables with the delay by which jobs of this session have started: the median of `starts` [s] and of the
+    delay that the tables have for the type."""
+    if not starts:
+        return tables
+    seen = np.repeat(np.array(starts)[:, None], len(tables.types), axis=1)
+    return replace(tables, rescale_delay=np.median(np.vstack([tables.rescale_delay, seen]), axis=0))

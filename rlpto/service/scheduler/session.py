@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -162,7 +161,7 @@ def _known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> 
                 change_job(database, job, now, state="failed", reason=reason, ended=now, gpus_held=0)
             continue
         jobs.append(catalogue.job(row, submitted))
-        specs.append(JobSpec(**json.loads(text)))
+        specs.append(JobSpec.from_json(text))
     if unknown:
         database.forget(unknown)
     return jobs, specs
