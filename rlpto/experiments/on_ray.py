@@ -41,9 +41,8 @@ from rlpto.ray_cluster.scheduler.live_metrics import LiveCurves, LiveGauges
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import place
 from rlpto.ray_cluster.scheduler.run_tables import decision_records, last_line, policy_switches, write_tables
-from rlpto.ray_cluster.scheduler.session_access import read_table
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, say_on_stderr
-from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, read_table, remove_sessions, session_name
 from rlpto.ray_cluster.settings import job_specs
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.store.status import set_predictions

@@ -27,8 +27,7 @@ from rlpto.ray_cluster.controllers import alive_nodes, find_controllers
 from rlpto.ray_cluster.job.job_folder import list_checkpoints
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.scheduler.session_access import request_policy
-from rlpto.ray_cluster.scheduler.session_folder import DATABASE
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, request_policy
 
 CELL = Cell("equal_share", "jobs", 0)
 
@@ -106,7 +105,6 @@ class Watcher:
         self.lost_twice: list[float] = []
         self.corrupted: set[str] = set()
         self.samples = 0
-        self.most_held = 0
         self._handles: dict[str, Any] = {}
         self._history: dict[str, list[ReportedPoint]] = {}
         self._held: dict[str, Counter[str]] = {}
@@ -159,7 +157,6 @@ class Watcher:
         both: Counter[str] = Counter()
         for job, now in held.items():
             both += now & self._held.get(job, Counter())
-        self.most_held = max(self.most_held, sum(map(Counter.total, held.values())))
         for node, gpus in both.items():
             if gpus > self._gpus:
                 self._note(f"{gpus} GPUs of node {node[:8]} are held")

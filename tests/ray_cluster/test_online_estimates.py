@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -19,14 +18,9 @@ from rlpto.core.jobs import Job
 from rlpto.core.loop import run
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
-from rlpto.experiments.config import KnowledgeSettings
-from rlpto.experiments.experiment import prepare
-from rlpto.experiments.on_ray import real_cluster
 from rlpto.performance.accuracy import AccuracyCurve
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
-from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.online_estimates import ENOUGH_STEPS, OnlineEstimates
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -35,7 +29,6 @@ from tests.builders import Scripted, linear_tables, with_kinds
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
 from tests.ray_cluster.test_cluster import make_cluster, specs
-from tests.ray_cluster.test_real import config
 
 SAMPLES, BATCH, MOST, PER_NODE = 1000.0, 50, 8, 2
 PROGRAM = ProgramSettings(training="some.module:Program", samples=1000, epochs=20, batch_size=BATCH, pace=0.1)
@@ -297,24 +290,3 @@ def test_policies_know_of_each_kind_what_jobs_report_of_it(tmp_path: Path) -> No
             assert seen_by.speed[0, 2] == seen_by.speed_on_gpu("slow" if placement[0] else "fast")[0, 2]
     assert found[0] == [1.0, 1.0], "of a kind that it has not trained on, nothing else is known"
     assert found[1] == pytest.approx([1.0, 4.0])
-
-
-def test_real_jobs_teach_what_they_report(ray_cluster: LocalCluster, tmp_path: Path) -> None:
-    own = config([{"name": "a", "max_gpus": 2, "epochs": 20}, {"name": "b", "max_gpus": 2, "epochs": 20}], 0.1)
-    online = own.model_copy(update={"knowledge": KnowledgeSettings(mode="online")})
-    experiment, session = prepare(online), f"estimates-{os.getpid()}"
-    assert ray_cluster.node_ids
-    with SessionDatabase(tmp_path / "state.sqlite") as database:
-        cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), database, session)
-        run(cluster, experiment.policy("elastic_fifo"), QueueSettings(), RewardWeights())
-        cluster.close()
-    learned = cluster.estimates
-    assert learned is not None
-    for number in range(len(cluster.jobs)):
-        (seen,) = [size for size in cluster.reports[cluster.ids[number]].throughput if size.workers == 2]
-        profile = learned.profile(number)
-        row = learned.tables.row[number, seen.nodes - 1, 2]
-        speed = learned.tables.rates[row, 0] * profile.samples
-        assert speed == pytest.approx(seen.samples_per_second, rel=0.1)
-        assert profile.noise.noise_scale != (own.ray.programs["tiny"].guess.noise_scale,)
-        assert profile.accuracy.final > 0.7

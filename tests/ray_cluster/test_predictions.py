@@ -177,20 +177,27 @@ def compiled():
     }
     return {(name, str(one)) for name, value in named.items() for one in getattr(value, "signatures", ())}
 
-compile_ahead(prepare(load_config(Path("configs/ray_smoke.yaml"))), [sys.argv[1]])
+policies = sys.argv[2:]
+compile_ahead(prepare(load_config(Path("configs/ray_smoke.yaml"))), policies)
 before = compiled()
 assert before
-run_with_predictions(sys.argv[1], Path(sys.argv[2]))
+for number, policy in enumerate(policies):
+    folder = Path(sys.argv[1], str(number))
+    folder.mkdir()
+    run_with_predictions(policy, folder)
 print(sorted(compiled() - before))
 """
 
 
-@pytest.mark.parametrize("policy", ["elastic_fifo", "max_throughput:choose_batch_size=true"])
-def test_nothing_is_compiled_while_jobs_train(tmp_path: Path, policy: str) -> None:
+def test_nothing_is_compiled_while_jobs_train(tmp_path: Path) -> None:
     """It would stop the scheduler for tens of seconds on a machine that has compiled nothing yet."""
-    arguments = [sys.executable, "-c", COMPILED_AHEAD, policy, str(tmp_path)]
+    policies = ("elastic_fifo", "max_throughput:choose_batch_size=true")
     done = subprocess.run(
-        arguments, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+        [sys.executable, "-c", COMPILED_AHEAD, str(tmp_path), *policies],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"

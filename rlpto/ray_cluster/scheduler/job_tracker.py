@@ -23,9 +23,9 @@ from rlpto.ray_cluster.scheduler.command_log import CommandLog
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
+from rlpto.ray_cluster.scheduler.placement import remaining_plans
 from rlpto.ray_cluster.scheduler.run_tables import last_line, note_events
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-
+from rlpto.ray_cluster.scheduler.session_database import CANCELLED, SessionDatabase
 
 STARTS = "starts"
 """Key of the fact with the seconds from the decision that gave a job its first GPUs to its first step, of the newest
@@ -52,6 +52,7 @@ class JobTracker:
 
     time: float
     _clock: Clock
+    _next: int  # number of the first job that has not been submitted
 
     def __init__(
         self,
@@ -193,6 +194,42 @@ class JobTracker:
             self._end(number, JobReport(job, state="failed", failure=why))
         else:
             self._commands.plan({job: planned}, self.time)
+
+    def _nodes_down(self, nodes: Sequence[str]) -> None:
+        """Nodes are gone: their jobs go on with what is left, or wait if that is less than they need."""
+        left = self._nodes.remove(nodes, self.time)
+        after = remaining_plans(self._commands.claims, left, lambda job: int(self.store.min_gpus[self._number[job]]))
+        self._give(after)
+        self._take_planned_types(after)
+        self.changed = True
+
+    def _let_in_until(self, time: float, least: int = 0) -> None:
+        """Let jobs in that have been submitted by a time, and in any case the first `least`: they come in order."""
+        while self._next < len(self.jobs) and (self._next < least or self.jobs[self._next].submit_time <= time):
+            self.columns.arrive(self._next)
+            self.database.let_in(self.ids[self._next], self.time)
+            self._next += 1
+            self.changed = True
+
+    def _withdraw(self, job: str) -> None:
+        """End a job that its user has cancelled. One that has ended before that stays as it is."""
+        number = self._number.get(job)
+        if number is None or self.columns.failed[number] or self.columns.finished[number]:
+            return
+        self._let_in_until(-np.inf, least=number + 1)
+        self.columns.fail(number)
+        if job in self.reports:
+            self._write(number, self.reports[job])
+        self.database.end(job, self.time, CANCELLED)
+        self._commands.end(job)
+
+    def _reclass(self, job: str, priority: int) -> None:
+        """Move a job to another priority class; it has risen by none there."""
+        number = self._number.get(job)
+        if number is not None:
+            moved = replace(self.jobs[number], priority=priority)
+            self.jobs = (*self.jobs[:number], moved, *self.jobs[number + 1 :])
+            self.store.priority[number], self.store.risen[number] = priority, 0
 
     # plans and beliefs
 
