@@ -225,7 +225,7 @@ def free_gpus() -> tuple[float, float]:
 POLICIES = ("fifo", "equal_share", "las", "optimus", "elastic_fifo")
 NODE_BACK = 10.0
 """s after which a machine that died is replaced."""
-NOTICED = 10.0
+NOTICED = 14.0
 """s that a frozen node is given to be noticed before it is replaced."""
 
 

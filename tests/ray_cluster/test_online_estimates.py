@@ -19,6 +19,7 @@ from rlpto.core.loop import run
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.performance.accuracy import AccuracyCurve
+from rlpto.performance.tables import SpeedTables
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
 from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
@@ -48,8 +49,14 @@ def estimates(
 ) -> OnlineEstimates:
     jobs = [replace(make_job(i, 0.0, 20.0, max_gpus=MOST), model="m", metric=metric) for i in range(count)]
     made = [JobSpec(job.name, job.name, "s", program.training, "f", BATCH, job.epochs, 1000) for job in jobs]
-    samples, known = np.full(count, SAMPLES), kinds or {"gpu": PER_NODE}
-    return OnlineEstimates(jobs, made, {"m": program}, samples, MOST, known, ratio, pooled=pooled)
+    return OnlineEstimates(
+        jobs, made, {"m": program}, profiles(jobs[0]), kinds or {"gpu": PER_NODE}, ratio, pooled=pooled
+    )
+
+
+def profiles(job: Job) -> SpeedTables:
+    """Tables of a job's profile, of which the number of samples counts."""
+    return replace(linear_tables(0.1, MOST), types=(job.type,), samples=np.array([SAMPLES]))
 
 
 def packed(found: OnlineEstimates, job: int = 0) -> np.ndarray:
@@ -202,8 +209,7 @@ class TestPooled:
         found = after(estimates(count=2, pooled=True), 0, throughput=sizes((1, 1, 1000.0)))
         new = replace(make_job(2, 0.0, 20.0, max_gpus=MOST), model="m")
         spec = JobSpec("later", "later", "s", PROGRAM.training, "f", BATCH, new.epochs, 1000)
-        tables = replace(linear_tables(), types=(new.type,), samples=np.array([SAMPLES]))
-        found.append([new], [spec], tables)
+        found.append([new], [spec], profiles(new))
         assert packed(found, 2)[0] == pytest.approx(1.0)
         found.keep(np.array([1, 2]))
         assert packed(found, 0)[0] == pytest.approx(0.5)
@@ -246,7 +252,7 @@ class TestCluster:
         program = PROGRAM.model_copy(update={"pace": 2.0})
         tables = linear_tables(7.0, 8)  # far from the 0.1 epochs/s of these jobs
         made = specs(jobs)
-        learned = OnlineEstimates(jobs, made, {jobs[0].model: program}, np.full(2, tables.samples[0]), 8, {"gpu": 4})
+        learned = OnlineEstimates(jobs, made, {jobs[0].model: program}, tables, {"gpu": 4})
         cluster = make_cluster(
             backend, jobs, database, tables=tables, given=made, knowledge=PolicyKnowledge(estimates=learned)
         )
@@ -274,7 +280,7 @@ def test_policies_know_of_each_kind_what_jobs_report_of_it(tmp_path: Path) -> No
     tables = with_kinds(linear_tables(7.0, 8), {gpu: (1.0, size) for gpu, size in KINDS.items()})
     jobs = [make_job(0, 0.0, 500.0, max_gpus=4)]
     made = specs(jobs)
-    learned = OnlineEstimates(jobs, made, {jobs[0].model: PROGRAM}, np.array([tables.samples[0]]), 8, KINDS)
+    learned = OnlineEstimates(jobs, made, {jobs[0].model: PROGRAM}, tables, KINDS)
     with SessionDatabase(tmp_path / "state.sqlite") as database:
         cluster = make_cluster(
             backend, jobs, database, tables=tables, given=made, knowledge=PolicyKnowledge(estimates=learned)

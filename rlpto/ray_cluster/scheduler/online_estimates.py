@@ -174,12 +174,13 @@ class EstimateTables:
 class OnlineEstimates:
     """What is believed of all jobs of a session; job i is of type `type_of[i]` [M] of `tables`.
 
-    jobs, specs: in one order. programs: settings by model. samples: [M] of an epoch of each job's profile, which speeds
-    refer to. max_gpus: most GPUs of a job in the tables. kinds: of GPU, and the size of the largest node of each.
+    jobs, specs: in one order. programs: settings by model. profiles: tables of the jobs' profiles, whose samples an
+    epoch has, with the most GPUs of a job; what is believed while there are no jobs. kinds: of GPU, and the size of the
+    largest node of each.
     ratio: how many times as fast one GPU of a kind is as one of another, given the model, the kind and the other.
     pooled: jobs of one program with the same options and batch size share evidence of speed and noise; all that wait,
-    thousands perhaps, are of one type then. without_jobs: the tables while there are no jobs; needed
-    where there may be none. most_epochs: of a job's table, whose last epoch stands for those that follow; None: all.
+    thousands perhaps, are of one type then. most_epochs: of a job's table, whose last epoch stands for those that
+    follow; None: all.
     """
 
     def __init__(
@@ -187,18 +188,16 @@ class OnlineEstimates:
         jobs: Sequence[Job],
         specs: Sequence[JobSpec],
         programs: Mapping[str, ProgramSettings],
-        samples: FloatArray,
-        max_gpus: int,
+        profiles: SpeedTables,
         kinds: Mapping[str, int],
         ratio: Callable[[str, str, str], float] = lambda *_: 1.0,
         *,
         pooled: bool = False,
-        without_jobs: SpeedTables | None = None,
         most_epochs: int | None = None,
     ) -> None:
         self._programs, self._ratio, self._pooled = programs, ratio, pooled
-        self._max_gpus, self._kinds = max_gpus, dict(kinds)
-        self._without_jobs, self._most_epochs = without_jobs, most_epochs or math.inf
+        self._profiles, self._kinds = profiles, dict(kinds)
+        self._most_epochs = most_epochs or math.inf
         self._pool: dict[str, Evidence] = {}
         self._fits: dict[tuple[str, str], tuple[tuple[Measured, ...], ThroughputLaw]] = {}
         self._shared: dict[tuple[object, ...], Estimate] = {}
@@ -206,11 +205,24 @@ class OnlineEstimates:
         self._estimates: list[Estimate] = []
         self._source = EstimateTables(self._kinds)
         self._news: dict[int, Evidence] = {}
-        self._add(jobs, specs, samples)
+        self.append(jobs, specs, profiles)
 
-    def append(self, jobs: Sequence[Job], specs: Sequence[JobSpec], tables: SpeedTables) -> None:
-        """Further jobs. tables: those that speeds refer to."""
-        self._add(jobs, specs, tables.samples[[tables.type_index(job.type) for job in jobs]])
+    def append(self, jobs: Sequence[Job], specs: Sequence[JobSpec], profiles: SpeedTables) -> None:
+        """Further jobs. profiles: tables of the profiles of all jobs."""
+        self._profiles = profiles
+        for job, spec in zip(jobs, specs, strict=True):
+            program, own = self._programs[job.model], float(profiles.samples[profiles.type_index(job.type)])
+            alike = json.dumps([spec.training, dict(spec.options), spec.batch_size, spec.float64], sort_keys=True)
+            like = alike if self._pooled else spec.id
+            epochs = max(math.ceil(min(job.epochs, self._most_epochs)), 1)
+            key = (like, job.model, id(program), job.metric, job.max_gpus, epochs, own)
+            before = self._shared.get(key) or self._named(
+                _first_estimate(like, job, spec, program, own, epochs, partial(self._ratio, job.model))
+            )
+            after = before.after(self._pool[like], partial(self._fit, like)) if like in self._pool else before
+            self._shared[key] = before if after is before else self._named(after)
+            self._estimates.append(self._shared[key])
+        self._compile()
 
     def keep(self, index: IntArray) -> None:
         """Forget all jobs but those at `index` [n], which get the numbers 0 to n - 1."""
@@ -219,21 +231,6 @@ class OnlineEstimates:
         self._news = {new: self._news[job] for new, job in enumerate(kept) if job in self._news}
         there = set(map(id, self._estimates))
         self._shared = {key: estimate for key, estimate in self._shared.items() if id(estimate) in there}
-        self._compile()
-
-    def _add(self, jobs: Sequence[Job], specs: Sequence[JobSpec], samples: FloatArray) -> None:
-        for job, spec, own in zip(jobs, specs, samples, strict=True):
-            program = self._programs[job.model]
-            alike = json.dumps([spec.training, dict(spec.options), spec.batch_size, spec.float64], sort_keys=True)
-            like = alike if self._pooled else spec.id
-            epochs = max(math.ceil(min(job.epochs, self._most_epochs)), 1)
-            key = (like, job.model, id(program), job.metric, job.max_gpus, epochs, float(own))
-            before = self._shared.get(key) or self._named(
-                _first_estimate(like, job, spec, program, float(own), epochs, partial(self._ratio, job.model))
-            )
-            after = before.after(self._pool[like], partial(self._fit, like)) if like in self._pool else before
-            self._shared[key] = before if after is before else self._named(after)
-            self._estimates.append(self._shared[key])
         self._compile()
 
     def _named(self, estimate: Estimate) -> Estimate:
@@ -300,13 +297,13 @@ class OnlineEstimates:
         if [*number] == [*self._source.estimates] and number:
             return
         self._source.take(self._estimates)
-        if not number and self._without_jobs is not None:
-            self.tables = self._without_jobs
+        if not number:
+            self.tables = self._profiles
             return
         self.tables = compile_tables(
             self._source,
             [estimate.type for estimate in self._source.estimates.values()],
-            self._max_gpus,
+            self._profiles.max_gpus,
             max(self._kinds.values()),
             choose_servers=True,
             kinds=self._kinds,
