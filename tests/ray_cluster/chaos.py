@@ -163,7 +163,7 @@ class Watcher:
         self._held = held
 
     def _look_at_processes(self) -> None:
-        """Workers that are there, whoever owns them."""
+        """Workers that are there, of any owner."""
         there = {}
         for node in self._started.node_ids:
             with suppress(KeyError):  # it was killed since
@@ -206,7 +206,7 @@ class Watcher:
 
 
 def query(database: Path, statement: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
-    """Rows of the session database, read beside it; none while there are no database."""
+    """Rows of the session database, read next to its scheduler; none while there is no database."""
     if not database.exists() or not database.stat().st_size:
         return []
     base = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=10.0)

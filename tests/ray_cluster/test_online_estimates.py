@@ -119,7 +119,7 @@ class TestSpeed:
         assert little[3] == pytest.approx(2000.0 * (10 + BATCH) / (10 + 4 * BATCH))
         assert much[3] == pytest.approx(2000.0, rel=0.01)
 
-    def test_a_job_of_the_throughput_metric_is_told_by_its_samples_per_second(self) -> None:
+    def test_a_job_of_the_throughput_metric_is_known_by_its_samples_per_second(self) -> None:
         program = PROGRAM.model_copy(update={"batch_rule": "per_worker"})
         seen = sizes((1, 1, 500.0), (4, 2, 1800.0))
         found = after(estimates(program, metric="throughput"), throughput=seen, noise_scale=10.0)
@@ -226,7 +226,7 @@ class TestAccuracy:
     def test_a_few_epochs_tell_no_curve(self) -> None:
         assert self.reported(3).profile(0).accuracy == estimates().profile(0).accuracy
 
-    def test_the_end_is_told_early_and_better_later(self) -> None:
+    def test_the_end_is_known_early_and_better_later(self) -> None:
         assert self.reported(6).profile(0).accuracy(20) == pytest.approx(self.TRUTH(20), abs=0.05)
         assert self.reported(12).profile(0).accuracy(20) == pytest.approx(self.TRUTH(20), abs=0.01)
 

@@ -149,7 +149,7 @@ def test_a_snapshot_of_a_real_cluster_has_its_jobs_where_the_plan_puts_them(tmp_
         cluster.close()
 
 
-def test_workers_that_start_beside_others_are_told_from_a_first_start() -> None:
+def test_workers_that_join_others_are_distinguished_from_a_first_start() -> None:
     found = known_placement(
         ["m", "n"], [("m", "n", "n"), ("m",), ("n",), ()], [("m", "m"), (), ("n",), ()], np.array([4.0, 5.0, 0.0, 0.0])
     )

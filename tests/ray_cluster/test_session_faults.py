@@ -38,7 +38,7 @@ FLIPS = 50
 
 
 @pytest.mark.parametrize("names", [("a/b", "a_b"), ("..", "../..", "/tmp", "x:y", "CON", "a" * 300)])
-def test_jobs_have_folders_of_their_own_whatever_they_are_called(names: tuple[str, ...], tmp_path: Path) -> None:
+def test_jobs_have_folders_of_their_own_under_any_name(names: tuple[str, ...], tmp_path: Path) -> None:
     jobs = [replace(make_job(number), name=name, model="m") for number, name in enumerate(names)]
     settings = RaySettings(programs={"m": ProgramSettings(training="some.module:Program")})
     made = job_specs(jobs, settings, "s", tmp_path, 0)
@@ -76,7 +76,7 @@ class TestLinks:
         assert session_name(tmp_path / "there", "cell") == session_name(tmp_path / "link", "cell")
         assert session_name(tmp_path / "there", "cell") != session_name(tmp_path / "there", "other")
 
-    def test_a_fresh_start_beside_a_scheduler_at_work_is_refused_and_changes_nothing(self, tmp_path: Path) -> None:
+    def test_a_fresh_start_next_to_a_scheduler_at_work_is_refused_and_changes_nothing(self, tmp_path: Path) -> None:
         path = tmp_path / SESSIONS / "cell" / DATABASE
         with SessionDatabase(path):
             with pytest.raises(ClusterError, match="another scheduler"):
