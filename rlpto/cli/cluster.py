@@ -90,7 +90,7 @@ def _jobs() -> Iterator[Table | str]:
     """The scheduler on the cluster that this process is connected to, and the progress of its run's jobs."""
     from rlpto.ray_cluster.controllers import all_controllers
     from rlpto.ray_cluster.scheduler.connection import schedulers
-    from rlpto.ray_cluster.scheduler.session_access import job_progress, newest_database
+    from rlpto.ray_cluster.scheduler.session_folder import job_progress, newest_database
 
     controllers = len(all_controllers())
     last = next(reversed(schedulers()), None)
@@ -150,7 +150,7 @@ def switch(
     from time import monotonic, sleep
 
     from rlpto.policies.registry import make_policy
-    from rlpto.ray_cluster.scheduler.session_access import policy_answer, request_policy, sessions_at_work
+    from rlpto.ray_cluster.scheduler.session_folder import policy_answer, request_policy, sessions_at_work
 
     make_policy(policy)
     at_work = sessions_at_work(run)

@@ -41,9 +41,8 @@ from rlpto.ray_cluster.scheduler.live_metrics import LiveCurves, LiveGauges
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import place
 from rlpto.ray_cluster.scheduler.run_tables import decision_records, last_line, policy_switches, write_tables
-from rlpto.ray_cluster.scheduler.session_access import read_table
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, say_on_stderr
-from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, read_table, remove_sessions, session_name
 from rlpto.ray_cluster.settings import job_specs
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.store.status import set_predictions
@@ -259,16 +258,13 @@ def real_cluster(
 
 def _online_estimates(experiment: Experiment, jobs: Sequence[Job], specs: Sequence[JobSpec]) -> OnlineEstimates:
     """What a scheduler learns of jobs from their reports."""
-    tables = experiment.tables_for(batch_sizes=True, servers=True)
-    samples = tables.samples[[tables.type_index(job.type) for job in jobs]]
 
     def ratio(model: str, gpu: str, other: str) -> float:
         own, its = (experiment.profiles.one_gpu_throughput(model, kind) for kind in (gpu, other))
         return own / its
 
-    kinds = experiment.shape.kind_sizes
-    programs = experiment.config.ray.programs
-    return OnlineEstimates(jobs, specs, programs, samples, tables.max_gpus, kinds, ratio)
+    profiles, kinds = experiment.tables_for(batch_sizes=True, servers=True), experiment.shape.kind_sizes
+    return OnlineEstimates(jobs, specs, experiment.config.ray.programs, profiles, kinds, ratio)
 
 
 def session_predictor(experiment: Experiment, database: SessionDatabase) -> Predictor:

@@ -18,7 +18,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from rlpto.core.stopping import StopRule
@@ -132,13 +132,19 @@ class JobSpec:
 
     def to_json(self) -> str:
         """As one line of JSON. Raises JobError if `options` holds values that JSON cannot represent."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values["stop"] = None if self.stop is None else self.stop.model_dump()
         try:
-            values = asdict(replace(self, stop=None)) | {"options": dict(self.options)}
-            if self.stop is not None:
-                values["stop"] = self.stop.model_dump()
-            return json.dumps(values, sort_keys=True, allow_nan=False)
+            return json.dumps(values | {"options": dict(self.options)}, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as wrong:
             raise JobError(f"job {self.name!r}: options cannot be written as JSON: {wrong}") from None
+
+    @classmethod
+    def from_json(cls, text: str) -> JobSpec:
+        """The specification that `to_json` has written."""
+        values = json.loads(text)
+        stop = values.pop("stop")
+        return cls(**values, stop=None if stop is None else StopRule.model_validate(stop))
 
 
 def global_batch(spec: JobSpec, workers: int, chosen: int | None) -> int:

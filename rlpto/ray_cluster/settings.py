@@ -79,25 +79,17 @@ class ProgramSettings(Settings):
         """Most parameter servers that a scheduler may give a job, where jobs train through some."""
         return self.servers if self.most_servers is None else self.most_servers
 
+    def law(self, per_sample: float, constant: float = 0.0, sync: float = 0.0) -> ThroughputLaw:
+        """Steps of `per_sample` seconds for each sample of a worker, and `constant`; `sync` seconds with several
+        workers, wherever they are. With neither, jobs scale perfectly."""
+        if self.has_servers:
+            return ServerParams(per_sample, constant, sync, 0.0, 0.0, self.servers, self.servers_at_most)
+        return ThroughputParams(constant, per_sample, sync, 0.0, sync, 0.0, 1.0)
+
     def guessed_profile(self, name: str) -> Profile:
         """The profile of a program that has not been measured. name: of its model."""
         guess, batch = self.guess, self.batch_size
         step = guess.step_seconds if self.pace is None else self.pace
-        law: ThroughputLaw
-        # Nine tenths of a step grow with the samples: enough that more workers help, not enough that they do for ever.
-        if self.has_servers:
-            compute, sync = 0.9 * step / batch, guess.sync_seconds
-            law = ServerParams(compute, 0.1 * step, sync, 0.0, 0.0, self.servers, self.servers_at_most)
-        else:
-            law = ThroughputParams(
-                alpha_c=0.1 * step,
-                beta_c=0.9 * step / batch,
-                alpha_n=guess.sync_seconds,
-                beta_n=0.0,
-                alpha_r=guess.sync_seconds,
-                beta_r=0.0,
-                gamma=1.0,
-            )
         return Profile(
             name=name,
             description=self.training,
@@ -105,7 +97,8 @@ class ProgramSettings(Settings):
             samples=float(self.samples),
             epochs=self.epochs,
             batch=BatchLimits(base=batch, largest=batch, min_local=1, max_local=batch),
-            throughput=law,
+            # Nine tenths of a step grow with the samples: more workers help, but not for ever.
+            throughput=self.law(0.9 * step / batch, 0.1 * step, guess.sync_seconds),
             noise=NoiseCurve((0.0,), (guess.noise_scale,)),
             accuracy=AccuracyCurve("validation accuracy", guess.untrained, guess.final, guess.epochs_to_learn, 1.0),
             rescale_delay=guess.rescale_delay,

@@ -33,8 +33,8 @@ from rlpto.ray_cluster.messages import JobSpec, Plan
 from rlpto.ray_cluster.nodes.persistent_cluster import noted_cluster
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches, write_tables
-from rlpto.ray_cluster.scheduler.session_access import read_table
 from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase
+from rlpto.ray_cluster.scheduler.session_folder import read_table
 from tests.evaluation.helpers import tiny_record
 from tests.fuzz.harness import Draw, fuzzed, put_file
 from tests.fuzz.mutations import NASTY, as_json, broken_archive, broken_bytes, broken_json, broken_yaml

@@ -27,8 +27,7 @@ from rlpto.ray_cluster.controllers import alive_nodes, find_controllers
 from rlpto.ray_cluster.job.job_folder import list_checkpoints
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.scheduler.session_access import request_policy
-from rlpto.ray_cluster.scheduler.session_folder import DATABASE
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, request_policy
 
 CELL = Cell("equal_share", "jobs", 0)
 
@@ -106,7 +105,6 @@ class Watcher:
         self.lost_twice: list[float] = []
         self.corrupted: set[str] = set()
         self.samples = 0
-        self.most_held = 0
         self._handles: dict[str, Any] = {}
         self._history: dict[str, list[ReportedPoint]] = {}
         self._held: dict[str, Counter[str]] = {}
@@ -159,14 +157,13 @@ class Watcher:
         both: Counter[str] = Counter()
         for job, now in held.items():
             both += now & self._held.get(job, Counter())
-        self.most_held = max(self.most_held, sum(map(Counter.total, held.values())))
         for node, gpus in both.items():
             if gpus > self._gpus:
                 self._note(f"{gpus} GPUs of node {node[:8]} are held")
         self._held = held
 
     def _look_at_processes(self) -> None:
-        """Workers that are there, whoever owns them."""
+        """Workers that are there, of any owner."""
         there = {}
         for node in self._started.node_ids:
             with suppress(KeyError):  # it was killed since
@@ -209,7 +206,7 @@ class Watcher:
 
 
 def query(database: Path, statement: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
-    """Rows of the session database, read beside it; none while there are no database."""
+    """Rows of the session database, read next to its scheduler; none while there is no database."""
     if not database.exists() or not database.stat().st_size:
         return []
     base = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=10.0)
@@ -228,7 +225,7 @@ def free_gpus() -> tuple[float, float]:
 POLICIES = ("fifo", "equal_share", "las", "optimus", "elastic_fifo")
 NODE_BACK = 10.0
 """s after which a machine that died is replaced."""
-NOTICED = 10.0
+NOTICED = 14.0
 """s that a frozen node is given to be noticed before it is replaced."""
 
 

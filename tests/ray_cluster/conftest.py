@@ -5,7 +5,6 @@ With `-n 2` there are two: most of these tests wait, so that two processes need 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,9 +36,10 @@ def ray_cluster() -> Iterator[LocalCluster]:
 
     Tests that kill a node add a new one before they end, so that there are always `NODES` of them.
     """
-    # Tests meet no cluster but their own, also where the user's environment names one.
-    before = os.environ.pop("RAY_ADDRESS", None)
-    with LocalCluster([GPUS] * NODES) as cluster:
-        yield cluster
-    if before is not None:
-        os.environ["RAY_ADDRESS"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        # Tests meet no cluster but their own, also where the user's environment names one.
+        patch.delenv("RAY_ADDRESS", raising=False)
+        # Hung nodes are noticed within 12 s, not 8: on a very busy machine the head would be taken for one.
+        patch.setenv("RAY_health_check_failure_threshold", "6")
+        with LocalCluster([GPUS] * NODES) as cluster:
+            yield cluster

@@ -1,4 +1,4 @@
-"""Jobs under a real policy, a fault every 20 s, and all promises checked every second.
+"""Jobs under a real policy, a fault every 15 s, and all promises checked every second.
 
 A minute; `--soak 30` goes on for half an hour.
 """
@@ -20,8 +20,8 @@ from tests.ray_cluster.test_commands import experiment
 from tests.ray_cluster.test_real import wait_until
 
 MINUTES = 1
-JOBS = 12
-FAULT_INTERVAL_S = 20.0
+JOBS = 6
+FAULT_INTERVAL_S = 15.0
 PACE, STEPS = 0.5, 23
 """s of a step with one worker; steps of an epoch."""
 SHARE, STARTS = 0.78, 20.0
@@ -39,7 +39,7 @@ def test_all_promises_are_kept_under_faults(
 ) -> None:
     minutes = request.config.getoption("--soak") or MINUTES
     epochs = max(round((SHARE * 60 * minutes * NODES * GPUS / JOBS - STARTS) / (PACE * STEPS)), 1)
-    scheduler = Scheduler(tmp_path, ray_cluster.address, twelve_jobs(tmp_path, minutes, epochs))
+    scheduler = Scheduler(tmp_path, ray_cluster.address, jobs_of_equal_length(tmp_path, minutes, epochs))
     watcher = Watcher(ray_cluster, scheduler.session, scheduler.database, GPUS)
     faults = Faults(ray_cluster, watcher, scheduler, random.Random(5), GPUS)
     try:
@@ -62,11 +62,11 @@ def test_all_promises_are_kept_under_faults(
     wait_until(lambda: len(set(free_gpus())) == 1)
     assert max(watcher.lost, default=0.0) <= INTERVAL + SLACK
     assert max(watcher.lost_twice, default=0.0) <= 2 * INTERVAL + SLACK, "after a damaged checkpoint"
-    assert faults.done.total() >= 2 * minutes
+    assert faults.done.total() >= 3 * minutes
 
 
-def twelve_jobs(folder: Path, minutes: float, epochs: int) -> Path:
-    """The experiment: jobs of equal length that come during the first half."""
+def jobs_of_equal_length(folder: Path, minutes: float, epochs: int) -> Path:
+    """The experiment: they come during the first half."""
     program = {"training": "rlpto.ray_cluster.programs.digits:DigitsMlp", "samples": 1437, "batch_size": 64}
     jobs = {"model": "digits", "gpus": 1, "max_gpus": 4, "count": JOBS, "every": 30 * minutes / JOBS, "epochs": epochs}
     return experiment(

@@ -237,7 +237,7 @@ class TestBatchSizes:
 
     TABLES = with_batch_sizes(linear_tables(0.1, 8), {16: 2.0})
 
-    def test_controllers_are_told_what_the_policy_chose(self, database: SessionDatabase) -> None:
+    def test_controllers_get_what_the_policy_chose(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
         cluster = make_cluster(backend, [elastic(0), elastic(1, 3.0, most=1)], database, tables=self.TABLES)
         run_until(cluster, 4.0, CHOOSING)
@@ -246,7 +246,7 @@ class TestBatchSizes:
             taken = reader.execute("SELECT action, batch_sizes FROM decisions ORDER BY seq").fetchone()
         assert tuple(map(json.loads, taken)) == ({"job0": 2}, {"job0": 16})
 
-    def test_a_new_batch_size_alone_is_no_rescale_and_stops_nobody(self, database: SessionDatabase) -> None:
+    def test_a_new_batch_size_alone_is_no_rescale_and_stops_no_worker(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
         cluster = make_cluster(backend, [elastic(0, epochs=9.0)], database, tables=self.TABLES)
         sizes = iter([0, 16, 0, 16])
@@ -389,14 +389,14 @@ class TestRestart:
         assert ("job0", True) in backend.started
         assert record.jobs.finish_time[0] < 100.0
 
-    def test_controllers_nobody_needs_are_ended(self, database: SessionDatabase) -> None:
+    def test_controllers_without_a_job_are_ended(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
         make_cluster(backend, [elastic(0, 50.0)], database)
         backend.start(specs([elastic(7)])[0], resume=False)
         make_cluster(backend, [elastic(0, 50.0)], database)
         assert not backend.controllers
 
-    def test_jobs_that_train_without_a_database_are_left_alone_and_the_way_out_is_told(self, tmp_path: Path) -> None:
+    def test_jobs_that_train_without_a_database_are_left_alone_and_the_way_out_is_named(self, tmp_path: Path) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
         jobs = [elastic(0), elastic(1)]
         with SessionDatabase(tmp_path / "state.sqlite") as database:

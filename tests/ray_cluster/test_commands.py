@@ -26,8 +26,7 @@ from rlpto.ray_cluster.controllers import all_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import arguments_of, family_of, of_folder, titled
 from rlpto.ray_cluster.scheduler.connection import only_scheduler, schedulers
-from rlpto.ray_cluster.scheduler.session_access import read_table
-from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, read_table
 from tests.ray_cluster.conftest import GPUS, NODES
 from tests.ray_cluster.test_real import REPOSITORY, STEPS, wait_until
 

@@ -20,7 +20,7 @@ from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.ray_cluster.conftest import GPUS
 from tests.ray_cluster.test_real import CELL
 
-DECISIONS_EACH = 3
+DECISIONS_EACH = 2
 POLICIES = [name for name, policy in BUILT_IN.items() if is_complete(policy)]
 PROGRAM = {"training": "tests.ray_cluster.programs:Plain", "samples": 101, "batch_size": 20, "pace": 0.05}
 SERVED = {"architecture": "parameter_server", "servers": 1, "most_servers": 2}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -19,14 +18,10 @@ from rlpto.core.jobs import Job
 from rlpto.core.loop import run
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
-from rlpto.experiments.config import KnowledgeSettings
-from rlpto.experiments.experiment import prepare
-from rlpto.experiments.on_ray import real_cluster
 from rlpto.performance.accuracy import AccuracyCurve
+from rlpto.performance.tables import SpeedTables
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
-from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.online_estimates import ENOUGH_STEPS, OnlineEstimates
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -35,7 +30,6 @@ from tests.builders import Scripted, linear_tables, with_kinds
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
 from tests.ray_cluster.test_cluster import make_cluster, specs
-from tests.ray_cluster.test_real import config
 
 SAMPLES, BATCH, MOST, PER_NODE = 1000.0, 50, 8, 2
 PROGRAM = ProgramSettings(training="some.module:Program", samples=1000, epochs=20, batch_size=BATCH, pace=0.1)
@@ -55,8 +49,14 @@ def estimates(
 ) -> OnlineEstimates:
     jobs = [replace(make_job(i, 0.0, 20.0, max_gpus=MOST), model="m", metric=metric) for i in range(count)]
     made = [JobSpec(job.name, job.name, "s", program.training, "f", BATCH, job.epochs, 1000) for job in jobs]
-    samples, known = np.full(count, SAMPLES), kinds or {"gpu": PER_NODE}
-    return OnlineEstimates(jobs, made, {"m": program}, samples, MOST, known, ratio, pooled=pooled)
+    return OnlineEstimates(
+        jobs, made, {"m": program}, profiles(jobs[0]), kinds or {"gpu": PER_NODE}, ratio, pooled=pooled
+    )
+
+
+def profiles(job: Job) -> SpeedTables:
+    """Tables of a job's profile, of which the number of samples counts."""
+    return replace(linear_tables(0.1, MOST), types=(job.type,), samples=np.array([SAMPLES]))
 
 
 def packed(found: OnlineEstimates, job: int = 0) -> np.ndarray:
@@ -119,7 +119,7 @@ class TestSpeed:
         assert little[3] == pytest.approx(2000.0 * (10 + BATCH) / (10 + 4 * BATCH))
         assert much[3] == pytest.approx(2000.0, rel=0.01)
 
-    def test_a_job_of_the_throughput_metric_is_told_by_its_samples_per_second(self) -> None:
+    def test_a_job_of_the_throughput_metric_is_known_by_its_samples_per_second(self) -> None:
         program = PROGRAM.model_copy(update={"batch_rule": "per_worker"})
         seen = sizes((1, 1, 500.0), (4, 2, 1800.0))
         found = after(estimates(program, metric="throughput"), throughput=seen, noise_scale=10.0)
@@ -209,8 +209,7 @@ class TestPooled:
         found = after(estimates(count=2, pooled=True), 0, throughput=sizes((1, 1, 1000.0)))
         new = replace(make_job(2, 0.0, 20.0, max_gpus=MOST), model="m")
         spec = JobSpec("later", "later", "s", PROGRAM.training, "f", BATCH, new.epochs, 1000)
-        tables = replace(linear_tables(), types=(new.type,), samples=np.array([SAMPLES]))
-        found.append([new], [spec], tables)
+        found.append([new], [spec], profiles(new))
         assert packed(found, 2)[0] == pytest.approx(1.0)
         found.keep(np.array([1, 2]))
         assert packed(found, 0)[0] == pytest.approx(0.5)
@@ -227,7 +226,7 @@ class TestAccuracy:
     def test_a_few_epochs_tell_no_curve(self) -> None:
         assert self.reported(3).profile(0).accuracy == estimates().profile(0).accuracy
 
-    def test_the_end_is_told_early_and_better_later(self) -> None:
+    def test_the_end_is_known_early_and_better_later(self) -> None:
         assert self.reported(6).profile(0).accuracy(20) == pytest.approx(self.TRUTH(20), abs=0.05)
         assert self.reported(12).profile(0).accuracy(20) == pytest.approx(self.TRUTH(20), abs=0.01)
 
@@ -253,7 +252,7 @@ class TestCluster:
         program = PROGRAM.model_copy(update={"pace": 2.0})
         tables = linear_tables(7.0, 8)  # far from the 0.1 epochs/s of these jobs
         made = specs(jobs)
-        learned = OnlineEstimates(jobs, made, {jobs[0].model: program}, np.full(2, tables.samples[0]), 8, {"gpu": 4})
+        learned = OnlineEstimates(jobs, made, {jobs[0].model: program}, tables, {"gpu": 4})
         cluster = make_cluster(
             backend, jobs, database, tables=tables, given=made, knowledge=PolicyKnowledge(estimates=learned)
         )
@@ -281,7 +280,7 @@ def test_policies_know_of_each_kind_what_jobs_report_of_it(tmp_path: Path) -> No
     tables = with_kinds(linear_tables(7.0, 8), {gpu: (1.0, size) for gpu, size in KINDS.items()})
     jobs = [make_job(0, 0.0, 500.0, max_gpus=4)]
     made = specs(jobs)
-    learned = OnlineEstimates(jobs, made, {jobs[0].model: PROGRAM}, np.array([tables.samples[0]]), 8, KINDS)
+    learned = OnlineEstimates(jobs, made, {jobs[0].model: PROGRAM}, tables, KINDS)
     with SessionDatabase(tmp_path / "state.sqlite") as database:
         cluster = make_cluster(
             backend, jobs, database, tables=tables, given=made, knowledge=PolicyKnowledge(estimates=learned)
@@ -297,24 +296,3 @@ def test_policies_know_of_each_kind_what_jobs_report_of_it(tmp_path: Path) -> No
             assert seen_by.speed[0, 2] == seen_by.speed_on_gpu("slow" if placement[0] else "fast")[0, 2]
     assert found[0] == [1.0, 1.0], "of a kind that it has not trained on, nothing else is known"
     assert found[1] == pytest.approx([1.0, 4.0])
-
-
-def test_real_jobs_teach_what_they_report(ray_cluster: LocalCluster, tmp_path: Path) -> None:
-    own = config([{"name": "a", "max_gpus": 2, "epochs": 20}, {"name": "b", "max_gpus": 2, "epochs": 20}], 0.1)
-    online = own.model_copy(update={"knowledge": KnowledgeSettings(mode="online")})
-    experiment, session = prepare(online), f"estimates-{os.getpid()}"
-    assert ray_cluster.node_ids
-    with SessionDatabase(tmp_path / "state.sqlite") as database:
-        cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), database, session)
-        run(cluster, experiment.policy("elastic_fifo"), QueueSettings(), RewardWeights())
-        cluster.close()
-    learned = cluster.estimates
-    assert learned is not None
-    for number in range(len(cluster.jobs)):
-        (seen,) = [size for size in cluster.reports[cluster.ids[number]].throughput if size.workers == 2]
-        profile = learned.profile(number)
-        row = learned.tables.row[number, seen.nodes - 1, 2]
-        speed = learned.tables.rates[row, 0] * profile.samples
-        assert speed == pytest.approx(seen.samples_per_second, rel=0.1)
-        assert profile.noise.noise_scale != (own.ray.programs["tiny"].guess.noise_scale,)
-        assert profile.accuracy.final > 0.7

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlpto.core.cluster import ClusterState
+from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.records import RunRecord
@@ -22,7 +22,7 @@ from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import prepare
 from rlpto.experiments.on_ray import compile_ahead
 from rlpto.experiments.switchable_policy import SwitchablePolicy
-from rlpto.planning.predictor import Predictions, Predictor
+from rlpto.planning.predictor import Predictions, Predictor, predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.fifo import Fifo
 from rlpto.policies.registry import BUILT_IN, make_policy
@@ -30,6 +30,7 @@ from rlpto.policies.switching import switching
 from rlpto.ray_cluster.scheduler.placement import known_placement
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.simulator.settings import SimulatorSettings
+from tests.builders import Scripted
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.test_cluster import elastic, make_cluster
 
@@ -80,6 +81,28 @@ def test_what_is_predicted_while_jobs_run_comes_true(tmp_path: Path) -> None:
         assert [row.finish for row in rows] == pytest.approx((1000.0 + found.finish).tolist())
 
 
+def test_how_long_jobs_take_to_start_is_learned_from_those_that_have_started(tmp_path: Path) -> None:
+    """The profile says that they start at once; here they take half a minute."""
+    jobs = [elastic(number, submit=200.0 * number, epochs=4.0, most=1) for number in range(4)]
+    predicted = []
+    with SessionDatabase(tmp_path / "state.sqlite") as database:
+        cluster = make_cluster(FakeBackend(FakeTime(), {"m": 2}, delay=30.0), jobs, database)
+        fifo = make_policy("fifo")
+
+        def decide(state: ClusterState) -> Allocation:
+            found = predict(take_snapshot(cluster, state), fifo, QueueSettings(), TIMES)
+            if not state.jobs.gpus.any():
+                predicted.append(float(found.finish[0]))
+            return fifo(state)
+
+        record = run(cluster, Scripted(decide), QueueSettings(), RewardWeights())
+    late = record.jobs.finish_time - predicted
+    assert late == pytest.approx([30.0, 15.0, 0.0, 0.0], abs=2.0)
+    with SessionDatabase(tmp_path / "state.sqlite") as database:  # a scheduler that comes back still knows
+        again = make_cluster(FakeBackend(FakeTime(), {"m": 2}), jobs, database)
+        assert again.believed.rescale_delay == pytest.approx([30.0], abs=1.0)
+
+
 def test_what_cannot_be_copied_or_goes_wrong_is_said_and_ends_nothing(tmp_path: Path) -> None:
     made: list[Predictions] = []
     said: list[str] = []
@@ -126,7 +149,7 @@ def test_a_snapshot_of_a_real_cluster_has_its_jobs_where_the_plan_puts_them(tmp_
         cluster.close()
 
 
-def test_workers_that_start_beside_others_are_told_from_a_first_start() -> None:
+def test_workers_that_join_others_are_distinguished_from_a_first_start() -> None:
     found = known_placement(
         ["m", "n"], [("m", "n", "n"), ("m",), ("n",), ()], [("m", "m"), (), ("n",), ()], np.array([4.0, 5.0, 0.0, 0.0])
     )
@@ -154,20 +177,27 @@ def compiled():
     }
     return {(name, str(one)) for name, value in named.items() for one in getattr(value, "signatures", ())}
 
-compile_ahead(prepare(load_config(Path("configs/ray_smoke.yaml"))), [sys.argv[1]])
+policies = sys.argv[2:]
+compile_ahead(prepare(load_config(Path("configs/ray_smoke.yaml"))), policies)
 before = compiled()
 assert before
-run_with_predictions(sys.argv[1], Path(sys.argv[2]))
+for number, policy in enumerate(policies):
+    folder = Path(sys.argv[1], str(number))
+    folder.mkdir()
+    run_with_predictions(policy, folder)
 print(sorted(compiled() - before))
 """
 
 
-@pytest.mark.parametrize("policy", ["elastic_fifo", "max_throughput:choose_batch_size=true"])
-def test_nothing_is_compiled_while_jobs_train(tmp_path: Path, policy: str) -> None:
+def test_nothing_is_compiled_while_jobs_train(tmp_path: Path) -> None:
     """It would stop the scheduler for tens of seconds on a machine that has compiled nothing yet."""
-    arguments = [sys.executable, "-c", COMPILED_AHEAD, policy, str(tmp_path)]
+    policies = ("elastic_fifo", "max_throughput:choose_batch_size=true")
     done = subprocess.run(
-        arguments, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+        [sys.executable, "-c", COMPILED_AHEAD, str(tmp_path), *policies],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"

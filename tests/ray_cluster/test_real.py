@@ -25,7 +25,7 @@ from rlpto.envs.episodes import ExternalSetup
 from rlpto.envs.settings import EnvSettings
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments import on_ray
-from rlpto.experiments.config import Config
+from rlpto.experiments.config import Config, KnowledgeSettings
 from rlpto.experiments.experiment import prepare
 from rlpto.experiments.on_ray import RealCells, real_cluster, session_folder, session_of
 from rlpto.io.errors import ClusterError, ConfigError
@@ -39,9 +39,8 @@ from rlpto.ray_cluster.nodes.processes import load_factor
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.connection import Connection
-from rlpto.ray_cluster.scheduler.session_access import read_table
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, read_table, remove_sessions
 from rlpto.store.status import PredictionRow
 from tests.ray_cluster.conftest import GPUS
 
@@ -276,10 +275,11 @@ def test_jobs_of_a_node_that_dies_go_on_and_a_new_node_counts(
             no_controller_is_left.add_node(GPUS)
 
 
-def test_an_agent_steps_through_a_real_cluster_in_the_same_spaces(
+def test_an_agent_steps_through_a_real_cluster_in_the_same_spaces_and_jobs_teach_what_they_report(
     no_controller_is_left: LocalCluster, tmp_path: Path
 ) -> None:
     settings = config([{"name": "a", "max_gpus": 2}, {"name": "b", "submit": 1, "max_gpus": 2}])
+    settings = settings.model_copy(update={"knowledge": KnowledgeSettings(mode="online")})
     session, experiment = session_of(tmp_path, CELL), prepare(settings)
     assert no_controller_is_left.node_ids
     with SessionDatabase(tmp_path / "state.sqlite") as database:
@@ -297,6 +297,15 @@ def test_an_agent_steps_through_a_real_cluster_in_the_same_spaces(
         assert cluster.columns.finished.all()
         assert terms == pytest.approx(2 * settings.reward.classes[1] * settings.reward.accuracy)
         cluster.close()
+    learned = cluster.estimates
+    assert learned is not None
+    for number, job in enumerate(cluster.ids):
+        seen = max(cluster.reports[job].throughput, key=lambda size: size.count)
+        profile = learned.profile(number)
+        speed = learned.tables.rates[learned.tables.row[number, seen.nodes - 1, seen.workers], 0] * profile.samples
+        assert speed == pytest.approx(seen.samples_per_second, rel=0.1)
+        assert profile.noise.noise_scale != (settings.ray.programs["tiny"].guess.noise_scale,)
+        assert profile.accuracy.final > 0.7
 
 
 class TestErrors:

@@ -5,23 +5,24 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rlpto.core.stopping import StopRule
 from rlpto.io.errors import ClusterError
-from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
+from rlpto.ray_cluster.messages import JobSpec, Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
-from rlpto.ray_cluster.scheduler.session_access import (
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_folder import (
     job_progress,
     newest_database,
     policy_answer,
     read_table,
     request_policy,
 )
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.store.requests import answer, open_requests
 from rlpto.store.status import PredictionRow, set_predictions
 
@@ -36,13 +37,6 @@ def spec(job: str, epochs: float = 1.0) -> JobSpec:
 
 
 class TestSessionDatabase:
-    def test_generations_go_on_after_a_restart(self, path: Path) -> None:
-        with SessionDatabase(path) as database:
-            first = [database.next_generation() for _ in range(3)]
-            database.plan(["a"], [Command("a", generation, Plan(("n",))) for generation in first], 0.0)
-        with SessionDatabase(path) as database:
-            assert database.next_generation() == first[-1] + 1
-
     def test_a_second_scheduler_is_refused_until_the_first_has_left(self, path: Path) -> None:
         with (
             SessionDatabase(path),
@@ -92,6 +86,13 @@ class TestSessionDatabase:
         with SessionDatabase(path) as database, pytest.raises(ClusterError, match="a session with other jobs"):
             database.enter_jobs([(spec("a"), 1.0)])
 
+    def test_a_job_with_a_rule_for_stopping_is_read_back_as_it_was_entered(self, path: Path) -> None:
+        entered = replace(spec("a"), stop=StopRule(gain=0.01), options={"width": 3})
+        with SessionDatabase(path) as database:
+            database.enter_jobs([(entered, 0.0)])
+            ((text,),) = database.rows("SELECT spec FROM jobs")
+        assert JobSpec.from_json(text) == entered
+
     def test_newest_commands_begin_with_the_one_in_force(self, path: Path) -> None:
         with SessionDatabase(path) as database:
             plans = (Plan(("n",)), Plan(("n", "n"), 64), Plan(("m",)))
@@ -103,12 +104,6 @@ class TestSessionDatabase:
             database.plan(["a"], commands[2:], 3.0)
             assert database.newest_commands() == {"a": commands[1:]}
             assert database.unsent() == {commands[2].generation}
-
-    def test_what_was_planned_and_never_sent_is_superseded_by_the_next_plan(self, path: Path) -> None:
-        with SessionDatabase(path) as database:
-            database.plan(["a"], [Command("a", 1, Plan(("n",)))], 1.0)
-            database.plan(["a"], [Command("a", 2, Plan())], 2.0)
-            assert database.newest_commands() == {"a": [Command("a", 2, Plan())]}
 
     def test_a_plan_that_needs_no_command_takes_back_what_was_never_sent(self, path: Path) -> None:
         claims = GpuClaims({"n": 2})
@@ -125,16 +120,6 @@ class TestSessionDatabase:
             newest = {job: commands[-1].plan for job, commands in database.newest_commands().items()}
             assert newest == {"a": Plan(("n",)), "b": Plan(("n",))}
             assert not database.unsent()
-
-    def test_reports_fill_jobs(self, path: Path) -> None:
-        report = JobReport("a", progress=1.5, step=30, accuracy=0.5)
-        with SessionDatabase(path) as database:
-            database.enter_jobs([(spec("a"), 0.0)])
-            database.note_report(report, gpu_seconds=12.0, peak_gpus=2, reached=(None, None, None))
-            database.note_report(report, gpu_seconds=13.0, peak_gpus=2, reached=(40.0, 45.0, None))
-            (row,) = database.jobs()
-            assert (row.progress, row.step, row.gpu_seconds, row.peak_gpus) == (1.5, 30, 13.0, 2)
-            assert (row.reached_90, row.reached_95, row.reached_99) == (40.0, 45.0, None)
 
     def test_another_process_asks_for_a_policy_and_gets_an_answer(self, path: Path) -> None:
         with SessionDatabase(path) as database:

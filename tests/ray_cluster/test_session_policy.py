@@ -18,8 +18,8 @@ from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.policies.registry import make_policy
 from rlpto.policies.switching import switching
 from rlpto.ray_cluster.scheduler.run_tables import decision_records, last_line, policy_switches, write_tables
-from rlpto.ray_cluster.scheduler.session_access import policy_answer, request_policy
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_folder import policy_answer, request_policy
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.test_cluster import Interrupted, elastic, make_cluster
 

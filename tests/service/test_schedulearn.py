@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlpto.ray_cluster.scheduler.session_access import read_table
+from rlpto.ray_cluster.scheduler.session_folder import read_table
 from rlpto.store.curves import points_after, spans_of_job
 from rlpto.store.jobs import JobRow
 from rlpto.store.logs import log_lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -33,9 +32,9 @@ from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
 from rlpto.ray_cluster.scheduler.clock import SessionTiming
 from rlpto.ray_cluster.scheduler.job_tracker import JobTracker, PolicyKnowledge
 from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory, usable_nodes
-from rlpto.ray_cluster.scheduler.placement import allocated_plans, known_placement, remaining_plans
+from rlpto.ray_cluster.scheduler.placement import allocated_plans, known_placement
 from rlpto.ray_cluster.scheduler.run_tables import allocation_changes
-from rlpto.ray_cluster.scheduler.session_database import CANCELLED, Decision, SessionDatabase
+from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import refuse_lost_database
 from rlpto.store.jobs import EXPECTED
 
@@ -247,6 +246,7 @@ class RayCluster(JobTracker):
         self.columns.take_tables(tables, self.jobs)
         if self.estimates is None:
             self.store.believed_type[:] = self.store.type_index
+        self._take_beliefs()
 
     def forget_ended(self, kept: Collection[str] = ()) -> tuple[str, ...]:
         """Forget jobs that have ended and whose controllers are gone: their ids. The others get new numbers.
@@ -269,7 +269,7 @@ class RayCluster(JobTracker):
         self._renumber(tuple(self.jobs[i] for i in left.tolist()), tuple(self.ids[i] for i in left.tolist()))
         if self.estimates is not None:
             self.estimates.keep(left)
-            self._take_beliefs()
+        self._take_beliefs()
         return lost
 
     # looking at the cluster
@@ -300,7 +300,8 @@ class RayCluster(JobTracker):
                 self._written = now
                 self._write_all()
         self._commands.send_due(now)
-        if self.estimates is not None and self.estimates.learn():
+        fitted = self.estimates is not None and self.estimates.learn()
+        if fitted or self._learned:
             self._take_beliefs()
         if self._written == now:
             self._notify()
@@ -319,14 +320,6 @@ class RayCluster(JobTracker):
                 f"no node with GPUs has been alive for {self._rules.without_gpus:.0f} s while {self.active_jobs} jobs "
                 "wait: expected one to come back"
             )
-
-    def _nodes_down(self, nodes: Sequence[str]) -> None:
-        """Nodes are gone: their jobs go on with what is left, or wait if that is less than they need."""
-        left = self._nodes.remove(nodes, self.time)
-        after = remaining_plans(self._commands.claims, left, lambda job: int(self.store.min_gpus[self._number[job]]))
-        self._give(after)
-        self._take_planned_types(after)
-        self.changed = True
 
     def _take_in(self) -> None:
         """Take in jobs and orders that have become known."""
@@ -349,35 +342,7 @@ class RayCluster(JobTracker):
         self.database.add_jobs([(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)])
         if self.estimates is not None:
             self.estimates.append(jobs, specs, self.tables)
-            self._take_beliefs()
-
-    def _let_in_until(self, time: float, least: int = 0) -> None:
-        """Let jobs in that have been submitted by a time, and in any case the first `least`: they come in order."""
-        while self._next < len(self.jobs) and (self._next < least or self.jobs[self._next].submit_time <= time):
-            self.columns.arrive(self._next)
-            self.database.let_in(self.ids[self._next], self.time)
-            self._next += 1
-            self.changed = True
-
-    def _withdraw(self, job: str) -> None:
-        """End a job that its user has cancelled. One that has ended before that stays as it is."""
-        number = self._number.get(job)
-        if number is None or self.columns.failed[number] or self.columns.finished[number]:
-            return
-        self._let_in_until(-np.inf, least=number + 1)
-        self.columns.fail(number)
-        if job in self.reports:
-            self._write(number, self.reports[job])
-        self.database.end(job, self.time, CANCELLED)
-        self._commands.end(job)
-
-    def _reclass(self, job: str, priority: int) -> None:
-        """Move a job to another priority class; it has risen by none there."""
-        number = self._number.get(job)
-        if number is not None:
-            moved = replace(self.jobs[number], priority=priority)
-            self.jobs = (*self.jobs[:number], moved, *self.jobs[number + 1 :])
-            self.store.priority[number], self.store.risen[number] = priority, 0
+        self._take_beliefs()
 
     def _count(self) -> None:
         """GPUs and jobs as they stand now."""

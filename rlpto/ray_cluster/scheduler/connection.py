@@ -33,7 +33,7 @@ from rlpto.ray_cluster.nodes.processes import load_factor
 
 AUTO = "auto"
 """The cluster of `rlpto cluster up` if it runs, else that of RAY_ADDRESS, else the one that this user's `ray start` has
-noted. Ray itself would also take a cluster of anybody whose processes it finds on this machine, and wait for it."""
+noted. Ray itself would also take a cluster of another user whose processes it finds here, and wait for it."""
 REACH_TIMEOUT_S = 5.0
 """Longest wait for a head to answer at all."""
 IMPORT_TIMEOUT_S = 120.0
@@ -85,7 +85,7 @@ class Connection(ExitStack):
 
     @property
     def protected(self) -> bool:
-        """False if the cluster lets anybody in who reaches it."""
+        """False if the cluster takes everyone who reaches it."""
         return os.environ.get(AUTH_MODE, "").lower() == "token"
 
 
@@ -107,7 +107,7 @@ def _usual_address() -> str:
 
 
 def _reach(address: str) -> None:
-    """Find out within seconds whether anybody listens: Ray itself would try for a minute."""
+    """Find out within seconds whether a process listens: Ray itself would try for a minute."""
     host, port = _split(address)
     try:
         socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()

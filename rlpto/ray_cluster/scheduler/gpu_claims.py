@@ -210,8 +210,8 @@ def _steps(present: Plan, wanted: Plan) -> list[Plan]:
     Nodes that stay keep their order, so that ranks do. Where nodes stay as they are, another batch size is one step.
     Where no server stays where it is, all move in the last step: a job that trains has one at least.
     """
-    stays, added = _split(present.nodes, wanted.nodes)
-    serve, join = _split(present.servers, wanted.servers)
+    stays, added = split_nodes(present.nodes, wanted.nodes)
+    serve, join = split_nodes(present.servers, wanted.servers)
     less = len(stays) < len(present.nodes) or (
         len(serve) < len(present.servers) and (bool(serve) or not wanted.servers)
     )
@@ -225,7 +225,7 @@ def _steps(present: Plan, wanted: Plan) -> list[Plan]:
     return steps
 
 
-def _split(present: Sequence[str], wanted: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_nodes(present: Sequence[str], wanted: Sequence[str]) -> tuple[list[str], list[str]]:
     """Nodes of `present` that stay, and those of `wanted` that are added to them."""
     free = Counter(wanted)
     stays = [node for node in present if _take(free, node)]

@@ -26,6 +26,7 @@ OWN = np.dtype(
         ("held", np.int64),
         ("rescale_seconds", np.float64),
         ("given_at", np.float64),
+        ("first_given", np.float64),
         ("delay", np.float64),
         ("gained", np.float64),
     ]
@@ -39,6 +40,7 @@ class JobColumns:
     active: submitted, and neither finished nor failed. failed. held: GPUs of workers that are alive or being started,
     as reported. accuracy: newest measured (NaN: none). rescale_seconds: measured so far.
     given_at: s, when a decision last gave the job other GPUs. delay: s that such a change is believed to take.
+    first_given: s, when a decision gave the job its first GPUs; NaN: it has none, or has taken its first step.
     gained: share of the accuracy that the job can gain.
     totals: accuracy gained by class, job-seconds, GPU-seconds and seconds of rescales, then seconds by class counted by
     the share of accuracy that a job was missing, all summed over what was taken. A job has what was measured last until
@@ -74,13 +76,14 @@ class JobColumns:
         """Columns for the last `more` jobs of the store, and again all that follows from the store and the tables."""
         kinds = self.store.type_index
         added = np.zeros(more, dtype=OWN)
-        added["given_at"], added["delay"] = -np.inf, self.tables.rescale_delay[kinds[len(kinds) - more :]]
+        added["given_at"], added["first_given"] = -np.inf, np.nan
         self._own = own = np.concatenate([self._own, added])
         self.active: BoolArray = own["active"]
         self.failed: BoolArray = own["failed"]
         self.held: IntArray = own["held"]
         self.rescale_seconds: FloatArray = own["rescale_seconds"]
         self.given_at: FloatArray = own["given_at"]
+        self.first_given: FloatArray = own["first_given"]
         self.delay: FloatArray = own["delay"]
         self._gained: FloatArray = own["gained"]
         self.accuracy: FloatArray = self.store.measured_accuracy
@@ -135,7 +138,10 @@ class JobColumns:
         store.gpus[job], self.given_at[job] = gpus, time
         if gpus == 0:
             store.wait_start[job], store.rescale_left[job] = time, 0.0
+            self.first_given[job] = np.nan
             return False
+        if np.isnan(self.first_given[job]) and store.progress[job] == 0:
+            self.first_given[job] = time
         store.wait_start[job] = np.nan
         store.rescale_left[job] = self.delay[job]
         again = bool(store.start_time[job] <= time)
@@ -154,8 +160,12 @@ class JobColumns:
         """[n] seconds that the rescales of some jobs are expected to take still."""
         return np.clip(self.given_at[index] + self.store.rescale_left[index] - time, 0.0, None)
 
-    def heard(self, job: int, report: JobReport, time: float, settled: bool) -> None:
-        """Take in a report at `time` [s]. settled: what was decided last is wholly in force."""
+    def heard(self, job: int, report: JobReport, time: float, settled: bool) -> float | None:
+        """Take in a report at `time` [s]. settled: what was decided last is wholly in force.
+
+        Returns the seconds from the decision that gave the job its first GPUs to its first step, with the report that
+        is the first to show one; else None.
+        """
         store = self.store
         store.progress[job] = min(report.progress, store.epochs[job])
         if settled:
@@ -165,6 +175,11 @@ class JobColumns:
         self._delay += max(report.rescale_seconds - self.rescale_seconds[job], 0.0)
         self.rescale_seconds[job] = report.rescale_seconds
         self._note_gain(job, time)
+        first = float(self.first_given[job])
+        if report.progress == 0 or np.isnan(first):
+            return None
+        self.first_given[job] = np.nan
+        return time - first
 
     def hold(self, job: int, gpus: int, time: float) -> bool:
         """A job holds this number of GPUs from now on; True if it was another before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,8 +23,14 @@ from rlpto.ray_cluster.scheduler.command_log import CommandLog
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
+from rlpto.ray_cluster.scheduler.placement import remaining_plans
 from rlpto.ray_cluster.scheduler.run_tables import last_line, note_events
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_database import CANCELLED, SessionDatabase
+
+STARTS = "starts"
+"""Key of the fact with the seconds from the decision that gave a job its first GPUs to its first step, of the newest
+jobs that have started."""
+STARTS_KEPT = 20
 
 
 @dataclass(frozen=True)
@@ -39,12 +46,13 @@ class PolicyKnowledge:
 class JobTracker:
     """The jobs of a session by number and by id, as `RayCluster` and its users see them.
 
-    ids: of the jobs, in their order; `reports`, the newest of each, are by id. changed: something has happened since
-    the last decision. Times are seconds of the session.
+    ids: of the jobs, in their order; `reports`, the newest of each, are by id. believed: tables that policies and
+    predictions go by. changed: something has happened since the last decision. Times are seconds of the session.
     """
 
     time: float
     _clock: Clock
+    _next: int  # number of the first job that has not been submitted
 
     def __init__(
         self,
@@ -68,6 +76,8 @@ class JobTracker:
         left_work = partial(believed_remaining, knowledge.remaining, self.store, tables.own)
         self._left = None if knowledge.remaining == "declared" else left_work
         self._losses: dict[str, tuple[float, int]] = {}
+        self._starts: list[float] = json.loads(database.fact(STARTS) or "[]")
+        self._learned = False
         self._last_look = 0.0
         self._fatal: RlptoError | None = None
         self.changed = True
@@ -87,9 +97,8 @@ class JobTracker:
 
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, finished ones too; accuracies are measured where there are any."""
-        believed = self.tables if self.estimates is None else self.estimates.tables
         gpus_per_node, classes = self._nodes.shape.gpus_per_node, self.store.priority[index]
-        return JobTable(self.store, believed, index, classes, gpus_per_node, self._noise, self._left)
+        return JobTable(self.store, self.believed, index, classes, gpus_per_node, self._noise, self._left)
 
     # reports
 
@@ -104,7 +113,11 @@ class JobTracker:
             return
         before = self.reports.get(job)
         self.reports[job] = report
-        self.columns.heard(number, report, self.time, settled=claims.settled(job))
+        started = self.columns.heard(number, report, self.time, settled=claims.settled(job))
+        if started is not None:
+            self._starts = [*self._starts, started][-STARTS_KEPT:]
+            self.database.set_fact(STARTS, json.dumps(self._starts))
+            self._learned = True
         if self.estimates is not None:
             self.estimates.heard(number, report)
         if not report.ended:
@@ -182,6 +195,42 @@ class JobTracker:
         else:
             self._commands.plan({job: planned}, self.time)
 
+    def _nodes_down(self, nodes: Sequence[str]) -> None:
+        """Nodes are gone: their jobs go on with what is left, or wait if that is less than they need."""
+        left = self._nodes.remove(nodes, self.time)
+        after = remaining_plans(self._commands.claims, left, lambda job: int(self.store.min_gpus[self._number[job]]))
+        self._give(after)
+        self._take_planned_types(after)
+        self.changed = True
+
+    def _let_in_until(self, time: float, least: int = 0) -> None:
+        """Let jobs in that have been submitted by a time, and in any case the first `least`: they come in order."""
+        while self._next < len(self.jobs) and (self._next < least or self.jobs[self._next].submit_time <= time):
+            self.columns.arrive(self._next)
+            self.database.let_in(self.ids[self._next], self.time)
+            self._next += 1
+            self.changed = True
+
+    def _withdraw(self, job: str) -> None:
+        """End a job that its user has cancelled. One that has ended before that stays as it is."""
+        number = self._number.get(job)
+        if number is None or self.columns.failed[number] or self.columns.finished[number]:
+            return
+        self._let_in_until(-np.inf, least=number + 1)
+        self.columns.fail(number)
+        if job in self.reports:
+            self._write(number, self.reports[job])
+        self.database.end(job, self.time, CANCELLED)
+        self._commands.end(job)
+
+    def _reclass(self, job: str, priority: int) -> None:
+        """Move a job to another priority class; it has risen by none there."""
+        number = self._number.get(job)
+        if number is not None:
+            moved = replace(self.jobs[number], priority=priority)
+            self.jobs = (*self.jobs[:number], moved, *self.jobs[number + 1 :])
+            self.store.priority[number], self.store.risen[number] = priority, 0
+
     # plans and beliefs
 
     def _give(self, targets: dict[str, Plan]) -> None:
@@ -195,10 +244,15 @@ class JobTracker:
                 self.database.set_job(job, rescales=int(self.store.rescales[number]))
 
     def _take_beliefs(self) -> None:
-        """Take over what the estimates say of each job now: jobs are of other types, by number."""
+        """Take over what is believed of each job now; by their estimates jobs are of other types, by number."""
+        own, types = self.tables, self.store.type_index
         if self.estimates is not None:
-            self.store.believed_type[:] = self.estimates.type_of
-            self.columns.delay[:] = self.estimates.tables.rescale_delay[self.estimates.type_of]
+            own, types = self.estimates.tables, self.estimates.type_of
+        self.believed = with_starts(own, self._starts)
+        self.columns.delay[:] = self.believed.rescale_delay[types]
+        self._learned = False
+        if self.estimates is not None:
+            self.store.believed_type[:] = types
             entries = self._commands.claims.entries
             self._take_planned_types({job: entries[job].planned for job in self.ids if job in entries})
 
@@ -234,3 +288,12 @@ class JobTracker:
         served = float(self.store.attained_service[number])
         reached = [None if np.isnan(at) else float(at) for at in self.store.reached[number]]
         self.database.note_report(report, served, int(self.store.peak_gpus[number]), reached)
+
+
+def with_starts(tables: SpeedTables, starts: Sequence[float]) -> SpeedTables:
+    """The tables with the delay by which jobs of this session have started: the median of `starts` [s] and of the
+    delay that the tables have for the type."""
+    if not starts:
+        return tables
+    seen = np.repeat(np.array(starts)[:, None], len(tables.types), axis=1)
+    return replace(tables, rescale_delay=np.median(np.vstack([tables.rescale_delay, seen]), axis=0))

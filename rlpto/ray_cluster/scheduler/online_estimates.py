@@ -4,6 +4,11 @@ As in Pollux (Qiao et al., OSDI 2021, section 4.1) a job is taken to scale perfe
 numbers of workers; from then on the throughput model is fitted to what was seen. Sizes that were seen have the speed
 that was measured. Before a job has trained at all, the `guess` in its program's settings stands in.
 
+This is another form than `rlpto.knowledge`, where a job has Pollux's own fit of separate times of computing and
+synchronising, and rows for one node and for several. Real jobs report whole steps, by number of nodes and of parameter
+servers, and policies are to know every size as it was measured; the fit (`fit_throughput`) is robust against outliers.
+Parity with Pollux's simulator rests on the order of operations there: in one form, one of the two would give others.
+
 What was seen on one kind of GPU says nothing of how a job scales on another: every kind has a fit of its own. A kind
 that a job has not trained on is projected from the first that it has, by the ratio of one GPU's throughputs, as
 simulated jobs do (`rlpto.simulator.online`) and Sia does (Jayaram Subramanya et al., SOSP 2023).
@@ -22,14 +27,14 @@ import numpy as np
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.performance.accuracy import AccuracyCurve, Metric, fit_accuracy
-from rlpto.performance.compile import chosen_servers, compile_tables
+from rlpto.performance.compile import compile_tables
 from rlpto.performance.efficiency import NoiseCurve, efficiency
 from rlpto.performance.fitted import FittedProfiles
-from rlpto.performance.metrics import DEFAULT_METRIC, METRICS
+from rlpto.performance.metrics import METRICS
 from rlpto.performance.parameter_server import PARAMETERS, Probes, ServerParams, fit_speed
 from rlpto.performance.profiles import ModelFacts, Profile, TypeTables
 from rlpto.performance.tables import ONE_KIND, JobType, SpeedTables
-from rlpto.performance.throughput import ThroughputLaw, ThroughputParams, fit_throughput
+from rlpto.performance.throughput import ThroughputLaw, fit_throughput
 from rlpto.ray_cluster.measuring.profiling import batch_limits, by_epoch, steps_of
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
 from rlpto.ray_cluster.settings import ProgramSettings
@@ -70,17 +75,19 @@ def evidence_of(report: JobReport) -> Evidence:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is believed of one job, and the evidence that it rests on.
+    """What is believed of one job, or of like ones, and the evidence that it rests on.
 
-    program: with the job's own batch size. profile: its throughput is that on the first kind of GPU that the job has
-    trained on. metric: of its speeds. laws: throughput on every kind that it has trained on, the first
-    of them first.
+    like: the same for jobs that share evidence. program: with the job's own batch size. profile: its throughput is that
+    on the first kind of GPU that the job has trained on. ratio: of the job's model. metric: of its speeds. laws:
+    throughput on every kind that it has trained on, the first of them first.
     """
 
+    like: str
     program: ProgramSettings
     profile: Profile
+    ratio: Ratio
+    metric: str
     evidence: Evidence = Evidence()
-    metric: str = DEFAULT_METRIC
     laws: Mapping[str, ThroughputLaw] = field(default_factory=dict)
 
     def after(self, newer: Evidence, fit: Fit) -> Estimate:
@@ -108,18 +115,7 @@ class Estimate:
         batch = self.program.batch_size if self.program.batch_rule == "fixed" else None
         return JobType(self.profile.name, batch, self.metric)
 
-    def tables(self, max_gpus: int, kinds: Mapping[str, int], ratio: Ratio) -> dict[tuple[JobType, str], TypeTables]:
-        """Speeds by size on each kind of GPU, for each number of parameter servers that the job may have.
-
-        kinds: as in `OnlineEstimates`. ratio: likewise, of the job's own model.
-        """
-        own = FittedProfiles({self.profile.name: self.profile})
-        types = [self.type, *(self.type._replace(servers=number) for number in chosen_servers(own, self.type))]
-        return {(kind, gpu): self._type_tables(kind, gpu, max_gpus, kinds, ratio) for kind in types for gpu in kinds}
-
-    def _type_tables(
-        self, kind: JobType, gpu: str, max_gpus: int, kinds: Mapping[str, int], ratio: Ratio
-    ) -> TypeTables:
+    def type_tables(self, kind: JobType, gpu: str, max_gpus: int, kinds: Mapping[str, int]) -> TypeTables:
         """Speeds by size: as measured where they were, else by the model; on a kind without any, projected."""
         seen = gpu if gpu in self.laws else next(iter(self.laws), gpu)
         profile = replace(self.profile, throughput=self.laws.get(seen, self.profile.throughput))
@@ -133,7 +129,7 @@ class Estimate:
                 rates[row] = self._measured_rate(size, 1.0)
                 if score is not None:
                     score[row] = self._measured_rate(size, METRICS[self.metric].exponent)
-        factor = 1.0 if seen == gpu else ratio(gpu, seen)
+        factor = 1.0 if seen == gpu else self.ratio(gpu, seen)
         return replace(found, rates=factor * rates, score=None if score is None else factor * score)
 
     def _measured_rate(self, size: Measured, exponent: float) -> FloatArray:
@@ -144,35 +140,47 @@ class Estimate:
         return size.samples_per_second * useful**exponent / self.profile.samples
 
 
-@dataclass(frozen=True)
-class _MadeTables:
-    """Tables that are made already, as a source of them like profiles."""
+@dataclass
+class EstimateTables:
+    """The tables of estimates, which go by the names of their profiles: a source of them like profiles, that makes each
+    once. kinds: of GPU, and the size of the largest node of each."""
 
-    parts: Mapping[tuple[JobType, str], TypeTables]
+    kinds: Mapping[str, int]
+    estimates: dict[str, Estimate] = field(default_factory=dict)
+    _made: dict[tuple[JobType, str], TypeTables] = field(default_factory=dict)
+
+    def take(self, estimates: Iterable[Estimate]) -> None:
+        """From now on these are the estimates."""
+        self.estimates = {estimate.profile.name: estimate for estimate in estimates}
+        self._made = {key: made for key, made in self._made.items() if key[0].model in self.estimates}
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names of the models, sorted."""
-        return tuple(sorted({kind.model for kind, _ in self.parts}))
+        """Names of the estimates, sorted."""
+        return tuple(sorted(self.estimates))
 
     def facts(self, model: str) -> ModelFacts:
-        """Size and limits of a model, which all its types have."""
-        return next(part.facts for (kind, _), part in self.parts.items() if kind.model == model)
+        """Size and limits of an estimate's profile."""
+        return FittedProfiles({model: self.estimates[model].profile}).facts(model)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:  # noqa: ARG002
-        """The tables of a type on GPUs of a kind."""
-        return self.parts[job_type, gpu]
+        """The tables of an estimate's type on GPUs of a kind."""
+        key = job_type, gpu
+        if key not in self._made:
+            self._made[key] = self.estimates[job_type.model].type_tables(job_type, gpu, max_gpus, self.kinds)
+        return self._made[key]
 
 
 class OnlineEstimates:
     """What is believed of all jobs of a session; job i is of type `type_of[i]` [M] of `tables`.
 
-    jobs, specs: in one order. programs: settings by model. samples: [M] of an epoch of each job's profile, which speeds
-    refer to. max_gpus: most GPUs of a job in the tables. kinds: of GPU, and the size of the largest node of each.
+    jobs, specs: in one order. programs: settings by model. profiles: tables of the jobs' profiles, whose samples an
+    epoch has, with the most GPUs of a job; what is believed while there are no jobs. kinds: of GPU, and the size of the
+    largest node of each.
     ratio: how many times as fast one GPU of a kind is as one of another, given the model, the kind and the other.
     pooled: jobs of one program with the same options and batch size share evidence of speed and noise; all that wait,
-    thousands perhaps, are of one type then. without_jobs: the tables while there are no jobs; needed
-    where there may be none. most_epochs: of a job's table, whose last epoch stands for those that follow; None: all.
+    thousands perhaps, are of one type then. most_epochs: of a job's table, whose last epoch stands for those that
+    follow; None: all.
     """
 
     def __init__(
@@ -180,57 +188,49 @@ class OnlineEstimates:
         jobs: Sequence[Job],
         specs: Sequence[JobSpec],
         programs: Mapping[str, ProgramSettings],
-        samples: FloatArray,
-        max_gpus: int,
+        profiles: SpeedTables,
         kinds: Mapping[str, int],
         ratio: Callable[[str, str, str], float] = lambda *_: 1.0,
         *,
         pooled: bool = False,
-        without_jobs: SpeedTables | None = None,
         most_epochs: int | None = None,
     ) -> None:
         self._programs, self._ratio, self._pooled = programs, ratio, pooled
-        self._max_gpus, self._kinds = max_gpus, dict(kinds)
-        self._without_jobs, self._most_epochs = without_jobs, most_epochs or math.inf
+        self._profiles, self._kinds = profiles, dict(kinds)
+        self._most_epochs = most_epochs or math.inf
         self._pool: dict[str, Evidence] = {}
         self._fits: dict[tuple[str, str], tuple[tuple[Measured, ...], ThroughputLaw]] = {}
         self._shared: dict[tuple[object, ...], Estimate] = {}
         self._made = 0
-        self._like: list[str] = []
-        self._ratios: list[Ratio] = []
         self._estimates: list[Estimate] = []
-        self._parts: dict[int, dict[tuple[JobType, str], TypeTables]] = {}
+        self._source = EstimateTables(self._kinds)
         self._news: dict[int, Evidence] = {}
-        self._add(jobs, specs, samples)
+        self.append(jobs, specs, profiles)
 
-    def append(self, jobs: Sequence[Job], specs: Sequence[JobSpec], tables: SpeedTables) -> None:
-        """Further jobs. tables: those that speeds refer to."""
-        self._add(jobs, specs, tables.samples[[tables.type_index(job.type) for job in jobs]])
+    def append(self, jobs: Sequence[Job], specs: Sequence[JobSpec], profiles: SpeedTables) -> None:
+        """Further jobs. profiles: tables of the profiles of all jobs."""
+        self._profiles = profiles
+        for job, spec in zip(jobs, specs, strict=True):
+            program, own = self._programs[job.model], float(profiles.samples[profiles.type_index(job.type)])
+            alike = json.dumps([spec.training, dict(spec.options), spec.batch_size, spec.float64], sort_keys=True)
+            like = alike if self._pooled else spec.id
+            epochs = max(math.ceil(min(job.epochs, self._most_epochs)), 1)
+            key = (like, job.model, id(program), job.metric, job.max_gpus, epochs, own)
+            before = self._shared.get(key) or self._named(
+                _first_estimate(like, job, spec, program, own, epochs, partial(self._ratio, job.model))
+            )
+            after = before.after(self._pool[like], partial(self._fit, like)) if like in self._pool else before
+            self._shared[key] = before if after is before else self._named(after)
+            self._estimates.append(self._shared[key])
+        self._compile()
 
     def keep(self, index: IntArray) -> None:
         """Forget all jobs but those at `index` [n], which get the numbers 0 to n - 1."""
         kept = index.tolist()
-        self._like = [self._like[job] for job in kept]
-        self._ratios = [self._ratios[job] for job in kept]
         self._estimates = [self._estimates[job] for job in kept]
         self._news = {new: self._news[job] for new, job in enumerate(kept) if job in self._news}
         there = set(map(id, self._estimates))
         self._shared = {key: estimate for key, estimate in self._shared.items() if id(estimate) in there}
-        self._compile()
-
-    def _add(self, jobs: Sequence[Job], specs: Sequence[JobSpec], samples: FloatArray) -> None:
-        for job, spec, own in zip(jobs, specs, samples, strict=True):
-            program = self._programs[job.model]
-            alike = json.dumps([spec.training, dict(spec.options), spec.batch_size, spec.float64], sort_keys=True)
-            like = alike if self._pooled else spec.id
-            epochs = max(math.ceil(min(job.epochs, self._most_epochs)), 1)
-            key = (like, job.model, id(program), job.metric, job.max_gpus, epochs, float(own))
-            before = self._shared.get(key) or self._named(_first_estimate(job, spec, program, float(own), epochs))
-            after = before.after(self._pool[like], self._fit_of(like)) if like in self._pool else before
-            self._shared[key] = before if after is before else self._named(after)
-            self._like.append(like)
-            self._ratios.append(partial(self._ratio, job.model))
-            self._estimates.append(self._shared[key])
         self._compile()
 
     def _named(self, estimate: Estimate) -> Estimate:
@@ -245,7 +245,7 @@ class OnlineEstimates:
             speeds = tuple(replace(size, gpu=next(iter(self._kinds))) for size in found.speeds)
         else:
             speeds = tuple(size for size in found.speeds if size.gpu in self._kinds)
-        self._news[job] = self._with_pool(self._like[job], replace(found, speeds=speeds))
+        self._news[job] = self._with_pool(self._estimates[job].like, replace(found, speeds=speeds))
 
     def _with_pool(self, like: str, own: Evidence) -> Evidence:
         """Evidence of a job together with that of like jobs, which get its own."""
@@ -260,16 +260,12 @@ class OnlineEstimates:
             self._fits = {key: kept for key, kept in self._fits.items() if key[0] != lost}
         return Evidence(speeds, noise, own.accuracy)
 
-    def _fit_of(self, like: str) -> Fit:
-        """Fits that like jobs share, as long as what was measured has hardly changed: one may take half a second."""
-
-        def fit(program: ProgramSettings, speeds: tuple[Measured, ...]) -> ThroughputLaw:
-            key = like, speeds[0].gpu
-            if key not in self._fits or not _same_speeds(self._fits[key][0], speeds):
-                self._fits[key] = speeds, estimated_throughput(program, speeds)
-            return self._fits[key][1]
-
-        return fit
+    def _fit(self, like: str, program: ProgramSettings, speeds: tuple[Measured, ...]) -> ThroughputLaw:
+        """A fit that like jobs share, as long as what was measured has hardly changed: one may take half a second."""
+        key = like, speeds[0].gpu
+        if key not in self._fits or not _same_speeds(self._fits[key][0], speeds):
+            self._fits[key] = speeds, estimated_throughput(program, speeds)
+        return self._fits[key][1]
 
     def learn(self) -> bool:
         """Take in reports until one job needs a new fit, which may take some tenths of a second.
@@ -278,7 +274,7 @@ class OnlineEstimates:
         """
         for job in list(self._news):
             before = self._estimates[job]
-            after = before.after(self._news.pop(job), self._fit_of(self._like[job]))
+            after = before.after(self._news.pop(job), partial(self._fit, before.like))
             if after is not before:
                 self._estimates[job] = self._named(after)
                 self._compile()
@@ -295,33 +291,28 @@ class OnlineEstimates:
 
     def _compile(self) -> None:
         """Bring `tables` and `type_of` up to date: each estimate is a type, with a variant for every kind of GPU."""
-        number: dict[int, int] = {}
-        types = [number.setdefault(id(estimate), len(number)) for estimate in self._estimates]
+        number: dict[str, int] = {}
+        types = [number.setdefault(estimate.profile.name, len(number)) for estimate in self._estimates]
         self.type_of: IntArray = np.array(types, dtype=np.int64)
-        if not number and self._without_jobs is not None:
-            self._parts, self.tables = {}, self._without_jobs
+        if [*number] == [*self._source.estimates] and number:
             return
-        if [*number] == [*self._parts]:
+        self._source.take(self._estimates)
+        if not number:
+            self.tables = self._profiles
             return
-        estimates = {
-            id(estimate): (estimate, ratio) for estimate, ratio in zip(self._estimates, self._ratios, strict=True)
-        }
-        self._parts = {
-            key: self._parts[key] if key in self._parts else found.tables(self._max_gpus, self._kinds, ratio)
-            for key, (found, ratio) in estimates.items()
-        }
-        parts = {kind: part for parts in self._parts.values() for kind, part in parts.items()}
         self.tables = compile_tables(
-            _MadeTables(parts),
-            [found.type for found, _ in estimates.values()],
-            self._max_gpus,
+            self._source,
+            [estimate.type for estimate in self._source.estimates.values()],
+            self._profiles.max_gpus,
             max(self._kinds.values()),
             choose_servers=True,
             kinds=self._kinds,
         )
 
 
-def _first_estimate(job: Job, spec: JobSpec, program: ProgramSettings, samples: float, epochs: int) -> Estimate:
+def _first_estimate(
+    like: str, job: Job, spec: JobSpec, program: ProgramSettings, samples: float, epochs: int, ratio: Ratio
+) -> Estimate:
     """What is believed of a job that has not trained: its guess, and that it scales perfectly."""
     own = program.model_copy(update={"batch_size": spec.batch_size})
     guess = own.guessed_profile(job.name)
@@ -331,9 +322,9 @@ def _first_estimate(job: Job, spec: JobSpec, program: ProgramSettings, samples: 
         samples=samples,
         epochs=epochs,
         batch=batch_limits(own, job.max_gpus),
-        throughput=_perfect(own, step / own.batch_size),
+        throughput=own.law(step / own.batch_size),
     )
-    return Estimate(own, profile, metric=job.metric)
+    return Estimate(like, own, profile, ratio, job.metric)
 
 
 def estimated_throughput(program: ProgramSettings, speeds: tuple[Measured, ...]) -> ThroughputLaw:
@@ -344,9 +335,9 @@ def estimated_throughput(program: ProgramSettings, speeds: tuple[Measured, ...])
     smallest = min(speeds, key=lambda size: (size.workers, size.nodes))
     alone = smallest.samples_per_second / smallest.workers
     if program.has_servers:
-        return _server_law(program, speeds) or _perfect(program, 1.0 / alone)
+        return _server_law(program, speeds) or program.law(1.0 / alone)
     if len({size.workers for size in speeds}) == 1:
-        return _perfect(program, 1.0 / alone)
+        return program.law(1.0 / alone)
     if smallest.workers > 1:  # the fit needs to know what a single worker takes
         speeds = (Measured(1, 1, alone, smallest.count), *speeds)
     return fit_throughput(steps_of(program, speeds))
@@ -372,13 +363,6 @@ def _server_law(program: ProgramSettings, speeds: tuple[Measured, ...]) -> Serve
     if not fit.determined or a <= 0:
         return None
     return ServerParams(a / batch, b, c, d, e, program.servers, program.servers_at_most)
-
-
-def _perfect(program: ProgramSettings, seconds_per_sample: float) -> ThroughputLaw:
-    """Steps whose time is that of their samples, however they are spread."""
-    if program.has_servers:
-        return ServerParams(seconds_per_sample, 0.0, 0.0, 0.0, 0.0, program.servers, program.servers_at_most)
-    return ThroughputParams(0.0, seconds_per_sample, 0.0, 0.0, 0.0, 0.0, 1.0)
 
 
 def _by_kind(speeds: Iterable[Measured]) -> dict[str, tuple[Measured, ...]]:

@@ -12,7 +12,7 @@ from rlpto.core.cluster import Allocation, ClusterShape, Node, Placement
 from rlpto.core.placement import main_node, shrink_in_place, take_packed
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.ray_cluster.messages import Plan
-from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
+from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims, split_nodes
 
 
 def place(
@@ -58,16 +58,10 @@ def place_as_chosen(
     """
     names, placed = list(gpus), {}
     for job, row in chosen.items():
-        left = Counter({name: int(count) for name, count in zip(names, row, strict=False) if count})
         now = present.get(job, ())
-        if Counter(now) == left:
-            continue
-        nodes = []
-        for name in now:
-            if left[name] > 0:
-                left[name] -= 1
-                nodes.append(name)
-        placed[job] = nodes + sorted(left.elements(), key=names.index)
+        stays, added = split_nodes(now, np.repeat(names, row[: len(names)]).tolist())
+        if added or len(stays) < len(now):
+            placed[job] = stays + added
     return placed
 
 

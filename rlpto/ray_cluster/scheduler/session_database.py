@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rlpto.core.cluster import Progress
@@ -23,10 +22,11 @@ from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.session_folder import SessionLock
 from rlpto.store.curves import close_spans, open_span
-from rlpto.store.database import Store, unusable
+from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import ENDED, SessionJob, State, change_job, get_job, session_jobs
 from rlpto.store.requests import answer, open_requests
+from rlpto.store.rows import insert
 
 SUPERSEDED_KEPT = 10_000
 """Generations after which a plan that was superseded may be forgotten."""
@@ -34,6 +34,11 @@ CANCELLED = "withdrawn"
 """Kind of the event that ends a job which its user has cancelled."""
 _ENDS: dict[str, State] = {"finished": "finished", "failed": "failed", CANCELLED: "cancelled"}
 _LONGEST_REASON = 500
+_GAINS = ("gain_high", "gain_normal", "gain_low")
+_SUMS = ("unfinished", "gpu_seconds", "rescale_seconds")
+_SHORT = ("short_high", "short_normal", "short_low")
+FOLLOWED = _GAINS + _SUMS + _SHORT
+"""Columns of a decision with what has happened after it: accuracy gained by class, sums, accuracy missing by class."""
 _ENTER = (
     "INSERT INTO jobs (id, name, epochs, submitted, changed, spec, submit_time, number) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
@@ -115,10 +120,7 @@ class SessionDatabase(Store):
     def number(self, key: str) -> float | None:
         """A fact that is a number; None if it was never set."""
         value = self.fact(key)
-        try:
-            return None if value is None else float(value)
-        except ValueError:
-            raise unusable(self.path, f"it is damaged: {key} is {value!r}, expected a number") from None
+        return None if value is None else float(value)
 
     def set_fact(self, key: str, value: str) -> None:
         """Keep a single value of the session."""
@@ -235,10 +237,16 @@ class SessionDatabase(Store):
             for job in jobs:
                 self.write("UPDATE allocations SET state = 'superseded' WHERE job = ? AND state = 'planned'", (job,))
             for command in commands:
-                self.write(
-                    "INSERT INTO allocations (generation, job, nodes, batch_size, servers, state, planned_at) "
-                    "VALUES (?, ?, ?, ?, ?, 'planned', ?)",
-                    (command.generation, command.job, *_columns(command.plan), time),
+                insert(
+                    self,
+                    "allocations",
+                    generation=command.generation,
+                    job=command.job,
+                    nodes=json.dumps(command.plan.nodes),
+                    batch_size=command.plan.batch_size,
+                    servers=json.dumps(command.plan.servers),
+                    state="planned",
+                    planned_at=time,
                 )
 
     def commanded(self, generation: int, time: float) -> None:
@@ -272,7 +280,7 @@ class SessionDatabase(Store):
         for job, generation, nodes, batch_size, servers, state in rows:
             if state == "applied":
                 found[job] = []
-            plan = Plan(self._nodes(nodes), batch_size, self._nodes(servers))
+            plan = Plan(tuple(json.loads(nodes)), batch_size, tuple(json.loads(servers)))
             found.setdefault(job, []).append(Command(job, generation, plan))
         return found
 
@@ -298,9 +306,8 @@ class SessionDatabase(Store):
     ) -> None:
         """Note something that happened. more: what users are shown in addition."""
         body = {"what": kind, "node": node, "value": value, "detail": detail, **more}
-        self._show(
-            job, self._began + time, {key: given for key, given in body.items() if given not in ("", None)}, time
-        )
+        shown = {key: given for key, given in body.items() if given not in ("", None)}
+        self._show(job, self.wall(time), shown, time)
 
     def _show(self, job: str, at: float, body: Mapping[str, Any], time: float | None = None) -> None:
         """Add an event to the stream that users follow. The events of a job are in order of time."""
@@ -324,32 +331,21 @@ class SessionDatabase(Store):
 
     def decision(self, taken: Decision) -> None:
         """Enter a decision that has just been taken."""
-        names = ("time", "policy", "latency", "capacity", "held", "active", "waiting")
-        texts = [json.dumps(dict(one)) for one in (taken.observation, taken.action, taken.batch_sizes)]
-        self.write(
-            f"INSERT INTO decisions (at, {', '.join(names)}, observation, action, batch_sizes) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (self._began + taken.time, *(getattr(taken, name) for name in names), *texts),
-        )
+        insert(self, "decisions", at=self.wall(taken.time), **vars(taken))
 
     def followed(self, passed: Progress) -> None:
         """Add what has happened to the newest decision; before the first one there is nothing to add it to."""
-        sums = (passed.unfinished, passed.gpu_seconds, passed.rescale_seconds)
+        sums = (getattr(passed, name) for name in _SUMS)
+        added = ", ".join(f"{name} = {name} + ?" for name in FOLLOWED)
         self.write(
-            "UPDATE decisions SET gain_high = gain_high + ?, gain_normal = gain_normal + ?, gain_low = gain_low + ?, "
-            "unfinished = unfinished + ?, gpu_seconds = gpu_seconds + ?, rescale_seconds = rescale_seconds + ?, "
-            "short_high = short_high + ?, short_normal = short_normal + ?, short_low = short_low + ? "
-            "WHERE seq = (SELECT MAX(seq) FROM decisions)",
+            f"UPDATE decisions SET {added} WHERE seq = (SELECT MAX(seq) FROM decisions)",
             (*passed.accuracy_gain.tolist(), *sums, *passed.shortfall.tolist()),
         )
 
     def decisions(self) -> list[tuple[float, ...]]:
-        """Time, latency, capacity, held, active, waiting, then gains by class, unfinished, gpu_seconds,
-        rescale_seconds and shortfall by class that followed, of all decisions in order."""
-        return self.rows(
-            "SELECT time, latency, capacity, held, active, waiting, gain_high, gain_normal, gain_low, unfinished, "
-            "gpu_seconds, rescale_seconds, short_high, short_normal, short_low FROM decisions ORDER BY seq"
-        )
+        """Time, latency, capacity, held, active, waiting and what is in `FOLLOWED`, of all decisions in order."""
+        columns = ("time", "latency", "capacity", "held", "active", "waiting", *FOLLOWED)
+        return self.rows(f"SELECT {', '.join(columns)} FROM decisions ORDER BY seq")
 
     def deciders(self) -> list[tuple[float, str]]:
         """Time of all decisions in order, and the policy that took each."""
@@ -360,10 +356,7 @@ class SessionDatabase(Store):
         """A job holds other GPUs from now on."""
         at = self._began + time
         with self.transaction():
-            self.write(
-                "INSERT INTO changes (time, job, gpus, accuracy, nodes) VALUES (?, ?, ?, ?, ?)",
-                (time, job, gpus, accuracy, json.dumps(nodes)),
-            )
+            insert(self, "changes", time=time, job=job, gpus=gpus, accuracy=accuracy, nodes=json.dumps(nodes))
             close_spans(self, job, at)
             row = get_job(self, job)
             if row is None:
@@ -383,7 +376,7 @@ class SessionDatabase(Store):
     def changes(self) -> list[tuple[float, str, int, float, Nodes]]:
         """All such changes, in order of time."""
         rows = self.rows("SELECT time, job, gpus, accuracy, nodes FROM changes ORDER BY time, id")
-        return [(time, job, gpus, accuracy, self._nodes(nodes)) for time, job, gpus, accuracy, nodes in rows]
+        return [(time, job, gpus, accuracy, tuple(json.loads(nodes))) for time, job, gpus, accuracy, nodes in rows]
 
     def held(self) -> dict[str, int]:
         """GPUs that each job held last; jobs that hold none may be missing."""
@@ -401,16 +394,6 @@ class SessionDatabase(Store):
         rows = self.rows("SELECT id, number, gpus, alive FROM nodes ORDER BY number")
         return [(node, number, gpus, bool(alive)) for node, number, gpus, alive in rows]
 
-    def _nodes(self, text: str) -> Nodes:
-        """Node ids that were written as JSON."""
-        try:
-            nodes = json.loads(text)
-        except ValueError:
-            nodes = None
-        if not isinstance(nodes, list) or not all(isinstance(node, str) for node in nodes):
-            raise unusable(self.path, f"it is damaged: {text!r}, expected a list of node ids")
-        return tuple(nodes)
-
     def close(self) -> None:
         """Write what is open, and let others in."""
         try:
@@ -421,12 +404,5 @@ class SessionDatabase(Store):
     def __enter__(self) -> SessionDatabase:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _columns(plan: Plan) -> tuple[str, int | None, str]:
-    """A plan as the columns nodes, batch_size and servers of an allocation."""
-    return json.dumps(plan.nodes), plan.batch_size, json.dumps(plan.servers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -14,7 +13,6 @@ from rlpto.core.policy import Policy
 from rlpto.core.queues import QueueSettings
 from rlpto.experiments.config import Config
 from rlpto.experiments.switchable_policy import SwitchablePolicy
-from rlpto.performance.tables import SpeedTables
 from rlpto.planning.predictor import Predictions, Predictor, prediction_settings
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend
@@ -162,7 +160,7 @@ def _known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> 
                 change_job(database, job, now, state="failed", reason=reason, ended=now, gpus_held=0)
             continue
         jobs.append(catalogue.job(row, submitted))
-        specs.append(JobSpec(**json.loads(text)))
+        specs.append(JobSpec.from_json(text))
     if unknown:
         database.forget(unknown)
     return jobs, specs
@@ -170,12 +168,9 @@ def _known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> 
 
 def _estimates(catalogue: Catalogue, jobs: list[Job], specs: list[JobSpec], shape: ClusterShape) -> OnlineEstimates:
     """What is believed of jobs: what they report, like jobs share; before that, the guess of their program."""
-    tables: SpeedTables = catalogue.tables
-    samples = tables.samples[[tables.type_index(job.type) for job in jobs]]
     return OnlineEstimates(
-        jobs, specs, catalogue.programs, samples, tables.max_gpus, shape.kind_sizes,
-        pooled=True, without_jobs=tables, most_epochs=MOST_TABLE_EPOCHS,
-    )  # fmt: skip
+        jobs, specs, catalogue.programs, catalogue.tables, shape.kind_sizes, pooled=True, most_epochs=MOST_TABLE_EPOCHS
+    )
 
 
 def _volume(
