@@ -123,18 +123,9 @@ def test_older_commands_are_ignored_and_a_name_is_taken_once(ray_cluster: LocalC
     assert find_controllers(SESSION) == {}
 
 
-class TestLocalCluster:
-    def test_nodes_come_and_go(self, ray_cluster: LocalCluster) -> None:
-        node = ray_cluster.add_node(1)
-        assert node in {entry["NodeID"] for entry in alive_nodes()}
-        ray_cluster.remove_node(node)
-        assert node not in {entry["NodeID"] for entry in alive_nodes()}
-
-    @pytest.mark.usefixtures("ray_cluster")
-    def test_a_second_one_in_the_same_process_is_refused_and_harms_nothing(self) -> None:
-        import ray
-
-        with pytest.raises(ClusterError, match="connected to a Ray cluster already"):
-            LocalCluster([1])
-        assert ray.is_initialized()
-        assert len(alive_nodes()) == NODES + 1
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_second_cluster_in_the_same_process_is_refused_and_harms_nothing() -> None:
+    with pytest.raises(ClusterError, match="connected to a Ray cluster already"):
+        LocalCluster([1])
+    assert ray.is_initialized()
+    assert len(alive_nodes()) == NODES + 1

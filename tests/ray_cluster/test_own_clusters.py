@@ -71,7 +71,7 @@ def durable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedCluster
         before = noted_cluster()
         assert before is not None
         with command("cluster", "up", "--durable", *ONE_NODE) as up:
-            assert "rlpto: starting node 1 of 1" in said(up, 0), "what it waits for"
+            assert "rlpto: starting node 2 of 2" in said(up, 0), "what it waits for"
         started = running_cluster()
         assert started is not None
         assert started.folder != before.folder

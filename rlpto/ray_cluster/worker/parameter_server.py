@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 
 from rlpto.io.errors import JobError
 from rlpto.ray_cluster.programs.base import TrainingProgram
-from rlpto.ray_cluster.worker.gradient_noise import MEASURE_EVERY_STEPS, SquaredNorms
-from rlpto.ray_cluster.worker.worker_group import mean_inverse
+from rlpto.ray_cluster.worker.gradient_noise import SquaredNorms
+from rlpto.ray_cluster.worker.worker_group import WorkerGroup
 
 MAX_STEPS_AHEAD = 4
 """Steps that a worker of an asynchronous group may be ahead of the slowest."""
@@ -176,11 +176,11 @@ class ParameterServer:
         return copied
 
 
-class ParameterServerGroup:
+class ParameterServerGroup(WorkerGroup):
     """A worker's side: pushes its gradients, and pulls the updated weights.
 
-    Raises JobError if the optimizer treats parameters differently, because a part of the vector does not know its
-    parameters.
+    The controller ends the servers' group, which wakes all waiting workers. Raises JobError if the optimizer treats
+    parameters differently, because a part of the vector does not know its parameters.
     """
 
     def __init__(
@@ -194,14 +194,12 @@ class ParameterServerGroup:
     ) -> None:
         if len(optimizer.param_groups) != 1:
             raise JobError(f"parameter servers take one group of parameters, found {len(optimizer.param_groups)}")
-        self.rank, self.world = rank, world
-        self.model = model
+        super().__init__(model, optimizer, rank, world)
         self.staleness = 0.0
-        self._program, self._optimizer, self._servers = program, optimizer, servers
+        self._program, self._servers = program, servers
         self._parameters = list(model.parameters())
         self._number = -1
         self._pushes = 0
-        self._step = self._own = self._samples = 0
 
     def upload(self, number: int) -> None:
         """Give the servers this worker's weights and optimizer state, for group `number`."""
@@ -224,17 +222,12 @@ class ParameterServerGroup:
         self._number = number
         self._take(ray.get([server.enter.remote(number, self.world, reset) for server in self._servers]))
 
-    def begin(self, step: int, own: int, samples: int) -> None:
-        """Remember what the gradients stand for."""
-        self._step, self._own, self._samples = step, own, samples
-
     def update(self, factor: float) -> SquaredNorms | None:
         """Push and pull. Norms are those of a synchronous group."""
-        measured = self._step % MEASURE_EVERY_STEPS == 0 and self._samples >= self.world > 1
+        measured = self._measures
         gradients = [torch.zeros_like(own) if own.grad is None else own.grad.detach() for own in self._parameters]
         gradient = torch.cat([own.flatten().cpu() for own in gradients])
-        weight = self._own * self.world / self._samples
-        square = float(torch.dot(gradient, gradient)) / weight**2 if measured else None
+        square = float(torch.dot(gradient, gradient)) / self._weight**2 if measured else None
         options = self._options()
         options["lr"] = options["lr"] * factor
         pushes = [Push(self.rank, self._step, part.numpy(), options, square) for part in self._cut([gradient])]
@@ -244,9 +237,7 @@ class ParameterServerGroup:
         self._pushes += 1
         self.staleness += (sum(pull.stale for pull in pulls) / len(pulls) - self.staleness) / self._pushes
         mean = sum(pull.mean for pull in pulls)
-        if not measured or mean == 0.0:
-            return None
-        return SquaredNorms(pulls[0].local, mean, mean_inverse(self._samples, self.world), 1 / self._samples)
+        return self._norms(pulls[0].local, mean) if measured and mean != 0.0 else None
 
     def gather(self) -> None:
         """Bring the servers' weights and optimizer state here, as if this worker had made all updates itself."""
@@ -265,12 +256,6 @@ class ParameterServerGroup:
                 if _is_cut(value):
                     piece = piece.reshape(parameter.shape).to(parameter.device)
                 self._optimizer.state[parameter][key] = piece
-
-    def abort(self) -> None:
-        """The controller ends the servers' group, which wakes all waiting workers."""
-
-    def close(self) -> None:
-        """Nothing to leave: the servers end a group when the next one begins."""
 
     def _options(self) -> dict[str, Any]:
         return {key: value for key, value in self._optimizer.param_groups[0].items() if key != "params"}

@@ -200,7 +200,7 @@ class Trainer:
             finished=self.finished,
             first=first,
             ended=time.monotonic(),
-            staleness=getattr(self.group, "staleness", math.nan),
+            staleness=self.group.staleness,
         )
 
     def step(self) -> tuple[Tensor, int]:
