@@ -106,7 +106,6 @@ class Watcher:
         self.lost_twice: list[float] = []
         self.corrupted: set[str] = set()
         self.samples = 0
-        self.most_held = 0
         self._handles: dict[str, Any] = {}
         self._history: dict[str, list[ReportedPoint]] = {}
         self._held: dict[str, Counter[str]] = {}
@@ -120,9 +119,6 @@ class Watcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
         self._over.set()
         self._thread.join()
 
@@ -159,7 +155,6 @@ class Watcher:
         both: Counter[str] = Counter()
         for job, now in held.items():
             both += now & self._held.get(job, Counter())
-        self.most_held = max(self.most_held, sum(map(Counter.total, held.values())))
         for node, gpus in both.items():
             if gpus > self._gpus:
                 self._note(f"{gpus} GPUs of node {node[:8]} are held")
@@ -209,7 +204,7 @@ class Watcher:
 
 
 def query(database: Path, statement: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
-    """Rows of the session database, read beside it; none while there are no database."""
+    """Rows of the session database, read while it is written; none while there is no database."""
     if not database.exists() or not database.stat().st_size:
         return []
     base = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=10.0)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.nodes.processes import of_folder
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 NODES, GPUS = 4, 2
@@ -41,5 +42,7 @@ def ray_cluster() -> Iterator[LocalCluster]:
     before = os.environ.pop("RAY_ADDRESS", None)
     with LocalCluster([GPUS] * NODES) as cluster:
         yield cluster
+    assert not of_folder(str(cluster.folder))
+    assert not cluster.folder.exists()
     if before is not None:
         os.environ["RAY_ADDRESS"] = before
