@@ -17,8 +17,9 @@ import torch
 from torch.distributed import PrefixStore, TCPStore
 
 from rlpto.ray_cluster.messages import JobSpec
-from rlpto.ray_cluster.worker.training import Trainer, weights_of
+from rlpto.ray_cluster.worker.training import Trainer
 from rlpto.ray_cluster.worker.worker_group import AllReduceGroup, SingleWorker, start_store
+from tests.ray_cluster.programs import weights_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
