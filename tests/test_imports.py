@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from graphlib import CycleError, TopologicalSorter
 
 import grimp
@@ -15,3 +17,9 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         TopologicalSorter(imports).prepare()
     except CycleError as circle:
         raise AssertionError(f"a circle of imports: {' -> '.join(reversed(circle.args[1]))}") from None
+
+
+def test_a_process_that_only_schedules_does_not_import_torch() -> None:
+    modules = "rlpto.experiments.on_ray", "rlpto.ray_cluster.scheduler.cluster", "rlpto.ray_cluster.job.controller"
+    program = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,13 +23,18 @@ from rlpto.cli.common import (
     read_config,
     waiting,
 )
-from rlpto.io.errors import ConfigError
+from rlpto.io.errors import ConfigError, ProfileError
+from rlpto.io.files import is_there, write_text
 from rlpto.io.interrupts import Interrupted
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rlpto.experiments.config import Config
     from rlpto.performance.profiles import Profile
     from rlpto.ray_cluster.measuring.commanded_job import Change
-    from rlpto.ray_cluster.measuring.profiling import ProgramMeasurements
+    from rlpto.ray_cluster.measuring.profiling import MeasuringTimes
+    from rlpto.ray_cluster.settings import ProgramSettings
 
 
 def profile(
@@ -55,39 +63,115 @@ def profile(
     `profiles.folder` and `rlpto evaluate --profiles`. It is written after every program; the same command measures
     programs that are missing from it, or whose settings have changed.
     """
-    settled = read_config(config, set_, seed)
+    settings = read_config(config, set_, seed)
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out}: expected a file that ends in .yaml")
-    from rlpto.experiments.profile import chosen_programs, measure_programs, measured_before
+    from rlpto.ray_cluster.measuring.profiling import MeasuringTimes
 
-    wanted = chosen_programs(settled, programs)
-    known = {} if fresh else measured_before(out, settled.ray.programs)
+    wanted = chosen_programs(settings, programs)
+    known = {} if fresh else measured_before(out, settings.ray.programs)
     missing = {name: program for name, program in wanted.items() if name not in known}
     console = make_console(quiet)
-
-    def measured(profile: Profile, found: ProgramMeasurements) -> None:
-        console.print(summary(profile))
-        for change in found.changes:
-            console.print(f"  {change_text(change)}", style="dim")
-        for change in found.handed:
-            console.print(f"  on GPUs of another job: {change_text(change)}", style="dim")
-
     if missing:
-        with make_progress(quiet) as bar, waiting(quiet, bar.console) as on_wait:
-            task = bar.add_task("starting", total=None)
-
-            def advance(stage: str, total: int) -> None:
-                bar.update(task, advance=1, description=stage, total=total)
-
-            try:
-                measure_programs(settled, missing, known, out, address, seconds, learning, advance, measured, on_wait)
-            except KeyboardInterrupt:
-                kept = ", ".join(sorted(known)) or "nothing"
-                raise Interrupted(
-                    f"measured and kept in {out}: {kept}; the same command goes on with the others"
-                ) from None
+        try:
+            measure_programs(settings, missing, known, out, address, MeasuringTimes(seconds, learning), console)
+        except KeyboardInterrupt:
+            kept = ", ".join(sorted(known)) or "nothing"
+            raise Interrupted(f"measured and kept in {out}: {kept}; the same command measures the others") from None
     console.print(f"{len(known)} profiles in {out}: {', '.join(sorted(known))}", style="bold")
     console.print(f"use them:  rlpto evaluate {config} --profiles {out}")
+
+
+def chosen_programs(config: Config, names: str | None) -> Mapping[str, ProgramSettings]:
+    """Programs to measure. Raises ConfigError if there are none, or a named one does not exist."""
+    programs = config.ray.programs
+    if not programs:
+        raise ConfigError("ray.programs: there are none, expected at least one program to measure")
+    if names is None:
+        return programs
+    listed = [name.strip() for name in names.split(",")]
+    unknown = next((name for name in listed if name not in programs), None)
+    if unknown is not None:
+        raise ConfigError(f"--programs: {unknown!r} is none of ray.programs: {', '.join(sorted(programs))}")
+    return {name: programs[name] for name in listed}
+
+
+def measured_before(path: Path, programs: Mapping[str, ProgramSettings]) -> dict[str, Profile]:
+    """Profiles of a file that match the programs' current settings. Raises ProfileError for any other kind of file."""
+    if not is_there(path):
+        return {}
+    from rlpto.performance.profiles import load_file
+    from rlpto.ray_cluster.measuring.profiling import describe
+
+    return {
+        name: found
+        for name, found in load_file(path).items()
+        if name not in programs
+        or (found.description, found.samples, found.epochs)
+        == (describe(programs[name]), programs[name].samples, programs[name].epochs)
+    }
+
+
+def measure_programs(
+    config: Config,
+    missing: Mapping[str, ProgramSettings],
+    known: dict[str, Profile],
+    out: Path,
+    address: str | None,
+    times: MeasuringTimes,
+    console: Console,
+) -> None:
+    """Measure programs one after the other, each in the file as soon as it is measured, and in `known`.
+
+    address: of a Ray cluster that is there; None: a local one.
+    """
+    from rlpto.experiments.on_ray import real_nodes
+    from rlpto.performance.profiles import profiles_yaml
+    from rlpto.ray_cluster.measuring.profiling import fit_program, measure_program, stages
+    from rlpto.ray_cluster.scheduler.backend import RayBackend
+    from rlpto.ray_cluster.scheduler.connection import check_training
+    from rlpto.ray_cluster.settings import program_spec
+
+    with (
+        make_progress(console.quiet) as bar,
+        waiting(console.quiet, bar.console) as on_wait,
+        real_nodes(config, address, out.absolute().parent, on_wait),
+        tempfile.TemporaryDirectory(prefix="rlpto-profile-") as folder,
+    ):
+        gpus = {node.id: node.gpus for node in RayBackend("").nodes()}
+        session = f"profile-{os.getpid()}"
+        specs = {
+            name: program_spec(number, name, program, config.ray, session, Path(folder), config.seed)
+            for number, (name, program) in enumerate(missing.items())
+        }
+        on_wait("importing training programs on the cluster")
+        check_training(list(specs.values()))
+        on_wait("")
+        task = bar.add_task("starting", total=len(specs) * stages(gpus))
+        for name, spec in specs.items():
+
+            def advance(stage: str, name: str = name) -> None:
+                bar.update(task, advance=1, description=f"{name}: {stage}")
+
+            measured = measure_program(spec, gpus, times, advance)
+            known[name] = fit_program(name, missing[name], measured, measured_on(gpus))
+            write_text(out, profiles_yaml(known[key] for key in sorted(known)), "profiles", ProfileError)
+            console.print(summary(known[name]))
+            for where, changes in (("", measured.changes), ("on GPUs of another job: ", measured.handed)):
+                for change in changes:
+                    console.print(f"  {where}{change_text(change)}", style="dim")
+
+
+def measured_on(gpus: Mapping[str, int]) -> str:
+    """Where a program was measured, in words. gpus: of every node."""
+    import ray
+    import torch
+
+    kind = "CUDA" if torch.cuda.is_available() else "logical"
+    return (
+        f"rlpto profile on {len(gpus)} nodes with {sum(gpus.values())} {kind} GPUs, "
+        f"Ray {ray.__version__}, torch {torch.__version__}"
+    )
 
 
 def summary(found: Profile) -> str:
@@ -102,8 +186,8 @@ def summary(found: Profile) -> str:
 
 def change_text(change: Change) -> str:
     """A change of workers in one line."""
-    pause = "" if math.isnan(change.pause) else f", of them {1000 * change.pause:.0f} ms without training"
-    return f"{change.kind} to {change.workers} workers, {change.new} of them new: {change.seconds:.1f} s{pause}"
+    pause = "" if math.isnan(change.pause) else f"; {1000 * change.pause:.0f} ms without training"
+    return f"{change.kind} to {change.workers} workers, {change.new} new: {change.seconds:.1f} s{pause}"
 
 
 VERB = Verb(profile, CLUSTERS, "rlpto profile ray -o profiles/here.yaml")

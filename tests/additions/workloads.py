@@ -151,16 +151,17 @@ from pathlib import Path
 import torch
 from rlpto.experiments.config import load_config
 from rlpto.ray_cluster.messages import JobSpec
-from rlpto.ray_cluster.worker.training import Trainer, weights_of
+from rlpto.ray_cluster.worker.training import Trainer
+from torch.nn.utils import parameters_to_vector
 
 program = load_config(Path("exp.yaml")).ray.programs["lines"]
 trainer = Trainer(
     JobSpec("job-1", "one", "session-1", program.training, ".", 20, 10.0, program.samples, program.options)
 )
-before, guessed = weights_of(trainer.network), trainer.evaluate()
+before, guessed = parameters_to_vector(trainer.network.parameters()), trainer.evaluate()
 trained = trainer.run(100)
 assert (trained.steps, trained.samples, trained.finished) == (30, 600, True)
-assert not torch.equal(weights_of(trainer.network), before)
+assert not torch.equal(parameters_to_vector(trainer.network.parameters()), before)
 assert trained.accuracy == trainer.evaluate() > guessed
 """,
     ),

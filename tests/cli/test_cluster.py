@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -54,40 +50,3 @@ def test_a_broken_state_file_is_named(rlpto, content: str, tmp_path: Path, monke
 def test_a_switch_needs_a_scheduler_at_work_and_a_policy(rlpto, tmp_path: Path) -> None:
     rlpto("cluster", "switch", "las", "--run", tmp_path).assert_refused("0 schedulers are at work there")
     rlpto("cluster", "switch", "no_such", "--run", tmp_path).assert_refused("no policy 'no_such'")
-
-
-def test_up_status_and_down_from_beginning_to_end(tmp_path: Path) -> None:
-    """With `ray start` itself: one node, a second `up` that is refused, and nothing left in the end."""
-    state = tmp_path / "cluster.json"
-    environment = {**os.environ, "RLPTO_STATE": str(state)}
-    environment.pop("RAY_ADDRESS", None)
-
-    def rlpto(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "rlpto.cli.main", "cluster", *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    try:
-        up = rlpto("up", "--nodes", "1", "--gpus-per-node", "2")
-        assert "1 nodes with 2 GPUs each are up at" in up.stdout, up.stderr
-        started = json.loads(state.read_text())
-        assert "a cluster is up already at" in rlpto("up").stderr
-        status = rlpto("status").stdout
-        assert started["address"].rpartition(":")[2] in status
-        assert "0 jobs have controllers" in status
-    finally:
-        down = rlpto("down")
-    assert "has ended" in down.stdout
-    assert not state.exists()
-    assert not Path(started["folder"]).exists()
-    arguments = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if _readable(path)]
-    assert not any(started["folder"].encode() in text for text in arguments)
-    port = started["address"].rpartition(":")[2]
-    assert not any(f":{port}\0".encode() in text for text in arguments), "Ray's server for clients is one of us too"
-
-
-def _readable(path: Path) -> bool:
-    try:
-        path.read_bytes()
-    except OSError:
-        return False
-    return True

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.cli.profile import change_text, summary
+from rlpto.cli.profile import change_text, chosen_programs, measured_before, summary
 from rlpto.experiments.config import load_config
 from rlpto.experiments.evaluate import run_cells
-from rlpto.experiments.profile import chosen_programs, measured_before
 from rlpto.io.errors import ConfigError, ProfileError
 from rlpto.performance.profiles import profiles_yaml
 from rlpto.ray_cluster.measuring.profiling import Change, ProgramMeasurements, fit_program
@@ -75,9 +74,9 @@ def test_the_summary_says_what_was_found(experiment: Path) -> None:
     profile = fit_program("one", load_config(experiment).ray.programs["one"], MEASURED, "a test")
     assert summary(profile).startswith("one: accuracy 0.100 to 0.6")
     assert "training 4.0 s after a decision" in summary(profile)
-    assert change_text(MEASURED.changes[0]) == "start to 1 workers, 1 of them new: 4.0 s"
+    assert change_text(MEASURED.changes[0]) == "start to 1 workers, 1 new: 4.0 s"
     grown = Change("grow", 4, 2, 4.44, 0.044)
-    assert change_text(grown) == "grow to 4 workers, 2 of them new: 4.4 s, of them 44 ms without training"
+    assert change_text(grown) == "grow to 4 workers, 2 new: 4.4 s; 44 ms without training"
 
 
 def test_programs_are_chosen_by_name(experiment: Path) -> None:

@@ -118,9 +118,6 @@ class Watcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
         self._over.set()
         self._thread.join()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.nodes.processes import of_folder
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 NODES, GPUS = 4, 2
@@ -43,3 +44,5 @@ def ray_cluster() -> Iterator[LocalCluster]:
         patch.setenv("RAY_health_check_failure_threshold", "6")
         with LocalCluster([GPUS] * NODES) as cluster:
             yield cluster
+        assert not of_folder(str(cluster.folder))
+        assert not cluster.folder.exists()

@@ -82,3 +82,8 @@ class Talking(Plain):
     def batch(self, indices: Tensor) -> Batch:
         print("a batch of", len(indices))
         return super().batch(indices)
+
+
+def weights_of(network: nn.Module) -> Tensor:
+    """All parameters as one vector, on the CPU."""
+    return nn.utils.parameters_to_vector(network.parameters()).detach().cpu()

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlpto.ray_cluster.controllers import find_controllers, stop_controller
 from rlpto.ray_cluster.measuring.commanded_job import CommandedJob
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
@@ -21,12 +19,18 @@ SESSION = f"tests-{os.getpid()}"
 
 
 class Running(CommandedJob):
-    """A job with its controller on the head. Every report is checked: on no node more workers than were commanded."""
+    """A job with its controller on the head, which is gone at the end, also after a failed test.
+
+    Every report is checked: on no node more workers than were commanded.
+    """
 
     def __init__(self, cluster: LocalCluster, spec: JobSpec, resume: bool = False) -> None:
         self.cluster = cluster
         self._allowed: Counter[str] = Counter()
         super().__init__(spec, resume)
+
+    def __exit__(self, *_: object) -> None:
+        super().stop()
 
     def command(
         self, nodes: Sequence[str], wait: bool = True, batch_size: int | None = None, servers: Sequence[str] = ()
@@ -57,18 +61,6 @@ class Running(CommandedJob):
         assert report is not None
         assert report.holding == ()
         return report
-
-
-@contextmanager
-def running(cluster: LocalCluster, spec: JobSpec, resume: bool = False) -> Iterator[Running]:
-    """A job whose controller is gone at the end, also after a failed test."""
-    job = Running(cluster, spec, resume)
-    try:
-        yield job
-    finally:
-        for job_id, controller in find_controllers(spec.session).items():
-            if job_id == spec.id:
-                stop_controller(controller)
 
 
 def make_spec(folder: Path, **more: Any) -> JobSpec:

@@ -18,7 +18,7 @@ from rlpto.ray_cluster.messages import JobSpec, Plan
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.worker.training import Trainer
 from tests.ray_cluster.conftest import NODES
-from tests.ray_cluster.running import KILL, SESSION, make_spec, running
+from tests.ray_cluster.running import KILL, SESSION, Running, make_spec
 
 
 def weights(state: bytes) -> torch.Tensor:
@@ -45,7 +45,7 @@ def test_any_schedule_of_rescales_and_faults_ends_where_one_process_does(
 ) -> None:
     a, b, c, _ = ray_cluster.node_ids
     spec = make_spec(tmp_path)
-    with running(ray_cluster, spec) as job:
+    with Running(ray_cluster, spec) as job:
         job.command([a])
         job.steps(10)
         job.command([a, b, c])
@@ -71,7 +71,7 @@ def test_a_batch_size_that_the_scheduler_chooses_is_trained_with_at_once(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     a, b, *_ = ray_cluster.node_ids
-    with running(ray_cluster, make_spec(tmp_path, lr_rule="adascale")) as job:
+    with Running(ray_cluster, make_spec(tmp_path, lr_rule="adascale")) as job:
         job.command([a, b])
         own = job.steps(20)
         assert own.batch_size == 16
@@ -93,7 +93,7 @@ def test_a_job_trains_every_sample_once_an_epoch_and_finishes(ray_cluster: Local
     options = {"folder": str(tmp_path / "samples")}
     training = "tests.ray_cluster.programs:Recorded"
     spec = make_spec(tmp_path / "job", training=training, options=options, epochs=8.0, pace=0.1)
-    with running(ray_cluster, spec) as job:
+    with Running(ray_cluster, spec) as job:
         job.command([a, b])
         job.steps(20)
         job.command([b])
@@ -113,7 +113,7 @@ def test_a_job_trains_every_sample_once_an_epoch_and_finishes(ray_cluster: Local
 def test_older_commands_are_ignored_and_a_name_is_taken_once(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a = ray_cluster.node_ids[0]
     spec = make_spec(tmp_path, id="once")
-    with running(ray_cluster, spec) as job:
+    with Running(ray_cluster, spec) as job:
         assert ray.get(job.controller.command.remote(7, Plan())).generation == 7
         assert ray.get(job.controller.command.remote(6, Plan((a,)))).generation == 7
         assert job.until(lambda now: now.applied == 7).holding == ()
@@ -123,18 +123,9 @@ def test_older_commands_are_ignored_and_a_name_is_taken_once(ray_cluster: LocalC
     assert find_controllers(SESSION) == {}
 
 
-class TestLocalCluster:
-    def test_nodes_come_and_go(self, ray_cluster: LocalCluster) -> None:
-        node = ray_cluster.add_node(1)
-        assert node in {entry["NodeID"] for entry in alive_nodes()}
-        ray_cluster.remove_node(node)
-        assert node not in {entry["NodeID"] for entry in alive_nodes()}
-
-    @pytest.mark.usefixtures("ray_cluster")
-    def test_a_second_one_in_the_same_process_is_refused_and_harms_nothing(self) -> None:
-        import ray
-
-        with pytest.raises(ClusterError, match="connected to a Ray cluster already"):
-            LocalCluster([1])
-        assert ray.is_initialized()
-        assert len(alive_nodes()) == NODES + 1
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_second_cluster_in_the_same_process_is_refused_and_harms_nothing() -> None:
+    with pytest.raises(ClusterError, match="connected to a Ray cluster already"):
+        LocalCluster([1])
+    assert ray.is_initialized()
+    assert len(alive_nodes()) == NODES + 1

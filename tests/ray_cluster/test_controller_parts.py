@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.ray_cluster.job.reporting import LONG_STEP_S, MAX_CHUNKS_IN_FLIGHT, Size, TrainingStatistics
+from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
 from rlpto.ray_cluster.job.supervision import FailureKind, RetryPolicy
 from rlpto.ray_cluster.job.worker_actors import Worker
 from rlpto.ray_cluster.job.worker_roster import JOIN_WAIT_S, WorkerRoster
@@ -31,7 +31,7 @@ def test_workers_that_keep_dying_fail_no_job_that_trains_in_between(policy: Retr
     assert policy.may_start_workers()
 
 
-def test_the_last_survivor_dies_after_starts_beside_it_have_failed(policy: RetryPolicy) -> None:
+def test_the_last_survivor_dies_after_other_starts_have_failed(policy: RetryPolicy) -> None:
     for step in range(10, 14):
         assert not policy.failed("start", step, lasting=False, trains=True)
         policy.stepped(step, whole=False)
@@ -73,23 +73,6 @@ def test_newcomers_join_together_unless_one_takes_too_long(tmp_path: Path, monke
     second.ready, second.warm_since = Ready(0.0, 0.0), 101.0
     monkeypatch.setattr(time, "monotonic", lambda: 101.0)
     assert roster.ready_to_join() == [first, second]
-
-
-@pytest.mark.parametrize(
-    ("step_seconds", "asynchronous", "chunks"),
-    [
-        (LONG_STEP_S / 2, False, MAX_CHUNKS_IN_FLIGHT),
-        (LONG_STEP_S, False, 1),
-        (LONG_STEP_S, True, MAX_CHUNKS_IN_FLIGHT),
-    ],
-    ids=["short", "long", "asynchronous"],
-)
-def test_long_steps_are_handed_out_one_at_a_time_unless_workers_are_not_to_wait(
-    step_seconds: float, asynchronous: bool, chunks: int
-) -> None:
-    statistics = TrainingStatistics()
-    statistics.step_seconds = step_seconds
-    assert statistics.chunks_ahead(asynchronous) == chunks
 
 
 def chunk(number: int, batch_size: int, chosen: bool) -> Chunk:

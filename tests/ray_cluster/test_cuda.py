@@ -16,31 +16,28 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, TCPStore
 
-from rlpto.ray_cluster.messages import Device, JobSpec
-from rlpto.ray_cluster.worker.training import Trainer, weights_of
+from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.worker.training import Trainer
 from rlpto.ray_cluster.worker.worker_group import AllReduceGroup, SingleWorker, start_store
+from tests.ray_cluster.programs import weights_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU and a torch for it")
 def test_a_cuda_worker_gets_away_from_a_frozen_one_and_goes_on_exactly(tmp_path: Path) -> None:
-    two_workers(tmp_path, "cuda")
-
-
-def two_workers(folder: Path, device: Device) -> None:
-    """Two workers on `device`, and one of them freezes: what the other one has in the end is what one process has."""
+    """Two workers, and one of them freezes: what the other one has in the end is what one process has."""
     spec = JobSpec(
         id="job-000000",
         name="job",
         session="cuda",
         training="tests.ray_cluster.programs:Plain",
-        folder=str(folder),
+        folder=str(tmp_path),
         batch_size=16,
         epochs=100.0,
         data_size=101,
         float64=True,
-        device=device,
+        device="cuda",
     )
     store = start_store("127.0.0.1")
     program = [sys.executable, "-m", "tests.ray_cluster.test_cuda", spec.to_json()]
@@ -66,7 +63,7 @@ def two_workers(folder: Path, device: Device) -> None:
     assert (found["before"], found["after"]) == (10, 20)
     alone = Trainer(spec)
     alone.run(20)
-    expected, reached = weights_of(alone.network), torch.load(folder / "weights.pt")
+    expected, reached = weights_of(alone.network), torch.load(tmp_path / "weights.pt")
     assert float((reached - expected).norm() / expected.norm()) < 1e-12
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from rlpto.ray_cluster.job.job_folder import list_checkpoints, read_newest, write_checkpoint
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from tests.ray_cluster.running import FREEZE, KILL, make_spec, running
+from tests.ray_cluster.running import FREEZE, KILL, Running, make_spec
 
 FAULTY = "tests.ray_cluster.programs:Faulty"
 
 
 def test_a_frozen_worker_is_replaced(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a, b, *_ = ray_cluster.node_ids
-    with running(ray_cluster, make_spec(tmp_path, heartbeat_timeout=3.0)) as job:
+    with Running(ray_cluster, make_spec(tmp_path, heartbeat_timeout=3.0)) as job:
         job.command([a, b])
         before = job.steps(5)
         frozen = ray_cluster.worker_pids(b)[0]
@@ -37,7 +37,7 @@ def test_training_code_that_raises_fails_its_job_alone(ray_cluster: LocalCluster
         tmp_path / "b", id="once", training=FAULTY, options={"folder": str(counts[1]), "times": 1}, pace=0.05
     )
     wrong = make_spec(tmp_path / "c", id="wrong", training="tests.ray_cluster.programs:Missing")
-    with running(ray_cluster, always) as bad, running(ray_cluster, once) as good, running(ray_cluster, wrong) as none:
+    with Running(ray_cluster, always) as bad, Running(ray_cluster, once) as good, Running(ray_cluster, wrong) as none:
         bad.command([a], wait=False)
         good.command([b], wait=False)
         none.command([c], wait=False)
@@ -58,7 +58,7 @@ def test_code_that_hangs_is_started_again(ray_cluster: LocalCluster, tmp_path: P
     (tmp_path / "count").mkdir()
     options = {"folder": str(tmp_path / "count"), "kind": "hang", "times": 1}
     spec = make_spec(tmp_path / "job", training=FAULTY, options=options, heartbeat_timeout=1.0)
-    with running(ray_cluster, spec) as job:
+    with Running(ray_cluster, spec) as job:
         job.command([a, b], wait=False)
         report = job.until(lambda now: now.recoveries == 1 and now.step > 20)
         assert "hangs: no step within" in report.failure
@@ -69,7 +69,7 @@ def test_a_killed_controller_goes_on_and_a_damaged_checkpoint_falls_back(
 ) -> None:
     a = ray_cluster.node_ids[0]
     spec = make_spec(tmp_path, checkpoint_interval=0.5)
-    with running(ray_cluster, spec) as job:
+    with Running(ray_cluster, spec) as job:
         job.command([a])
         before = job.until(lambda now: now.checkpoint is not None and now.checkpoint.step > 20)
         assert before.checkpoint is not None
@@ -84,7 +84,7 @@ def test_a_killed_controller_goes_on_and_a_damaged_checkpoint_falls_back(
     checkpoints = list_checkpoints(tmp_path)
     assert len(checkpoints) == 2
     Path(checkpoints[0].path).write_bytes(b"what a failing disk gives back")
-    with running(ray_cluster, spec, resume=True) as job:
+    with Running(ray_cluster, spec, resume=True) as job:
         job.command([a])
         resumed = job.report()
         assert "damaged" in resumed.failure
@@ -97,7 +97,7 @@ def test_a_disk_that_refuses_is_reported_and_training_goes_on(ray_cluster: Local
     a, b, *_ = ray_cluster.node_ids
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    with running(ray_cluster, make_spec(blocked / "job")) as job:
+    with Running(ray_cluster, make_spec(blocked / "job")) as job:
         job.command([a])
         job.steps(20)
         report = job.command([])
@@ -114,7 +114,7 @@ def test_workers_killed_again_and_again_cost_a_job_time_and_no_more(ray_cluster:
     a = ray_cluster.node_ids[0]
     # Without faults the first checkpoint would come after ten minutes: each fault would lead back to the start.
     spec = make_spec(tmp_path, retries=1, checkpoint_interval=600.0)
-    with running(ray_cluster, spec) as job:
+    with Running(ray_cluster, spec) as job:
         job.command([a])
         reached = 0
         for faults in range(1, 5):
@@ -128,14 +128,14 @@ def test_workers_killed_again_and_again_cost_a_job_time_and_no_more(ray_cluster:
 def test_a_whole_checkpoint_that_the_program_cannot_load_is_skipped(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a = ray_cluster.node_ids[0]
     spec = make_spec(tmp_path, retries=0)
-    with running(ray_cluster, spec) as job:
+    with Running(ray_cluster, spec) as job:
         job.command([a])
         sound = job.until(lambda now: now.checkpoint is not None and now.checkpoint.step > 20)
         job.stop()
     newest = list_checkpoints(tmp_path)[0]
     assert sound.checkpoint is not None
     write_checkpoint(tmp_path, newest.step + 1000, Path(newest.path).read_bytes()[:-100])
-    with running(ray_cluster, spec, resume=True) as job:
+    with Running(ray_cluster, spec, resume=True) as job:
         job.command([a])
         resumed = job.steps(1)
         assert newest.step < resumed.step < newest.step + 1000

@@ -11,7 +11,7 @@ import pytest
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.worker.training import MOST_LINES, PrintedLines
 from rlpto.store.logs import LOG
-from tests.ray_cluster.running import make_spec, running
+from tests.ray_cluster.running import Running, make_spec
 
 
 def test_printed_lines_are_kept_and_passed_on(
@@ -38,7 +38,7 @@ def test_a_job_that_trains_is_followed_line_by_line(ray_cluster: LocalCluster, t
     spec = make_spec(
         tmp_path, id="logged", training="tests.ray_cluster.programs:Talking", epochs=3.0, logs=True, options={}
     )
-    with running(ray_cluster, spec) as job:
+    with Running(ray_cluster, spec) as job:
         job.command([ray_cluster.node_ids[0]])
         job.until(lambda report: report.ended)
     texts = [json.loads(line)["text"] for line in (tmp_path / LOG).read_text().splitlines()]

@@ -71,7 +71,7 @@ def durable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedCluster
         before = noted_cluster()
         assert before is not None
         with command("cluster", "up", "--durable", *ONE_NODE) as up:
-            assert "rlpto: starting node 1 of 1" in said(up, 0), "what it waits for"
+            assert "rlpto: starting node 2 of 2" in said(up, 0), "what it waits for"
         started = running_cluster()
         assert started is not None
         assert started.folder != before.folder
@@ -117,6 +117,10 @@ def test_a_node_that_is_killed_comes_back(durable: StartedCluster) -> None:
     assert stat.S_IMODE(Path(durable.folder, TOKEN_FILE).stat().st_mode) == 0o600
     with pytest.raises(ClusterError, match="a cluster is up already"):
         start_cluster([1])
+    with command("cluster", "status") as status:
+        shown = said(status, 0)
+    assert durable.address in shown
+    assert "0 jobs have controllers" in shown
     (raylet,) = (pid for pid in of_folder(durable.folder) if "rlpto_node_1," in " ".join(arguments_of(pid)))
     os.kill(raylet, KILL)
     wait_until(lambda: missing_nodes(durable) == [1])
@@ -164,21 +168,17 @@ def cluster_folders(pid: int) -> set[str]:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("asked_to_end", [False, True], ids=["finished", "terminated"])
-def test_an_evaluation_with_a_cluster_of_its_own_ends_all_of_it(asked_to_end: bool, tmp_path: Path) -> None:
+def test_an_evaluation_with_a_cluster_of_its_own_that_is_terminated_ends_all_of_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
     evaluate = ("evaluate", str(experiment(tmp_path)), "--cluster", "ray", "--run-dir", str(run), "--no-report")
     with command(*evaluate, *ONE_GPU, *ONE_JOB) as started:
         once(started, lambda: bool(column(run, "state")))
-        folders = cluster_folders(started.pid)
-        assert len(folders) == 1
-        family = family_of(*folders)
+        (folder,) = cluster_folders(started.pid)
+        family = family_of(folder)
         assert family
-        if asked_to_end:
-            started.terminate()
-        said(started, 130 if asked_to_end else 0)
-    assert (column(run, "state") == ["finished"]) is not asked_to_end
-    (folder,) = folders
+        started.terminate()
+        said(started, 130)
+    assert column(run, "state") != ["finished"]
     assert not of_folder(folder)
     assert not [pid for pid, ticks in family.items() if start_time(pid) == ticks]
     assert not Path(folder).exists()

@@ -15,52 +15,40 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 from rlpto.io.errors import JobError
+from rlpto.ray_cluster.controllers import control_node
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.worker.parameter_server import MAX_STEPS_AHEAD, ParameterServer, ParameterServerGroup, Pull, Push
 from tests.ray_cluster.programs import Plain
-from tests.ray_cluster.running import KILL, make_spec, running
+from tests.ray_cluster.running import KILL, Running, make_spec
 from tests.ray_cluster.test_controller import distance_to_one_process
 
 
-def test_servers_train_as_averaging_does_through_rescales(ray_cluster: LocalCluster, tmp_path: Path) -> None:
-    a, b, *_ = ray_cluster.node_ids
-    spec = make_spec(tmp_path, architecture="parameter_server", servers=2, options={"adam": True}, pace=0.02)
-    with running(ray_cluster, spec) as job:
-        job.command([a])
-        job.steps(10)
-        job.command([a, b])
-        before = job.steps(40)
-        assert before.noise_scale > 0
-        job.signal_worker(b, KILL)
-        job.until(lambda now: now.recoveries == 1 and len(now.training_on) == 2)
-        job.steps(10)
-        job.command([b])
-        job.steps(10)
-        job.command([])
-        last = job.stop()
-    step, distance = distance_to_one_process(spec)
-    assert step == last.step
-    assert distance <= 1e-12
-
-
-def test_a_job_grows_in_workers_and_servers_and_keeps_its_optimizer(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_job_changes_workers_and_servers_and_ends_where_one_process_does(
+    ray_cluster: LocalCluster, tmp_path: Path
+) -> None:
     """The weights are those of one process in the end, Adam's moments included, and no step is lost or done twice."""
     a, b, c, _ = ray_cluster.node_ids
-    spec = make_spec(tmp_path, architecture="parameter_server", options={"adam": True}, pace=0.02)
-    with running(ray_cluster, spec) as job:
+    spec = make_spec(tmp_path, architecture="parameter_server", servers=2, options={"adam": True}, pace=0.02)
+    with Running(ray_cluster, spec) as job:
+        job.command([a, b])
+        assert job.steps(40).serving_on == (control_node(),) * 2
+        assert job.report().noise_scale > 0
+        job.signal_worker(b, KILL)
+        job.until(lambda now: now.recoveries == 1 and len(now.training_on) == 2)
+        job.command([])
         job.command([a], servers=[a])
-        assert job.steps(10).serving_on == (a,)
-        before = job.report().step
+        before = job.steps(10)
+        assert before.serving_on == (a,)
         grown = job.command([a, b], servers=[a, b, c])
         assert sorted(grown.serving_on) == sorted([a, b, c])
-        assert grown.step >= before
-        assert grown.rescales == 1
+        assert grown.step >= before.step
+        assert grown.rescales == before.rescales + 1
         more = job.steps(20)
-        assert {(size.workers, size.servers) for size in more.throughput} == {(1, 1), (2, 3)}
+        assert {(size.workers, size.servers) for size in more.throughput} >= {(1, 1), (2, 3)}
         job.command([a, b], servers=[c])
         assert job.steps(10).serving_on == (c,)
         job.signal_worker(b, KILL)
-        job.until(lambda now: now.recoveries == 1 and len(now.training_on) == 2)
+        job.until(lambda now: now.recoveries == 2 and len(now.training_on) == 2)
         job.command([])
         assert job.report().serving_on == ()
         job.command([b], servers=[a, b])
@@ -79,7 +67,7 @@ def test_growth_that_does_not_come_up_is_rolled_back(ray_cluster: LocalCluster, 
     here = NodeAffinitySchedulingStrategy(b, soft=False)
     other = ray.remote(ParameterServer).options(num_cpus=slots, scheduling_strategy=here).remote(False)
     ray.get(other.alive.remote())  # another process holds all CPU slots of the node
-    with running(ray_cluster, spec) as job:
+    with Running(ray_cluster, spec) as job:
         job.command([a], servers=[a])
         before = job.steps(5)
         job.command([a, b], servers=[a, b], wait=False)
@@ -102,7 +90,7 @@ def test_growth_that_does_not_come_up_is_rolled_back(ray_cluster: LocalCluster, 
 def test_asynchronous_servers_learn_with_stale_gradients(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a, b, *_ = ray_cluster.node_ids
     spec = make_spec(tmp_path, architecture="parameter_server", asynchronous=True, epochs=20.0, pace=0.01)
-    with running(ray_cluster, spec) as job:
+    with Running(ray_cluster, spec) as job:
         job.command([a, b], wait=False)
         report = job.until(lambda now: now.state == "finished" and not now.holding)
     assert report.progress == 20.0

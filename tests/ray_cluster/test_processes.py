@@ -1,7 +1,8 @@
-"""Folders of local clusters, and this machine's processes and ports."""
+"""Folders of local clusters, and this machine's processes, ports and network interfaces."""
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -11,11 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from rlpto.ray_cluster.nodes import processes
 from rlpto.ray_cluster.nodes.environment import TOKEN_FILE
 from rlpto.ray_cluster.nodes.processes import free_ports, make_folder, remove_dead_folders, started_for, unused_folder
+from rlpto.ray_cluster.worker.worker_group import interfaces, start_store, use_interface_of
 
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 OWNER = """
 import sys, tempfile
 from rlpto.ray_cluster.nodes.processes import make_folder, unused_folder
@@ -76,7 +80,9 @@ def test_the_folder_of_a_process_that_was_killed_is_removed_and_no_other(
     assert foreign.is_dir()
 
 
-def test_ports_are_free_and_none_that_whoever_connects_may_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_are_free_and_none_that_the_system_gives_to_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "range").write_text("10003\t60999\n")
     monkeypatch.setattr(processes, "EPHEMERAL", tmp_path / "range")
     with socket.socket() as taken:
@@ -86,8 +92,26 @@ def test_ports_are_free_and_none_that_whoever_connects_may_get(tmp_path: Path, m
         found = free_ports(4)
     assert len(set(found)) == 4, "more than there are below: the system chooses the others"
     assert 10001 not in found
-
-
-def test_where_the_system_does_not_tell_it_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "EPHEMERAL", tmp_path / "missing")
-    assert len(set(free_ports(3))) == 3
+    assert len(set(free_ports(3))) == 3, "the system chooses all"
+
+
+def test_the_store_of_a_local_cluster_listens_on_no_other_address() -> None:
+    store = start_store("127.0.0.1")
+    TCPStore("127.0.0.1", store.port, is_master=False).set("key", "value")
+    assert store.get("key") == b"value"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", store.port), timeout=5.0)
+
+
+def test_workers_talk_through_the_interface_of_their_nodes_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")  # so that what the code sets is undone
+        monkeypatch.delenv(name)
+    assert "127.0.0.1" in interfaces().values()
+    use_interface_of("192.0.2.77")
+    assert not set(VARIABLES) & set(os.environ), "no interface has that address"
+    monkeypatch.setenv(VARIABLES[1], "mine")
+    use_interface_of("127.0.0.1")
+    assert interfaces()[os.environ[VARIABLES[0]]] == "127.0.0.1"
+    assert os.environ[VARIABLES[1]] == "mine", "what the user says counts"

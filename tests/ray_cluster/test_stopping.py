@@ -21,7 +21,7 @@ from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.worker.training import Trainer
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
-from tests.ray_cluster.running import KILL, SESSION, make_spec, running
+from tests.ray_cluster.running import KILL, SESSION, Running, make_spec
 from tests.ray_cluster.test_cluster import make_cluster, specs
 
 RULE = StopRule(gain=0.01, over=0.1, after=0.5)
@@ -48,7 +48,7 @@ def test_a_worker_evaluates_as_often_as_the_rule_needs(tmp_path: Path, monkeypat
 def test_a_training_that_flattens_stops_early_and_stays_finished(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a, b, *_ = ray_cluster.node_ids
     spec = make_spec(tmp_path, id="flattens", epochs=EPOCHS, stop=RULE, checkpoint_interval=0.2)
-    with running(ray_cluster, spec) as job:
+    with Running(ray_cluster, spec) as job:
         job.command([a])
         before = job.until(lambda now: now.checkpoint is not None and len(now.accuracy_curve) > 2)
         os.kill(before.pid, KILL)  # what it has measured is in its record
@@ -64,7 +64,7 @@ def test_a_training_that_flattens_stops_early_and_stays_finished(ray_cluster: Lo
         assert found is not None
         assert found[0].step == report.step  # the checkpoint is of where it ended
         job.stop()
-    with running(ray_cluster, spec, resume=True) as again:
+    with Running(ray_cluster, spec, resume=True) as again:
         after = again.until(lambda now: now.state == "finished")
         assert (after.note, after.progress, after.step) == (report.note, report.progress, report.step)
     assert "flattens" not in find_controllers(SESSION)

@@ -15,17 +15,13 @@ from collections import deque
 from typing import Any
 
 from rlpto.io.errors import CheckpointError
-from rlpto.ray_cluster.job.job_folder import Checkpointer, JobFolder
+from rlpto.ray_cluster.job.job_folder import JobFolder
 from rlpto.ray_cluster.job.reporting import TrainingStatistics
 from rlpto.ray_cluster.job.supervision import FailureKind, FaultError, RetryPolicy
 from rlpto.ray_cluster.job.training_group import TrainingGroup
-from rlpto.ray_cluster.job.worker_actors import (
-    ParameterServers,
-    Worker,
-    WorkerLostError,
-)
+from rlpto.ray_cluster.job.worker_actors import ParameterServers, Worker, WorkerLostError
 from rlpto.ray_cluster.job.worker_roster import Growth, WorkerRoster
-from rlpto.ray_cluster.messages import JobReport, JobSpec, JobState, Nodes, Plan
+from rlpto.ray_cluster.messages import JobReport, JobSpec, JobState, Plan
 from rlpto.ray_cluster.worker.actor import Failure
 from rlpto.ray_cluster.worker.training import Chunk
 
@@ -35,9 +31,8 @@ class ControlLoop:
 
     def __init__(self, spec: JobSpec, node: str, resume: bool, restarted: bool) -> None:
         self._spec = spec
-        self._job_folder = JobFolder(spec)
+        self._job_folder = JobFolder(spec, self._record)
         self._statistics = TrainingStatistics()
-        self._checkpointer = Checkpointer(self._job_folder, spec.checkpoint_interval, self._record)
         self._generation = self._applied = 0
         self._plan = Plan()
         self._outcome: JobState | None = None
@@ -46,9 +41,7 @@ class ControlLoop:
         self._wake = asyncio.Event()
         self._roster = WorkerRoster(spec, self._wake.set)
         self._servers = ParameterServers(spec, node)
-        self._group = TrainingGroup(
-            spec, self._roster, self._servers, self._statistics, self._job_folder, self._checkpointer
-        )
+        self._group = TrainingGroup(spec, self._roster, self._servers, self._statistics, self._job_folder)
         self._retry = RetryPolicy(spec)
         self._growth = Growth(self._roster, self._servers, spec.start_timeout)
         self._rolled_back = 0
@@ -67,11 +60,6 @@ class ControlLoop:
 
     # Calls of the scheduler.
 
-    @property
-    def _nodes(self) -> Nodes:
-        """Nodes commanded for workers."""
-        return self._plan.nodes
-
     def command(self, generation: int, plan: Plan) -> None:
         """Take a command, if it is newer than the one in force."""
         if generation <= self._generation or self._outcome is not None or self._stopping:
@@ -80,7 +68,7 @@ class ControlLoop:
         self._generation, self._plan = generation, plan
         self._growth.begin(plan)
         self._retry.reset()
-        self._checkpointer.write_record()
+        self._job_folder.write_record()
         self._wake.set()
 
     def stop(self) -> None:
@@ -97,7 +85,8 @@ class ControlLoop:
             job=self._spec.id,
             generation=self._generation,
             applied=self._applied,
-            state=self._outcome or ("running" if self._roster.training else "starting" if self._nodes else "waiting"),
+            state=self._outcome
+            or ("running" if self._roster.training else "starting" if self._plan.nodes else "waiting"),
             holding=self._roster.holding,
             training_on=self._roster.training_on,
             serving_on=self._servers.holding,
@@ -129,7 +118,7 @@ class ControlLoop:
             self._roster.release_all()
         self._servers.kill()
         await self._roster.released()
-        self._checkpointer.write_record()
+        self._job_folder.write_record()
 
     async def _turn(self) -> None:
         if self._outcome is None:
@@ -148,7 +137,7 @@ class ControlLoop:
         else:
             await self._release_all()
         self._wake.clear()
-        if self._roster.releasing or self._roster.starting or self._nodes:
+        if self._roster.releasing or self._roster.starting or self._plan.nodes:
             await self._pause(0.05)
         else:
             await self._wake.wait()
@@ -163,18 +152,18 @@ class ControlLoop:
 
     async def _shrink(self) -> None:
         """Release workers without a place in the command; the last one hands over its state."""
-        leave = self._roster.misplaced(self._nodes)
+        leave = self._roster.misplaced(self._plan.nodes)
         if not leave:
             return
         going = [worker for worker in self._roster.training if worker in leave]
         if going and len(going) == len(self._roster.training):
             if self._group.state_is_whole():
                 self._group.state = await self._group.take_state()
-            if not self._nodes:
+            if not self._plan.nodes:
                 self._statistics.released()
         for worker in leave:
             self._roster.release(worker)
-        if not self._nodes:
+        if not self._plan.nodes:
             self._servers.kill()  # a job that waits takes no CPU slots
         # After a fault the remaining workers have to regroup in any case.
         self._group.regroup = (self._group.regroup or bool(going)) and bool(self._roster.training)
@@ -182,13 +171,13 @@ class ControlLoop:
     def _start_missing(self) -> None:
         """Start the commanded workers and servers when due; give them up if they take too long."""
         self._roll_back_if_late()
-        if self._nodes and self._retry.may_start_workers():
+        if self._plan.nodes and self._retry.may_start_workers():
             self._group.ensure_servers(self._plan)  # they are up by the time the workers are
             if gone := self._servers.failed():
                 self._count_failure(gone, "start", lasting=False)
                 return
             self._servers.start_missing(self._plan)
-            self._roster.start_missing(self._nodes)
+            self._roster.start_missing(self._plan.nodes)
 
     def _roll_back_if_late(self) -> None:
         """Give up workers and servers that did not come up in time to join the training ones."""
@@ -197,7 +186,7 @@ class ControlLoop:
             self._plan, self._rolled_back = kept, self._generation
             self._retry.reset()
             self._job_folder.log_failure(self._growth.why)
-            self._checkpointer.write_record()
+            self._job_folder.write_record()
 
     def _ready_to_join(self) -> list[Worker]:
         """Workers to take in now."""
@@ -247,15 +236,11 @@ class ControlLoop:
                 flight.append([worker.handle.run.remote(until, chosen) for worker in self._roster.training])
             if not flight:
                 return
-            chunks = await self._group.chunks(flight.popleft())
-            self._statistics.add(chunks)
-            self._group.say_how_it_goes(chunks[0])
-            self._retry.stepped(self._statistics.step, len(self._roster.training) == len(self._nodes))
-            if chunks[0].finished or self._has_flattened(chunks[0]):
+            chunk = await self._group.chunk(flight.popleft())
+            self._retry.stepped(self._statistics.step, len(self._roster.training) == len(self._plan.nodes))
+            if chunk.finished or self._has_flattened(chunk):
                 for rest in flight:
-                    chunks = await self._group.chunks(rest)
-                    self._statistics.add(chunks)
-                    self._group.say_how_it_goes(chunks[0])
+                    await self._group.chunk(rest)
                 await self._finish()
                 return
             self._start_missing()
@@ -265,15 +250,14 @@ class ControlLoop:
         """True if the job should stop early, by the newest measurement of rank 0. Evaluations outlive the
         controller."""
         rule = self._spec.stop
-        new = rule is not None and not math.isnan(chunk.accuracy)
-        return rule is not None and new and self._statistics.has_flattened(rule, self._spec.epochs)
+        if rule is None or math.isnan(chunk.accuracy):
+            return False
+        return self._statistics.has_flattened(rule, self._spec.epochs)
 
     def _change_due(self) -> bool:
-        if self._stopping or self._group.saves_apart():
+        if self._stopping or self._group.saves_apart() or self._servers_are_ready():
             return True
-        if self._servers_are_ready():
-            return True
-        return bool(self._roster.misplaced(self._nodes)) or bool(self._ready_to_join())
+        return bool(self._roster.misplaced(self._plan.nodes)) or bool(self._ready_to_join())
 
     # State and its safety.
 
@@ -296,7 +280,7 @@ class ControlLoop:
             self._note = f"stopped early at epoch {trained / size:.6g} of {declared:.6g}"
         self._outcome = "finished"
         self._job_folder.say(self._note or f"finished after {trained / size:.6g} epochs")
-        self._checkpointer.write_record()
+        self._job_folder.write_record()
         await self._release_all()
 
     # Faults.
@@ -323,7 +307,7 @@ class ControlLoop:
             self._job_folder.log_failure(text)
         self._outcome = "failed"
         self._plan = Plan()
-        self._checkpointer.write_record()
+        self._job_folder.write_record()
 
     def _in_force(self) -> bool:
         if self._outcome is not None:
@@ -336,4 +320,4 @@ class ControlLoop:
         )
         if self._roster.training and (self._group.chosen != self._plan.batch_size or self._servers.differ(self._plan)):
             return False
-        return settled and sorted(self._roster.training_on) == sorted(self._nodes)
+        return settled and sorted(self._roster.training_on) == sorted(self._plan.nodes)

@@ -90,11 +90,12 @@ FAILURES = "failures.log"
 class JobFolder:
     """The job's folder. checkpoint: newest one. failure: text of the newest failure. log: of its output, if it is kept.
 
-    If the disk refuses a write, the failure is noted and training goes on.
+    record: called for the state that a restarted controller needs. If the disk refuses a write, the failure is noted
+    and training goes on.
     """
 
-    def __init__(self, spec: JobSpec) -> None:
-        self._folder = Path(spec.folder)
+    def __init__(self, spec: JobSpec, record: Callable[[], dict[str, Any]] = dict) -> None:
+        self._folder, self._record = Path(spec.folder), record
         self.log = OutputLog(self._folder) if spec.logs else None
         self.checkpoint: Checkpoint | None = None
         self.failure = ""
@@ -167,10 +168,10 @@ class JobFolder:
             self.log_failure(f"{self.checkpoint.path}: the checkpoint was deleted: {consequence}")
             self.checkpoint = None
 
-    def write_record(self, kept: dict[str, Any]) -> None:
-        """Keep the record for a restarted controller."""
+    def write_record(self) -> None:
+        """Write the record for a restarted controller."""
         try:
-            write_text(self._folder / RECORD, json.dumps(kept, allow_nan=False), "the controller's record")
+            write_text(self._folder / RECORD, json.dumps(self._record(), allow_nan=False), "the controller's record")
         except CheckpointError as refused:
             self.log_failure(str(refused))
 
@@ -193,17 +194,14 @@ class JobFolder:
 
 
 class Checkpointer:
-    """Writes checkpoints and the controller's record.
+    """Writes checkpoints, with the controller's record, in the background or when asked to.
 
-    interval: longest s between two checkpoints; after a fault they are closer for a while (see `shorten`). record:
-    called for the state a restarted controller needs, at every write. If the disk refuses a write, that is noted, and
-    training goes on.
+    interval: longest s between two checkpoints; after a fault they are closer for a while (see `shorten`).
     """
 
-    def __init__(self, job_folder: JobFolder, interval: float, record: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, job_folder: JobFolder, interval: float) -> None:
         self._job_folder = job_folder
         self._longest = self._interval = interval
-        self._record = record
         self._saving: asyncio.Task[None] | None = None
         self._saved_at = time.monotonic()
 
@@ -241,8 +239,4 @@ class Checkpointer:
             self._job_folder.log_failure(str(refused))
         self._saved_at = time.monotonic()
         self._interval = min(max(2 * self._interval, SHORTEST_INTERVAL_S), self._longest)
-        self.write_record()
-
-    def write_record(self) -> None:
-        """Write the record."""
-        self._job_folder.write_record(self._record())
+        self._job_folder.write_record()

@@ -48,10 +48,10 @@ class TrainingGroup:
         servers: ParameterServers,
         statistics: TrainingStatistics,
         job_folder: JobFolder,
-        checkpointer: Checkpointer,
     ) -> None:
         self._spec, self._roster, self._servers = spec, roster, servers
-        self._statistics, self._job_folder, self._checkpointer = statistics, job_folder, checkpointer
+        self._statistics, self._job_folder = statistics, job_folder
+        self._checkpointer = Checkpointer(job_folder, spec.checkpoint_interval)
         self._host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._store = start_store(self._host)
         self.number = self.sent = 0
@@ -147,9 +147,22 @@ class TrainingGroup:
             self._statistics.step_seconds *= global_batch(self._spec, workers, chosen) / before
             self.chosen = chosen
 
-    async def chunks(self, calls: list[Any]) -> list[Chunk]:
-        """The same for training calls, which have a shorter time limit."""
-        return await collect(self._roster.training, calls, self._spec.heartbeat_timeout, self._limit())
+    async def chunk(self, calls: list[Any]) -> Chunk:
+        """Results of training calls are counted, and the output of rank 0 and its newest measurements logged.
+
+        Returns the chunk of rank 0. Raises FaultError as `_all`.
+        """
+        chunks = await collect(self._roster.training, calls, self._spec.heartbeat_timeout, self._limit())
+        self._statistics.add(chunks)
+        first: Chunk = chunks[0]
+        for at, line in first.output:
+            self._job_folder.say(line, at)
+        if not math.isnan(first.accuracy):
+            self._job_folder.say(
+                f"epoch {first.evaluated_at:.6g} of {self._spec.epochs:.6g}: loss {self._statistics.loss:.4g}, "
+                f"accuracy {first.accuracy:.4g}"
+            )
+        return first
 
     async def _all(self, calls: list[Any]) -> list[Any]:
         """Results of one call to every worker of the group. Raises FaultError if one is lost, hangs or raised."""
@@ -166,16 +179,6 @@ class TrainingGroup:
         slowest = max((ready.step_seconds + ready.evaluation_seconds for ready in warm), default=0.0)
         slowest = max(slowest, self._spec.pace or 0.0, self._statistics.step_seconds)
         return HANG_HEARTBEAT_TIMEOUTS * self._spec.heartbeat_timeout + HANG_STEPS * slowest
-
-    def say_how_it_goes(self, chunk: Chunk) -> None:
-        """Log the output of rank 0 and its newest measurements."""
-        for at, line in chunk.output:
-            self._job_folder.say(line, at)
-        if not math.isnan(chunk.accuracy):
-            self._job_folder.say(
-                f"epoch {chunk.evaluated_at:.6g} of {self._spec.epochs:.6g}: loss {self._statistics.loss:.4g}, "
-                f"accuracy {chunk.accuracy:.4g}"
-            )
 
     async def take_state(self) -> tuple[int, bytes]:
         """Step and state of the group, written as a checkpoint too."""

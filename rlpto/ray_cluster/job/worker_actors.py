@@ -18,6 +18,7 @@ from rlpto.ray_cluster.worker.actor import Failure, Ready, TrainWorker
 from rlpto.ray_cluster.worker.parameter_server import ParameterServer
 
 T = TypeVar("T")
+A = TypeVar("A", "Worker", "ServerActor")
 
 WORKER_CALL_TIMEOUT_S = 2.0
 """Longest time that a healthy worker takes to answer on its control thread."""
@@ -58,6 +59,16 @@ async def result_of(reference: Any, seconds: float | None = None) -> Any:
 async def settle(calls: Iterable[Awaitable[T]]) -> list[T | BaseException]:
     """Results or errors of calls that run side by side."""
     return list(await asyncio.gather(*calls, return_exceptions=True))
+
+
+def matched(actors: Iterable[A], nodes: Iterable[str]) -> tuple[list[A], list[A], list[str]]:
+    """Actors with a place on `nodes` (one entry a place; earlier actors have precedence), actors without, and the
+    nodes of the places that are left."""
+    room, kept, without = Counter(nodes), list[A](), list[A]()
+    for actor in actors:
+        (kept if room[actor.node] > 0 else without).append(actor)
+        room[actor.node] -= room[actor.node] > 0
+    return kept, without, list(room.elements())
 
 
 def start_worker(spec: JobSpec, node: str) -> Worker:
@@ -156,15 +167,10 @@ class ParameterServers:
 
     def start_missing(self, plan: Plan) -> None:
         """Start the plan's missing servers while the old ones serve; release others that were being started."""
-        missing = Counter(self.wanted(plan)) - Counter(self.nodes)
-        kept = []
-        for server in self._starting:
-            if missing[server.node] > 0:
-                missing[server.node] -= 1
-                kept.append(server)
-            else:
-                ray.kill(server.handle)
-        self._starting = [*kept, *(self._start(node, plan) for node in missing.elements())]
+        *_, due = matched(self._serving, self.wanted(plan))
+        kept, without, missing = matched(self._starting, due)
+        _kill(without)
+        self._starting = [*kept, *(self._start(node, plan) for node in missing)]
 
     def failed(self) -> str:
         """Why a server that was being started is gone; empty if none is. It is asked for again."""
@@ -174,20 +180,13 @@ class ParameterServers:
 
     def switch(self, plan: Plan) -> None:
         """Switch to the plan's servers, which are all up; they still need the weights."""
-        left = Counter(self.wanted(plan))
-        chosen = []
-        for server in [*self._serving, *self._starting]:
-            if left[server.node] > 0:
-                left[server.node] -= 1
-                chosen.append(server)
-            else:
-                ray.kill(server.handle)
-        self._serving, self._starting = chosen, []
+        kept, without, _ = matched([*self._serving, *self._starting], self.wanted(plan))
+        _kill(without)
+        self._serving, self._starting = kept, []
 
     def drop_starting(self) -> None:
         """Let go of servers that are being started."""
-        for server in self._starting:
-            ray.kill(server.handle)
+        _kill(self._starting)
         self._starting = []
 
     def _start(self, node: str, plan: Plan) -> ServerActor:
@@ -208,6 +207,10 @@ class ParameterServers:
     def kill(self) -> None:
         """Let all servers go."""
         self.drop_starting()
-        for server in self._serving:
-            ray.kill(server.handle)
+        _kill(self._serving)
         self._serving = []
+
+
+def _kill(servers: Iterable[ServerActor]) -> None:
+    for server in servers:
+        ray.kill(server.handle)

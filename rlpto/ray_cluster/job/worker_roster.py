@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from rlpto.ray_cluster.job import worker_actors
@@ -51,16 +51,13 @@ class WorkerRoster:
 
     def misplaced(self, nodes: Iterable[str]) -> list[Worker]:
         """Workers without a place on `nodes` (one entry a worker); training workers have precedence."""
-        room, found = Counter(nodes), []
-        for worker in [*self.training, *self.starting]:
-            room[worker.node] -= 1
-            if room[worker.node] < 0:
-                found.append(worker)
-        return found
+        _, without, _ = worker_actors.matched([*self.training, *self.starting], nodes)
+        return without
 
     def start_missing(self, nodes: Iterable[str]) -> None:
         """Start missing workers, on no node more than in `nodes`, counting those that are about to leave."""
-        for node in (Counter(nodes) - Counter(self.holding)).elements():
+        *_, missing = worker_actors.matched([*self.training, *self.starting, *self._releasing], nodes)
+        for node in missing:
             worker = worker_actors.start_worker(self._spec, node)
             worker.preparing = asyncio.ensure_future(
                 prepared(worker, STARTUP_HEARTBEAT_TIMEOUTS * self._spec.heartbeat_timeout)
@@ -109,7 +106,9 @@ class WorkerRoster:
             self._releasing.remove(worker)
             self._changed()
 
-        self._background(leave())
+        task: asyncio.Task[None] = asyncio.ensure_future(leave())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def release_all(self) -> None:
         """Release all."""
@@ -120,11 +119,6 @@ class WorkerRoster:
         """Wait until all that were released are gone."""
         if self._tasks:
             await asyncio.wait(self._tasks)
-
-    def _background(self, work: Coroutine[None, None, None]) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 class Growth:

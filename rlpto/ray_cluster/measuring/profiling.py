@@ -1,4 +1,4 @@
-"""Measuring training programs on the cluster at hand, and the profile that the simulator reads of it.
+"""Measuring training programs on a Ray cluster, and the profile that the simulator reads of it.
 
 Three kinds of runs without a scheduler: one learns at full speed with one worker, which gives the accuracy
 curve and the gradient noise; one moves through sizes and placements, which gives speeds and pauses; and several share
@@ -11,6 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,8 +25,8 @@ from rlpto.performance.accuracy import Metric, fit_accuracy
 from rlpto.performance.efficiency import BatchLimits, NoiseCurve, fit_noise
 from rlpto.performance.profiles import FitErrors, Profile
 from rlpto.performance.throughput import StepMeasurements, fit_throughput, relative_errors
-from rlpto.ray_cluster.measuring.commanded_job import Change, CommandedJob, CommandedJobs, Placement
-from rlpto.ray_cluster.messages import JobSpec, Measured
+from rlpto.ray_cluster.measuring.commanded_job import Change, CommandedJob
+from rlpto.ray_cluster.messages import JobSpec, Measured, Nodes
 from rlpto.ray_cluster.settings import ProgramSettings
 
 LOOK_INTERVAL_S = 0.1
@@ -36,6 +37,19 @@ MAX_SHARING_JOBS, MAX_SHARED_GPUS = 4, 8
 """Most jobs that hand each other GPUs, and most GPUs they share: processes starting on one machine delay each other."""
 HAND_OVER_INTERVAL_S = 3.0
 """Time between two of their changes, or that of training at a size if it is shorter."""
+ENDLESS = 1e9
+"""Epochs of a job that trains until it is ended."""
+
+Points = tuple[tuple[float, float], ...]
+"""Values by epochs of training: (epochs, value)."""
+
+
+@dataclass(frozen=True)
+class MeasuringTimes:
+    """at_size: s to train at every size. learning: longest s for the training that measures the accuracy."""
+
+    at_size: float
+    learning: float
 
 
 @dataclass(frozen=True)
@@ -50,29 +64,24 @@ class ProgramMeasurements:
     sizes: tuple[Measured, ...]
     changes: tuple[Change, ...]
     untrained: float
-    accuracy: tuple[tuple[float, float], ...]
-    noise_scale: tuple[tuple[float, float], ...]
+    accuracy: Points
+    noise_scale: Points
     complete: bool
     handed: tuple[Change, ...] = ()
 
 
-def sizes_up_to(most: int) -> list[int]:
-    """Numbers of workers to measure: powers of two, halfway between them from 3 on, and `most` itself."""
-    between = {2**i for i in range(most.bit_length())} | {3 * 2**i for i in range(most.bit_length())}
-    return sorted({size for size in between if size <= most} | {most})
-
-
-def placements(gpus: Mapping[str, int], most: int) -> list[Placement]:
+def placements(gpus: Mapping[str, int]) -> list[Nodes]:
     """Placements to measure: every size on as few nodes as possible, and sizes that fit on one node also spread over
     two.
 
-    gpus: of every node. most: workers at most. A size follows the smaller ones, and keeps their workers in place as far
-    as nodes allow.
+    Sizes are powers of two, those halfway between them from 3 on, and all GPUs. gpus: of every node. A size follows the
+    smaller ones, and keeps their workers in place as far as nodes allow.
     """
-    nodes = sorted(gpus, key=lambda node: -gpus[node])
-    slots = _slots(gpus)
-    found: list[Placement] = []
-    for size in sizes_up_to(min(most, len(slots))):
+    nodes, slots = sorted(gpus, key=lambda node: -gpus[node]), _slots(gpus)
+    powers = [2**i for i in range(len(slots).bit_length())]
+    sizes = {size for size in (*powers, *(3 * power for power in powers)) if size < len(slots)}
+    found: list[Nodes] = []
+    for size in sorted(sizes | {len(slots)}):
         found.append(tuple(slots[:size]))
         first, second = (size + 1) // 2, size // 2
         if second and size <= gpus[nodes[0]] and len(nodes) > 1 and gpus[nodes[1]] >= second:
@@ -80,81 +89,61 @@ def placements(gpus: Mapping[str, int], most: int) -> list[Placement]:
     return found
 
 
-def visits(gpus: Mapping[str, int], most: int) -> list[Placement]:
+def visits(gpus: Mapping[str, int]) -> list[Nodes]:
     """Placements of the job whose speed is measured: up through all sizes, down to one worker, none, and half."""
-    way = placements(gpus, most)
+    way = placements(gpus)
     return [*way, way[0], (), way[(len(way) - 1) // 2]]
 
 
-@dataclass(frozen=True)
-class HandOver:
-    """A decision after which job `giver` keeps only `left`, and job `taker` has `place`."""
+def hand_overs(gpus: Mapping[str, int]) -> list[list[Nodes]]:
+    """Placements of all jobs that share up to `MAX_SHARED_GPUS` GPUs, decision by decision; none if there is one GPU.
 
-    giver: int
-    left: Placement
-    taker: int
-    place: Placement
-
-
-def shares(gpus: Mapping[str, int]) -> list[Placement]:
-    """Shares of jobs on up to `MAX_SHARED_GPUS` GPUs: two each or more; of two or three GPUs the first job has one.
-    None if there is one GPU only. gpus: of every node.
+    gpus: of every node. Each job's part is two GPUs or more; of two or three GPUs the first job has one. At first job
+    0 waits, and job 1 has its part too. Job 0 starts on the GPUs that job 1 gives up. Then every other job that can
+    gives it a worker, and gets it back.
     """
     slots = _slots(gpus)[:MAX_SHARED_GPUS]
     if len(slots) < 2:
         return []
     jobs = min(max(len(slots) // 2, 2), MAX_SHARING_JOBS)
     borders = [len(slots) * job // jobs for job in range(jobs + 1)]
-    return [tuple(slots[start:end]) for start, end in pairwise(borders)]
-
-
-def hand_overs(parts: Sequence[Placement]) -> list[HandOver]:
-    """Hand-overs among jobs with `parts`. At first job 0 does not exist, and job 1 has its part too.
-
-    Job 0 starts on the GPUs that job 1 gives up. Then every other job that can gives it a worker, and gets it back.
-    """
-    if not parts:
-        return []
-    first = parts[0]
-    found = [HandOver(1, parts[1], 0, first)]
+    first, second, *others = parts = [tuple(slots[start:end]) for start, end in pairwise(borders)]
+    found = [[(), second + first, *others], parts]
     for job, own in enumerate(parts[1:], 1):
         if len(own) > 1:
-            found += [HandOver(job, own[:-1], 0, first + own[-1:]), HandOver(0, first, job, own)]
+            found += [[first + own[-1:], *parts[1:job], own[:-1], *parts[job + 1 :]], parts]
     return found
 
 
 def measure_program(
-    spec: JobSpec, gpus: Mapping[str, int], most: int, seconds: float, learning: float, on_stage: Callable[[str], None]
+    spec: JobSpec, gpus: Mapping[str, int], times: MeasuringTimes, on_stage: Callable[[str], None]
 ) -> ProgramMeasurements:
     """Measure one program on the cluster that this process is connected to.
 
-    spec: of a whole training; its folder is used for files that are left behind. gpus: of every node. most: workers.
-    seconds: to train at every size. learning: longest s for the training that measures the accuracy. on_stage: called
+    spec: of a whole training; its folder is used for files that are left behind. gpus: of every node. on_stage: called
     with the next stage, `stages` times. Raises JobError if the program fails.
     """
     on_stage("learning")
     untrained = _untrained(spec)
-    way, parts = visits(gpus, most), shares(gpus)
-    with CommandedJobs() as alone:
-        learner = alone.start(replace(_part(spec, "learning"), pace=None))
+    way = visits(gpus)
+    with CommandedJob(replace(_part(spec, "learning"), pace=None)) as learner:
         changes = [learner.move(way[0])]
-        accuracy, noise, complete = _learn(learner, learning)
-    with CommandedJobs() as alone:
-        job = alone.start(replace(_part(spec, "speed"), epochs=1e9))
-        for place in way:
-            on_stage(f"{len(place)} on {len(set(place))} nodes" if place else "release")
-            change = job.move(place)
-            if place:
+        accuracy, noise, complete = _learn(learner, times.learning)
+    with CommandedJob(replace(_part(spec, "speed"), epochs=ENDLESS)) as job:
+        for nodes in way:
+            on_stage(f"{len(nodes)} on {len(set(nodes))} nodes" if nodes else "release")
+            change = job.move(nodes)
+            if nodes:
                 changes.append(change)
-                job.train(seconds, MIN_MEASURED_STEPS)
+                job.train(times.at_size, MIN_MEASURED_STEPS)
         sizes = job.report().throughput
-    handed = _share_gpus(spec, parts, min(HAND_OVER_INTERVAL_S, seconds), on_stage)
+    handed = _share_gpus(spec, hand_overs(gpus), min(HAND_OVER_INTERVAL_S, times.at_size), on_stage)
     return ProgramMeasurements(sizes, tuple(changes), untrained, accuracy, noise, complete, handed)
 
 
-def stages(gpus: Mapping[str, int], most: int) -> int:
+def stages(gpus: Mapping[str, int]) -> int:
     """Number of stages that `measure_program` announces."""
-    return 1 + len(visits(gpus, most)) + len(hand_overs(shares(gpus)))
+    return 1 + len(visits(gpus)) + max(len(hand_overs(gpus)) - 1, 0)
 
 
 def _part(spec: JobSpec, name: str) -> JobSpec:
@@ -163,24 +152,33 @@ def _part(spec: JobSpec, name: str) -> JobSpec:
 
 
 def _share_gpus(
-    spec: JobSpec, parts: Sequence[Placement], rest: float, on_stage: Callable[[str], None]
+    spec: JobSpec, decisions: Sequence[Sequence[Nodes]], rest: float, on_stage: Callable[[str], None]
 ) -> tuple[Change, ...]:
     """Durations of changes among jobs that use all GPUs, from the decision until the receiving job trains on them."""
     handed = []
-    with CommandedJobs() as sharing:
-        specs = [replace(_part(spec, f"sharing-{number}"), epochs=1e9) for number in range(len(parts))]
+    with ExitStack() as together:
         jobs: dict[int, CommandedJob] = {}
-        for number in range(1, len(parts)):
-            jobs[number] = sharing.start(specs[number])
-            jobs[number].move(parts[number] + (parts[0] if number == 1 else ()))
-        for trade in hand_overs(parts):
-            on_stage(f"hand-over to {len(trade.place)} workers")
-            sharing.rest(rest)
-            if trade.taker not in jobs:
-                jobs[trade.taker] = sharing.start(specs[trade.taker])  # starts while the other gives up
+
+        def job_of(number: int) -> CommandedJob:
+            if number not in jobs:
+                own = replace(_part(spec, f"sharing-{number}"), epochs=ENDLESS)
+                jobs[number] = together.enter_context(CommandedJob(own))
+            return jobs[number]
+
+        for number, nodes in enumerate(decisions[0] if decisions else ()):
+            if nodes:
+                job_of(number).move(nodes)
+        for before, after in pairwise(decisions):
+            (taker,) = (job for job, nodes in enumerate(after) if len(nodes) > len(before[job]))
+            (giver,) = (job for job, nodes in enumerate(after) if len(nodes) < len(before[job]))
+            on_stage(f"hand-over to {len(after[taker])} workers")
+            time.sleep(rest)
+            job_of(taker)  # one that is new starts while the other gives up
             decided = time.monotonic()
-            jobs[trade.giver].give_up(trade.left)
-            handed.append(jobs[trade.taker].move(trade.place, decided))
+            job_of(giver).give_up(after[giver])
+            handed.append(job_of(taker).move(after[taker], decided))
+            for job in jobs.values():
+                job.refuse_failure(job.report())
     return tuple(handed)
 
 
@@ -189,9 +187,7 @@ def _slots(gpus: Mapping[str, int]) -> list[str]:
     return [node for node in sorted(gpus, key=lambda node: -gpus[node]) for _ in range(gpus[node])]
 
 
-def _learn(
-    job: CommandedJob, seconds: float
-) -> tuple[tuple[tuple[float, float], ...], tuple[tuple[float, float], ...], bool]:
+def _learn(job: CommandedJob, seconds: float) -> tuple[Points, Points, bool]:
     """Accuracy and noise scale by epochs, until the job has finished or time is up; and whether it has finished."""
     noise: list[tuple[float, float]] = []
     by = time.monotonic() + seconds

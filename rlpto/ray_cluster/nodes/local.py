@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from rlpto.io.errors import ClusterError
@@ -18,9 +17,9 @@ from rlpto.ray_cluster.nodes.environment import LOOPBACK, driver, ray_environmen
 from rlpto.ray_cluster.nodes.processes import (
     TITLE,
     agent_ports,
-    end_cluster,
     load_factor,
     make_folder,
+    remove_cluster,
     remove_dead_folders,
     started_for,
     unused_folder,
@@ -37,6 +36,8 @@ START_ATTEMPTS = 3
 WORKER_PROGRAM = "RLPTO_WORKER_PROGRAM"
 """Environment variable: path of a program that nodes run for each of their processes, with the arguments of Ray's own
 `default_worker.py`, in its place."""
+Progress = Callable[[str], None]
+"""Called with each next step."""
 
 
 class RayNode(Node):
@@ -107,22 +108,34 @@ class RayNode(Node):
 
 
 def start_node(head_address: str | None = None, **options: Any) -> RayNode:
-    """A `RayNode`. One that does not come up is started afresh, with other ports."""
+    """A `RayNode`. One that does not come up is started afresh, with other ports.
+
+    Raises ClusterError in one line for any exception of Ray.
+    """
     for _ in range(START_ATTEMPTS - 1):
-        try:
+        with suppress(Exception):  # Ray raises nothing more specific
             return RayNode(head_address, **options)
-        except Exception:  # Ray raises nothing more specific
-            time.sleep(1.0)
-    return RayNode(head_address, **options)
-
-
-@contextmanager
-def starting() -> Iterator[None]:
-    """Inside, any exception of Ray while a cluster starts is a ClusterError in one line."""
+        time.sleep(1.0)
     try:
-        yield
-    except Exception as error:  # Ray raises nothing more specific
+        return RayNode(head_address, **options)
+    except Exception as error:
         raise ClusterError(f"the local Ray cluster does not start: {str(error) or type(error).__name__}") from error
+
+
+def start_nodes(
+    nodes: Sequence[dict[str, Any]], on_progress: Progress, *, cpus: int = CPU_SLOTS, port: int = 0, stays: bool = False
+) -> Iterator[RayNode]:
+    """Start a head without GPUs, then the nodes that join it, and yield each. It needs their `ray_environment`.
+
+    nodes: options of each as of `RayNode`. cpus: CPU slots of the head. port: of the head; 0: any. stays: they outlive
+    this process. on_progress: called with each next step.
+    """
+    on_progress("starting the head of a local Ray cluster")
+    head = start_node(cpus=cpus, port=port, stays=stays)
+    yield head
+    for number, options in enumerate(nodes, 1):
+        on_progress(f"starting node {number} of {len(nodes)}")
+        yield start_node(str(head.gcs_address), stays=stays, **options)
 
 
 class LocalCluster(ExitStack):
@@ -141,7 +154,7 @@ class LocalCluster(ExitStack):
         self,
         gpus: Sequence[int],
         cpus: int = CPU_SLOTS,
-        on_progress: Callable[[str], None] = lambda _: None,
+        on_progress: Progress = lambda _: None,
         slots: Sequence[int] = (),
         kinds: Sequence[str] | None = None,
     ) -> None:
@@ -149,23 +162,18 @@ class LocalCluster(ExitStack):
         self._cpus = cpus
         self._nodes: dict[str, RayNode] = {}
         self.folder = unused_folder()
-        slots = slots or [0] * len(gpus)
+        slots, kinds = slots or [0] * len(gpus), kinds or [ONE_KIND] * len(gpus)
+        options = [self._options(*each) for each in zip(gpus, slots, kinds, strict=True)]
         try:
             self.enter_context(ray_environment(self.folder))
             remove_dead_folders()
             make_folder(self.folder)
-            self.callback(self._remove)
-            with starting():
-                on_progress("starting the head of a local Ray cluster")
-                head = start_node(cpus=cpus)
-                self.callback(_end, head)
-                self.callback(self._remove_nodes)
-                self.address = str(head.gcs_address)
-                for number, count in enumerate(gpus):
-                    on_progress(f"starting node {number + 1} of {len(gpus)}")
-                    self.add_node(count, slots[number], ONE_KIND if kinds is None else kinds[number])
-                on_progress("connecting")
-                self.enter_context(driver(self.address, self._remove))
+            self.callback(remove_cluster, self.folder)
+            head, *_ = [self._keep(node) for node in start_nodes(options, on_progress, cpus=cpus)]
+            del self._nodes[str(head.node_id)]
+            self.address = str(head.gcs_address)
+            on_progress("connecting")
+            self.enter_context(driver(self.address, lambda: remove_cluster(self.folder)))
         except BaseException:
             self.close()
             raise
@@ -175,30 +183,19 @@ class LocalCluster(ExitStack):
         """Ray's ids of the nodes with GPUs that have not been taken away, in order of their start."""
         return tuple(self._nodes)
 
-    def add_node(self, gpus: int, slots: int = 0, kind: str = ONE_KIND) -> str:
-        """Start another node; returns its id once Ray knows it. slots: its CPU slots; 0: as of other nodes. kind: that
-        its logical GPUs are taken for."""
+    def _options(self, gpus: int, slots: int, kind: str) -> dict[str, Any]:
         resources = {} if kind == ONE_KIND else {f"{KIND_RESOURCE}{kind}": 1.0}
-        node = start_node(self.address, gpus=gpus, cpus=slots or self._cpus, resources=resources)
+        return {"gpus": gpus, "cpus": slots or self._cpus, "resources": resources}
+
+    def _keep(self, node: RayNode) -> RayNode:
+        """Note a node, which ends in an orderly way with the cluster."""
+        self.callback(node.kill_all_processes, check_alive=False, allow_graceful=True, wait=True)
         self._nodes[str(node.node_id)] = node
-        return str(node.node_id)
+        return node
 
-    def remove_node(self, node_id: str) -> None:
-        """Take a node away in an orderly way."""
-        _end(self._nodes.pop(node_id))
-
-    def _remove_nodes(self) -> None:
-        for node_id in self.node_ids:
-            self.remove_node(node_id)
-
-    def _remove(self) -> None:
-        """End all processes and remove the folder, without Ray's help.
-
-        Ray's own shutdown knows no processes of a node whose raylet was killed, and on a busy machine leaves agents
-        behind; and the head may be gone.
-        """
-        end_cluster(str(self.folder))
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def add_node(self, gpus: int) -> str:
+        """Start another node; returns its id once Ray knows it."""
+        return str(self._keep(start_node(self.address, **self._options(gpus, 0, ONE_KIND))).node_id)
 
     def kill_node(self, node_id: str) -> None:
         """Kill a node as if its machine lost power: SIGKILL to its raylet, whose zombie is reaped."""
@@ -214,8 +211,3 @@ class LocalCluster(ExitStack):
         """Process ids of the jobs' workers on a node."""
         workers = [one for one in actor_states().values() if one["ActorClassName"] == TITLE and one["State"] == "ALIVE"]
         return sorted(int(one["Pid"]) for one in workers if one["Address"]["NodeID"] == node_id)
-
-
-def _end(node: RayNode) -> None:
-    """End a node in an orderly way."""
-    node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,7 +25,6 @@ from rlpto.io.files import write_text
 from rlpto.ray_cluster.nodes.environment import CONTROL, ray_environment
 from rlpto.ray_cluster.nodes.processes import (
     arguments_of,
-    end_cluster,
     end_processes,
     free_ports,
     head_family,
@@ -35,6 +34,7 @@ from rlpto.ray_cluster.nodes.processes import (
     mark_of,
     new_token,
     of_folder,
+    remove_cluster,
     remove_dead_folders,
     started_for,
     unused_folder,
@@ -47,8 +47,6 @@ WATCH_INTERVAL_S = 2.0
 """Time between checks for dead nodes."""
 NODE_RESOURCE = "rlpto_node_"
 """Prefix of the name of the Ray resource with a node's number in its cluster."""
-Progress = Callable[[str], None]
-"""Called with each next step."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ def running_cluster() -> StartedCluster | None:
 
 
 def start_cluster(
-    gpus: Sequence[int], cpus: int = 4, durable: bool = False, on_progress: Progress = lambda _: None
+    gpus: Sequence[int], cpus: int = 4, durable: bool = False, on_progress: Callable[[str], None] = lambda _: None
 ) -> StartedCluster:
     """Start a head without GPUs and one node for each entry of `gpus`.
 
@@ -126,14 +124,10 @@ def start_cluster(
         _note(started)
         try:
             make_folder(Path(started.folder), token)
-            # A restarted head must use the same port.
-            started = replace(started, address=_start_head(started, free_ports(1)[0] if durable else 0, on_progress))
-            if durable:
-                on_progress("starting the node for job controllers")
-                _start_node(started, {CONTROL: 1})
-            for number, count in enumerate(gpus, 1):
-                on_progress(f"starting node {number} of {len(gpus)}")
-                _start_node(started, {f"{NODE_RESOURCE}{number}": 1}, count)
+            nodes = [_options(started, number) for number in range(1, len(gpus) + 1)]
+            controllers = [{"cpus": cpus, "resources": {CONTROL: 1}}] if durable else []
+            port = free_ports(1)[0] if durable else 0  # a restarted head must use the same
+            started = replace(started, address=_start_nodes(started, [*controllers, *nodes], port, on_progress))
             _note(started)
             _start_watch(started)
         except BaseException:
@@ -142,7 +136,7 @@ def start_cluster(
     return started
 
 
-def restart_head(started: StartedCluster, on_progress: Progress = lambda _: None) -> StartedCluster:
+def restart_head(started: StartedCluster, on_progress: Callable[[str], None] = lambda _: None) -> StartedCluster:
     """Start the head of a durable cluster again after it has died; nodes, job controllers and jobs go on meanwhile.
 
     Raises ClusterError if the cluster is not durable, its head is alive, or Ray does not come up.
@@ -156,7 +150,7 @@ def restart_head(started: StartedCluster, on_progress: Progress = lambda _: None
             raise ClusterError(f"the head at {started.address} is alive: expected one that has ended")
         # Remaining processes of the head would look like a live head.
         end_processes(head_family(started.folder))
-        _start_head(started, int(started.address.rpartition(":")[2]), on_progress)
+        _start_nodes(started, [], int(started.address.rpartition(":")[2]), on_progress)
     return started
 
 
@@ -183,8 +177,7 @@ def _remove(started: StartedCluster) -> None:
             f"{state_file()}: names the folder {folder}, which `rlpto cluster up` has not made: nothing was ended; "
             "remove the file if no cluster is running"
         )
-    end_cluster(started.folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_cluster(folder)
     state_file().unlink(missing_ok=True)
 
 
@@ -234,6 +227,8 @@ def _start_watch(started: StartedCluster) -> None:
 
 def watch_nodes(started: StartedCluster) -> None:
     """Start nodes of a cluster again that have died, until its folder is gone. The head is not started again."""
+    from rlpto.ray_cluster.nodes.local import start_node
+
     while is_folder_of(Path(started.folder), started.mark):
         time.sleep(WATCH_INTERVAL_S)
         if missing_nodes(started) and head_is_alive(started.folder):
@@ -241,26 +236,26 @@ def watch_nodes(started: StartedCluster) -> None:
             for number in missing_nodes(started) if head_is_alive(started.folder) else ():
                 print(f"node {number} of {len(started.gpus)} is gone: starting it again", flush=True)
                 try:
-                    _start_node(started, {f"{NODE_RESOURCE}{number}": 1}, started.gpus[number - 1])
+                    with _variables(started):
+                        start_node(started.address, stays=True, **_options(started, number))
                 except ClusterError as error:  # the next check tries again
                     print(error, flush=True)
 
 
-def _start_head(started: StartedCluster, port: int, on_progress: Progress) -> str:
-    """Start the head of a cluster, which outlives this process: its address. port: 0: any."""
-    from rlpto.ray_cluster.nodes.local import start_node, starting
-
-    on_progress("starting the head")
-    with _variables(started), starting():
-        return str(start_node(port=port, cpus=started.cpus, stays=True).gcs_address)
+def _options(started: StartedCluster, number: int) -> dict[str, Any]:
+    """Options of the node with this number (from 1), as of `RayNode`."""
+    return {"gpus": started.gpus[number - 1], "cpus": started.cpus, "resources": {f"{NODE_RESOURCE}{number}": 1}}
 
 
-def _start_node(started: StartedCluster, resources: dict[str, float], gpus: int = 0) -> None:
-    """Start a node of a cluster, which outlives this process."""
-    from rlpto.ray_cluster.nodes.local import start_node, starting
+def _start_nodes(
+    started: StartedCluster, nodes: Sequence[dict[str, Any]], port: int, on_progress: Callable[[str], None]
+) -> str:
+    """Start the head of a cluster, and nodes, as `start_nodes` does; they outlive this process. The head's address."""
+    from rlpto.ray_cluster.nodes.local import start_nodes
 
-    with _variables(started), starting():
-        start_node(started.address, gpus=gpus, cpus=started.cpus, resources=resources, stays=True)
+    with _variables(started):
+        head, *_ = list(start_nodes(nodes, on_progress, cpus=started.cpus, port=port, stays=True))
+    return str(head.gcs_address)
 
 
 def _variables(started: StartedCluster) -> AbstractContextManager[None]:

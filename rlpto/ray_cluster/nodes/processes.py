@@ -87,7 +87,7 @@ def _answers(folder: Path) -> bool:
 
 
 TERMINATE_TIMEOUT_S = 4.0
-"""Time for processes to end by themselves before they are killed."""
+"""Time for processes to end on request before they are killed."""
 END_ROUNDS = 5
 """Number of checks for further processes started by those that were ended."""
 
@@ -103,13 +103,18 @@ def end_processes(family: Mapping[int, int]) -> None:
             time.sleep(0.05)
 
 
-def end_cluster(folder: str) -> None:
-    """End all processes of the cluster with a folder of ours, including those started meanwhile."""
+def remove_cluster(folder: Path) -> None:
+    """End all processes of the cluster with a folder of ours, including those started meanwhile, and remove the folder.
+
+    Ray's own shutdown knows no processes of a node whose raylet was killed, and on a busy machine leaves agents
+    behind; and the head may be gone.
+    """
     for _ in range(END_ROUNDS):
-        family = family_of(folder)
+        family = family_of(str(folder))
         if not family:
-            return
+            break
         end_processes(family)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def family_of(folder: str) -> dict[int, int]:

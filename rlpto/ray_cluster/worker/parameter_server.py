@@ -9,8 +9,8 @@ asynchronous one updates with every gradient as it comes; a worker is held up on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 
 from rlpto.io.errors import JobError
 from rlpto.ray_cluster.programs.base import TrainingProgram
-from rlpto.ray_cluster.worker.gradient_noise import MEASURE_EVERY_STEPS, SquaredNorms
-from rlpto.ray_cluster.worker.worker_group import mean_inverse
+from rlpto.ray_cluster.worker.gradient_noise import SquaredNorms
+from rlpto.ray_cluster.worker.worker_group import WorkerGroup
 
 MAX_STEPS_AHEAD = 4
 """Steps that a worker of an asynchronous group may be ahead of the slowest."""
@@ -57,16 +57,6 @@ class Pull:
     stale: int = 0
 
 
-@dataclass
-class _Round:
-    """Pushes of one step, until the last one is there."""
-
-    pushes: dict[int, Push] = field(default_factory=dict)
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-    local: float = 0.0
-    mean: float = 0.0
-
-
 class ParameterServer:
     """Actor that holds a part of the weights, and the state of its optimizer."""
 
@@ -75,7 +65,8 @@ class ParameterServer:
         self._optimizer: Optimizer | None = None
         self._group = self._loaded = -1
         self._world = 0
-        self._round = _Round()
+        self._pushes: dict[int, Push] = {}
+        self._norms = (0.0, 0.0)
         self._steps: dict[int, int] = {}
         self._pulled: dict[int, int] = {}
         self._version = 0
@@ -96,8 +87,7 @@ class ParameterServer:
         async with self._changed:
             if group > self._group:
                 self._group, self._world = group, world
-                self._round.done.set()
-                self._round, self._steps, self._pulled = _Round(), {}, {}
+                self._pushes, self._steps, self._pulled = {}, {}, {}
                 self._changed.notify_all()
             await self._changed.wait_for(lambda: self._loaded == group if reset else self._loaded >= 0)
         return self._weights
@@ -106,7 +96,6 @@ class ParameterServer:
         """End the present group: workers that wait for others learn that it is over."""
         async with self._changed:
             self._group = -1
-            self._round.done.set()
             self._changed.notify_all()
 
     async def held(self) -> Optimizer:
@@ -115,37 +104,39 @@ class ParameterServer:
 
     async def exchange(self, group: int, push: Push) -> Pull:
         """Push a gradient, pull weights. Raises RuntimeError if the group is over."""
-        return await (self._at_once(group, push) if self._asynchronous else self._together(group, push))
-
-    async def _together(self, group: int, push: Push) -> Pull:
-        self._check(group)
-        present = self._round
-        present.pushes[push.rank] = push
-        if len(present.pushes) == self._world:
-            # In the order of ranks: sums of floats must not depend on who was first.
-            ranked = [present.pushes[rank] for rank in sorted(present.pushes)]
-            mean = sum((other.gradient for other in ranked[1:]), ranked[0].gradient) / self._world
-            if push.square is not None:
-                present.local = sum(other.square or 0.0 for other in ranked) / self._world
-                present.mean = float(np.dot(mean, mean))
-            self._update(mean, push.options)
-            self._round = _Round()
-            present.done.set()
-        await present.done.wait()
-        self._check(group)
-        return Pull(self._weights, present.local, present.mean)
-
-    async def _at_once(self, group: int, push: Push) -> Pull:
         async with self._changed:
             self._check(group)
-            self._steps[push.rank] = push.step
+            return await (self._at_once(group, push) if self._asynchronous else self._together(group, push))
+
+    async def _together(self, group: int, push: Push) -> Pull:
+        before = self._version
+        self._pushes[push.rank] = push
+        if len(self._pushes) == self._world:
+            # In the order of ranks: sums of floats must not depend on who was first.
+            ranked = [self._pushes[rank] for rank in sorted(self._pushes)]
+            mean = sum((other.gradient for other in ranked[1:]), ranked[0].gradient) / self._world
+            if push.square is not None:
+                local = sum(other.square or 0.0 for other in ranked) / self._world
+                self._norms = local, float(np.dot(mean, mean))
+            self._update(mean, push.options)
+            self._pushes = {}
             self._changed.notify_all()
-            await self._changed.wait_for(lambda: group != self._group or push.step - self._slowest() <= MAX_STEPS_AHEAD)
-            self._check(group)
-            stale = self._version - self._pulled.get(push.rank, self._version)
-            self._update(push.gradient / self._world, push.options)
-            self._pulled[push.rank] = self._version
-            return Pull(self._weights, stale=stale)
+        await self._until(group, lambda: self._version > before)
+        return Pull(self._weights, *self._norms)
+
+    async def _at_once(self, group: int, push: Push) -> Pull:
+        self._steps[push.rank] = push.step
+        self._changed.notify_all()
+        await self._until(group, lambda: push.step - self._slowest() <= MAX_STEPS_AHEAD)
+        stale = self._version - self._pulled.get(push.rank, self._version)
+        self._update(push.gradient / self._world, push.options)
+        self._pulled[push.rank] = self._version
+        return Pull(self._weights, stale=stale)
+
+    async def _until(self, group: int, holds: Callable[[], bool]) -> None:
+        """Wait until something holds. Raises RuntimeError if the group is over."""
+        await self._changed.wait_for(lambda: group != self._group or holds())
+        self._check(group)
 
     def _slowest(self) -> int:
         """Step that the slowest worker pushes or has pushed last; a worker that has not begun delays no other."""
@@ -176,11 +167,11 @@ class ParameterServer:
         return copied
 
 
-class ParameterServerGroup:
+class ParameterServerGroup(WorkerGroup):
     """A worker's side: pushes its gradients, and pulls the updated weights.
 
-    Raises JobError if the optimizer treats parameters differently, because a part of the vector does not know its
-    parameters.
+    The controller ends the servers' group, which wakes all waiting workers. Raises JobError if the optimizer treats
+    parameters differently, because a part of the vector does not know its parameters.
     """
 
     def __init__(
@@ -194,14 +185,12 @@ class ParameterServerGroup:
     ) -> None:
         if len(optimizer.param_groups) != 1:
             raise JobError(f"parameter servers take one group of parameters, found {len(optimizer.param_groups)}")
-        self.rank, self.world = rank, world
-        self.model = model
+        super().__init__(model, optimizer, rank, world)
         self.staleness = 0.0
-        self._program, self._optimizer, self._servers = program, optimizer, servers
+        self._program, self._servers = program, servers
         self._parameters = list(model.parameters())
         self._number = -1
         self._pushes = 0
-        self._step = self._own = self._samples = 0
 
     def upload(self, number: int) -> None:
         """Give the servers this worker's weights and optimizer state, for group `number`."""
@@ -224,17 +213,12 @@ class ParameterServerGroup:
         self._number = number
         self._take(ray.get([server.enter.remote(number, self.world, reset) for server in self._servers]))
 
-    def begin(self, step: int, own: int, samples: int) -> None:
-        """Remember what the gradients stand for."""
-        self._step, self._own, self._samples = step, own, samples
-
     def update(self, factor: float) -> SquaredNorms | None:
         """Push and pull. Norms are those of a synchronous group."""
-        measured = self._step % MEASURE_EVERY_STEPS == 0 and self._samples >= self.world > 1
+        measured = self._measures
         gradients = [torch.zeros_like(own) if own.grad is None else own.grad.detach() for own in self._parameters]
         gradient = torch.cat([own.flatten().cpu() for own in gradients])
-        weight = self._own * self.world / self._samples
-        square = float(torch.dot(gradient, gradient)) / weight**2 if measured else None
+        square = float(torch.dot(gradient, gradient)) / self._weight**2 if measured else None
         options = self._options()
         options["lr"] = options["lr"] * factor
         pushes = [Push(self.rank, self._step, part.numpy(), options, square) for part in self._cut([gradient])]
@@ -244,9 +228,7 @@ class ParameterServerGroup:
         self._pushes += 1
         self.staleness += (sum(pull.stale for pull in pulls) / len(pulls) - self.staleness) / self._pushes
         mean = sum(pull.mean for pull in pulls)
-        if not measured or mean == 0.0:
-            return None
-        return SquaredNorms(pulls[0].local, mean, mean_inverse(self._samples, self.world), 1 / self._samples)
+        return self._norms(pulls[0].local, mean) if measured and mean != 0.0 else None
 
     def gather(self) -> None:
         """Bring the servers' weights and optimizer state here, as if this worker had made all updates itself."""
@@ -265,12 +247,6 @@ class ParameterServerGroup:
                 if _is_cut(value):
                     piece = piece.reshape(parameter.shape).to(parameter.device)
                 self._optimizer.state[parameter][key] = piece
-
-    def abort(self) -> None:
-        """The controller ends the servers' group, which wakes all waiting workers."""
-
-    def close(self) -> None:
-        """Nothing to leave: the servers end a group when the next one begins."""
 
     def _options(self) -> dict[str, Any]:
         return {key: value for key, value in self._optimizer.param_groups[0].items() if key != "params"}

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlpto.io.errors import CheckpointError, JobError
 from rlpto.ray_cluster.messages import JobSpec, global_batch
@@ -200,7 +200,7 @@ class Trainer:
             finished=self.finished,
             first=first,
             ended=time.monotonic(),
-            staleness=getattr(self.group, "staleness", math.nan),
+            staleness=self.group.staleness,
         )
 
     def step(self) -> tuple[Tensor, int]:
@@ -365,8 +365,3 @@ def pick_device(spec: JobSpec) -> torch.device:
     if not torch.cuda.is_available():
         raise JobError(f"job {spec.name!r}: device is cuda, but no CUDA device is visible to its worker")
     return torch.device("cuda", 0)
-
-
-def weights_of(network: nn.Module) -> Tensor:
-    """All parameters as one vector, on the CPU."""
-    return torch.cat([parameter.detach().flatten().cpu() for parameter in network.parameters()])

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -28,18 +27,25 @@ from rlpto.ray_cluster.messages import LrRule
 from rlpto.ray_cluster.worker.gradient_noise import MEASURE_EVERY_STEPS, SquaredNorms
 
 
-class WorkerGroup(Protocol):
-    """Interface of a group for training. rank: of this worker among `world`. model: the one that the loss calls."""
+class WorkerGroup:
+    """A group for training. rank: of this worker among `world`. model: the one that the loss calls. staleness: mean
+    number of updates between pull and push of a gradient; NaN where that is always 0.
+    """
 
-    rank: int
-    world: int
-    model: nn.Module
+    staleness = math.nan
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, rank: int = 0, world: int = 1) -> None:
+        self.model, self.rank, self.world = model, rank, world
+        self._optimizer = optimizer
+        self._step = self._own = self._samples = 0
 
     def begin(self, step: int, own: int, samples: int) -> None:
         """Before the gradients of `step`, in which this worker has `own` of `samples` samples."""
+        self._step, self._own, self._samples = step, own, samples
 
     def update(self, factor: float) -> SquaredNorms | None:
         """After the gradients: change the weights, with the learning rate times `factor`. Norms, if measured."""
+        raise NotImplementedError
 
     def gather(self) -> None:
         """Fetch the state of the model and its optimizer that other processes hold."""
@@ -50,23 +56,28 @@ class WorkerGroup(Protocol):
     def close(self) -> None:
         """Leave."""
 
+    @property
+    def _measures(self) -> bool:
+        """True in steps of several workers in which norms are measured: each worker needs a sample."""
+        return self._step % MEASURE_EVERY_STEPS == 0 and self._samples >= self.world > 1
 
-class SingleWorker:
+    @property
+    def _weight(self) -> float:
+        """Weight of this worker's gradients in the mean over workers."""
+        return self._own * self.world / self._samples
+
+    def _norms(self, local: float, mean: float) -> SquaredNorms:
+        """Norms of a step of several workers, see `SquaredNorms`."""
+        return SquaredNorms(local, mean, mean_inverse(self._samples, self.world), 1 / self._samples)
+
+
+class SingleWorker(WorkerGroup):
     """A single worker: plain torch. Of two successive steps in every `MEASURE_EVERY_STEPS`, gradients are compared."""
 
-    rank = 0
-    world = 1
-
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self.model = model
-        self._optimizer = optimizer
-        self._step = self._samples = 0
+        super().__init__(model, optimizer)
         self._kept: list[Tensor] = []
         self._kept_step, self._kept_samples = -1, 0
-
-    def begin(self, step: int, own: int, samples: int) -> None:  # noqa: ARG002
-        """Nothing to prepare."""
-        self._step, self._samples = step, samples
 
     def update(self, factor: float) -> SquaredNorms | None:
         """Compare with the gradients of the previous step, if noise is measured in this step, and update."""
@@ -101,17 +112,8 @@ class SingleWorker:
             kept.copy_(gradient)
         self._kept_step, self._kept_samples = self._step, self._samples
 
-    def gather(self) -> None:
-        """All state is in this worker."""
 
-    def abort(self) -> None:
-        """There is no other worker to wait for."""
-
-    def close(self) -> None:
-        """Nothing to leave."""
-
-
-class AllReduceGroup:
+class AllReduceGroup(WorkerGroup):
     """Workers that average gradients among themselves: torch's DistributedDataParallel over nccl or gloo.
 
     store: where the workers of this group alone find each other. Raises RuntimeError if they do not within `timeout`
@@ -124,8 +126,8 @@ class AllReduceGroup:
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, store: Store, rank: int, world: int, timeout: float
     ) -> None:
-        self.rank, self.world = rank, world
-        self._bare, self._optimizer = model, optimizer
+        super().__init__(model, optimizer, rank, world)
+        self._bare = model
         device = next(model.parameters()).device
         backend = "nccl" if device.type == "cuda" else "gloo"
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
@@ -135,11 +137,7 @@ class AllReduceGroup:
         self._process_group = dist.group.WORLD
         self._open, self._aborted = True, False
         self._device = device
-        self._measuring = False
-        self._weight = 1.0
-        self._sizes: tuple[int, int] = (0, 0)
         self._local = torch.zeros((), device=device)
-        self.model = model
 
     def wrap(self) -> None:
         """Start averaging. All workers already hold the same weights, so none are sent."""
@@ -160,19 +158,17 @@ class AllReduceGroup:
         return data if data is not None else content.cpu().numpy().tobytes()
 
     def begin(self, step: int, own: int, samples: int) -> None:
-        """Measure norms every `MEASURE_EVERY_STEPS` steps, unless a worker has no sample at all."""
-        self._measuring = step % MEASURE_EVERY_STEPS == 0 and samples >= self.world > 1
-        self._weight = own * self.world / samples
-        self._sizes = own, samples
+        """The norms of this worker's own gradients are summed up bucket by bucket."""
+        super().begin(step, own, samples)
         self._local = torch.zeros((), device=self._device)
 
     # torch looks at the annotations of this hook: without `from __future__ import annotations` they are no strings.
     def _average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Average one bucket of gradients; the norm of this worker's own ones travels with the last."""
         buffer = bucket.buffer()
-        if self._measuring:
+        if self._measures:
             self._local = self._local + torch.dot(buffer, buffer)
-        if not (self._measuring and bucket.is_last()):
+        if not (self._measures and bucket.is_last()):
             return _all_reduce(buffer.div_(self.world), _only)
         own = self._local / self._weight**2 / self.world
         both = torch.cat([buffer.div_(self.world), own.to(buffer.dtype).reshape(1)])
@@ -188,16 +184,11 @@ class AllReduceGroup:
         """Every worker makes the same update of its own weights."""
         self._wait()
         norms = None
-        if self._measuring:
-            mean = squared_norm(gradients_of(self._bare))
-            _, samples = self._sizes
-            norms = SquaredNorms(float(self._local), mean, mean_inverse(samples, self.world), 1 / samples)
+        if self._measures:
+            norms = self._norms(float(self._local), squared_norm(gradients_of(self._bare)))
         with scaled(self._optimizer, factor):
             self._optimizer.step()
         return norms
-
-    def gather(self) -> None:
-        """Every worker holds the whole state."""
 
     def abort(self) -> None:
         """End all waiting for other workers: nccl's own way, or by cutting the connections.
