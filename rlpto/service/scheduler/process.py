@@ -6,14 +6,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from pathlib import Path
+from contextlib import ExitStack
 from types import FrameType
 
-from rlpto.core.policy import Policy
 from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.on_ray import compile_ahead, real_nodes
@@ -42,20 +38,19 @@ DEFAULT_CPUS = 4
 
 
 class StopRequest:
-    """Set by signals. keep: whether runners are to train on."""
+    """Set by signals. SIGTERM: runners train on, another scheduler takes them up. SIGINT: the service ends, and `keep`
+    says whether runners are to train on: as in the settings."""
 
     def __init__(self, keeps: bool) -> None:
         self.asked = False
         self.keep = True
         self._keeps = keeps
 
-    def on_sigterm(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Runners train on: another scheduler takes them up."""
+    def __call__(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Handle a signal."""
         self.asked = True
-
-    def on_sigint(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """The service ends: as the settings say."""
-        self.asked, self.keep = True, self._keeps
+        if number == signal.SIGINT:
+            self.keep = self._keeps
 
 
 def check(settings: ServiceSettings) -> None:
@@ -82,7 +77,8 @@ def serve(settings: ServiceSettings) -> None:
             os.environ[STATE_VARIABLE] = str(folder / STATE_FILE)
             start_local_nodes(config)
         config = stack.enter_context(real_nodes(config, settings.scheduler.address or AUTO, folder, _quiet))
-        stack.enter_context(_signals(stop))
+        for number in (signal.SIGTERM, signal.SIGINT):  # after Ray has put its own handlers in place
+            signal.signal(number, stop)
         experiment = Experiment(config)
         warmup = PolicyWarmup(lambda spec: compile_ahead(experiment, [spec]), _quiet)
         _make_ready(warmup, settings, database)
@@ -90,7 +86,7 @@ def serve(settings: ServiceSettings) -> None:
             backend=RayBackend(session_name(folder, SESSION)),
             wall=time.time,
             clock=Clock,
-            make=partial(_make, experiment),
+            make=lambda spec: experiment.policy(spec, real=True),
             checks=ProgramChecks(_import_problem, stack.enter_context(ThreadPoolExecutor(1, "checks"))),
             session=session_name(folder, SESSION),
             address=settings.scheduler.address or "local",
@@ -99,7 +95,9 @@ def serve(settings: ServiceSettings) -> None:
         parts, loop = open_session(settings, config, database, environment)
         _serve(parts, loop, stop)
     if local and not stop.keep:
-        end_local_nodes(folder)
+        from rlpto.ray_cluster.nodes.persistent_cluster import stop_cluster
+
+        stop_cluster()
 
 
 def _serve(parts: SchedulerComponents, loop: SchedulerLoop, stop: StopRequest) -> None:
@@ -113,11 +111,6 @@ def _serve(parts: SchedulerComponents, loop: SchedulerLoop, stop: StopRequest) -
             parts.predictor.close()
         # After a fault as after SIGTERM: whatever went wrong here is no reason to stop those who train.
         parts.cluster.close(keep=stop.keep)
-
-
-def _make(experiment: Experiment, spec: str) -> Policy:
-    """A policy by its spec; it may have to import what takes seconds."""
-    return experiment.policy(spec, real=True)
 
 
 def _make_ready(warmup: PolicyWarmup, settings: ServiceSettings, store: Store) -> None:
@@ -170,30 +163,7 @@ def _check_kinds(config: Config) -> None:
         )
 
 
-def end_local_nodes(folder: Path) -> None:
-    """End the nodes that a service has started, and whatever runs there. folder: of the service."""
-    from rlpto.ray_cluster.nodes.persistent_cluster import stop_cluster
-
-    os.environ[STATE_VARIABLE] = str(folder.absolute() / STATE_FILE)
-    stop_cluster()
-
-
 def _quiet(line: str) -> None:
     """What is waited for, for the log of the service."""
     if line:
         print(line, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _signals(stop: StopRequest) -> Iterator[None]:
-    """Inside, signals ask for an orderly end, after Ray has put its own handlers in place."""
-    handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
-        signal.SIGTERM: stop.on_sigterm,
-        signal.SIGINT: stop.on_sigint,
-    }
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -65,7 +65,7 @@ def test_events_that_are_gone_are_said_to_be(api: Api) -> None:
 
 def test_streams_are_bounded_by_user(api: Api) -> None:
     service: Any = api.client.app.state.service  # type: ignore[attr-defined]
-    service.limits._most_streams = 0
+    service.limits.most_streams = 0
     problem(api("GET", "events", params={"once": "true"}), 429, "too-many-streams")
 
 
