@@ -39,7 +39,7 @@ class Client:
     """A job service as one of its users.
 
     address: None: $RLPTO_SERVICE, else the service that was last started on this machine. token: None: $RLPTO_TOKEN,
-    else the admin's of that service. patience: s, how long a service that does not answer is asked again; what is asked
+    else the admin's of that service. retry_for_s: how long a service that does not answer is asked again; what is asked
     twice is done once. certificate: of the service, where the system does not know it.
 
     Every method raises ServiceError.
@@ -50,7 +50,7 @@ class Client:
         address: str | None = None,
         token: str | None = None,
         *,
-        patience: float = 30.0,
+        retry_for_s: float = 30.0,
         certificate: Path | None = None,
     ) -> None:
         noted = _noted()
@@ -60,7 +60,7 @@ class Client:
         secret = token or os.environ.get(TOKEN_VARIABLE) or _token_of(noted, self.address)
         if not secret:
             raise ServiceError(f"no token for {self.address}: expected one in ${TOKEN_VARIABLE}, or from `rlpto serve`")
-        self._patience = patience
+        self._retry_for_s = retry_for_s
         try:
             self._http = httpx2.Client(
                 base_url=f"{self.address}/api/v1",
@@ -177,7 +177,7 @@ class Client:
                             yield data
             except (httpx2.TransportError, httpx2.StreamError) as broken:
                 asked_again = asked_again or time.monotonic()
-                if time.monotonic() - asked_again > self._patience:
+                if time.monotonic() - asked_again > self._retry_for_s:
                     raise self._unreachable(broken) from None
                 time.sleep(_FIRST_WAIT_S)
 
@@ -217,7 +217,7 @@ class Client:
 
     def _ask(self, method: str, path: str, *, again: bool = True, **given: Any) -> Answer:
         """The answer to a request. again: ask again where none comes: the same thing asked twice is done once."""
-        until, wait = time.monotonic() + self._patience, _FIRST_WAIT_S
+        until, wait = time.monotonic() + self._retry_for_s, _FIRST_WAIT_S
         while True:
             try:
                 answer = self._http.request(method, path, **given)
