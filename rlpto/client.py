@@ -140,7 +140,7 @@ class Client:
             time.sleep(0.5)
 
     def logs(self, job: str, start: int = 1, *, follow: bool = False) -> Iterator[Answer]:
-        """Lines of a job's log from a number on; negative: the last so many. follow: until the job is over."""
+        """Lines of a job's log from a number on; negative: the last ones. follow: until the job is over."""
         while True:
             page = self._ask("GET", f"/jobs/{_id(job)}/logs", params={"from": start, "limit": 1000})
             yield from page["lines"]
@@ -245,7 +245,7 @@ class Client:
 
 
 def note_service(address: str, token_file: Path) -> None:
-    """Remember the service that was last started on this machine, so that nobody has to type its address and token."""
+    """Remember the service that was last started on this machine, so that its address and token need not be typed."""
     with whole_file(_note(), "the note of a service") as unfinished:
         unfinished.write_text(
             json.dumps({"address": address, "token_file": str(token_file.absolute())}), encoding="utf-8"

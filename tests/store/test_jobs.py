@@ -12,7 +12,7 @@ from rlpto.store.jobs import (
     STATES,
     NewJob,
     change_job,
-    count_jobs,
+    count_by_state,
     get_job,
     insert_job,
     list_jobs,
@@ -32,7 +32,7 @@ def test_a_job_comes_back_as_it_was_submitted(store: Store) -> None:
 def test_impossible_limits_are_refused(store: Store) -> None:
     with pytest.raises(StoreError):
         insert_job(store, replace(ONE, min_gpus=3), 1.0)
-    assert count_jobs(store, STATES) == 0
+    assert count_by_state(store) == {}
 
 
 def test_only_the_columns_of_the_scheduler_change(store: Store) -> None:

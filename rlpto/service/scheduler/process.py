@@ -1,4 +1,8 @@
-"""The scheduler process on a real Ray cluster."""
+"""The scheduler process of a job service on a real Ray cluster: `python -m rlpto.service.scheduler SETTINGS [--check]`.
+
+--check: read what the settings name, and end. SIGTERM: runners train on, and the next scheduler takes them up. SIGINT:
+as `on_stop` of the settings says; a cluster that the service has started ends then.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +29,21 @@ from rlpto.service.scheduler.catalogue import SESSION, ProgramChecks
 from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
 from rlpto.service.scheduler.policy_catalogue import FALLBACK, PolicyWarmup, catalogue_of
 from rlpto.service.scheduler.session import Environment, open_session
-from rlpto.service.settings import ServiceSettings
+from rlpto.service.settings import ServiceSettings, load_service
 from rlpto.store.database import Store
 from rlpto.store.requests import switch_in_force
 
 STATE_VARIABLE, STATE_FILE = "RLPTO_STATE", "cluster.json"
 """Where the cluster that a service has started is noted: not where that of `rlpto cluster up` is."""
 OFTEN_SWITCHED = ("elastic_fifo", "round_robin")
-"""Policies that are made ready without being asked for, beside those of the settings."""
+"""Policies that are made ready without being asked for, in addition to those of the settings."""
 DEFAULT_CPUS = 4
 """CPU slots of a node for which the experiment names none."""
 
 
 class StopRequest:
-    """Set by signals. SIGTERM: runners train on, another scheduler takes them up. SIGINT: the service ends, and `keep`
-    says whether runners are to train on: as in the settings."""
+    """Set by signals. SIGTERM: runners train on, another scheduler takes them up. SIGINT: the service ends, and runners
+    train on if the settings say so (`keep`)."""
 
     def __init__(self, keeps: bool) -> None:
         self.asked = False
@@ -51,6 +55,19 @@ class StopRequest:
         self.asked = True
         if number == signal.SIGINT:
             self.keep = self._keeps
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until a signal; 2: stderr says what is wrong with settings, database or cluster."""
+    if len(arguments) not in (1, 2) or arguments[1:] not in ([], ["--check"]):
+        print("usage: python -m rlpto.service.scheduler SETTINGS.yaml [--check]", file=sys.stderr)
+        return 2
+    try:
+        (check if arguments[1:] else serve)(load_service(arguments[0]))
+    except RlptoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def check(settings: ServiceSettings) -> None:
@@ -109,14 +126,14 @@ def _serve(parts: SchedulerComponents, loop: SchedulerLoop, stop: StopRequest) -
         parts.source.closed = True
         if parts.predictor is not None:
             parts.predictor.close()
-        # After a fault as after SIGTERM: whatever went wrong here is no reason to stop those who train.
+        # After a fault as after SIGTERM: an error of the scheduler is no reason to stop jobs that train.
         parts.cluster.close(keep=stop.keep)
 
 
 def _make_ready(warmup: PolicyWarmup, settings: ServiceSettings, store: Store) -> None:
     """Make the policy in force ready, and meanwhile begin with those that are likely to be asked for.
 
-    One that cannot decide is told so when it is asked for.
+    A user who asks for one that cannot decide gets the reason as the answer.
     """
     extra, before = settings.scheduler.policies, switch_in_force(store)
     known = {name: spec for name, (spec, _) in catalogue_of(extra).items()}

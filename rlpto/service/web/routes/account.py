@@ -83,7 +83,7 @@ async def end_token(name: NameInPath, caller: TheCaller, service: TheService) ->
 
 
 async def end_token_of(service: Service, caller: Caller, user: str, token: str) -> None:
-    """End a token or a session of a user. Raises Problem 404 if there is none of that id."""
+    """End a token or a session of a user. Raises Problem 404 for an unknown id."""
     at = service.now()
 
     def write(store: Store) -> None:
@@ -124,7 +124,7 @@ async def _refuse_sign_in(service: Service, address: str, at: float) -> NoReturn
     limit = service.limits.wrong_sign_ins
     beyond = limit.count(address) - limit.most
     if beyond <= 1:
-        detail = {"more": f"from here on refused unseen for {WINDOW_S:g} s at most"} if beyond > 0 else {}
+        detail = {"too_many": f"further ones within {WINDOW_S:g} s are not listed"} if beyond > 0 else {}
         await service.commit(lambda store: users.note_change(store, "", "session.refuse", address, at, detail))
     if beyond > 0:
         raise limit.refusal()
