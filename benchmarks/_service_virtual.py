@@ -25,7 +25,7 @@ from _common import Check, Found, resident_mb
 from rlpto.arrivals.sampled import Futures
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.ray_cluster.messages import JobReport, Measured
-from rlpto.store.jobs import JobRow, NewJob, count_jobs, get_job, insert_job
+from rlpto.store.jobs import JobRow, NewJob, count_by_state, get_job, insert_job
 from rlpto.store.programs import set_program
 from rlpto.store.status import predictions
 from tests.ray_cluster.fakes import FakeController
@@ -226,13 +226,13 @@ def drawn_acts(service: VirtualService, futures: Futures) -> list[Act]:
 
 def finish(service: VirtualService, jobs: int) -> None:
     """Submit that many jobs in lots, and serve until all have finished."""
-    done = count_jobs(service.store, ("finished",))
+    done = count_by_state(service.store).get("finished", 0)
     for lot in range(0, jobs, AT_ONCE):
         with service.store.transaction():
             for number in range(AT_ONCE):
                 insert_job(service.store, NewJob(f"user-{number % 5}", "a job", "tiny", 1.0), service.now())
         wanted = done + lot + AT_ONCE
-        service.run(lambda wanted=wanted: count_jobs(service.store, ("finished",)) >= wanted)
+        service.run(lambda wanted=wanted: count_by_state(service.store).get("finished", 0) >= wanted)
 
 
 def scheduler(jobs: int = 10_000) -> Found:

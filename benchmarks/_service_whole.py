@@ -87,7 +87,7 @@ def submissions(whole: bool = False) -> Found:
     with service(programs={"tiny": QUICK}) as started:
 
         def submit() -> None:
-            with Client(started.address, started.token, patience=300.0) as client:
+            with Client(started.address, started.token, retry_for_s=300.0) as client:
                 while True:
                     with lock:
                         number = next(left, None)

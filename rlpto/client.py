@@ -39,7 +39,7 @@ class Client:
     """A job service as one of its users.
 
     address: None: $RLPTO_SERVICE, else the service that was last started on this machine. token: None: $RLPTO_TOKEN,
-    else the admin's of that service. patience: s, how long a service that does not answer is asked again; what is asked
+    else the admin's of that service. retry_for_s: how long a service that does not answer is asked again; what is asked
     twice is done once. certificate: of the service, where the system does not know it.
 
     Every method raises ServiceError.
@@ -50,7 +50,7 @@ class Client:
         address: str | None = None,
         token: str | None = None,
         *,
-        patience: float = 30.0,
+        retry_for_s: float = 30.0,
         certificate: Path | None = None,
     ) -> None:
         noted = _noted()
@@ -60,7 +60,7 @@ class Client:
         secret = token or os.environ.get(TOKEN_VARIABLE) or _token_of(noted, self.address)
         if not secret:
             raise ServiceError(f"no token for {self.address}: expected one in ${TOKEN_VARIABLE}, or from `rlpto serve`")
-        self._patience = patience
+        self._retry_for_s = retry_for_s
         try:
             self._http = httpx2.Client(
                 base_url=f"{self.address}/api/v1",
@@ -140,7 +140,7 @@ class Client:
             time.sleep(0.5)
 
     def logs(self, job: str, start: int = 1, *, follow: bool = False) -> Iterator[Answer]:
-        """Lines of a job's log from a number on; negative: the last so many. follow: until the job is over."""
+        """Lines of a job's log from a number on; negative: the last ones. follow: until the job is over."""
         while True:
             page = self._ask("GET", f"/jobs/{_id(job)}/logs", params={"from": start, "limit": 1000})
             yield from page["lines"]
@@ -177,7 +177,7 @@ class Client:
                             yield data
             except (httpx2.TransportError, httpx2.StreamError) as broken:
                 asked_again = asked_again or time.monotonic()
-                if time.monotonic() - asked_again > self._patience:
+                if time.monotonic() - asked_again > self._retry_for_s:
                     raise self._unreachable(broken) from None
                 time.sleep(_FIRST_WAIT_S)
 
@@ -217,7 +217,7 @@ class Client:
 
     def _ask(self, method: str, path: str, *, again: bool = True, **given: Any) -> Answer:
         """The answer to a request. again: ask again where none comes: the same thing asked twice is done once."""
-        until, wait = time.monotonic() + self._patience, _FIRST_WAIT_S
+        until, wait = time.monotonic() + self._retry_for_s, _FIRST_WAIT_S
         while True:
             try:
                 answer = self._http.request(method, path, **given)
@@ -245,7 +245,7 @@ class Client:
 
 
 def note_service(address: str, token_file: Path) -> None:
-    """Remember the service that was last started on this machine, so that nobody has to type its address and token."""
+    """Remember the service that was last started on this machine, so that its address and token need not be typed."""
     with whole_file(_note(), "the note of a service") as unfinished:
         unfinished.write_text(
             json.dumps({"address": address, "token_file": str(token_file.absolute())}), encoding="utf-8"

@@ -131,7 +131,7 @@ class TestClient:
         with pytest.raises(ServiceError, match="expected a token"):
             Client(running.web.address, "rlpto_wrong").me()
         with pytest.raises(ServiceError, match="no job service answers at"):
-            Client("http://127.0.0.1:9", "x", patience=0.1).me()
+            Client("http://127.0.0.1:9", "x", retry_for_s=0.1).me()
         with pytest.raises(ServiceError, match="no id of a job"):
             running.client().job("../etc")
 

@@ -15,29 +15,6 @@ from rlpto.service.settings import ServiceSettings, load_service
 
 ROOT = Path(__file__).parents[1]
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|[KMGT]i?)?$"
-FIELDS = {
-    "": "apiVersion kind metadata spec",
-    "metadata": "name labels",
-    "spec": "rayVersion headGroupSpec workerGroupSpecs",
-    "headGroupSpec": "rayStartParams template",
-    "workerGroupSpecs": "groupName replicas minReplicas maxReplicas rayStartParams template",
-    "template": "spec",
-    "pod": "securityContext containers volumes",
-    "containers": "name image command ports resources readinessProbe volumeMounts",
-    "ports": "name containerPort",
-    "resources": "requests limits",
-    "readinessProbe": "exec timeoutSeconds",
-    "exec": "command",
-    "volumeMounts": "name mountPath",
-    "volumes": "name persistentVolumeClaim configMap emptyDir",
-    "persistentVolumeClaim": "claimName",
-    "configMap": "name",
-    "emptyDir": "medium",
-    "securityContext": "fsGroup",
-}
-"""Fields of the parts of a RayCluster that the manifest uses, as Kubernetes and KubeRay name them."""
-FREE = ("labels", "rayStartParams", "requests", "limits")
-"""Parts whose keys are free."""
 
 
 @pytest.fixture(scope="module")
@@ -68,25 +45,6 @@ def worker_groups(cluster: Any) -> list[Any]:
 
 def mounts(container: Any) -> dict[str, str]:
     return {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-
-
-def unknown_fields(part: Any, name: str = "") -> list[str]:
-    """Fields of a part of the manifest that have another name than in its schema."""
-    if isinstance(part, list):
-        return [wrong for one in part for wrong in unknown_fields(one, name)]
-    if not isinstance(part, dict) or name in FREE:
-        return []
-    known = FIELDS[name].split()
-    below = {key: "pod" if name == "template" else key for key in part if key in known}
-    return [key for key in part if key not in known] + [
-        wrong for key, its in below.items() for wrong in unknown_fields(part[key], its)
-    ]
-
-
-def test_fields_have_the_names_of_the_schema(manifest: dict[str, dict[str, Any]]) -> None:
-    assert manifest["RayCluster"]["apiVersion"] == "ray.io/v1"
-    assert unknown_fields(manifest["RayCluster"]) == []
-    assert unknown_fields({"spec": {"rayversion": "2"}}) == ["rayversion"]
 
 
 def test_every_volume_is_there_and_named_once(cluster: Any, manifest: dict[str, dict[str, Any]]) -> None:

@@ -5,20 +5,18 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import os
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
-from types import FrameType
-from urllib.error import URLError
 from urllib.request import urlopen
 
 from rlpto.io.errors import ClusterError, ConfigError
+from rlpto.io.files import whole_file
 from rlpto.service.settings import DATABASE, ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.programs import set_program
@@ -41,15 +39,20 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """A process that is started again whenever it ends. pass_fds: files it inherits. end: signal that asks it to."""
+    """A process that is started again whenever it ends. pass_fds: files it inherits. stop_signal: asks it to end."""
 
     def __init__(
-        self, name: str, arguments: Sequence[str], log: Path, end: signal.Signals, pass_fds: Sequence[int] = ()
+        self, name: str, arguments: Sequence[str], log: Path, stop_signal: signal.Signals, pass_fds: Sequence[int] = ()
     ) -> None:
         self.name, self.log, self.restarts = name, log, 0
-        self._arguments, self._end, self._fds = arguments, end, pass_fds
+        self._arguments, self._stop_signal, self._fds = arguments, stop_signal, pass_fds
         self._backoff, self._due, self._since = FIRST_BACKOFF_S, 0.0, 0.0
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs now."""
+        return self._process is not None and self._process.poll() is None
 
     def look(self, now: float, say: Callable[[str], None]) -> None:
         """Start it if it is not there and it is time to. now: s, of a clock that only moves on.
@@ -59,34 +62,17 @@ class Child:
         if self.alive:
             return
         if self._process is not None:
-            code = self._process.returncode
+            code, self._process = self._process.returncode, None
             if code == _BAD_INPUT and not self.restarts:
                 said = _last_line(self.log.read_text(encoding="utf-8", errors="replace"))
                 raise ClusterError(f"the {self.name} process has ended: {said} ({self.log})")
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             self._backoff = FIRST_BACKOFF_S if now - self._since > STEADY_S else self._backoff
-            self._due, self._process = now + self._backoff, None
-            say(f"the {self.name} process has ended ({_how(code)}); starting it again in {self._backoff:g} s")
-            self._backoff = min(2 * self._backoff, LONGEST_BACKOFF_S)
+            say(f"the {self.name} process has ended ({how}); starting it again in {self._backoff:g} s")
+            self._due, self._backoff = now + self._backoff, min(2 * self._backoff, LONGEST_BACKOFF_S)
             self.restarts += 1
         if now >= self._due:
             self._since, self._process = now, self._start()
-
-    @property
-    def alive(self) -> bool:
-        """Whether it runs now."""
-        return self._process is not None and self._process.poll() is None
-
-    def end(self, seconds: float, now: Callable[[], bool] = lambda: False) -> None:
-        """Send the signal that asks it to end, and kill it after a time [s], or once `now` says so."""
-        if self._process is None:
-            return
-        with suppress(ProcessLookupError):
-            self._process.send_signal(self._end)
-        until = time.monotonic() + seconds
-        while self.alive and time.monotonic() < until and not now():
-            time.sleep(_LOOK_S / 4)
-        self._process.kill()
-        self._process.wait()
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self.log.exists() and self.log.stat().st_size > LARGEST_LOG_BYTES:
@@ -102,6 +88,17 @@ class Child:
                 preexec_fn=_end_with_parent,
             )
 
+    def end(self, seconds: float, now: Callable[[], bool] = lambda: False) -> None:
+        """Send the signal that asks it to end, and kill it after a time [s], or once `now` says so."""
+        if self._process is None:
+            return
+        self._process.send_signal(self._stop_signal)
+        until = time.monotonic() + seconds
+        while self.alive and time.monotonic() < until and not now():
+            time.sleep(_LOOK_S / 4)
+        self._process.kill()
+        self._process.wait()
+
 
 def serve(
     path: Path, settings: ServiceSettings, ready: Callable[[str, bool], None], say: Callable[[str], None]
@@ -114,7 +111,7 @@ def serve(
     work in the folder, or cannot start.
     """
     _check(path)
-    make_folder(settings.folder)
+    _make_folder(settings.folder)
     logs = settings.folder / "logs"
     logs.mkdir(exist_ok=True)
     with _alone_in(settings.folder), _listening(settings) as listening, _stopped() as stopped:
@@ -146,19 +143,16 @@ def prepare(settings: ServiceSettings) -> bool:
 
     Raises ConfigError for a folder that cannot be written, StoreError for a database that cannot be read.
     """
-    make_folder(settings.folder)
-    store = Store(settings.database)
-    try:
+    _make_folder(settings.folder)
+    with closing(Store(settings.database)) as store:
         for path in settings.folder.glob(f"{DATABASE}*"):
             path.chmod(0o600)
         for name, program in settings.programs.items():
             set_program(store, name, program.model_dump(mode="json"), BY_SETTINGS, time.time())
         return _make_admin_token(store, settings.folder / TOKEN_FILE)
-    finally:
-        store.close()
 
 
-def make_folder(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     """Make the folder of a service, for its owner alone, as one that exists is made. Raises ConfigError if refused."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -180,11 +174,9 @@ def _make_admin_token(store: Store, path: Path) -> bool:
         if not any(user.name == FIRST_ADMIN for user in all_users(store)):
             add_user(store, FIRST_ADMIN, "admin", now)
         _, secret = add_token(store, FIRST_ADMIN, "made by rlpto serve", now)
-    unfinished = path.with_name(f".{path.name}.part")
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secret + "\n")
-    unfinished.replace(path)
+    with whole_file(path, "the token of the admin", ConfigError) as unfinished:
+        unfinished.touch(0o600)
+        unfinished.write_text(secret + "\n", encoding="ascii")
     return True
 
 
@@ -202,7 +194,7 @@ def _answers(address: str) -> bool:
     try:
         with urlopen(f"{address}/healthz", timeout=5):
             return True
-    except (URLError, OSError):
+    except OSError:
         return False
 
 
@@ -238,11 +230,8 @@ def _alone_in(folder: Path) -> Iterator[None]:
 def _stopped() -> Iterator[list[int]]:
     """A list that gets the signals that ask to end."""
     asked: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        asked.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in signals}
     try:
         yield asked
     finally:
@@ -253,10 +242,6 @@ def _stopped() -> Iterator[list[int]]:
 def _last_line(text: str) -> str:
     line = next((line for line in reversed(text.split("\n")) if line.strip()), "it has printed nothing")
     return line.strip().removeprefix("error: ").removeprefix("rlpto: error: ")[:300]
-
-
-def _how(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def _end_with_parent() -> None:

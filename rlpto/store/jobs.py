@@ -192,12 +192,6 @@ def list_jobs(
     return sorted(found, key=lambda job: -job.seq)[:limit]
 
 
-def count_jobs(store: Store, states: Sequence[State]) -> int:
-    """How many jobs are in any of these states."""
-    counts = count_by_state(store)
-    return sum(counts.get(state, 0) for state in states)
-
-
 def count_open(store: Store, owner: str) -> int:
     """How many jobs of a user are not over."""
     row = store.row(

@@ -14,7 +14,7 @@ from contextlib import closing
 SCHEMA = 10
 """Version of the tables, in SQLite's `user_version`. Lower ones are of states before the first release: refused."""
 
-# STRICT and the checks are what SQLite's integrity check can tell damage by.
+# STRICT and the checks let SQLite's integrity check notice damage.
 _TABLES = """
 CREATE TABLE users (
     name TEXT PRIMARY KEY, role TEXT NOT NULL CHECK (role IN ('user', 'developer', 'operator', 'admin')),

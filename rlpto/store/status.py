@@ -142,12 +142,12 @@ def get_status(store: Store, key: str) -> tuple[float, Any] | None:
 
 
 def set_drained(store: Store, drained: bool, by: str, at: float) -> None:
-    """Note that no job is to start from now on, or that they may again."""
+    """Note that no job may start from now on, or that jobs may start again."""
     set_status(store, DRAIN, at, {"on": drained, "by": by})
 
 
 def is_drained(store: Store) -> bool:
-    """Whether no job is to start."""
+    """Whether no job may start."""
     found = get_status(store, DRAIN)
     return found is not None and bool(found[1]["on"])
 
@@ -230,7 +230,7 @@ def decisions(store: Store, since: float, limit: int = 500) -> list[DecisionRow]
 
 
 def set_volume(store: Store, rows: Sequence[VolumeRow]) -> None:
-    """Note task volume, seen or forecast, of steps. What was forecast of one stays if nothing else is said of it."""
+    """Note task volume, seen or forecast, of steps. A value that a row leaves out stays as it was."""
     kept = ", ".join(f"{name} = coalesce(excluded.{name}, {name})" for name in ("seen", "forecast", "low", "high"))
     statement = (
         "INSERT INTO volume (at, seen, forecast, low, high) VALUES (?, ?, ?, ?, ?) "

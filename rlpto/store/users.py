@@ -142,7 +142,7 @@ def last_expiry(store: Store, token: Token) -> float | None:
 
 
 def revoke_token(store: Store, token: str, user: str, at: float) -> bool:
-    """End a token of a user and all sessions that were made with it; False if there is none of that id."""
+    """End a token of a user and all sessions that were made with it; False for an unknown id."""
     with store.transaction():
         changed = store.write(
             "UPDATE tokens SET revoked = ? WHERE id = ? AND user = ? AND revoked IS NULL", (at, token, user)

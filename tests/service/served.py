@@ -41,10 +41,14 @@ EXPERIMENT = {
 }
 
 
-def write_settings(folder: Path, nodes: int, gpus: int, **more: Any) -> Path:
-    """Settings of a service with so many nodes of so many GPUs, on a free port; more: keys to add or to replace."""
+def write_settings(
+    folder: Path, nodes: int, gpus: int, forecast: Mapping[str, object] | None = None, **more: Any
+) -> Path:
+    """Settings of a service with this number of nodes and of GPUs of each, on a free port; more: keys to add or to
+    replace. forecast: of the experiment."""
     cluster = {"nodes": [{"count": nodes, "gpus": gpus}]}
-    (folder / "experiment.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "cluster": cluster}))
+    experiment = {**EXPERIMENT, "cluster": cluster, "forecast": dict(forecast or {})}
+    (folder / "experiment.yaml").write_text(yaml.safe_dump(experiment))
     settings = {
         "folder": str(folder / "run"),
         "experiment": "experiment.yaml",
@@ -90,7 +94,7 @@ class Served:
         """Find the service's address, which is another one after each start."""
         noted = json.loads((self._state / "rlpto" / "service.json").read_text())
         self.address, self.token = str(noted["address"]), Path(noted["token_file"]).read_text().strip()
-        self.client = Client(self.address, self.token, patience=120.0)
+        self.client = Client(self.address, self.token, retry_for_s=120.0)
 
     def command(self, *arguments: str, timeout: float = WAIT_S) -> subprocess.CompletedProcess[str]:
         """What a user types on this machine."""

@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 from rlpto.io.errors import ClusterError, ConfigError
+from rlpto.service import parent
 from rlpto.service.parent import FIRST_BACKOFF_S, TOKEN_FILE, Child, prepare, serve
+from rlpto.service.scheduler.process import check
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from tests.service.web.helpers import make_settings
@@ -58,47 +60,50 @@ class TestChild:
             one.look(1.0, print)
 
 
-class TestServe:
-    def serve(self, settings: ServiceSettings) -> None:
-        file = settings.folder.parent / "settings.yaml"
-        file.write_text(yaml.safe_dump(settings.model_dump(mode="json")), encoding="utf-8")
-        serve(file, settings, lambda *_: None, lambda _: None)
+def serve_settings(settings: ServiceSettings) -> None:
+    file = settings.folder.parent / "settings.yaml"
+    file.write_text(yaml.safe_dump(settings.model_dump(mode="json")), encoding="utf-8")
+    serve(file, settings, lambda *_: None, lambda _: None)
 
+
+class TestServe:
+    def test_wrong_settings_are_one_line_before_anything_is_written(self, tmp_path: Path) -> None:
+        settings = make_settings(tmp_path / "new", experiment="none.yaml")
+        with pytest.raises(ConfigError, match=r"none\.yaml") as error:
+            serve_settings(settings)
+        assert "\n" not in str(error.value)
+        assert not settings.folder.exists()
+
+    def test_an_unknown_policy_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"scheduler\.policy: nonsense: expected one of"):
+            check(make_settings(tmp_path / "new", scheduler={"policy": "nonsense"}))
+
+    @pytest.fixture
+    def unchecked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The settings are not read by a process of their own, which takes seconds."""
+        monkeypatch.setattr(parent, "_check", lambda _: None)
+
+    @pytest.mark.usefixtures("unchecked")
     def test_an_address_that_is_taken(self, tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             settings = make_settings(tmp_path / "new", web={"port": taken.getsockname()[1]})
             with pytest.raises(ConfigError, match="cannot listen on"):
-                self.serve(settings)
+                serve_settings(settings)
 
+    @pytest.mark.usefixtures("unchecked")
     def test_a_folder_where_another_is_at_work(self, tmp_path: Path) -> None:
         settings = make_settings(tmp_path / "new")
         settings.folder.mkdir()
         with (settings.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with pytest.raises(ClusterError, match="another service is at work in this folder"):
-                self.serve(settings)
+                serve_settings(settings)
 
+    @pytest.mark.usefixtures("unchecked")
     def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        settings = make_settings(tmp_path / "file")
         with pytest.raises(ConfigError, match="cannot make a folder"):
-            self.serve(settings)
-
-    @pytest.mark.parametrize(
-        ("changes", "said"),
-        [
-            ({"experiment": "none.yaml"}, "none.yaml"),
-            ({"scheduler": {"policy": "nonsense"}}, "scheduler.policy: nonsense: expected one of"),
-        ],
-    )
-    def test_wrong_settings_are_one_line_before_anything_is_written(
-        self, tmp_path: Path, changes: dict[str, object], said: str
-    ) -> None:
-        settings = make_settings(tmp_path / "new", **changes)
-        with pytest.raises(ConfigError, match=said) as error:
-            self.serve(settings)
-        assert "\n" not in str(error.value)
-        assert not settings.folder.exists()
+            serve_settings(make_settings(tmp_path / "file"))
 
 
 class TestPreparing:

@@ -11,21 +11,22 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
+from rlpto.client import Answer
 from rlpto.ray_cluster.scheduler.session_folder import read_table
 from rlpto.store.curves import points_after, spans_of_job
 from rlpto.store.jobs import JobRow
 from rlpto.store.logs import log_lines
 from rlpto.store.requests import switches
-from rlpto.store.status import decisions, predictions, queue
+from rlpto.store.status import decisions, predictions, queue, volume
 from tests.service.served import REPOSITORY, TINY, Served, served
 
 NODES, GPUS = 3, 2
-CALL_S = 1.0
+CALL_S, STEP_S = 1.0, 2.0
 FIRST_JOB_S = 300.0
-ONE_GPU_EPOCH_S = 0.7
 
 pytestmark = pytest.mark.cluster
 
@@ -41,7 +42,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             "batch_size": 16,
         }
     }
-    with served(folder, NODES, GPUS, programs={"tiny": TINY, "faulty": faulty}) as made:
+    forecast = {"mode": "on", "every": f"{STEP_S:g}s", "horizon": 5}
+    with served(folder, NODES, GPUS, forecast=forecast, programs={"tiny": TINY, "faulty": faulty}) as made:
         yield made
 
 
@@ -90,6 +92,27 @@ def test_s1_policies_are_switched_while_30_jobs_run_and_wait(service: Served) ->
         assert service.switch(policy)[0] < CALL_S, "idle, too"
     asked = [one.policy for one in switches(service.store, limit=6)]
     assert asked == ["fifo", "round_robin", "fifo", "round_robin", "elastic_fifo", "fifo"]
+
+
+def test_arrivals_are_forecast_and_bound_what_is_predicted(service: Served) -> None:
+    """After the arrivals of S1, of which more than ten steps are over."""
+    jobs = [service.submit(200.0, GPUS) for _ in range(2)]
+    service.until(lambda: any(bounded(service.client.job(job)) for job in jobs))
+    rows = volume(service.store, 0.0)
+    assert np.allclose(np.diff([row.at for row in rows]), STEP_S), "every step once, and none left out"
+    assert sum(row.seen is not None for row in rows) >= 10
+    ahead = [row for row in rows if row.seen is None]
+    assert len(ahead) >= 5
+    assert all(row.low <= row.forecast <= row.high for row in ahead[-5:])  # type: ignore[operator]
+    for job in jobs:
+        service.client.cancel(job)
+    service.over(*jobs)
+
+
+def bounded(job: Answer) -> bool:
+    """Whether the predicted finish of a job has an interval."""
+    found = job["prediction"]
+    return bool(found and found["finish_low"] is not None and found["finish_low"] <= found["finish_high"])
 
 
 def busy_share(service: Served, rows: list[JobRow], gpus: int, most: int) -> float:

@@ -1,8 +1,8 @@
-"""Requests, switches, events, curves, status, programs, audit."""
+"""Requests, switches, curves, status, programs."""
 
 from __future__ import annotations
 
-from rlpto.store import curves, events, jobs, programs, requests, status, users
+from rlpto.store import curves, programs, requests, status
 from rlpto.store.database import Store
 
 
@@ -29,13 +29,6 @@ def test_switches_are_numbered(store: Store) -> None:
     assert [switch.number for switch in requests.switches(store, before=2)] == [1]
 
 
-def test_events_resume_after_a_number(store: Store) -> None:
-    numbers = [events.add_event(store, "job", float(i), "j1" if i % 2 else None, "ann", {"i": i}) for i in range(5)]
-    assert [event.body["i"] for event in events.events_after(store, numbers[1])] == [2, 3, 4]
-    assert [event.body["i"] for event in events.events_of_job(store, "j1", numbers[1])] == [3]
-    assert (events.first_event(store), events.last_event(store)) == (numbers[0], numbers[-1])
-
-
 def test_points_are_thinned_and_keep_the_newest(store: Store) -> None:
     numbers = [curves.add_point(store, "j1", float(i), float(i), 2, loss=1.0 / (i + 1)) for i in range(11)]
     curves.add_point(store, "j2", 0.0, 0.0, 1)
@@ -58,40 +51,18 @@ def test_spans_are_found_by_the_time_they_overlap(store: Store) -> None:
     assert [span.ended for span in curves.spans_of_job(store, "j1")] == [20.0]
 
 
-def test_how_the_cluster_stands_is_replaced(store: Store) -> None:
-    assert status.heartbeat(store) is None
-    status.beat(store, status.Heartbeat(7, 1.0, decisions=3), 2.0)
-    assert status.heartbeat(store) == (2.0, status.Heartbeat(7, 1.0, decisions=3))
-    node = status.NodeRow("n0", 2, True, "t4", {"j1": 2})
-    status.set_nodes(store, [node], 2.0)
-    assert status.nodes(store) == [node]
+def test_of_a_long_queue_what_differs_is_written(store: Store) -> None:
     rows = [status.QueueRow("j2", 1, 0, "2 GPUs are free, it needs 4"), status.QueueRow("j3", 2, 4, "behind j2")]
-    for queue in (rows, rows[1:], []):
-        status.set_queue(store, queue)
-        assert status.queue(store) == queue
     moved = [status.QueueRow("j3", 1, 0, "first now"), status.QueueRow("j4", 2, 1, "new")]
-    for before, queue in (([], rows), (rows, moved), (moved, moved), (moved, [])):
+    for before, queue in (([], rows), (rows, rows[1:]), ([], rows), (rows, moved), (moved, moved), (moved, [])):
         status.set_queue(store, queue, before)
         assert status.queue(store) == queue
-    said = status.PredictionRow("j2", 5.0, "fifo", start=6.0, finish=9.0)
-    status.set_predictions(store, [said])
-    assert status.prediction(store, "j2") == said
-    assert status.predictions(store) == {"j2": said}
-    decision = status.DecisionRow(1.0, "fifo", 0.1, 8, 4, 2, 1, -1.5, {"throughput": 1.0, "waiting": -2.5})
-    status.add_decision(store, decision)
-    assert status.decisions(store, 0.0) == [decision]
-    status.set_volume(
-        store, [status.VolumeRow(0.0, seen=5.0), status.VolumeRow(600.0, forecast=4.0, low=1.0, high=9.0)]
-    )
-    status.set_volume(store, [status.VolumeRow(600.0, 3.0, 4.0, 1.0, 9.0)])
-    assert [row.seen for row in status.volume(store, 0.0)] == [5.0, 3.0]
-    policy = status.PolicyEntry("agent", "a trained agent", "this project")
-    status.set_policies(store, [policy])
-    assert status.policies(store) == [policy]
-    previews = [status.PreviewRow("digits", "goodput", gpus, 4.0 / gpus, 4.0) for gpus in (1, 2)]
-    status.set_previews(store, "digits", previews)
-    status.set_previews(store, "other", [])
-    assert status.previews(store, "digits") == previews
+
+
+def test_a_forecast_of_volume_stays_when_the_step_is_over(store: Store) -> None:
+    status.set_volume(store, [status.VolumeRow(0.0, 5.0), status.VolumeRow(600.0, None, 4.0, 1.0, 9.0)])
+    status.set_volume(store, [status.VolumeRow(600.0, seen=3.0)])
+    assert status.volume(store, 0.0) == [status.VolumeRow(0.0, 5.0), status.VolumeRow(600.0, 3.0, 4.0, 1.0, 9.0)]
 
 
 def test_a_program_is_checked_again_when_it_changes(store: Store) -> None:
@@ -107,13 +78,3 @@ def test_a_program_is_checked_again_when_it_changes(store: Store) -> None:
     assert [(row.name, row.checked, row.problem) for row in programs.all_programs(store)] == [
         ("digits", "unchecked", "")
     ]
-
-
-def test_the_audit_trail_and_keys(store: Store) -> None:
-    users.note_change(store, "ann", "policy.switch", "las", 1.0, {"reason": "busy"})
-    users.note_change(store, "root", "user.add", "bob", 2.0)
-    assert [row.target for row in users.audit_trail(store)] == ["bob", "las"]
-    assert [row.detail for row in users.audit_trail(store, before=2)] == [{"reason": "busy"}]
-    jobs.keep_key(store, "ann", "k", "d", "j1", 5.0)
-    assert jobs.submitted_before(store, "ann", "k") == ("d", "j1")
-    assert jobs.submitted_before(store, "bob", "k") is None

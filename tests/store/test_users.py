@@ -9,7 +9,6 @@ from rlpto.store.users import (
     all_users,
     change_user,
     get_user,
-    last_expiry,
     revoke_token,
     token_hash,
     tokens_of,
@@ -47,17 +46,3 @@ def test_tokens_end_when_they_expire_or_are_revoked_or_their_user_is_disabled(st
     assert revoke_token(store, token.id, "ann", 2.0)
     assert user_of_token(store, secret, 3.0) is None
     assert (all_users(store), get_user(store, "ann")) == ([replace(ann, jobs_queued=3)], replace(ann, jobs_queued=3))
-
-
-def test_a_session_ends_with_the_token_it_was_made_with(store: Store) -> None:
-    add_user(store, "ann", "user", 1.0)
-    for_ever, _ = add_token(store, "ann", "", 1.0)
-    short, _ = add_token(store, "ann", "", 1.0, expires=10.0)
-    session, secret = add_token(store, "ann", "browser", 1.0, expires=20.0, session_of=for_ever)
-    bounded, _ = add_token(store, "ann", "browser", 1.0, expires=20.0, session_of=short)
-    assert (session.kind, session.expires, bounded.expires) == ("session", 20.0, 10.0)
-    assert [last_expiry(store, one) for one in (for_ever, short, session, bounded)] == [None, 10.0, None, 10.0]
-    assert user_of_token(store, secret, 2.0) is not None
-    assert revoke_token(store, for_ever.id, "ann", 2.0)
-    assert user_of_token(store, secret, 2.0) is None
-    assert [one.id for one in tokens_of(store, "ann", 2.0)] == [short.id, bounded.id]

@@ -28,16 +28,18 @@ from rlpto.store.programs import ProgramRow, all_programs, get_program, note_che
 from rlpto.store.status import PreviewRow, set_previews
 
 PREVIEW_GPUS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of GPUs of which previews tell, as far as the cluster has them."""
+"""Numbers of GPUs in previews, as far as the cluster has them."""
 MOST_PROFILE_EPOCHS = 500
-"""Epochs of a program of which speed and accuracy are told; what follows is as the last."""
+"""Epochs of a program for which tables hold speed and accuracy; later ones count as the last."""
 SESSION = "service"
 """Name of the session on the Ray cluster, before the hash of its folder."""
 
 
 class ProgramChecks:
-    """Finds out, beside the scheduler, whether workers can import a class. check: says what is wrong, empty: nothing;
-    it may take long. executor: where it runs."""
+    """Finds out, without blocking the scheduler, whether workers can import a class.
+
+    check: says what is wrong, empty: nothing; it may take long. executor: where it runs.
+    """
 
     def __init__(self, check: Callable[[str], str], executor: Executor) -> None:
         self._check, self._executor = check, executor

@@ -1,4 +1,4 @@
-"""The scheduler's loop: as `rlpto.core.loop.run`, but it never ends, whoever fails, and jobs are forgotten."""
+"""The scheduler's loop: as `rlpto.core.loop.run`, but it survives failures of policies, and forgets ended jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rlpto.store.status import DecisionRow, set_volume
 from rlpto.store.users import all_users
 
 OUTLOOK_KEPT_S = 30.0
-"""Seconds after which the time ahead is looked at again although nothing was decided: jobs get on."""
+"""Seconds after which starts and finishes are predicted again although nothing was decided: jobs make progress."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class SchedulerLoop:
             self._watch = ProgressWatch(self._parts.cluster, policy.in_force)
 
     def _look_for_starving(self, points: int) -> None:
-        """Fall back where the policy lets no job get on. Drained, that is as it should be."""
+        """Fall back where no job makes progress under the policy. In a drained service that is no fault."""
         if self._parts.source.drained or self._parts.policy.in_force == FALLBACK:
             return
         try:
@@ -122,7 +122,7 @@ class SchedulerLoop:
             return
         try:
             self._decide_by_policy()
-        except Exception as error:  # whatever a policy raises: the service goes on
+        except Exception as error:  # a policy may raise anything: the service goes on
             self._fall_back(error)
             self._decide_by_policy()
 

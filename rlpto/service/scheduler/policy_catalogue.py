@@ -38,7 +38,7 @@ def catalogue_of(extra: Mapping[str, str]) -> dict[str, tuple[str, PolicyEntry]]
 
 
 def spec_of(catalogue: Mapping[str, tuple[str, PolicyEntry]], name: str) -> str:
-    """Spec of a policy of the catalogue. Raises RlptoError if it has none of that name."""
+    """Spec of a policy of the catalogue. Raises RlptoError for any other name."""
     if name not in catalogue:
         raise RlptoError(f"no policy {name!r} in the catalogue: expected one of {', '.join(sorted(catalogue))}")
     return catalogue[name][0]
@@ -47,8 +47,8 @@ def spec_of(catalogue: Mapping[str, tuple[str, PolicyEntry]], name: str) -> str:
 class PolicyWarmup:
     """Makes policies ready in a thread of its own, one after the other.
 
-    make_ready: a policy by its spec, whatever that takes. failed: notified in one line of what cannot be made ready;
-    such a policy counts as ready, so that the user who asks for it is answered why not.
+    make_ready: makes a policy, by its spec; it may take minutes. failed: notified in one line of a policy
+    that cannot be made ready; it counts as ready, so that the user who asks for it gets the reason.
     """
 
     def __init__(self, make_ready: Callable[[str], object], failed: Callable[[str], object]) -> None:
@@ -56,7 +56,7 @@ class PolicyWarmup:
         self._wanted: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._begun: set[str] = set()
         self._ended: set[str] = set()
-        # Compilation cannot be broken off: a process that is to end does not wait for it.
+        # Compilation cannot be interrupted: a process that ends does not wait for it.
         threading.Thread(target=self._run, name="warmup", daemon=True).start()
 
     def __call__(self, spec: str) -> bool:
@@ -78,7 +78,7 @@ class PolicyWarmup:
     def _make(self, spec: str) -> None:
         try:
             self._make_ready(spec)
-        except Exception as error:  # whatever a broken run or plug-in raises
+        except Exception as error:  # a broken run or plug-in may raise anything
             self._failed(f"policy {spec} cannot be used: {' '.join(str(error).split())}")
         finally:
             self._ended.add(spec)

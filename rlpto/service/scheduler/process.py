@@ -1,4 +1,8 @@
-"""The scheduler process on a real Ray cluster."""
+"""The scheduler process of a job service on a real Ray cluster: `python -m rlpto.service.scheduler SETTINGS [--check]`.
+
+--check: read what the settings name, and end. SIGTERM: runners train on, and the next scheduler takes them up. SIGINT:
+as `on_stop` of the settings says; a cluster that the service has started ends then.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from pathlib import Path
+from contextlib import ExitStack
 from types import FrameType
 
-from rlpto.core.policy import Policy
 from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.on_ray import compile_ahead, real_nodes
@@ -29,33 +29,45 @@ from rlpto.service.scheduler.catalogue import SESSION, ProgramChecks
 from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
 from rlpto.service.scheduler.policy_catalogue import FALLBACK, PolicyWarmup, catalogue_of
 from rlpto.service.scheduler.session import Environment, open_session
-from rlpto.service.settings import ServiceSettings
+from rlpto.service.settings import ServiceSettings, load_service
 from rlpto.store.database import Store
 from rlpto.store.requests import switch_in_force
 
 STATE_VARIABLE, STATE_FILE = "RLPTO_STATE", "cluster.json"
 """Where the cluster that a service has started is noted: not where that of `rlpto cluster up` is."""
 OFTEN_SWITCHED = ("elastic_fifo", "round_robin")
-"""Policies that are made ready without being asked for, beside those of the settings."""
+"""Policies that are made ready without being asked for, in addition to those of the settings."""
 DEFAULT_CPUS = 4
 """CPU slots of a node for which the experiment names none."""
 
 
 class StopRequest:
-    """Set by signals. keep: whether runners are to train on."""
+    """Set by signals. SIGTERM: runners train on, another scheduler takes them up. SIGINT: the service ends, and runners
+    train on if the settings say so (`keep`)."""
 
     def __init__(self, keeps: bool) -> None:
         self.asked = False
         self.keep = True
         self._keeps = keeps
 
-    def on_sigterm(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Runners train on: another scheduler takes them up."""
+    def __call__(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Handle a signal."""
         self.asked = True
+        if number == signal.SIGINT:
+            self.keep = self._keeps
 
-    def on_sigint(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """The service ends: as the settings say."""
-        self.asked, self.keep = True, self._keeps
+
+def main(arguments: list[str]) -> int:
+    """Serve until a signal; 2: stderr says what is wrong with settings, database or cluster."""
+    if len(arguments) not in (1, 2) or arguments[1:] not in ([], ["--check"]):
+        print("usage: python -m rlpto.service.scheduler SETTINGS.yaml [--check]", file=sys.stderr)
+        return 2
+    try:
+        (check if arguments[1:] else serve)(load_service(arguments[0]))
+    except RlptoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def check(settings: ServiceSettings) -> None:
@@ -82,7 +94,8 @@ def serve(settings: ServiceSettings) -> None:
             os.environ[STATE_VARIABLE] = str(folder / STATE_FILE)
             start_local_nodes(config)
         config = stack.enter_context(real_nodes(config, settings.scheduler.address or AUTO, folder, _quiet))
-        stack.enter_context(_signals(stop))
+        for number in (signal.SIGTERM, signal.SIGINT):  # after Ray has put its own handlers in place
+            signal.signal(number, stop)
         experiment = Experiment(config)
         warmup = PolicyWarmup(lambda spec: compile_ahead(experiment, [spec]), _quiet)
         _make_ready(warmup, settings, database)
@@ -90,7 +103,7 @@ def serve(settings: ServiceSettings) -> None:
             backend=RayBackend(session_name(folder, SESSION)),
             wall=time.time,
             clock=Clock,
-            make=partial(_make, experiment),
+            make=lambda spec: experiment.policy(spec, real=True),
             checks=ProgramChecks(_import_problem, stack.enter_context(ThreadPoolExecutor(1, "checks"))),
             session=session_name(folder, SESSION),
             address=settings.scheduler.address or "local",
@@ -99,7 +112,9 @@ def serve(settings: ServiceSettings) -> None:
         parts, loop = open_session(settings, config, database, environment)
         _serve(parts, loop, stop)
     if local and not stop.keep:
-        end_local_nodes(folder)
+        from rlpto.ray_cluster.nodes.persistent_cluster import stop_cluster
+
+        stop_cluster()
 
 
 def _serve(parts: SchedulerComponents, loop: SchedulerLoop, stop: StopRequest) -> None:
@@ -111,19 +126,14 @@ def _serve(parts: SchedulerComponents, loop: SchedulerLoop, stop: StopRequest) -
         parts.source.closed = True
         if parts.predictor is not None:
             parts.predictor.close()
-        # After a fault as after SIGTERM: whatever went wrong here is no reason to stop those who train.
+        # After a fault as after SIGTERM: an error of the scheduler is no reason to stop jobs that train.
         parts.cluster.close(keep=stop.keep)
-
-
-def _make(experiment: Experiment, spec: str) -> Policy:
-    """A policy by its spec; it may have to import what takes seconds."""
-    return experiment.policy(spec, real=True)
 
 
 def _make_ready(warmup: PolicyWarmup, settings: ServiceSettings, store: Store) -> None:
     """Make the policy in force ready, and meanwhile begin with those that are likely to be asked for.
 
-    One that cannot decide is told so when it is asked for.
+    A user who asks for one that cannot decide gets the reason as the answer.
     """
     extra, before = settings.scheduler.policies, switch_in_force(store)
     known = {name: spec for name, (spec, _) in catalogue_of(extra).items()}
@@ -170,30 +180,7 @@ def _check_kinds(config: Config) -> None:
         )
 
 
-def end_local_nodes(folder: Path) -> None:
-    """End the nodes that a service has started, and whatever runs there. folder: of the service."""
-    from rlpto.ray_cluster.nodes.persistent_cluster import stop_cluster
-
-    os.environ[STATE_VARIABLE] = str(folder.absolute() / STATE_FILE)
-    stop_cluster()
-
-
 def _quiet(line: str) -> None:
     """What is waited for, for the log of the service."""
     if line:
         print(line, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _signals(stop: StopRequest) -> Iterator[None]:
-    """Inside, signals ask for an orderly end, after Ray has put its own handlers in place."""
-    handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
-        signal.SIGTERM: stop.on_sigterm,
-        signal.SIGINT: stop.on_sigint,
-    }
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

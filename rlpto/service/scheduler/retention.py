@@ -19,7 +19,7 @@ from rlpto.store.logs import job_folder
 ENDED_IN_MEMORY = 200
 """Ended jobs that the scheduler remembers before it forgets them."""
 HOUSE_INTERVAL_S = 1.0
-"""Least time between two looks at what there is to do beside deciding."""
+"""Least time between two rounds of work other than deciding."""
 TRIM_INTERVAL_S = 600.0
 """Least time between two rounds of forgetting in the database."""
 ROWS_AT_ONCE = 500
@@ -60,7 +60,7 @@ class Retention:
         ended = len(cluster.ids) - int(np.count_nonzero(cluster.columns.active))
         if ended <= self.in_memory:
             return ()
-        newest = {job.model: job.name for job in cluster.jobs}  # tells how fast jobs of its program are
+        newest = {job.model: job.name for job in cluster.jobs}  # shows how fast jobs of its program are
         kept = list(newest.values())[-(self.in_memory // 2) :]
         return cluster.forget_ended(frozenset(kept))
 

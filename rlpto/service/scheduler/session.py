@@ -37,9 +37,9 @@ from rlpto.store.status import set_policies, set_predictions
 MOST_GPUS = "most_gpus"
 """Fact of the session: most GPUs that one job could ever hold."""
 MOST_TABLE_EPOCHS = 200
-"""Epochs of a job after which speeds are told as if they stayed as they are: jobs may be asked to train for ever."""
+"""Epochs of a job after which tables assume constant speed: jobs may be asked to train for ever."""
 LOOKS_BACK_S, MOST_LOOKED_BACK = 14 * 86_400.0, 20_000
-"""Seconds, and jobs, before a start of the scheduler of which its forecast of arrivals is told."""
+"""Seconds and jobs before a start of the scheduler that its forecast of arrivals learns from."""
 HALF_LIVES = 10
 """Half-lives after which GPU time that a user has had does not count any more."""
 
@@ -51,7 +51,7 @@ class Environment:
     wall: time [s] now; clock: of the session, given the time of its second 0 (None: it begins). make: a policy by its
     spec. checks: of programs. session: name of that. address: of the cluster, for people. look_ahead: whether starts
     and finishes are predicted, by `executor` (None: a process of its own) and the seconds of `timer`. ready: whether a
-    policy, by its spec, would hold nobody up.
+    policy, by its spec, can decide without a wait.
     """
 
     backend: Backend
@@ -142,12 +142,12 @@ def _queue(settings: ServiceSettings, config: Config) -> QueueSettings:
 
 
 def _rules(config: Config, clock: Clock) -> SessionTiming:
-    """Decisions are taken at events too: whoever waits for GPUs that are free waits for nothing."""
+    """Decisions are taken at events too, so that no job waits while GPUs are free."""
     return SessionTiming(config.simulator.interval, "events", poll=config.ray.poll, clock=lambda *_: clock)
 
 
 def _known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> tuple[list[Job], list[JobSpec]]:
-    """The jobs of the session, as they were entered; of those that nobody knows any more nothing is left."""
+    """The jobs of the session, as they were entered; those whose program is gone fail and are forgotten."""
     jobs, specs, unknown = [], [], []
     for job, text, submitted in database.rows(
         "SELECT id, spec, submit_time FROM jobs WHERE number IS NOT NULL ORDER BY number"
@@ -176,7 +176,7 @@ def _estimates(catalogue: Catalogue, jobs: list[Job], specs: list[JobSpec], shap
 def _volume(
     config: Config, catalogue: Catalogue, shape: ClusterShape, store: Store, clock: Clock, now: float
 ) -> VolumeForecast | None:
-    """The forecast of arrivals, if there is to be one, that knows what has been submitted so far."""
+    """The forecast of arrivals, if the settings ask for one; it knows what has been submitted so far."""
     if config.forecast.mode != "on":
         return None
     rows = list_jobs(store, limit=MOST_LOOKED_BACK)[::-1]

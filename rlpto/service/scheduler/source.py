@@ -26,9 +26,9 @@ class JobQueueSource:
 
     given: ids of jobs that the cluster has already. wall: time [s] now. clock: of the cluster.
 
-    known_until: the present second. switches: requests for another policy that nobody has answered. drained: no job is
-    to start. closed: nothing more is taken from the database. stopping: whether the cluster is to come back at once.
-    heard: is told the jobs that are given. can_switch: whether a policy that is asked for is ready to decide.
+    known_until: the present second. switches: unanswered requests for another policy. drained: no job may start.
+    closed: nothing more is taken from the database. stopping: whether the cluster should return at once. heard: is
+    called with the jobs that are given. can_switch: whether a policy that is asked for is ready to decide.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class JobQueueSource:
         return self._clock.now()
 
     def wait(self) -> None:
-        """Time passes by itself."""
+        """Nothing to do: real time passes."""
 
     def poll(self) -> list[Job]:
         """Jobs that may run from now on. Those that may not are rejected, others wait until their program is known."""

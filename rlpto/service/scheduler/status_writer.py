@@ -1,4 +1,4 @@
-"""What users see of a cluster beside its jobs' states: curves, nodes, queue, decisions, and a sign of life."""
+"""What users see of a cluster but for the states of jobs: curves, nodes, queue, decisions, and a sign of life."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class CurveWriter:
 class StatusWriter:
     """Writes how a cluster stands; an observer of it.
 
-    wall: time [s] now. timer: seconds by which intervals are measured, whatever happens to the clock. address: of the
+    wall: time [s] now. timer: seconds by which intervals are measured, of a clock that only moves on. address: of the
     cluster, for people. decisions: so far.
     """
 

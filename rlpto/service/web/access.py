@@ -70,7 +70,7 @@ async def known_caller(
     if request.method not in SAFE_METHODS:
         if caller.token.kind == "session" and request.headers.get("origin") is None:
             raise Problem(403, "wrong-origin", "a browser must say which page asks")
-        service.limits.change(caller.name)
+        service.limits.changes.take(caller.name)
     return caller
 
 

@@ -15,12 +15,11 @@ from starlette.middleware import Middleware
 from rlpto import __version__
 from rlpto.service.settings import ServiceSettings
 from rlpto.service.web.errors import API, MEDIA_TYPE, ProblemBody, add_handlers
-from rlpto.service.web.group_commit import GroupCommit
 from rlpto.service.web.metrics import ServiceMetrics
 from rlpto.service.web.middleware import RateLimits, RequestGuard
 from rlpto.service.web.rendering import static_app
 from rlpto.service.web.routes import account, admin, cluster, jobs, operations, pages, stream
-from rlpto.service.web.state import EventNotifier, Service
+from rlpto.service.web.state import EventNotifier, GroupCommit, Service
 from rlpto.store.database import Store
 
 _PROBLEM: dict[str, Any] = {

@@ -82,8 +82,9 @@ def add_handlers(app: FastAPI) -> None:
 
 
 async def _own(request: Request, error: Exception) -> Response:
+    """The answer to a Problem: a page for a browser, which the API never sends."""
     assert isinstance(error, Problem)
-    if _wants_page(request):
+    if not request.url.path.startswith(API) and "text/html" in request.headers.get("accept", ""):
         return page("error.html", error.status, user=None, detail=error.detail, status=error.status)
     return problem_response(error.status, error.kind, error.detail, error.headers)
 
@@ -102,10 +103,8 @@ async def _validation(_: Request, error: Exception) -> Response:
 
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    if _wants_page(request):
-        return page("error.html", error.status_code, user=None, detail=str(error.detail), status=error.status_code)
-    phrase = HTTPStatus(error.status_code).phrase
-    return problem_response(error.status_code, phrase.lower().replace(" ", "-"), str(error.detail), error.headers)
+    kind = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
+    return await _own(request, Problem(error.status_code, kind, str(error.detail), error.headers))
 
 
 async def _store(_: Request, error: Exception) -> Response:
@@ -117,11 +116,6 @@ async def _store(_: Request, error: Exception) -> Response:
 async def _unexpected(request: Request, error: Exception) -> Response:
     _LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return problem_response(500, "internal-error", "the service has failed to answer; its log says why")
-
-
-def _wants_page(request: Request) -> bool:
-    """Whether to answer with a page for a browser; the API always answers with problems."""
-    return not request.url.path.startswith(API) and "text/html" in request.headers.get("accept", "")
 
 
 def _short(text: object, longest: int = 200) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,11 +30,10 @@ SECURITY_HEADERS = {
 }
 
 
-BURST_SECONDS = 10.0
-"""A user who was idle for this time may make all changes allowed in it at once."""
+WINDOW_S = 10.0
+"""All changes that are allowed in this time may be made at once."""
 WRONG_SIGN_INS_PER_SECOND = 0.5
 """Wrong tokens allowed per address, per second over ten seconds; a valid token is never refused."""
-_MOST_BUCKETS = 10_000
 _CLOSING = (400, 408, 413)
 """After these answers the rest of the request is not read, so the connection is closed."""
 
@@ -132,56 +132,54 @@ def _bounded(receive: Receive) -> Receive:
 
 
 class RateLimits:
-    """Limits per user: changes per second, and streams open at a time."""
+    """Limits per user: changes per second, and streams open at a time; and wrong sign-ins by address."""
 
     def __init__(self, per_second: float, streams: int) -> None:
-        self._changes = _Buckets(per_second)
-        self._sign_ins = _Buckets(WRONG_SIGN_INS_PER_SECOND)
-        self._most_streams = streams
-        self._streams: dict[str, int] = {}
-
-    def change(self, user: str) -> None:
-        """Count a change. Raises Problem 429 for too many."""
-        self._changes.take(user, "changes")
-
-    def wrong_sign_in(self, address: str) -> None:
-        """Count an attempt to sign in with a wrong token. Raises Problem 429 for too many."""
-        self._sign_ins.take(address, "wrong tokens")
+        self.changes = Windows(per_second * WINDOW_S, "changes")
+        self.wrong_sign_ins = Windows(WRONG_SIGN_INS_PER_SECOND * WINDOW_S, "wrong tokens")
+        self.most_streams = streams
+        self._streams: Counter[str] = Counter()
 
     def check_stream(self, user: str) -> None:
         """Raise Problem 429 for a user who has as many streams open as allowed."""
-        if self._streams.get(user, 0) >= self._most_streams:
-            detail = f"{user} has {self._most_streams} streams open; close one first"
+        if self._streams[user] >= self.most_streams:
+            detail = f"{user} has {self.most_streams} streams open; close one first"
             raise Problem(429, "too-many-streams", detail, {"Retry-After": "5"})
 
     @contextmanager
     def stream(self, user: str) -> Iterator[None]:
         """Count a stream while it is open."""
-        self._streams[user] = self._streams.get(user, 0) + 1
+        self._streams[user] += 1
         try:
             yield
         finally:
             self._streams[user] -= 1
-            if not self._streams[user]:
-                del self._streams[user]
 
 
-class _Buckets:
-    """Token buckets by key, least recently used first."""
+class Windows:
+    """Counts by key in windows of ten seconds. most: allowed in a window. what: is counted, for people."""
 
-    def __init__(self, per_second: float) -> None:
-        self.per_second = per_second
-        self._filled: OrderedDict[str, tuple[float, float]] = OrderedDict()
+    def __init__(self, most: float, what: str) -> None:
+        self.most, self._what = most, what
+        self._began = -math.inf
+        self._counts: Counter[str] = Counter()
 
-    def take(self, key: str, what: str) -> None:
-        """Take one from the bucket of a key. Raises Problem 429 if it is empty."""
-        now, most = time.monotonic(), self.per_second * BURST_SECONDS
-        left, since = self._filled.pop(key, (most, now))
-        left = min(most, left + (now - since) * self.per_second)
-        self._filled[key] = (left - 1.0 if left >= 1.0 else left, now)
-        if len(self._filled) > _MOST_BUCKETS:
-            self._filled.popitem(last=False)
-        if left < 1.0:
-            wait = (1.0 - left) / self.per_second
-            detail = f"more than {self.per_second:g} {what} a second; try again in {wait:.2f} s"
-            raise Problem(429, "too-many-requests", detail, {"Retry-After": str(max(1, round(wait)))})
+    def count(self, key: str) -> int:
+        """Count one more of a key; how many that makes in this window."""
+        now = time.monotonic()
+        if now >= self._began + WINDOW_S:
+            self._began = now
+            self._counts.clear()
+        self._counts[key] += 1
+        return self._counts[key]
+
+    def take(self, key: str) -> None:
+        """Count one more of a key. Raises Problem 429 for more than is allowed."""
+        if self.count(key) > self.most:
+            raise self.refusal()
+
+    def refusal(self) -> Problem:
+        """The answer to a request that is one too many."""
+        wait = max(1, math.ceil(self._began + WINDOW_S - time.monotonic()))
+        detail = f"more than {self.most:g} {self._what} in {WINDOW_S:g} s; try again in {wait} s"
+        return Problem(429, "too-many-requests", detail, {"Retry-After": str(wait)})

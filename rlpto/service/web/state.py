@@ -1,24 +1,91 @@
-"""State of the running web process: settings, the database for reading and writing, new events, limits."""
+"""State of the running web process: settings, the database for reading, grouped writes, new events, limits."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated, cast
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Request
 
 from rlpto.service.settings import ServiceSettings
-from rlpto.service.web.group_commit import GroupCommit
 from rlpto.service.web.metrics import ServiceMetrics
 from rlpto.service.web.middleware import RateLimits
 from rlpto.store.database import Store
 from rlpto.store.events import last_event
 
+T = TypeVar("T")
 LOOK_INTERVAL_S = 0.1
 """Time between two looks for new events."""
+MOST_TOGETHER = 256
+"""Most writes of one transaction: the scheduler waits for at most this number."""
+PAUSE_BETWEEN_COMMITS_S = 0.003
+"""Time in which the scheduler may begin a transaction of its own; more requests come together meanwhile."""
+
+
+class GroupCommit:
+    """Writes of many requests, durably: all writes that wait during a disk sync share the next transaction.
+
+    A thread of its own is the only one of the web process that writes to the database.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._store: Store | None = None
+        self._waiting: list[tuple[Callable[[Store], Any], asyncio.Future[Any]]] = []
+        self._thread = ThreadPoolExecutor(1, "group-commit")
+        self._writing: asyncio.Task[None] | None = None
+
+    async def __call__(self, write: Callable[[Store], T]) -> T:
+        """Run `write` in a transaction, maybe together with others; its result, once that is on disk.
+
+        An exception of `write` is raised here, and none of its changes are kept.
+        """
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append((write, future))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write_waiting())
+        return await future
+
+    def close(self) -> None:
+        """End the thread after the writes under way."""
+        if self._store is not None:
+            self._thread.submit(self._store.close)
+        self._thread.shutdown()
+
+    async def _write_waiting(self) -> None:
+        while self._waiting:
+            together, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
+            writes = [write for write, _ in together]
+            results = await asyncio.get_running_loop().run_in_executor(self._thread, self._results, writes)
+            for (_, future), result in zip(together, results, strict=True):
+                if future.done():
+                    continue  # the caller has gone
+                if isinstance(result, Exception):
+                    future.set_exception(result)
+                else:
+                    future.set_result(result)
+            await asyncio.sleep(PAUSE_BETWEEN_COMMITS_S)
+
+    def _results(self, writes: list[Callable[[Store], Any]]) -> list[Any]:
+        """Results of all writes, in one transaction; of those that raise: the exception."""
+        results: list[Any] = []
+        try:
+            self._store = self._store or Store(self._path)
+            with self._store.transaction():
+                for write in writes:
+                    try:
+                        with self._store.savepoint():
+                            results.append(write(self._store))
+                    except Exception as error:  # it concerns one request only
+                        results.append(error)
+        except Exception as error:  # such as a full disk: every caller is answered, and the next ones try again
+            return [error] * len(writes)
+        return results
 
 
 class EventNotifier:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,28 +12,11 @@ from rlpto.core.policy import Policy
 from rlpto.policies.registry import make_policy
 from rlpto.store.curves import points_after, spans_of_job
 from rlpto.store.events import events_of_job
-from rlpto.store.jobs import JobRow, NewJob, get_job, insert_job
 from rlpto.store.programs import get_program, set_program
-from rlpto.store.requests import answer, ask, get_request, switch_in_force, switches
+from rlpto.store.requests import answer, switch_in_force, switches
 from rlpto.store.status import decisions, heartbeat, nodes, policies, previews, queue
 from rlpto.store.users import add_user, change_user
 from tests.service.scheduler.virtual import PROGRAM, VirtualService, config
-
-HOUR = 3600.0
-
-
-def submit(service: VirtualService, owner: str = "ann", epochs: float = 2.0, **more: Any) -> str:
-    return insert_job(service.store, NewJob(owner, "a job", "tiny", epochs, **more), service.now()).id
-
-
-def row_of(service: VirtualService, job: str) -> JobRow:
-    found = get_job(service.store, job)
-    assert found is not None
-    return found
-
-
-def until(service: VirtualService, job: str, *states: str) -> Callable[[], bool]:
-    return lambda: row_of(service, job).state in states
 
 
 @pytest.fixture
@@ -43,14 +25,14 @@ def service(tmp_path: Path) -> VirtualService:
 
 
 def test_a_job_is_queued_started_trained_and_finished(service: VirtualService) -> None:
-    job = submit(service, gpus=2, max_gpus=2)
-    service.run(until(service, job, "running"))
-    assert row_of(service, job).gpus_held == 2
+    job = service.submit(gpus=2, max_gpus=2)
+    service.until(job, "running")
+    assert service.row(job).gpus_held == 2
     assert sum(span.gpus for span in spans_of_job(service.store, job)) == 2
-    service.run(until(service, job, "finished"))
+    service.until(job, "finished")
     for _ in range(3):
         service.loop.step()
-    row = row_of(service, job)
+    row = service.row(job)
     assert row.progress == pytest.approx(2.0)
     assert row.gpu_seconds > 0
     assert row.gpus_held == 0
@@ -73,8 +55,8 @@ def test_a_job_is_queued_started_trained_and_finished(service: VirtualService) -
 
 
 def test_waiting_jobs_know_their_place_and_why_they_wait(service: VirtualService) -> None:
-    jobs = [submit(service, gpus=2, max_gpus=2, epochs=50.0) for _ in range(4)]
-    service.run(until(service, jobs[1], "running"))
+    jobs = [service.submit(gpus=2, max_gpus=2, epochs=50.0) for _ in range(4)]
+    service.until(jobs[1], "running")
     rows = queue(service.store)
     assert [(row.job, row.position, row.gpus_ahead) for row in rows] == [(jobs[2], 1, 0), (jobs[3], 2, 2)]
     assert rows[0].reason == "it asks for 2 GPUs; jobs that run or start are given 4 of 4"
@@ -82,31 +64,30 @@ def test_waiting_jobs_know_their_place_and_why_they_wait(service: VirtualService
 
 def test_jobs_that_cannot_run_are_rejected_with_a_reason(service: VirtualService) -> None:
     wrong = {
-        submit(service, gpus=9, max_gpus=9): "it asks for 9 GPUs, and the cluster has 4 for one job",
-        submit(service, training="other:Class"): "other:Class cannot be used: no such class",
-        insert_job(service.store, NewJob("ann", "x", "nothing", 1.0), service.now()).id: "no program nothing in the "
-        "catalogue",
+        service.submit(gpus=9, max_gpus=9): "it asks for 9 GPUs, and the cluster has 4 for one job",
+        service.submit(training="other:Class"): "other:Class cannot be used: no such class",
+        service.submit(epochs=1.0, program="nothing"): "no program nothing in the catalogue",
     }
     service.loop.step()
     for job, reason in wrong.items():
-        assert (row_of(service, job).state, row_of(service, job).reason) == ("rejected", reason)
+        assert (service.row(job).state, service.row(job).reason) == ("rejected", reason)
 
 
 def test_a_program_may_be_added_and_changed_while_jobs_run(service: VirtualService) -> None:
-    first = submit(service, gpus=2, max_gpus=2, epochs=20.0)
-    service.run(until(service, first, "running"))
+    first = service.submit(gpus=2, max_gpus=2, epochs=20.0)
+    service.until(first, "running")
     spec = {"program": {**PROGRAM["program"], "samples": 400}, "options": {}}
     set_program(service.store, "late", spec, "root", service.now())
-    jobs = [insert_job(service.store, NewJob("ann", "at once", "late", 2.0), service.now()).id for _ in range(2)]
+    jobs = [service.submit(epochs=2.0, program="late") for _ in range(2)]
     seen: set[str] = set()
 
     def over() -> bool:
-        seen.update(row_of(service, job).state for job in jobs)
-        return all(row_of(service, job).is_over for job in jobs)
+        seen.update(service.row(job).state for job in jobs)
+        return all(service.row(job).is_over for job in jobs)
 
     service.run(over)
     assert seen <= {"submitted", "checking", "queued", "starting", "running", "finished"}
-    assert [row_of(service, job).state for job in (first, *jobs)] == ["running", "finished", "finished"]
+    assert [service.row(job).state for job in (first, *jobs)] == ["running", "finished", "finished"]
     hours = {row.gpus: row.hours for row in previews(service.store, "late")}
     program = get_program(service.store, "late")
     assert program is not None
@@ -114,69 +95,65 @@ def test_a_program_may_be_added_and_changed_while_jobs_run(service: VirtualServi
     spec["program"]["samples"] = 800
     set_program(service.store, "late", spec, "root", service.now())
     service.run(lambda: previews(service.store, "late")[0].hours > 1.5 * hours[1])
-    again = insert_job(service.store, NewJob("ann", "again", "late", 2.0), service.now()).id
+    again = service.submit(epochs=2.0, program="late")
     broken = {"program": {**PROGRAM["program"], "training": "other:Class"}, "options": {}}
     set_program(service.store, "broken", broken, "root", service.now())
-    service.run(until(service, again, "finished"))
+    service.until(again, "finished")
     refused = get_program(service.store, "broken")
     assert refused is not None
     assert (refused.checked, refused.problem) == ("refused", "no such class")
-    service.run(until(service, first, "finished"))
-    assert row_of(service, first).progress == pytest.approx(20.0)
+    service.until(first, "finished")
+    assert service.row(first).progress == pytest.approx(20.0)
 
 
 def test_cancelled_jobs_end_wherever_they_are(service: VirtualService) -> None:
-    running, waiting = (submit(service, gpus=4, max_gpus=4, epochs=50.0) for _ in range(2))
-    service.run(until(service, running, "running"))
-    asked = [ask(service.store, "cancel", "ann", service.now(), job) for job in (running, waiting)]
-    service.run(until(service, running, "cancelled"))
+    running, waiting = (service.submit(gpus=4, max_gpus=4, epochs=50.0) for _ in range(2))
+    service.until(running, "running")
+    asked = [service.ask("cancel", job) for job in (running, waiting)]
+    service.until(running, "cancelled")
     for _ in range(3):
         service.loop.step()
     for job, request in zip((running, waiting), asked, strict=True):
-        assert row_of(service, job).state == "cancelled"
-        answered = get_request(service.store, request)
-        assert answered is not None
-        assert (answered.problem, answered.done_at is not None) == ("", True)
+        assert service.row(job).state == "cancelled"
+        assert service.problem(request) == ""
     assert not service.backend.controllers
-    late = ask(service.store, "cancel", "ann", service.now(), running)
+    late = service.ask("cancel", running)
     service.loop.step()
-    answered = get_request(service.store, late)
-    assert answered is not None
-    assert answered.problem == "it has ended"
+    assert service.problem(late) == "it has ended"
 
 
 def test_a_job_that_is_cancelled_while_the_scheduler_is_away_lets_go_of_its_gpus(service: VirtualService) -> None:
-    job = submit(service, gpus=2, max_gpus=2, epochs=50.0)
-    service.run(until(service, job, "running"))
-    ask(service.store, "cancel", "ann", service.now(), job)
-    service.run(until(service, job, "cancelled"))
-    assert row_of(service, job).gpus_held == 2, "its controller has not ended yet"
+    job = service.submit(gpus=2, max_gpus=2, epochs=50.0)
+    service.until(job, "running")
+    service.ask("cancel", job)
+    service.until(job, "cancelled")
+    assert service.row(job).gpus_held == 2, "its controller has not ended yet"
     service.downtime = 10.0
     service.restart()
     service.run(lambda: not service.backend.controllers)
     for _ in range(3):
         service.loop.step()
-    assert row_of(service, job).gpus_held == 0
+    assert service.row(job).gpus_held == 0
     assert all(span.ended is not None for span in spans_of_job(service.store, job))
 
 
 def test_a_job_that_ends_while_no_scheduler_is_there_has_the_end_of_its_curve(service: VirtualService) -> None:
-    job = submit(service, gpus=2, max_gpus=2, epochs=5.0)
-    service.run(until(service, job, "running"))
+    job = service.submit(gpus=2, max_gpus=2, epochs=5.0)
+    service.until(job, "running")
     service.downtime = 100_000.0
     service.restart()
-    assert row_of(service, job).state == "finished"
+    assert service.row(job).state == "finished"
     assert points_after(service.store, job)[-1].epoch == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize("jump", [7200.0, -7200.0])
 def test_a_clock_that_is_set_holds_nothing_up(service: VirtualService, jump: float) -> None:
-    first = submit(service, epochs=5.0)
-    service.run(until(service, first, "running"))
+    first = service.submit(epochs=5.0)
+    service.until(first, "running")
     service.clock_error = jump
     set_program(service.store, "late", {**PROGRAM, "options": {}}, "root", service.now())
-    began, second = service.world.wall, submit(service, epochs=1.0)
-    service.run(until(service, second, "finished"))
+    began, second = service.world.wall, service.submit(epochs=1.0)
+    service.until(second, "finished")
     assert service.world.wall - began < 3600.0
     found = heartbeat(service.store)
     assert found is not None
@@ -190,60 +167,49 @@ def test_a_clock_that_is_set_holds_nothing_up(service: VirtualService, jump: flo
 def test_while_a_policy_is_made_ready_jobs_go_on_under_the_old_one(tmp_path: Path) -> None:
     ready = set[str]()
     service = VirtualService(tmp_path, config(60.0, 5.0), ready=ready.__contains__)
-    first = submit(service)
-    slow = ask(service.store, "policy", "op", service.now(), body={"policy": "las"})
-    behind = ask(service.store, "policy", "op", service.now(), body={"policy": "sjf"})
-    in_vain = ask(service.store, "policy", "op", service.now(), body={"policy": "srtf"})
+    first = service.submit()
+    slow = service.ask("policy", policy="las")
+    behind = service.ask("policy", policy="sjf")
+    in_vain = service.ask("policy", policy="srtf")
     ready.add("sjf")
-    service.run(until(service, first, "finished"))
+    service.until(first, "finished")
     assert [one.policy for one in switches(service.store)] == ["fifo"], "requests are met in order"
     answer(service.store, in_vain, service.now(), "withdrawn")
     ready.update(("las", "srtf"))
-    service.run(lambda: (found := get_request(service.store, behind)) is not None and found.done_at is not None)
+    service.run(lambda: service.problem(behind) is not None)
     assert [one.policy for one in switches(service.store)] == ["sjf", "las", "fifo"]
-    for number in (slow, behind):
-        answered = get_request(service.store, number)
-        assert answered is not None
-        assert answered.problem == ""
+    assert (service.problem(slow), service.problem(behind)) == ("", "")
 
 
 def test_an_agent_is_switched_to_by_its_name_in_the_catalogue(tmp_path: Path) -> None:
     settings = {"scheduler": {"policies": {"agent": "pretrained:synthetic"}}}
     service = VirtualService(tmp_path, config(60.0, 5.0), settings=settings)
-    jobs = [submit(service, gpus=2, max_gpus=4) for _ in range(3)]
-    number = ask(service.store, "policy", "op", service.now(), body={"policy": "agent"})
-    service.run(lambda: all(row_of(service, job).state == "finished" for job in jobs))
-    answered = get_request(service.store, number)
-    assert answered is not None
-    assert answered.problem == ""
+    jobs = [service.submit(gpus=2, max_gpus=4) for _ in range(3)]
+    number = service.ask("policy", policy="agent")
+    service.run(lambda: all(service.row(job).state == "finished" for job in jobs))
+    assert service.problem(number) == ""
     last = decisions(service.store, 0.0)[-1]
     assert last.policy == "agent"
     assert last.steering, "what it steers by is shown"
 
 
 def test_a_higher_priority_is_served_first(service: VirtualService) -> None:
-    jobs = [submit(service, gpus=4, max_gpus=4, epochs=5.0) for _ in range(3)]
-    service.run(until(service, jobs[0], "running"))
-    ask(service.store, "priority", "ann", service.now(), jobs[2], {"priority": "high"})
-    service.run(until(service, jobs[2], "running"))
-    assert row_of(service, jobs[1]).state == "queued"
+    jobs = [service.submit(gpus=4, max_gpus=4, epochs=5.0) for _ in range(3)]
+    service.until(jobs[0], "running")
+    service.ask("priority", jobs[2], priority="high")
+    service.until(jobs[2], "running")
+    assert service.row(jobs[1]).state == "queued"
 
 
 def test_another_policy_is_in_force_at_once_also_when_idle(service: VirtualService) -> None:
-    first = ask(
-        service.store, "policy", "op", service.now(), body={"policy": "elastic_fifo", "reason": "more", "number": 1}
-    )
-    stale = ask(service.store, "policy", "op", service.now(), body={"policy": "las", "reason": "", "number": 1})
-    wrong = ask(service.store, "policy", "op", service.now(), body={"policy": "none_such", "reason": "", "number": 2})
+    first = service.ask("policy", policy="elastic_fifo", reason="more", number=1)
+    stale = service.ask("policy", policy="las", reason="", number=1)
+    wrong = service.ask("policy", policy="none_such", reason="", number=2)
     service.loop.step()
     service.loop.step()
-    found = {request: get_request(service.store, request) for request in (first, stale, wrong)}
-    assert [one.problem for one in found.values() if one] == [
-        "",
-        "the policy was switched before: elastic_fifo is in force",
-        found[wrong].problem,  # type: ignore[union-attr]
-    ]
-    assert "no policy 'none_such' in the catalogue" in str(found[wrong])
+    assert service.problem(first) == ""
+    assert service.problem(stale) == "the policy was switched before: elastic_fifo is in force"
+    assert "no policy 'none_such' in the catalogue" in str(service.problem(wrong))
     now = switch_in_force(service.store)
     assert now is not None
     assert (now.number, now.policy, now.before, now.by, now.reason) == (2, "elastic_fifo", "fifo", "op", "more")
@@ -273,42 +239,41 @@ def test_fifo_decides_where_a_policy_fails(tmp_path: Path) -> None:
         return Broken() if spec == "las" else make_policy(spec)
 
     service = VirtualService(tmp_path, config(60.0, 5.0), make=make, settings={"scheduler": {"policy": "las"}})
-    jobs = [submit(service, epochs=3.0 + number) for number in range(5)]
-    service.run(until(service, jobs[-1], "finished"))
+    jobs = [service.submit(epochs=3.0 + number) for number in range(5)]
+    service.until(jobs[-1], "finished")
     assert [one.policy for one in switches(service.store)] == ["fifo", "las"]
     assert switches(service.store)[0].reason == "las failed: ZeroDivisionError: by a plug-in"
 
 
 def test_drained_nothing_starts_and_what_runs_goes_on(service: VirtualService) -> None:
-    running = submit(service, epochs=5.0)
-    service.run(until(service, running, "running"))
-    ask(service.store, "drain", "op", service.now(), body={"on": True})
-    waiting = submit(service)
-    service.run(until(service, running, "finished"))
-    assert row_of(service, waiting).state == "queued"
+    running = service.submit(epochs=5.0)
+    service.until(running, "running")
+    service.ask("drain", on=True)
+    waiting = service.submit()
+    service.until(running, "finished")
+    assert service.row(waiting).state == "queued"
     assert queue(service.store)[0].reason == "no job starts: the service is drained"
-    ask(service.store, "drain", "op", service.now(), body={"on": False})
-    service.run(until(service, waiting, "finished"))
+    service.ask("drain", on=False)
+    service.until(waiting, "finished")
 
 
 def test_no_user_holds_more_than_the_quota(tmp_path: Path) -> None:
     service = VirtualService(tmp_path, config(60.0, 5.0), settings={"scheduler": {"policy": "equal_share"}})
-    change_user(service.store, add_user(service.store, "ann", "user", 0.0).__class__(
-        "ann", "user", 0.0, False, 2, None))  # fmt: skip
-    mine = [submit(service, epochs=20.0, max_gpus=4) for _ in range(3)]
-    other = submit(service, owner="bob", epochs=5.0, max_gpus=4)
+    change_user(service.store, replace(add_user(service.store, "ann", "user", 0.0), gpus_held=2))
+    mine = [service.submit(epochs=20.0, max_gpus=4) for _ in range(3)]
+    other = service.submit(owner="bob", epochs=5.0, max_gpus=4)
     most = 0
 
     def over() -> bool:
         nonlocal most
-        most = max(most, sum(row_of(service, job).gpus_held for job in mine))
-        return all(row_of(service, job).state == "finished" for job in (*mine, other))
+        most = max(most, sum(service.row(job).gpus_held for job in mine))
+        return all(service.row(job).state == "finished" for job in (*mine, other))
 
     service.run(over)
     assert most == 2
-    wide = submit(service, gpus=4, max_gpus=4)
-    narrow = submit(service, gpus=1)
-    service.run(until(service, narrow, "running"))
+    wide = service.submit(gpus=4, max_gpus=4)
+    narrow = service.submit(gpus=1)
+    service.until(narrow, "running")
     assert queue(service.store)[0].job == wide
     assert queue(service.store)[0].reason == "it asks for 4 GPUs, and its owner may hold 2"
 
@@ -316,13 +281,13 @@ def test_no_user_holds_more_than_the_quota(tmp_path: Path) -> None:
 def test_ended_jobs_are_forgotten_and_the_database_keeps_them(tmp_path: Path) -> None:
     service = VirtualService(tmp_path, config(60.0, 20.0), rate=0.1)
     service.parts.retention.in_memory = 5
-    jobs = [submit(service, epochs=1.0) for _ in range(40)]
-    service.run(until(service, jobs[-1], "finished"))
+    jobs = [service.submit(epochs=1.0) for _ in range(40)]
+    service.until(jobs[-1], "finished")
     for _ in range(5):
         service.loop.step()
     assert len(service.parts.cluster.ids) <= 6
     assert len(service.parts.cluster.database.jobs()) <= 6
     assert not service.parts.cluster.reports.keys() - set(service.parts.cluster.ids)
-    assert {row_of(service, job).state for job in jobs} == {"finished"}
-    starts = [row_of(service, job).started for job in jobs]
+    assert {service.row(job).state for job in jobs} == {"finished"}
+    starts = [service.row(job).started for job in jobs]
     assert starts == sorted(starts), "first come, first served"  # type: ignore[type-var]

@@ -21,7 +21,9 @@ from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
 from rlpto.service.scheduler.session import Environment, open_session
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
+from rlpto.store.jobs import JobRow, NewJob, get_job, insert_job
 from rlpto.store.programs import set_program
+from rlpto.store.requests import Kind, ask, get_request
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
 
 PROGRAM: dict[str, Any] = {
@@ -149,6 +151,30 @@ class VirtualService:
     def now(self) -> float:
         """Time [s] by the clock of the machine."""
         return self.world.wall + self.clock_error
+
+    def submit(self, owner: str = "ann", epochs: float = 2.0, program: str = "tiny", **more: Any) -> str:
+        """A job of a user; its id."""
+        return insert_job(self.store, NewJob(owner, "a job", program, epochs, **more), self.now()).id
+
+    def row(self, job: str) -> JobRow:
+        """A job as the database has it."""
+        found = get_job(self.store, job)
+        assert found is not None
+        return found
+
+    def until(self, job: str, *states: str) -> None:
+        """Serve until a job is in one of these states."""
+        self.run(lambda: self.row(job).state in states)
+
+    def ask(self, kind: Kind, job: str | None = None, **body: object) -> int:
+        """Ask the scheduler for something as the web process does; the number of the request."""
+        return ask(self.store, kind, "op", self.now(), job, body)
+
+    def problem(self, request: int) -> str | None:
+        """What was answered to a request; None: nothing yet."""
+        found = get_request(self.store, request)
+        assert found is not None
+        return found.problem
 
     def start(self) -> None:
         """Start the scheduler."""

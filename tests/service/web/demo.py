@@ -77,23 +77,12 @@ def _trained(
         loss = 2.3 * math.exp(-epoch / 6) + rng.uniform(0, 0.1)
         accuracy = 0.97 * (1 - math.exp(-epoch / 4)) - rng.uniform(0, 0.02)
         at = start + (end - start) * step / 60
-        curves.add_point(
-            store,
-            job,
-            at,
-            epoch,
-            gpus,
-            loss=loss,
-            accuracy=accuracy,
-            goodput=900 * gpus**0.8,
-            noise_scale=300 + 90 * epoch,
-        )
-    if over:
-        change_job(store, job, end, state="finished", started=start, ended=end, progress=20.0, loss=loss,
-                   accuracy=accuracy, gpu_seconds=gpus * (end - start))  # fmt: skip
-    else:
-        change_job(store, job, now, state="running", started=start, progress=20.0 * share, gpus_held=gpus, loss=loss,
-                   accuracy=accuracy, gpu_seconds=gpus * (now - start))  # fmt: skip
+        more = {"loss": loss, "accuracy": accuracy, "goodput": 900 * gpus**0.8, "noise_scale": 300 + 90 * epoch}
+        curves.add_point(store, job, at, epoch, gpus, **more)
+    until = min(now, end)
+    changes = {"state": "finished", "ended": end} if over else {"state": "running", "gpus_held": gpus}
+    seen = {"loss": loss, "accuracy": accuracy, "progress": 20.0 * share, "gpu_seconds": gpus * (until - start)}
+    change_job(store, job, until, started=start, **changes, **seen)
     add_event(store, "job", start, job, owner, {"state": "running"})
 
 
@@ -105,39 +94,20 @@ def _state(store: Store, now: float, rng: random.Random) -> None:
     for span in spans:
         if span.ended is None:
             held[span.node][span.job] = span.gpus
-    status.set_nodes(
-        store,
-        [status.NodeRow(node, GPUS, True, "", jobs, f"host-{node[-1]}.example") for node, jobs in held.items()],
-        now,
-    )
+    nodes = [status.NodeRow(node, GPUS, True, "", jobs, f"host-{node[-1]}.example") for node, jobs in held.items()]
+    status.set_nodes(store, nodes, now)
     waiting = [row[0] for row in store.rows("SELECT id FROM jobs WHERE state = 'queued' ORDER BY seq")]
     running = [row[0] for row in store.rows("SELECT id FROM jobs WHERE state = 'running' ORDER BY seq")]
-    status.set_queue(
-        store,
-        [
-            status.QueueRow(
-                job, place, 2 * place - 2, f"jobs before it ask for {2 * place - 2} GPUs, and 0 of 8 are free"
-            )
-            for place, job in enumerate(waiting, 1)
-        ],
-    )
-    said = [
-        status.PredictionRow(
-            job,
-            now,
-            "fifo",
-            now + 90 * place,
-            now + 60 * place,
-            now + 130 * place,
-            now + 700 + 90 * place,
-            now + 600 + 60 * place,
-            now + 900 + 130 * place,
-        )
-        for place, job in enumerate(waiting, 1)
-    ]
-    said += [
-        status.PredictionRow(job, now, "fifo", None, None, None, now + 300, now + 280, now + 330) for job in running
-    ]
+    queue, said = [], []
+    for place, job in enumerate(waiting, 1):
+        ahead = 2 * place - 2
+        queue.append(status.QueueRow(job, place, ahead, f"jobs before it ask for {ahead} GPUs, and 0 of 8 are free"))
+        start = (now + 90 * place, now + 60 * place, now + 130 * place)
+        finish = (start[0] + 700, start[1] + 600, start[2] + 900)
+        said.append(status.PredictionRow(job, now, "fifo", *start, *finish))
+    ends = {"finish": now + 300, "finish_low": now + 280, "finish_high": now + 330}
+    said += [status.PredictionRow(job, now, "fifo", **ends) for job in running]
+    status.set_queue(store, queue)
     status.set_predictions(store, said)
     requests.add_switch(store, "elastic_fifo", "olga", "many short jobs", now - 1800, now - 1800)
     for number in range(60):

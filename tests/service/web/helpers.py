@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
@@ -12,6 +13,7 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from rlpto.service.settings import CatalogueProgram, OptionSettings, ServiceSettings
+from rlpto.service.web.app import make_app
 from rlpto.store import requests, status
 from rlpto.store.database import Store
 from rlpto.store.programs import set_program
@@ -101,6 +103,15 @@ class Api:
         answer = self("POST", "jobs", user, json={"program": "digits", **body})
         assert answer.status_code == 201, answer.text
         return answer.json()
+
+
+@contextmanager
+def running_api(folder: Path) -> Iterator[Api]:
+    """The application over a new database in a folder."""
+    settings = make_settings(folder)
+    tokens = fill(settings)
+    with TestClient(make_app(settings), base_url="http://127.0.0.1:8765", raise_server_exceptions=False) as client:
+        yield Api(client, settings, tokens)
 
 
 class Answering:

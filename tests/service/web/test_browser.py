@@ -180,22 +180,16 @@ class TestPages:
             tab.wait_for_selector("text=drained: no job starts", timeout=15_000)
         status.set_drained(site.store, False, "olga", time.time())
 
-    @pytest.mark.parametrize("path", ["/", "/jobs/{}", "/submit", "/history", "/admin", "/account"])
-    def test_is_readable_at_400_pixels(self, site: Site, sign_in: Any, path: str) -> None:
-        page = sign_in("root", viewport={"width": 400, "height": 800}, color_scheme="dark")
-        page.goto(site.web.address + path.format(site.ids["running"]))
-        page.wait_for_timeout(300)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 400
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(14, 20, 21)"
-
-    def test_is_used_by_keyboard(self, sign_in: Any) -> None:
+    def test_allocations_are_read_by_keyboard_and_name_the_hosts(self, sign_in: Any) -> None:
         page = sign_in("root")
+        assert "host-2.example" in page.inner_text("#nodes")
         page.wait_for_selector("#gantt[data-bars]")
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.className") == "skip"
         page.focus("#gantt")
         page.keyboard.press("ArrowRight")
         assert " GPU" in page.inner_text("#gantt-said")
+        assert "of host-" in page.inner_text("#gantt-said")
         page.keyboard.press("Enter")
         page.wait_for_url("**/jobs/j*")
 
@@ -249,14 +243,6 @@ class TestPages:
             page.wait_for_selector(f"#{chart} canvas")
             assert page.evaluate(f"rlptoRange('{chart}')") == most, chart
         assert "goodput [samples/s]" in page.inner_text("#gpus")
-
-    def test_nodes_have_the_names_of_their_hosts(self, sign_in: Any) -> None:
-        page = sign_in("root")
-        assert "host-2.example" in page.inner_text("#nodes")
-        page.wait_for_selector("#gantt[data-bars]")
-        page.focus("#gantt")
-        page.keyboard.press("ArrowRight")
-        assert "of host-" in page.inner_text("#gantt-said")
 
     def test_a_role_changes_when_it_is_applied_and_confirmed(self, site: Site, sign_in: Any) -> None:
         page = sign_in("root")
@@ -324,17 +310,18 @@ class TestCrowded:
         with web_process(settings) as web:
             yield Site(web, settings, tokens, ids | {"long": rows[0].job})
 
-    @pytest.mark.parametrize("path", ["/", "/jobs/{}", "/history?state=queued", "/submit"])
     @pytest.mark.parametrize("width", [400, 1280])
-    def test_nothing_leaves_the_window(self, site: Site, sign_in: Any, path: str, width: int) -> None:
-        page = sign_in("root", viewport={"width": width, "height": 800})
-        page.goto(site.web.address + path.format(site.ids["long"]))
-        page.wait_for_timeout(200)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    def test_pages_fit_into_the_window(self, site: Site, sign_in: Any, width: int) -> None:
+        page = sign_in("root", viewport={"width": width, "height": 800}, color_scheme="dark")
         inside = (
             "all => all.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.outerHTML.slice(0, 90))"
         )
-        assert page.eval_on_selector_all("main .scroll", inside) == [] or path == "/submit"
+        for path in ("/", f"/jobs/{site.ids['long']}", "/history?state=queued", "/submit", "/admin", "/account"):
+            page.goto(site.web.address + path)
+            page.wait_for_timeout(200)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+            assert page.eval_on_selector_all("main .scroll", inside) == [] or path in ("/submit", "/admin"), path
+            assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(14, 20, 21)", "dark"
 
     def test_the_overview_tells_where_the_rest_is(self, sign_in: Any) -> None:
         page = sign_in("root")

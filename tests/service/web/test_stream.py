@@ -2,17 +2,18 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
 from rlpto.store.database import Store
-from rlpto.store.events import add_event
+from rlpto.store.events import add_event, last_event
 from rlpto.store.jobs import change_job
-from rlpto.store.users import change_user, get_user, revoke_token, user_of_token
+from rlpto.store.users import add_token, add_user, change_user, revoke_token
 from tests.service.web.helpers import Api, fill, make_settings
 from tests.service.web.serving import web_process
 from tests.service.web.test_jobs import problem
@@ -65,41 +66,45 @@ def test_events_that_are_gone_are_said_to_be(api: Api) -> None:
 
 def test_streams_are_bounded_by_user(api: Api) -> None:
     service: Any = api.client.app.state.service  # type: ignore[attr-defined]
-    service.limits._most_streams = 0
+    service.limits.most_streams = 0
     problem(api("GET", "events", params={"once": "true"}), 429, "too-many-streams")
 
 
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Store]]:
+    """Address and database of a web process."""
+    settings = make_settings(tmp_path_factory.mktemp("stream") / "service")
+    fill(settings)
+    with web_process(settings) as web, closing(Store(settings.database)) as store:
+        yield web.address, store
+
+
 @pytest.mark.parametrize("what", ["token", "user", "role", "session"])
-def test_a_stream_ends_with_what_allows_it(tmp_path: Path, what: str) -> None:
+def test_a_stream_ends_with_what_allows_it(served: tuple[str, Store], what: str) -> None:
     """A stream of all jobs that an operator has opened, when the right to read it ends."""
-    settings = make_settings(tmp_path / "service")
-    tokens = fill(settings)
-    store = Store(settings.database)
-    with web_process(settings) as web:
-        headers = {"Authorization": f"Bearer {tokens['olga']}"}
-        if what == "session":
-            answer = httpx2.post(f"{web.address}/api/v1/session", json={"token": tokens["olga"]})
-            headers = {"Cookie": answer.headers["set-cookie"].partition(";")[0]}
-        olga = get_user(store, "olga")
-        found = user_of_token(store, tokens["olga"], time.time())
-        assert olga is not None
-        assert found is not None
-        url = f"{web.address}/api/v1/events"
-        with httpx2.stream("GET", url, headers=headers | {"Last-Event-ID": "0"}, timeout=20) as stream:
-            lines = stream.iter_lines()
-            add_event(store, "job", time.time(), "jaaa", "ann", {"state": "before"})
-            assert any("before" in line for line in lines)
-            if what in ("token", "session"):
-                revoke_token(store, found[1].id, "olga", time.time())
-            else:
-                change_user(store, replace(olga, disabled=what == "user", role="user"))
-            for _ in range(3):
-                add_event(store, "job", time.time(), "jaaa", "ann", {"state": "after"})
-            add_event(store, "drain", time.time(), body={"on": True})
-            rest = []
-            for line in lines:
-                rest.append(line)
-                if "event: drain" in line:
-                    break
+    address, store = served
+    user = add_user(store, what, "operator", time.time())
+    token, secret = add_token(store, what, "", time.time())
+    headers = {"Authorization": f"Bearer {secret}"}
+    if what == "session":
+        answer = httpx2.post(f"{address}/api/v1/session", json={"token": secret})
+        headers = {"Cookie": answer.headers["set-cookie"].partition(";")[0]}
+    headers["Last-Event-ID"] = str(last_event(store))
+    with httpx2.stream("GET", f"{address}/api/v1/events", headers=headers, timeout=20) as stream:
+        lines = stream.iter_lines()
+        add_event(store, "job", time.time(), "jaaa", "ann", {"state": "before"})
+        assert any("before" in line for line in lines)
+        if what in ("token", "session"):
+            revoke_token(store, token.id, what, time.time())
+        else:
+            change_user(store, replace(user, disabled=what == "user", role="user"))
+        for _ in range(3):
+            add_event(store, "job", time.time(), "jaaa", "ann", {"state": "after"})
+        add_event(store, "drain", time.time(), body={"on": True})
+        rest = []
+        for line in lines:
+            rest.append(line)
+            if "event: drain" in line:
+                break
     assert not any("after" in line for line in rest), "another user's job"
     assert ("event: drain" in rest) == (what == "role"), "a user of another role goes on with their own"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Literal, NoReturn
 
 from fastapi import APIRouter, Request, Response
 
 from rlpto.service.web.access import Caller, TheCaller
 from rlpto.service.web.errors import Problem, not_found
-from rlpto.service.web.middleware import COOKIE
+from rlpto.service.web.middleware import COOKIE, WINDOW_S
 from rlpto.service.web.schemas import NameInPath, SessionBody, TokenBody
 from rlpto.service.web.state import Service, TheService
 from rlpto.store import users
@@ -83,7 +83,7 @@ async def end_token(name: NameInPath, caller: TheCaller, service: TheService) ->
 
 
 async def end_token_of(service: Service, caller: Caller, user: str, token: str) -> None:
-    """End a token or a session of a user. Raises Problem 404 if there is none of that id."""
+    """End a token or a session of a user. Raises Problem 404 for an unknown id."""
     at = service.now()
 
     def write(store: Store) -> None:
@@ -101,11 +101,9 @@ async def sign_in(body: SessionBody, request: Request, service: TheService, resp
     address = request.client.host if request.client else ""
     found = users.user_of_token(service.store, body.token, at)
     if found is None or found[1].kind != "token":
-        service.limits.wrong_sign_in(address)
-        await service.commit(lambda store: users.note_change(store, "", "session.refuse", address, at))
-        raise Problem(401, "unauthorized", "no such token, or it has ended")
+        await _refuse_sign_in(service, address, at)
     user, token = found
-    service.limits.change(user.name)
+    service.limits.changes.take(user.name)
     expires = at + service.settings.web.session_hours * _HOUR_S
 
     def write(store: Store) -> tuple[users.Token, str]:
@@ -118,6 +116,19 @@ async def sign_in(body: SessionBody, request: Request, service: TheService, resp
     secure = request.url.scheme == "https" or service.settings.web.behind_proxy
     response.set_cookie(COOKIE, secret, max_age=age, secure=secure, httponly=True, samesite="strict", path="/")
     return with_quotas(service, user)
+
+
+async def _refuse_sign_in(service: Service, address: str, at: float) -> NoReturn:
+    """Raise Problem 401, or 429 for too many wrong tokens from an address. All are audited, but of those that are too
+    many only the first one of a window."""
+    limit = service.limits.wrong_sign_ins
+    beyond = limit.count(address) - limit.most
+    if beyond <= 1:
+        detail = {"too_many": f"further ones within {WINDOW_S:g} s are not listed"} if beyond > 0 else {}
+        await service.commit(lambda store: users.note_change(store, "", "session.refuse", address, at, detail))
+    if beyond > 0:
+        raise limit.refusal()
+    raise Problem(401, "unauthorized", "no such token, or it has ended")
 
 
 @router.delete("/session", status_code=204)
