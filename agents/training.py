@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from stable_baselines3.common.buffers import DictRolloutBuffer
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.logger import Logger
 
 from rlpto.agents import compat
@@ -102,7 +102,7 @@ def train(
     run = Training(setup, settings, folder, identity, model, evaluator, on_progress)
     callbacks: list[BaseCallback] = [run.terms]
     if stop is not None and isinstance(setup, ExternalSetup):
-        callbacks.append(StopRollout(stop))
+        callbacks.append(ConvertCallback(lambda *_: not stop()))
     run.report("starting")
     if archive is None:
         total, callback = compat.begin_learning(model, settings.steps, callbacks)
@@ -167,60 +167,38 @@ def learn(model: TimedPPO, callback: BaseCallback, total: int, folder: Path) -> 
     try:
         if not model.collect_rollouts(model.env, callback, model.rollout_buffer, n_rollout_steps=model.n_steps):
             return False
-    except ValueError as error:
-        if what := _not_finite(model):
-            raise TrainingError(_stopped(model, what, folder)) from error
+    except ValueError:
+        _check_finite(model, folder)
         raise
-    if what := _not_finite(model):
-        raise TrainingError(_stopped(model, what, folder))
+    _check_finite(model, folder)
     compat.set_progress(model, total)
     model.train()
-    if what := _not_finite(model):
-        raise TrainingError(_stopped(model, what, folder))
+    _check_finite(model, folder)
     return True
 
 
-def _not_finite(model: TimedPPO) -> str | None:
-    """What holds NaN or infinity, or None."""
+def _check_finite(model: TimedPPO, folder: Path) -> None:
+    """Raise TrainingError if what was observed, or what was learned, holds NaN or infinity."""
     buffer = model.rollout_buffer
     assert isinstance(buffer, DictRolloutBuffer)
     rows = slice(None) if buffer.full else slice(buffer.pos)
-    for name, array in {
-        **{f"observation {key}": part[rows] for key, part in buffer.observations.items()},
-        "reward": buffer.rewards[rows],
-        "value": buffer.values[rows],
-    }.items():
-        if not np.isfinite(array).all():
-            return name
-    for key, part in compat.last_observation(model).items():
-        if not np.isfinite(part).all():
-            return f"observation {key}"
-    loss = model.logger.name_to_value.get("train/loss", 0.0)
-    if not np.isfinite(loss):
-        return "loss"
-    broken = (name for name, tensor in model.policy.named_parameters() if not torch.isfinite(tensor).all())
-    return next((f"weights {name}" for name in broken), None)
-
-
-def _stopped(model: TimedPPO, what: str, folder: Path) -> str:
-    """The message of a training that cannot go on."""
+    numbers = [
+        *((f"observation {key}", part[rows]) for key, part in buffer.observations.items()),
+        ("reward", buffer.rewards[rows]),
+        ("value", buffer.values[rows]),
+        *((f"observation {key}", part) for key, part in compat.last_observation(model).items()),
+        ("loss", np.asarray(model.logger.name_to_value.get("train/loss", 0.0))),
+        *((f"weights {name}", tensor.detach().cpu().numpy()) for name, tensor in model.policy.named_parameters()),
+    ]
+    broken = next((name for name, part in numbers if not np.isfinite(part).all()), None)
+    if broken is None:
+        return
     kept = folder / LAST
     left = f"the last good checkpoint is {kept}" if kept.is_file() else "no checkpoint has been written yet"
-    return (
-        f"{folder}: {what}: not all numbers are finite after {model.num_timesteps} steps; {left}. "
+    raise TrainingError(
+        f"{folder}: {broken}: not all numbers are finite after {model.num_timesteps} steps; {left}. "
         "A smaller agent.ppo.learning_rate or a larger env.reward_scale may help"
     )
-
-
-class StopRollout(BaseCallback):
-    """Ends a rollout after the present step once it is asked for."""
-
-    def __init__(self, asked: Callable[[], bool]) -> None:
-        super().__init__()
-        self._asked = asked
-
-    def _on_step(self) -> bool:
-        return not self._asked()
 
 
 @dataclass

@@ -128,11 +128,11 @@ def start_weights(config: Config) -> FloatArray:
 
 def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:
     """Speed tables that hold the job types of all experiments."""
-    kinds = {kind for experiment in experiments for kind in experiment.tables.types}
-    most = max(experiment.tables.max_gpus for experiment in experiments)
+    kinds = {kind for experiment in experiments for kind in experiment.tables().types}
+    most = max(experiment.tables().max_gpus for experiment in experiments)
     for experiment in experiments:
-        if set(experiment.tables.types) == kinds and experiment.tables.max_gpus == most:
-            return experiment.tables
+        if set(experiment.tables().types) == kinds and experiment.tables().max_gpus == most:
+            return experiment.tables()
     ordered = sorted(kinds, key=lambda kind: (kind.model, kind.batch_size or 0))
     shape = experiments[0].shape
     return compile_tables(experiments[0].profiles, ordered, most, shape.gpus_per_node, kinds=shape.kind_sizes)
@@ -181,7 +181,7 @@ def workload_of(experiment: Experiment, window: str, seed: int, group: int = 0, 
     refuse_for_learning(experiment.config.knowledge)
     jobs = tuple(experiment.jobs(window, seed))
     own_seed = experiment.window_seed(window, seed)
-    span = experiment.window_traces[window].window
+    span = experiment.traces.by_name[window].window
     ahead = _ahead(experiment, span, jobs)
     return Workload(
         name=f"{prefix}{window}/{seed}",

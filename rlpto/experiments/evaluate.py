@@ -120,7 +120,7 @@ def run_cells(
         decides["ran_on"] = "ray"
     if not fresh:
         refuse_foreign(folder, config)
-    begin_run(folder, config, experiment.repetition)
+    begin_run(folder, config, experiment.traces.repetition)
     run_one = run_real or partial(run_cell, config)
     return evaluate(cells, run_one, folder, progress, jobs, config=decides, weights=config.reward, fresh=fresh)
 
@@ -129,7 +129,7 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     """Tables of finished cells as CSV and as JSON; plots and the report if wanted."""
     finished = labelled(finished)
     reference = shown_label(_spec_called(config, config.evaluation.reference))
-    repetition = prepare(config).repetition
+    repetition = prepare(config).traces.repetition
     found = results(
         finished,
         config.knowledge.mode,
@@ -183,7 +183,7 @@ def _forecast_plots(config: Config, finished: list[FinishedCell]) -> list[Plot]:
     histories = []
     for name in dict.fromkeys(done.cell.window for done in finished):
         jobs = experiment.jobs(name, config.seed)
-        known = forecasts.known(experiment.window_traces[name].window, jobs)
+        known = forecasts.known(experiment.traces.by_name[name].window, jobs)
         histories.append(forecast_history(name, forecasts.step, known, jobs))
     return forecast_plots(histories, config.forecast.mode)
 

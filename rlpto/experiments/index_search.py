@@ -232,7 +232,7 @@ def _player(experiment: Experiment, goal: Goal, window: str, seed: int) -> Windo
             1,
             experiment.shape,
             [workload_of(experiment, window, seed)],
-            experiment.tables,
+            experiment.tables(),
             config.simulator,
             config.queue,
             config.reward if goal == "reward" else alone,

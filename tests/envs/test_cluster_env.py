@@ -19,8 +19,8 @@ from rlpto.core.queues import ConvergingSettings, QueueSettings
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
+from rlpto.envs.clusters import OneCluster
 from rlpto.envs.episodes import EnvSetup, ExternalSetup
-from rlpto.envs.one_cluster import OneCluster
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.io.arrays import IntArray
 from rlpto.knowledge.known import Knowledge
