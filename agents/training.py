@@ -104,11 +104,9 @@ def train(
     if stop is not None and isinstance(setup, ExternalSetup):
         callbacks.append(ConvertCallback(lambda *_: not stop()))
     run.report("starting")
-    if archive is None:
-        total, callback = compat.begin_learning(model, settings.steps, callbacks)
-    else:  # the first observation comes with the checkpoint
+    if archive is not None:  # the first observation comes with the checkpoint
         run.notes = restore(model, archive, folder / LAST)
-        total, callback = compat.resume_learning(model, settings.steps, callbacks)
+    total, callback = compat.begin_learning(model, settings.steps, callbacks, restored=archive is not None)
     return run.loop(callback, total, texts or {}, stop, begun=archive is not None)
 
 

@@ -128,12 +128,13 @@ def run_cells(
 def write_results(config: Config, finished: list[FinishedCell], folder: Path, *, report: bool) -> Results:
     """Tables of finished cells as CSV and as JSON; plots and the report if wanted."""
     finished = labelled(finished)
-    reference = shown_label(_spec_called(config, config.evaluation.reference))
+    by_label = {policy_label(spec): spec for spec in config.policies}
+    reference = config.evaluation.reference
     repetition = prepare(config).traces.repetition
     found = results(
         finished,
         config.knowledge.mode,
-        reference,
+        shown_label(by_label.get(reference, reference)),
         seed=config.seed,
         forecast=config.forecast.mode,
         notes=[repetition.text] if repetition is not None and repetition.is_high else [],
@@ -156,11 +157,6 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
         )
         write_report(folder / "report.html", found, plots, about)
     return found
-
-
-def _spec_called(config: Config, reference: str) -> str:
-    """The spec of the policy of a configuration that has this spec or label."""
-    return next((spec for spec in config.policies if policy_label(spec) == reference), reference)
 
 
 def missed_switches(finished: list[FinishedCell]) -> list[str]:

@@ -110,11 +110,11 @@ def run_sweep(
         if resume:
             tuner = tune.Tuner.restore(str(place / TUNE), trial, resume_unfinished=True, restart_errored=True)
         else:
-            search = {"search_alg": OptunaSearch(seed=seed), "num_samples": trials, "max_concurrent_trials": at_once}
+            search = OptunaSearch(seed=seed)
             tuner = tune.Tuner(
                 trial,
                 param_space={key: _domain(values) for key, values in space.items()},
-                tune_config=tune.TuneConfig(metric=GOAL, mode="max", **search),
+                tune_config=tune.TuneConfig("max", GOAL, search, num_samples=trials, max_concurrent_trials=at_once),
                 run_config=tune.RunConfig(name=TUNE, storage_path=str(place), verbose=0 if quiet else 1),
             )
         found = tuner.fit()

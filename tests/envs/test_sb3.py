@@ -107,16 +107,6 @@ def test_a_restored_state_goes_on_bit_for_bit(tmp_path):
     assert trajectory(later, actions(2, 60)) == expected
 
 
-def test_a_state_does_not_change_with_the_environments():
-    env = SB3ClusterEnv(make_setup(), 2, seed=0)
-    env.reset()
-    state = env.batch.state()
-    before = as_bytes(state)
-    trajectory(env, actions(0, 40, 2))
-    assert as_bytes(state) == before
-    assert as_bytes(env.batch.state()) != before
-
-
 def test_a_foreign_state_is_refused_and_changes_nothing():
     env, larger = SB3ClusterEnv(make_setup(), 2, seed=0), SB3ClusterEnv(make_setup(), 3, seed=0)
     env.reset()

@@ -39,15 +39,6 @@ def test_the_same_window_and_seed_give_the_same_jobs_and_others_do_not() -> None
     assert not {job.name for job in experiment.jobs(first, 0)} & {job.name for job in experiment.jobs(second, 0)}
 
 
-def test_every_policy_schedules_the_same_jobs() -> None:
-    experiment = Experiment(synthetic())
-    window = experiment.windows("test")[0]
-    records = [experiment.run_policy(experiment.policy(name), window, 0).jobs for name in ("fifo", "optimus")]
-    assert records[0].names == records[1].names
-    for column in ("submit_time", "epochs", "data_size", "requested_gpus", "priority", "alone_time"):
-        np.testing.assert_array_equal(getattr(records[0], column), getattr(records[1], column))
-
-
 def test_whatever_the_metric_the_jobs_have_the_same_work_and_other_times() -> None:
     experiments = [Experiment(synthetic(metric=metric)) for metric in ("goodput", "throughput")]
     window = experiments[0].windows("test")[0]
@@ -92,13 +83,6 @@ def test_a_trace_may_name_metrics_job_by_job(tmp_path: Path) -> None:
         (2048, "efficiency"),
     ]
     assert experiment.run_policy(experiment.policy("fifo"), "w", 0).jobs.finish_time.max() < 1e5
-
-
-def test_windows_of_different_splits_never_overlap() -> None:
-    experiment = Experiment(synthetic())
-    windows = [cut.window for cut in experiment.traces.by_name.values()]
-    assert all(before.end <= after.start for before, after in itertools.pairwise(windows))
-    assert {window.split for window in windows} == {"train", "test"}
 
 
 @pytest.mark.parametrize("load", [0.2, 1.5])
