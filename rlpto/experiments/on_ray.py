@@ -182,7 +182,10 @@ class RealCells:
         """Run a cell, or go on with it."""
         experiment, session = prepare(self.config), session_of(self.folder, cell)
         with (
-            open_session(self.config, session_folder(self.folder, cell), session, self.warn) as (database, observers),
+            recorded_session(self.config, session_folder(self.folder, cell), session, self.warn) as (
+                database,
+                observers,
+            ),
             closing(session_predictor(experiment, database)) as predictor,
         ):
             observers.append(lambda _: predictor.publish())
@@ -199,7 +202,7 @@ class RealCells:
 
 
 @contextmanager
-def open_session(
+def recorded_session(
     config: Config, folder: Path, session: str, warn: Callable[[str], object] = say_on_stderr
 ) -> Iterator[tuple[SessionDatabase, list[Callable[[RayCluster], None]]]]:
     """The database of a session in its folder, and observers of its cluster, which publish gauges and live curves.

@@ -18,7 +18,7 @@ from rlpto.evaluation.runner import Cell
 from rlpto.experiments.cache_key import Result, deciding
 from rlpto.experiments.config import Config, resolved_yaml
 from rlpto.experiments.experiment import Experiment, prepare
-from rlpto.experiments.on_ray import check_programs, open_session, real_cluster, real_nodes
+from rlpto.experiments.on_ray import check_programs, real_cluster, real_nodes, recorded_session
 from rlpto.experiments.run_folder import begin_run, command_line, members
 from rlpto.experiments.training_runs import digest_of, provenance, training_seed
 from rlpto.io.errors import ConfigError
@@ -117,7 +117,7 @@ def episodes(experiment: Experiment, windows: list[str], folder: Path) -> Genera
     for number in count(max((int(done) + 1 for done in there if done.isdecimal()), default=0)):
         window, seed = windows[number % len(windows)], config.seed + number // len(windows)
         session = session_name(folder, f"{number:04d}")
-        with open_session(config, sessions / f"episode-{number:04d}", session) as (database, observers):
+        with recorded_session(config, sessions / f"episode-{number:04d}", session) as (database, observers):
             cluster = real_cluster(experiment, window, seed, RayBackend(session), database, session, observers)
             with closing(cluster):
                 cluster.deciding("agent", 0.0)
