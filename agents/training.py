@@ -218,11 +218,6 @@ class Training:
         """Rewards of the policies to compare with; they run once."""
         return {} if self.evaluator is None else self.evaluator.baselines()
 
-    @property
-    def logger(self) -> Logger:
-        """Where figures go."""
-        return self.model.logger
-
     def loop(
         self,
         callback: BaseCallback,
@@ -243,7 +238,7 @@ class Training:
             if not begun:
                 log_texts(model.logger, texts)
                 self.evaluate()
-                self.logger.dump(model.num_timesteps)
+                self.model.logger.dump(model.num_timesteps)
                 self.save(periodic=True)
             callback.on_training_start(locals(), globals())
             self.report("training")
@@ -255,7 +250,7 @@ class Training:
                 if not learn(model, callback, total, self.folder):
                     model.num_timesteps = before
                     return self.outcome(finished=False)
-                self.look()
+                self.look(before)
                 if isinstance(self.setup, ExternalSetup):
                     self.save()
             self.save()
@@ -264,10 +259,10 @@ class Training:
             model.logger.close()
         return self.outcome(finished=True)
 
-    def look(self) -> None:
-        """After an update: log it, and evaluate or save where that is due."""
-        model, before = self.model, self.model.num_timesteps - self.model.n_steps * self.model.n_envs
-        log_figures(self.logger, "episode", self.terms.figures())
+    def look(self, before: int) -> None:
+        """After an update, of a rollout since `before` steps: log it, and evaluate or save where that is due."""
+        model = self.model
+        log_figures(model.logger, "episode", self.terms.figures())
         if self._due(before, self.settings.evaluate_every):
             self.evaluate()
         if self._due(before, self.settings.checkpoint_every):
@@ -280,7 +275,8 @@ class Training:
         if self.evaluator is None:
             return
         self.report("evaluating")
-        trained = TrainedAgent(self.setup.settings, self.setup.start, self._network())
+        assert isinstance(self.model.policy, JobSetPolicy)
+        trained = TrainedAgent(self.setup.settings, self.setup.start, self.model.policy)
         found = validate(self.evaluator.setup, trained)
         parts = dict(zip(REWARD_PARTS, found.parts.mean(axis=0), strict=True))
         figures = {
@@ -291,7 +287,7 @@ class Training:
             **standing(found.rewards, self._baselines),
             **self._closer(self.evaluator, trained),
         }
-        log_figures(self.logger, "validation", figures)
+        log_figures(self.model.logger, "validation", figures)
         row = {"steps": float(self.model.num_timesteps), **figures}
         history = (*self.notes.history, row)
         score = figures["reward_per_job"]
@@ -306,9 +302,9 @@ class Training:
         try:
             record = evaluator.record(Agent(trained=trained))
         except PolicyError as error:
-            self.logger.record("text/starving", str(error))
+            self.model.logger.record("text/starving", str(error))
             return {"starving": 1.0}
-        return {"starving": 0.0, **log_record(self.logger, record)}
+        return {"starving": 0.0, **log_record(self.model.logger, record)}
 
     def save(self, periodic: bool = False) -> None:
         """Write the last checkpoint, and one that stays if it is time for one."""
@@ -322,8 +318,8 @@ class Training:
         if seen != self.model.num_timesteps:
             self.evaluate()
             self.save()
-        log_outcome(self.logger, self.settings, {"seed": self.identity.seed}, self._last_row())
-        self.logger.dump(self.model.num_timesteps)
+        log_outcome(self.model.logger, self.settings, {"seed": self.identity.seed}, self._last_row())
+        self.model.logger.dump(self.model.num_timesteps)
         self.report("done")
 
     def outcome(self, finished: bool) -> TrainingResult:
@@ -345,7 +341,3 @@ class Training:
         """Report where the training stands."""
         if self.on_progress is not None:
             self.on_progress(Status(doing, self.model.num_timesteps, self.settings.steps, self.notes.best))
-
-    def _network(self) -> JobSetPolicy:
-        assert isinstance(self.model.policy, JobSetPolicy)
-        return self.model.policy

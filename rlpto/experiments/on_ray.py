@@ -287,9 +287,7 @@ def session_predictor(experiment: Experiment, database: SessionDatabase) -> Pred
     return Predictor(experiment.config.queue, settings, publish, failed, executor=executor, share=THREAD_SHARE)
 
 
-def run_session(
-    experiment: Experiment, cell: Cell, cluster: RayCluster, predictor: Predictor | None = None
-) -> RunRecord:
+def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster, predictor: Predictor) -> RunRecord:
     """Let the policy of a cell schedule the jobs of a real cluster; what a scheduler before this one did counts too."""
     config, resumed = experiment.config, bool(cluster.database.decisions())
 
@@ -299,7 +297,7 @@ def run_session(
     deciding = switching(make(cell.policy))
 
     def ahead(state: ClusterState) -> None:
-        if predictor is not None and predictor.due:
+        if predictor.due:
             predictor.begin(cluster, cluster.ids, deciding, state, deciding.name)
 
     policy = SwitchablePolicy(cluster.database, make, deciding, cluster.deciding, ahead)

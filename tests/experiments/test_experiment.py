@@ -97,10 +97,10 @@ def test_noise_changes_what_policies_know_and_nothing_else() -> None:
     config = synthetic()
     noisy = config.model_copy(update={"knowledge": config.knowledge.model_copy(update={"mode": "noisy"})})
     window = Experiment(config).windows("test")[0]
-    truth, told = (Experiment(c).cluster(window, 0) for c in (config, noisy))
-    assert truth.jobs == told.jobs
+    truth, noised = (Experiment(c).cluster(window, 0) for c in (config, noisy))
+    assert truth.jobs == noised.jobs
     everything = np.arange(len(truth.jobs))
-    exact, guessed = truth.table_of(everything), told.table_of(everything)
+    exact, guessed = truth.table_of(everything), noised.table_of(everything)
     error = np.log(guessed.remaining / exact.remaining)
     assert np.all(error != 0)
     assert 0.1 < error.std() < 0.6
