@@ -117,8 +117,8 @@ class EnvBatch:
         settings, clusters = self.setup.settings, self.clusters
         weights = action_weights(self.setup.start, actions, (self.count, len(ACTION_FEATURES)))
         start = clusters.time
-        parts, ended = clusters.run(weights, settings.hold)
-        end = clusters.time
+        parts = clusters.run(weights, settings.hold)
+        end, ended = clusters.time, clusters.over
         reward = above_baseline(self.baseline, clusters.current, start, end, ended, parts) / settings.reward_scale
         self.elapsed[:] = end - start
         self.steps += 1

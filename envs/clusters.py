@@ -8,7 +8,7 @@ from rlpto.core.cluster import Allocation, Cluster
 from rlpto.core.loop import DecisionLoop
 from rlpto.core.records import INTERVAL, add_interval
 from rlpto.core.rewards import weigh
-from rlpto.envs.compiled_batch import PARTS, Workload, begin_episode, step_all
+from rlpto.envs.compiled_batch import PARTS, Workload, begin_episode, over_all, step_all
 from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.observation import empty_observation, observe
 from rlpto.envs.rendering import Trail
@@ -37,6 +37,11 @@ class SimulatedClusters:
         return time
 
     @property
+    def over(self) -> BoolArray:
+        """[B] whether the workload is over."""
+        return over_all(self.batch)
+
+    @property
     def current(self) -> IntArray:
         """[B] number of the workload."""
         return self.batch.loop.current
@@ -45,12 +50,11 @@ class SimulatedClusters:
         """Put cluster b into a workload after `warm_up` seconds under the start heuristic; returns the time [s]."""
         return begin_episode(self.batch, b, workload, warm_up, self._start, self.observation)
 
-    def run(self, weights: FloatArray, hold: float) -> tuple[FloatArray, BoolArray]:
-        """Decide with weights [B, STEERING_FEATURES] for `hold` seconds (at least once).
-
-        Returns the terms of the reward [B, PARTS], and [B] whether the workload is over.
-        """
-        return step_all(self.batch, weights, hold, self.observation)
+    def run(self, weights: FloatArray, hold: float) -> FloatArray:
+        """Decide with weights [B, STEERING_FEATURES] for `hold` seconds (at least once); returns [B, PARTS]."""
+        parts = np.zeros((len(weights), PARTS))
+        step_all(self.batch, weights, hold, self.observation, parts)
+        return parts
 
     def jobs(self, b: int) -> AnyArray:
         """A copy of the job records [M] of cluster b."""
@@ -86,6 +90,11 @@ class OneCluster:
         return np.array([self.cluster.time])
 
     @property
+    def over(self) -> BoolArray:
+        """[1] whether the workload is over."""
+        return np.array([self.cluster.done])
+
+    @property
     def _workload(self) -> Workload:
         own: Workload = self._setup.workloads[self.current[0]]
         return own
@@ -102,12 +111,12 @@ class OneCluster:
         self._observe()
         return self.cluster.time
 
-    def run(self, weights: FloatArray, hold: float) -> tuple[FloatArray, BoolArray]:
-        """Decide with weights [1, STEERING_FEATURES]; returns [1, PARTS], and [1] whether the workload is over."""
+    def run(self, weights: FloatArray, hold: float) -> FloatArray:
+        """Decide with weights [1, STEERING_FEATURES]; returns the terms of the reward, [1, PARTS]."""
         parts = self._run(weights[0], self.cluster.time + hold)
         self.trail.reward += float(parts.sum())
         self._observe()
-        return parts, np.array([self.cluster.done])
+        return parts
 
     def _take_cluster(self) -> None:
         self.cluster = self._setup.make_cluster(int(self.current[0]))

@@ -236,7 +236,7 @@ def run_hold(f: CompiledBatch, b: int, weights: FloatArray, until: float, terms:
 def run_requested(f: CompiledBatch, decisions: int) -> int:
     """Take decisions in every cluster with a trivial policy: every job wishes for its requested GPUs.
 
-    Workloads that are over begin again. Returns how many decisions had an active job, over all clusters.
+    Workloads that are over begin anew. Returns how many decisions had an active job, over all clusters.
     """
     taken, w = 0, f.loop.world
     for b in range(len(w.clusters)):
@@ -272,18 +272,20 @@ def begin_episode(
 
 
 @njit()
-def step_all(f: CompiledBatch, weights: FloatArray, hold: float, out: Observation) -> tuple[FloatArray, BoolArray]:
-    """Let weights [B, STEERING_FEATURES] decide in every cluster for `hold` seconds; fills out.
-
-    Returns the terms of the reward [B, PARTS], and [B] whether the workloads are over.
-    """
-    parts = np.zeros((len(weights), PARTS))
-    over = np.zeros(len(weights), dtype=np.bool_)
-    for b in range(len(weights)):
+def step_all(f: CompiledBatch, weights: FloatArray, hold: float, out: Observation, parts: FloatArray) -> None:
+    """Let weights [B, STEERING_FEATURES] decide in every cluster for `hold` seconds; fills out and parts [B, PARTS]."""
+    for b in range(len(f.loop.world.clusters)):
         run_hold(f, b, weights[b : b + 1], f.loop.world.clusters[b].time + hold, parts[b])
         observe_one(f, b, out)
+
+
+@njit()
+def over_all(f: CompiledBatch) -> BoolArray:
+    """[B] whether all jobs of a cluster are finished, or its time limit is reached."""
+    over = np.zeros(len(f.loop.world.clusters), dtype=np.bool_)
+    for b in range(len(over)):
         over[b] = is_over(f.loop.world, b)
-    return parts, over
+    return over
 
 
 @njit()
