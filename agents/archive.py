@@ -5,7 +5,6 @@ Nothing in it is ever unpickled, so an untrusted file can do no harm, and torch 
 
 from __future__ import annotations
 
-import io
 import json
 import zipfile
 from collections.abc import Mapping
@@ -30,8 +29,6 @@ ARRAYS = "arrays/"
 NOT_TRAINED = "start, not trained"
 """Said of an agent whose action head is all zeros: it acts as the heuristic it starts from, in every state."""
 TRAINED = "trained"
-ENTRY_TIME = (1980, 1, 1, 0, 0, 0)
-"""Time stamp of every entry: the same content gives the same bytes."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +57,16 @@ def state_of(arrays: Mapping[str, AnyArray]) -> str:
 
 def write_archive(path: Path, manifest: Mapping[str, Any], arrays: Mapping[str, AnyArray], what: str) -> None:
     """Write a file, whole or not at all. what: named in the message of the CheckpointError if that is not possible."""
-    with whole_file(path, what) as unfinished, zipfile.ZipFile(unfinished, "w") as file:
-        text = json.dumps(manifest, indent=1, allow_nan=False)
-        _put(file, MANIFEST, text.encode())
+    with (
+        whole_file(path, what) as unfinished,
+        zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file,
+    ):
+        # Entries opened by their names bear no time: the same content gives the same bytes.
+        with file.open(MANIFEST, "w") as entry:
+            entry.write(json.dumps(manifest, indent=1, allow_nan=False).encode())
         for name in sorted(arrays):
-            content = io.BytesIO()
-            np.lib.format.write_array(content, np.ascontiguousarray(arrays[name]), allow_pickle=False)
-            _put(file, f"{ARRAYS}{name}.npy", content.getvalue())
+            with file.open(f"{ARRAYS}{name}.npy", "w") as entry:
+                np.lib.format.write_array(entry, np.ascontiguousarray(arrays[name]), allow_pickle=False)
 
 
 def read_archive(path: Path, kinds: tuple[str, ...]) -> Archive:
@@ -80,7 +80,3 @@ def read_archive(path: Path, kinds: tuple[str, ...]) -> Archive:
     if kind not in kinds:
         raise CheckpointError(f"{path}: its format is {one_line(repr(kind))}, expected {expected}")
     return Archive(manifest, read_arrays(path, expected, CheckpointError, ARRAYS))
-
-
-def _put(file: zipfile.ZipFile, name: str, content: bytes) -> None:
-    file.writestr(zipfile.ZipInfo(name, ENTRY_TIME), content, zipfile.ZIP_DEFLATED, compresslevel=1)

@@ -67,7 +67,7 @@ def save_checkpoint(
 
     Raises CheckpointError if that is not possible; what stood at `path` is then unchanged.
     """
-    env_state, weights = _environment(model).get_state(), weight_arrays(_network(model))
+    env_state, weights = _environment(model).batch.state(), weight_arrays(_network(model))
     optimizer = model.policy.optimizer.state_dict()
     numpy_name, numpy_key, *numpy_rest = np.random.get_state(legacy=True)
     manifest = {
@@ -142,9 +142,9 @@ def restore(model: TimedPPO, archive: Archive, path: Path) -> Notes:
         )
         model.num_timesteps = int(archive.manifest["steps"])
         environments = archive.group("environments") | {"rngs": states["environments"]}
-        env, starts = _environment(model), archive.arrays["episode_starts"]
-        observation = env.set_state(environments)
-        starts = starts if env.batch.resumes else np.ones_like(starts)
+        batch, starts = _environment(model).batch, archive.arrays["episode_starts"]
+        observation = batch.restore(environments)._asdict()
+        starts = starts if batch.resumes else np.ones_like(starts)
         compat.restore(model, int(learner["updates"]), observation, starts, learner["episodes"])
         numpy_name, *numpy_rest = states["numpy"]
         np.random.set_state((numpy_name, archive.arrays["random/numpy"], *numpy_rest))

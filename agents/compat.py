@@ -19,17 +19,15 @@ from rlpto.io.arrays import AnyArray
 Observations = dict[str, AnyArray]
 
 
-def begin_learning(model: OnPolicyAlgorithm, steps: int, callback: MaybeCallback) -> tuple[int, BaseCallback]:
-    """Begin to learn, at the first observation. Returns the steps in all, and the callback to call.
+def begin_learning(
+    model: OnPolicyAlgorithm, steps: int, callback: MaybeCallback, *, restored: bool = False
+) -> tuple[int, BaseCallback]:
+    """Begin to learn until `steps` in all. Returns the steps in all, and the callback to call.
 
-    The public `learn` is a loop of its own, which can neither be left nor resumed between two updates.
+    restored: at the last observation of a model that has been restored. The public `learn` is a loop of its own, which
+    can neither be left nor resumed between two updates.
     """
-    return model._setup_learn(steps, callback)
-
-
-def resume_learning(model: OnPolicyAlgorithm, steps: int, callback: MaybeCallback) -> tuple[int, BaseCallback]:
-    """The same up to `steps` in all for a model that has been restored, at its last observation."""
-    return model._setup_learn(steps - model.num_timesteps, callback, reset_num_timesteps=False)
+    return model._setup_learn(steps - model.num_timesteps, callback, reset_num_timesteps=not restored)
 
 
 def set_progress(model: OnPolicyAlgorithm, total: int) -> None:

@@ -87,7 +87,7 @@ def log_record(logger: Logger, record: RunRecord) -> dict[str, float]:
 
 def log_outcome(logger: Logger, settings: AgentSettings, more: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
     """Hyper-parameters with what came of them, for TensorBoard's table of runs."""
-    given = {**_flat(settings.model_dump(mode="json")), **more}
+    given: dict[Any, Any] = {**pd.json_normalize(settings.model_dump(mode="json")).to_dict("records")[0], **more}
     plain = {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in given.items()}
     known = {f"final/{key}": value for key, value in metrics.items() if np.isfinite(value)}
     if not known:
@@ -101,11 +101,3 @@ def write_history(folder: Path, history: Sequence[Mapping[str, float]]) -> None:
     """One line for each evaluation. Raises CheckpointError if that is not possible."""
     text = pd.DataFrame(history).to_csv(index=False, lineterminator="\n")
     write_text(folder / HISTORY, text, "the table of evaluations")
-
-
-def _flat(tree: Mapping[str, Any], around: str = "") -> dict[str, Any]:
-    """Nested keys with dots."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= _flat(value, f"{around}{key}.") if isinstance(value, Mapping) else {f"{around}{key}": value}
-    return found

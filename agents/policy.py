@@ -37,6 +37,14 @@ class AgentOptions(Settings):
     max_jobs: int | None = Field(None, ge=1)
     """Jobs it sees, the first in the queue; null: as many as in training."""
 
+    def checkpoint(self) -> Path:
+        """The file to use. Raises ConfigError if none is named, or two, or the run has no checkpoint."""
+        if self.file is not None and self.run is None:
+            return self.file
+        if self.run is not None and self.file is None:
+            return run_file(self.run)
+        raise ConfigError("expected one of file=FILE and run=FOLDER")
+
 
 class PretrainedOptions(Settings):
     """Options of `pretrained`."""
@@ -45,6 +53,10 @@ class PretrainedOptions(Settings):
     """Which one: a file in configs/pretrained/, without its ending."""
     max_jobs: int | None = Field(None, ge=1)
     """Jobs it sees, the first in the queue; null: as many as in training."""
+
+    def checkpoint(self) -> Path:
+        """The file to use. Raises ConfigError if there is none of that name."""
+        return pretrained_file(self.agent)
 
 
 class Agent:
@@ -55,14 +67,16 @@ class Agent:
     Options: type[Settings] = AgentOptions
     COMPLETE = False
 
-    def __init__(self, options: AgentOptions | None = None, trained: TrainedAgent | None = None) -> None:
+    def __init__(
+        self, options: AgentOptions | PretrainedOptions | None = None, trained: TrainedAgent | None = None
+    ) -> None:
         """trained: used instead of what `options` name."""
         self.name = "agent"
         self.options = options or AgentOptions()
         if trained is None:
             from rlpto.agents.trained import load_agent
 
-            trained = load_agent(agent_file(self.options), self.options.max_jobs)
+            trained = load_agent(self.options.checkpoint(), self.options.max_jobs)
         self._trained = trained
         self.reset(0)
 
@@ -103,9 +117,6 @@ class Pretrained(Agent):
     Options = PretrainedOptions
     POSITIONAL = "agent"
 
-    def __init__(self, options: PretrainedOptions) -> None:
-        super().__init__(AgentOptions(file=pretrained_file(options.agent), max_jobs=options.max_jobs))
-
 
 def shown_label(spec: str) -> str:
     """What the policy of a spec is called in tables: its label, which says so where an agent is not trained.
@@ -125,25 +136,13 @@ def _not_trained(spec: PolicySpec) -> bool:
     """True for an agent whose file holds the heuristic it starts from."""
     if spec.name not in ("agent", "pretrained"):
         return False
-    options = {key: value for key, value in spec.options.items() if key != "label"}
+    options = {Pretrained.POSITIONAL if key == UNNAMED else key: value for key, value in spec.options.items()}
+    options.pop("label", None)
+    kind = AgentOptions if spec.name == "agent" else PretrainedOptions
     try:
-        if spec.name == "agent":
-            file = agent_file(AgentOptions.model_validate(options))
-        else:
-            file = pretrained_file(str(options.get(UNNAMED, options.get(Pretrained.POSITIONAL))))
-        return read_archive(file, KINDS).state == NOT_TRAINED
+        return read_archive(kind.model_validate(options).checkpoint(), KINDS).state == NOT_TRAINED
     except (RlptoError, ValidationError):
         return False
-
-
-def agent_file(options: AgentOptions) -> Path:
-    """The file that options name. Raises ConfigError if they name none, or two, or the run has no checkpoint."""
-    if (options.file is None) == (options.run is None):
-        raise ConfigError("expected one of file=FILE and run=FOLDER")
-    if options.file is not None:
-        return options.file
-    assert options.run is not None
-    return run_file(options.run)
 
 
 def run_file(run: Path) -> Path:

@@ -79,7 +79,7 @@ class TimedPPO(PPO):
             use_sde=ppo.smooth_noise,
             rollout_buffer_class=TimedRolloutBuffer,
             rollout_buffer_kwargs={
-                "elapsed": env.elapsed,
+                "elapsed": env.batch.elapsed,
                 "half_life": ppo.half_life,
                 "trace_half_life": ppo.trace_half_life,
             },

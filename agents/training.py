@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from stable_baselines3.common.buffers import DictRolloutBuffer
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.logger import Logger
 
 from rlpto.agents import compat
@@ -102,13 +102,11 @@ def train(
     run = Training(setup, settings, folder, identity, model, evaluator, on_progress)
     callbacks: list[BaseCallback] = [run.terms]
     if stop is not None and isinstance(setup, ExternalSetup):
-        callbacks.append(StopRollout(stop))
+        callbacks.append(ConvertCallback(lambda *_: not stop()))
     run.report("starting")
-    if archive is None:
-        total, callback = compat.begin_learning(model, settings.steps, callbacks)
-    else:  # the first observation comes with the checkpoint
+    if archive is not None:  # the first observation comes with the checkpoint
         run.notes = restore(model, archive, folder / LAST)
-        total, callback = compat.resume_learning(model, settings.steps, callbacks)
+    total, callback = compat.begin_learning(model, settings.steps, callbacks, restored=archive is not None)
     return run.loop(callback, total, texts or {}, stop, begun=archive is not None)
 
 
@@ -167,60 +165,38 @@ def learn(model: TimedPPO, callback: BaseCallback, total: int, folder: Path) -> 
     try:
         if not model.collect_rollouts(model.env, callback, model.rollout_buffer, n_rollout_steps=model.n_steps):
             return False
-    except ValueError as error:
-        if what := _not_finite(model):
-            raise TrainingError(_stopped(model, what, folder)) from error
+    except ValueError:
+        _check_finite(model, folder)
         raise
-    if what := _not_finite(model):
-        raise TrainingError(_stopped(model, what, folder))
+    _check_finite(model, folder)
     compat.set_progress(model, total)
     model.train()
-    if what := _not_finite(model):
-        raise TrainingError(_stopped(model, what, folder))
+    _check_finite(model, folder)
     return True
 
 
-def _not_finite(model: TimedPPO) -> str | None:
-    """What holds NaN or infinity, or None."""
+def _check_finite(model: TimedPPO, folder: Path) -> None:
+    """Raise TrainingError if what was observed, or what was learned, holds NaN or infinity."""
     buffer = model.rollout_buffer
     assert isinstance(buffer, DictRolloutBuffer)
     rows = slice(None) if buffer.full else slice(buffer.pos)
-    for name, array in {
-        **{f"observation {key}": part[rows] for key, part in buffer.observations.items()},
-        "reward": buffer.rewards[rows],
-        "value": buffer.values[rows],
-    }.items():
-        if not np.isfinite(array).all():
-            return name
-    for key, part in compat.last_observation(model).items():
-        if not np.isfinite(part).all():
-            return f"observation {key}"
-    loss = model.logger.name_to_value.get("train/loss", 0.0)
-    if not np.isfinite(loss):
-        return "loss"
-    broken = (name for name, tensor in model.policy.named_parameters() if not torch.isfinite(tensor).all())
-    return next((f"weights {name}" for name in broken), None)
-
-
-def _stopped(model: TimedPPO, what: str, folder: Path) -> str:
-    """The message of a training that cannot go on."""
+    numbers = [
+        *((f"observation {key}", part[rows]) for key, part in buffer.observations.items()),
+        ("reward", buffer.rewards[rows]),
+        ("value", buffer.values[rows]),
+        *((f"observation {key}", part) for key, part in compat.last_observation(model).items()),
+        ("loss", np.asarray(model.logger.name_to_value.get("train/loss", 0.0))),
+        *((f"weights {name}", tensor.detach().cpu().numpy()) for name, tensor in model.policy.named_parameters()),
+    ]
+    broken = next((name for name, part in numbers if not np.isfinite(part).all()), None)
+    if broken is None:
+        return
     kept = folder / LAST
     left = f"the last good checkpoint is {kept}" if kept.is_file() else "no checkpoint has been written yet"
-    return (
-        f"{folder}: {what}: not all numbers are finite after {model.num_timesteps} steps; {left}. "
+    raise TrainingError(
+        f"{folder}: {broken}: not all numbers are finite after {model.num_timesteps} steps; {left}. "
         "A smaller agent.ppo.learning_rate or a larger env.reward_scale may help"
     )
-
-
-class StopRollout(BaseCallback):
-    """Ends a rollout after the present step once it is asked for."""
-
-    def __init__(self, asked: Callable[[], bool]) -> None:
-        super().__init__()
-        self._asked = asked
-
-    def _on_step(self) -> bool:
-        return not self._asked()
 
 
 @dataclass
@@ -242,11 +218,6 @@ class Training:
         """Rewards of the policies to compare with; they run once."""
         return {} if self.evaluator is None else self.evaluator.baselines()
 
-    @property
-    def logger(self) -> Logger:
-        """Where figures go."""
-        return self.model.logger
-
     def loop(
         self,
         callback: BaseCallback,
@@ -267,7 +238,7 @@ class Training:
             if not begun:
                 log_texts(model.logger, texts)
                 self.evaluate()
-                self.logger.dump(model.num_timesteps)
+                self.model.logger.dump(model.num_timesteps)
                 self.save(periodic=True)
             callback.on_training_start(locals(), globals())
             self.report("training")
@@ -279,7 +250,7 @@ class Training:
                 if not learn(model, callback, total, self.folder):
                     model.num_timesteps = before
                     return self.outcome(finished=False)
-                self.look()
+                self.look(before)
                 if isinstance(self.setup, ExternalSetup):
                     self.save()
             self.save()
@@ -288,10 +259,10 @@ class Training:
             model.logger.close()
         return self.outcome(finished=True)
 
-    def look(self) -> None:
-        """After an update: log it, and evaluate or save where that is due."""
-        model, before = self.model, self.model.num_timesteps - self.model.n_steps * self.model.n_envs
-        log_figures(self.logger, "episode", self.terms.figures())
+    def look(self, before: int) -> None:
+        """After an update, of a rollout since `before` steps: log it, and evaluate or save where that is due."""
+        model = self.model
+        log_figures(model.logger, "episode", self.terms.figures())
         if self._due(before, self.settings.evaluate_every):
             self.evaluate()
         if self._due(before, self.settings.checkpoint_every):
@@ -304,7 +275,8 @@ class Training:
         if self.evaluator is None:
             return
         self.report("evaluating")
-        trained = TrainedAgent(self.setup.settings, self.setup.start, self._network())
+        assert isinstance(self.model.policy, JobSetPolicy)
+        trained = TrainedAgent(self.setup.settings, self.setup.start, self.model.policy)
         found = validate(self.evaluator.setup, trained)
         parts = dict(zip(REWARD_PARTS, found.parts.mean(axis=0), strict=True))
         figures = {
@@ -315,7 +287,7 @@ class Training:
             **standing(found.rewards, self._baselines),
             **self._closer(self.evaluator, trained),
         }
-        log_figures(self.logger, "validation", figures)
+        log_figures(self.model.logger, "validation", figures)
         row = {"steps": float(self.model.num_timesteps), **figures}
         history = (*self.notes.history, row)
         score = figures["reward_per_job"]
@@ -330,9 +302,9 @@ class Training:
         try:
             record = evaluator.record(Agent(trained=trained))
         except PolicyError as error:
-            self.logger.record("text/starving", str(error))
+            self.model.logger.record("text/starving", str(error))
             return {"starving": 1.0}
-        return {"starving": 0.0, **log_record(self.logger, record)}
+        return {"starving": 0.0, **log_record(self.model.logger, record)}
 
     def save(self, periodic: bool = False) -> None:
         """Write the last checkpoint, and one that stays if it is time for one."""
@@ -346,8 +318,8 @@ class Training:
         if seen != self.model.num_timesteps:
             self.evaluate()
             self.save()
-        log_outcome(self.logger, self.settings, {"seed": self.identity.seed}, self._last_row())
-        self.logger.dump(self.model.num_timesteps)
+        log_outcome(self.model.logger, self.settings, {"seed": self.identity.seed}, self._last_row())
+        self.model.logger.dump(self.model.num_timesteps)
         self.report("done")
 
     def outcome(self, finished: bool) -> TrainingResult:
@@ -369,7 +341,3 @@ class Training:
         """Report where the training stands."""
         if self.on_progress is not None:
             self.on_progress(Status(doing, self.model.num_timesteps, self.settings.steps, self.notes.best))
-
-    def _network(self) -> JobSetPolicy:
-        assert isinstance(self.model.policy, JobSetPolicy)
-        return self.model.policy

@@ -10,16 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 
 from rlpto.agents.trained import TrainedAgent
-from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.core.policy import Policy
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
-from rlpto.envs.batch import EnvBatch, SimulatedClusters
+from rlpto.envs.batch import EnvBatch
+from rlpto.envs.clusters import SimulatedClusters
 from rlpto.envs.episodes import EnvSetup, Episode
 from rlpto.envs.whole_windows import WindowPlayer, per_job
+from rlpto.evaluation.metrics import jct_metrics, queueing_metrics
 from rlpto.io.arrays import AnyArray, FloatArray
 
 HOUR = 3600.0
@@ -82,7 +84,7 @@ def validate(setup: EnvSetup, trained: TrainedAgent) -> Validation:
             batch.begin(b, Episode(b, 0.0, np.inf))  # goes on idly until the others are over
         running &= ~steps.ended
         seen = batch.observe()
-    return Validation(parts, {name: _mean([each[name] for each in metrics]) for name in metrics[0]})
+    return Validation(parts, {str(name): float(mean) for name, mean in pd.DataFrame(metrics).mean().items()})
 
 
 def reward_of_constants(setup: EnvSetup, weights: FloatArray) -> float:
@@ -107,24 +109,15 @@ def job_metrics(jobs: AnyArray, gpus: int) -> dict[str, float]:
 
     gpus: of the cluster. NaN where a figure is not defined. Utilisation takes all nodes as up.
     """
-    jct, waited = jobs["finish_time"] - jobs["submit_time"], jobs["start_time"] - jobs["submit_time"]
-    done = jct[np.isfinite(jct)]
-    complete = len(done) == len(jobs)
-    span = float(np.nanmax(jobs["finish_time"]) - jobs["submit_time"].min()) if len(done) else float("nan")
-    percentiles = np.percentile(done, [95, 99]) if len(done) else np.full(2, np.nan)
-    queueing = {
-        f"queueing_{name}": _mean(waited[jobs["priority"] == number]) for number, name in enumerate(PRIORITY_CLASSES)
-    }
+    jct, finished = jobs["finish_time"] - jobs["submit_time"], np.isfinite(jobs["finish_time"])
+    span = float(np.nanmax(jobs["finish_time"]) - jobs["submit_time"].min()) if finished.any() else float("nan")
     return {
-        "jct_mean": _mean(done),
-        "jct_p95": float(percentiles[0]),
-        "jct_p99": float(percentiles[1]),
-        "makespan": span if complete else float("nan"),
-        "queueing_mean": _mean(waited),
-        **queueing,
+        **jct_metrics(jct),
+        "makespan": span if finished.all() else float("nan"),
+        **queueing_metrics(jobs["priority"], jobs["start_time"] - jobs["submit_time"]),
         "utilisation": float(jobs["attained_service"].sum()) / (gpus * span),
         "rescales_per_job": float(jobs["rescales"].mean()),
-        "unfinished": float(len(jobs) - len(done)),
+        "unfinished": float(np.count_nonzero(~finished)),
     }
 
 
@@ -142,10 +135,3 @@ def standing(rewards: FloatArray, baselines: Mapping[str, FloatArray]) -> dict[s
         found[f"wins/{name}"] = float((rewards > other).mean())
         found[f"gain/{name}"] = float((mean - other.mean()) / max(abs(float(other.mean())), 1e-9))
     return found
-
-
-def _mean(values: FloatArray | list[float]) -> float:
-    """Mean of what is not NaN; NaN of nothing."""
-    given = np.asarray(values, dtype=np.float64)
-    known = given[~np.isnan(given)]
-    return float(known.mean()) if len(known) else float("nan")

@@ -54,7 +54,7 @@ def data(plan: Plan, study: Study) -> Measured:
     experiment = prepare(config)
     cases = {
         f"{model}-{repeat}": Case(experiment.shape, _five_jobs(experiment, model, repeat))
-        for model in sorted({kind.model for kind in experiment.tables.types})
+        for model in sorted({kind.model for kind in experiment.tables().types})
         for repeat in range(REPEATS)
     }
     done = run_cases(plan, config, cases, specs_of(plan, config, plan.home, study.runs[0]), "data")
@@ -83,7 +83,7 @@ def data(plan: Plan, study: Study) -> Measured:
 
 def _five_jobs(experiment: Experiment, model: str, repeat: int) -> tuple[Job, ...]:
     """Jobs of one model, in random order."""
-    tables = experiment.tables
+    tables = experiment.tables()
     kind = tables.type_index(JobType(model))
     middle = _size_for(tables, kind, MIDDLE_GPUS, MIDDLE_HOURS * 3600, experiment.shape.gpus_per_node)
     rng = np.random.default_rng([repeat, kind])
@@ -126,8 +126,8 @@ def converge(plan: Plan, study: Study) -> Measured:
     """Two jobs: what the second gains, and the first loses, if the first may be shrunk as it converges."""
     config = plan.config(plan.home, plan.busy)
     experiment = prepare(config)
-    models = [kind.model for kind in experiment.tables.types]
-    scaling = [kind.model for kind in experiment.tables.types if _scales(experiment.tables, kind)]
+    models = [kind.model for kind in experiment.tables().types]
+    scaling = [kind.model for kind in experiment.tables().types if _scales(experiment.tables(), kind)]
     cases = {
         f"{model}-{other}": Case(CASE_NODES, (_converging_job(experiment, model), _other_job(experiment, other)))
         for model in models
@@ -184,7 +184,7 @@ def _scales(tables: SpeedTables, kind: JobType) -> bool:
 
 def _converging_job(experiment: Experiment, model: str) -> Job:
     """The job that comes first, and converges."""
-    tables, node = experiment.tables, CASE_NODES[0].gpus
+    tables, node = experiment.tables(), CASE_NODES[0].gpus
     kind = tables.type_index(JobType(model))
     return Job(
         name="converging",
@@ -199,7 +199,7 @@ def _converging_job(experiment: Experiment, model: str) -> Job:
 
 def _other_job(experiment: Experiment, model: str) -> Job:
     """The job that comes later, and can use all GPUs."""
-    tables, node = experiment.tables, CASE_NODES[0].gpus
+    tables, node = experiment.tables(), CASE_NODES[0].gpus
     kind = tables.type_index(JobType(model))
     epochs, capacity = float(tables.epochs[kind]), sum(machine.gpus for machine in CASE_NODES)
 
@@ -245,6 +245,6 @@ def run_cases(
 
 def _run_case(config: Config, cases: dict[str, Case], cell: Cell) -> RunRecord:
     experiment, case = prepare(config), cases[cell.window]
-    cluster = SimulatedCluster(case.nodes, list(case.jobs), experiment.tables, config.simulator, cell.seed)
+    cluster = SimulatedCluster(case.nodes, list(case.jobs), experiment.tables(), config.simulator, cell.seed)
     policy = make(experiment, cell.policy)
     return run(cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed)

@@ -126,7 +126,7 @@ def latency(_plan: Plan, _: Study) -> Measured:
         jobs = experiment.jobs(experiment.windows()[0], 0)
         picked = np.random.default_rng(0).choice(len(jobs), active, replace=len(jobs) < active)
         crowd = [replace(jobs[one], name=f"job-{i}", submit_time=0.0) for i, one in enumerate(picked)]
-        cluster = SimulatedCluster(experiment.shape, crowd, experiment.tables, experiment.config.simulator)
+        cluster = SimulatedCluster(experiment.shape, crowd, experiment.tables(), experiment.config.simulator)
         policy, taken = experiment.policy("planner"), []
         for alone, _ in islice(decided(cluster, Queue(experiment.config.queue), policy), DECISIONS):
             taken.append(1e3 * alone)

@@ -118,7 +118,7 @@ def philly(options: Namespace) -> Found:
 
     def simulate(policy: str) -> None:
         config = experiment.config
-        cluster = SimulatedCluster(experiment.shape, jobs, experiment.tables, config.simulator)
+        cluster = SimulatedCluster(experiment.shape, jobs, experiment.tables(), config.simulator)
         last[policy] = run(cluster, experiment.policy(policy), config.queue, config.reward)
 
     calls = {policy: partial(simulate, policy) for policy in ("fifo", "srtf", "las")}
@@ -297,7 +297,7 @@ def latencies(
 ) -> list[float]:
     """Milliseconds of every decision after the first hour and a first one, which compiles; ends after some seconds."""
     settings = experiment.config.simulator.model_copy(update={"decide_on": "interval"})
-    cluster = SimulatedCluster(experiment.shape, jobs, experiment.tables, settings)
+    cluster = SimulatedCluster(experiment.shape, jobs, experiment.tables(), settings)
     while cluster.active_jobs < ACTIVE:
         cluster.advance()
     policy = experiment.policy(name)

@@ -48,7 +48,7 @@ class FreeEnv(SB3ClusterEnv):
     def __init__(self, setup: EnvSetup, num_envs: int) -> None:
         super().__init__(setup, num_envs, 0)
         self._seen = super().reset()
-        self.elapsed[:] = 60.0
+        self.batch.elapsed[:] = 60.0
         self._free_reward = np.random.default_rng(0).normal(size=num_envs).astype(np.float32)
         self._infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
 

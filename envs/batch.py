@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlpto.envs.actions import ACTION_FEATURES, action_weights
-from rlpto.envs.compiled_batch import PARTS, begin_episode, look_around_all, over_all, step_all
+from rlpto.envs.clusters import OneCluster, SimulatedClusters
+from rlpto.envs.compiled_batch import PARTS, look_around_all
 from rlpto.envs.episodes import (
     MOST_ENVS,
     EnvSetup,
@@ -18,16 +19,13 @@ from rlpto.envs.episodes import (
     draw_episode,
     episode_rng,
 )
-from rlpto.envs.observation import Observation, empty_observation
-from rlpto.envs.one_cluster import OneCluster
+from rlpto.envs.observation import Observation
 from rlpto.envs.whole_windows import NO_BASELINE, above_baseline, baseline_rollout
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.errors import CheckpointError, ConfigError
 
 State = dict[str, Any]
 """By name: NumPy arrays, and under `rngs` plain data that JSON can hold."""
-WORLD_PARTS = ("jobs", "nodes", "clusters", "active", "sums", "machines", "free")
-"""Arrays of `rlpto.simulator.arrays.World` that change; the others are tables."""
 
 
 class BatchSteps(NamedTuple):
@@ -49,57 +47,6 @@ class BatchSteps(NamedTuple):
     def over(self) -> BoolArray:
         """[B] whether the episode is over."""
         return self.ended | self.cut
-
-
-class SimulatedClusters:
-    """B simulated clusters in compiled code.
-
-    batch: what is compiled. observation: of every cluster, kept up to date in place.
-    """
-
-    def __init__(self, setup: EnvSetup, count: int) -> None:
-        self.batch = setup.compiled(count)
-        self.observation = empty_observation(count, setup.settings.max_jobs, setup.settings.horizon)
-        self._start = np.atleast_2d(setup.start)
-
-    @property
-    def time(self) -> FloatArray:
-        """[B] s."""
-        time: FloatArray = self.batch.world.clusters["time"].copy()
-        return time
-
-    @property
-    def over(self) -> BoolArray:
-        """[B] whether the workload is over."""
-        return over_all(self.batch)
-
-    @property
-    def current(self) -> IntArray:
-        """[B] number of the workload."""
-        return self.batch.loop.current
-
-    def begin(self, b: int, workload: int, warm_up: float) -> float:
-        """Put cluster b into a workload after `warm_up` seconds under the start heuristic; returns the time [s]."""
-        return begin_episode(self.batch, b, workload, warm_up, self._start, self.observation)
-
-    def run(self, weights: FloatArray, hold: float) -> FloatArray:
-        """Decide with weights [B, STEERING_FEATURES] for `hold` seconds (at least once); returns [B, PARTS]."""
-        parts = np.zeros((len(weights), PARTS))
-        step_all(self.batch, weights, hold, self.observation, parts)
-        return parts
-
-    def jobs(self, b: int) -> AnyArray:
-        """A copy of the job records [M] of cluster b."""
-        jobs: AnyArray = self.batch.world.jobs[b, : self.batch.counts[self.current[b]]].copy()
-        return jobs
-
-    def arrays(self) -> dict[str, AnyArray]:
-        """The arrays that change, by name."""
-        return {
-            **{f"world.{name}": getattr(self.batch.world, name) for name in WORLD_PARTS},
-            **{f"observation.{name}": part for name, part in self.observation._asdict().items()},
-            "current": self.current,
-        }
 
 
 class EnvBatch:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.batch import EnvBatch
+from rlpto.envs.clusters import OneCluster
 from rlpto.envs.episodes import (
     EnvSetup,
     Episode,
@@ -22,7 +23,6 @@ from rlpto.envs.episodes import (
     observation_space,
 )
 from rlpto.envs.observation import Observation
-from rlpto.envs.one_cluster import OneCluster
 from rlpto.envs.rendering import describe, draw
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import ConfigError

@@ -138,7 +138,9 @@ def _check_supported(
     if not workloads:
         raise ConfigError("no workloads to learn from: expected training windows with jobs")
     if queue.inside != "fifo":
-        raise ConfigError(f"queue.inside: an environment serves each class fifo, not {queue.inside}")
+        raise ConfigError(
+            f"queue.inside: {queue.inside}, but where agents learn and constants are tuned each class is served fifo"
+        )
     if len(shape.kinds) > 1:
         raise ConfigError(
             f"cluster.nodes: many clusters learn at once on one kind of GPU, not on {', '.join(shape.kinds)}; expected "

@@ -20,13 +20,14 @@ SHORTEST = 1.0
 """Remaining times below this many seconds count as this."""
 
 
-class JobFacts(NamedTuple):
-    """What several features of a job are computed from.
+class FeatureInputs(NamedTuple):
+    """What features of a job are computed from, in addition to its record.
 
-    now [s]. unit: speed for each GPU with min_gpus of them. hours: left on one GPU at that speed. work_left: share of
-    its epochs still to do. accuracy_left: share of its accuracy still to gain.
+    speed: [K + 1] work per second by GPUs. now [s]. unit: speed for each GPU with min_gpus of them. hours: left on one
+    GPU at that speed. work_left: share of its epochs still to do. accuracy_left: share of its accuracy still to gain.
     """
 
+    speed: FloatArray
     now: float
     unit: float
     hours: float
@@ -78,75 +79,57 @@ def _next_gpu_gain(job: Any, speed: FloatArray) -> float:
 
 
 JOB_TABLE: list[Feature] = [
-    Feature("remaining", "log(hours left on one GPU) / 4", lambda job, speed, facts: np.log(facts.hours) / 4.0),
+    Feature("remaining", "log(hours left on one GPU) / 4", lambda job, inputs: np.log(inputs.hours) / 4.0),
     Feature(
         "remaining_at_most",
         "log(hours left with as many GPUs as the job may hold) / 4",
-        lambda job, speed, facts: np.log(max(job.remaining / speed[job.max_gpus], SHORTEST) / HOUR) / 4.0,
+        lambda job, inputs: np.log(max(job.remaining / inputs.speed[job.max_gpus], SHORTEST) / HOUR) / 4.0,
     ),
     Feature(
         "gain",
         "log(speed the next GPU adds, relative to one GPU) / 2",
-        lambda job, speed, facts: np.log(max(_next_gpu_gain(job, speed) / facts.unit, 1e-6)) / 2.0,
+        lambda job, inputs: np.log(max(_next_gpu_gain(job, inputs.speed) / inputs.unit, 1e-6)) / 2.0,
     ),
     Feature(
         "efficiency",
         "log(speed per GPU held, relative to one GPU) / 2; 0 with none",
-        lambda job, speed, facts: np.log(speed[job.gpus] / job.gpus / facts.unit) / 2.0 if job.gpus > 0 else 0.0,
+        lambda job, inputs: np.log(inputs.speed[job.gpus] / job.gpus / inputs.unit) / 2.0 if job.gpus > 0 else 0.0,
     ),
-    Feature("held", "log2(1 + GPUs held) / 6", lambda job, speed, facts: np.log2(1.0 + job.gpus) / 6.0),
-    Feature("held_of_most", "GPUs held / GPUs allowed at most", lambda job, speed, facts: job.gpus / job.max_gpus),
-    Feature("most", "log2(1 + GPUs allowed at most) / 6", lambda job, speed, facts: np.log2(1.0 + job.max_gpus) / 6.0),
-    Feature(
-        "requested", "log2(1 + GPUs asked for) / 6", lambda job, speed, facts: np.log2(1.0 + job.requested_gpus) / 6.0
-    ),
-    Feature(
-        "fewest", "log2(1 + GPUs allowed at least) / 6", lambda job, speed, facts: np.log2(1.0 + job.min_gpus) / 6.0
-    ),
+    Feature("held", "log2(1 + GPUs held) / 6", lambda job, inputs: np.log2(1.0 + job.gpus) / 6.0),
+    Feature("held_of_most", "GPUs held / GPUs allowed at most", lambda job, inputs: job.gpus / job.max_gpus),
+    Feature("most", "log2(1 + GPUs allowed at most) / 6", lambda job, inputs: np.log2(1.0 + job.max_gpus) / 6.0),
+    Feature("requested", "log2(1 + GPUs asked for) / 6", lambda job, inputs: np.log2(1.0 + job.requested_gpus) / 6.0),
+    Feature("fewest", "log2(1 + GPUs allowed at least) / 6", lambda job, inputs: np.log2(1.0 + job.min_gpus) / 6.0),
     Feature(
         "age",
         "log(1 + hours since submission) / 2",
-        lambda job, speed, facts: np.log1p(max(facts.now - job.submit_time, 0.0) / HOUR) / 2.0,
+        lambda job, inputs: np.log1p(max(inputs.now - job.submit_time, 0.0) / HOUR) / 2.0,
     ),
     Feature(
         "waiting",
         "log(1 + hours without GPUs, now) / 2",
-        lambda job, speed, facts: np.log1p(max(facts.now - job.wait_start, 0.0) / HOUR) / 2.0 if job.gpus == 0 else 0.0,
+        lambda job, inputs: np.log1p(max(inputs.now - job.wait_start, 0.0) / HOUR) / 2.0 if job.gpus == 0 else 0.0,
     ),
-    Feature(
-        "attained",
-        "log(1 + GPU-hours had) / 4",
-        lambda job, speed, facts: np.log1p(job.attained_service / HOUR) / 4.0,
-    ),
-    Feature(
-        "rescale_delay", "seconds a change of its GPUs costs / 60", lambda job, speed, facts: job.rescale_delay / 60.0
-    ),
-    Feature(
-        "rescaling", "1 while such a delay lasts", lambda job, speed, facts: 1.0 if job.rescale_left > 0.0 else 0.0
-    ),
-    Feature("work_left", "share of its epochs still to do", lambda job, speed, facts: facts.work_left),
-    Feature("accuracy_left", "share of its accuracy still to gain", lambda job, speed, facts: facts.accuracy_left),
+    Feature("attained", "log(1 + GPU-hours had) / 4", lambda job, inputs: np.log1p(job.attained_service / HOUR) / 4.0),
+    Feature("rescale_delay", "seconds a change of its GPUs costs / 60", lambda job, inputs: job.rescale_delay / 60.0),
+    Feature("rescaling", "1 while such a delay lasts", lambda job, inputs: 1.0 if job.rescale_left > 0.0 else 0.0),
+    Feature("work_left", "share of its epochs still to do", lambda job, inputs: inputs.work_left),
+    Feature("accuracy_left", "share of its accuracy still to gain", lambda job, inputs: inputs.accuracy_left),
     Feature(
         "slope",
         "log(1 + accuracy_left / work_left) / 2: gain per work to come, falls as a model converges",
-        lambda job, speed, facts: np.log1p(facts.accuracy_left / max(facts.work_left, 1e-3)) / 2.0,
+        lambda job, inputs: np.log1p(inputs.accuracy_left / max(inputs.work_left, 1e-3)) / 2.0,
     ),
     Feature(
-        "data_size",
-        "log10(samples in one epoch) / 8",
-        lambda job, speed, facts: np.log10(max(job.data_size, 1.0)) / 8.0,
+        "data_size", "log10(samples in one epoch) / 8", lambda job, inputs: np.log10(max(job.data_size, 1.0)) / 8.0
     ),
     Feature(
-        "high",
-        "1 if its class after aging is high",
-        lambda job, speed, facts: 1.0 if job.effective_priority == 0 else 0.0,
+        "high", "1 if its class after aging is high", lambda job, inputs: 1.0 if job.effective_priority == 0 else 0.0
     ),
-    Feature(
-        "normal", "1 if that class is normal", lambda job, speed, facts: 1.0 if job.effective_priority == 1 else 0.0
-    ),
-    Feature("low", "1 if that class is low", lambda job, speed, facts: 1.0 if job.effective_priority == 2 else 0.0),
+    Feature("normal", "1 if that class is normal", lambda job, inputs: 1.0 if job.effective_priority == 1 else 0.0),
+    Feature("low", "1 if that class is low", lambda job, inputs: 1.0 if job.effective_priority == 2 else 0.0),
 ]
-"""Columns of `jobs` in an observation: functions of (job: a record of VIEW, speed: [K + 1], facts: JobFacts)."""
+"""Columns of `jobs` in an observation: functions of (job: a record of VIEW, inputs: FeatureInputs)."""
 
 CLUSTER_TABLE: list[Feature] = [
     Feature("capacity", "log2(GPUs on nodes that are up) / 10", lambda total: np.log2(total.gpus) / 10.0),
@@ -206,17 +189,17 @@ def _filling(table: list[Feature]) -> Callable[..., None]:
 
 
 fill_job_features = _filling(JOB_TABLE)
-"""fill(out, (job, speed, facts)): fill out [JOB_FEATURES]."""
+"""fill(out, (job, inputs)): fill out [JOB_FEATURES]."""
 fill_cluster_features = _filling(CLUSTER_TABLE)
 """fill(out, (totals,)): fill out [CLUSTER_FEATURES]."""
 
 
 @njit(error_model="numpy")
-def job_facts(job: AnyArray, speed: FloatArray, now: float) -> JobFacts:
-    """See JobFacts. job: a record of VIEW. speed: [K + 1] work per second by GPUs."""
+def feature_inputs(job: AnyArray, speed: FloatArray, now: float) -> FeatureInputs:
+    """See FeatureInputs. job: a record of VIEW. speed: [K + 1] work per second by GPUs."""
     record: Any = job
     unit = speed[record.min_gpus] / record.min_gpus
     work_left = max(1.0 - record.progress / record.epochs, 0.0)
     gainable = record.final_accuracy - record.first_accuracy
     accuracy_left = (record.final_accuracy - record.accuracy) / gainable if gainable > 0.0 else work_left
-    return JobFacts(now, unit, max(record.remaining / unit, SHORTEST) / HOUR, work_left, accuracy_left)
+    return FeatureInputs(speed, now, unit, max(record.remaining / unit, SHORTEST) / HOUR, work_left, accuracy_left)

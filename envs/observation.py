@@ -16,9 +16,9 @@ from rlpto.envs.features import (
     CLUSTER_FEATURES,
     JOB_FEATURES,
     FeatureTotals,
+    feature_inputs,
     fill_cluster_features,
     fill_job_features,
-    job_facts,
 )
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.compiled import kernel
@@ -109,20 +109,20 @@ def encode(
     wish, hidden_wish, asked = 0, 0, 0
     for i in range(count):
         job = view[i]
-        facts = job_facts(job, speed[i], now)
+        inputs = feature_inputs(job, speed[i], now)
         high += job.effective_priority == 0
         normal += job.effective_priority == 1
         low += job.effective_priority == 2
-        work += facts.hours
+        work += inputs.hours
         wish += job.max_gpus
         asked += job.requested_gpus
         waiting += job.gpus == 0
         if i >= visible:
-            hidden_work += facts.hours
+            hidden_work += inputs.hours
             hidden_wish += job.max_gpus
             continue
         out.mask[i] = 1.0
-        fill_job_features(out.jobs[i], (job, speed[i], facts))
+        fill_job_features(out.jobs[i], (job, inputs))
         _cut(out.jobs[i])
     totals = FeatureTotals(
         capacity, max(capacity, 1), gpus_per_node, held, interval, count, waiting, high, normal, low,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlpto.core.rewards import REWARD_PARTS
-from rlpto.envs.batch import BatchSteps, EnvBatch, State
+from rlpto.envs.batch import BatchSteps, EnvBatch
 from rlpto.envs.episodes import EnvSetup, ExternalSetup, action_space, observation_space
-from rlpto.envs.observation import Observation
 from rlpto.envs.vector import Observations, one_row
-from rlpto.io.arrays import AnyArray, BoolArray, FloatArray
+from rlpto.io.arrays import AnyArray, BoolArray
 
 Indices = int | Iterable[int] | None
 
@@ -23,10 +22,9 @@ Indices = int | Iterable[int] | None
 class SB3ClusterEnv(VecEnv):
     """B environments, the same as those of `rlpto.envs.vector.ClusterVectorEnv`; or one over an external cluster.
 
-    When the episode of environment i is over, infos[i] holds: terminal_observation, TimeLimit.truncated,
-    episode (r: sum of rewards, l: steps, t: seconds since this object was made), terms (sums of the
-    reward's terms, by name), elapsed (simulated seconds) and workload (its name). Otherwise it is
-    empty. All arrays that are returned are fresh.
+    When the episode of environment i is over, infos[i] holds: terminal_observation, TimeLimit.truncated, episode (r:
+    sum of rewards, l: steps, t: seconds since this object was made), terms (sums of the reward's terms, by name),
+    elapsed (simulated seconds) and workload (its name). Otherwise it is empty. All arrays that are returned are fresh.
 
     setup, num_envs, seed: as those of `rlpto.envs.batch.EnvBatch`.
     """
@@ -34,21 +32,12 @@ class SB3ClusterEnv(VecEnv):
     def __init__(self, setup: EnvSetup | ExternalSetup, num_envs: int = 1, seed: int | None = None) -> None:
         self.render_mode = None
         self.batch = EnvBatch(setup, num_envs, seed)
-        self._next_seed: int | None = None
         self._actions: AnyArray = np.zeros(0)
         self._made = time.perf_counter()
         super().__init__(num_envs, observation_space(setup.settings), action_space())
 
-    @property
-    def elapsed(self) -> FloatArray:
-        """[B] seconds that the last step took, see `EnvBatch`."""
-        return self.batch.elapsed
-
     def reset(self) -> Observations:
-        """Begin a new episode everywhere: those of the seed if `seed` was called, else the next ones."""
-        if self._next_seed is not None:
-            self.batch.seed(self._next_seed)
-            self._next_seed = None
+        """Begin the next episode everywhere."""
         return self.batch.reset()._asdict()
 
     def step_async(self, actions: AnyArray) -> None:
@@ -59,7 +48,7 @@ class SB3ClusterEnv(VecEnv):
         """Carry them out. Raises ValueError if they have another shape or are not finite."""
         steps = self.batch.step(self._actions)
         infos = [self._summary(b, steps) if over else {} for b, over in enumerate(steps.over)]
-        seen: Observation = self.batch.begin_next(np.flatnonzero(steps.over)) if steps.over.any() else steps.observation
+        seen = self.batch.begin_next(np.flatnonzero(steps.over)) if steps.over.any() else steps.observation
         return seen._asdict(), steps.reward.astype(np.float32), steps.over, infos
 
     def _summary(self, b: int, steps: BatchSteps) -> dict[str, Any]:
@@ -75,45 +64,35 @@ class SB3ClusterEnv(VecEnv):
         }
 
     def seed(self, seed: int | None = None) -> list[int | None]:
-        """Begin other episodes at the next reset; None: those that follow the present ones."""
-        self._next_seed = seed
+        """Draw the next episodes from a seed; None: go on with the present one."""
+        if seed is not None:
+            self.batch.seed(seed)
         replay = self.batch.setup.settings.episode.replay
         return [None if seed is None else seed + b // replay for b in range(self.num_envs)]
-
-    def get_state(self) -> State:
-        """All that changes, as arrays and (under `rngs`) plain data: see `set_state`."""
-        return self.batch.state()
-
-    def set_state(self, state: Mapping[str, Any]) -> Observations:
-        """Go on where `get_state` was called, see `EnvBatch.restore`; returns the last observation."""
-        observation = self.batch.restore(state)._asdict()
-        self._next_seed = None
-        return observation
 
     def close(self) -> None:
         """There is nothing to close."""
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
         """An attribute of this object, once for each environment: they share all there is."""
-        return [getattr(self, attr_name) for _ in self._get_indices(indices)]
+        return self._each(getattr(self, attr_name), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
         """Set an attribute of this object. Raises ValueError if only some environments were to have it."""
-        if set(self._get_indices(indices)) != set(range(self.num_envs)):
+        if len(self._each(None, indices)) != self.num_envs:
             raise ValueError(f"{attr_name}: the environments share their attributes, expected indices None")
         setattr(self, attr_name, value)
 
-    def env_method(
-        self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
-    ) -> list[Any]:
+    def env_method(self, method_name: str, *args: Any, indices: Indices = None, **options: Any) -> list[Any]:
         """Call a method of this object, once; its answer is that of each environment."""
-        answer = getattr(self, method_name)(*method_args, **method_kwargs)
-        return [answer for _ in self._get_indices(indices)]
+        return self._each(getattr(self, method_name)(*args, **options), indices)
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Indices = None) -> list[bool]:
         """False for each: a wrapper of single environments is around none of them."""
-        return [isinstance(self, wrapper_class) for _ in self._get_indices(indices)]
+        return self._each(isinstance(self, wrapper_class), indices)
 
-    def get_images(self) -> Sequence[NDArray[np.uint8] | None]:
-        """None for each: `rlpto.envs.cluster_env.ClusterEnv` draws."""
-        return [None] * self.num_envs
+    def _each(self, value: Any, indices: Indices) -> list[Any]:
+        """The value once for each of the environments that are asked for."""
+        if indices is None:
+            return [value] * self.num_envs
+        return [value for _ in ((indices,) if isinstance(indices, int) else indices)]

@@ -26,16 +26,14 @@ class WindowPlayer:
     def __init__(self, batch: CompiledBatch) -> None:
         self.batch = batch
         self._limit = float(batch.world.rules["limit"][0])
-        self._time, self._total = np.zeros(2), np.zeros(2)  # of all decisions only the last one's are wanted
 
     def play(self, workload: int, weights: FloatArray, limit: float = np.inf) -> Played:
         """Run a workload with index weights [STEERING_FEATURES]; it is stopped after `limit` s."""
         self.batch.world.rules["limit"] = min(limit, self._limit)
-        self._total[:] = 0.0
-        _play(self.batch, 0, workload, np.atleast_2d(weights), self._time, self._total)
+        time, total = _play(self.batch, workload, np.atleast_2d(weights))
         cluster = self.batch.world.clusters[0]
         finished = cluster["active"] == 0 and cluster["arrived"] == cluster["jobs"]
-        return Played(float(self._total[-1]), float(cluster["time"]), bool(finished))
+        return Played(float(total[-1]), float(time[-1]), bool(finished))
 
 
 def per_job(values: AnyArray, jobs: AnyArray, group: AnyArray) -> float:
@@ -64,16 +62,14 @@ NO_BASELINE = BaselineRollout(np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0, dt
 
 def baseline_rollout(batch: CompiledBatch, weights: FloatArray) -> BaselineRollout:
     """Let index weights [1, STEERING_FEATURES] schedule every workload of the pool once."""
-    size = 4096
-    while True:
-        time = np.zeros((len(batch.pool), size))
-        total, count = np.zeros_like(time), np.zeros(len(batch.pool), dtype=np.int64)
-        for workload in range(len(batch.pool)):
-            count[workload] = _play(batch, 0, workload, weights, time[workload], total[workload])
-        if count.max() < size:
-            keep = int(count.max())
-            return BaselineRollout(time[:, :keep].copy(), total[:, :keep].copy(), count)
-        size *= 2
+    played = [_play(batch, workload, weights) for workload in range(len(batch.pool))]
+    decisions = np.array([len(time) for time, _ in played], dtype=np.int64)
+    time = np.zeros((len(played), decisions.max()))
+    total = np.zeros_like(time)
+    for workload, (at, earned) in enumerate(played):
+        time[workload, : len(at)] = at
+        total[workload, : len(at)] = earned
+    return BaselineRollout(time, total, decisions)
 
 
 @njit()
@@ -113,20 +109,16 @@ def _earned(baseline: BaselineRollout, workload: int, time: float) -> float:
 
 
 @njit()
-def _play(batch: CompiledBatch, b: int, workload: int, weights: FloatArray, time: FloatArray, total: FloatArray) -> int:
-    """Run a whole workload in cluster b with constant index weights.
+def _play(batch: CompiledBatch, workload: int, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Run a whole workload in the first cluster with constant index weights.
 
-    Fills time [L] and total [L], the reward up to then, at every decision, and returns how many there
-    were (the last of those that fit stands for all that follow).
+    Returns time [L] s and the reward up to then [L] at its L decisions.
     """
-    begin(batch, b, workload)
+    begin(batch, 0, workload)
     terms = np.zeros(PARTS)
-    time[0], total[0] = batch.loop.world.clusters[b].time, 0.0
-    count = 1
-    while not is_over(batch.loop.world, b):
-        run_hold(batch, b, weights, -np.inf, terms)
-        at = min(count, len(time) - 1)
-        total[at] = total[count - 1 if count <= at else at] + terms.sum()
-        time[at] = batch.loop.world.clusters[b].time
-        count = at + 1
-    return count
+    time, total = [batch.loop.world.clusters[0].time], [0.0]
+    while not is_over(batch.loop.world, 0):
+        run_hold(batch, 0, weights, -np.inf, terms)
+        time.append(batch.loop.world.clusters[0].time)
+        total.append(total[-1] + terms.sum())
+    return np.array(time), np.array(total)

@@ -51,11 +51,10 @@ def sweep(
     with waiting(quiet) as on_wait:
         wanted = open_sweep(folder, config, set_ or (), space, on_wait, resume=resume)
         on_wait("starting Ray Tune")
-    best, *others = run_sweep(folder, wanted, trials, workers(jobs), chosen.seed, resume=resume, quiet=quiet)
-    if 1 + len(others) < trials:
-        raise Interrupted(
-            f"{1 + len(others)} of {trials} trials are finished; add --resume to the same command to go on"
-        )
+    table = run_sweep(folder, wanted, trials, workers(jobs), chosen.seed, resume=resume, quiet=quiet)
+    if len(table) < trials:
+        raise Interrupted(f"{len(table)} of {trials} trials are finished; add --resume to the same command to go on")
+    best = table.iloc[0]
     options = " ".join(f"--set {key}={best[key]}" for key in wanted)
     make_console(quiet).print(
         f"{folder / TABLE}: best validation reward per job {best['reward']:+.4f} with {options}\n"

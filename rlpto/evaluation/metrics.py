@@ -11,7 +11,7 @@ from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.core.records import JobRecords, RunRecord
 from rlpto.core.rewards import HOUR, REWARD_PARTS, TERMS, RewardWeights
 from rlpto.evaluation.timeline import run_span, step_integral, utilisation
-from rlpto.io.arrays import FloatArray
+from rlpto.io.arrays import FloatArray, IntArray
 
 Better = Literal["lower", "higher", "none"]
 
@@ -187,9 +187,9 @@ def measure(record: RunRecord) -> dict[str, float]:
     values = {
         "reward": float(parts.sum()),
         **{f"reward_{name}": float(part) for name, part in zip(REWARD_PARTS, parts, strict=True)},
-        **_jct_metrics(jct),
+        **jct_metrics(jct),
         "makespan": end - start if unfinished == 0 else float("nan"),
-        **_queueing_metrics(jobs, waited),
+        **queueing_metrics(jobs.priority, waited),
         "utilisation": float(utilisation(record, np.array([start, end]))[0]) if len(jct) else float("nan"),
         "gpu_hours": float(jobs.gpu_seconds.sum()) / HOUR,
         "rescales_per_job": _mean(jobs.rescales.astype(np.float64)),
@@ -227,7 +227,7 @@ def lower_bound(record: RunRecord, weights: RewardWeights | None = None) -> dict
     if np.isnan(alone).any():
         return {}
     values = dict.fromkeys(METRIC, float("nan"))
-    values |= _jct_metrics(alone) | _queueing_metrics(jobs, np.zeros(count))
+    values |= jct_metrics(alone) | queueing_metrics(jobs.priority, np.zeros(count))
     values |= {"unfinished": 0.0, "jobs": float(count)}
     if count:
         values["makespan"] = float((jobs.submit_time + alone).max() - jobs.submit_time.min())
@@ -247,13 +247,15 @@ def lower_bound(record: RunRecord, weights: RewardWeights | None = None) -> dict
     return values
 
 
-def _jct_metrics(jct: FloatArray) -> dict[str, float]:
+def jct_metrics(jct: FloatArray) -> dict[str, float]:
+    """Mean and percentiles of JCTs [M] s."""
     percentiles = {"jct_median": 50, "jct_p95": 95, "jct_p99": 99}
     return {"jct_mean": _mean(jct)} | {name: _percentile(jct, percent) for name, percent in percentiles.items()}
 
 
-def _queueing_metrics(jobs: JobRecords, waited: FloatArray) -> dict[str, float]:
-    by_class = {f"queueing_{name}": _mean(waited[jobs.priority == i]) for i, name in enumerate(PRIORITY_CLASSES)}
+def queueing_metrics(priority: IntArray, waited: FloatArray) -> dict[str, float]:
+    """Means of queueing delays [M] s, of all jobs and by priority class [M]."""
+    by_class = {f"queueing_{name}": _mean(waited[priority == i]) for i, name in enumerate(PRIORITY_CLASSES)}
     return {"queueing_mean": _mean(waited), **by_class}
 
 

@@ -21,7 +21,7 @@ class Result(Enum):
     CHECKPOINT = "a checkpoint, for any command that continues from it"
 
 
-FREE: Mapping[str, tuple[Result, ...]] = {
+KEYS_WITHOUT_EFFECT: Mapping[str, tuple[Result, ...]] = {
     "name": tuple(Result),
     "description": tuple(Result),
     "policies": tuple(Result),
@@ -36,7 +36,7 @@ FREE: Mapping[str, tuple[Result, ...]] = {
 }
 """The keys that do not decide a result, with the results they do not decide. A key stands for all below it."""
 
-WITHOUT_EFFECT: Mapping[str, Callable[[Config], bool]] = {
+UNUSED_SECTIONS: Mapping[str, Callable[[Config], bool]] = {
     "forecast": lambda config: config.forecast.mode == "off",
     "ray": lambda config: not config.ray.programs and config.ray.arrivals == 1,
 }
@@ -45,7 +45,7 @@ WITHOUT_EFFECT: Mapping[str, Callable[[Config], bool]] = {
 
 def free_keys(result: Result) -> list[str]:
     """Keys that do not decide how a result comes out."""
-    return [key for key, undecided in FREE.items() if result in undecided]
+    return [key for key, undecided in KEYS_WITHOUT_EFFECT.items() if result in undecided]
 
 
 def deciding(config: Config, result: Result, unused: Sequence[str] = ()) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def outcome_of(config: Config, traces: Mapping[str, Sequence[Path]]) -> dict[str
 
     traces: trace files by split. Raises ConfigError if a file cannot be read.
     """
-    settings = deciding(config, Result.CELL, [key for key, unused in WITHOUT_EFFECT.items() if unused(config)])
+    settings = deciding(config, Result.CELL, [key for key, unused in UNUSED_SECTIONS.items() if unused(config)])
     settings["workload"].update({key: [digest(path) for path in traces[split]] for split, key in KEYS.items()})
     if config.workload.source == "synthetic" and "/" in config.workload.calibration:
         settings["workload"]["calibration"] = digest(Path(config.workload.calibration))

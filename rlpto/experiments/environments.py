@@ -101,8 +101,10 @@ def training_setup(
     config = several[0].config
     _check_alike([experiment.config for experiment in several])
     wanted = None if seeds is None else tuple(seeds)
+    given = [experiment.config.workload.load for experiment in several]
+    loads = [str(at) if load is None else f"{load:g}" for at, load in enumerate(given)]
     workloads = [
-        workload_of(experiment, window, seed, at, f"{_load(experiment, at)}/" if len(several) > 1 else "")
+        workload_of(experiment, window, seed, at, f"{loads[at]}/" if len(several) > 1 else "")
         for at, experiment in enumerate(several)
         for window in experiment.windows(split)
         for seed in ((experiment.config.seed,) if wanted is None else wanted)
@@ -128,11 +130,11 @@ def start_weights(config: Config) -> FloatArray:
 
 def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:
     """Speed tables that hold the job types of all experiments."""
-    kinds = {kind for experiment in experiments for kind in experiment.tables.types}
-    most = max(experiment.tables.max_gpus for experiment in experiments)
+    kinds = {kind for experiment in experiments for kind in experiment.tables().types}
+    most = max(experiment.tables().max_gpus for experiment in experiments)
     for experiment in experiments:
-        if set(experiment.tables.types) == kinds and experiment.tables.max_gpus == most:
-            return experiment.tables
+        if set(experiment.tables().types) == kinds and experiment.tables().max_gpus == most:
+            return experiment.tables()
     ordered = sorted(kinds, key=lambda kind: (kind.model, kind.batch_size or 0))
     shape = experiments[0].shape
     return compile_tables(experiments[0].profiles, ordered, most, shape.gpus_per_node, kinds=shape.kind_sizes)
@@ -150,16 +152,12 @@ def _setup(
         seeds = tuple(seeds)
         for seed in seeds:
             check_integer("seeds", seed, 0, LARGEST_SEED)
-    return training_setup(prepare(_changed_config(config, settings)), split, seeds)
-
-
-def _changed_config(config: Config | Path | str | None, settings: Mapping[str, Any]) -> Config:
-    """An experiment, its file, or None: a small one, with other settings of the environment."""
     if config is None:
         config = SMALL
     elif not isinstance(config, Config):
         config = load_config(config)
-    return config.model_copy(update={"env": _changed(config.env, settings)})
+    changed = config.model_copy(update={"env": _changed(config.env, settings)})
+    return training_setup(prepare(changed), split, seeds)
 
 
 def _changed(settings: EnvSettings, changes: Mapping[str, Any]) -> EnvSettings:
@@ -181,8 +179,7 @@ def workload_of(experiment: Experiment, window: str, seed: int, group: int = 0, 
     refuse_for_learning(experiment.config.knowledge)
     jobs = tuple(experiment.jobs(window, seed))
     own_seed = experiment.window_seed(window, seed)
-    span = experiment.window_traces[window].window
-    ahead = _ahead(experiment, span, jobs)
+    span = experiment.traces.by_name[window].window
     return Workload(
         name=f"{prefix}{window}/{seed}",
         jobs=jobs,
@@ -190,7 +187,7 @@ def workload_of(experiment: Experiment, window: str, seed: int, group: int = 0, 
         hours=(span.end - span.start) / HOUR,
         noise=estimate_noise(experiment.config.knowledge, len(jobs), own_seed),
         group=group,
-        **ahead,
+        **_ahead(experiment, span, jobs),
     )
 
 
@@ -208,12 +205,6 @@ def _ahead(experiment: Experiment, window: Window, jobs: Sequence[Job]) -> dict[
         "forecast_step": forecasts.step,
         "reserve": np.array([reserved_gpus(forecast, forecasts.most_reserved) for forecast in known], dtype=np.int64),
     }
-
-
-def _load(experiment: Experiment, at: int) -> str:
-    """Name of an experiment in the names of workloads: its load, else its place in the list."""
-    load = experiment.config.workload.load
-    return str(at) if load is None else f"{load:g}"
 
 
 def _check_alike(configs: Sequence[Config]) -> None:

@@ -120,7 +120,7 @@ def run_cells(
         decides["ran_on"] = "ray"
     if not fresh:
         refuse_foreign(folder, config)
-    begin_run(folder, config, experiment.repetition)
+    begin_run(folder, config, experiment.traces.repetition)
     run_one = run_real or partial(run_cell, config)
     return evaluate(cells, run_one, folder, progress, jobs, config=decides, weights=config.reward, fresh=fresh)
 
@@ -128,12 +128,13 @@ def run_cells(
 def write_results(config: Config, finished: list[FinishedCell], folder: Path, *, report: bool) -> Results:
     """Tables of finished cells as CSV and as JSON; plots and the report if wanted."""
     finished = labelled(finished)
-    reference = shown_label(_spec_called(config, config.evaluation.reference))
-    repetition = prepare(config).repetition
+    by_label = {policy_label(spec): spec for spec in config.policies}
+    reference = config.evaluation.reference
+    repetition = prepare(config).traces.repetition
     found = results(
         finished,
         config.knowledge.mode,
-        reference,
+        shown_label(by_label.get(reference, reference)),
         seed=config.seed,
         forecast=config.forecast.mode,
         notes=[repetition.text] if repetition is not None and repetition.is_high else [],
@@ -158,11 +159,6 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     return found
 
 
-def _spec_called(config: Config, reference: str) -> str:
-    """The spec of the policy of a configuration that has this spec or label."""
-    return next((spec for spec in config.policies if policy_label(spec) == reference), reference)
-
-
 def missed_switches(finished: list[FinishedCell]) -> list[str]:
     """A line for every run with switches of policy in which not all its policies took decisions."""
     notes = []
@@ -183,7 +179,7 @@ def _forecast_plots(config: Config, finished: list[FinishedCell]) -> list[Plot]:
     histories = []
     for name in dict.fromkeys(done.cell.window for done in finished):
         jobs = experiment.jobs(name, config.seed)
-        known = forecasts.known(experiment.window_traces[name].window, jobs)
+        known = forecasts.known(experiment.traces.by_name[name].window, jobs)
         histories.append(forecast_history(name, forecasts.step, known, jobs))
     return forecast_plots(histories, config.forecast.mode)
 

@@ -24,7 +24,7 @@ from rlpto.core.server_slots import check_servers_fit
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments.cache_key import outcome_of
 from rlpto.experiments.config import Config, KnowledgeSettings
-from rlpto.experiments.window_traces import Repetition, WindowTrace, WindowTraces
+from rlpto.experiments.window_traces import WindowTraces
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError, JobError, TraceError
 from rlpto.knowledge.known import BatchCache, Knowledge
@@ -86,11 +86,6 @@ class Experiment:
         alone, requested = (np.where(guessed, np.nan, time) for time in (jobs.alone_time, jobs.requested_time))
         return replace(record, jobs=replace(jobs, alone_time=alone, requested_time=requested))
 
-    @property
-    def repetition(self) -> Repetition | None:
-        """How the recorded jobs were brought to the wanted load; None where the workload is not drawn from any."""
-        return self._window_traces.repetition
-
     @cached_property
     def _facts(self) -> BatchCache:
         """Properties of the batch sizes that jobs may choose."""
@@ -102,30 +97,23 @@ class Experiment:
         return tuple(sorted(self.config.ray.programs)) or self.profiles.models
 
     @cached_property
-    def _window_traces(self) -> WindowTraces:
+    def traces(self) -> WindowTraces:
         """The windows of the workload."""
 
         def work(trace: Trace) -> FloatArray:
-            return requested_work(trace, self.tables, self.config.workload.mapping, self.shape.gpus_per_node)
+            return requested_work(trace, self.tables(), self.config.workload.mapping, self.shape.gpus_per_node)
 
         return WindowTraces(self.config, self.shape, self._listed_jobs, work)
 
-    @property
-    def window_traces(self) -> dict[str, WindowTrace]:
-        """All windows in which jobs were submitted, by name, see `WindowTraces.by_name`."""
-        return self._window_traces.by_name
-
     def windows(self, split: str | None = None, required: bool = True) -> list[str]:
         """Names of the windows of a split, see `WindowTraces.names`."""
-        return self._window_traces.names(split, required)
+        return self.traces.names(split, required)
 
-    @property
-    def tables(self) -> SpeedTables:
-        """Speed tables of every job type of the workload, for as many GPUs as a job may hold."""
-        return self.tables_for()
+    def tables(self, *, batch_sizes: bool = False, servers: bool = False) -> SpeedTables:
+        """Speed tables of every job type of the workload, for as many GPUs as a job may hold.
 
-    def tables_for(self, *, batch_sizes: bool = False, servers: bool = False) -> SpeedTables:
-        """The same with the batch sizes, and the numbers of parameter servers, that a policy may choose."""
+        batch_sizes, servers: with the batch sizes, and the numbers of parameter servers, that a policy may choose.
+        """
         if (batch_sizes, servers) not in self._tables:
             (types, most), shape = self._job_types, self.shape
             self._tables[batch_sizes, servers] = compile_tables(
@@ -151,11 +139,11 @@ class Experiment:
             most = max(job.max_gpus for job in jobs)
         else:
             if workload.source == "files":  # windows are drawn from them by work, which comes from the tables
-                traces = [trace for trace in self._window_traces.by_file.values() if len(trace)]
+                traces = [trace for trace in self.traces.by_file.values() if len(trace)]
             else:
-                traces = [cut.trace for cut in self.window_traces.values()]
+                traces = [cut.trace for cut in self.traces.by_name.values()]
             if not traces:
-                raise TraceError(f"{self._window_traces.description}: no jobs")
+                raise TraceError(f"{self.traces.description}: no jobs")
             types = {
                 kind for trace in traces for kind in job_types(trace, workload.mapping, self.models, workload.metric)
             }
@@ -170,8 +158,8 @@ class Experiment:
             jobs = self._listed_jobs()
         else:
             jobs = map_jobs(
-                self.window_traces[window].trace,
-                self.tables,
+                self.traces.by_name[window].trace,
+                self.tables(),
                 workload.mapping,
                 self.window_seed(window, seed),
                 shape.most_gpus,
@@ -195,9 +183,10 @@ class Experiment:
         own_seed = self.window_seed(window, seed)
         if max_hours is not None:
             settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
-        tables = self.tables
-        if policy is not None:
-            tables = self.tables_for(batch_sizes=chooses_batch_sizes(policy), servers=chooses_servers(policy))
+        tables = self.tables(
+            batch_sizes=policy is not None and chooses_batch_sizes(policy),
+            servers=policy is not None and chooses_servers(policy),
+        )
         knowledge = Knowledge(
             noise=estimate_noise(known, len(jobs), own_seed),
             remaining=known.remaining,
@@ -219,7 +208,7 @@ class Experiment:
             raise ConfigError(
                 "knowledge.mode online: what jobs observe on shared GPUs is not simulated; expected share 1"
             )
-        if online and self.tables.has_servers:
+        if online and self.tables().has_servers:
             raise ConfigError(
                 "knowledge.mode online: simulated jobs fit no speeds of parameter servers; expected models that train "
                 "without them, exact or noisy, or a real cluster"
@@ -246,7 +235,7 @@ class Experiment:
     def run_policy(self, policy: Policy, window: str, seed: int, max_hours: float | None = None) -> RunRecord:
         """Let a policy schedule the jobs of a window, for at most `max_hours`."""
         cluster = self.cluster(window, seed, policy, max_hours)
-        cut = self.window_traces[window].window
+        cut = self.traces.by_name[window].window
         forecaster = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
         queue, reward = self.config.queue, self.config.reward
         record = run(cluster, policy, queue, reward, window=window, seed=seed, forecaster=forecaster)
@@ -260,7 +249,7 @@ class Experiment:
     def forecasts(self) -> WindowForecasts | None:
         """Forecasts for the windows; None if nothing is forecast. Raises ConfigError for an unusable model."""
         settings = self.config.forecast
-        past = self._window_traces.past
+        past = self.traces.past
         return None if settings.mode == "off" else WindowForecasts(settings, self.shape.capacity, past)
 
     def seeds(self) -> range:
@@ -285,11 +274,11 @@ class Experiment:
             self.policy(spec)
         _ = self.forecasts
         if self.config.workload.source == "follow":
-            JobStore.from_jobs(self._listed_jobs(), self.tables)
+            JobStore.from_jobs(self._listed_jobs(), self.tables())
             return
         for window in self.windows():
             jobs = self.jobs(window, self.config.seed)
-            check_servers_fit(jobs, JobStore.from_jobs(jobs, self.tables), self.tables, self.shape)
+            check_servers_fit(jobs, JobStore.from_jobs(jobs, self.tables()), self.tables(), self.shape)
             if not jobs:
                 raise JobError(
                     f"window {window}: the mapping has left no jobs; expected workload.mapping.mode=given where a "
@@ -298,7 +287,7 @@ class Experiment:
 
     def outcome(self) -> dict[str, Any]:
         """What decides how a cell comes out, as plain data; see `outcome_of`."""
-        return outcome_of(self.config, self._window_traces.files)
+        return outcome_of(self.config, self.traces.files)
 
     def _followed(self) -> FollowedFile:
         """The file that is followed, from its start. Raises ConfigError for settings that need to know future jobs."""
@@ -330,7 +319,7 @@ class Experiment:
 
     def _useful_gpus(self, kind: JobType) -> int:
         """Most GPUs that a job's batch can be spread over."""
-        return useful_gpus(kind.batch_size, self.tables.max_gpus, self.profiles.facts(kind.model).batch)
+        return useful_gpus(kind.batch_size, self.tables().max_gpus, self.profiles.facts(kind.model).batch)
 
 
 def prepare(config: Config) -> Experiment:

@@ -1,11 +1,12 @@
-"""The search of an index's weights on windows at several loads; compiled code plays them where it knows the queue."""
+"""The search of an index's weights on windows at several loads, which compiled code plays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache, lru_cache, partial
+from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -20,10 +21,9 @@ from rlpto.evaluation.weight_search import Parameter, SearchSettings, SearchStat
 from rlpto.experiments.config import Config
 from rlpto.experiments.environments import workload_of
 from rlpto.experiments.experiment import Experiment
-from rlpto.io.arrays import FloatArray
+from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.files import is_there
 from rlpto.io.interrupts import Interrupted
-from rlpto.policies.index import Index
 from rlpto.policies.index_weights import IndexWeights
 
 HOUR = 3600.0
@@ -162,17 +162,14 @@ def places_of(experiments: Sequence[Experiment], split: str, required: bool = Tr
 def costs_in(configs: Sequence[Config], goal: Goal, jobs: int) -> Iterator[Costs]:
     """A function that computes costs in `jobs` processes."""
     task = partial(_cost, tuple(config.model_dump_json() for config in configs), goal)
+    with ProcessPoolExecutor(jobs, get_context("spawn")) if jobs > 1 else nullcontext() as pool:
+        mapped = map if pool is None else partial(pool.map, chunksize=4)
 
-    def limits(places: Sequence[Place], base: Sequence[Cost] | None) -> list[float | None]:
-        return [None] * len(places) if base is None else [SLOWEST_CANDIDATE * start.hours for start in base]
+        def costs(weights: IndexWeights, places: Sequence[Place], base: Sequence[Cost] | None) -> list[Cost]:
+            limits = repeat(None) if base is None else (SLOWEST_CANDIDATE * start.hours for start in base)
+            return list(mapped(partial(task, weights), places, limits))
 
-    if jobs == 1:
-        yield lambda weights, places, base: list(map(partial(task, weights), places, limits(places, base)))
-        return
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        yield lambda weights, places, base: list(
-            pool.map(partial(task, weights), places, limits(places, base), chunksize=4)
-        )
+        yield costs
 
 
 def change(goal: Goal, costs: Sequence[Cost], base: Sequence[Cost], places: Sequence[Place]) -> float:
@@ -198,9 +195,33 @@ def described(goal: Goal, change: float) -> str:
 
 def _cost(configs: tuple[str, ...], goal: Goal, weights: IndexWeights, place: Place, max_hours: float | None) -> Cost:
     """Cost of the index with these weights in one place; what is unfinished when it is stopped ends then."""
-    experiment = _experiment(configs[place.load])
-    known = experiment.config.queue.inside == "fifo"
-    return (compiled_cost if known else simulated_cost)(experiment, goal, weights, place, max_hours)
+    player = _player(configs[place.load], goal, place.window, place.seed)
+    played = player.play(0, weights.vector(), np.inf if max_hours is None else max_hours * HOUR)
+    cost, count = -played.reward, int(player.batch.counts[0])
+    if goal in BLENDED:
+        jobs, share = player.batch.world.jobs[0, :count], BLENDED[goal]
+        about = cost if goal == "shortfall" else _hours(jobs, jobs["reached"][:, LEVEL], played.end)
+        cost = float(about**share * _hours(jobs, jobs["finish_time"], played.end) ** (1.0 - share))
+    return Cost(cost, count, played.end / HOUR)
+
+
+@cache
+def _player(config: str, goal: Goal, window: str, seed: int) -> WindowPlayer:
+    """The compiled cluster of a window, whose rewards are those of the goal."""
+    experiment = _experiment(config)
+    alone = SHORTFALL_ALONE if goal == "shortfall" else TIME_ALONE
+    return WindowPlayer(
+        build_batch(
+            1,
+            experiment.shape,
+            [workload_of(experiment, window, seed)],
+            experiment.tables(),
+            experiment.config.simulator,
+            experiment.config.queue,
+            experiment.config.reward if goal == "reward" else alone,
+            follow_accuracy=goal in BLENDED,
+        )
+    )
 
 
 @lru_cache(maxsize=16)
@@ -208,67 +229,7 @@ def _experiment(config: str) -> Experiment:
     return Experiment(Config.model_validate_json(config))
 
 
-def compiled_cost(
-    experiment: Experiment, goal: Goal, weights: IndexWeights, place: Place, max_hours: float | None
-) -> Cost:
-    """Cost by compiled code, which runs a whole window at once; see `Cost`."""
-    player = _player(experiment, goal, place.window, place.seed)
-    played = player.play(0, weights.vector(), np.inf if max_hours is None else max_hours * HOUR)
-    cost, count = -played.reward, int(player.batch.counts[0])
-    if goal in BLENDED:
-        jobs = player.batch.world.jobs[0, :count]
-        times = (jobs["submit_time"], jobs["finish_time"], jobs["reached"][:, LEVEL])
-        cost = _blended(goal, *times, cost, played.end)
-    return Cost(cost, count, played.end / HOUR)
-
-
-@cache
-def _player(experiment: Experiment, goal: Goal, window: str, seed: int) -> WindowPlayer:
-    """The cluster of a window, whose rewards are those of the goal."""
-    config = experiment.config
-    alone = SHORTFALL_ALONE if goal == "shortfall" else TIME_ALONE
-    return WindowPlayer(
-        build_batch(
-            1,
-            experiment.shape,
-            [workload_of(experiment, window, seed)],
-            experiment.tables,
-            config.simulator,
-            config.queue,
-            config.reward if goal == "reward" else alone,
-            follow_accuracy=goal in BLENDED,
-        )
-    )
-
-
-def simulated_cost(
-    experiment: Experiment, goal: Goal, weights: IndexWeights, place: Place, max_hours: float | None
-) -> Cost:
-    """The same by the scheduler's own loop, which knows every kind of queue."""
-    record = experiment.run_policy(Index(weights=weights), place.window, place.seed, max_hours)
-    jobs = record.jobs
-    finished = jobs.finish_time[np.isfinite(jobs.finish_time)]
-    last = float(finished.max()) if len(finished) else 0.0
-    end = last if max_hours is None else max_hours * HOUR
-    if goal == "reward":
-        cost = -float(record.decisions.reward.sum())
-    elif goal == "jct":
-        cost = _hours(jobs.submit_time, jobs.finish_time, end)
-    else:
-        lost = float(record.decisions.shortfall.sum()) / HOUR
-        cost = _blended(goal, jobs.submit_time, jobs.finish_time, jobs.reached_95, lost, end)
-    return Cost(cost, len(jobs.submit_time), last / HOUR)
-
-
-def _blended(
-    goal: Goal, submit_time: FloatArray, finish_time: FloatArray, reached: FloatArray, lost: float, end: float
-) -> float:
-    """Hours of a goal of accuracy, blended with JCT. submit_time, finish_time, reached: [M] s. lost: accuracy-hours."""
-    share = BLENDED[goal]
-    about = lost if goal == "shortfall" else _hours(submit_time, reached, end)
-    return float(about**share * _hours(submit_time, finish_time, end) ** (1.0 - share))
-
-
-def _hours(submit_time: FloatArray, time: FloatArray, end: float) -> float:
-    """Hours from submit_time [M] s to time [M] s, summed; NaN counts as `end` s."""
+def _hours(jobs: AnyArray, time: FloatArray, end: float) -> float:
+    """Hours from the submission of jobs [M] to time [M] s, summed; NaN counts as `end` s."""
+    submit_time = jobs["submit_time"]
     return float((np.where(np.isnan(time), np.maximum(end, submit_time), time) - submit_time).sum()) / HOUR

@@ -7,11 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from rlpto.core.cluster import ClusterState
 from rlpto.core.jobs import Job
@@ -52,24 +50,17 @@ REAL, SIMULATED = "real", "simulated"
 """Folders of the two evaluations inside a run that compares them."""
 
 
-class Say(Protocol):
-    """Prints a line for the user."""
-
-    def __call__(self, line: str, /, *, style: str) -> object:
-        """style: dim for information, red for failures."""
-
-
 @dataclass(frozen=True)
 class RealRun:
     """How cells are run on a Ray cluster.
 
     address: of an existing cluster; None: a local one with the nodes of the configuration and logical GPUs, ended
     afterwards. keep: after Ctrl-C let jobs go on; the same command takes them over again. progress: show a bar.
-    say: prints where live curves are, which jobs have failed, and that the disk is full. on_wait: called with what the
-    command waits for before the first job starts, and then with the empty text.
+    say: prints a line; style: dim for where live curves are, red for jobs that have failed and for a full disk.
+    on_wait: called with what the command waits for before the first job starts, and then with the empty text.
     """
 
-    say: Say
+    say: Callable[..., object]
     on_wait: Callable[[str], None]
     address: str | None = None
     fresh: bool = False
@@ -100,7 +91,7 @@ def run_real_cells(config: Config, folder: Path, how: RealRun) -> tuple[Config, 
             remove_sessions(folder)
         if config.ray.tensorboard:
             how.say(f"live curves: tensorboard --logdir {folder / SESSIONS}", style="dim")
-        run_real = RealCells(config, folder, how.keep, partial(how.say, style="red"))
+        run_real = RealCells(config, folder, how.keep, lambda line: how.say(line, style="red"))
         finished = run_cells(config, folder, run_real, fresh=how.fresh, progress=how.progress)
     for failure in failures(folder, cells):
         how.say(failure, style="red")
@@ -154,7 +145,7 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
 
     On a machine that has compiled nothing yet that takes tens of seconds, in which jobs would wait for a decision.
     """
-    config, tables = experiment.config, experiment.tables_for(batch_sizes=True, servers=True)
+    config, tables = experiment.config, experiment.tables(batch_sizes=True, servers=True)
     ahead = prediction_settings(config.simulator)
     kind = tables.types[0]
     jobs = [
@@ -188,22 +179,17 @@ class RealCells:
 
     def __call__(self, cell: Cell) -> RunRecord:
         """Run a cell, or go on with it."""
-
-        experiment, own = prepare(self.config), session_folder(self.folder, cell)
-        session = session_of(self.folder, cell)
-        with ExitStack() as stack:
-            database = stack.enter_context(SessionDatabase(own / DATABASE, self.warn))
-            backend = RayBackend(session)
-            observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
-            if self.config.ray.tensorboard:
-                curves = LiveCurves(own, self.config.reward, self.warn)
-                stack.callback(curves.close)
-                observers.append(curves)
-            predictor = session_predictor(experiment, database)
-            stack.callback(predictor.close)
+        experiment, session = prepare(self.config), session_of(self.folder, cell)
+        with (
+            recorded_session(self.config, session_folder(self.folder, cell), session, self.warn) as (
+                database,
+                observers,
+            ),
+            closing(session_predictor(experiment, database)) as predictor,
+        ):
             observers.append(lambda _: predictor.publish())
+            backend, keep = RayBackend(session), False
             cluster = real_cluster(experiment, cell.window, cell.seed, backend, database, session, observers)
-            keep = False
             try:
                 record = run_session(experiment, cell, cluster, predictor)
             except KeyboardInterrupt:
@@ -211,8 +197,24 @@ class RealCells:
                 raise
             finally:
                 cluster.close(keep)
-            write_tables(database, own)
         return experiment.without_guesses(record)
+
+
+@contextmanager
+def recorded_session(
+    config: Config, folder: Path, session: str, warn: Callable[[str], object] = say_on_stderr
+) -> Iterator[tuple[SessionDatabase, list[Callable[[RayCluster], None]]]]:
+    """The database of a session in its folder, and observers of its cluster, which publish gauges and live curves.
+
+    warn: as in `RealCells`. Tables are written once the session is over.
+    """
+    with ExitStack() as stack:
+        database = stack.enter_context(SessionDatabase(folder / DATABASE, warn))
+        stack.callback(write_tables, database, folder)
+        observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
+        if config.ray.tensorboard:
+            observers.append(stack.enter_context(closing(LiveCurves(folder, config.reward, warn))))
+        yield database, observers
 
 
 def real_cluster(
@@ -245,7 +247,7 @@ def real_cluster(
         backend=backend,
         jobs=jobs,
         specs=specs,
-        tables=experiment.tables_for(batch_sizes=True, servers=True),
+        tables=experiment.tables(batch_sizes=True, servers=True),
         database=database,
         rules=rules,
         observers=observers,
@@ -281,9 +283,7 @@ def session_predictor(experiment: Experiment, database: SessionDatabase) -> Pred
     return Predictor(experiment.config.queue, settings, publish, failed, executor=executor, share=THREAD_SHARE)
 
 
-def run_session(
-    experiment: Experiment, cell: Cell, cluster: RayCluster, predictor: Predictor | None = None
-) -> RunRecord:
+def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster, predictor: Predictor) -> RunRecord:
     """Let the policy of a cell schedule the jobs of a real cluster; what a scheduler before this one did counts too."""
     config, resumed = experiment.config, bool(cluster.database.decisions())
 
@@ -293,12 +293,12 @@ def run_session(
     deciding = switching(make(cell.policy))
 
     def ahead(state: ClusterState) -> None:
-        if predictor is not None and predictor.due:
+        if predictor.due:
             predictor.begin(cluster, cluster.ids, deciding, state, deciding.name)
 
     policy = SwitchablePolicy(cluster.database, make, deciding, cluster.deciding, ahead)
     forecasts = experiment.forecasts
-    window = experiment.window_traces[cell.window].window
+    window = experiment.traces.by_name[cell.window].window
     forecaster = None if forecasts is None else forecasts.for_run(window, cluster.jobs)
     record = run(
         cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed, forecaster=forecaster

@@ -63,12 +63,12 @@ def read_space(path: Path) -> Space:
 def open_sweep(
     folder: Path, config: Path, overrides: Sequence[str], space: Path, on_wait: Callable[[str], None], *, resume: bool
 ) -> Space:
-    """The choices and ranges of a new sweep, whose configuration and space are written, or of one that is there.
+    """The choices and ranges of a new sweep, whose configuration and space are written, or of an existing one.
 
-    config, overrides: an experiment file, and what is changed about it in all trials. on_wait: is given what takes
+    config, overrides: an experiment file, and what is changed about it in all trials. on_wait: called with what takes
     time next. Nothing is written unless every key has a value that the configuration may take, and trials can be
-    compared. Raises ConfigError otherwise, and CheckpointError if the folder holds a sweep already, or holds none of
-    this space to resume.
+    compared. Raises ConfigError otherwise, and CheckpointError if the folder holds a sweep already, or none of this
+    space to resume.
     """
     if find_spec("ray") is None or find_spec("optuna") is None:
         raise ConfigError("rlpto sweep needs Ray Tune and Optuna: install rlpto[ray]")
@@ -95,15 +95,8 @@ def open_sweep(
 
 
 def run_sweep(
-    folder: Path,
-    space: Mapping[str, list[Any] | Range],
-    trials: int,
-    at_once: int,
-    seed: int,
-    *,
-    resume: bool,
-    quiet: bool,
-) -> list[dict[str, Any]]:
+    folder: Path, space: Space, trials: int, at_once: int, seed: int, *, resume: bool, quiet: bool
+) -> pd.DataFrame:
     """Run or continue the trials with Ray Tune; a row for each finished one, best first, also written to TABLE.
 
     at_once: trainings side by side. Raises ConfigError if all trials failed, and Interrupted if none has finished.
@@ -117,32 +110,23 @@ def run_sweep(
         if resume:
             tuner = tune.Tuner.restore(str(place / TUNE), trial, resume_unfinished=True, restart_errored=True)
         else:
+            search = OptunaSearch(seed=seed)
             tuner = tune.Tuner(
                 trial,
                 param_space={key: _domain(values) for key, values in space.items()},
-                tune_config=tune.TuneConfig(
-                    metric=GOAL,
-                    mode="max",
-                    search_alg=OptunaSearch(seed=seed),
-                    num_samples=trials,
-                    max_concurrent_trials=at_once,
-                ),
+                tune_config=tune.TuneConfig("max", GOAL, search, num_samples=trials, max_concurrent_trials=at_once),
                 run_config=tune.RunConfig(name=TUNE, storage_path=str(place), verbose=0 if quiet else 1),
             )
         found = tuner.fit()
-    results = [found[at] for at in range(len(found))]
-    rows = [
-        {"trial": _short(result.path), **(result.config or {}), GOAL: (result.metrics or {}).get(GOAL)}
-        for result in results
-    ]
-    finished = [row for row in rows if row[GOAL] is not None]
-    if not finished and any(result.error is not None for result in results):
+    names = {"trial_id": "trial", **{f"config/{key}": key for key in space}, GOAL: GOAL}
+    table = found.get_dataframe().reindex(columns=list(names)).rename(columns=names).dropna(subset=[GOAL])
+    if table.empty and found.num_errors:
         raise ConfigError(f"{folder}: no trial has finished; the errors are in {folder / TUNE}")
-    if not finished:
+    if table.empty:
         raise Interrupted("no trial is finished; add --resume to the same command to go on")
-    finished.sort(key=lambda row: (-float(row[GOAL]), row["trial"]))
-    write_text(folder / TABLE, pd.DataFrame(finished).to_csv(index=False, lineterminator="\n"), "the table of trials")
-    return finished
+    table = table.sort_values([GOAL, "trial"], ascending=[False, True])
+    write_text(folder / TABLE, table.to_csv(index=False, lineterminator="\n"), "the table of trials")
+    return table
 
 
 def run_trial(point: Mapping[str, Any], folder: str) -> None:
@@ -151,7 +135,7 @@ def run_trial(point: Mapping[str, Any], folder: str) -> None:
 
     from rlpto.experiments.training_runs import has_begun, train_folder
 
-    run = Path(folder) / TRIALS / _short(tune.get_context().get_trial_dir())
+    run = Path(folder) / TRIALS / tune.get_context().get_trial_id()
     if not has_begun(run):
         begin_run(run, load_config(config_file(Path(folder)), [f"{key}={value}" for key, value in point.items()]))
     outcome = train_folder(run, progress=False)
@@ -165,12 +149,6 @@ def _domain(values: list[Any] | Range) -> Any:
 
     if isinstance(values, list):
         return tune.choice(values)
-    low, high = values.low, values.high
-    if isinstance(low, int) and isinstance(high, int):
-        return tune.lograndint(low, high + 1) if values.log else tune.randint(low, high + 1)
-    return tune.loguniform(low, high) if values.log else tune.uniform(low, high)
-
-
-def _short(trial_dir: str | None) -> str:
-    """Name of a trial's run, from the folder Ray Tune has for it."""
-    return "_".join(Path(trial_dir or "trial").name.split("_")[2:4])
+    if isinstance(values.low, int) and isinstance(values.high, int):
+        return (tune.lograndint if values.log else tune.randint)(values.low, values.high + 1)
+    return (tune.loguniform if values.log else tune.uniform)(values.low, values.high)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator
+from contextlib import closing
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.policy import run_file
@@ -18,16 +18,14 @@ from rlpto.evaluation.runner import Cell
 from rlpto.experiments.cache_key import Result, deciding
 from rlpto.experiments.config import Config, resolved_yaml
 from rlpto.experiments.experiment import Experiment, prepare
-from rlpto.experiments.on_ray import check_programs, real_cluster, real_nodes
+from rlpto.experiments.on_ray import check_programs, real_cluster, real_nodes, recorded_session
 from rlpto.experiments.run_folder import begin_run, command_line, members
 from rlpto.experiments.training_runs import digest_of, provenance, training_seed
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import digest, file_there
 from rlpto.io.interrupts import Interrupted, interruptible
-from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
-
-if TYPE_CHECKING:
-    from rlpto.ray_cluster.scheduler.cluster import RayCluster
+from rlpto.ray_cluster.scheduler.backend import RayBackend
+from rlpto.ray_cluster.scheduler.session_folder import SESSIONS, remove_sessions, session_name
 
 FOLDER = "ray"
 """Default folder of a run with the fine-tuned agent."""
@@ -74,7 +72,7 @@ def fine_tune_run(
         if not resume:
             begin_run(folder, config)
         try:
-            with Episodes(experiment, windows, folder) as episodes, interruptible("step") as interrupt:
+            with closing(episodes(experiment, windows, folder)) as clusters, interruptible("step") as interrupt:
 
                 def asked() -> bool:
                     interrupt.learning = True
@@ -82,7 +80,7 @@ def fine_tune_run(
 
                 outcome = train(
                     ExternalSetup(
-                        episodes,
+                        lambda: next(clusters),
                         config.queue,
                         config.reward,
                         starting_agent.env(config.env),
@@ -108,50 +106,22 @@ def fine_tune_run(
     return outcome.steps
 
 
-class Episodes:
+def episodes(experiment: Experiment, windows: list[str], folder: Path) -> Generator[Cluster, None, None]:
     """Real clusters one after the other: each window in turn, then all windows again with the next seed.
 
     folder: holds a folder for each episode: session database, checkpoints of its jobs, tables and live curves. The
-    numbers continue after those in the folder. Use it in a `with` block, which ends the last cluster.
+    numbers continue after those in the folder. A cluster ends when the next one begins, or the iterator is closed.
     """
-
-    def __init__(self, experiment: Experiment, windows: list[str], folder: Path) -> None:
-        self._experiment, self._windows, self._run, self._folder = experiment, windows, folder, folder / SESSIONS
-        there = [path.name.rpartition("-")[2] for path in self._folder.glob("episode-*")]
-        self._next = max((int(number) + 1 for number in there if number.isdecimal()), default=0)
-        self._present = ExitStack()
-
-    def __call__(self) -> Cluster:
-        """End the present episode's cluster, and begin the next one."""
-        from rlpto.ray_cluster.scheduler.backend import RayBackend
-        from rlpto.ray_cluster.scheduler.live_metrics import LiveCurves, LiveGauges
-        from rlpto.ray_cluster.scheduler.run_tables import write_tables
-        from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-
-        self._present.close()
-        number, self._next = self._next, self._next + 1
-        config = self._experiment.config
-        window, seed = self._windows[number % len(self._windows)], config.seed + number // len(self._windows)
-        own = self._folder / f"episode-{number:04d}"
-        session = session_name(self._run, f"{number:04d}")
-        with ExitStack() as made:
-            database = made.enter_context(SessionDatabase(own / DATABASE))
-            made.callback(write_tables, database, own)
-            observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
-            if config.ray.tensorboard:
-                observers.append(made.enter_context(closing(LiveCurves(own, config.reward))))
-            backend = RayBackend(session)
-            cluster = real_cluster(self._experiment, window, seed, backend, database, session, observers)
-            made.callback(cluster.close)
-            cluster.deciding("agent", 0.0)
-            self._present = made.pop_all()
-        return cluster
-
-    def __enter__(self) -> Episodes:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._present.close()
+    config, sessions = experiment.config, folder / SESSIONS
+    there = [path.name.rpartition("-")[2] for path in sessions.glob("episode-*")]
+    for number in count(max((int(done) + 1 for done in there if done.isdecimal()), default=0)):
+        window, seed = windows[number % len(windows)], config.seed + number // len(windows)
+        session = session_name(folder, f"{number:04d}")
+        with recorded_session(config, sessions / f"episode-{number:04d}", session) as (database, observers):
+            cluster = real_cluster(experiment, window, seed, RayBackend(session), database, session, observers)
+            with closing(cluster):
+                cluster.deciding("agent", 0.0)
+                yield cluster
 
 
 def _refuse_what_takes_episodes(config: Config) -> None:

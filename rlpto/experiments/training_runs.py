@@ -84,22 +84,16 @@ def check_resumable(run: Path, config: Path | None, overrides: Sequence[str]) ->
 
 
 def train_folder(run: Path, *, progress: bool, on_progress: Callable[[Status], None] | None = None) -> TrainingResult:
-    """Train in a folder that has its configuration, or continue if it has a checkpoint."""
-    return train_run(read_run_config(run), run, resume=has_begun(run), progress=progress, on_progress=on_progress)
-
-
-def train_run(
-    config: Config, folder: Path, *, resume: bool, progress: bool, on_progress: Callable[[Status], None] | None = None
-) -> TrainingResult:
-    """Train the agent of a configuration, or continue; the folder has its configuration already.
+    """Train in a folder that has its configuration, or continue if it has a checkpoint.
 
     progress: show a bar while baselines run. Raises KeyboardInterrupt if Ctrl-C came before it could stop in good
     order, and what is wrong with the experiment or the checkpoint.
     """
+    config, resume = read_run_config(run), has_begun(run)
     experiments = by_load(config)
     seeds = range(config.seed, config.seed + config.agent.window_seeds)
     setup = training_setup(experiments, "train", seeds)
-    evaluator = make_evaluator(config, folder, progress)
+    evaluator = make_evaluator(config, run, progress)
     with interruptible() as interrupt:
 
         def report(status: Status) -> None:
@@ -110,7 +104,7 @@ def train_run(
         return train(
             setup,
             config.agent,
-            folder,
+            run,
             identity(config, experiments),
             evaluator,
             resume=resume,
@@ -121,20 +115,15 @@ def train_run(
 
 
 def by_load(config: Config) -> list[Experiment]:
-    """An experiment for each load that the agent is trained at."""
+    """An experiment for each load that the agent is trained at. Raises ConfigError if its workload cannot be scaled."""
     loads = config.agent.loads
     if loads is None:
         return [Experiment(config)]
-    if not loads:
-        raise ConfigError("agent.loads: expected one or more loads, or null for workload.load")
-    return [Experiment(with_load(config, load)) for load in loads]
-
-
-def with_load(config: Config, load: float) -> Config:
-    """The configuration at another load. Raises ConfigError if its workload cannot be scaled."""
-    if config.workload.source == "files" and not config.workload.draws:
+    workload = config.workload
+    if workload.source == "files" and not workload.draws:
         raise ConfigError("agent.loads: files are taken as they are, expected null, or workload.draws of 1 or more")
-    return config.model_copy(update={"workload": config.workload.model_copy(update={"load": load})})
+    scaled = [workload.model_copy(update={"load": load}) for load in loads]
+    return [Experiment(config.model_copy(update={"workload": one})) for one in scaled]
 
 
 def make_evaluator(config: Config, folder: Path, progress: bool) -> Evaluator | None:

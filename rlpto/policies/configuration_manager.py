@@ -54,7 +54,7 @@ class Reconfiguration:
 
 
 @dataclass
-class _Known:
+class _ReportedJob:
     """The state kept for a running job.
 
     due: time [s] of its next report. since: time [s] of the last report. progress: epochs trained by then, None: it did
@@ -89,7 +89,7 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
     def reset(self, seed: int) -> None:  # noqa: ARG002
         """Forget all jobs."""
         self.events: list[Reconfiguration] = []
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _ReportedJob] = {}
 
     def stands_until(self, state: ClusterState) -> float:  # noqa: ARG002
         """The next report."""
@@ -115,7 +115,7 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
         self._known = {numbers[row]: self._seen(state.time, jobs, row) for row in running}
         for row in starting:
             config = int(gpus[row]), int(servers[row])
-            self._known[numbers[row]] = _Known(state.time + self.options.period, state.time, config, -1)
+            self._known[numbers[row]] = _ReportedJob(state.time + self.options.period, state.time, config, -1)
         for row in running:
             known, present = self._known[numbers[row]], (int(gpus[row]), int(servers[row]))
             if state.time < known.due:
@@ -131,19 +131,19 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
                 self.events.append(Reconfiguration(state.time, numbers[row], present, known.asked, modelled))
         return Allocation(gpus, servers=servers if jobs.has_servers else None)
 
-    def _seen(self, time: float, jobs: JobTable, row: int) -> _Known:
+    def _seen(self, time: float, jobs: JobTable, row: int) -> _ReportedJob:
         """The kept state of a job that runs now."""
         config = _config(jobs, row)
         known = self._known.get(int(jobs.index[row]))
         if known is None:
-            return _Known(time + self.options.period, time, config, int(jobs.rescales[row]))
+            return _ReportedJob(time + self.options.period, time, config, int(jobs.rescales[row]))
         if known.asked is not None and config != known.asked:
             # The change was rolled back or trimmed, so it is not requested again soon.
             known.retry_at = time + self.options.retry
         known.asked = None
         return known
 
-    def _take_report(self, time: float, jobs: JobTable, row: int, known: _Known) -> None:
+    def _take_report(self, time: float, jobs: JobTable, row: int, known: _ReportedJob) -> None:
         """Measure the speed since the last report, if the job has trained all the time in one configuration."""
         config, rescales, progress = _config(jobs, row), int(jobs.rescales[row]), float(jobs.progress[row])
         if known.progress is not None and (config, rescales) == (known.config, known.rescales):
@@ -155,7 +155,7 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
         known.due, known.since, known.config, known.rescales = time + self.options.period, time, config, rescales
         known.progress = progress if jobs.rescale_left[row] <= 0 else None
 
-    def _fit(self, jobs: JobTable, row: int, known: _Known) -> None:
+    def _fit(self, jobs: JobTable, row: int, known: _ReportedJob) -> None:
         """Use the speed model once it is determined; measured speeds replace its predictions."""
         if len(known.points) < max(ENOUGH_POINTS, PARAMETERS[self.options.form]) or not jobs.most_servers[row]:
             return
@@ -167,7 +167,7 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
             known.grid = observed(grid, probes)
 
     def _grown(
-        self, jobs: JobTable, row: int, known: _Known, free: int, slots: int
+        self, jobs: JobTable, row: int, known: _ReportedJob, free: int, slots: int
     ) -> tuple[tuple[int, int], bool] | None:
         """The configuration to which a job grows, and whether the speed model chose it; None: no change.
 

@@ -131,7 +131,7 @@ assert figures.reward_waiting == pytest.approx(-10 * figures.queueing_mean * fig
     Feature(
         "peak",
         "log2(1 + most GPUs held so far) / 6",
-        lambda job, speed, facts: np.log2(1.0 + job.peak_gpus) / 6.0,
+        lambda job, inputs: np.log2(1.0 + job.peak_gpus) / 6.0,
     ),
 """,
             ),
@@ -139,10 +139,10 @@ assert figures.reward_waiting == pytest.approx(-10 * figures.queueing_mean * fig
         use="""
 cluster = scheduled({"model": "cifar10", "epochs": 5.0, "data_size": 50_000.0}, 3, 1)
 assert seen(cluster, "peak") == pytest.approx(np.log2(1 + 3) / 6)
-from rlpto.envs.features import JOB_TABLE, job_facts
+from rlpto.envs.features import JOB_TABLE, feature_inputs
 table = cluster.state().jobs
 job, speed = table.records[0], table.speed[0]
-assert compiled(JOB_TABLE[-1].function, job, speed, job_facts(job, speed, 0.0)) == pytest.approx(np.log2(4) / 6)
+assert compiled(JOB_TABLE[-1].function, job, feature_inputs(job, speed, 0.0)) == pytest.approx(np.log2(4) / 6)
 """,
     ),
     "an observation feature of a column that jobs do not have yet": Addition(
@@ -166,7 +166,7 @@ assert compiled(JOB_TABLE[-1].function, job, speed, job_facts(job, speed, 0.0)) 
     Feature(
         "stalled",
         "log(1 + minutes of rescale delay had)",
-        lambda job, speed, facts: np.log1p(job.stalled / 60.0),
+        lambda job, inputs: np.log1p(job.stalled / 60.0),
     ),
 """,
             ),

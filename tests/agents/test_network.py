@@ -27,7 +27,7 @@ def make(jobs: int, trained: bool = True) -> JobSetPolicy:
 
 
 def see(network: JobSetPolicy, present: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """An observation with so many jobs."""
+    """An observation with `present` jobs."""
     rng = np.random.default_rng(seed)
     space = network.observation_space
     assert isinstance(space, spaces.Dict)

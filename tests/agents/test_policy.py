@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from rlpto.agents.trained import TrainedAgent, load_agent
 from rlpto.agents.validation import validate
 from rlpto.core.cluster import ClusterShape, ClusterState
 from rlpto.envs.episodes import EnvSetup, action_space, observation_space
+from rlpto.envs.features import JOB_FEATURES
 from rlpto.envs.observation import Observation
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.experiments.training_runs import summary
@@ -150,50 +152,32 @@ def test_specs_without_an_agent_are_refused(spec: str, reason: str) -> None:
         make_policy(spec)
 
 
-def _nan(archive_path: Path) -> None:
-    archive = read_archive(archive_path, (CHECKPOINT, AGENT))
-    arrays = {name: array.copy() for name, array in archive.arrays.items()}
-    arrays["policy/action_net.weight"][0, 0] = np.nan
-    write_archive(archive_path, archive.manifest, arrays, "a test")
+def _rewrite(path: Path, **changes: object) -> None:
+    """Change entries of a file's manifest, and of what its numbers mean."""
+    archive = read_archive(path, (CHECKPOINT, AGENT))
+    manifest = {**archive.manifest, "network": changes.pop("network", archive.manifest["network"])}
+    manifest["meaning"] = {**archive.manifest["meaning"], **changes}
+    write_archive(path, manifest, archive.arrays, "a test")
 
 
-def _other_observation(archive_path: Path) -> None:
-    archive = read_archive(archive_path, (CHECKPOINT, AGENT))
-    meaning = archive.manifest["meaning"] | {"observation": 0}
-    write_archive(archive_path, archive.manifest | {"meaning": meaning}, archive.arrays, "a test")
+def _nan(path: Path) -> None:
+    archive = read_archive(path, (CHECKPOINT, AGENT))
+    arrays = {**archive.arrays, "policy/action_net.weight": archive.arrays["policy/action_net.weight"] * np.nan}
+    write_archive(path, archive.manifest, arrays, "a test")
 
 
-def _other_features(archive_path: Path) -> None:
-    archive = read_archive(archive_path, (CHECKPOINT, AGENT))
-    features = ["colour", *archive.manifest["meaning"]["job_features"][1:]]
-    meaning = archive.manifest["meaning"] | {"job_features": features}
-    write_archive(archive_path, archive.manifest | {"meaning": meaning}, archive.arrays, "a test")
-
-
-def _other_width(archive_path: Path) -> None:
-    archive = read_archive(archive_path, (CHECKPOINT, AGENT))
-    write_archive(archive_path, archive.manifest | {"network": {"width": 16}}, archive.arrays, "a test")
-
-
-def _truncate(archive_path: Path) -> None:
-    archive_path.write_bytes(archive_path.read_bytes()[:-300])
-
-
-def _flip(archive_path: Path) -> None:
-    content = bytearray(archive_path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    archive_path.write_bytes(bytes(content))
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-300])
 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
         (_nan, "action_net.weight holds NaN"),
-        (_other_observation, "observation: 0, expected"),
-        (_other_features, "job_features: without remaining; with colour"),
-        (_other_width, "do not fit the network"),
+        (partial(_rewrite, observation=0), "observation: 0, expected"),
+        (partial(_rewrite, job_features=["colour", *JOB_FEATURES[1:]]), "job_features: without remaining; with colour"),
+        (partial(_rewrite, network={"width": 16}), "do not fit the network"),
         (_truncate, "truncated, damaged or foreign"),
-        (_flip, "truncated, damaged or foreign"),
     ],
 )
 def test_broken_files_are_refused_with_the_reason(

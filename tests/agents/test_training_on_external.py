@@ -90,7 +90,7 @@ def test_an_external_cluster_gives_the_rollouts_of_a_simulated_one() -> None:
         action = rng.normal(size=(1, *one.action_space.shape)).astype(np.float32)  # type: ignore[misc]
         seen, reward, done, (info,) = one.step(action)
         expected, wanted, ended, (other,) = batch.step(action)
-        assert (reward, done, one.elapsed) == (wanted, ended, batch.elapsed)
+        assert (reward, done, one.batch.elapsed) == (wanted, ended, batch.batch.elapsed)
         for each in (info, other):
             each.get("episode", {}).pop("t", None)
         np.testing.assert_equal(info, other)

@@ -7,7 +7,9 @@ import pytest
 
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
-from rlpto.experiments.index_search import Cost, Goal, Place, change, compiled_cost, costs_in, places_of, simulated_cost
+from rlpto.experiments.index_search import Cost, Goal, Place, change, costs_in, places_of
+from rlpto.io.errors import ConfigError
+from rlpto.policies.index import Index
 from rlpto.policies.index_weights import IndexWeights
 
 OTHER = IndexWeights(remaining=-0.7, age=0.4, held=0.3)
@@ -22,18 +24,23 @@ OTHER = IndexWeights(remaining=-0.7, age=0.4, held=0.3)
         ["simulator.decide_on=interval", "simulator.placement=most_free", "simulator.epoch_resolution=1"],
     ],
 )
-@pytest.mark.parametrize("max_hours", [None, 0.4])
-def test_compiled_and_simulated_costs_agree(
-    project: Path, goal: Goal, changes: list[str], max_hours: float | None
-) -> None:
-    experiment = Experiment(load_config(project / "exp.yaml", [*changes, "workload.windows.hours=2"]))
-    place = Place(0, experiment.windows("train")[0], 3)
-    compiled = compiled_cost(experiment, goal, OTHER, place, max_hours)
-    simulated = simulated_cost(experiment, goal, OTHER, place, max_hours)
-    assert compiled.cost == pytest.approx(simulated.cost, rel=1e-9)
-    assert compiled.jobs == simulated.jobs > 5
-    if max_hours is None:
-        assert simulated.hours <= compiled.hours + 1e-9 <= simulated.hours + 60 / 3600 + 1e-6  # the next decision point
+def test_costs_are_those_of_the_schedulers_own_loop(project: Path, goal: Goal, changes: list[str]) -> None:
+    config = load_config(project / "exp.yaml", [*changes, "workload.windows.hours=2"])
+    experiment = Experiment(config)
+    window = experiment.windows("train")[0]
+    with costs_in([config], goal, 1) as costs:
+        (found,) = costs(OTHER, [Place(0, window, 3)], None)
+    record = experiment.run_policy(Index(weights=OTHER), window, 3)
+    jobs, decisions = record.jobs, record.decisions
+    jct = float((jobs.finish_time - jobs.submit_time).sum()) / 3600
+    expected = {
+        "reward": -float(decisions.reward.sum()),
+        "jct": jct,
+        "accuracy": (float((jobs.reached_95 - jobs.submit_time).sum()) / 3600) ** 0.8 * jct**0.2,
+        "shortfall": (float(decisions.shortfall.sum()) / 3600) ** 0.7 * jct**0.3,
+    }
+    assert found.cost == pytest.approx(expected[goal], rel=1e-9)
+    assert found.jobs == len(jobs.submit_time) > 5
 
 
 def test_costs_are_the_same_in_one_process_and_in_two(project: Path) -> None:
@@ -45,12 +52,11 @@ def test_costs_are_the_same_in_one_process_and_in_two(project: Path) -> None:
         assert one(OTHER, places, None) == two(OTHER, places, None)
 
 
-def test_a_queue_that_compiled_code_does_not_know_is_simulated(project: Path) -> None:
+def test_a_queue_that_compiled_code_does_not_know_is_refused(project: Path) -> None:
     config = load_config(project / "exp.yaml", ["queue.inside=shortest_first"])
     place = Place(0, Experiment(config).windows("train")[0], 0)
-    with costs_in([config], "jct", 1) as costs:
-        found = costs(OTHER, [place], None)
-    assert found == [simulated_cost(Experiment(config), "jct", OTHER, place, None)]
+    with costs_in([config], "jct", 1) as costs, pytest.raises(ConfigError, match=r"queue\.inside: .* fifo"):
+        costs(OTHER, [place], None)
 
 
 def test_loads_count_alike_and_windows_by_their_jobs() -> None:

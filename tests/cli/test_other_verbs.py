@@ -176,10 +176,6 @@ def test_tuning_never_ends_worse_and_resumes(rlpto, project: Path) -> None:
     assert second["costs"][:1] == first["costs"]
     assert len(second["costs"]) == 2
     assert rlpto("evaluate", "exp.yaml", "--policies", "fifo,index:weights=w.yaml", "--no-report", "-q").code == 0
-
-
-def test_a_foreign_checkpoint_is_refused(rlpto, project: Path) -> None:
-    assert rlpto(*TUNE, "--generations", 1, "-q").code == 0
     weights = (project / "w.yaml").read_bytes()
     answer = rlpto(*TUNE, "--generations", 2, "--resume", "--set", "simulator.interval=30")
     answer.assert_refused("w.checkpoint.json", "another configuration")
@@ -193,7 +189,7 @@ def test_a_foreign_checkpoint_is_refused(rlpto, project: Path) -> None:
 def test_ctrl_c_while_tuning_says_how_to_go_on(rlpto, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rlpto.experiments import index_search
 
-    whole = index_search.compiled_cost
+    whole = index_search._cost
     calls = 0
 
     def interrupted_later(*arguments):
@@ -203,7 +199,7 @@ def test_ctrl_c_while_tuning_says_how_to_go_on(rlpto, project: Path, monkeypatch
             raise KeyboardInterrupt
         return whole(*arguments)
 
-    monkeypatch.setattr(index_search, "compiled_cost", interrupted_later)
+    monkeypatch.setattr(index_search, "_cost", interrupted_later)
     answer = rlpto(*TUNE, "--generations", 3)
     assert answer.code == 130
     assert "add --resume to the same command" in answer.err

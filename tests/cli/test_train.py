@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -30,6 +29,7 @@ agent:
   evolution: {generations: 2, population: 4, windows: 2}
   device: cpu
 """
+FAST = ("--set", "agent.steps=64", "--set", "agent.baselines=[]", "--set", "agent.evolution.generations=0")
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_from_training_to_an_exported_agent_that_is_evaluated(rlpto, project: Pa
 
 
 def test_an_agent_is_evaluated_on_any_other_trace(rlpto, project: Path) -> None:
-    rlpto("train", "exp.yaml", "-q", "--set", "agent.steps=64", "--set", "agent.baselines=[]")
+    rlpto("train", "exp.yaml", "-q", *FAST)
     other = {"submit_time": 60.0 * np.arange(90), "duration": 300.0 + 10 * np.arange(90), "gpus": 1 + np.arange(90) % 4}
     write_trace(make_trace(other, source="ninety jobs"), project / "other.parquet")
     answer = rlpto("evaluate", "--run", "runs/small", "--trace", "other.parquet", "--windows", "all", "--no-report")
@@ -93,19 +93,14 @@ def test_an_agent_is_evaluated_on_any_other_trace(rlpto, project: Path) -> None:
     rlpto("evaluate", "--run", "runs/small", "--windows", "all").assert_refused("--windows all", "--trace FILE")
 
 
-def test_several_seeds_are_trained_on_the_same_windows_side_by_side_or_not_and_evaluated_together(
-    rlpto, project: Path
-) -> None:
-    fast = ("--set", "agent.steps=64", "--set", "agent.baselines=[]")
-    for place, jobs in (("runs/small", 1), ("beside", 2)):
-        answer = rlpto("train", "exp.yaml", "--seeds", 2, "--jobs", jobs, "--run-dir", project / place, *fast)
+def test_seeds_are_trained_side_by_side_as_each_alone_and_evaluated_together(rlpto, project: Path) -> None:
+    for options in (("--seeds", 2, "--jobs", 2), ("--seed", 1, "--run-dir", "alone")):
+        answer = rlpto("train", "exp.yaml", *options, *FAST)
         assert answer.code == 0, answer.err
     first, second = (read_archive(project / f"runs/small/seed-{k}/last.zip", (CHECKPOINT,)) for k in (0, 1))
-    for seed, alone in enumerate((first, second)):
-        beside = read_archive(project / f"beside/seed-{seed}/last.zip", (CHECKPOINT,))
-        assert alone.arrays.keys() == beside.arrays.keys()
-        for name in (name for name in alone.arrays if "policy" in name):
-            np.testing.assert_array_equal(alone.arrays[name], beside.arrays[name])
+    alone = read_archive(project / "alone/last.zip", (CHECKPOINT,)).group("policy")
+    for name, array in second.group("policy").items():
+        np.testing.assert_array_equal(array, alone[name])
     assert [first.manifest["seed"], second.manifest["seed"]] == [0, 1]
     assert first.manifest["digest"] == second.manifest["digest"]
     assert any((array != second.arrays[name]).any() for name, array in first.arrays.items() if "policy" in name)
@@ -117,7 +112,7 @@ def test_several_seeds_are_trained_on_the_same_windows_side_by_side_or_not_and_e
 
 def test_a_sweep_ranks_its_trials_and_goes_on_where_one_is_missing(rlpto, project: Path) -> None:
     (project / "space.yaml").write_text("agent.ppo.learning_rate: {low: 1e-4, high: 1e-2, log: true}\n")
-    fast = ("--set", "agent.steps=64", "--set", "agent.baselines=[]", "--run-dir", "sweep", "-q")
+    fast = (*FAST, "--run-dir", "sweep", "-q")
     answer = rlpto("sweep", "exp.yaml", "--space", "space.yaml", "--trials", 2, "--jobs", 2, *fast)
     assert answer.code == 0, answer.err
     table = pd.read_csv("sweep/sweep.csv")
@@ -139,7 +134,7 @@ def test_what_cannot_be_trained_or_resumed_is_refused_in_one_line(rlpto, project
     rlpto("export", "runs/none", "-o", "x.zip").assert_refused("runs/none", "rlpto train")
     rlpto("evaluate", "--run", "runs/none").assert_refused("runs/none")
     assert not (project / "runs").exists()
-    rlpto("train", "exp.yaml", "-q", "--set", "agent.steps=64", "--set", "agent.baselines=[]")
+    rlpto("train", "exp.yaml", "-q", *FAST)
     rlpto("train", "exp.yaml").assert_refused("holds a training", "--resume runs/small", "--fresh")
     rlpto("train", "--resume", "runs/small", "--set", "agent.ppo.clip=0.3").assert_refused(
         "agent.ppo.clip = 0.2", "0.3", "--run-dir"
@@ -151,27 +146,18 @@ def test_what_cannot_be_trained_or_resumed_is_refused_in_one_line(rlpto, project
 
 
 def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(project: Path) -> None:
-    changes = ("--set", "agent.steps=100000", "--set", "agent.baselines=[]", "--set", "agent.evaluate_every=100000")
-    command = [sys.executable, "-m", "rlpto.cli.main", "train", "exp.yaml", *changes]
-    checkpoints = project / "runs/small/checkpoints"
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
-        while process.poll() is None and len(list(checkpoints.glob("*.zip"))) < 2:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        assert process.stderr is not None
-        said = process.stderr.read()
-    assert process.returncode == 130, said
-    assert "go on with: rlpto train --resume runs/small" in said
-    assert "Traceback" not in said
-    left = steps(project / "runs/small")
-    assert left >= 64
-    with subprocess.Popen(
-        [sys.executable, "-m", "rlpto.cli.main", "train", "--resume", "runs/small"], stderr=subprocess.PIPE, text=True
-    ) as process:
-        while process.poll() is None and steps(project / "runs/small") == left:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        assert process.stderr is not None
-        said = process.stderr.read()
-    assert process.returncode == 130, said
-    assert steps(project / "runs/small") > left
+    run, left = project / "runs/small", 0
+    long = (*FAST, "--set", "agent.steps=100000", "--set", "workload.windows.validation=0")
+    for options in (("exp.yaml", *long), ("--resume", "runs/small")):
+        command = [sys.executable, "-m", "rlpto.cli.main", "train", *options]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            while process.poll() is None and (not (run / "last.zip").exists() or steps(run) == left):
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            assert process.stderr is not None
+            said = process.stderr.read()
+        assert process.returncode == 130, said
+        assert "go on with: rlpto train --resume runs/small" in said
+        assert "Traceback" not in said
+        assert steps(run) > left
+        left = steps(run)

@@ -207,8 +207,8 @@ class TestTheRule:
 class TestExperiment:
     def test_the_example_runs_on_three_kinds(self) -> None:
         experiment = Experiment(load_config("kinds", ["workload.days=2", "workload.windows.limit=1"]))
-        assert experiment.shape.kinds == experiment.tables.kinds == ("t4", "a100", "rtx2080ti")
-        assert experiment.shape.most_gpus == experiment.tables.max_gpus == 24
+        assert experiment.shape.kinds == experiment.tables().kinds == ("t4", "a100", "rtx2080ti")
+        assert experiment.shape.most_gpus == experiment.tables().max_gpus == 24
         window = experiment.windows()[0]
         record = experiment.run_policy(experiment.policy("sia"), window, 0, max_hours=1.0)
         assert np.isfinite(record.jobs.start_time).any()
@@ -229,7 +229,7 @@ class TestExperiment:
                 1,
                 experiment.shape,
                 [Workload("w", (), 0, 1.0)],
-                experiment.tables,
+                experiment.tables(),
                 experiment.config.simulator,
                 QueueSettings(),
                 RewardWeights(),

@@ -36,7 +36,7 @@ def trajectory(env: SB3ClusterEnv, moves: np.ndarray[Any, Any]) -> list[Any]:
                 info["episode"].pop("t")
                 info["terminal_observation"] = {k: v.tolist() for k, v in info["terminal_observation"].items()}
         seen.append(({k: v.tolist() for k, v in observation.items()}, rewards.tolist(), over.tolist(), infos,
-                     env.elapsed.tolist()))  # fmt: skip
+                     env.batch.elapsed.tolist()))  # fmt: skip
     return seen
 
 
@@ -50,7 +50,7 @@ def test_it_steps_as_the_vector_environment_does():
     env.seed(5)
     vector.batch.seed(5)
     np.testing.assert_array_equal(env.reset()["jobs"], vector.reset()[0]["jobs"])
-    elapsed = env.elapsed
+    elapsed = env.batch.elapsed
     sums, steps, seconds = np.zeros((3, len(REWARD_PARTS) + 1)), np.zeros(3, dtype=int), np.zeros(3)
     over_in_all = 0
     for move in actions(0, 80):
@@ -60,8 +60,8 @@ def test_it_steps_as_the_vector_environment_does():
             np.testing.assert_array_equal(part, expected[name])
         np.testing.assert_array_equal(rewards, reward.astype(np.float32))
         np.testing.assert_array_equal(over, ended | cut)
-        np.testing.assert_array_equal(env.elapsed, more["elapsed"])
-        assert env.elapsed is elapsed, "a rollout buffer keeps this very array"
+        np.testing.assert_array_equal(env.batch.elapsed, more["elapsed"])
+        assert env.batch.elapsed is elapsed, "a rollout buffer keeps this very array"
         sums += np.stack([*(more["terms"][name] for name in REWARD_PARTS), reward], axis=1)
         steps += 1
         seconds += more["elapsed"]
@@ -91,7 +91,7 @@ def test_a_restored_state_goes_on_bit_for_bit(tmp_path):
     env = SB3ClusterEnv(setup, 3, seed=0)
     env.reset()
     trajectory(env, actions(1, 25))
-    state = env.get_state()
+    state = env.batch.state()
     arrays = {name: value for name, value in state.items() if name != "rngs"}
     np.savez(tmp_path / "state.npz", **arrays)
     rngs = json.loads(json.dumps(state["rngs"]))
@@ -102,33 +102,23 @@ def test_a_restored_state_goes_on_bit_for_bit(tmp_path):
     later.reset()
     trajectory(later, actions(3, 7))
     with np.load(tmp_path / "state.npz", allow_pickle=False) as saved:
-        last = later.set_state({**{name: saved[name] for name in saved.files}, "rngs": rngs})
-    np.testing.assert_array_equal(last["jobs"], state["observation.jobs"])
+        last = later.batch.restore({**{name: saved[name] for name in saved.files}, "rngs": rngs})
+    np.testing.assert_array_equal(last.jobs, state["observation.jobs"])
     assert trajectory(later, actions(2, 60)) == expected
-
-
-def test_a_state_does_not_change_with_the_environments():
-    env = SB3ClusterEnv(make_setup(), 2, seed=0)
-    env.reset()
-    state = env.get_state()
-    before = as_bytes(state)
-    trajectory(env, actions(0, 40, 2))
-    assert as_bytes(state) == before
-    assert as_bytes(env.get_state()) != before
 
 
 def test_a_foreign_state_is_refused_and_changes_nothing():
     env, larger = SB3ClusterEnv(make_setup(), 2, seed=0), SB3ClusterEnv(make_setup(), 3, seed=0)
     env.reset()
     larger.reset()
-    before = env.get_state()
+    before = env.batch.state()
     with pytest.raises(CheckpointError, match=r"^state of environments: elapsed: shape \(3,\), expected \(2,\)"):
-        env.set_state(larger.get_state())
+        env.batch.restore(larger.batch.state())
     with pytest.raises(CheckpointError, match=r"world\.jobs: missing"):
-        env.set_state({name: value for name, value in before.items() if name != "world.jobs"})
+        env.batch.restore({name: value for name, value in before.items() if name != "world.jobs"})
     with pytest.raises(CheckpointError, match="rngs: expected 2 random number generators"):
-        env.set_state({**before, "rngs": []})
-    assert as_bytes(env.get_state()) == as_bytes(before)
+        env.batch.restore({**before, "rngs": []})
+    assert as_bytes(env.batch.state()) == as_bytes(before)
 
 
 def test_the_interface_of_a_vec_env():

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlpto.experiments.cache_key import WITHOUT_EFFECT, Result, free_keys, outcome_of
+from rlpto.experiments.cache_key import UNUSED_SECTIONS, Result, free_keys, outcome_of
 from rlpto.experiments.config import Config
 
 NO_FILES: dict[str, tuple[()]] = {"train": (), "validation": (), "test": ()}
@@ -24,7 +24,7 @@ def at(settings: Any, key: str) -> bool:
 
 
 def test_every_section_that_may_have_no_effect_has_a_case_here() -> None:
-    assert ON.keys() == WITHOUT_EFFECT.keys()
+    assert ON.keys() == UNUSED_SECTIONS.keys()
 
 
 @pytest.mark.parametrize("key", sorted(ON))

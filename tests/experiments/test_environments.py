@@ -88,7 +88,7 @@ class TestSetup:
         setup = training_setup(several)
         assert {workload.name.split("/")[0] for workload in setup.workloads} == {"0.3", "1.1"}
         names = set(setup.tables.types)
-        assert all(set(experiment.tables.types) <= names for experiment in several)
+        assert all(set(experiment.tables().types) <= names for experiment in several)
         env = ClusterEnv(replace(setup, settings=setup.settings.model_copy(update={"baseline": "none"})))
         for workload in setup.workloads:
             env.reset(options={"workload": workload.name})

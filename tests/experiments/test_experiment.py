@@ -39,15 +39,6 @@ def test_the_same_window_and_seed_give_the_same_jobs_and_others_do_not() -> None
     assert not {job.name for job in experiment.jobs(first, 0)} & {job.name for job in experiment.jobs(second, 0)}
 
 
-def test_every_policy_schedules_the_same_jobs() -> None:
-    experiment = Experiment(synthetic())
-    window = experiment.windows("test")[0]
-    records = [experiment.run_policy(experiment.policy(name), window, 0).jobs for name in ("fifo", "optimus")]
-    assert records[0].names == records[1].names
-    for column in ("submit_time", "epochs", "data_size", "requested_gpus", "priority", "alone_time"):
-        np.testing.assert_array_equal(getattr(records[0], column), getattr(records[1], column))
-
-
 def test_whatever_the_metric_the_jobs_have_the_same_work_and_other_times() -> None:
     experiments = [Experiment(synthetic(metric=metric)) for metric in ("goodput", "throughput")]
     window = experiments[0].windows("test")[0]
@@ -94,17 +85,10 @@ def test_a_trace_may_name_metrics_job_by_job(tmp_path: Path) -> None:
     assert experiment.run_policy(experiment.policy("fifo"), "w", 0).jobs.finish_time.max() < 1e5
 
 
-def test_windows_of_different_splits_never_overlap() -> None:
-    experiment = Experiment(synthetic())
-    windows = [cut.window for cut in experiment.window_traces.values()]
-    assert all(before.end <= after.start for before, after in itertools.pairwise(windows))
-    assert {window.split for window in windows} == {"train", "test"}
-
-
 @pytest.mark.parametrize("load", [0.2, 1.5])
 def test_the_load_is_as_wanted(load: float) -> None:
     config = synthetic(load=load, windows={"hours": 48, "train": 0, "validation": 0, "test": 1})
-    trace = Experiment(config).window_traces["test-000"].trace
+    trace = Experiment(config).traces.by_name["test-000"].trace
     assert trace.gpus.max() <= 16
     assert offered_load(trace.gpus, trace.duration, 16, 2 * 86_400.0) == pytest.approx(load, rel=0.05)
 
@@ -113,10 +97,10 @@ def test_noise_changes_what_policies_know_and_nothing_else() -> None:
     config = synthetic()
     noisy = config.model_copy(update={"knowledge": config.knowledge.model_copy(update={"mode": "noisy"})})
     window = Experiment(config).windows("test")[0]
-    truth, told = (Experiment(c).cluster(window, 0) for c in (config, noisy))
-    assert truth.jobs == told.jobs
+    truth, noised = (Experiment(c).cluster(window, 0) for c in (config, noisy))
+    assert truth.jobs == noised.jobs
     everything = np.arange(len(truth.jobs))
-    exact, guessed = truth.table_of(everything), told.table_of(everything)
+    exact, guessed = truth.table_of(everything), noised.table_of(everything)
     error = np.log(guessed.remaining / exact.remaining)
     assert np.all(error != 0)
     assert 0.1 < error.std() < 0.6
@@ -127,7 +111,7 @@ def test_only_programs_with_a_bound_let_policies_choose_batch_sizes() -> None:
     def choices(**bounds: int) -> dict[str, list[int]]:
         overrides = [f"ray.programs.{name}.largest_batch_size={bound}" for name, bound in bounds.items()]
         experiment = prepare(load_config(CONFIGS / "ray_smoke.yaml", overrides))
-        tables = experiment.tables_for(batch_sizes=True)
+        tables = experiment.tables(batch_sizes=True)
         sizes = [(kind.model, size) for kind, size in zip(tables.types, tables.batch_size.tolist(), strict=True)]
         return {name: [size for model, size in sizes if model == name and size] for name in experiment.models}
 
@@ -202,8 +186,8 @@ def test_files_give_windows_for_every_split_at_the_wanted_load(tmp_path: Path) -
     assert experiment.windows("train") == ["w-1-00", "w-1-01", "w-1-02", "w-2-00", "w-2-01", "w-2-02"]
     assert experiment.windows("validation") == ["w-1-03", "w-1-04", "w-1-05"]  # the same file, other draws
     assert experiment.windows("test") == ["w-3-00", "w-3-01", "w-3-02"]
-    for window, trace in experiment.window_traces.values():
-        work = requested_work(trace, experiment.tables, experiment.config.workload.mapping, 4)
+    for window, trace in experiment.traces.by_name.values():
+        work = requested_work(trace, experiment.tables(), experiment.config.workload.mapping, 4)
         assert work.sum() / (16 * 7200) == pytest.approx(0.4, rel=0.2)
         assert window.end - window.start == 7200
 
@@ -228,8 +212,8 @@ def test_the_work_of_a_named_job_is_its_time_on_its_requested_gpus(tmp_path: Pat
         "cluster": ClusterSettings(nodes=(NodeGroup(count=12, gpus=4),)),  # a node for each job
     }
     experiment = Experiment(config.model_copy(update=alone))
-    trace = experiment.window_traces["w-3"].trace
-    work = requested_work(trace, experiment.tables, config.workload.mapping, experiment.shape.gpus_per_node)
+    trace = experiment.traces.by_name["w-3"].trace
+    work = requested_work(trace, experiment.tables(), config.workload.mapping, experiment.shape.gpus_per_node)
     jobs = experiment.run_policy(experiment.policy("fifo"), "w-3", 0).jobs
     seconds = jobs.finish_time - jobs.start_time
     np.testing.assert_allclose(work, seconds * trace.gpus, rtol=1e-6)
@@ -278,4 +262,4 @@ def test_kinds_of_gpu_are_known_for_every_choice_of_a_policy(batch_sizes: bool, 
     nodes = [{"count": 1, "gpus": 4, "gpu": "t4"}, {"count": 1, "gpus": 8, "gpu": "a100"}]
     jobs = [{"name": "a", "model": "cifar10", "gpus": 1, "max_gpus": 4}]
     config = Config.model_validate({"cluster": {"nodes": nodes}, "workload": {"source": "jobs", "jobs": jobs}})
-    assert Experiment(config).tables_for(batch_sizes=batch_sizes, servers=servers).kinds == ("t4", "a100")
+    assert Experiment(config).tables(batch_sizes=batch_sizes, servers=servers).kinds == ("t4", "a100")

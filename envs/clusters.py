@@ -1,4 +1,4 @@
-"""One cluster at a time, simulated or real, under the scheduler's own loop: what environments over a real one step."""
+"""The clusters that environments step: many simulated ones in compiled code, or a single object of any kind."""
 
 from __future__ import annotations
 
@@ -8,16 +8,70 @@ from rlpto.core.cluster import Allocation, Cluster
 from rlpto.core.loop import DecisionLoop
 from rlpto.core.records import INTERVAL, add_interval
 from rlpto.core.rewards import weigh
-from rlpto.envs.compiled_batch import PARTS, Workload
+from rlpto.envs.compiled_batch import PARTS, Workload, begin_episode, over_all, step_all
 from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.observation import empty_observation, observe
 from rlpto.envs.rendering import Trail
-from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.policies.steering import steer
+
+WORLD_PARTS = ("jobs", "nodes", "clusters", "active", "sums", "machines", "free")
+"""Arrays of `rlpto.simulator.arrays.World` that change; the others are tables."""
+
+
+class SimulatedClusters:
+    """B simulated clusters in compiled code.
+
+    batch: what is compiled. observation: of every cluster, kept up to date in place.
+    """
+
+    def __init__(self, setup: EnvSetup, count: int) -> None:
+        self.batch = setup.compiled(count)
+        self.observation = empty_observation(count, setup.settings.max_jobs, setup.settings.horizon)
+        self._start = np.atleast_2d(setup.start)
+
+    @property
+    def time(self) -> FloatArray:
+        """[B] s."""
+        time: FloatArray = self.batch.world.clusters["time"].copy()
+        return time
+
+    @property
+    def over(self) -> BoolArray:
+        """[B] whether the workload is over."""
+        return over_all(self.batch)
+
+    @property
+    def current(self) -> IntArray:
+        """[B] number of the workload."""
+        return self.batch.loop.current
+
+    def begin(self, b: int, workload: int, warm_up: float) -> float:
+        """Put cluster b into a workload after `warm_up` seconds under the start heuristic; returns the time [s]."""
+        return begin_episode(self.batch, b, workload, warm_up, self._start, self.observation)
+
+    def run(self, weights: FloatArray, hold: float) -> FloatArray:
+        """Decide with weights [B, STEERING_FEATURES] for `hold` seconds (at least once); returns [B, PARTS]."""
+        parts = np.zeros((len(weights), PARTS))
+        step_all(self.batch, weights, hold, self.observation, parts)
+        return parts
+
+    def jobs(self, b: int) -> AnyArray:
+        """A copy of the job records [M] of cluster b."""
+        jobs: AnyArray = self.batch.world.jobs[b, : self.batch.counts[self.current[b]]].copy()
+        return jobs
+
+    def arrays(self) -> dict[str, AnyArray]:
+        """The arrays that change, by name."""
+        return {
+            **{f"world.{name}": getattr(self.batch.world, name) for name in WORLD_PARTS},
+            **{f"observation.{name}": part for name, part in self.observation._asdict().items()},
+            "current": self.current,
+        }
 
 
 class OneCluster:
-    """To the last bit what `rlpto.envs.batch.SimulatedClusters` do with a single cluster; see there.
+    """One cluster under the scheduler's own loop: to the last bit what `SimulatedClusters` do with a single one.
 
     cluster: that of the present episode. trail: what a picture of it needs.
     """
