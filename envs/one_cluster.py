@@ -13,7 +13,7 @@ from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.observation import empty_observation, observe
 from rlpto.envs.rendering import Trail
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
-from rlpto.policies.steering import steer
+from rlpto.policies.index import steer
 
 
 class OneCluster:

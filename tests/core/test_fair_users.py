@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 
 from rlpto.core.jobs import Job
-from rlpto.core.loop import run
 from rlpto.core.queues import QueueSettings
 from rlpto.core.records import RunRecord
-from rlpto.core.rewards import RewardWeights
-from rlpto.policies.registry import make_policy
 
-from ..builders import SAMPLES, linear_tables, make_cluster
+from ..builders import SAMPLES, linear_tables, make_cluster, played
 
 HOUR = 3600.0
 
@@ -27,7 +24,7 @@ def many_and_few() -> list[Job]:
 def served(inside: str) -> RunRecord:
     cluster = make_cluster(many_and_few(), linear_tables(), interval=300.0, decide_on="events")
     queue = QueueSettings.model_validate({"inside": inside, "aging_normal": 1e9, "aging_low": 1e9})
-    return run(cluster, make_policy("fifo"), queue, RewardWeights())
+    return played(cluster, "fifo", queue)
 
 
 def mean_wait(record: RunRecord, user: str) -> float:
@@ -46,13 +43,6 @@ def test_who_asks_for_little_waits_less_and_the_other_hardly_more() -> None:
     assert ends[1] == pytest.approx(ends[0], rel=0.1), "no GPU is left idle for it"
 
 
-def test_alone_a_user_is_served_first_come_first_served() -> None:
-    jobs = [Job(f"ann-{i}", float(i), "m0", 5.0, SAMPLES, user="ann") for i in range(40)]
-    cluster = make_cluster(jobs, linear_tables(), decide_on="events")
-    record = run(cluster, make_policy("fifo"), QueueSettings(inside="fair_users"), RewardWeights())
-    assert (np.diff(record.jobs.start_time) >= 0).all()
-
-
 def test_a_class_comes_before_fairness() -> None:
     jobs = [
         *(Job(f"ann-{i}", 0.0, "m0", 50.0, SAMPLES, priority=0, user="ann") for i in range(20)),
@@ -60,5 +50,5 @@ def test_a_class_comes_before_fairness() -> None:
     ]
     cluster = make_cluster(jobs, linear_tables(), decide_on="events")
     queue = QueueSettings(inside="fair_users", aging_normal=1e9)
-    record = run(cluster, make_policy("fifo"), queue, RewardWeights())
+    record = played(cluster, "fifo", queue)
     assert record.jobs.start_time[-1] >= record.jobs.start_time[:-1].max()

@@ -27,7 +27,7 @@ from rlpto.performance.efficiency import NoiseCurve, efficiency
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.metrics import DEFAULT_METRIC, METRICS
 from rlpto.performance.parameter_server import PARAMETERS, Probes, ServerParams, fit_speed
-from rlpto.performance.profiles import ModelFacts, Profile, TypeTables
+from rlpto.performance.profiles import ModelLimits, Profile, TypeTables
 from rlpto.performance.tables import ONE_KIND, JobType, SpeedTables
 from rlpto.performance.throughput import ThroughputLaw, ThroughputParams, fit_throughput
 from rlpto.ray_cluster.measuring.profiling import batch_limits, by_epoch, steps_of
@@ -155,7 +155,7 @@ class _MadeTables:
         """Names of the models, sorted."""
         return tuple(sorted({kind.model for kind, _ in self.parts}))
 
-    def facts(self, model: str) -> ModelFacts:
+    def facts(self, model: str) -> ModelLimits:
         """Size and limits of a model, which all its types have."""
         return next(part.facts for (kind, _), part in self.parts.items() if kind.model == model)
 
