@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -58,10 +59,9 @@ def place_background(loads: Sequence[BackgroundLoad], shape: ClusterShape) -> li
                 )
             nodes = np.zeros(count, dtype=np.int32)
             take_packed(nodes, count, free, -1)
-            for node, taken in enumerate(np.bincount(nodes).tolist()):
-                held = (taken, 0) if unit == "GPUs" else (0, taken)
-                if taken:
-                    placed.append(HeldByOthers(node, *held, load.until))
+            for node, held in Counter(nodes.tolist()).items():
+                of_gpus = held if unit == "GPUs" else 0
+                placed.append(HeldByOthers(node, of_gpus, held - of_gpus, load.until))
     return placed
 
 
