@@ -78,13 +78,12 @@ class SpeedSurface:
     async: w / (a + b w/p + c w + d p). sync: 1 / (a/w + b + c w/p + d w + e p), with a the seconds that one worker
     computes at the step's whole batch. parabola: highest - u (w - best_w)^2 - v (p - best_p)^2, at least 0, with
     parameters (best_w, best_p, u, v, highest).
-    points: number of different configurations that it was fitted to. determined: False if these do not determine the
-    parameters, such as five parameters on four points; it then agrees with them but predicts others poorly.
+    determined: False if the probes it was fitted to do not determine the parameters, such as five parameters on four
+    configurations; it then agrees with them but predicts others poorly.
     """
 
     form: Form
     parameters: tuple[float, ...]
-    points: int = 0
     determined: bool = True
 
     def speed(self, workers: ArrayLike, servers: ArrayLike) -> FloatArray:
@@ -119,7 +118,6 @@ def fit_speed(form: Form, probes: Probes) -> SpeedSurface:
     Deterministic. Raises ProfileError without probes, or if one of them is impossible.
     """
     _check(probes)
-    points = len(np.unique(np.stack([probes.workers, probes.servers]), axis=1).T)
     terms = _terms(form, probes.workers.astype(np.float64), probes.servers.astype(np.float64))
     scaled = terms if form == "parabola" else terms / terms.mean(axis=0)
     determined = bool(np.linalg.matrix_rank(scaled) == PARAMETERS[form])
@@ -128,7 +126,7 @@ def fit_speed(form: Form, probes: Probes) -> SpeedSurface:
     else:
         work = probes.workers if form == "async" else 1.0
         parameters = _fit_terms(terms, work / probes.speed, determined)
-    return SpeedSurface(form, tuple(float(value) for value in parameters), points, determined)
+    return SpeedSurface(form, tuple(float(value) for value in parameters), determined)
 
 
 def speed_grid(surface: SpeedSurface, max_workers: int, max_servers: int) -> FloatArray:
