@@ -183,11 +183,8 @@ def tuned(figures: dict[str, float]) -> list[Row]:
         probes = _noisy(surface, spread_probes(8, MOST, MOST), rng)
         # The tuning run is too short an epoch on 1w1s, by the factor that it then asks for.
         apparent = float(surface.speed(1, 1)) * rng.uniform(1.5, 4.0)
-        if not left_out:
-            probes = Probes(
-                np.append(probes.workers, 1), np.append(probes.servers, 1), np.append(probes.speed, apparent)
-            )
-        fitted = _fitted(form, probes)
+        with_it = (np.append(probes.workers, 1), np.append(probes.servers, 1), np.append(probes.speed, apparent))
+        fitted = _fitted(form, probes if left_out else Probes(*with_it))
         at = best_configuration(fitted)
         return float(abs(fitted[at] / float(surface.speed(*at)) - 1))
 
