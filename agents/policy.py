@@ -19,9 +19,9 @@ from rlpto.io.errors import ConfigError, PolicyError, RlptoError
 from rlpto.io.files import file_there
 from rlpto.io.paths import example_config, example_names
 from rlpto.io.settings import Settings
+from rlpto.policies.index import steer
 from rlpto.policies.index_weights import STEERING_FEATURES
 from rlpto.policies.spec import UNNAMED, PolicySpec, parse_spec
-from rlpto.policies.steering import steer
 
 if TYPE_CHECKING:
     from rlpto.agents.trained import TrainedAgent

@@ -29,7 +29,7 @@ from rlpto.performance.parameter_server import (
 )
 from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.tables import JobType, SpeedTables
-from rlpto.policies.marginal_utility import Limits, allocate
+from rlpto.policies.coach import Limits, allocate
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.settings import SimulatorSettings
 
@@ -178,23 +178,22 @@ def tuned(figures: dict[str, float]) -> list[Row]:
     """C6: predicted speed of the chosen configuration with and without the run that looked for a portion of data."""
     rows: list[Row] = []
 
-    def error(marked: bool, i: int, k: int) -> float:
+    def error(left_out: bool, i: int, k: int) -> float:
         (form, surface), rng = SURFACES[i], _rng(i, k)
         probes = _noisy(surface, spread_probes(8, MOST, MOST), rng)
         # The tuning run is too short an epoch on 1w1s, by the factor that it then asks for.
         apparent = float(surface.speed(1, 1)) * rng.uniform(1.5, 4.0)
-        tuning = np.append(np.zeros(len(probes), dtype=bool), marked)
-        columns = (np.append(probes.workers, 1), np.append(probes.servers, 1), np.append(probes.speed, apparent))
-        fitted = _fitted(form, Probes(*columns, tuning))
+        with_it = (np.append(probes.workers, 1), np.append(probes.servers, 1), np.append(probes.speed, apparent))
+        fitted = _fitted(form, probes if left_out else Probes(*with_it))
         at = best_configuration(fitted)
         return float(abs(fitted[at] / float(surface.speed(*at)) - 1))
 
-    for label, marked in (("left out (ours)", True), ("fitted as an epoch (original)", False)):
-        found = _over_surfaces(partial(error, marked))
+    for label, left_out in (("left out (ours)", True), ("fitted as an epoch (original)", False)):
+        found = _over_surfaces(partial(error, left_out))
         worst = float(found.mean(axis=1).max())
         row: Row = {"tuning run": label, "mean error": _round(found.mean()), "worst surface": _round(worst)}
         rows.append(row | {"worst draw": _round(found.max())})
-        if marked:
+        if left_out:
             figures["C6 error of the predicted speed, mean, worst surface"] = worst
     return rows
 

@@ -24,7 +24,7 @@ from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions, Reconfiguration
-from rlpto.policies.fifo import Fifo
+from rlpto.policies.rigid import Fifo
 from rlpto.ray_cluster.messages import LrRule
 from rlpto.ray_cluster.worker.training import Trainer
 from rlpto.simulator.settings import SimulatorSettings

@@ -1,6 +1,6 @@
 """Actions: what the agent's numbers mean in GPUs.
 
-An action is the weights of the greedy index (`rlpto.policies.steering`), as steps from those it starts from: zero
+An action is the weights of the greedy index (`rlpto.policies.index`), as steps from those it starts from: zero
 is the tuned index, for every state. It comes to a wish for every active job; the queue trims wishes to capacity in
 order of class, in the one place every policy passes through.
 """

@@ -13,7 +13,7 @@ from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.observation import empty_observation, observe
 from rlpto.envs.rendering import Trail
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from rlpto.policies.steering import steer
+from rlpto.policies.index import steer
 
 WORLD_PARTS = ("jobs", "nodes", "clusters", "active", "sums", "machines", "free")
 """Arrays of `rlpto.simulator.arrays.World` that change; the others are tables."""

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterState, Node, Progress
 from rlpto.core.jobs import Job
+from rlpto.core.loop import run
 from rlpto.core.queues import ConvergingSettings, QueueSettings
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
-from rlpto.policies.registry import BUILT_IN
+from rlpto.policies.registry import BUILT_IN, make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
@@ -228,6 +231,21 @@ def make_cluster(
         SimulatorSettings(**settings),
         seed,  # type: ignore[arg-type]
     )
+
+
+def played(
+    cluster: SimulatedCluster, policy: object = "fifo", queue: QueueSettings | None = None, seed: int = 0
+) -> RunRecord:
+    """A whole run. policy: the spec of one, or one itself."""
+    decides = make_policy(policy) if isinstance(policy, str) else policy
+    return run(cluster, decides, queue or QueueSettings(), RewardWeights(), seed=seed)  # type: ignore[arg-type]
+
+
+def run_out(cluster: SimulatedCluster) -> float:
+    """Pass decision points without deciding anything until all jobs have finished; when the first one did."""
+    while not cluster.done:
+        cluster.advance()
+    return float(cluster.store.finish_time[0])
 
 
 def give(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from rlpto.core.cluster import ClusterShape
+from rlpto.core.placement import take_packed
 from rlpto.io.errors import ConfigError
 from rlpto.io.settings import Settings
 
@@ -47,30 +50,19 @@ def place_background(loads: Sequence[BackgroundLoad], shape: ClusterShape) -> li
     the nodes do not have so much.
     """
     placed = []
-    gpus, cpus = [node.gpus for node in shape], [node.cpus for node in shape]
+    gpus, cpus = shape.node_gpus.copy(), np.array([node.cpus for node in shape], dtype=np.int64)
     for load in loads:
         for unit, free, count in (("GPUs", gpus, load.gpus), ("CPU slots", cpus, load.cpus)):
-            if count > sum(free):
+            if count > free.sum():
                 raise ConfigError(
-                    f"workload.background: {count} {unit} until {load.until:g} s, but the nodes have {sum(free)} left"
+                    f"workload.background: {count} {unit} until {load.until:g} s, but the nodes have {free.sum()} left"
                 )
-            for node, taken in _pack(free, count):
-                held = (taken, 0) if unit == "GPUs" else (0, taken)
-                placed.append(HeldByOthers(node, *held, load.until))
+            nodes = np.zeros(count, dtype=np.int32)
+            take_packed(nodes, count, free, -1)
+            for node, held in Counter(nodes.tolist()).items():
+                of_gpus = held if unit == "GPUs" else 0
+                placed.append(HeldByOthers(node, of_gpus, held - of_gpus, load.until))
     return placed
-
-
-def _pack(free: list[int], count: int) -> list[tuple[int, int]]:
-    """Take this number out of free [N]: numbers of nodes, and how many of each."""
-    taken = []
-    while count:
-        fitting = [node for node, room in enumerate(free) if room >= count]
-        node = min(fitting, key=free.__getitem__) if fitting else max(range(len(free)), key=free.__getitem__)
-        part = min(free[node], count)
-        free[node] -= part
-        count -= part
-        taken.append((node, part))
-    return taken
 
 
 def background_at(held: Sequence[HeldByOthers], time: float, nodes: int) -> tuple[list[int], list[int]]:

@@ -94,7 +94,7 @@ class JobTable:
         jobs = self.store.records
         fill_limits(jobs, self.index, self.effective_priority, not len(self._class_weights), view)
         curves = (tables.accuracy, tables.accuracy_ahead)
-        fill_estimates(jobs, tables.facts, *curves, tables.shown_remaining, noise, view)
+        fill_estimates(jobs, tables.type_records, *curves, tables.shown_remaining, noise, view)
         if self._left is not None:
             left = self._left(self.index)
             if tables.known_remaining is not None:  # in a unit of its own, of a whole training
@@ -257,8 +257,7 @@ class JobTable:
         if len(tables.kinds) == 1:
             return types
         number = np.array([tables.kinds.index(gpu) for gpu in kinds])
-        found: IntArray = np.where(kind < 0, types, tables.by_kind[types, number[np.maximum(kind, 0)]])
-        return found
+        return tables.types_on(types, np.where(kind < 0, kind, number[np.maximum(kind, 0)]))
 
     def remaining_time(self, gpus: IntArray) -> FloatArray:
         """[n] seconds to finish with `gpus` [n] GPUs at the present speed; infinity with none."""

@@ -43,19 +43,19 @@ class StandingPolicy(Protocol):
 
 
 @runtime_checkable
-class LookingAhead(Protocol):
+class LookaheadPolicy(Protocol):
     """A policy that simulates forward when it decides. Optional, as `StandingPolicy` is."""
 
-    def as_it_stands(self) -> Policy:
+    def frozen(self) -> Policy:
         """A policy that decides as this one does until it looks ahead again.
 
         For predictions, which would look ahead within a look ahead otherwise.
         """
 
 
-def as_it_stands(policy: Policy) -> Policy:
-    """The policy itself; one that looks ahead without doing so any more."""
-    return policy.as_it_stands() if isinstance(policy, LookingAhead) else policy
+def frozen(policy: Policy) -> Policy:
+    """The policy itself, or the frozen form of one that looks ahead."""
+    return policy.frozen() if isinstance(policy, LookaheadPolicy) else policy
 
 
 def chooses_batch_sizes(policy: Policy) -> bool:

@@ -265,7 +265,7 @@ def _online_estimates(experiment: Experiment, jobs: Sequence[Job], specs: Sequen
         own, its = (experiment.profiles.one_gpu_throughput(model, kind) for kind in (gpu, other))
         return own / its
 
-    profiles, kinds = experiment.tables_for(batch_sizes=True, servers=True), experiment.shape.kind_sizes
+    profiles, kinds = experiment.tables(batch_sizes=True, servers=True), experiment.shape.kind_sizes
     return OnlineEstimates(jobs, specs, experiment.config.ray.programs, profiles, kinds, ratio)
 
 

@@ -1,7 +1,7 @@
 """What a job believes of itself: a fit of the steps it has observed, the gradient noise it has seen last, and the batch
 size that follows from both.
 
-By the rules of Pollux (Qiao et al., OSDI 2021, section 4.1 and its artifact). Pure: nobody here knows a cluster.
+By the rules of Pollux (Qiao et al., OSDI 2021, section 4.1 and its artifact). Pure functions: they know no cluster.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ThroughputBelief:
         self._table = None
 
     def candidates(self, gpus: int) -> BatchCandidates:
-        """What may be chosen from with so many GPUs."""
+        """The choices with this number of GPUs."""
         if gpus not in self._candidates:
             self._candidates[gpus] = batch_candidates(self.batch, gpus, self.limits)
         return self._candidates[gpus]

@@ -15,9 +15,8 @@ import numpy as np
 
 from rlpto.core.job_table import BelievedSpeeds
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
-from rlpto.io.compiled import njit
 from rlpto.performance.fitted import SPANS
-from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
 
 Key = TypeVar("Key", bound=Hashable)
 """What stands for a job: its number, or that and a type."""
@@ -55,12 +54,12 @@ class JobTypes(Generic[Key]):
         self.first[job] = first = self._free.pop()
         own, base, types = self.tables, self.base, slice(first, first + self._kinds)
         own.accuracy[types] = base.accuracy[model_type]
-        own.epochs[types] = own.facts["epochs"][types] = base.epochs[model_type]
+        own.epochs[types] = own.type_records["epochs"][types] = base.epochs[model_type]
         own.samples[types] = base.samples[model_type]
-        own.rescale_delay[types] = own.facts["delay"][types] = base.rescale_delay[model_type]
+        own.rescale_delay[types] = own.type_records["delay"][types] = base.rescale_delay[model_type]
         own.accuracy_ahead[types] = base.accuracy_ahead[model_type]
         if self._kinds == 1:
-            own.kind[first] = own.facts["kind"][first] = base.kind[model_type]
+            own.kind[first] = own.type_records["kind"][first] = base.kind[model_type]
             own.node_gpus[first] = base.node_gpus[model_type]
         return first
 
@@ -138,7 +137,6 @@ class EstimatedJobs:
     def _start_over(self, room: int) -> None:
         self._types: JobTypes[tuple[int, int]] = JobTypes(self.base, room=room)
         self._room, self.tables = room, self._types.tables
-        self._unused = np.zeros_like(self.tables.elapsed)
 
     def types_of(self, index: IntArray, believed: BelievedSpeeds) -> IntArray:
         """[n] types in `tables` of jobs number `index` [n]."""
@@ -163,26 +161,12 @@ class EstimatedJobs:
         rows = np.where(several, [base.row[kind, 0], packed], [packed, base.row[kind, min(1, base.row.shape[1] - 1)]])
         to = own.row[own_type, :SPANS]
         own.packed_rows(self._gpus_per_node)[own_type] = np.where(several, to[1], to[0])
-        fill_own(base.rates, rows, factor, to, own.rates, own.elapsed)
+        own_rows, taken, by_gpus = to[:, 1:], rows[:, 1:], factor[1:, None]
+        own.rates[own_rows] = rates = base.rates[taken] * by_gpus
+        own.elapsed[own_rows] = elapsed_from_rates(rates)
         if base.score_rates is not None and own.score_rates is not None:
-            fill_own(base.score_rates, rows, factor, to, own.score_rates, self._unused)
+            own.score_rates[own_rows] = base.score_rates[taken] * by_gpus
         if base.known_speed is not None and own.known_speed is not None:
             own.known_speed[own_type] = base.known_speed[kind] * factor
         if base.known_remaining is not None and own.known_remaining is not None:
             own.known_remaining[own_type] = base.known_remaining[kind] * noise.remaining[row]
-
-
-@njit()
-def fill_own(
-    rates: FloatArray, rows: IntArray, factor: FloatArray, own: AnyArray, to: FloatArray, elapsed: FloatArray
-) -> None:
-    """Fill rows own [S, K + 1] of `to` [R, P] with factor [K + 1] times rows [S, K + 1] of rates, and their times."""
-    for s in range(own.shape[0]):
-        for k in range(1, own.shape[1]):
-            at, clock = own[s, k], 0.0
-            for p in range(to.shape[1]):
-                rate = rates[rows[s, k], p] * factor[k]
-                to[at, p] = rate
-                elapsed[at, p] = clock
-                clock += 1.0 / rate if rate > 0.0 else np.inf
-            elapsed[at, to.shape[1]] = clock

@@ -17,7 +17,7 @@ from rlpto.performance.throughput import MAX_GAMMA, NO_COST, StepMeasurements, T
 _START = (0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001)
 _ALPHA_C, _BETA_C, _ALPHA_N, _BETA_N, _ALPHA_R, _BETA_R, _GAMMA = range(7)
 _NODE_PREMIUM = 1.1
-"""Where several nodes were never seen, they are taken to be so many times as dear as one."""
+"""Cost of synchronising across nodes relative to one node, where several nodes were never seen."""
 
 
 def fit_observed(rows: StepMeasurements) -> ThroughputParams:

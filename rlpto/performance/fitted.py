@@ -20,7 +20,7 @@ from rlpto.performance.efficiency import (
 )
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.parameter_server import ServerParams
-from rlpto.performance.profiles import ModelFacts, Profile, TypeTables, check_batch, unknown_model
+from rlpto.performance.profiles import ModelLimits, Profile, TypeTables, check_batch, unknown_model
 from rlpto.performance.tables import ONE_KIND, JobType
 
 SPANS = 2
@@ -48,12 +48,12 @@ class FittedProfiles:
             raise unknown_model(model, self.models)
         return self.profiles[model]
 
-    def facts(self, model: str) -> ModelFacts:
+    def facts(self, model: str) -> ModelLimits:
         """Size and limits of a model. Raises ProfileError if it is unknown."""
         profile = self.profile(model)
         law = profile.throughput
         servers = (law.servers, law.most_servers) if isinstance(law, ServerParams) else (self.served.get(model, 0),) * 2
-        return ModelFacts(profile.samples, profile.epochs, profile.batch, profile.rescale_delay, *servers)
+        return ModelLimits(profile.samples, profile.epochs, profile.batch, profile.rescale_delay, *servers)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
         """Compile one job type on GPUs of a kind; `choices_by_size` defines the rates.

@@ -29,7 +29,7 @@ from rlpto.performance.interpolation import MAX_SPANS, MeasuredModel, StepTimes
 from rlpto.performance.measurements import measured_kinds, read_measurements
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.profiles import (
-    ModelFacts,
+    ModelLimits,
     TypeTables,
     builtin_rescale_delay,
     check_batch,
@@ -77,7 +77,7 @@ class MeasuredProfiles:
             self._delays[name] = builtin_rescale_delay(name)
         return self._models[key]
 
-    def facts(self, model: str) -> ModelFacts:
+    def facts(self, model: str) -> ModelLimits:
         """Size and limits of a model, the widest over its kinds of GPU; the rescale delay is the built-in profile's,
         else 30 s."""
         on_kinds = [self.model(model, gpu) for gpu in self.kinds(model) or (ONE_KIND,)]
@@ -87,7 +87,7 @@ class MeasuredProfiles:
             max_local=max(measured.limits.max_local for measured in on_kinds),
             largest_chosen=self._largest_chosen.get(model),
         )
-        return ModelFacts(on_kinds[0].samples, on_kinds[0].epochs, limits, self._delays[model])
+        return ModelLimits(on_kinds[0].samples, on_kinds[0].epochs, limits, self._delays[model])
 
     def batch_performance(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchPerformance:
         """See `BatchPerformanceSource`. A batch not measured on exactly that placement has the time of its size."""

@@ -118,10 +118,9 @@ def read_measurements(folder: Path, gpu: str = ONE_KIND) -> Measurements:
     """
     suffix = "" if gpu == ONE_KIND else f"-{gpu}"
     placements, scalability = folder / f"placements{suffix}.csv", folder / f"scalability{suffix}.csv"
-    placement_rows = _read_csv(placements, ("placement", *_TIMES), labels=("placement",))
-    labels = [str(label) for label in placement_rows["placement"]]
-    groups = [_groups(label, placements) for label in labels]
-    local_batch, step, sync = (np.asarray(placement_rows[name], dtype=np.float64) for name in _TIMES)
+    rows = _read_rows(placements, ("placement", *_TIMES))
+    groups = [_groups(str(row["placement"]), placements) for row in rows]
+    local_batch, step, sync = (_numbers(rows, placements, name) for name in _TIMES)
     runs = _read_runs(folder)
     largest = int(local_batch.max())
     return Measurements(
@@ -141,8 +140,8 @@ def _read_runs(folder: Path) -> dict[int, ValidationRun]:
         match = re.fullmatch(r"validation-([1-9]\d{0,8})\.csv", path.name)
         if match is None:
             raise ProfileError(f"{path}: expected validation-<batch size>.csv")
-        rows = _read_csv(path, columns)
-        runs[int(match.group(1))] = ValidationRun(*(np.asarray(rows[name], dtype=np.float64) for name in columns))
+        rows = _read_rows(path, columns)
+        runs[int(match.group(1))] = ValidationRun(*(_numbers(rows, path, name) for name in columns))
     if not runs:
         raise ProfileError(f"{folder}: no validation-<batch size>.csv")
     return dict(sorted(runs.items()))
@@ -176,31 +175,27 @@ def _joined(
     count = np.bincount(cell)
     placed = [*cells.T, np.bincount(cell, step) / count, np.bincount(cell, sync) / count]
     names = ("num_nodes", "num_replicas", *_TIMES)
-    rows = _read_csv(scalability, names)
-    return StepMeasurements(
-        *(
-            np.concatenate([column, np.asarray(rows[name], dtype=np.float64)])
-            for column, name in zip(placed, names, strict=True)
-        )
-    )
+    rows = _read_rows(scalability, names)
+    sized = (_numbers(rows, scalability, name) for name in names)
+    return StepMeasurements(*map(np.concatenate, zip(placed, sized, strict=True)))
 
 
-def _read_csv(path: Path, columns: tuple[str, ...], labels: tuple[str, ...] = ()) -> dict[str, list[float] | list[str]]:
-    """Columns of a CSV file; numbers except for `labels`."""
+def _read_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str | None]]:
+    """Rows of a CSV file, which must have these columns."""
     text = read_text(path, "measurements as CSV", ProfileError, LARGEST_MEASUREMENTS_BYTES)
     with parsing(path, "measurements as CSV", ProfileError):
-        rows = list(csv.DictReader(io.StringIO(text)))
+        rows: list[dict[str, str | None]] = list(csv.DictReader(io.StringIO(text)))
     if not rows:
         raise ProfileError(f"{path}: no rows")
     missing = [name for name in columns if name not in rows[0]]
     if missing:
         raise ProfileError(f"{path}: column {missing[0]} is missing")
-    return {
-        name: [row[name] for row in rows]
-        if name in labels
-        else [_number(row[name], path, line, name) for line, row in enumerate(rows, start=2)]
-        for name in columns
-    }
+    return rows
+
+
+def _numbers(rows: list[dict[str, str | None]], path: Path, column: str) -> FloatArray:
+    """[N] a column of the rows of a file."""
+    return np.array([_number(row[column], path, line, column) for line, row in enumerate(rows, start=2)])
 
 
 def _number(field: str | None, path: Path, line: int, column: str) -> float:

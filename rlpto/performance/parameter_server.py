@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field
 
-from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import ProfileError
 
 MOST_SERVERS = 1024
@@ -78,13 +78,12 @@ class SpeedSurface:
     async: w / (a + b w/p + c w + d p). sync: 1 / (a/w + b + c w/p + d w + e p), with a the seconds that one worker
     computes at the step's whole batch. parabola: highest - u (w - best_w)^2 - v (p - best_p)^2, at least 0, with
     parameters (best_w, best_p, u, v, highest).
-    points: number of different configurations that it was fitted to. determined: False if these do not determine the
-    parameters, such as five parameters on four points; it then agrees with them but predicts others poorly.
+    determined: False if the probes it was fitted to do not determine the parameters, such as five parameters on four
+    configurations; it then agrees with them but predicts others poorly.
     """
 
     form: Form
     parameters: tuple[float, ...]
-    points: int = 0
     determined: bool = True
 
     def speed(self, workers: ArrayLike, servers: ArrayLike) -> FloatArray:
@@ -102,40 +101,23 @@ class SpeedSurface:
 
 @dataclass(frozen=True)
 class Probes:
-    """N measured speeds: workers, servers [N] int64; speed [N] work per second.
-
-    tuning: [N] True for runs that searched for a batch size or a portion of data and did not measure training; None
-    if there are no such runs. `fit_speed` and `observed` leave them out.
-    """
+    """N measured speeds: workers, servers [N] int64; speed [N] work per second."""
 
     workers: IntArray
     servers: IntArray
     speed: FloatArray
-    tuning: BoolArray | None = None
-
-    def __len__(self) -> int:
-        return len(self.speed)
-
-    def training(self) -> Probes:
-        """Those that measured training."""
-        if self.tuning is None:
-            return self
-        kept = ~self.tuning
-        return Probes(self.workers[kept], self.servers[kept], self.speed[kept])
 
 
 def fit_speed(form: Form, probes: Probes) -> SpeedSurface:
-    """The surface of a form with the best fit to the probes; tuning runs are left out.
+    """The surface of a form with the best fit to the probes.
 
     Optimus's forms are linear in their parameters in the time of a step: nonnegative least squares of the relative
     error of that time. If the probes do not determine all parameters, the terms share the time as evenly as the probes
     allow. The parabola is fitted as in Coach: least squares of the speed, parameters of at least 0, all starting from
     1; undetermined parameters stay near 1.
-    Deterministic. Raises ProfileError without probes of training, or if one of them is impossible.
+    Deterministic. Raises ProfileError without probes, or if one of them is impossible.
     """
-    probes = probes.training()
     _check(probes)
-    points = len(np.unique(np.stack([probes.workers, probes.servers]), axis=1).T)
     terms = _terms(form, probes.workers.astype(np.float64), probes.servers.astype(np.float64))
     scaled = terms if form == "parabola" else terms / terms.mean(axis=0)
     determined = bool(np.linalg.matrix_rank(scaled) == PARAMETERS[form])
@@ -144,7 +126,7 @@ def fit_speed(form: Form, probes: Probes) -> SpeedSurface:
     else:
         work = probes.workers if form == "async" else 1.0
         parameters = _fit_terms(terms, work / probes.speed, determined)
-    return SpeedSurface(form, tuple(float(value) for value in parameters), points, determined)
+    return SpeedSurface(form, tuple(float(value) for value in parameters), determined)
 
 
 def speed_grid(surface: SpeedSurface, max_workers: int, max_servers: int) -> FloatArray:
@@ -155,15 +137,25 @@ def speed_grid(surface: SpeedSurface, max_workers: int, max_servers: int) -> Flo
 def observed(grid: FloatArray, probes: Probes) -> FloatArray:
     """A grid like that of `speed_grid` with observed speeds in place of predictions (as in Optimus).
 
-    A configuration probed several times gets its mean; tuning runs and probes beyond the grid are ignored.
+    A configuration probed several times gets its mean; probes beyond the grid are ignored.
     """
-    probes = probes.training()
     inside = (probes.workers < grid.shape[0]) & (probes.servers < grid.shape[1])
     at = (probes.workers[inside], probes.servers[inside])
     count, total = np.zeros(grid.shape), np.zeros(grid.shape)
     np.add.at(count, at, 1.0)
     np.add.at(total, at, probes.speed[inside])
     return np.where(count > 0, total / np.maximum(count, 1.0), grid)
+
+
+def fitted_grid(
+    form: Form, seen: Mapping[tuple[int, int], float], max_workers: int, max_servers: int
+) -> tuple[FloatArray, bool]:
+    """`speed_grid` fitted to the speeds `seen` at (workers, servers), which stand in it as they are; whether they
+    determine the fit."""
+    workers, servers = np.array(list(seen), dtype=np.int64).T
+    probes = Probes(workers, servers, np.array(list(seen.values())))
+    fit = fit_speed(form, probes)
+    return observed(speed_grid(fit, max_workers, max_servers), probes), fit.determined
 
 
 def corner_probes(max_workers: int, max_servers: int, min_workers: int = 1) -> list[tuple[int, int]]:
@@ -207,8 +199,8 @@ def _terms(form: Form, w: FloatArray, p: FloatArray) -> FloatArray:
 
 
 def _check(probes: Probes) -> None:
-    if len(probes) == 0:
-        raise ProfileError("no probes of training to fit a speed surface to (tuning runs do not count)")
+    if len(probes.speed) == 0:
+        raise ProfileError("no probes to fit a speed surface to")
     if not (np.all(np.isfinite(probes.speed)) and np.all(probes.speed > 0)):
         raise ProfileError("speeds of probes must be positive numbers")
     if np.any(probes.workers < 1) or np.any(probes.servers < 1):

@@ -112,8 +112,8 @@ class Profile:
         return replace(self, throughput=speed.throughput, batch=batch, kinds={})
 
 
-class ModelFacts(NamedTuple):
-    """Facts of a model that a workload needs; fields as in `Profile`.
+class ModelLimits(NamedTuple):
+    """Size and limits of a model; fields as in `Profile`.
 
     servers, most_servers: default and largest number of parameter servers of a job; 0: it has none.
     """
@@ -137,7 +137,7 @@ class TypeTables:
     metric; None: the rates.
     """
 
-    facts: ModelFacts
+    facts: ModelLimits
     rates: FloatArray
     row: np.ndarray[tuple[int, int], np.dtype[np.int32]]
     exact: dict[tuple[int, ...], int]
@@ -155,7 +155,7 @@ class ProfileSource(Protocol):
         """Names of the known models, sorted."""
         ...
 
-    def facts(self, model: str) -> ModelFacts:
+    def facts(self, model: str) -> ModelLimits:
         """Size and limits of a model. Raises ProfileError if it is unknown."""
         ...
 

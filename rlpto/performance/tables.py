@@ -128,13 +128,13 @@ class SpeedTables:
         return int(self.row.shape[2]) - 1
 
     @cached_property
-    def facts(self) -> AnyArray:
+    def type_records(self) -> AnyArray:
         """[T] TYPE."""
-        facts = np.zeros(len(self.types), dtype=TYPE)
-        facts["delay"] = self.rescale_delay
-        facts["epochs"] = self.epochs
-        facts["kind"] = self.kind
-        return facts
+        records = np.zeros(len(self.types), dtype=TYPE)
+        records["delay"] = self.rescale_delay
+        records["epochs"] = self.epochs
+        records["kind"] = self.kind
+        return records
 
     @cached_property
     def exponent(self) -> FloatArray:
@@ -157,12 +157,6 @@ class SpeedTables:
         """[T, V] variants of each type with the same servers and kind of GPU: the job's own batch size first, then
         those that a scheduler may choose, by size; padded with NO_TYPE."""
         return self._choices(self.batch_size, self.servers, self.kind)
-
-    @cached_property
-    def server_choices(self) -> IntArray:
-        """[T, V] variants of each type with the same batch size and kind of GPU, by their number of parameter servers;
-        padded with NO_TYPE."""
-        return self._choices(self.servers, self.batch_size, self.kind)
 
     @cached_property
     def by_kind(self) -> IntArray:
@@ -195,6 +189,10 @@ class SpeedTables:
         fits &= (self.servers[choices] == wanted[:, None]) & (self.kind[choices] == self.kind[types][:, None])
         found = choices[np.arange(len(types)), fits.argmax(axis=1)]
         return np.where(fits.any(axis=1), found, NO_TYPE)
+
+    def types_on(self, types: IntArray, kind: IntArray) -> IntArray:
+        """[n] variants of `types` [n] on GPUs of the kinds numbered kind [n]; negative: the types as they are."""
+        return np.where(kind < 0, types, self.by_kind[types, np.maximum(kind, 0)])
 
     @cached_property
     def has_servers(self) -> bool:
@@ -285,10 +283,10 @@ class SpeedTables:
 
 
 def elapsed_from_rates(rates: FloatArray) -> FloatArray:
-    """Cumulative seconds [R, P + 1] at the start of every epoch for rates [R, P] in epochs/s."""
-    elapsed = np.zeros((rates.shape[0], rates.shape[1] + 1))
+    """Cumulative seconds [..., P + 1] at the start of every epoch for rates [..., P] in epochs/s."""
+    elapsed = np.zeros((*rates.shape[:-1], rates.shape[-1] + 1))
     with np.errstate(divide="ignore"):
-        np.cumsum(1.0 / rates, axis=1, out=elapsed[:, 1:])
+        np.cumsum(1.0 / rates, axis=-1, out=elapsed[..., 1:])
     return elapsed
 
 

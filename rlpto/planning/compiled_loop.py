@@ -17,7 +17,7 @@ from rlpto.core.records import add_interval
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
 from rlpto.performance.tables import SpeedTables
-from rlpto.policies.steering import steer
+from rlpto.policies.index import steer
 from rlpto.simulator.allocating import apply_allocation
 from rlpto.simulator.arrays import World
 from rlpto.simulator.kernels import advance, clear_sums, is_over

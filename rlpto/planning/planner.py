@@ -23,9 +23,8 @@ from rlpto.io.cores import cores
 from rlpto.io.settings import Settings
 from rlpto.planning.compiled_loop import Loop
 from rlpto.planning.rollout import RolloutStates, Start, copy_of, roll_out
-from rlpto.policies.index import Index
+from rlpto.policies.index import Index, steer
 from rlpto.policies.index_weights import SLOPE_FEATURES, STEERING_FEATURES, IndexWeights, load_weights
-from rlpto.policies.steering import steer
 from rlpto.simulator.settings import SimulatorSettings
 
 CHANGED_SHARE = 0.4
@@ -109,7 +108,7 @@ class Planner(BasePolicy[PlannerOptions]):
         jobs = state.jobs
         return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, self._plan[None]))
 
-    def as_it_stands(self) -> Index:
+    def frozen(self) -> Index:
         """The index with the weights of the present plan."""
         return Index(steering=self._plan)
 

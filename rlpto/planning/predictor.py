@@ -23,7 +23,7 @@ import numpy as np
 from rlpto.core.cluster import Cluster, ClusterState
 from rlpto.core.jobs import Job
 from rlpto.core.loop import DecisionLoop, ProgressWatch
-from rlpto.core.policy import Policy, StandingPolicy, as_it_stands
+from rlpto.core.policy import Policy, StandingPolicy, frozen
 from rlpto.core.queues import QueueSettings
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.planning.snapshot import ScratchCluster, Snapshot, take_snapshot
@@ -76,7 +76,7 @@ def predict(
     scratch = snapshot.restore(settings.model_copy(update={"max_hours": None}))
     if decided:
         scratch.advance()
-    start, finish = _run_forward(scratch, as_it_stands(policy), queue, len(snapshot.index))
+    start, finish = _run_forward(scratch, frozen(policy), queue, len(snapshot.index))
     return JobForecast(snapshot.time, snapshot.index, start, finish)
 
 
@@ -184,7 +184,7 @@ class Predictor:
         now = self._timer()
         self._due = now + self._interval
         try:
-            snapshot, remembering = take_snapshot(cluster, state), copy.deepcopy(as_it_stands(policy))
+            snapshot, remembering = take_snapshot(cluster, state), copy.deepcopy(frozen(policy))
             futures = None if sampled is None else sampled(snapshot)
             answer = self._executor.submit(look_ahead, snapshot, remembering, self._queue, self._settings, futures)
         except BrokenProcessPool:

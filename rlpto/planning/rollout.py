@@ -20,7 +20,7 @@ from rlpto.core.rewards import HOUR, TERMS, weigh
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
 from rlpto.knowledge.job_types import EstimatedJobs
-from rlpto.performance.tables import SpeedTables
+from rlpto.performance.tables import SpeedTables, elapsed_from_rates
 from rlpto.planning.compiled_loop import Loop, build_loop, decide_and_run, look_around
 from rlpto.simulator.arrays import World, build_world
 from rlpto.simulator.kernels import is_over, take_up_all
@@ -126,25 +126,10 @@ class RolloutStates:
             if self._elapsed.shape != (len(tables.rates), tables.rates.shape[1] + 1):
                 self._elapsed = np.zeros((len(tables.rates), tables.rates.shape[1] + 1))
                 self._elapsed[0, 1:] = np.inf
-            types, most = np.unique(believed.type_index), tables.max_gpus
-            fill_elapsed(tables.rates, tables.row, types, np.full(len(types), most), self._elapsed)
+            rows = np.unique(tables.row[np.unique(believed.type_index), :, 1:])
+            self._elapsed[rows] = elapsed_from_rates(tables.rates[rows])
             return replace(tables, elapsed=self._elapsed), tables
         return tables, tables
-
-
-@njit()
-def fill_elapsed(rates: FloatArray, row: AnyArray, types: IntArray, most: IntArray, elapsed: FloatArray) -> None:
-    """Fill elapsed [R, P + 1] of all rows of types [n], up to most [n] GPUs, as `elapsed_from_rates` does."""
-    for i in range(len(types)):
-        for s in range(row.shape[1]):
-            if s > 0 and row[types[i], s, 1] == row[types[i], s - 1, 1]:
-                break  # further spans have the rows of this one
-            for k in range(1, most[i] + 1):
-                at, clock = row[types[i], s, k], 0.0
-                for p in range(rates.shape[1]):
-                    elapsed[at, p] = clock
-                    clock += 1.0 / rates[at, p] if rates[at, p] > 0.0 else np.inf
-                elapsed[at, rates.shape[1]] = clock
 
 
 @njit(nogil=True)

@@ -7,7 +7,7 @@ failures to come, and no speed that was not shown.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -97,33 +97,42 @@ def known_speeds(believed: BelievedSpeeds, gpus_per_node: int) -> BelievedSpeeds
     rewritten = tables.elapsed.size == 0  # as jobs learn, so that a copy is needed
     if noise is None and tables.known_speed is None and not rewritten:
         return believed
-    count = len(believed.type_index)
+    count, gpus = len(believed.type_index), np.arange(1, tables.max_gpus + 1)
     choices = tables.variants[believed.type_index]
     job, column = np.nonzero(choices != NO_TYPE)  # every job has types of its own, one for each of its variants
     kind, own = choices[job, column], np.searchsorted(job, np.arange(count))
-    present = np.flatnonzero(kind == believed.type_index[job])
-    rates = _known_rates(tables, tables.rates, kind, gpus_per_node)
-    score = tables.score_rates
-    score = None if score is None else _known_rates(tables, score, kind, gpus_per_node)
+    by_gpus, by_job = np.ones((len(kind), len(gpus))), np.ones(len(kind))
     if noise is not None:
-        gpus = np.arange(1, rates.shape[2] + 1)
-        by_gpus = noise.speed[job][:, None] * gpus[None, :] ** noise.scaling[job][:, None]
-        rates *= by_gpus[:, None, :, None]
-        score = None if score is None else score * by_gpus[:, None, :, None]
-    columns = ("batch_size", "servers", "most_servers", "kind", "node_gpus")
-    variants = {name: getattr(tables, name)[kind] for name in columns}
-    scores = None if score is None else _flat(score)
-    tables_of_jobs = replace(
-        _tables_of(tables, kind, rates), own=own[job], score_rates=scores, kinds=tables.kinds, **variants
-    )
+        by_gpus, by_job = noise.speed[job][:, None] * gpus ** noise.scaling[job][:, None], noise.remaining[job]
+    rates = _known_rates(tables, tables.rates, kind, gpus_per_node) * by_gpus[:, None, :, None]
+    flat, score, speed, remaining = _flat(rates), None, None, None
+    if tables.score_rates is not None:
+        score = _flat(_known_rates(tables, tables.score_rates, kind, gpus_per_node) * by_gpus[:, None, :, None])
     if tables.known_speed is not None and tables.known_remaining is not None:
-        speed, remaining = tables.known_speed[kind], tables.known_remaining[kind]
-        if noise is not None:
-            speed[:, 1:] *= by_gpus
-            remaining *= noise.remaining[job][:, None]
-        known = replace(tables_of_jobs, known_speed=speed, known_remaining=remaining)
-        return BelievedSpeeds(known, present, np.ones(count), None)
-    return BelievedSpeeds(tables_of_jobs, present, believed.scale, None)
+        speed, remaining = tables.known_speed[kind], tables.known_remaining[kind] * by_job[:, None]
+        speed[:, 1:] *= by_gpus
+    row = np.zeros((*rates.shape[:2], len(gpus) + 1), dtype=np.int32)
+    row[:, :, 1:] = 1 + np.arange(row[:, :, 1:].size).reshape(rates.shape[:3])
+    columns = (
+        *("batch_size", "servers", "most_servers", "kind", "node_gpus"),
+        *("accuracy", "epochs", "samples", "rescale_delay"),
+    )
+    known = SpeedTables(
+        types=tuple(tables.types[i] for i in kind.tolist()),
+        rates=flat,
+        elapsed=elapsed_from_rates(flat),
+        row=row,
+        exact_keys=np.zeros(0, dtype=np.int64),
+        exact_rows=np.zeros(0, dtype=np.int32),
+        own=own[job],
+        kinds=tables.kinds,
+        score_rates=score,
+        known_speed=speed,
+        known_remaining=remaining,
+        **{name: getattr(tables, name)[kind] for name in columns},
+    )
+    present = np.flatnonzero(kind == believed.type_index[job])
+    return BelievedSpeeds(known, present, believed.scale if speed is None else np.ones(count), None)
 
 
 def _known_rates(tables: SpeedTables, table: FloatArray, kind: IntArray, gpus_per_node: int) -> FloatArray:
@@ -149,23 +158,3 @@ def _flat(rates: FloatArray) -> FloatArray:
     """[1 + n * S * K, P] rows of rates [n, S, K, P], after one without GPUs."""
     epochs = rates.shape[3]
     return np.concatenate([np.zeros((1, epochs)), rates.reshape(-1, epochs)])
-
-
-def _tables_of(tables: SpeedTables, kind: IntArray, rates: FloatArray) -> SpeedTables:
-    """Tables of n types with `rates`, which have the accuracy and delay of the types `kind` [n] in `tables`."""
-    count, spans, gpus, _ = rates.shape
-    flat = _flat(rates)
-    row = np.zeros((count, spans, gpus + 1), dtype=np.int32)
-    row[:, :, 1:] = 1 + np.arange(count * spans * gpus).reshape(count, spans, gpus)
-    return SpeedTables(
-        types=tuple(tables.types[i] for i in kind.tolist()),
-        rates=flat,
-        elapsed=elapsed_from_rates(flat),
-        row=row,
-        accuracy=tables.accuracy[kind],
-        epochs=tables.epochs[kind],
-        samples=tables.samples[kind],
-        rescale_delay=tables.rescale_delay[kind],
-        exact_keys=np.zeros(0, dtype=np.int64),
-        exact_rows=np.zeros(0, dtype=np.int32),
-    )

@@ -10,25 +10,17 @@ parameter servers are known.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.job_table import JobTable
 from rlpto.core.policy import BasePolicy
-from rlpto.io.arrays import FloatArray
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.settings import Settings
-from rlpto.performance.parameter_server import (
-    Form,
-    Probes,
-    corner_probes,
-    fit_speed,
-    observed,
-    speed_grid,
-    spread_probes,
-)
-from rlpto.policies.marginal_utility import Limits, allocate
+from rlpto.performance.parameter_server import Form, corner_probes, fitted_grid, spread_probes
+from rlpto.policies.greedy import grow_singly
 
 SPREAD_PROBES = 8
 """Number of spread probes: enough to determine five parameters in spite of noise."""
@@ -43,6 +35,15 @@ class CoachOptions(Settings):
     probes: Literal["spread", "corners"] = "spread"
     """What a job tries first: up to 8 numbers of workers and servers spread over what it may have, or the original's,
     up to 2 of each."""
+
+
+class Limits(NamedTuple):
+    """Limits of each of n running jobs: [n] workers, and [n] parameter servers, 0 for jobs without servers."""
+
+    min_workers: IntArray
+    max_workers: IntArray
+    min_servers: IntArray
+    max_servers: IntArray
 
 
 class Seen:
@@ -83,13 +84,11 @@ class Seen:
         """The speeds of `grid`."""
         if not self._speeds:
             return np.zeros((max_workers + 1, max_servers + 1))
-        workers, servers = np.array(list(self._speeds), dtype=np.int64).T
-        probes = Probes(workers, servers, np.array(list(self._speeds.values())))
-        fit = fit_speed(form, probes)
-        grid = observed(speed_grid(fit, max_workers, max_servers), probes)
-        if not fit.determined:
-            grid[workers.max() + 1 :] = 0.0
-            grid[:, servers.max() + 1 :] = 0.0
+        grid, determined = fitted_grid(form, self._speeds, max_workers, max_servers)
+        if not determined:
+            workers, servers = np.max(list(self._speeds), axis=0)
+            grid[workers + 1 :] = 0.0
+            grid[:, servers + 1 :] = 0.0
         return grid
 
 
@@ -110,8 +109,8 @@ class Coach(BasePolicy[CoachOptions]):
         """Grow jobs until nothing is gained or nothing is free; probes come before growth."""
         jobs = state.jobs
         if not jobs.has_servers:
-            limits = Limits.of_workers(jobs.min_gpus, jobs.max_gpus)
-            return Allocation(allocate(jobs.speed[:, :, None], limits, state.capacity, 0)[0])
+            gain = np.diff(jobs.speed, append=jobs.speed[:, -1:])
+            return Allocation(grow_singly(np.arange(len(jobs)), jobs.min_gpus, jobs.max_gpus, gain, state.capacity))
         self._observe(jobs)
         limits = Limits(
             jobs.min_gpus,
@@ -147,26 +146,71 @@ class Coach(BasePolicy[CoachOptions]):
 
     def _with_probes(self, jobs: JobTable, limits: Limits, state: ClusterState) -> Limits:
         """Limits that hold each job at its next probe, in turn, as far as there is room next to all starting jobs."""
-        least = (limits.min_workers, limits.min_servers)
-        started, slots = allocate(
-            np.zeros((len(jobs), 1, 1)), Limits(least[0], least[0], least[1], least[1]), state.capacity, state.cpu_slots
-        )
-        spare_gpus, spare_slots = state.capacity - int(started.sum()), state.cpu_slots - int(slots.sum())
-        bounds = [column.copy() for column in (*least, limits.max_workers, limits.max_servers)]
-        for row in np.flatnonzero((started > 0) & (limits.max_servers > 0)).tolist():
+        workers, servers = start(limits, state.capacity, state.cpu_slots)
+        spare_gpus, spare_slots = state.capacity - int(workers.sum()), state.cpu_slots - int(servers.sum())
+        probed = Limits(*(column.copy() for column in limits))
+        for row in np.flatnonzero((workers > 0) & (limits.max_servers > 0)).tolist():
             seen = self._seen[int(jobs.index[row])]
-            fewest = int(least[0][row])
+            fewest = int(limits.min_workers[row])
             for w, p in self._probes(int(limits.max_workers[row]), int(limits.max_servers[row]), fewest):
                 if (w, p) not in seen and w - fewest <= spare_gpus and p - 1 <= spare_slots:
                     spare_gpus -= w - fewest
                     spare_slots -= p - 1
-                    for bound, number in zip(bounds, (w, p, w, p), strict=True):
-                        bound[row] = number
+                    probed.min_workers[row] = probed.max_workers[row] = w
+                    probed.min_servers[row] = probed.max_servers[row] = p
                     break
-        return Limits(bounds[0], bounds[2], bounds[1], bounds[3])
+        return probed
 
     def _probes(self, max_workers: int, max_servers: int, min_workers: int) -> list[tuple[int, int]]:
         """The configurations to probe first for a job."""
         if self.options.probes == "corners":
             return corner_probes(max_workers, max_servers, min_workers)
         return spread_probes(SPREAD_PROBES, max_workers, max_servers, min_workers)
+
+
+def start(limits: Limits, gpus: int, slots: int) -> tuple[IntArray, IntArray]:
+    """Workers and servers [n] each: each job in turn gets its lowest numbers, if both fit."""
+    workers, servers = np.zeros_like(limits.min_workers), np.zeros_like(limits.min_servers)
+    for row in range(len(workers)):
+        if limits.min_workers[row] <= gpus and limits.min_servers[row] <= slots:
+            workers[row], servers[row] = limits.min_workers[row], limits.min_servers[row]
+            gpus -= int(workers[row])
+            slots -= int(servers[row])
+    return workers, servers
+
+
+def allocate(speed: FloatArray, limits: Limits, gpus: int, slots: int) -> tuple[IntArray, IntArray]:
+    """Workers and servers [n] each; a worker takes a GPU, a server one of `slots` CPU slots.
+
+    speed: [n, W + 1, P + 1] work per second with 0..W workers and 0..P servers, at least as many as the limits allow.
+    Jobs start with their lowest numbers, each in turn if that still fits. Then one worker or one server more goes to
+    the job that gains most speed, until no step that fits gains any. Ties go to a worker, then to the first job. Single
+    steps stop at a dip: if neither a worker nor a server helps alone, a job does not get both together.
+    """
+    count = len(speed)
+    workers, servers = start(limits, gpus, slots)
+    gpus -= int(workers.sum())
+    slots -= int(servers.sum())
+    gain = np.full((2, count), -np.inf)  # of a worker, and of a server, more
+    for row in np.flatnonzero(workers).tolist():
+        gain[:, row] = _gains(speed[row], limits, row, int(workers[row]), int(servers[row]))
+    while gain.max(initial=0.0) > 0.0:
+        is_server, row = divmod(int(gain.argmax()), count)
+        if (slots if is_server else gpus) == 0:
+            gain[is_server] = -np.inf
+            continue
+        if is_server:
+            servers[row] += 1
+            slots -= 1
+        else:
+            workers[row] += 1
+            gpus -= 1
+        gain[:, row] = _gains(speed[row], limits, row, int(workers[row]), int(servers[row]))
+    return workers, servers
+
+
+def _gains(speed: FloatArray, limits: Limits, row: int, w: int, p: int) -> tuple[float, float]:
+    """What a job with w workers and p servers gains in speed by a worker, and by a server, more."""
+    worker = float(speed[w + 1, p] - speed[w, p]) if w < limits.max_workers[row] else -np.inf
+    server = float(speed[w, p + 1] - speed[w, p]) if p < limits.max_servers[row] else -np.inf
+    return worker, server

@@ -18,7 +18,7 @@ from rlpto.core.job_table import JobTable
 from rlpto.core.policy import BasePolicy
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.settings import Settings
-from rlpto.performance.parameter_server import PARAMETERS, Probes, fit_speed, observed, speed_grid
+from rlpto.performance.parameter_server import PARAMETERS, fitted_grid
 
 WORKERS_PER_SERVER = 4
 """Workers per server before another server is added, until the speed model is known."""
@@ -159,12 +159,10 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
         """Use the speed model once it is determined; measured speeds replace its predictions."""
         if len(known.points) < max(ENOUGH_POINTS, PARAMETERS[self.options.form]) or not jobs.most_servers[row]:
             return
-        configs = np.array([*known.points])
-        probes = Probes(configs[:, 0], configs[:, 1], np.array([*known.points.values()]))
-        fit = fit_speed(self.options.form, probes)
-        if fit.determined:
-            grid = speed_grid(fit, int(jobs.max_gpus[row]), int(jobs.most_servers[row]))
-            known.grid = observed(grid, probes)
+        size = int(jobs.max_gpus[row]), int(jobs.most_servers[row])
+        grid, determined = fitted_grid(self.options.form, known.points, *size)
+        if determined:
+            known.grid = grid
 
     def _grown(
         self, jobs: JobTable, row: int, known: _ReportedJob, free: int, slots: int

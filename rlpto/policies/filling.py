@@ -49,18 +49,6 @@ def fit_waiting(order: IntArray, held: IntArray, wish: IntArray, capacity: int, 
 
 
 @njit()
-def fill_in_order(order: IntArray, lowest: IntArray, highest: IntArray, capacity: int) -> IntArray:
-    """Each row of `order` in turn gets the GPUs that are left, within its limits, else 0."""
-    gpus = np.zeros(len(lowest), dtype=np.int64)
-    free = capacity
-    for row in order:
-        if lowest[row] <= free:
-            gpus[row] = min(highest[row], free)
-            free -= gpus[row]
-    return gpus
-
-
-@njit()
 def fill_evenly(lowest: IntArray, highest: IntArray, held: IntArray, capacity: int) -> IntArray:
     """Water-filling: raise one common level, each row within its own limits.
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.compiled import closure, kernel, njit
+from rlpto.policies.filling import fit_in_order
 
 
 class GrowthSteps(NamedTuple):
@@ -105,13 +106,6 @@ def _sift_down(heap: IntArray, size: int, key: FloatArray, at: int) -> None:
         heap[at] = row
 
 
-def single_steps(highest: IntArray, width: int) -> IntArray:
-    """[n, width] targets of steps of one GPU up to highest [n]; a row without GPUs does not start."""
-    gpus = np.arange(width)
-    grows = (gpus > 0) & (gpus < highest[:, None])
-    return np.where(grows, gpus + 1, gpus)
-
-
 def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
     """A compiled function that takes steps in order of score(row, gpus, *known), also compiled: the one greedy search.
 
@@ -181,3 +175,15 @@ def grow(
 ) -> IntArray:
     """Take steps by their score [n, K + 1], by present GPUs; see `growing`."""
     return _grow(gpus, target, (score,), lowest, capacity, threshold)
+
+
+def grow_singly(
+    order: IntArray, lowest: IntArray, highest: IntArray, score: FloatArray, capacity: int, threshold: float = 0.0
+) -> IntArray:
+    """GPUs [n]: each row of `order` in turn gets its lowest number, if that fits, then single GPUs go by score.
+
+    A row that got none has no room to start. score, threshold: as for `grow`.
+    """
+    gpus = np.arange(score.shape[1])
+    target = np.where((gpus > 0) & (gpus < highest[:, None]), gpus + 1, gpus)
+    return grow(fit_in_order(order, lowest, capacity), target, score, lowest, capacity, threshold)

@@ -1,4 +1,4 @@
-"""The tuned index: greedy by a log-linear score of every step, with a handful of tuned weights.
+"""The index: greedy by a log-linear score of every step, with a handful of tuned weights, and its compiled decision.
 
 Source: index policies for parallel jobs follow Gittins and Whittle (Gittins, Glazebrook, Weber,
 "Multi-armed Bandit Allocation Indices", 2011); the marginal gain over a power of the remaining time
@@ -8,21 +8,150 @@ Adapted: this project's own form. A step from k to k' GPUs scores
     sum over features of weight x feature,
 and the best steps are taken until the GPUs are gone. Steps follow the concave hull of the speed.
 
-A learned policy steers this one by other weights in every state (`rlpto.policies.steering`).
+One function, `steer`, decides for this policy, for a trained agent, which sets other weights in every state, and for
+the batch of simulators the agent is trained on, so that all three decide alike to the last bit.
+`rlpto.policies.index_weights` says what its weights are.
+
+`slope` and `slope_start` look at accuracy: times s, and times s if the step starts the job. With index = the largest of
+(share of its accuracy gained + FINISH_VALUE if that ends the job) per hour on one GPU, over any stretch of the epochs
+ahead, s is log(index x hours left): log FINISH_VALUE for a job with nothing left to gain, about 0 for one that gains
+evenly, more for one that gains soon. It is Sidney's index of chained jobs with values (Operations Research 23, 1975).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.policy import BasePolicy
-from rlpto.io.arrays import FloatArray
+from rlpto.core.rewards import HOUR
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.compiled import kernel, njit
 from rlpto.io.settings import Settings
-from rlpto.policies.index_weights import IndexWeights, load_weights
-from rlpto.policies.steering import steer
+from rlpto.policies.greedy import GrowthSteps, growing, hull_steps
+from rlpto.policies.index_weights import STEERING_FEATURES, IndexWeights, load_weights
+
+CLASS_START_SCORE = 1e6
+"""Added, for each rank above the lowest, to the score of a step that starts a job: larger than any weights can
+offset."""
+FINISH_VALUE = 0.2
+"""Value of a job's end relative to all the accuracy that it can gain. Of 1 and 0.2 the latter was better at all
+weights tried (validation windows, load 1.1)."""
+NEVER = np.float64(-np.inf)
+"""Score of a step that is not taken."""
+SHORTEST_REMAINING_S = 1.0
+"""Remaining times below this many seconds count as this."""
+
+_AT = {name: position for position, name in enumerate(STEERING_FEATURES)}
+_GAIN, _REMAINING, _REMAINING_SQUARED = _AT["gain"], _AT["remaining"], _AT["remaining_squared"]
+_LOAD_REMAINING, _PRIORITY, _AGE, _ATTAINED = _AT["load_remaining"], _AT["priority"], _AT["age"], _AT["attained"]
+_START, _HELD, _HELD_REMAINING = _AT["start"], _AT["held"], _AT["held_remaining"]
+_GAIN_REMAINING, _GAIN_LOAD = _AT["gain_remaining"], _AT["gain_load"]
+_PACE, _PACE_REMAINING = _AT["pace"], _AT["pace_remaining"]
+_START_REMAINING, _START_LOAD = _AT["start_remaining"], _AT["start_load"]
+_PRICE, _PATIENCE = _AT["price"], _AT["patience"]
+_SLOPE, _SLOPE_START = _AT["slope"], _AT["slope_start"]
+
+
+_NAMES = "unit", "base", "growth", "pace", "start", "class_start", "sticky", "hours", "max_price", "rescale_cost"
+SCORE_INPUTS = np.dtype([(name, np.float64) for name in _NAMES])
+"""Inputs of the scores of all steps of a job. unit: speed of one GPU. hours: hours left times the speed."""
+
+
+@kernel(error_model="numpy")
+def steepness(job: Any) -> float:
+    """s of a VIEW record, as defined in the module docstring."""
+    in_all = job.final_accuracy - job.first_accuracy
+    missing = min(max((job.final_accuracy - job.accuracy) / in_all, 0.0), 1.0) if in_all > 0.0 else 0.0
+    return float(np.log(max(job.accuracy_ahead, FINISH_VALUE + missing)))
+
+
+@kernel(error_model="numpy")
+def fill_score_inputs(
+    now: float, capacity: int, view: AnyArray, weights: FloatArray, speeds: FloatArray, inputs: AnyArray
+) -> None:
+    """Fill inputs [n] SCORE_INPUTS of the jobs in view."""
+    wanted, worst = 0, 0
+    for row in range(len(view)):
+        wanted += view[row].max_gpus
+        worst = max(worst, view[row].class_rank)
+    load = np.log1p(wanted / max(capacity, 1))
+    max_price = np.exp(weights[0, _PRICE]) if len(weights) else 0.0
+    for row in range(len(view)):
+        w = weights[row if len(weights) > 1 else 0]
+        job, its = view[row], inputs[row]
+        its.unit = speeds[row, job.min_gpus] / job.min_gpus
+        r = np.log(max(job.remaining / its.unit, SHORTEST_REMAINING_S) / HOUR)
+        its.base = (
+            w[_REMAINING] * r
+            + w[_REMAINING_SQUARED] * r * r
+            + w[_LOAD_REMAINING] * r * load
+            + w[_PRIORITY] * (1 - job.effective_priority)
+            + w[_AGE] * np.log1p((now - job.submit_time) / HOUR)
+            + w[_ATTAINED] * np.log1p(job.attained_service / HOUR)
+        )
+        its.sticky = w[_HELD] + w[_HELD_REMAINING] * r
+        its.growth = w[_GAIN] + w[_GAIN_REMAINING] * r + w[_GAIN_LOAD] * load
+        its.pace = w[_PACE] + w[_PACE_REMAINING] * r
+        its.start = w[_START] + w[_START_REMAINING] * r + w[_START_LOAD] * load
+        if w[_SLOPE] != 0.0 or w[_SLOPE_START] != 0.0:
+            steep = steepness(job)
+            its.base += w[_SLOPE] * steep
+            its.start += w[_SLOPE_START] * steep
+        its.class_start = CLASS_START_SCORE * (worst - job.class_rank)
+        its.hours, its.rescale_cost = job.remaining / HOUR, w[_PATIENCE] * job.rescale_delay / HOUR
+        its.max_price = max_price if len(weights) == 1 else np.exp(w[_PRICE])
+
+
+@kernel(error_model="numpy")
+def step_score(
+    row: int, gpus: int, view: AnyArray, speeds: FloatArray, steps: GrowthSteps, inputs: AnyArray
+) -> np.float64:
+    """Score of a job's step from `gpus` on, where there is one.
+
+    -infinity if it gains nothing, costs too much or is not worth its rescale.
+    """
+    after, gain = steps.target[row, gpus], steps.gain[row, gpus]
+    if not gain > 0:
+        return NEVER
+    its, speed, held = inputs[row], speeds[row], view[row].gpus
+    left = its.hours
+    if gpus > 0:
+        saved = left / speed[gpus] - left / speed[after]
+        extra = after * left / speed[after] - gpus * left / speed[gpus]
+        if saved < its.max_price * extra:
+            return NEVER
+    if 0 < held < after and left / speed[held] - left / speed[after] < its.rescale_cost:
+        return NEVER
+    kept = max(min(held, after) - gpus, 0) / (after - gpus)
+    score: np.float64 = its.base + its.growth * np.log(gain / its.unit) + its.sticky * kept
+    if gpus == 0:
+        score += its.start
+        score += its.class_start
+    else:
+        score += its.pace * np.log(speed[gpus] / its.unit)
+    return score
+
+
+_grow = growing(step_score)
+
+
+@njit()
+def steer(now: float, capacity: int, view: AnyArray, speed: FloatArray, weights: FloatArray) -> IntArray:
+    """GPUs [n] by the index with `weights` [1 or n, STEERING_FEATURES].
+
+    view: [n] `rlpto.core.jobs.VIEW` in queue order. speed: [n, K + 1] as in `rlpto.core.job_table.JobTable`.
+    If the queue's classes are strict, jobs of a higher class start before any job of the lowest class present
+    starts, and before any job grows, for any weights. If classes weigh, only the weights decide.
+    """
+    lowest = view["min_gpus"].copy()
+    steps = hull_steps(speed, lowest, view["max_gpus"].copy())
+    inputs = np.empty(len(view), SCORE_INPUTS)
+    fill_score_inputs(now, capacity, view, weights, speed, inputs)
+    return _grow(np.zeros_like(lowest), steps.target, (view, speed, steps, inputs), lowest, capacity, -np.inf)
 
 
 class IndexOptions(Settings):

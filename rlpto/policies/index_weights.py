@@ -69,7 +69,7 @@ class IndexWeights(Settings):
     held_remaining: _Weight = 0.0
     """Size-dependent stickiness: times that part x r."""
     slope: _Weight = 0.0
-    """Times s, how steeply accuracy rises ahead of the job, see `rlpto.policies.steering`; 0: not looked at."""
+    """Times s, how steeply accuracy rises ahead of the job, see `rlpto.policies.index`; 0: not looked at."""
     slope_start: _Weight = 0.0
     """Times s if the step starts from no GPUs, further to `slope`."""
 

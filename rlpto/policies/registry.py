@@ -16,25 +16,16 @@ from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.io.settings import Settings
 from rlpto.policies.coach import Coach
 from rlpto.policies.configuration_manager import ConfigurationManager
+from rlpto.policies.elastic import EqualShare, Hesrpt, MaxThroughput, Optimus, RandomPolicy
 from rlpto.policies.elastic_fifo import ElasticFifo
-from rlpto.policies.equal_share import EqualShare
-from rlpto.policies.fifo import Fifo
 from rlpto.policies.gavel import Gavel
-from rlpto.policies.hesrpt import Hesrpt
 from rlpto.policies.index import Index
-from rlpto.policies.las import Las
-from rlpto.policies.max_throughput import MaxThroughput
-from rlpto.policies.optimus import Optimus
 from rlpto.policies.pollux.policy import Pollux
-from rlpto.policies.random import RandomPolicy
 from rlpto.policies.reward_greedy import RewardGreedy
-from rlpto.policies.round_robin import RoundRobin
+from rlpto.policies.rigid import Fifo, Las, RoundRobin, Sjf, Srtf, Tiresias
 from rlpto.policies.sia import Sia
-from rlpto.policies.sjf import Sjf
 from rlpto.policies.spec import UNNAMED, parse_spec, spec_of
-from rlpto.policies.srtf import Srtf
 from rlpto.policies.switching import SwitchingPolicy
-from rlpto.policies.tiresias import Tiresias
 
 ENTRY_POINTS = "rlpto.policies"
 """Group of entry points under which an installed package offers policies: name = class."""
@@ -143,7 +134,7 @@ def _checked(name: str, settings: type[Settings], options: Mapping[str, object])
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            known = _known_beside(settings, first["loc"])
+            known = _known_at(settings, first["loc"])
             hint = f"did you mean {_nearest(str(first['loc'][-1]), known)}?" if known else "it has none"
             raise ConfigError(f"policy {name}: unknown option {key}; {hint}") from None
         raise ConfigError(f"policy {name}: option {key}: {first['msg']}, got {first['input']!r}") from None
@@ -151,7 +142,7 @@ def _checked(name: str, settings: type[Settings], options: Mapping[str, object])
         raise ConfigError(f"policy {name}: {error}") from None
 
 
-def _known_beside(settings: type[Settings], location: tuple[int | str, ...]) -> list[str]:
+def _known_at(settings: type[Settings], location: tuple[int | str, ...]) -> list[str]:
     """Options that exist where `location` does not."""
     for part in location[:-1]:
         inner: Any = settings.model_fields[str(part)].annotation

@@ -26,7 +26,7 @@ from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.job_table import JobTable
 from rlpto.core.policy import BasePolicy, unit_speed
 from rlpto.core.rewards import HOUR, RewardWeights
-from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.compiled import njit
 from rlpto.io.settings import Settings
 from rlpto.policies.greedy import grow, hull_steps
@@ -75,47 +75,27 @@ def expected_reward(jobs: JobTable, horizon: float, weights: RewardWeights) -> F
     worth = np.divide(gain, ahead * gainable, out=np.zeros(len(jobs)), where=(gainable > 0) & (ahead > 0))
     by_class = weights.accuracy * np.array(weights.classes)[jobs.priority]
     per_work = worth * by_class * left / remaining + weights.time / HOUR / unit
-    return _value(
-        jobs.speed,
-        remaining,
-        per_work,
-        jobs.gpus,
-        jobs.max_gpus,
-        jobs.rescale_left,
-        jobs.rescale_delay,
-        np.isfinite(jobs.start_time),
-        horizon,
-        weights.time / HOUR,
-        weights.resources / HOUR,
-        weights.rescale / HOUR,
-    )
+    return _value(jobs.speed, jobs.records, per_work, horizon, weights.record())
 
 
 @njit(error_model="numpy")
-def _value(
-    speed: FloatArray,
-    remaining: FloatArray,
-    per_work: FloatArray,
-    held: IntArray,
-    highest: IntArray,
-    delay_left: FloatArray,
-    delay: FloatArray,
-    ran: BoolArray,
-    horizon: float,
-    time_cost: float,
-    gpu_cost: float,
-    delay_cost: float,
-) -> FloatArray:
-    """Value of every number of GPUs up to `highest`; per_work: reward per unit of work done."""
-    value = np.zeros(speed.shape)
+def _value(speed: FloatArray, view: AnyArray, per_work: FloatArray, horizon: float, weights: AnyArray) -> FloatArray:
+    """Value of every number of GPUs of the jobs in view [n] VIEW up to their max_gpus.
+
+    per_work: [n] reward per unit of work done. weights: [1] `rlpto.core.rewards.WEIGHTS`.
+    """
+    value, w = np.zeros(speed.shape), weights[0]
+    time_cost, gpu_cost, delay_cost = w.time / HOUR, w.resources / HOUR, w.rescale / HOUR
     for row in range(len(speed)):
-        for gpus in range(1, highest[row] + 1):
-            wait = delay_left[row] if gpus == held[row] else delay[row]
-            ahead = horizon + delay[row]
+        job = view[row]
+        remaining = max(job.remaining, LEAST_WORK)
+        for gpus in range(1, job.max_gpus + 1):
+            wait = job.rescale_left if gpus == job.gpus else job.rescale_delay
+            ahead = horizon + job.rescale_delay
             rate = speed[row, gpus]
-            work = min(max(ahead - wait, 0.0) * rate, remaining[row])
-            hold = wait + work / rate if work >= remaining[row] else ahead
+            work = min(max(ahead - wait, 0.0) * rate, remaining)
+            hold = wait + work / rate if work >= remaining else ahead
             value[row, gpus] = per_work[row] * work + time_cost * (ahead - hold) - gpu_cost * gpus * hold
-            if gpus != held[row] and ran[row]:
+            if gpus != job.gpus and np.isfinite(job.start_time):
                 value[row, gpus] -= delay_cost * wait
     return value

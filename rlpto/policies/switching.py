@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.policy import Policy, StandingPolicy, as_it_stands, chooses_batch_sizes, chooses_servers
+from rlpto.core.policy import Policy, StandingPolicy, chooses_batch_sizes, chooses_servers, frozen
 from rlpto.core.records import PolicySwitches
 
 
@@ -78,9 +78,9 @@ class SwitchingPolicy:
         following = self._starts[at] if at < len(self._starts) else np.inf
         return float(min(policy.stands_until(state), following))
 
-    def as_it_stands(self) -> SwitchingPolicy:
+    def frozen(self) -> SwitchingPolicy:
         """The same policies at the same times, all without looking ahead."""
-        first, *later = map(as_it_stands, self._policies)
+        first, *later = map(frozen, self._policies)
         return SwitchingPolicy(self.name, first, list(zip(self._starts[1:], later, strict=True)))
 
     def switches(self) -> PolicySwitches:

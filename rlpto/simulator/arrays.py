@@ -146,7 +146,7 @@ def build_world(
         exact_keys=np.ascontiguousarray(tables.exact_keys, dtype=np.int64),
         exact_rows=np.ascontiguousarray(tables.exact_rows, dtype=np.int32),
         accuracy=np.ascontiguousarray(tables.accuracy),
-        types=tables.facts,
+        types=tables.type_records,
         rules=compile_rules(settings, follow_accuracy),
         scratch=np.zeros(max(count, 1), dtype=np.int64),
     )

@@ -227,17 +227,17 @@ class SimulatedCluster:
 
     def _take_types(self, state: ClusterState, allocation: Allocation) -> IntArray:
         """Make jobs of the types that are chosen for them; returns those that run on, but with other servers."""
-        nobody, index = np.zeros(0, dtype=np.int64), state.jobs.index
+        none, index = np.zeros(0, dtype=np.int64), state.jobs.index
         if self._online is not None:  # jobs choose their batches themselves
             if allocation.placement is not None and len(self.tables.kinds) > 1:
-                types = self._online.take_kinds(index, kinds_of(allocation.placement, self._shape))
+                types = self.tables.types_on(self.store.type_index[index], kinds_of(allocation.placement, self._shape))
                 choose_types(self._world, 0, index, types)
                 for job in index.tolist():
                     self._online.fits.show_kind(job)
-            return nobody
+            return none
         on_kinds = allocation.placement is not None and len(self.tables.kinds) > 1
         if allocation.batch_size is None and allocation.servers is None and not (self._types_chosen or on_kinds):
-            return nobody
+            return none
         chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
         types, servers = state.jobs.types_at(chosen, allocation.servers), self.tables.servers
         if allocation.placement is not None and on_kinds:

@@ -180,6 +180,12 @@ def run_at(w: World, b: int, j: int, row: int) -> None:
     job.row = row
     job.base_progress = job.progress
     job.trained = 0.0
+    set_clock(w, job)
+
+
+@kernel(inline="always")
+def set_clock(w: World, job: Any) -> None:
+    """Set the clock of a JOB record to where it stands on its row's time axis."""
     job.clock = work_seconds(w.rates, w.elapsed, job.row, job.progress)
     epoch = min(int(job.progress), w.rates.shape[1] - 1)
     enter_epoch(job, w.rates, w.elapsed, w.accuracy, w.types[job.type_index].epochs, epoch)
@@ -200,9 +206,7 @@ def take_row(w: World, b: int, j: int, row: int, joining: bool) -> None:
 def reread_row(w: World, b: int, j: int) -> None:
     """The row that job j trains at has been rewritten: it goes on from where it stands."""
     job = w.jobs[b, j]
-    job.clock = work_seconds(w.rates, w.elapsed, job.row, job.progress)
-    epoch = min(int(job.progress), w.rates.shape[1] - 1)
-    enter_epoch(job, w.rates, w.elapsed, w.accuracy, w.types[job.type_index].epochs, epoch)
+    set_clock(w, job)
     if w.rules[0].resolution == 0.0:
         job.finish_at = finish_time(w, b, j)
 

@@ -81,12 +81,6 @@ class OnlineJobs:
         for job in self.fits.follow(active):
             self.stop(job)
 
-    def take_kinds(self, index: IntArray, kind: IntArray) -> IntArray:
-        """[n] true types of jobs number `index` [n] on kinds of GPU numbered kind [n]; a negative one: as they are."""
-        types = self._store.records["type_index"][index]
-        found: IntArray = np.where(kind < 0, types, self._truth.by_kind[types, np.maximum(kind, 0)])
-        return found
-
     def start(self, job: int, placement: tuple[int, ...], joining: bool) -> FloatArray:
         """As `speeds`, on a new placement: GPUs on each node. joining: it trains there once its newest workers have
         joined, and until then as before."""

@@ -43,14 +43,14 @@ class SimulatorSettings(Settings):
     """Round the moment an epoch ends within an interval to multiples of this many seconds, as the Pollux simulator
     does with 1 s; only with `decide_on: interval`; 0: exact."""
     share: int = Field(1, ge=1, le=64)
-    """Jobs that may share a GPU. From 2 on, every node has so many times its GPUs to give, a job may hold at most as
-    many as the smallest node has GPUs, and capacity and utilisation count these places; needs `decide_on: events`."""
+    """Jobs that may share a GPU. From 2 on, every node offers this number of places per GPU, a job may hold at most as
+    many as the smallest node has GPUs, and capacity and utilisation count places; needs `decide_on: events`."""
     share_slowdown: float = Field(0.6, ge=0, le=1)
     """How much jobs on one GPU slow each other: with m of them, each runs at 1 / (1 + share_slowdown * (m - 1)) of its
     speed. 0: not at all; 1: they take turns."""
     change_batch_above: float = Field(1.0, ge=1, le=1000)
     """Jobs that choose their batch sizes by their own fits (`knowledge.mode: online`) leave the one they train with
-    only for another that is more than so many times as good by their metric; on other GPUs they choose again. 1: any
+    only for another that is better by more than this factor, by their metric; on other GPUs they choose again. 1: any
     gain counts, as in Pollux's simulator; AdaptDL's agents have 1.05."""
     max_hours: float | None = Field(None, gt=0, le=10**6)
     """Stop the run after this many hours even if jobs remain; null: run until all are finished."""
@@ -61,7 +61,7 @@ class SimulatorSettings(Settings):
     def _settings_go_together(self) -> Self:
         if 0 < self.failures.mtbf_hours < SHORTEST_MTBF_HOURS:
             raise ValueError(f"failures.mtbf_hours: expected 0, or {SHORTEST_MTBF_HOURS:g} and more")
-        # With rounded epochs a finish is known only once it has happened, so nobody could decide on it.
+        # With rounded epochs a finish is known only once it has happened, so no policy could decide on it.
         if self.epoch_resolution > 0 and self.decide_on == "events":
             raise ValueError(
                 f"epoch_resolution {self.epoch_resolution:g} needs decide_on: interval "

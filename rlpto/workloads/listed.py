@@ -17,7 +17,7 @@ from rlpto.io.reading import parse_json
 from rlpto.io.settings import Settings
 from rlpto.io.settings_text import first_problem
 from rlpto.performance.metrics import DEFAULT_METRIC, MetricName
-from rlpto.performance.profiles import ModelFacts
+from rlpto.performance.profiles import ModelLimits
 
 if TYPE_CHECKING:  # pandas is slow to import, and settings are needed without it
     from rlpto.workloads.trace import Trace
@@ -75,7 +75,7 @@ class ListedJob(Settings):
 
 def listed_jobs(
     entries: Sequence[ListedJob],
-    facts: Callable[[str], ModelFacts],
+    facts: Callable[[str], ModelLimits],
     capacity: int,
     metric: MetricName = DEFAULT_METRIC,
 ) -> list[Job]:
@@ -96,7 +96,7 @@ def listed_jobs(
     return sorted(jobs, key=lambda job: job.submit_time)
 
 
-def _several(entry: ListedJob, number: int, facts: ModelFacts, capacity: int, metric: MetricName) -> list[Job]:
+def _several(entry: ListedJob, number: int, facts: ModelLimits, capacity: int, metric: MetricName) -> list[Job]:
     stem = entry.name or f"{entry.model}-{number}"
     if entry.gpus > capacity:
         raise JobError(f"job {stem} wants {entry.gpus} GPUs, but the cluster has {capacity} in all for one job")
@@ -122,7 +122,7 @@ def _several(entry: ListedJob, number: int, facts: ModelFacts, capacity: int, me
 def listed_job(
     entry: ListedJob,
     number: int,
-    facts: Callable[[str], ModelFacts],
+    facts: Callable[[str], ModelLimits],
     capacity: int,
     metric: MetricName = DEFAULT_METRIC,
 ) -> Job:

@@ -34,7 +34,7 @@ class Halves(BasePolicy[NoOptions]):
         inserted=(
             (
                 "rlpto/policies/registry.py",
-                "from rlpto.policies.hesrpt import Hesrpt",
+                "from rlpto.policies.index import Index",
                 "from rlpto.policies.halves import Halves\n",
             ),
             ("rlpto/policies/registry.py", "Hesrpt),", "Halves, "),
@@ -182,26 +182,25 @@ assert seen(cluster, "stalled") == pytest.approx(np.log1p(2 * delay / 60))
     "a setting": Addition(
         inserted=(
             (
-                "rlpto/policies/srtf.py",
-                "\n\nclass Srtf(",
+                "rlpto/policies/rigid.py",
+                "\n\nclass Las(",
                 '''\
     at_most: int | None = None
     """Jobs that hold GPUs at once, at most."""
 ''',
             ),
             (
-                "rlpto/policies/srtf.py",
-                "        return Allocation(fit_in_order(",
+                "rlpto/policies/rigid.py",
+                "        self._until = state.time + first_to_reach(self._limits[level]",
                 """\
         if self.options.at_most is not None:
-            first = order[: self.options.at_most]
-            return Allocation(fit_in_order(first, jobs.requested_gpus, state.capacity), order)
+            gpus[order[self.options.at_most :]] = 0
 """,
             ),
         ),
         use="""
-alone = evaluated("--policies", "srtf:at_most=1", "--set", "cluster.nodes=[{count: 2, gpus: 4}]")
-both = evaluated("--policies", "srtf", "--fresh", "--set", "cluster.nodes=[{count: 2, gpus: 4}]", "--run-dir", "out2")
+alone = evaluated("--policies", "las:at_most=1", "--set", "cluster.nodes=[{count: 2, gpus: 4}]")
+both = evaluated("--policies", "las", "--fresh", "--set", "cluster.nodes=[{count: 2, gpus: 4}]", "--run-dir", "out2")
 assert alone.queueing_mean > 0 == pd.read_csv("out2/cells.csv").iloc[0].queueing_mean
 """,
     ),

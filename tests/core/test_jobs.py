@@ -17,7 +17,7 @@ from rlpto.io.errors import JobError
 from rlpto.performance.solo import alone_bound, seconds_to_finish
 from rlpto.performance.tables import elapsed_from_rates, placement_key
 
-from ..builders import advance_to, give, job, linear_tables, make_cluster, make_tables, random_tables
+from ..builders import advance_to, give, job, linear_tables, make_cluster, make_tables, random_tables, run_out
 
 
 class TestJob:
@@ -71,8 +71,7 @@ class TestTable:
         assert jobs.progress.tolist() == pytest.approx([3.0])
         left = jobs.remaining_time(np.array([3]))[0]
         assert jobs.remaining_time(np.array([0])).tolist() == [np.inf]
-        while not cluster.done:
-            cluster.advance()
+        run_out(cluster)
         assert 100 + left == pytest.approx(cluster.store.finish_time[0])
 
     def test_speed_is_that_of_packed_placements_in_the_present_epoch(self):

@@ -1,4 +1,4 @@
-"""Classes as a choice of the queue: strict, or weights and head starts."""
+"""The order of service: classes, strict or as weights and head starts, and fairness between users."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 
 from rlpto.core.cluster import ClusterState
 from rlpto.core.jobs import Job
-from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
-from rlpto.core.records import JobRecords
-from rlpto.core.rewards import RewardWeights
+from rlpto.core.records import RunRecord
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.registry import BUILT_IN, make_policy
 
-from ..builders import advance_to, give, job, linear_tables, make_cluster, random_jobs, random_tables
+from ..builders import SAMPLES, advance_to, give, job, linear_tables, make_cluster, played, random_jobs, random_tables
 from ..policies.builders import J, make_state
+from .test_queues import workload
 
 WEIGHTED = QueueSettings(classes="weighted", aging_normal=30, aging_low=50)
 STRICT = QueueSettings(aging_normal=30, aging_low=50)
@@ -54,17 +53,6 @@ class TestHeadStarts:
         wanted = sorted(range(len(jobs)), key=lambda i: (jobs[i].submit_time - ahead[jobs[i].priority], i))
         assert places(jobs, time, rule) == wanted
 
-    @given(queues())
-    @settings(max_examples=60)
-    def test_nobody_is_overtaken_by_a_job_submitted_beyond_the_aging_bound(self, case):
-        jobs, rule, time = case
-        served = places(jobs, time, rule)
-        for place, behind in enumerate(served):
-            for first in served[:place]:
-                later = jobs[first].submit_time - jobs[behind].submit_time
-                steps = {(0, 1): rule.aging_normal, (1, 2): rule.aging_low, (0, 2): rule.aging_bound}
-                assert later <= steps.get((jobs[first].priority, jobs[behind].priority), 0.0)
-
     def test_the_order_of_two_jobs_never_changes_while_classes_age(self):
         jobs = [job(0, 0.0, priority=2), job(1, 10.0, priority=1), job(2, 20.0, priority=0)]
         cluster, queue = make_cluster(jobs, linear_tables(), interval=1.0), Queue(WEIGHTED)
@@ -77,10 +65,6 @@ class TestHeadStarts:
         assert seen[39] == ([2, 1, 0], [0, 1, 2])
         assert seen[40] == ([2, 1, 0], [0, 0, 2])
         assert seen[80] == ([2, 1, 0], [0, 0, 0])
-
-    def test_a_low_job_goes_before_a_high_one_that_comes_late_enough(self):
-        jobs = [job(0, 0.0, priority=2), job(1, 79.0, priority=0), job(2, 81.0, priority=0)]
-        assert places(jobs, 81.0, WEIGHTED) == [1, 0, 2]
 
     def test_running_jobs_keep_their_place(self):
         jobs = [job(0, 0.0, epochs=100, priority=1), job(1, 5.0, epochs=100, priority=0)]
@@ -111,7 +95,7 @@ def got(policy: str, jobs: list[J], capacity: int, rule: QueueSettings) -> list[
 
 
 class TestPolicies:
-    @pytest.mark.parametrize("policy", ["srtf", "sjf", "srtf:gpus=max"])
+    @pytest.mark.parametrize("policy", ["srtf", "sjf"])
     @pytest.mark.parametrize(("work", "weighted"), [(390.0, [1, 0]), (410.0, [0, 1])])
     def test_remaining_time_counts_over_the_weight(self, policy, work, weighted):
         jobs = [J(work=work, priority=0), J(work=100.0, priority=2)]
@@ -171,14 +155,10 @@ class TestPolicies:
         alike = [replace(one, priority=1) for one in jobs]
         rule = QueueSettings(classes="weighted", class_weights=(1.0, 1.0, 1.0), aging_normal=1e-3, aging_low=1e-3)
         ends = []
-        for workload in (jobs, alike):
-            cluster = make_cluster(workload, random_tables(3, 8, 20.0), (4, 4, 2), decide_on="events")
-            ends.append(run(cluster, make_policy(policy), rule, RewardWeights()).jobs.finish_time)
+        for each in (jobs, alike):
+            cluster = make_cluster(each, random_tables(3, 8, 20.0), (4, 4, 2), decide_on="events")
+            ends.append(played(cluster, policy, rule).jobs.finish_time)
         np.testing.assert_array_equal(*ends)
-
-
-def simulate(jobs: Sequence[Job], policy: str, rule: QueueSettings, gpus: int) -> JobRecords:
-    return run(make_cluster(jobs, linear_tables(), [gpus]), make_policy(policy), rule, RewardWeights()).jobs
 
 
 @settings(max_examples=40)
@@ -189,56 +169,17 @@ def test_no_job_waits_beyond_its_bound_and_the_service_of_those_before_it(seed, 
     From `aging_bound` after its submission no job that comes can go before it. With n of those before it still
     waiting then, it waits at most bound + ceil((n + 1) / c) x longest service on c GPUs.
     """
-    rng = np.random.default_rng(seed)
-    seconds = rng.exponential(600.0, 80)
-    submit = np.cumsum(rng.exponential(seconds.mean() / (capacity * load), 80))
-    classes = rng.choice(3, 80, p=[0.2, 0.5, 0.3])
-    jobs = [job(i, float(submit[i]), epochs=0.01 * float(seconds[i]), priority=int(classes[i])) for i in range(80)]
+    jobs = workload(seed, 80, capacity, load, [1])
     rule = QueueSettings(classes="weighted", aging_normal=aging, aging_low=2 * aging)
-    record = simulate(jobs, "fifo", rule, capacity)
-    key = submit - np.array([3 * aging, 2 * aging, 0.0])[classes]
+    record = played(make_cluster(jobs, linear_tables(), [capacity]), "fifo", rule).jobs
+    submit, ahead = record.submit_time, np.array([3 * aging, 2 * aging, 0.0])
+    key = submit - ahead[record.priority]
     waited = record.start_time - record.submit_time
     for j in np.flatnonzero(waited > rule.aging_bound):
         before = (key < key[j]) & (record.start_time > submit[j] + rule.aging_bound)
         assert (submit[before] <= submit[j] + rule.aging_bound).all()
         services = -(-(int(before.sum()) + 1) // capacity)
         assert waited[j] <= rule.aging_bound + services * record.requested_time.max() + 1e-6
-
-
-def test_a_stream_of_high_jobs_starves_nobody():
-    """A low job gets through once it has waited for the head start of high ones, and not before."""
-    stream = [job(i, 100.0 * i, epochs=1.0, priority=0) for i in range(100)]
-    jobs = sorted([*stream, job(1000, 50.0, priority=2)], key=lambda one: one.submit_time)
-    starts = []
-    for aging in (300.0, 1e9):
-        rule = QueueSettings(classes="weighted", aging_normal=aging, aging_low=2 * aging)
-        record = simulate(jobs, "fifo", rule, 1)
-        starts.append(float(record.start_time[record.names.index("job1000")]))
-    assert starts == [1000.0, 10_000.0]
-
-
-@pytest.mark.parametrize("policy", ["fifo", "srtf", "las", "equal_share"])
-def test_weighted_classes_still_keep_the_high_class_waiting_less(policy):
-    rng = np.random.default_rng(1)
-    seconds, gpus = rng.exponential(600.0, 400), rng.choice([1, 1, 2, 4], 400)
-    submit = np.cumsum(rng.exponential(float((gpus * seconds).mean()) / (16 * 0.9), 400))
-    classes = rng.choice(3, 400, p=[0.2, 0.5, 0.3])
-    jobs = [
-        job(i, float(submit[i]), 0.01 * float(seconds[i] * gpus[i]), int(gpus[i]), priority=int(classes[i]), min_gpus=1)
-        for i in range(400)
-    ]
-    waits = {}
-    for name in ("strict", "weighted"):
-        record = run(
-            make_cluster(jobs, linear_tables(), [8, 8]),
-            make_policy(policy),
-            QueueSettings(classes=name),  # type: ignore[arg-type]
-            RewardWeights(),
-        ).jobs
-        waited = record.start_time - record.submit_time
-        waits[name] = [float(waited[classes == k].mean()) for k in range(3)]
-    assert waits["weighted"][0] <= waits["weighted"][2]
-    assert waits["strict"][0] <= waits["strict"][2]
 
 
 class TestSettings:
@@ -256,3 +197,46 @@ class TestSettings:
     def test_what_makes_no_sense_is_refused(self, given_, said):
         with pytest.raises(ValueError, match=said):
             QueueSettings.model_validate(given_)
+
+
+HOUR = 3600.0
+
+
+def many_and_few() -> list[Job]:
+    """ann submits 60 jobs of two hours at once; bob one of half an hour every hour. 8 GPUs, one for each job."""
+    ann = [Job(f"ann-{i}", 0.0, "m0", 72.0, SAMPLES, user="ann") for i in range(60)]
+    bob = [Job(f"bob-{i}", 600.0 + i * HOUR, "m0", 18.0, SAMPLES, user="bob") for i in range(12)]
+    return sorted([*ann, *bob], key=lambda job: job.submit_time)
+
+
+def served(inside: str) -> RunRecord:
+    cluster = make_cluster(many_and_few(), linear_tables(), interval=300.0, decide_on="events")
+    queue = QueueSettings.model_validate({"inside": inside, "aging_normal": 1e9, "aging_low": 1e9})
+    return played(cluster, "fifo", queue)
+
+
+def mean_wait(record: RunRecord, user: str) -> float:
+    """Hours from submission to the first GPU."""
+    own = np.array([name.startswith(user) for name in record.jobs.names])
+    return float((record.jobs.start_time - record.jobs.submit_time)[own].mean()) / HOUR
+
+
+def test_who_asks_for_little_waits_less_and_the_other_hardly_more() -> None:
+    first_come, fair = served("fifo"), served("fair_users")
+    assert np.isfinite(fair.jobs.finish_time).all()
+    assert mean_wait(first_come, "bob") > 6.0
+    assert mean_wait(fair, "bob") < 1.5
+    assert mean_wait(fair, "ann") == pytest.approx(mean_wait(first_come, "ann"), rel=0.15)
+    ends = first_come.jobs.finish_time.max(), fair.jobs.finish_time.max()
+    assert ends[1] == pytest.approx(ends[0], rel=0.1), "no GPU is left idle for it"
+
+
+def test_a_class_comes_before_fairness() -> None:
+    jobs = [
+        *(Job(f"ann-{i}", 0.0, "m0", 50.0, SAMPLES, priority=0, user="ann") for i in range(20)),
+        Job("bob-0", 1.0, "m0", 5.0, SAMPLES, priority=1, user="bob"),
+    ]
+    cluster = make_cluster(jobs, linear_tables(), decide_on="events")
+    queue = QueueSettings(inside="fair_users", aging_normal=1e9)
+    record = played(cluster, "fifo", queue)
+    assert record.jobs.start_time[-1] >= record.jobs.start_time[:-1].max()

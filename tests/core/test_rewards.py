@@ -14,10 +14,6 @@ from rlpto.policies.registry import make_policy
 from ..builders import give, job, linear_tables, make_cluster
 
 
-def parts_of(progress, weights):
-    return reward_terms(progress.record(), weights)[0]
-
-
 def test_every_part_by_hand():
     weights = RewardWeights(accuracy=2.0, time=3.0, resources=0.5, rescale=10.0, shortfall=5.0, classes=(4.0, 2.0, 1.0))
     lost = np.array([[3600.0, 0.0, 1800.0], [0.0, 7200.0, 0.0]])
@@ -42,18 +38,6 @@ def test_terms_are_a_table_with_a_weight_each():
         assert np.count_nonzero(parts) == 1
 
 
-def test_one_interval_of_a_cluster():
-    """An hour of two waiting jobs and one that holds 3 GPUs, which costs its rescale once."""
-    jobs = [job(0, epochs=1000, gpus=1, max_gpus=3), job(1), job(2)]
-    cluster = make_cluster(jobs, linear_tables(delay=360.0), interval=3600)
-    give(cluster, [1, 0, 0])
-    assert parts_of(cluster.advance(), RewardWeights()).tolist()[1:4] == pytest.approx([-3.0, -0.02, 0.0])
-    give(cluster, [3, 0, 0])
-    progress = cluster.advance()
-    assert parts_of(progress, RewardWeights(time=0.5)).tolist()[1:4] == pytest.approx([-1.5, -0.06, -0.01])
-    assert (progress.start, progress.end) == (3600, 7200)
-
-
 @pytest.mark.parametrize("decide_on", ["interval", "events"])
 def test_time_cost_is_total_jct_and_accuracy_the_weight_of_finished_jobs(decide_on):
     jobs = [job(i, 7.0 * i, epochs=0.1 * (1 + i % 7), priority=i % 3) for i in range(30)]
@@ -64,14 +48,6 @@ def test_time_cost_is_total_jct_and_accuracy_the_weight_of_finished_jobs(decide_
     jct = record.jobs.finish_time - record.jobs.submit_time
     assert time * -3600 / 2.0 == pytest.approx(jct.sum(), rel=1e-12)
     assert accuracy == pytest.approx(1.5 * 10 * (5.0 + 3.0 + 2.0), rel=1e-12)
-
-
-def test_shortfall_is_off_by_default_and_changes_nothing_then() -> None:
-    assert RewardWeights().shortfall == 0.0
-    sums = intervals(np.ones((1, 3)), 3600.0, 7200.0, 1800.0, np.full((1, 3), 1e9))
-    parts = reward_terms(sums, RewardWeights())[0]
-    assert parts[-1] == 0.0
-    assert parts.sum() == parts[:-1].sum()
 
 
 def test_accuracy_goes_to_the_class_the_job_came_with():

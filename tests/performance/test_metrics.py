@@ -11,9 +11,6 @@ from hypothesis import strategies as st
 
 from rlpto.core.cluster import Node
 from rlpto.core.jobs import Job
-from rlpto.core.loop import run
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import JobError
 from rlpto.performance.compile import compile_tables, load_profiles
@@ -22,9 +19,10 @@ from rlpto.performance.measured import MeasuredProfiles
 from rlpto.performance.metrics import METRIC_NAMES, UtilityBand
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.performance.throughput import ThroughputParams
-from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
+
+from ..builders import played
 
 LIMITS = BatchLimits(base=128, largest=4096, min_local=32, max_local=1024)
 LAW = ThroughputParams(0.02, 0.0007, 0.12, 0.003, 0.04, 0.002, 2.0)
@@ -86,16 +84,6 @@ def test_policies_are_told_the_score_in_units_of_the_rate_with_one_gpu() -> None
     assert told[1] / told[0] == pytest.approx(found.score[1, 15, 0] / found.score[0, 0, 0])
 
 
-def test_batch_sizes_that_a_policy_chooses_are_told_by_the_metric() -> None:
-    """By samples/s a larger batch is always worth more; by goodput, at the noise scale of the start, it is not."""
-    for metric, best_is_largest in (("goodput", False), ("throughput", True)):
-        tables = tables_of(metric, choose_batches=True, batch_size=128)
-        rows = tables.packed_rows(4)[tables.batch_choices[0]]
-        told = tables.shown_rates[rows[:, 4], 0]
-        assert (int(told.argmax()) == len(told) - 1) == best_is_largest
-        assert told[0] == pytest.approx(tables.rates[rows[0, 4], 0]), "the job's own batch is told as it is"
-
-
 def test_steps_of_measurements_are_worth_what_the_metric_says(measured_folder: Path) -> None:
     """Where speeds are known in steps, batch 64 against 8 is worth its samples, or its progress."""
     found = {}
@@ -134,7 +122,7 @@ def test_a_job_advances_by_its_true_progress() -> None:
     for metric in METRIC_NAMES:
         job = Job("j", 0.0, "imagenet", 1.0, facts.samples, 4, 4, 4, metric=metric)
         cluster = SimulatedCluster((Node(4),), [job], tables, SimulatorSettings(rescale_delay=0.0))
-        run(cluster, make_policy("fifo"), QueueSettings(), RewardWeights())
+        played(cluster, "fifo")
         times.append(float(cluster.store.finish_time[0]))
         assert times[-1] == pytest.approx(1 / tables.rates[tables.row[len(times) - 1, 0, 4], 0], rel=1e-6)
     assert times[1] > 1.2 * times[0]

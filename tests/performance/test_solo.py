@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.io.errors import ConfigError, ProfileError
+from rlpto.io.errors import ConfigError
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.metrics import METRIC_NAMES, STOCK_BAND, UtilityBand
 from rlpto.performance.solo import chosen_gpus, parse_gpus, predict_training, seconds_to_finish
@@ -39,14 +39,6 @@ def in_steps(tables: SpeedTables, type_index: int, epochs: float, gpus: int) -> 
 def test_time_is_the_sum_over_epochs(type_index: int, epochs: float, gpus: int, scale: float) -> None:
     seconds = seconds_to_finish(TABLES, type_index, scale, epochs, gpus, 4)
     assert seconds == pytest.approx(in_steps(TABLES, type_index, epochs, gpus) / scale)
-
-
-@given(progress=st.floats(0.0, 50.0), more=st.floats(0.0, 50.0))
-def test_time_from_a_point_is_the_rest(progress: float, more: float) -> None:
-    whole = seconds_to_finish(TABLES, 1, 1.0, progress + more, 3, 4)
-    done = seconds_to_finish(TABLES, 1, 1.0, progress, 3, 4)
-    rest = seconds_to_finish(TABLES, 1, 1.0, progress + more, 3, 4, progress=progress)
-    assert done + rest == pytest.approx(whole)
 
 
 def test_a_packed_placement_measured_by_itself_is_used(measured_folder: Path) -> None:
@@ -94,11 +86,6 @@ def test_a_prediction_is_what_the_profile_says() -> None:
     assert [row.gpus for row in found if row.chosen and row.metric == "goodput"] == [16]
     assert [row.gpus for row in found if row.chosen and row.metric == "efficiency"] == [4]
     assert by["throughput", 16].utility > by["goodput", 16].utility, "samples/s scale better than goodput"
-
-
-def test_an_unknown_model_is_named() -> None:
-    with pytest.raises(ProfileError, match="no profile of model 'gpt'"):
-        predict_training(load_profiles(None), "gpt", [1], ["goodput"])
 
 
 @given(st.lists(st.floats(0.01, 1.2), min_size=1, max_size=12), bands, bands)

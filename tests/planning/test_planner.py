@@ -19,7 +19,6 @@ from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray
-from rlpto.io.errors import ConfigError
 from rlpto.knowledge.known import Knowledge
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning import planner as planner_module
@@ -165,21 +164,6 @@ class TestWhatIsNotKnown:
             one, other = (getattr(changes, name)[rows] for (_, changes), rows in zip(found, before, strict=True))
             np.testing.assert_array_equal(one, other)
 
-    @pytest.mark.parametrize("scaling", [0.0, -0.3])
-    def test_true_speeds_cannot_leak(self, scaling: float) -> None:
-        """Two clusters differ in all that is true and in nothing that is told: plans are equal."""
-        jobs, found = at_once(8, 6), []
-        for factor in (1.0, 3.0):
-            rng = np.random.default_rng(1)
-            errors = EstimateNoise(rng.uniform(0.5, 2, 6), rng.uniform(0.5, 2, 6) / factor, np.full(6, scaling))
-            tables = replace_rates(random_tables(8, 8, 13.0), factor)
-            cluster = SimulatedCluster(NODES, jobs, tables, SimulatorSettings(), 0, Knowledge(errors))
-            planner = Noted(SimulatorSettings())
-            state = Queue(QUEUE).order(cluster.state())
-            found.append((planner(state).gpus, planner.costs[0]))
-        np.testing.assert_array_equal(found[0][0], found[1][0])
-        np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-9)
-
     def test_a_planner_that_is_used_again_knows_nothing_of_the_errors_of_another_run(self) -> None:
         jobs, times = at_once(8, 6), SimulatorSettings()
         tables, used = random_tables(8, 8, 13.0), Noted(times)
@@ -282,20 +266,3 @@ class TestPlans:
             made = predict(take_snapshot(cluster, state), policy, QUEUE, times)
             assert len(planner.costs) == 1
             assert made.finish.sum() == pytest.approx(planner.costs[0].min() * 3600.0)
-
-    def test_it_is_a_policy_like_any_other(self) -> None:
-        policy = make_policy("planner:perturbations=2")
-        record = run(
-            SimulatedCluster(NODES, at_once(2), random_tables(2, 8, 5.0), SimulatorSettings()), policy, QUEUE, TIME_ONLY
-        )
-        assert np.isfinite(record.jobs.finish_time).all()
-
-    @pytest.mark.parametrize(
-        ("spec", "said"),
-        [("planner:every=0", "every"), ("planner:base=nowhere.yaml", "nowhere.yaml"), ("planner:treads=2", "threads")],
-    )
-    def test_wrong_options_are_told_in_one_line(self, spec: str, said: str) -> None:
-        with pytest.raises(Exception, match=said) as caught:
-            make_policy(spec)
-        assert "\n" not in str(caught.value)
-        assert isinstance(caught.value, ConfigError) or "nowhere" in spec

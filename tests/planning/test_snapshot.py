@@ -193,20 +193,6 @@ class TestWhatIsNotKnown:
         assert len(found[0].index) == 2
         assert_same(*found)
 
-    def test_true_speeds_and_work_cannot_leak(self) -> None:
-        """Two clusters differ in all that is true and in nothing that is told: predictions are equal, and of what is
-        told."""
-        jobs = [job(i, epochs=2.0 + i, max_gpus=4) for i in range(3)]
-        found = []
-        for factor in (1.0, 3.0):
-            errors = Knowledge(EstimateNoise(np.full(3, 1.5), np.array([0.5, 1.0, 2.0]) / factor, np.full(3, -0.1)))
-            cluster = SimulatedCluster((Node(4),), jobs, linear_tables(0.01 * factor), SimulatorSettings(), 0, errors)
-            found.append(forecast(cluster))
-            seconds = cluster.state().jobs.remaining_time(np.ones(3, dtype=np.int64))
-            alone = SimulatedCluster((Node(1),), jobs[:1], linear_tables(0.01 * factor), SimulatorSettings(), 0, errors)
-            assert forecast(alone, "fifo").finish[0] == pytest.approx(seconds[0])
-        np.testing.assert_allclose(found[0].finish, found[1].finish, rtol=1e-12)
-
     def test_failures_to_come_are_not_known_and_nodes_that_are_down_stay_down(self) -> None:
         failing = SimulatorSettings(failures=FailureSettings(mtbf_hours=0.2, mttr_hours=50.0))
         jobs = [job(0, epochs=50.0, gpus=4), job(1, epochs=1.0, gpus=1)]
@@ -222,28 +208,6 @@ class TestWhatIsNotKnown:
 
 
 class TestRestore:
-    def test_progress_rescale_and_waiting_go_on(self) -> None:
-        cluster = make_cluster([job(0, epochs=1.0), job(1, epochs=1.0)], linear_tables(0.01, delay=30.0), [1])
-        give(cluster, [1, 0])
-        advance_to(cluster, 60.0)
-        state = cluster.state()
-        scratch = take_snapshot(cluster, state).restore(SimulatorSettings())
-        assert scratch.store.progress[0] == pytest.approx(0.3)
-        assert scratch.store.wait_start[1] == 0.0
-        for both in (scratch, cluster):
-            advance_to(both, 130.0)
-        assert cluster.store.finish_time[0] == scratch.store.finish_time[0] == pytest.approx(130.0)
-
-    def test_a_start_that_is_under_way_is_waited_for(self) -> None:
-        cluster = make_cluster([job(0, epochs=1.0), job(1, 10.0)], linear_tables(0.01, delay=30.0), [1])
-        give(cluster, [1])
-        advance_to(cluster, 10.0)
-        scratch = take_snapshot(cluster, cluster.state()).restore(SimulatorSettings())
-        assert scratch.store.rescale_left[0] == 20.0
-        while np.isnan(scratch.store.finish_time[0]):
-            scratch.advance()
-        assert scratch.store.finish_time[0] == pytest.approx(130.0)
-
     def test_neither_touches_the_other(self) -> None:
         cluster = make_cluster([job(0, epochs=1.0)], linear_tables(), [2])
         give(cluster, [1])
@@ -264,9 +228,3 @@ class TestRestore:
         policy, queue, times = make_policy("equal_share"), QueueSettings(), SimulatorSettings(interval=1000.0)
         assert predict(snapshot, policy, queue, times).finish[0] == pytest.approx(50.0)
         assert predict(snapshot, policy, queue, times, decided=True).finish[0] == pytest.approx(100.0)
-
-    def test_without_jobs_there_is_nothing_to_predict(self) -> None:
-        cluster = make_cluster([job(0, epochs=1.0)], linear_tables(), [1])
-        give(cluster, [1])
-        advance_to(cluster, 100.0)
-        assert len(forecast(cluster).index) == 0

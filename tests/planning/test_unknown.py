@@ -25,11 +25,15 @@ from rlpto.policies.registry import BUILT_IN, make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import random_tables, with_batch_sizes
+from ..builders import random_tables, with_batch_sizes, with_servers
 from .test_planner import Noted
 from .test_snapshot import with_known, with_scores
 
-NODES, QUEUE, TIMES = (Node(4), Node(4)), QueueSettings(), SimulatorSettings(interval=60.0, rescale_delay=20.0)
+NODES, QUEUE, TIMES = (
+    (Node(4, cpus=4), Node(4, cpus=4)),
+    QueueSettings(),
+    SimulatorSettings(interval=60.0, rescale_delay=20.0),
+)
 JOBS = 9
 MODELS = ("cifar10", "deepspeech2", "ncf")
 PROFILES = load_profiles(None)
@@ -53,6 +57,7 @@ SETTINGS: dict[str, tuple[Callable[[int], SpeedTables], str]] = {
     "noisy, work in a unit of its own": (lambda seed: with_known(made_up(seed), seed), "noisy"),
     "noisy, another metric": (lambda seed: with_scores(made_up(seed), seed), "noisy"),
     "noisy profiles": (profiled, "noisy"),
+    "noisy, servers": (lambda seed: with_servers(random_tables(seed, 8, 13.0), 3), "noisy"),
     "exact": (made_up, "exact"),
     "exact, work in a unit of its own": (lambda seed: with_known(made_up(seed), seed), "exact"),
     "online": (profiled, "online"),
@@ -78,6 +83,14 @@ def cluster_of(tables: SpeedTables, mode: str, remaining: RemainingKnowledge, no
         shared_fits=True,
     )
     return SimulatedCluster(NODES, jobs, tables, TIMES, knowledge=known)
+
+
+POLICIES = (
+    *BUILT_IN,
+    *("max_throughput:choose_batch_size=true", "coach:probes=corners", "coach:form=parabola"),
+    *("pollux:favour=remaining", "pretrained:synthetic"),
+)
+"""Options that add to what a policy looks at or decides, and an agent, next to the policies themselves."""
 
 
 class _ReachedError(Exception):
@@ -157,13 +170,13 @@ def test_what_is_not_known_changes_nothing_that_is_shown_or_decided(
         state = Queue(QUEUE).order(cluster.state())
         figures.update(seen_of(state.jobs))
         figures["observation"] = observe(state, cluster.held_gpus, 12, 2).jobs
-        for name in BUILT_IN:
+        for name in POLICIES:
             policy = make_policy(name)
             policy.reset(1)
             given = policy(Queue(QUEUE).order(cluster.state()))
-            decisions[name] = given.gpus, given.batch_size
+            decisions[name] = given.gpus, given.batch_size, given.servers
         planner = Noted(TIMES)
-        decisions["planner"] = planner(Queue(QUEUE).order(cluster.state())).gpus, None
+        decisions["planner"] = planner(Queue(QUEUE).order(cluster.state())).gpus, None, None
         figures["planner"] = planner.costs[0]
         made = predict(take_snapshot(cluster, state), make_policy("srtf"), QUEUE, TIMES)
         figures["predicted"] = made.finish

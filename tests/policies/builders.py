@@ -11,7 +11,8 @@ from rlpto.core.cluster import ClusterShape, ClusterState, Node
 from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import Job
-from rlpto.performance.tables import JobType, SpeedTables
+
+from ..builders import make_tables
 
 EPOCHS = 4
 
@@ -52,32 +53,17 @@ def make_state(jobs: list[J], capacity: int, time: float = 0.0, interval: float 
     """A state with these jobs as rows, submitted in this order."""
     most = max(job.top for job in jobs)
     count = len(jobs)
-    rates = np.zeros((1 + count * most, EPOCHS))
-    row = np.zeros((count, 1, most + 1), dtype=np.int32)
-    for i, job in enumerate(jobs):
-        for k in range(1, most + 1):
-            row[i, 0, k] = 1 + i * most + k - 1
-            rates[row[i, 0, k]] = job.speed[0] * k if len(job.speed) == 1 else job.speed[min(k, len(job.speed)) - 1]
-    with np.errstate(divide="ignore"):
-        elapsed = np.concatenate([np.zeros((len(rates), 1)), np.cumsum(1 / rates, axis=1)], axis=1)
-    tables = SpeedTables(
-        types=tuple(JobType(f"model{i}") for i in range(count)),
-        rates=rates,
-        elapsed=elapsed,
-        row=row,
-        accuracy=np.tile(np.linspace(0.1, 0.9, EPOCHS + 1), (count, 1)),
-        epochs=np.full(count, EPOCHS),
-        samples=np.full(count, 1000.0),
-        rescale_delay=np.array([job.delay for job in jobs]),
-        exact_keys=np.zeros(0, dtype=np.int64),
-        exact_rows=np.zeros(0, dtype=np.int32),
-    )
+    rates = np.empty((count, 1, most, EPOCHS))
+    for row, job in zip(rates, jobs, strict=True):
+        for k in range(most):
+            row[0, k] = job.speed[0] * (k + 1) if len(job.speed) == 1 else job.speed[min(k, len(job.speed) - 1)]
+    tables = make_tables(rates, [job.delay for job in jobs], np.linspace(0.1, 0.9, EPOCHS + 1))
     store = JobStore.from_jobs(
         [
             Job(
                 name=job.name or f"job{i}",
                 submit_time=job.submitted,
-                model=f"model{i}",
+                model=f"m{i}",
                 epochs=job.work,
                 data_size=1000.0,
                 requested_gpus=job.requested,

@@ -12,10 +12,8 @@ import pytest
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
 from rlpto.core.external_load import BackgroundLoad, place_background
 from rlpto.core.jobs import Job
-from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.records import RunRecord
-from rlpto.core.rewards import RewardWeights
 from rlpto.knowledge.known import Knowledge, RemainingKnowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.parameter_server import ServerParams
@@ -24,7 +22,7 @@ from rlpto.policies.configuration_manager import ConfigurationManager, Configura
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import served_profiles
+from ..builders import played, served_profiles
 
 LAW = ServerParams(a=0.004, b=0.02, c=0.012, d=0.001, e=0.0015, servers=1, most_servers=4)
 NODES = (Node(4, 1),) * 4
@@ -40,7 +38,7 @@ def job(number: int = 0, submit: float = 0.0, epochs: float = 40.0, gpus: int = 
     return Job(f"j{number}", submit, "served", epochs, 50_000.0, gpus, 1, 16, batch_size=512)
 
 
-def played(
+def grown(
     jobs: list[Job], until: float, law: ServerParams = LAW, left: RemainingKnowledge = "declared", **options: float
 ) -> tuple[RunRecord, list[Reconfiguration]]:
     """A run where others hold all but four GPUs and a CPU slot for each job until a time [s]; 0: they hold nothing."""
@@ -50,11 +48,11 @@ def played(
         NODES, jobs, tables(law), SimulatorSettings(interval=10.0), knowledge=Knowledge(remaining=left), background=held
     )
     policy = ConfigurationManager(ConfigurationManagerOptions(period=PERIOD, **options))
-    return run(cluster, policy, QueueSettings(), RewardWeights()), list(policy.events)
+    return played(cluster, policy), list(policy.events)
 
 
 def test_it_grows_into_what_others_free_and_by_the_model_in_the_end() -> None:
-    record, events = played([job()], until=600.0)
+    record, events = grown([job()], until=600.0)
     assert [event.after for event in events[:-1]] == [(4, 2), (8, 2), (8, 3), (12, 3)]
     assert all(before.after == after.before for before, after in pairwise(events))
     assert events[-1].modelled
@@ -64,18 +62,18 @@ def test_it_grows_into_what_others_free_and_by_the_model_in_the_end() -> None:
 
 
 def test_nothing_is_done_where_nothing_is_free() -> None:
-    record, events = played([job()], until=1e6)
+    record, events = grown([job()], until=1e6)
     assert events == []
     assert record.jobs.rescales.tolist() == [0]
 
 
 def test_no_restart_that_takes_longer_than_it_saves() -> None:
-    _, events = played([job(epochs=0.5)], until=0.0)
+    _, events = grown([job(epochs=0.5)], until=0.0)
     assert events == []
 
 
 def test_jobs_are_changed_at_their_reports_alone() -> None:
-    _, events = played([job(0), job(1, submit=7.0)], until=500.0)
+    _, events = grown([job(0), job(1, submit=7.0)], until=500.0)
     assert {event.job for event in events} == {0, 1}
     for number, start in ((0, 0.0), (1, 7.0)):
         since = [event.time for event in events if event.job == number]
@@ -84,13 +82,13 @@ def test_jobs_are_changed_at_their_reports_alone() -> None:
 
 
 def test_a_gain_below_the_option_is_let_go() -> None:
-    _, events = played([job()], until=600.0, gain=10.0)
+    _, events = grown([job()], until=600.0, gain=10.0)
     assert events == []
 
 
 def test_who_waits_goes_before_who_grows() -> None:
     law = replace(LAW, most_servers=4)
-    record, events = played([job(0), job(1, submit=0.0, gpus=16)], until=0.0, law=law)
+    record, events = grown([job(0), job(1, submit=0.0, gpus=16)], until=0.0, law=law)
     waited = record.jobs.start_time[1]
     assert record.jobs.peak_gpus.tolist()[0] <= 16
     assert waited <= record.jobs.finish_time[0]
@@ -123,7 +121,7 @@ def test_growth_that_was_rolled_back_is_not_tried_again_soon() -> None:
 @pytest.mark.parametrize("left", ["unknown", "learnt"])
 def test_it_grows_where_nobody_knows_how_much_work_is_left(left: RemainingKnowledge) -> None:
     """What is told then grows as a job trains: speed is measured by what the job has done."""
-    _, events = played([job()], until=600.0, left=left)
+    _, events = grown([job()], until=600.0, left=left)
     assert [event.after for event in events[:2]] == [(4, 2), (8, 2)]
 
 
@@ -133,7 +131,7 @@ def test_jobs_without_servers_grow_by_what_is_told() -> None:
     jobs = [Job("j", 0.0, "cifar10", 50.0, 50_000.0, 2, 1, 16)]
     cluster = SimulatedCluster(NODES, jobs, found, SimulatorSettings(interval=10.0))
     policy = ConfigurationManager()
-    record = run(cluster, policy, QueueSettings(), RewardWeights())
+    record = played(cluster, policy)
     assert record.jobs.peak_gpus[0] > 2
     assert record.jobs.rescales[0] == len(policy.events)
 
@@ -144,5 +142,5 @@ def test_either_form_of_the_model_comes_to_the_fastest(form: str) -> None:
     held = place_background([BackgroundLoad(gpus=12, cpus=3, until=300.0)], ClusterShape(NODES))
     cluster = SimulatedCluster(NODES, [job()], tables(), SimulatorSettings(interval=10.0), background=held)
     policy = ConfigurationManager(options)
-    run(cluster, policy, QueueSettings(), RewardWeights())
+    played(cluster, policy)
     assert policy.events[-1].after[0] >= 12

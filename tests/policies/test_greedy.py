@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from rlpto.policies.filling import fill_evenly
 from rlpto.policies.greedy import grow, hull_steps
-from rlpto.policies.hesrpt import apportion
 
 values = st.lists(st.floats(-5, 10, allow_nan=False), min_size=2, max_size=9)
 
@@ -82,10 +81,3 @@ def test_even_filling_is_max_min_fair(data: st.DataObject) -> None:
     for poor, rich in itertools.permutations(range(count), 2):
         movable = gpus[poor] < highest[poor] and gpus[rich] > lowest[rich]
         assert not (movable and gpus[rich] > gpus[poor] + 1), "a GPU could go from a richer job to a poorer one"
-
-
-def test_apportioning_follows_the_shares() -> None:
-    ones = np.ones(3, dtype=np.int64)
-    order = np.arange(3)
-    assert list(apportion(np.array([0.5, 0.3, 0.2]), order, ones, 100 * ones, 10)) == [5, 3, 2]
-    assert list(apportion(np.array([0.5, 0.3, 0.2]), order, ones, np.array([2, 100, 100]), 12)) == [2, 6, 4]

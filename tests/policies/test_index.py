@@ -15,7 +15,7 @@ from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError
 from rlpto.io.paths import example_config, example_names
 from rlpto.policies.greedy import hull_steps
-from rlpto.policies.index import Index
+from rlpto.policies.index import FINISH_VALUE, SCORE_INPUTS, Index, fill_score_inputs, steer, step_score
 from rlpto.policies.index_weights import (
     FORMAT,
     INDEX_FEATURES,
@@ -28,7 +28,6 @@ from rlpto.policies.index_weights import (
     save_weights,
 )
 from rlpto.policies.registry import make_policy
-from rlpto.policies.steering import FINISH_VALUE, SCORE_FACTS, fill_score_facts, steer, step_score
 
 from ..builders import job, make_cluster, make_tables
 from .builders import J, make_state, power
@@ -85,8 +84,8 @@ def test_score_is_the_weighted_sum_of_the_documented_features() -> None:
     )  # fmt: skip
     jobs = state.jobs
     steps = hull_steps(jobs.speed, jobs.min_gpus, jobs.max_gpus)
-    facts = np.zeros(len(jobs), SCORE_FACTS)
-    fill_score_facts(state.time, state.capacity, jobs.records, weights.vector()[None], jobs.speed, facts)
+    facts = np.zeros(len(jobs), SCORE_INPUTS)
+    fill_score_inputs(state.time, state.capacity, jobs.records, weights.vector()[None], jobs.speed, facts)
     facts["class_start"] = 0.0
     scores = [step_score(0, held, jobs.records, jobs.speed, steps, facts) for held in range(4)]
     r, load = np.log(2.0), np.log(1 + 6 / 4)
@@ -131,10 +130,10 @@ class TestSlopeOfAccuracy:
 
     def test_the_feature_is_the_log_of_what_the_module_says(self) -> None:
         state = self.state([0.0, 1.5, 3.5])
-        facts, plain = np.zeros(3, SCORE_FACTS), np.zeros(3, SCORE_FACTS)
+        facts, plain = np.zeros(3, SCORE_INPUTS), np.zeros(3, SCORE_INPUTS)
         for weights, out in ((self.GAIN | {"slope": 2.0, "slope_start": 0.5}, facts), (self.GAIN, plain)):
             steering = IndexWeights(**weights).vector()[None]
-            fill_score_facts(0.0, 8, state.jobs.records, steering, state.jobs.speed, out)
+            fill_score_inputs(0.0, 8, state.jobs.records, steering, state.jobs.speed, out)
         # Best stretches: the first epoch alone; the second; and for the last job its end.
         missing = (0.9 - np.interp([0.0, 1.5, 3.5], np.arange(5), self.CURVE)) / 0.8
         expected = np.log([0.6 / 0.8 * 4, 0.15 / 0.8 * 3, FINISH_VALUE + missing[2]])

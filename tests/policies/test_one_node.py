@@ -10,14 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import ClusterShape, ClusterState, Node, Placement, nowhere
-from rlpto.core.loop import run
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import IntArray
 from rlpto.policies.one_node import place_waiting, where_kept
 from rlpto.policies.registry import make_policy
 
-from ..builders import job, linear_tables, make_cluster
+from ..builders import job, linear_tables, make_cluster, played
 from .builders import J, make_state, power, states
 
 FIFO, ELASTIC = "fifo:one_node=true", "elastic_fifo:one_node=true"
@@ -149,7 +146,7 @@ class TestRoundRobin:
     def test_no_job_is_moved_while_it_runs(self) -> None:
         jobs = [job(i, 20.0 * i, epochs=0.5 + i % 3, gpus=1 + i % 3) for i in range(12)]
         cluster = make_cluster(jobs, linear_tables(), (4, 4))
-        record = run(cluster, make_policy("round_robin"), QueueSettings(), RewardWeights())
+        record = played(cluster, "round_robin")
         assert np.isfinite(record.jobs.finish_time).all()
         assert (record.jobs.rescales == 0).all()
         assert (np.diff(record.jobs.start_time) >= 0).all()

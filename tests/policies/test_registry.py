@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import metadata
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -59,16 +58,16 @@ def test_lists_every_policy_with_its_source_and_options() -> None:
         "configuration_manager", "random",
     ]  # fmt: skip
     assert all(policy.summary and policy.source for policy in listed.values())
-    ((option, default, meaning),) = options_of(listed["srtf"])
-    assert (option, default) == ("gpus", "requested")
-    assert "max_gpus" in meaning
+    ((option, default, meaning),) = options_of(listed["tiresias"])
+    assert (option, default) == ("threshold", "57600.0")
+    assert "second queue" in meaning
 
 
 def test_a_variant_is_named_by_its_spec_or_its_label() -> None:
     assert make_policy("srtf").name == "srtf"
-    assert make_policy("srtf:gpus=max").name == "srtf:gpus=max"
-    assert make_policy({"name": "srtf", "gpus": "max"}).name == "srtf:gpus=max"
-    assert make_policy({"name": "srtf", "gpus": "max", "label": "greedy srtf"}).name == "greedy srtf"
+    assert make_policy("coach:form=async").name == "coach:form=async"
+    assert make_policy({"name": "coach", "form": "async"}).name == "coach:form=async"
+    assert make_policy({"name": "coach", "form": "async", "label": "my coach"}).name == "my coach"
 
 
 def test_options_take_effect_from_text_and_from_a_mapping() -> None:
@@ -82,15 +81,15 @@ def test_options_take_effect_from_text_and_from_a_mapping() -> None:
     ("spec", "message"),
     [
         ("sfrt", r"no policy 'sfrt'; did you mean srtf\?"),
-        ("srtf:gpu=max", r"policy srtf: unknown option gpu; did you mean gpus\?"),
+        ("coach:from=sync", r"policy coach: unknown option from; did you mean form\?"),
         ("optimus:p=1", r"policy optimus: unknown option p; it has none"),
-        ("srtf:gpus=most", r"policy srtf: option gpus: .*'most'"),
+        ("coach:form=cubic", r"policy coach: option form: .*'cubic'"),
         ("hesrpt:p=2", r"policy hesrpt: option p: .*got 2"),
         ("las:levels=[3,2]", r"policy las: option levels: .*ascending"),
-        ("srtf:max", r"expected name:option=value"),
-        ("srtf:gpus=max,gpus=max", r"option gpus is given twice"),
+        ("coach:sync", r"expected name:option=value"),
+        ("coach:form=sync,form=sync", r"option form is given twice"),
         ("las:levels=[1", r"option levels: not valid YAML"),
-        ({"gpus": "max"}, r"expected a key `name`"),
+        ({"form": "sync"}, r"expected a key `name`"),
         ({"name": "srtf", "label": 3}, r"label: expected a name"),
         ({"name": "reward_greedy", "weights": {"tme": 1.0}}, r"unknown option weights.tme; did you mean time\?"),
     ],
@@ -99,13 +98,6 @@ def test_wrong_specs_are_answered_with_one_clear_line(spec: str | dict[str, obje
     with pytest.raises(ConfigError, match=message) as caught:
         make_policy(spec)
     assert "\n" not in str(caught.value)
-
-
-def test_index_names_a_weights_file_that_is_not_there(tmp_path: Path) -> None:
-    from rlpto.io.errors import CheckpointError
-
-    with pytest.raises(CheckpointError, match=r"gone.yaml"):
-        make_policy(f"index:weights={tmp_path / 'gone.yaml'}")
 
 
 def test_plugins_are_listed_and_made(plugins: dict[str, str]) -> None:

@@ -17,7 +17,7 @@ from rlpto.policies.spec import PolicySpec, parse_spec, parse_switch, policy_lab
     [
         ("fifo", ["fifo"]),
         ("fifo, las", ["fifo", "las"]),
-        ("las:levels=[1,2],gpus=max,fifo", ["las:levels=[1,2],gpus=max", "fifo"]),
+        ("las:levels=[1,2],label=a,fifo", ["las:levels=[1,2],label=a", "fifo"]),
         ("reward_greedy:weights={time: 1, rescale: 2},fifo", ["reward_greedy:weights={time: 1, rescale: 2}", "fifo"]),
         ("3600:las,7200:agent:run=runs/a,label=b", ["3600:las", "7200:agent:run=runs/a,label=b"]),
     ],

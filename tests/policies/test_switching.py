@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from rlpto.core.cluster import ClusterState
 from rlpto.core.loop import run
-from rlpto.core.queues import QueueSettings
-from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ConfigError
 from rlpto.policies.registry import make_policy
@@ -19,21 +17,10 @@ from rlpto.policies.switching import SwitchingPolicy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import Case, Scripted, cases, job, linear_tables, make_cluster
-
-
-def play(cluster: SimulatedCluster, policy: object, **queue: object) -> RunRecord:
-    return run(cluster, policy, QueueSettings(**queue), RewardWeights())  # type: ignore[arg-type]
+from ..builders import Case, Scripted, cases, job, linear_tables, make_cluster, played
 
 
 class TestSpecs:
-    def test_the_parts_of_a_schedule(self) -> None:
-        spec = parse_spec("fifo>3600: las:levels=[1,2] >7.2e3:srtf")
-        assert str(spec.first) == "fifo"
-        assert [(time, str(part)) for time, part in spec.later] == [(3600.0, "las:levels=[1,2]"), (7200.0, "srtf")]
-        assert parse_spec(str(spec)) == spec
-        assert parse_spec("fifo>2592001.25:las").label == "fifo>2592001.25:las"
-
     @pytest.mark.parametrize(
         ("spec", "message"),
         [
@@ -69,7 +56,7 @@ class TestDecisions:
             return Scripted(decide, name)
 
         policy = SwitchingPolicy("all", scripted("a"), [(90.0, scripted("b")), (120.0, scripted("c"))])
-        play(make_cluster([job(epochs=2.0)], linear_tables(), interval=60.0), policy)
+        played(make_cluster([job(epochs=2.0)], linear_tables(), interval=60.0), policy)
         assert asked == [("a", 0.0), ("a", 60.0), ("c", 120.0), ("c", 180.0)]
         switches = policy.switches()
         assert switches.time.tolist() == [0.0, 120.0]
@@ -78,15 +65,9 @@ class TestDecisions:
     def test_a_decision_stands_no_longer_than_its_policy(self) -> None:
         """fifo's decision stands until a job comes or goes: the switch must not wait for that."""
         cluster = make_cluster([job(epochs=4.0, max_gpus=4)], linear_tables(), interval=60.0)
-        record = play(cluster, make_policy("fifo>120:equal_share"))
+        record = played(cluster, make_policy("fifo>120:equal_share"))
         assert record.decisions.time.tolist() == [0.0, 120.0]
         assert record.decisions.held.tolist() == [1, 4]
-
-    def test_until_the_first_switch_all_is_as_with_the_first_policy(self) -> None:
-        jobs = [job(i, 10.0 * i, max_gpus=4) for i in range(4)]
-        alone = play(make_cluster(jobs, linear_tables()), make_policy("las"))
-        switched = play(make_cluster(jobs, linear_tables()), make_policy("las>1e9:fifo"))
-        np.testing.assert_array_equal(alone.jobs.finish_time, switched.jobs.finish_time)
 
     def test_another_asked_for_by_hand_decides_until_the_next_set_time(self) -> None:
         policy = SwitchingPolicy("all", make_policy("fifo"), [(100.0, make_policy("las"))])
@@ -104,35 +85,3 @@ def test_no_job_is_lost_and_capacity_is_kept_whatever_is_switched(case: Case, na
     record = run(cluster, make_policy(spec), case.queue, RewardWeights(), seed=case.seed)
     assert np.isfinite(record.jobs.finish_time).all()
     assert (record.decisions.held <= record.decisions.capacity).all()
-
-
-def test_thirty_jobs_under_four_policies_none_lost_none_touched_by_a_switch() -> None:
-    """Schedulearn's S1: the next decision is the new policy's, and jobs run on with what the elastic one gave them."""
-    rng = np.random.default_rng(17)
-    jobs = [
-        job(i, float(submit), epochs=rng.uniform(0.5, 2.0), gpus=int(rng.integers(1, 4)), min_gpus=1, max_gpus=4)
-        for i, submit in enumerate(np.cumsum(rng.uniform(1.0, 30.0, 30)))
-    ]
-    spec = "fifo:one_node=true>100:elastic_fifo:one_node=true>200:round_robin>300:fifo:one_node=true"
-    cluster = make_cluster(jobs, linear_tables(delay=5.0), (4, 4, 4), interval=1.0)
-    policy = make_policy(spec)
-    assert isinstance(policy, SwitchingPolicy)
-    kept: list[bool] = []
-
-    def watch(state: ClusterState) -> object:
-        allocation = policy(state)
-        assert allocation.placement is not None
-        if not 100.0 <= state.time < 200.0:  # only the elastic policy changes jobs that run
-            running = state.jobs.gpus > 0
-            kept.append(np.array_equal(allocation.placement[running], state.held_nodes[running]))
-            larger = (state.jobs.gpus > state.jobs.requested_gpus)[running]
-            grown.append(bool(state.time >= 200.0 and larger.any()))
-        return allocation
-
-    grown: list[bool] = []
-    record = play(cluster, Scripted(watch))
-    assert np.isfinite(record.jobs.finish_time).all()
-    assert np.count_nonzero(record.changes.gpus == 0) == 30, "every job ends once"
-    assert policy.switches().time.tolist()[1:] == [100.0, 200.0, 300.0]
-    assert all(kept)
-    assert any(grown), "sizes of before stay until a job ends"

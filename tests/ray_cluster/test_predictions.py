@@ -24,8 +24,8 @@ from rlpto.experiments.on_ray import compile_ahead
 from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.planning.predictor import Predictions, Predictor, predict
 from rlpto.planning.snapshot import take_snapshot
-from rlpto.policies.fifo import Fifo
 from rlpto.policies.registry import BUILT_IN, make_policy
+from rlpto.policies.rigid import Fifo
 from rlpto.policies.switching import switching
 from rlpto.ray_cluster.scheduler.placement import known_placement
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase

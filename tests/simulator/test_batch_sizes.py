@@ -15,7 +15,18 @@ from rlpto.io.errors import ConfigError, PolicyError
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 
-from ..builders import Case, Scripted, advance_to, cases, give, job, linear_tables, make_cluster, with_batch_sizes
+from ..builders import (
+    Case,
+    Scripted,
+    advance_to,
+    cases,
+    give,
+    job,
+    linear_tables,
+    make_cluster,
+    run_out,
+    with_batch_sizes,
+)
 
 FACTORS = {100: 1.0, 200: 2.0, 400: 3.0}
 """Batch sizes, and how much faster than at its own choice a job is with them."""
@@ -27,24 +38,18 @@ def one_job(delay: float = 0.0, **settings: object) -> SimulatedCluster:
     return make_cluster([job(epochs=1.0, max_gpus=4)], tables, interval=10.0, **settings)
 
 
-def finish(cluster: SimulatedCluster) -> float:
-    while not cluster.done:
-        cluster.advance()
-    return float(cluster.store.finish_time[0])
-
-
 class TestSpeed:
     def test_a_job_gets_on_at_the_batch_size_it_was_given(self) -> None:
         cluster = one_job()
         give(cluster, [1], batch_size=[400])
-        assert finish(cluster) == pytest.approx(100 / 3)
+        assert run_out(cluster) == pytest.approx(100 / 3)
 
     def test_a_change_costs_nothing_and_counts_as_no_rescale(self) -> None:
         cluster = one_job(delay=30.0)
         give(cluster, [1])
         advance_to(cluster, 50.0)  # 30 s of them to start: 0.2 epochs
         give(cluster, [1], batch_size=[200])
-        assert finish(cluster) == pytest.approx(50 + 0.8 / 0.02)
+        assert run_out(cluster) == pytest.approx(50 + 0.8 / 0.02)
         assert cluster.store.rescales.tolist() == [0]
         assert cluster.changes().gpus.tolist() == [1, 0]
 
@@ -55,7 +60,7 @@ class TestSpeed:
         give(cluster, [2])  # one goes on alone until 70 s
         advance_to(cluster, 50.0)  # 0.2
         give(cluster, [2], batch_size=[200])
-        assert finish(cluster) == pytest.approx(70 + 0.4 / 0.04)  # 0.6 at 70 s
+        assert run_out(cluster) == pytest.approx(70 + 0.4 / 0.04)  # 0.6 at 70 s
 
     @settings(max_examples=20)
     @given(case=cases(["fifo", "optimus", "las", "equal_share"]), seed=st.integers(0, 1000))

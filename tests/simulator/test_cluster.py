@@ -14,14 +14,13 @@ from pydantic import ValidationError
 from rlpto.core.cluster import Node
 from rlpto.core.jobs import Job
 from rlpto.core.loop import run
-from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ConfigError, JobError
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
-from ..builders import Case, cases, give, job, linear_tables, make_cluster
+from ..builders import Case, cases, give, job, linear_tables, make_cluster, played
 
 
 def test_a_job_that_wants_more_than_there_is_is_named():
@@ -35,10 +34,17 @@ def test_a_cluster_needs_gpus(nodes):
         SimulatedCluster(nodes, [], linear_tables(), SimulatorSettings())
 
 
-def test_rounded_epochs_need_decisions_at_intervals():
-    with pytest.raises(ValidationError, match="epoch_resolution 1 needs decide_on: interval"):
-        SimulatorSettings(epoch_resolution=1)
-    assert SimulatorSettings(epoch_resolution=1, decide_on="interval").epoch_resolution == 1
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [
+        ({"epoch_resolution": 1}, "epoch_resolution 1 needs decide_on: interval"),
+        ({"growth": "overlap", "placement": "most_free"}, "growth overlap needs placement: pack"),
+        ({"share": 2, "decide_on": "interval"}, "share 2 needs decide_on: events"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(given_, said):
+    with pytest.raises(ValidationError, match=said):
+        SimulatorSettings(**given_)
 
 
 def test_states_show_jobs_in_order_of_submission():
@@ -117,7 +123,7 @@ def test_time_waits_for_jobs_where_a_node_fails_in_an_idle_cluster() -> None:
         finished = []
         for known, source in ((jobs, None), ((), Portions([jobs[:2], jobs[2:], []]))):
             cluster = SimulatedCluster(shape, known, linear_tables(), settings, seed, source=source)
-            finished.append(run(cluster, make_policy("fifo"), QueueSettings(), RewardWeights()).jobs.finish_time)
+            finished.append(played(cluster, "fifo").jobs.finish_time)
         np.testing.assert_array_equal(*finished)
 
 
@@ -125,7 +131,7 @@ def test_a_cluster_whose_jobs_have_ended_is_done_only_once_its_source_is_closed(
     shape = make_cluster([], linear_tables()).shape
     source = Portions([[job(0, 0.0, epochs=0.1)], [job(1, 1e5, epochs=0.1)], []])
     cluster = SimulatedCluster(shape, (), linear_tables(), SimulatorSettings(), source=source)
-    run(cluster, make_policy("fifo"), QueueSettings(), RewardWeights())
+    played(cluster, "fifo")
     assert np.isfinite(cluster.store.finish_time).all()
     assert len(cluster.store) == 2
     assert cluster.done

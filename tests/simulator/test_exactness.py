@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from rlpto.io.arrays import FloatArray
 from rlpto.performance.tables import SpeedTables, elapsed_from_rates
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import advance_to, give, job, linear_tables, make_cluster, make_tables, random_tables
+from ..builders import advance_to, give, job, linear_tables, make_cluster, make_tables, random_tables, run_out
 
 INTERVALS = [0.1, 0.7, 1 / 3, 59.9, 60.0, 1000.0]
 
@@ -50,8 +49,7 @@ def test_one_job_finishes_after_delay_and_the_sum_over_its_epochs(seed, gpus, ep
     one = job(submit=submit, epochs=epochs, gpus=gpus, data_size=1000.0 * size)
     cluster = make_cluster([one], tables, interval=interval)
     give(cluster, [gpus])
-    while not cluster.done:
-        cluster.advance()
+    run_out(cluster)
     expected = submit + delay + seconds(rates_of(tables, gpus), 0.0, epochs) * size
     assert cluster.store.start_time[0] == submit
     assert cluster.store.finish_time[0] == pytest.approx(expected, rel=1e-12)
@@ -108,18 +106,6 @@ class TestTicksAndEvents:
         assert ticks.store.finish_time[0] == 100.0
         assert ticks.held_gpus == 0
 
-    def test_a_job_that_finishes_at_a_tick_makes_room_there(self):
-        jobs = [job(0, 0.0, epochs=0.6), job(1, 0.0, epochs=0.6)]
-        for decide_on, start in (("interval", 60.0), ("events", 0.0)):
-            cluster = make_cluster(jobs, linear_tables(), [1], interval=60, decide_on=decide_on)
-            give(cluster, [1, 0])
-            report = cluster.advance()
-            assert cluster.time == start + 60
-            assert report.finished == 1
-            give(cluster, [1])
-            cluster.advance()
-            assert cluster.store.start_time[1] == cluster.store.finish_time[0] == start + 60
-
     def test_an_idle_cluster_goes_straight_to_the_next_arrival(self):
         jobs = [job(0, 0.0, epochs=0.1), job(1, 1e6 + 1, epochs=0.1)]
         ends = []
@@ -129,15 +115,6 @@ class TestTicksAndEvents:
             cluster.advance()
             ends.append(cluster.advance().end)
         assert ends == [1000020.0, 1e6 + 1]
-
-    def test_the_time_limit_stops_everything(self):
-        cluster = make_cluster([job(0, epochs=100.0), job(1, 4000.0)], linear_tables(), interval=60, max_hours=1)
-        give(cluster, [1])
-        advance_to(cluster, 3600)
-        assert cluster.done
-        assert cluster.time == 3600
-        assert cluster.store.progress[0] == pytest.approx(36)
-        assert np.isnan(cluster.store.finish_time).all()
 
 
 class TestDelay:
@@ -149,8 +126,7 @@ class TestDelay:
         give(cluster, [2])
         report = cluster.advance()
         assert (report.rescales, report.rescale_seconds) == (1, 30.0)
-        while not cluster.done:
-            cluster.advance()
+        run_out(cluster)
         assert cluster.store.finish_time[0] == 20.0 + 30.0 + 50.0
 
     def test_stopping_is_free_and_resuming_a_rescale(self):
@@ -165,12 +141,6 @@ class TestDelay:
         assert cluster.advance().rescales == 1
         cluster.advance()
         assert cluster.store.finish_time[0] == pytest.approx(100 + 10 + 60)
-
-
-def run_out(cluster: SimulatedCluster) -> None:
-    """Pass decision points without deciding anything until all jobs have finished."""
-    while not cluster.done:
-        cluster.advance()
 
 
 class TestGrowthThatOverlapsTraining:
@@ -241,10 +211,6 @@ class TestGrowthThatOverlapsTraining:
             assert changed.store.progress[0] >= alone.store.progress[0] - 1e-9
             give(changed, [gpus])
 
-    def test_it_needs_workers_that_stay_where_they_are(self) -> None:
-        with pytest.raises(ValueError, match="growth overlap needs placement: pack"):
-            SimulatorSettings(growth="overlap", placement="most_free")
-
 
 class TestEpochResolution:
     """Epochs of 10.4 s: an end that falls into an interval comes after 10 s, and the next epoch begins there."""
@@ -255,8 +221,7 @@ class TestEpochResolution:
         cluster = make_cluster([job(epochs=epochs)], tables, **settings)
         start = cluster.time
         give(cluster, [1])
-        while not cluster.done:
-            cluster.advance()
+        run_out(cluster)
         return float(cluster.store.finish_time[0] - start)
 
     def test_every_epoch_end_is_rounded(self):

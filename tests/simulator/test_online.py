@@ -15,7 +15,6 @@ from rlpto.core.cluster import Allocation, ClusterShape, Node
 from rlpto.core.jobs import Job
 from rlpto.core.loop import DecisionLoop, run
 from rlpto.core.queues import Queue, QueueSettings
-from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.knowledge.job_types import FIRST_JOBS
 from rlpto.knowledge.known import BatchCache, Knowledge, RemainingKnowledge
@@ -29,7 +28,7 @@ from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
-from ..builders import give
+from ..builders import give, played
 
 MODELS = ("cifar10", "deepspeech2")
 NODES = (Node(4), Node(4))
@@ -63,10 +62,6 @@ def online(
     return SimulatedCluster(NODES, jobs, tables(), settings, knowledge=known)
 
 
-def through(cluster: SimulatedCluster, policy: str = "max_throughput") -> RunRecord:
-    return run(cluster, make_policy(policy), QueueSettings(), RewardWeights())
-
-
 def shown(cluster: SimulatedCluster) -> np.ndarray:
     return cluster.state().jobs.speed
 
@@ -76,21 +71,21 @@ def test_a_job_with_a_fixed_batch_trains_as_it_does_when_all_is_known() -> None:
     jobs = [job(0, batch_size=FIXED), job(1, 100.0, batch_size=FIXED)]
     exact = SimulatedCluster(NODES, jobs, tables(), SimulatorSettings(rescale_delay=30.0))
     np.testing.assert_allclose(
-        through(online(jobs), "fifo").jobs.finish_time, through(exact, "fifo").jobs.finish_time, rtol=1e-9
+        played(online(jobs), "fifo").jobs.finish_time, played(exact, "fifo").jobs.finish_time, rtol=1e-9
     )
 
 
 def test_a_batch_chosen_by_a_fit_is_nearly_as_good_as_the_best() -> None:
     """The first round takes the base batch; then the fit to a few sizes chooses."""
     exact = SimulatedCluster(NODES, [job()], tables(), SimulatorSettings(rescale_delay=30.0))
-    best, found = (through(cluster, "fifo").jobs.finish_time[0] for cluster in (exact, online([job()])))
+    best, found = (played(cluster, "fifo").jobs.finish_time[0] for cluster in (exact, online([job()])))
     assert best * (1 - 1e-9) <= found <= 1.1 * best
 
 
 def test_a_batch_changes_less_often_where_little_is_no_reason() -> None:
     """AdaptDL's threshold costs a few percent; one that nothing reaches leaves the batch that a job began with."""
     none, small, never = (
-        through(online([job(epochs=60.0)], change_batch_above=above), "equal_share").jobs.finish_time[0]
+        played(online([job(epochs=60.0)], change_batch_above=above), "equal_share").jobs.finish_time[0]
         for above in (1.0, 1.05, 1000.0)
     )
     assert none <= small * (1 + 1e-9) < 1.05 * none
@@ -156,7 +151,7 @@ def test_many_jobs_at_once_are_all_shown() -> None:
     count = 2 * FIRST_JOBS + 3
     cluster = online([job(i, epochs=0.5, model=MODELS[i % 2]) for i in range(count)])
     assert (shown(cluster)[:, 1:] > 0).all()
-    assert np.isfinite(through(cluster, "equal_share").jobs.finish_time).all()
+    assert np.isfinite(played(cluster, "equal_share").jobs.finish_time).all()
 
 
 def test_a_job_that_comes_later_is_shown_the_accuracy_ahead_of_its_own_model() -> None:
@@ -181,7 +176,7 @@ def test_finishes_are_predicted_by_what_jobs_believe() -> None:
     snapshot = take_snapshot(cluster, loop.state())
     assert snapshot.columns.epochs[0] == snapshot.columns.epochs[1] == 2 * snapshot.columns.progress[0]
     scratch = snapshot.restore(SimulatorSettings(interval=60.0, rescale_delay=30.0))
-    first, second = through(scratch, "equal_share").jobs.finish_time
+    first, second = played(scratch, "equal_share").jobs.finish_time
     assert cluster.time < first == second < np.inf
 
 
@@ -202,7 +197,7 @@ def test_all_jobs_finish_and_the_same_seed_gives_the_same(
     jobs = [job(i, at, float(rng.uniform(0.2, 8)), str(rng.choice(MODELS))) for i, at in enumerate(submits)]
     failures = FailureSettings(mtbf_hours=2.0 if failing else 0.0, mttr_hours=0.05)
     records = [
-        through(online(jobs, shared=shared, growth=growth, failures=failures, decide_on=decide_on), policy)
+        played(online(jobs, shared=shared, growth=growth, failures=failures, decide_on=decide_on), policy)
         for _ in range(2)
     ]
     first, second = (record.jobs.finish_time for record in records)
@@ -258,7 +253,7 @@ def test_every_job_finishes(policy: str) -> None:
     jobs = [Job(f"job{j}", 100.0 * j, "cifar10", 5.0, facts.samples, 1, 1, 8) for j in range(6)]
     settings = SimulatorSettings(interval=60.0, decide_on="interval")
     cluster = SimulatedCluster(SHAPE, jobs, TABLES, settings, knowledge=Knowledge(beliefs=BatchCache(PROFILES)))
-    record = run(cluster, make_policy(policy), QueueSettings(), RewardWeights())
+    record = played(cluster, policy)
     assert np.isfinite(record.jobs.finish_time).all()
 
 

@@ -85,14 +85,6 @@ def test_a_node_is_not_given_away_twice() -> None:
         place(cluster, [[0, 2, 0], [0, 2, 0]])
 
 
-def test_a_node_that_is_down_has_no_room() -> None:
-    cluster = make_cluster([job(0)], linear_tables(), NODES)
-    state = cluster.state()
-    down = ClusterState(0.0, state.jobs, state.shape.with_up([True, False, True]), 60.0)
-    with pytest.raises(PolicyError, match="placed 1 GPUs on node 1: expected at most 0"):
-        Queue(QueueSettings()).admit(down, Allocation(np.array([1]), placement=np.array([[0, 1, 0]])), "test")
-
-
 def test_jobs_that_are_cut_keep_their_largest_parts() -> None:
     """GPUs are held back for jobs of class high: the last job is cut to its lowest number."""
     cluster = make_cluster([job(0, gpus=4), job(1, max_gpus=5)], linear_tables(), NODES)

@@ -19,7 +19,7 @@ from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import Case, Scripted, advance_to, cases, job, linear_tables, with_servers
+from ..builders import Case, Scripted, advance_to, cases, job, linear_tables, played, run_out, with_servers
 
 
 def one_job(delay: float = 0.0, cpus: int = 4, **more: object) -> SimulatedCluster:
@@ -38,18 +38,12 @@ def give(cluster: SimulatedCluster, gpus: list[int], servers: list[int] | None =
     return admitted
 
 
-def finish(cluster: SimulatedCluster) -> float:
-    while not cluster.done:
-        cluster.advance()
-    return float(cluster.store.finish_time[0])
-
-
 class TestSpeed:
     def test_a_job_trains_with_the_servers_it_was_given(self) -> None:
         cluster = one_job()
         give(cluster, [1], [4])
         assert cluster.state().jobs.servers.tolist() == [4]
-        assert finish(cluster) == pytest.approx(25)
+        assert run_out(cluster) == pytest.approx(25)
 
     @pytest.mark.parametrize("growth", ["pause", "overlap"])
     @pytest.mark.parametrize("gpus", [1, 2])
@@ -58,7 +52,7 @@ class TestSpeed:
         give(cluster, [1])
         advance_to(cluster, 50.0)  # 0.2 epochs
         give(cluster, [gpus], [2])
-        assert finish(cluster) == pytest.approx(50 + 30 + 0.8 / (0.02 * gpus))
+        assert run_out(cluster) == pytest.approx(50 + 30 + 0.8 / (0.02 * gpus))
         assert cluster.store.rescales.tolist() == [1]
 
 
@@ -141,7 +135,7 @@ class TestBackground:
             seen.append((state.time, state.capacity, state.shape.offered.tolist()))
             return Allocation(np.minimum(state.capacity, state.jobs.max_gpus))
 
-        record = run(cluster, Scripted(all_of_it), QueueSettings(), RewardWeights())
+        record = played(cluster, Scripted(all_of_it))
         assert seen[0] == (0.0, 2, [0, 2])
         assert (100.0, 8, [4, 4]) in seen
         assert record.jobs.finish_time.tolist() == pytest.approx([100 + 0.8 / 0.008])
@@ -154,7 +148,7 @@ class TestBackground:
         held = [HeldByOthers(0, 2, 0, 500.0), HeldByOthers(1, 4, 0, 700.0)]
         jobs = [job(epochs=5.0)]
         cluster = SimulatedCluster((Node(4), Node(4)), jobs, linear_tables(0.001), failing, 3, background=held)
-        run(cluster, make_policy("fifo"), QueueSettings(), RewardWeights())
+        played(cluster, "fifo")
         assert cluster.time > 700
         up = [node.up for node in cluster.shape]
         assert cluster.up_gpus == 4 * sum(up) == cluster.shape.up_gpus

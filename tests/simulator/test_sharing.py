@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import JobError
 from rlpto.planning.predictor import predict
 from rlpto.planning.snapshot import take_snapshot
@@ -17,7 +15,7 @@ from rlpto.policies.registry import make_policy
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.simulator.sharing import SharedGpus
 
-from ..builders import advance_to, give, job, linear_tables, make_cluster, random_jobs, random_tables
+from ..builders import advance_to, give, job, linear_tables, make_cluster, played, random_jobs, random_tables
 
 
 def nodes(*numbers: int) -> np.ndarray:
@@ -40,7 +38,7 @@ class TestSpeed:
         """100 s alone each; the second joins after 50 s; both run at half of their speed until the first is done."""
         jobs = [job(0), job(1, 50.0)]
         cluster = make_cluster(jobs, linear_tables(), (1,), share=2, share_slowdown=1.0)
-        record = run(cluster, make_policy("fifo"), QueueSettings(), RewardWeights())
+        record = played(cluster, "fifo")
         assert record.jobs.finish_time.tolist() == pytest.approx([150.0, 200.0])
         assert record.jobs.alone_time.tolist() == pytest.approx([100.0, 100.0])
         assert record.capacity == 2
@@ -71,7 +69,7 @@ class TestSpeed:
         """Sharing GPUs without slowing each other is having more of them; slowing each other never ends earlier."""
         jobs, tables = random_jobs(seed, 10, 3, 12), random_tables(seed, 3, 0.0)
         cluster = make_cluster(jobs, tables, (3, 3), share=2, share_slowdown=0.5)
-        record = run(cluster, make_policy(policy), QueueSettings(), RewardWeights())
+        record = played(cluster, policy)
         assert np.isfinite(record.jobs.finish_time).all()
         assert (record.jobs.finish_time - record.jobs.submit_time >= 0.999 * record.jobs.alone_time).all()
         np.testing.assert_allclose(cluster.store.scale, tables.samples[0] / cluster.store.data_size)
@@ -80,8 +78,3 @@ class TestSpeed:
 def test_a_job_that_would_hold_a_gpu_twice_is_refused() -> None:
     with pytest.raises(JobError, match=r"job job0: max_gpus 3, expected at most 2, .* \(simulator.share 2\)"):
         make_cluster([job(gpus=3)], linear_tables(), (2, 4), share=2)
-
-
-def test_sharing_needs_decisions_at_events() -> None:
-    with pytest.raises(ValueError, match="share 2 needs decide_on: events"):
-        SimulatorSettings(share=2, decide_on="interval")

@@ -11,12 +11,12 @@ from rlpto.core.jobs import Job
 from rlpto.core.stopping import StopRule
 from rlpto.io.errors import JobError, TraceError
 from rlpto.performance.efficiency import BatchLimits
-from rlpto.performance.profiles import ModelFacts
+from rlpto.performance.profiles import ModelLimits
 from rlpto.workloads.listed import FollowedFile, ListedJob, listed_jobs, listed_trace
 
 
-def facts(model: str) -> ModelFacts:  # noqa: ARG001
-    return ModelFacts(1000.0, 7, BatchLimits(32, 64, 1, 64), 3.0)
+def facts(model: str) -> ModelLimits:  # noqa: ARG001
+    return ModelLimits(1000.0, 7, BatchLimits(32, 64, 1, 64), 3.0)
 
 
 class TestListed:

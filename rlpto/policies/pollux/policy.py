@@ -93,11 +93,12 @@ class Pollux(BasePolicy[PolluxOptions]):
         found: dict[int, IntArray] = {}
 
         def utility_on(nodes: int) -> float:
-            """Utility of the best placement on the first `nodes` nodes that are up; the placement is kept."""
+            """Speed-up per GPU of the best placement on the first `nodes` nodes that are up; the placement is kept."""
             first = np.zeros_like(size)
             first[usable[:nodes]] = size[usable[:nodes]]
             found[nodes] = search(*problem, first, self.options.steps, seed)
-            return utility(speedups_over_one(jobs, found[nodes]), int(first.sum()))
+            # Nodes that idle count as lost.
+            return float(speedups_over_one(jobs, found[nodes]).sum()) / max(int(first.sum()), 1)
 
         if band is None:
             placement = search(*problem, size, self.options.steps, seed)
@@ -162,14 +163,6 @@ def speedups_over_one(jobs: JobTable, placement: IntArray) -> FloatArray:
     alone = one[rows, least] / least
     pace = np.where((placement > 0).sum(axis=1) > 1, several[rows, gpus], one[rows, gpus])
     return np.where(alone > 0, pace / np.where(alone > 0, alone, 1.0), 0.0)
-
-
-def utility(speedup: FloatArray, gpus: int) -> float:
-    """Speed-up per GPU of the nodes in use: sum over jobs of speed-up / GPUs, weighted by their share of those nodes.
-
-    speedup: [n] of each job over one GPU, 0 without. gpus: of the nodes in use; those that idle count as lost.
-    """
-    return float(speedup.sum()) / gpus if gpus > 0 else 0.0
 
 
 def desired_nodes(utility_on: Callable[[int], float], nodes: int, band: UtilityBand, least: int = 1) -> int:

@@ -32,7 +32,7 @@ from rlpto.performance.efficiency import NoiseCurve, efficiency
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.parameter_server import PARAMETERS, Probes, ServerParams, fit_speed
-from rlpto.performance.profiles import ModelFacts, Profile, TypeTables
+from rlpto.performance.profiles import ModelLimits, Profile, TypeTables
 from rlpto.performance.tables import ONE_KIND, JobType, SpeedTables
 from rlpto.performance.throughput import ThroughputLaw, fit_throughput
 from rlpto.ray_cluster.measuring.profiling import batch_limits, by_epoch, steps_of
@@ -159,7 +159,7 @@ class EstimateTables:
         """Names of the estimates, sorted."""
         return tuple(sorted(self.estimates))
 
-    def facts(self, model: str) -> ModelFacts:
+    def facts(self, model: str) -> ModelLimits:
         """Size and limits of an estimate's profile."""
         return FittedProfiles({model: self.estimates[model].profile}).facts(model)
 

@@ -1,0 +1,203 @@
+"""Elastic policies that divide GPUs by one rule: evenly, by speed-up, by time saved, by rank in size, or at random."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.job_table import JobTable
+from rlpto.core.policy import BasePolicy, NoOptions, StandsUntilEvent, unit_speed
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.settings import Settings
+from rlpto.policies.filling import fill_evenly, fit_in_order
+from rlpto.policies.greedy import grow, grow_singly, hull_steps
+
+
+class EqualShare(BasePolicy[NoOptions], StandsUntilEvent):
+    """Equal numbers of GPUs for all jobs, within their limits; min_gpus in queue order if GPUs are scarce.
+
+    With GPUs as the one resource, DRF is max-min fairness (EQUI), solved by water-filling (Bertsekas and Gallager,
+    "Data Networks", section 6.5). Adapted: whole GPUs; a job that already holds the odd GPU keeps it.
+    """
+
+    name = "equal_share"
+    summary = "max-min fair GPUs (DRF with one resource, EQUI), elastic; knows no durations"
+    source = "Ghodsi et al., NSDI 2011 (DRF)"
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        """Raise one common level until the GPUs are gone."""
+        jobs = state.jobs
+        return Allocation(fill_evenly(jobs.min_gpus, jobs.max_gpus, jobs.gpus, state.capacity))
+
+
+class MaxThroughputOptions(Settings):
+    """Options of `max_throughput`."""
+
+    choose_batch_size: bool = False
+    """Choose the batch size of every job too: the one at which it trains fastest with the GPUs it is given."""
+    change_above: float = Field(1.0, ge=1, le=1000)
+    """A running job whose GPUs stay leaves its batch size only for one that is faster by more than this factor; 1: for
+    any that is faster. AdaptDL: 1.05. Above 1 only with choose_batch_size."""
+
+    @model_validator(mode="after")
+    def _batch_sizes_are_chosen(self) -> Self:
+        if self.change_above > 1 and not self.choose_batch_size:
+            raise ValueError(f"change_above {self.change_above:g} needs choose_batch_size=true")
+        return self
+
+
+class MaxThroughput(BasePolicy[MaxThroughputOptions]):
+    """Greedy by marginal speed-up relative to one GPU, regardless of a job's class and remaining time.
+
+    Adapted: steps follow the concave hull of the speed, so that a dip at a node's edge is stepped over. With
+    `choose_batch_size` a job's batch grows with its GPUs, as AdaptDL's goodput asks for (Qiao et al., OSDI 2021);
+    `change_above` is the threshold of AdaptDL's data loader.
+    """
+
+    name = "max_throughput"
+    summary = "greedy by marginal speed-up (largest normalised total throughput), elastic"
+    source = "Narayanan et al., OSDI 2020 (Gavel); Fox, Management Science 13(3), 1966"
+    Options = MaxThroughputOptions
+
+    @property
+    def chooses_batch_sizes(self) -> bool:
+        """As the option says."""
+        return self.options.choose_batch_size
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        """Take the step with the largest gain in speed-up per GPU; ties in queue order."""
+        jobs = state.jobs
+        lowest = jobs.min_gpus
+        speeds = jobs.speed_at_batch_sizes if self.chooses_batch_sizes else jobs.speed[None]
+        steps = hull_steps(speeds.max(axis=0), lowest, jobs.max_gpus)
+        score = steps.gain / unit_speed(jobs)[:, None]
+        gpus = grow(np.zeros_like(lowest), steps.target, score, lowest, state.capacity, 0.0)
+        if not self.chooses_batch_sizes:
+            return Allocation(gpus)
+        rows = np.arange(len(jobs))
+        reached = speeds[:, rows, gpus]
+        fastest = reached.argmax(axis=0)
+        held = (jobs.batch_sizes == jobs.chosen_batch_size[:, None]).argmax(axis=1)
+        stays = (gpus == jobs.gpus) & (reached[fastest, rows] <= self.options.change_above * reached[held, rows])
+        fastest = np.where(stays, held, fastest)
+        return Allocation(gpus, batch_size=jobs.batch_sizes[rows, fastest])
+
+
+class Optimus(BasePolicy[NoOptions]):
+    """min_gpus for each job in turn, then single GPUs by the gain in remaining time.
+
+    Adapted: workers only (no parameter servers); jobs get their min_gpus in queue order first.
+    """
+
+    name = "optimus"
+    summary = "min_gpus for all, then single GPUs by largest reduction of remaining time, elastic"
+    source = "Peng et al., EuroSys 2018; as in Qiao et al., OSDI 2021 (Pollux simulator)"
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        """Grow jobs until nothing is gained or no GPU is free; small jobs are placed first.
+
+        gain of GPU k + 1 = (1 / speed(k) - 1 / speed(k + 1)) x remaining work, in seconds.
+        """
+        jobs = state.jobs
+        gain = np.zeros_like(jobs.speed)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            seconds = 1.0 / jobs.speed
+            np.subtract(seconds[:, 1:-1], seconds[:, 2:], out=gain[:, 1:-1])
+            gain *= jobs.remaining[:, None]
+        grown = grow_singly(np.arange(len(jobs)), jobs.min_gpus, jobs.max_gpus, gain, state.capacity)
+        return Allocation(grown, np.argsort(grown, kind="stable"))
+
+
+class HesrptOptions(Settings):
+    """Options of `hesrpt`."""
+
+    p: float | None = Field(None, gt=0, lt=1)
+    """Exponent of the speed-up k**p; null: fitted at every decision to the jobs' speed tables."""
+
+
+class Hesrpt(BasePolicy[HesrptOptions]):
+    """The optimal shares for mean flow time where speed-ups are a power of the GPUs, rounded to whole GPUs.
+
+    With speed-up k**p and m jobs in descending order of remaining size, the i-th gets the share
+        theta_i = (i / m)**(1 / (1 - p)) - ((i - 1) / m)**(1 / (1 - p)),
+    so that the smallest job (i = m) gets the largest share. Adapted: jobs of a lower priority class count as larger
+    than all of a higher one, or their size is divided by the weight of their class, as the queue says; p is fitted to
+    the speed tables of the jobs at hand; every job is given min_gpus first, smallest first where that does not fit,
+    and what capped jobs leave goes to the others in proportion.
+    """
+
+    name = "hesrpt"
+    summary = "optimal shares by rank in remaining size for speed-ups k**p, elastic"
+    source = "Berg, Vesilo, Harchol-Balter, Performance Evaluation 144, 2020"
+    Options = HesrptOptions
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        """Rank by class and remaining time on one GPU over its weight, then give each rank its share."""
+        jobs = state.jobs
+        exponent = self.options.p or fit_exponent(jobs)
+        order = jobs.ranked(jobs.remaining / unit_speed(jobs) / jobs.class_weight)
+        share = np.empty(len(jobs))
+        share[order] = optimal_shares(len(jobs), exponent)[::-1]
+        return Allocation(apportion(share, order, jobs.min_gpus, jobs.max_gpus, state.capacity))
+
+
+def apportion(share: FloatArray, order: IntArray, lowest: IntArray, highest: IntArray, capacity: int) -> IntArray:
+    """[n] whole GPUs in proportion to `share` [n], by Webster's method (divisors 1/2, 3/2, ...).
+
+    Each row of `order` in turn first gets its lowest number, if that fits. Then GPUs go one by one to the row with the
+    largest share / (GPUs it has + 1/2), the first of equals, until rows reach their highest number.
+    """
+    score = share[:, None] / (np.arange(int(highest.max(initial=0)) + 1) + 0.5)
+    return grow_singly(order, lowest, highest, score, capacity, -np.inf)
+
+
+def optimal_shares(count: int, exponent: float) -> FloatArray:
+    """theta [count] for jobs in descending order of remaining size; they sum to 1."""
+    cumulated = (np.arange(count + 1) / max(count, 1)) ** (1.0 / (1.0 - exponent))
+    return np.diff(cumulated)
+
+
+def fit_exponent(jobs: JobTable) -> float:
+    """p of the speed-up k**p by least squares at k = 2, 4, 8, ... GPUs.
+
+    The fit compares the logs of speed and GPUs, both relative to min_gpus; only numbers of GPUs within
+    a job's limits count. Clipped to [0.05, 0.95]; 0.5 if no job can grow to such a number.
+    """
+    speed = jobs.speed
+    lowest = jobs.min_gpus[:, None]
+    gpus = 2 ** np.arange(1, int(speed.shape[1] - 1).bit_length())
+    used = (gpus > lowest) & (gpus <= jobs.max_gpus[:, None])
+    if not used.any():
+        return 0.5
+    log_gpus = np.log(np.where(used, gpus / lowest, 1.0))
+    log_speed = np.log(np.where(used, speed[:, gpus] / np.take_along_axis(speed, lowest, axis=1), 1.0))
+    slope = np.sum(log_speed * log_gpus) / np.sum(log_gpus * log_gpus)  # no BLAS: its threads would cost more
+    return float(np.clip(slope, 0.05, 0.95))
+
+
+KEEP = 0.9
+"""Probability that `random` leaves a running job its GPUs at a decision; otherwise it draws another number."""
+
+
+class RandomPolicy(BasePolicy[NoOptions]):
+    """Jobs in random order draw GPUs uniformly within their limits; those that fit get them. A lower bound."""
+
+    name = "random"
+    summary = "GPUs drawn uniformly within each job's limits, jobs in random order; a control"
+    source = "control, no source"
+
+    def reset(self, seed: int) -> None:
+        """Start the stream of random numbers of `seed`."""
+        self._random = np.random.default_rng(seed)
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        """Let jobs that keep their GPUs go first, then the others in random order."""
+        jobs = state.jobs
+        held = jobs.keepable
+        keeps = (held > 0) & (self._random.random(len(jobs)) < KEEP)
+        wish = np.where(keeps, held, self._random.integers(jobs.min_gpus, jobs.max_gpus, endpoint=True))
+        order = np.lexsort((self._random.random(len(jobs)), ~keeps))
+        return Allocation(fit_in_order(order, wish, state.capacity))
