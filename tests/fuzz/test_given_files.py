@@ -25,8 +25,8 @@ from rlpto.workloads.arrival_counts import Counting, arrivals_per_interval, read
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.describe import tables
 from rlpto.workloads.files import read_any
-from rlpto.workloads.importers.registry import FORMATS, detect_format, import_trace
-from rlpto.workloads.listed import FollowedFile, listed_job
+from rlpto.workloads.importers import detect_format, format_names, import_trace
+from rlpto.workloads.listed import FollowedFile, jobs_of_entry
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import make_trace, read_trace, write_trace
 from tests.fuzz.harness import Draw, fuzzed, put_file
@@ -128,7 +128,7 @@ def test_followed_jobs(draw: Draw, folder: Path) -> None:
     content = draw(broken_text(FOLLOWED.decode()) | lines)
     facts = FittedProfiles(builtin_profiles()).facts
     path = put_file(folder, "jobs.jsonl", content)
-    source = FollowedFile(path, lambda entry, number: listed_job(entry, number, facts, 8))
+    source = FollowedFile(path, lambda entry, i: jobs_of_entry(entry, i, facts(entry.model), 8, "goodput")[0])
     source.poll()
     source.poll()
 
@@ -151,4 +151,4 @@ def test_search_space(draw: Draw, folder: Path) -> None:
 
 
 def test_every_format_of_traces_has_a_sample() -> None:
-    assert set(SAMPLES) == set(FORMATS)
+    assert set(SAMPLES) == set(format_names())

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from rlpto.io.errors import TraceError
+from rlpto.workloads.importers import detect_format, format_names, import_trace
 from rlpto.workloads.importers.base import NEVER_RAN
-from rlpto.workloads.importers.registry import FORMATS, detect_format, import_trace
 
 from . import importers_data as data
 
@@ -38,7 +38,7 @@ def file(tmp_path):
 
 
 def test_every_format_has_a_sample() -> None:
-    assert set(SAMPLES) == set(FORMATS)
+    assert set(SAMPLES) == set(format_names())
 
 
 def test_philly_json(file) -> None:
