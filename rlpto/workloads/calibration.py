@@ -135,8 +135,8 @@ def load_calibration(name_or_path: str | Path) -> Calibration:
     try:
         return Calibration.model_validate(file.data)
     except ValidationError as error:
-        location, said = first_problem(error, Calibration)
-        raise ConfigError(f"{file.place(location)}: {said}") from None
+        location, problem = first_problem(error, Calibration)
+        raise ConfigError(f"{file.place(location)}: {problem}") from None
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:

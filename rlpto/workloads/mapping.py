@@ -124,7 +124,7 @@ def map_jobs(
     GPUs, on top of those of the settings. metric: of jobs for which the trace names none; models and work of the
     jobs do not depend on it.
 
-    *duration* draws a model by the weights among those that use the requested GPUs well enough (`LEAST_EFFICIENCY`; where
+    *duration* draws a model by the weights among those that use the requested GPUs well enough (LEAST_EFFICIENCY; where
     none does, among the best), gives it the profile's epochs, and chooses data_size such that those epochs take the
     recorded duration on the requested GPUs, packed on as few nodes as possible and without rescale delay: data_size =
     samples x duration / elapsed. *category* takes epochs and data size of the drawn model as they are. *given* does so

@@ -1,4 +1,4 @@
-"""Simulated against real: what is compared, and what is said of it."""
+"""Simulated against real: the comparison, and its sentences."""
 
 from __future__ import annotations
 
@@ -59,12 +59,14 @@ def test_rankings_are_compared(fidelity: Fidelity) -> None:
     assert fidelity.ranking("jct_mean", real=True) == ("las", "fifo")
     assert fidelity.ranking("jct_mean", real=False) == ("fifo", "las")
     assert fidelity.agreeing_pairs("jct_mean") == (0, 1)
-    said = verdicts(fidelity)
-    assert said[0].startswith("rankings by JCT mean differ (0 of 1 pairs agree): real las, fifo; simulated fifo, las")
-    assert said[1].startswith("both rank the policies the same by reward")
+    sentences = verdicts(fidelity)
+    assert sentences[0].startswith(
+        "rankings by JCT mean differ (0 of 1 pairs agree): real las, fifo; simulated fifo, las"
+    )
+    assert sentences[1].startswith("both rank the policies the same by reward")
 
 
-def test_jobs_that_only_one_of_them_finished_are_said(tmp_path: Path) -> None:
+def test_jobs_that_only_one_of_them_finished_are_named(tmp_path: Path) -> None:
     found = simulated_against_real(
         [cell(tmp_path / "s", "fifo", 0, 100.0, 200.0, 350.0)],
         [cell(tmp_path / "r", "fifo", 0, 100.0, np.nan, 350.0)],
