@@ -93,8 +93,7 @@ def job_types(
     """
     pairs: set[tuple[str, int | None]]
     if settings.mode == "given":
-        named = zip(trace.texts("model"), trace.integers("batch_size").tolist(), strict=True)
-        pairs = {(model, _given_batch(model, batch, settings)) for model, batch in named}
+        pairs = set(_given_pairs(trace, settings))
     elif settings.mode == "category":
         pairs = {(model, None) for models in CATEGORIES for model in models}
     else:
@@ -307,18 +306,16 @@ def _given_types(trace: Trace, tables: SpeedTables, settings: MappingSettings) -
     if "" in models:
         name = trace.texts("name")[models.index("")]
         raise JobError(f"job {name}: the trace names no model, expected one (mapping.mode: duration or category)")
-    pairs = list(zip(models, trace.integers("batch_size").tolist(), strict=True))
-    index = {
-        (model, batch): _type_index(tables, model, _given_batch(model, batch, settings))
-        for model, batch in dict.fromkeys(pairs)
-    }
+    pairs = _given_pairs(trace, settings)
+    index = {pair: _type_index(tables, *pair) for pair in dict.fromkeys(pairs)}
     return np.array([index[pair] for pair in pairs], dtype=np.int64)
 
 
-def _given_batch(model: str, batch: int, settings: MappingSettings) -> int | None:
-    """Fixed batch size of jobs whose model and batch size (0: none) are in the trace; None: they choose their own."""
-    adapts = settings.adaptive_batch and model not in settings.fixed_batch_models
-    return None if adapts or batch == 0 else batch
+def _given_pairs(trace: Trace, settings: MappingSettings) -> list[tuple[str, int | None]]:
+    """Model of every job, and the batch size that it keeps; None: it chooses its own, or the trace names none."""
+    named = zip(trace.texts("model"), trace.integers("batch_size").tolist(), strict=True)
+    adaptive, fixed = settings.adaptive_batch, settings.fixed_batch_models
+    return [(model, batch if batch and (not adaptive or model in fixed) else None) for model, batch in named]
 
 
 def _max_gpus(

@@ -100,10 +100,6 @@ class Trace:
     def __len__(self) -> int:
         return len(self.jobs)
 
-    def floats(self, column: str) -> FloatArray:
-        """[M] a column as float64."""
-        return self.jobs[column].to_numpy(dtype=np.float64)
-
     def integers(self, column: str) -> IntArray:
         """[M] a column as int64."""
         return self.jobs[column].to_numpy(dtype=np.int64)
@@ -115,12 +111,12 @@ class Trace:
     @property
     def submit_time(self) -> FloatArray:
         """[M] seconds since the origin, ascending."""
-        return self.floats("submit_time")
+        return self.jobs["submit_time"].to_numpy(dtype=np.float64)
 
     @property
     def duration(self) -> FloatArray:
         """[M] seconds on the recorded GPUs; NaN unknown."""
-        return self.floats("duration")
+        return self.jobs["duration"].to_numpy(dtype=np.float64)
 
     @property
     def gpus(self) -> IntArray:
