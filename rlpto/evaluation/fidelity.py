@@ -44,7 +44,9 @@ class Fidelity:
     def ranking(self, metric: str, real: bool) -> tuple[str, ...]:
         """Policies from best to worst by a metric of COMPARED."""
         means = self.metrics.xs(metric, level="metric")["real" if real else "simulated"]
-        return tuple(sorted(self.policies, key=means.get, reverse=METRIC[metric].better == "higher"))
+        return tuple(
+            sorted(self.policies, key=lambda policy: float(means[policy]), reverse=METRIC[metric].better == "higher")
+        )
 
     def agreeing_pairs(self, metric: str) -> tuple[int, int]:
         """Number of pairs of policies that both rank in the same order, and number of all pairs."""
@@ -117,7 +119,7 @@ def fidelity_table(fidelity: Fidelity) -> Table:
         table.add_column(f"{METRIC[name].label}\nsim, real{unit}", justify="right")
         table.add_column("\ndiff", justify="right")
         for policy, row in rows.items():
-            simulated, real, difference, relative = means.loc[policy]
+            simulated, real, difference, relative = (float(figure) for figure in means.loc[policy].to_numpy())
             row.append(f"{scale.number(simulated)}, {scale.number(real)}")
             row.append(percent_change(relative) if METRIC[name].unit == "s" else scale.signed(difference))
     table.add_column("jobs\nmedian, worst", justify="right")
@@ -154,7 +156,7 @@ def write_fidelity(fidelity: Fidelity, path: Path) -> None:
     }
 
     def figures(table: pd.DataFrame, policy: str) -> dict[str, object]:
-        return {name: json_row(row) for name, row in fidelity.rows(table, policy).to_dict("index").items()}
+        return {str(name): json_row(row) for name, row in fidelity.rows(table, policy).to_dict("index").items()}
 
     content = {
         "policies": [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -123,7 +123,7 @@ def listed_trace(jobs: Sequence[Job]) -> Trace:
     """The same jobs as a trace, for code that works on windows; durations are unknown."""
     from rlpto.workloads.trace import make_trace
 
-    columns = {
+    columns: dict[str, list[Any]] = {
         "name": [job.name for job in jobs],
         "submit_time": [job.submit_time for job in jobs],
         "gpus": [job.requested_gpus for job in jobs],

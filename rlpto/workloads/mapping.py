@@ -297,7 +297,8 @@ def _draw_by_category(
 def _pick(types: IntArray, weight: FloatArray, chance: FloatArray) -> IntArray:
     """[n] one of `types` for every number in [0, 1), in proportion to its weight."""
     share = np.cumsum(weight)
-    return types[np.searchsorted(share, chance * share[-1], side="right")]
+    picked: IntArray = types[np.searchsorted(share, chance * share[-1], side="right")]
+    return picked
 
 
 def _given_types(trace: Trace, tables: SpeedTables, settings: MappingSettings) -> IntArray:

@@ -23,7 +23,7 @@ from rlpto.performance.efficiency import LARGEST_BATCH
 from rlpto.performance.metrics import METRICS
 from rlpto.workloads.calibration import LARGEST_GPUS
 
-_COLUMNS: dict[str, tuple[type, object]] = {
+_COLUMNS: dict[str, tuple[type, str | float]] = {
     "name": (str, ""),
     "submit_time": (float, 0.0),
     "duration": (float, np.nan),
@@ -152,9 +152,9 @@ def make_trace(
     Jobs are sorted by submit_time, equal times stay in order. A name that repeats gets `#2`, `#3`...
     Raises TraceError as Trace does.
     """
-    unknown = [name for name in columns if name not in COLUMNS]
-    if unknown:
-        raise TraceError(f"{source}: column {unknown[0]} is none of {', '.join(COLUMNS)}")
+    foreign = next((name for name in columns if name not in COLUMNS), None)
+    if foreign is not None:
+        raise TraceError(f"{source}: column {foreign} is none of {', '.join(COLUMNS)}")
     with parsing(source, "columns of equal length, of numbers or of text", TraceError):
         count = len(columns["submit_time"])
         jobs = pd.DataFrame(index=range(count))
