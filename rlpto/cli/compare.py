@@ -58,19 +58,18 @@ def comparison_table(runs: Sequence[FinishedRun]) -> Table:
     """For every policy that two or more runs share: its figures in each, and how they differ from the first."""
     import pandas as pd
     from rich.markup import escape
-    from rich.table import Table
 
     from rlpto.evaluation.formatting import heading, scale_for
     from rlpto.evaluation.metrics import LOWER_BOUND, METRIC
     from rlpto.evaluation.statistics import compare as compare_cells
-    from rlpto.evaluation.tables import STYLE, frame, percent_change, signed_interval
+    from rlpto.evaluation.tables import frame, percent_change, signed_interval
+    from rlpto.evaluation.tables import make_table as make_policy_table
 
     cells = pd.concat([frame(run.cells, run.config.knowledge.mode).assign(run=run.name) for run in runs])
     means = cells.groupby(["policy", "run"])[list(SHOWN)].mean()
     scales = {name: scale_for(METRIC[name], means[name]) for name in SHOWN}
     caption = f"means over {len(runs[0].places)} cells; differences from {runs[0].name}, cell by cell [95%]"
-    table = Table(title="Policies by run", caption=escape(caption), **STYLE)
-    table.add_column("policy", overflow="fold")
+    table = make_policy_table("Policies by run", escape(caption))
     table.add_column("run", overflow="fold")
     for name in SHOWN:
         table.add_column(heading(METRIC[name], scales[name]).replace(" [", "\n\\["), justify="right")

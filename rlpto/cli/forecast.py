@@ -93,12 +93,12 @@ def backtest(
     from rlpto.forecasting.backtest import backtest as run
     from rlpto.forecasting.registry import METHODS, make_method
     from rlpto.forecasting.report import write_report
-    from rlpto.workloads.arrival_counts import Counting, error_named, read_series
+    from rlpto.workloads.arrival_counts import CountingOptions, error_named, read_series
 
     names = list(METHODS) if methods == "all" else list(dict.fromkeys(name.strip() for name in methods.split(",")))
     folder = Path("runs") / f"forecast-{path.name.partition('.')[0]}" if out is None else out
     forecasters = {name: make_method(name, seed) for name in names}
-    series = read_series(path, Counting(every, what.value, group, start, None, time, value))
+    series = read_series(path, CountingOptions(every, what.value, group, start, None, time, value))
     with error_named(str(path)), make_progress(quiet) as bar:
         task = bar.add_task("methods", total=len(names))
         try:
@@ -141,10 +141,10 @@ def fit(
     `--set forecast.model=FILE` gives its forecasts to policies and agents; naming a model turns forecasts on.
     """
     from rlpto.forecasting.registry import make_method
-    from rlpto.workloads.arrival_counts import Counting, error_named, read_series
+    from rlpto.workloads.arrival_counts import CountingOptions, error_named, read_series
 
     forecaster = make_method(method, seed)
-    series = read_series(path, Counting(every, what.value, group, start, end, time, value))
+    series = read_series(path, CountingOptions(every, what.value, group, start, end, time, value))
     with error_named(str(path)):
         forecaster.fit(series)
     forecaster.save(out)

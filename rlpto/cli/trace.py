@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console
-from rlpto.workloads.importers import format_names
+from rlpto.workloads.importers import detect_format, format_names, import_trace
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +38,6 @@ def import_(
     quiet: QuietOption = False,
 ) -> None:
     """Read a public trace; nothing is written if it has broken lines."""
-    from rlpto.workloads.importers.registry import detect_format, import_trace
     from rlpto.workloads.trace import write_trace
 
     name = detect_format(path) if format_ == "auto" else format_

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from rich.table import Table
 from rlpto.evaluation.formatting import NOTHING, scale_for
 from rlpto.evaluation.metrics import METRIC, completion_times
 from rlpto.evaluation.runner import FinishedCell
-from rlpto.evaluation.tables import STYLE, percent_change
+from rlpto.evaluation.tables import json_row, make_table, percent_change
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import write_text
 
@@ -28,54 +27,26 @@ RANKED = ("jct_mean", "reward")
 
 
 @dataclass(frozen=True)
-class Pair:
-    """One metric in the simulator and on the real cluster."""
-
-    simulated: float
-    real: float
-
-    @property
-    def difference(self) -> float:
-        """Simulated minus real."""
-        return self.simulated - self.real
-
-    @property
-    def relative(self) -> float:
-        """The difference relative to the real value; NaN if that is 0."""
-        return self.difference / abs(self.real) if self.real else math.nan
-
-
-@dataclass(frozen=True)
-class PolicyFidelity:
-    """One policy on both. metrics: those of COMPARED. jobs: JCT [s] of every job that finished on both, mean over
-    seeds, by window and name. unfinished: jobs that one of them finished and the other did not."""
-
-    policy: str
-    metrics: dict[str, Pair]
-    jobs: dict[str, Pair]
-    unfinished: int
-
-    @property
-    def job_errors(self) -> list[float]:
-        """Absolute relative differences of the jobs' JCTs, ascending."""
-        return sorted(abs(pair.relative) for pair in self.jobs.values())
-
-
-@dataclass(frozen=True)
 class Fidelity:
-    """All policies, best by real mean JCT first."""
+    """All policies on both. The tables have the columns simulated, real, difference (simulated minus real) and
+    relative (the difference over the real value; NaN where that is 0).
 
-    policies: tuple[PolicyFidelity, ...]
+    policies: best by real mean JCT first. metrics: a row for each policy and metric of COMPARED. jobs: JCT [s] of every
+    job that finished on both, mean over seeds, a row for each policy and `window/name`. unfinished: by policy, the jobs
+    that one of the two finished and the other did not.
+    """
+
+    policies: tuple[str, ...]
+    metrics: pd.DataFrame
+    jobs: pd.DataFrame
+    unfinished: dict[str, int]
 
     def ranking(self, metric: str, real: bool) -> tuple[str, ...]:
         """Policies from best to worst by a metric of COMPARED."""
-        side = "real" if real else "simulated"
-        ranked = sorted(
-            self.policies,
-            key=lambda found: float(getattr(found.metrics[metric], side)),
-            reverse=METRIC[metric].better == "higher",
+        means = self.metrics.xs(metric, level="metric")["real" if real else "simulated"]
+        return tuple(
+            sorted(self.policies, key=lambda policy: float(means[policy]), reverse=METRIC[metric].better == "higher")
         )
-        return tuple(found.policy for found in ranked)
 
     def agreeing_pairs(self, metric: str) -> tuple[int, int]:
         """Number of pairs of policies that both rank in the same order, and number of all pairs."""
@@ -83,84 +54,98 @@ class Fidelity:
         pairs = list(combinations(self.ranking(metric, real=True), 2))
         return sum(place[better] < place[worse] for better, worse in pairs), len(pairs)
 
+    def rows(self, table: pd.DataFrame, policy: str) -> pd.DataFrame:
+        """The rows of one policy in `metrics` or `jobs`."""
+        return table[table.index.get_level_values("policy") == policy].droplevel("policy")
+
+    def job_errors(self, policy: str) -> list[float]:
+        """Absolute relative differences of the JCTs of a policy's jobs, ascending."""
+        return sorted(self.rows(self.jobs, policy)["relative"].abs().tolist())
+
 
 def simulated_against_real(simulated: Sequence[FinishedCell], real: Sequence[FinishedCell]) -> Fidelity:
     """Compare cells of the same policies, windows and seeds.
 
     Raises ConfigError if the two sides have different cells.
     """
-    by_cell = {done.cell: done for done in simulated}
-    if by_cell.keys() != {done.cell for done in real}:
+    if {done.cell for done in simulated} != {done.cell for done in real}:
         raise ConfigError("simulated and real cells differ: expected the same policies, windows and seeds")
-    by_policy: dict[str, list[tuple[FinishedCell, FinishedCell]]] = {}
-    for done in real:
-        by_policy.setdefault(done.cell.policy, []).append((by_cell[done.cell], done))
-    found = [_policy(name, pairs) for name, pairs in by_policy.items()]
-    return Fidelity(tuple(sorted(found, key=lambda policy: policy.metrics["jct_mean"].real)))
+    metrics = _differences(_metric_means(simulated), _metric_means(real))
+    jct = metrics.xs("jct_mean", level="metric")["real"]
+    policies = sorted(jct.index, key=lambda policy: float(jct[policy]))
+    times = pd.DataFrame({"simulated": _completion_times(simulated), "real": _completion_times(real)})
+    missed = times.isna().any(axis=1).groupby("policy").sum()
+    jobs = times.dropna().groupby(["policy", "job"]).mean()
+    unfinished = {policy: int(missed.get(policy, 0)) for policy in policies}
+    return Fidelity(tuple(policies), metrics, _differences(jobs["simulated"], jobs["real"]), unfinished)
 
 
-def _policy(name: str, pairs: Sequence[tuple[FinishedCell, FinishedCell]]) -> PolicyFidelity:
-    metrics = {
-        metric: Pair(*(float(np.mean([done.metrics[metric] for done in side])) for side in zip(*pairs, strict=True)))
-        for metric in COMPARED
-    }
-    times = pd.concat([pd.DataFrame({"simulated": _times(ours), "real": _times(theirs)}) for ours, theirs in pairs])
-    means = times.dropna().groupby(level=0).mean()
-    jobs = {str(job): Pair(float(ours), float(theirs)) for job, ours, theirs in means.itertuples()}
-    return PolicyFidelity(name, metrics, jobs, int(times.isna().any(axis=1).sum()))
+def _differences(simulated: pd.Series[float], real: pd.Series[float]) -> pd.DataFrame:
+    table = pd.DataFrame({"simulated": simulated, "real": real})
+    table["difference"] = table["simulated"] - table["real"]
+    table["relative"] = (table["difference"] / table["real"].abs()).where(table["real"] != 0)
+    return table
 
 
-def _times(done: FinishedCell) -> pd.Series[float]:
-    """JCT [s] of every job that finished, by window and name."""
-    jobs = done.record().jobs
-    return pd.Series(completion_times(jobs), [f"{done.cell.window}/{name}" for name in jobs.names]).dropna()
+def _metric_means(finished: Sequence[FinishedCell]) -> pd.Series[float]:
+    """Means over cells by policy and metric; NaN if a cell has none."""
+    rows = [(done.cell.policy, name, done.metrics[name]) for done in finished for name in COMPARED]
+    by_metric = pd.DataFrame(rows, columns=["policy", "metric", "mean"]).groupby(["policy", "metric"], sort=False)
+    return by_metric["mean"].agg(lambda values: values.mean(skipna=False))
+
+
+def _completion_times(finished: Sequence[FinishedCell]) -> pd.Series[float]:
+    """JCT [s] of every job that finished, by policy, `window/name` and seed."""
+    rows = []
+    for done in finished:
+        jobs, cell = done.record().jobs, done.cell
+        times = zip(jobs.names, completion_times(jobs), strict=True)
+        rows += [(cell.policy, f"{cell.window}/{name}", cell.seed, time) for name, time in times]
+    table = pd.DataFrame(rows, columns=["policy", "job", "seed", "jct"])
+    return table.set_index(["policy", "job", "seed"])["jct"].dropna()
 
 
 def fidelity_table(fidelity: Fidelity) -> Table:
     """Simulated and real figures of every policy for the terminal."""
-    table = Table(
-        title="Simulated against real, best real JCT first",
-        caption="means over cells; differences are simulated minus real; jobs: |difference| of each job's JCT",
-        **STYLE,
+    table = make_table(
+        "Simulated against real, best real JCT first",
+        "means over cells; differences are simulated minus real; jobs: |difference| of each job's JCT",
     )
-    table.add_column("policy", overflow="fold", min_width=8)
-    rows = {found.policy: [escape(found.policy)] for found in fidelity.policies}
+    rows = {policy: [escape(policy)] for policy in fidelity.policies}
     for name in COMPARED:
-        pairs = {found.policy: found.metrics[name] for found in fidelity.policies}
-        scale = scale_for(METRIC[name], [figure for pair in pairs.values() for figure in (pair.real, pair.simulated)])
+        means = fidelity.metrics.xs(name, level="metric")
+        scale = scale_for(METRIC[name], means[["simulated", "real"]].to_numpy().ravel())
         unit = f" \\[{scale.unit}]" if scale.unit else ""
         table.add_column(f"{METRIC[name].label}\nsim, real{unit}", justify="right")
         table.add_column("\ndiff", justify="right")
-        for policy, pair in pairs.items():
-            relative = METRIC[name].unit == "s"
-            difference = percent_change(pair.relative) if relative else scale.signed(pair.difference)
-            rows[policy] += [f"{scale.number(pair.simulated)}, {scale.number(pair.real)}", difference]
+        for policy, row in rows.items():
+            simulated, real, difference, relative = (float(figure) for figure in means.loc[policy].to_numpy())
+            row.append(f"{scale.number(simulated)}, {scale.number(real)}")
+            row.append(percent_change(relative) if METRIC[name].unit == "s" else scale.signed(difference))
     table.add_column("jobs\nmedian, worst", justify="right")
-    for found in fidelity.policies:
-        errors = found.job_errors
-        worst = f"{float(np.median(errors)):.1%}, {errors[-1]:.1%}" if errors else NOTHING
-        table.add_row(*rows[found.policy], worst)
+    for policy, row in rows.items():
+        errors = fidelity.job_errors(policy)
+        table.add_row(*row, f"{float(np.median(errors)):.1%}, {errors[-1]:.1%}" if errors else NOTHING)
     return table
 
 
 def verdicts(fidelity: Fidelity) -> list[str]:
     """Sentences on whether both rank the policies the same, and on jobs that finished on one side only."""
-    said = []
+    found = []
     for metric in RANKED if len(fidelity.policies) > 1 else ():
         (agree, pairs), label = fidelity.agreeing_pairs(metric), METRIC[metric].label
         real, simulated = (", ".join(fidelity.ranking(metric, side)) for side in (True, False))
         if agree == pairs:
-            said.append(f"both rank the policies the same by {label}: {real}")
+            found.append(f"both rank the policies the same by {label}: {real}")
         else:
-            said.append(
+            found.append(
                 f"rankings by {label} differ ({agree} of {pairs} pairs agree): real {real}; simulated {simulated}"
             )
-    said += [
-        f"{found.policy}: {found.unfinished} jobs finished on one of the two only, and are not compared"
-        for found in fidelity.policies
-        if found.unfinished
+    return found + [
+        f"{policy}: {count} jobs finished on one of the two only, and are not compared"
+        for policy, count in fidelity.unfinished.items()
+        if count
     ]
-    return said
 
 
 def write_fidelity(fidelity: Fidelity, path: Path) -> None:
@@ -169,22 +154,21 @@ def write_fidelity(fidelity: Fidelity, path: Path) -> None:
         metric: {"real": fidelity.ranking(metric, True), "simulated": fidelity.ranking(metric, False)}
         for metric in RANKED
     }
+
+    def figures(table: pd.DataFrame, policy: str) -> dict[str, object]:
+        return {str(name): json_row(row) for name, row in fidelity.rows(table, policy).to_dict("index").items()}
+
     content = {
         "policies": [
             {
-                "policy": found.policy,
-                "metrics": {name: _row(pair) for name, pair in found.metrics.items()},
-                "jobs": {name: _row(pair) for name, pair in found.jobs.items()},
-                "unfinished": found.unfinished,
+                "policy": policy,
+                "metrics": figures(fidelity.metrics, policy),
+                "jobs": figures(fidelity.jobs, policy),
+                "unfinished": fidelity.unfinished[policy],
             }
-            for found in fidelity.policies
+            for policy in fidelity.policies
         ],
         "same_ranking": {metric: ranked["real"] == ranked["simulated"] for metric, ranked in rankings.items()},
         "rankings": rankings,
     }
     write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n", "the comparison")
-
-
-def _row(pair: Pair) -> dict[str, float | None]:
-    figures = {**asdict(pair), "difference": pair.difference, "relative": pair.relative}
-    return {name: figure if math.isfinite(figure) else None for name, figure in figures.items()}

@@ -39,16 +39,16 @@ def forecast_history(
 ) -> ForecastHistory:
     """`forecasts`, made after 0, 1, ... T - 1 steps, next to the jobs of a window that lasts T - 1 steps."""
     reach = max((len(forecast.mean) for forecast in forecasts if forecast is not None), default=1)
-    said = np.full((3, len(forecasts), reach), np.nan)
+    parts = np.full((3, len(forecasts), reach), np.nan)
     for at, forecast in enumerate(forecasts):
         if forecast is not None:
-            said[:, at] = [part.sum(axis=1) for part in (forecast.mean, forecast.low, forecast.high)]
+            parts[:, at] = [part.sum(axis=1) for part in (forecast.mean, forecast.low, forecast.high)]
     steps = len(forecasts) - 1
     submitted = np.array([int(job.submit_time / step) for job in jobs], dtype=np.int64)
     counts = np.bincount(submitted, minlength=steps)[:steps].astype(np.float64)
     padded = np.concatenate([counts, np.full(reach + 1, np.nan)])
     actual = padded[np.arange(len(forecasts))[:, None] + np.arange(reach)]
-    return ForecastHistory(window, step, said[0], said[1], said[2], actual)
+    return ForecastHistory(window, step, parts[0], parts[1], parts[2], actual)
 
 
 def forecast_plots(histories: Sequence[ForecastHistory], mode: str) -> list[Plot]:

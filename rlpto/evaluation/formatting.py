@@ -48,8 +48,8 @@ def scale_for(metric: CellMetric, values: Iterable[float]) -> Scale:
 
 def heading(metric: CellMetric, scale: Scale) -> str:
     """Label of a column, with the unit its figures are shown in unless the label says it."""
-    said = not scale.unit or metric.unit in ("jobs", "GPU-h")
-    return metric.label if said else f"{metric.label} [{scale.unit}]"
+    in_label = not scale.unit or metric.unit in ("jobs", "GPU-h")
+    return metric.label if in_label else f"{metric.label} [{scale.unit}]"
 
 
 def _unit(unit: str, largest: float) -> tuple[str, float]:

@@ -206,8 +206,7 @@ def summary_table(results: Results) -> Table:
     caption = f"{results.setting}; means over cells, [{LEVEL:.0%} interval]"
     if results.unfinished:
         caption += "; jobs were left unfinished: JCT and queueing cover only those that finished"
-    table = Table(title="Policies, best reward first", caption=caption, **STYLE)
-    table.add_column("policy", overflow="fold", min_width=8)
+    table = make_table("Policies, best reward first", caption)
     scales = {name: column_scale(results, name) for name in names}
     for name in names:
         wrapped = heading(METRIC[name], scales[name]).replace(" [", "\n\\[").replace(" ", "\n", 1)
@@ -221,8 +220,7 @@ def summary_table(results: Results) -> Table:
 def paired_table(results: Results) -> Table:
     """Differences from the reference policy for the terminal, cell by cell."""
     caption = f"{results.setting}; differences on the same windows and seeds, [{LEVEL:.0%} interval]"
-    table = Table(title=f"Paired differences from {escape(results.reference)}", caption=caption, **STYLE)
-    table.add_column("policy", overflow="fold", min_width=8)
+    table = make_table(f"Paired differences from {escape(results.reference)}", caption)
     rows: dict[str, list[str]] = {
         summary.policy: [] for summary in results.policies if summary.policy != results.reference
     }
@@ -264,7 +262,7 @@ def write_csv(results: Results, folder: Path) -> list[Path]:
     tables = {
         "cells.csv": results.cells,
         "summary.csv": pd.DataFrame(_summary_rows(results)),
-        "paired.csv": pd.DataFrame(_paired_rows(results), columns=list(_PAIRED_COLUMNS)),
+        "paired.csv": pd.DataFrame(_paired_rows(results), columns=_PAIRED_COLUMNS),
     }
     for name, table in tables.items():
         write_text(folder / name, table.to_csv(index=False, lineterminator="\n"), "a table")
@@ -283,9 +281,9 @@ def write_json(results: Results, path: Path) -> None:
         "level": LEVEL,
         "metrics": [{"name": m.name, "unit": m.unit, "better": m.better} for m in METRICS],
         "warnings": warnings(results),
-        "cells": [_json_row(row) for row in results.cells.to_dict("records")],
-        "summary": [_json_row(row) for row in _summary_rows(results)],
-        "paired": [_json_row(row) for row in _paired_rows(results)],
+        "cells": [json_row(row) for row in results.cells.to_dict("records")],
+        "summary": [json_row(row) for row in _summary_rows(results)],
+        "paired": [json_row(row) for row in _paired_rows(results)],
     }
     write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n", "results")
 
@@ -308,19 +306,34 @@ def percent_change(share: float) -> str:
     return NOTHING if math.isnan(share) else f"{100 * share:+.1f} %"
 
 
-STYLE: dict[str, Any] = {
-    "title_justify": "left",
-    "caption_justify": "left",
-    "box": box.SIMPLE_HEAD,
-    "show_edge": False,
-    "pad_edge": False,
-    "padding": (0, 1, 0, 0),
-}
+def make_table(title: str, caption: str) -> Table:
+    """An empty table of policies for the terminal, with their column."""
+    table = Table(
+        title=title,
+        caption=caption,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("policy", overflow="fold", min_width=8)
+    return table
+
+
+def json_row(row: dict[Any, Any]) -> dict[str, object]:
+    """A row for a JSON file, with null for figures that are not finite."""
+    return {
+        str(key): None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
+    }
+
+
 _VERDICTS = {"better": "[green]better", "worse": "[red]worse", "equal": "equal", "undecided": "undecided"}
-_PAIRED_COLUMNS = (
-    *("policy", "reference", "knowledge", "metric", "samples", "difference", "low", "high", "relative"),
-    *("p_better", "p_better_low", "p_better_high", "wins", "ties", "verdict"),
-)
+_PAIRED_COLUMNS = [
+    "policy", "reference", "knowledge", "metric", "samples", "difference", "low", "high", "relative",
+    "p_better", "p_better_low", "p_better_high", "wins", "ties", "verdict",
+]  # fmt: skip
 
 
 def _summary(policy: str, rows: pd.DataFrame, seed: int) -> Summary:
@@ -366,9 +379,3 @@ def _paired_rows(results: Results) -> list[dict[str, object]]:
         setting = (c.policy, c.reference, results.knowledge, c.metric)
         rows.append(dict(zip(_PAIRED_COLUMNS, (*setting, *found), strict=True)))
     return rows
-
-
-def _json_row(row: dict[Any, Any]) -> dict[str, object]:
-    return {
-        str(key): None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
-    }

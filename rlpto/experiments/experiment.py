@@ -39,7 +39,7 @@ from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.workloads.listed import FollowedFile, listed_job, listed_jobs
+from rlpto.workloads.listed import FollowedFile, jobs_of_entry, listed_jobs
 from rlpto.workloads.mapping import job_types, map_jobs, requested_work, type_order
 from rlpto.workloads.trace import Trace
 
@@ -296,10 +296,10 @@ class Experiment:
                 "workload.source follow: knowledge other than exact, and forecasts, need to know all jobs; expected "
                 "knowledge.mode exact and forecast.mode off"
             )
-        facts, capacity = self.profiles.facts, self.shape.most_gpus
-        metric = self.config.workload.metric
+        facts, capacity, workload = self.profiles.facts, self.shape.most_gpus, self.config.workload
         return FollowedFile(
-            self.config.workload.path[0], lambda entry, i: listed_job(entry, i, facts, capacity, metric)
+            workload.path[0],
+            lambda entry, i: jobs_of_entry(entry, i, facts(entry.model), capacity, workload.metric)[0],
         )
 
     def source(self) -> FollowedFile | None:

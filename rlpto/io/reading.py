@@ -46,10 +46,10 @@ _ARCHIVE_ENTRY_BYTES = 1024
 """Bytes of an entry in the list at the end of an archive, at most."""
 
 PARSER_ERRORS = (
-    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError),
-    *(RuntimeError, SyntaxError, TypeError, ValueError),
-    *(csv.Error, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
-)
+    ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError,
+    RuntimeError, SyntaxError, TypeError, ValueError,
+    csv.Error, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 """What the parsers of Python, NumPy, YAML and Arrow have been seen to raise on broken files."""
 
 

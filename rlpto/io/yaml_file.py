@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from yaml.constructor import ConstructorError
@@ -65,10 +65,11 @@ def read_yaml_documents(
     """The documents of a file, each of them a mapping. Raises `error` as `read_yaml` does."""
     text = read_text(path, expected, error, LARGEST_YAML_BYTES)
     files = []
-    for root, data in _documents(text, path, expected, error):
+    for data, lines in _documents(text, path, expected, error):
         if not isinstance(data, dict):
-            raise error(f"{path}: expected {expected}, keys and values at the top, got {_kind(root)}")
-        files.append(YamlFile(path, data, _lines(path, root, error)))
+            kind = "a list" if isinstance(data, list) else "a single value"
+            raise error(f"{path}: expected {expected}, keys and values at the top, got {kind}")
+        files.append(YamlFile(path, data, lines))
     if not files:
         raise error(f"{path}: the file is empty, expected {expected}")
     return files
@@ -84,21 +85,21 @@ def parse_value(text: str, place: str, error: type[RlptoError] = ConfigError) ->
     documents = list(_documents(text, place, "a value", error))
     if len(documents) > 1:
         raise error(f"{place}: not valid YAML: several documents, expected a value")
-    return documents[0][1] if documents else None
+    return documents[0][0] if documents else None
 
 
 def _documents(
     text: str, source: Path | str, expected: str, error: type[RlptoError]
-) -> Iterator[tuple[yaml.Node, Any]]:
-    """Root and data of every document of a text."""
+) -> Iterator[tuple[Any, dict[Location, int]]]:
+    """Data of every document of a text, and the lines of its keys."""
     if _depth(text) > _DEEPEST:
         raise error(f"{source}: not valid YAML: brackets nested too deeply, expected {expected}")
     try:
         loader: Any = yaml.SafeLoader(text)
         while loader.check_node():
             root = loader.get_node()
-            _check_size(root)
-            yield root, loader.construct_document(root)
+            lines = _lines(root)
+            yield loader.construct_document(root), lines
     except yaml.MarkedYAMLError as broken:
         mark = (broken.problem_mark or broken.context_mark) if isinstance(source, Path) else None
         place = f"{source}:{mark.line + 1}" if mark else str(source)
@@ -116,60 +117,42 @@ def _depth(text: str) -> int:
     return max(accumulate(_BRACKETS[bracket] for bracket in _BRACKET.findall(text)), default=0)
 
 
-def _check_size(root: yaml.Node) -> None:
-    """Raise ConstructorError for aliases that contain themselves or expand too far, and for invalid keys or numbers."""
-    sizes: dict[int, int] = {}
+def _lines(root: yaml.Node) -> dict[Location, int]:
+    """The line of every key and list entry, those of an anchored node at its first place alone.
 
-    def refuse(node: yaml.Node, reason: str) -> None:
+    Raises ConstructorError for aliases that contain themselves or expand too far, for a key given twice, and for
+    invalid keys or numbers.
+    """
+    lines: dict[Location, int] = {}
+    sizes: dict[int, int] = {}  # values of every node by its identity; 0 while it is visited
+
+    def refuse(node: yaml.Node, reason: str) -> NoReturn:
         raise ConstructorError(None, None, reason, node.start_mark)
 
-    def size(node: yaml.Node) -> int:
-        known = sizes.get(id(node))
-        if known == 0:
-            refuse(node, "an alias stands for something it is part of")
-        if known is not None:
-            return known
-        sizes[id(node)] = 0
-        inside: list[yaml.Node] = []
+    def size(node: yaml.Node, place: Location) -> int:
+        if (known := sizes.get(id(node))) is not None:
+            return known or refuse(node, "an alias stands for something it is part of")
+        sizes[id(node)], total = 0, 1
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 if not isinstance(key, yaml.ScalarNode):
                     refuse(key, f"expected a plain key, got {_kind(key)}")
-                inside += [key, value]
+                if (inside := (*place, key.value)) in lines:
+                    refuse(key, f"{dotted_key(inside)}: key given twice, first on line {lines[inside]}")
+                lines[inside] = key.start_mark.line + 1
+                total += size(key, inside) + size(value, inside)
         elif isinstance(node, yaml.SequenceNode):
-            inside += node.value
+            for position, entry in enumerate(node.value):
+                lines[(*place, position)] = entry.start_mark.line + 1
+                total += size(entry, (*place, position))
         elif node.tag not in _TEXTS and len(node.value) > _LONGEST_NUMBER:
             refuse(node, f"a number of {len(node.value)} characters")
-        sizes[id(node)] = total = 1 + sum(map(size, inside))
+        sizes[id(node)] = total
         if total > _MOST_VALUES:
             refuse(node, f"more than {_MOST_VALUES:,} values")
         return total
 
-    size(root)
-
-
-def _lines(path: Path, root: yaml.Node, error: type[RlptoError]) -> dict[Location, int]:
-    """The line of every key and list entry; each anchored node is visited once. Raises `error` for a key twice."""
-    lines: dict[Location, int] = {}
-    seen: set[int] = set()
-
-    def visit(node: yaml.Node, location: Location) -> None:
-        if id(node) in seen:
-            return
-        seen.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                line, place = key.start_mark.line + 1, (*location, key.value)
-                if place in lines:
-                    raise error(f"{path}:{line}: {dotted_key(place)}: key given twice, first on line {lines[place]}")
-                lines[place] = line
-                visit(value, place)
-        elif isinstance(node, yaml.SequenceNode):
-            for position, entry in enumerate(node.value):
-                lines[(*location, position)] = entry.start_mark.line + 1
-                visit(entry, (*location, position))
-
-    visit(root, ())
+    size(root, ())
     return lines
 
 
@@ -179,6 +162,4 @@ def dotted_key(location: Location) -> str:
 
 
 def _kind(node: yaml.Node) -> str:
-    if isinstance(node, yaml.SequenceNode):
-        return "a list"
-    return "keys and values" if isinstance(node, yaml.MappingNode) else "a single value"
+    return "a list" if isinstance(node, yaml.SequenceNode) else "keys and values"

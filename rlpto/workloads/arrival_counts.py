@@ -30,7 +30,7 @@ MOST_INTERVALS = 10_000_000
 
 
 @dataclass(frozen=True)
-class Counting:
+class CountingOptions:
     """What to count. every: length of an interval. group: its jobs alone. start: first day. end: a day, a share or
     `train`, before which to stop. time, value: columns of a CSV of counts; no value: a trace."""
 
@@ -52,7 +52,7 @@ def error_named(prefix: str) -> Iterator[None]:
         raise TraceError(f"{prefix}: {wrong}") from None
 
 
-def read_series(path: Path, counting: Counting) -> TimeSeries:
+def read_series(path: Path, counting: CountingOptions) -> TimeSeries:
     """Counts per interval of a trace or, with the name of a column of counts, of a CSV. Raises RlptoError."""
     with error_named("--every"):
         step = seconds(counting.every)
@@ -125,7 +125,7 @@ def _end(text: str) -> datetime | float:
         raise ConfigError(f"--end {text!r}: expected a day such as 2017-12-01, a share such as 80%, or train") from None
 
 
-def _steps_before(end: datetime | float, series: TimeSeries, path: Path, counting: Counting) -> int:
+def _steps_before(end: datetime | float, series: TimeSeries, path: Path, counting: CountingOptions) -> int:
     """Whole steps of a series before the end. Raises TraceError if there are none.
 
     Rounded down: a cut interval would count too few jobs, and no later data may be used. The time of the last job
@@ -140,7 +140,7 @@ def _steps_before(end: datetime | float, series: TimeSeries, path: Path, countin
     return min(points, len(series))
 
 
-def _of_counts(path: Path, step: float, counting: Counting, value: str) -> TimeSeries:
+def _of_counts(path: Path, step: float, counting: CountingOptions, value: str) -> TimeSeries:
     """A CSV with a row per interval; rows of shorter intervals are added up."""
     time = counting.time
     rows = read_csv(path, (time, value), skip_bad_lines=False)

@@ -22,9 +22,9 @@ LARGEST_GPUS = 1_000_000
 LARGEST_SUBMISSION = 1_000_000
 """Jobs."""
 LEVELS = (
-    *(0.0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6),
-    *(0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 1.0),
-)
+    0.0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6,
+    0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 1.0,
+)  # fmt: skip
 """Probabilities of the quantiles a calibration holds; closer in the tail, where most of the GPU-time is."""
 
 Quantiles = Annotated[tuple[float, ...], Field(min_length=len(LEVELS), max_length=len(LEVELS))]
@@ -135,8 +135,8 @@ def load_calibration(name_or_path: str | Path) -> Calibration:
     try:
         return Calibration.model_validate(file.data)
     except ValidationError as error:
-        location, said = first_problem(error, Calibration)
-        raise ConfigError(f"{file.place(location)}: {said}") from None
+        location, problem = first_problem(error, Calibration)
+        raise ConfigError(f"{file.place(location)}: {problem}") from None
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:

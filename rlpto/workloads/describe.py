@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.table import Table
 
 from rlpto.io.arrays import FloatArray
+from rlpto.io.durations import span_text
 from rlpto.io.errors import TraceError
 from rlpto.io.files import whole_file
 from rlpto.workloads.load import DURATION_CAP_S, offered_load
@@ -37,7 +38,7 @@ def figures(trace: Trace, capacity: int | None = None) -> dict[str, str]:
     begin = None if trace.origin is None else (trace.origin + np.timedelta64(round(submit[0] * 1000), "ms")).floor("s")
     per_hour = len(trace) / span * HOUR if span > 0 else float("nan")
     found = {"jobs": f"{len(trace):,}", "begin (local)": "unknown" if begin is None else str(begin)}
-    found |= {"span": readable_time(span), "jobs per hour": f"{per_hour:.2f}"}
+    found |= {"span": span_text(span), "jobs per hour": f"{per_hour:.2f}"}
     if span >= 7 * DAY:
         profile = hour_of_week_profile(trace)
         found["hour of week"] = f"{profile.min():.1f} to {profile.max():.1f} jobs"
@@ -50,7 +51,7 @@ def figures(trace: Trace, capacity: int | None = None) -> dict[str, str]:
         found["unknown durations"] = f"{unknown:,}"
     if capacity and span > 0:
         load = offered_load(trace.gpus, trace.duration, capacity, span)
-        found[f"load on {capacity:,} GPUs"] = f"{load:.2f} (durations cut at {readable_time(DURATION_CAP_S)})"
+        found[f"load on {capacity:,} GPUs"] = f"{load:.2f} (durations cut at {span_text(DURATION_CAP_S)})"
     return found
 
 
@@ -89,17 +90,9 @@ def tables(trace: Trace, capacity: int | None = None) -> Group:
         return Group(facts, gpus)
     durations = Table("quantile", "duration", title="Durations", title_justify="left")
     for level, value in zip(QUANTILES, np.quantile(known, QUANTILES), strict=True):
-        durations.add_row(f"{level:.0%}", readable_time(float(value)))
-    durations.add_row("mean", readable_time(float(known.mean())))
+        durations.add_row(f"{level:.0%}", span_text(float(value)))
+    durations.add_row("mean", span_text(float(known.mean())))
     return Group(facts, gpus, durations)
-
-
-def readable_time(seconds: float) -> str:
-    """A time span in its natural unit: `45 s`, `12.5 min`, `3.2 h`, `4.1 d`."""
-    for unit, length in (("d", DAY), ("h", HOUR), ("min", 60.0)):
-        if seconds >= length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def plot_arrivals(trace: Trace, path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlpto.io.errors import ConfigError, TraceError
 from rlpto.io.files import file_there, is_there
-from rlpto.workloads.importers.registry import FORMATS, detect_format, import_trace
+from rlpto.workloads.importers import detect_format, format_names, import_trace
 from rlpto.workloads.trace import Trace, is_trace_file, read_trace
 
 KEYS = {"train": "train_path", "validation": "validation_path", "test": "path"}
@@ -21,7 +21,7 @@ def read_any(path: Path, format: str | None = None) -> Trace:
     Raises TraceError if the file is missing or broken.
     """
     if not file_there(path):
-        name = path.stem if path.stem in FORMATS else "FORMAT"
+        name = path.stem if path.stem in format_names() else "FORMAT"
         raise TraceError(f"{path}: no such trace; make it with `rlpto trace import {name} FILE -o {path}`")
     if is_trace_file(path):
         return read_trace(path)

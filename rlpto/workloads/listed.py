@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from rlpto.core.jobs import PRIORITY_CLASSES, Job
@@ -87,7 +86,7 @@ def listed_jobs(
     jobs = [
         job
         for number, entry in enumerate(entries)
-        for job in _several(entry, number, facts(entry.model), capacity, metric)
+        for job in jobs_of_entry(entry, number, facts(entry.model), capacity, metric)
     ]
     names = [job.name for job in jobs]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -96,7 +95,8 @@ def listed_jobs(
     return sorted(jobs, key=lambda job: job.submit_time)
 
 
-def _several(entry: ListedJob, number: int, facts: ModelLimits, capacity: int, metric: MetricName) -> list[Job]:
+def jobs_of_entry(entry: ListedJob, number: int, facts: ModelLimits, capacity: int, metric: MetricName) -> list[Job]:
+    """The jobs of an entry with this number in the list. The other arguments, and errors, as of `listed_jobs`."""
     stem = entry.name or f"{entry.model}-{number}"
     if entry.gpus > capacity:
         raise JobError(f"job {stem} wants {entry.gpus} GPUs, but the cluster has {capacity} in all for one job")
@@ -119,37 +119,21 @@ def _several(entry: ListedJob, number: int, facts: ModelLimits, capacity: int, m
     ]
 
 
-def listed_job(
-    entry: ListedJob,
-    number: int,
-    facts: Callable[[str], ModelLimits],
-    capacity: int,
-    metric: MetricName = DEFAULT_METRIC,
-) -> Job:
-    """The first job of the entry with this number. The other arguments, and errors, as of `listed_jobs`."""
-    return _several(entry, number, facts(entry.model), capacity, metric)[0]
-
-
 def listed_trace(jobs: Sequence[Job]) -> Trace:
     """The same jobs as a trace, for code that works on windows; durations are unknown."""
-    import pandas as pd
+    from rlpto.workloads.trace import make_trace
 
-    from rlpto.workloads.trace import Trace
-
-    columns = {
+    columns: dict[str, list[Any]] = {
         "name": [job.name for job in jobs],
         "submit_time": [job.submit_time for job in jobs],
-        "duration": np.full(len(jobs), np.nan),
         "gpus": [job.requested_gpus for job in jobs],
-        "user": "",
-        "group": "",
         "priority": [job.priority for job in jobs],
         "model": [job.model for job in jobs],
         "batch_size": [job.batch_size or 0 for job in jobs],
         "metric": [job.metric for job in jobs],
         "stop": ["" if job.stop is None else job.stop.text for job in jobs],
     }
-    return Trace(pd.DataFrame(columns), None, "listed jobs")
+    return make_trace(columns, "listed jobs")
 
 
 class FollowedFile:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from rlpto.core.jobs import Job
 from rlpto.core.stopping import StopRule, parse_rule
-from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import ConfigError, JobError
 from rlpto.io.settings import Settings
 from rlpto.performance.metrics import DEFAULT_METRIC, METRICS, MetricName
@@ -28,26 +28,12 @@ MaxGpus = Callable[[JobType], int | None]
 """Most GPUs a job of a type can use (batch size over smallest batch per GPU), or None if unbounded."""
 
 
-class Categories(Settings):
-    """Models by GPU-time of the recorded job, as in the workloads of Pollux (OSDI 2021) and Sia (SOSP 2023)."""
-
-    small: tuple[str, ...] = Field(("cifar10", "ncf"), min_length=1)
-    """Below 1 GPU-hour."""
-    medium: tuple[str, ...] = Field(("bert", "deepspeech2"), min_length=1)
-    """From 1 to below 10 GPU-hours."""
-    large: tuple[str, ...] = Field(("yolov3",), min_length=1)
-    """From 10 to below 100 GPU-hours."""
-    extra_large: tuple[str, ...] = Field(("imagenet",), min_length=1)
-    """100 GPU-hours and more."""
-
-    @property
-    def by_size(self) -> tuple[tuple[str, ...], ...]:
-        """Models of the classes, smallest first."""
-        return self.small, self.medium, self.large, self.extra_large
-
-
 CATEGORY_BOUNDS = (1.0, 10.0, 100.0)
-"""GPU-hours that separate small, medium, large and extra large."""
+"""GPU-hours that separate small, medium, large and extra large jobs."""
+CATEGORIES = (("cifar10", "ncf"), ("bert", "deepspeech2"), ("yolov3",), ("imagenet",))
+"""Models of small to extra large jobs, as in the workloads of Pollux (OSDI 2021) and Sia (SOSP 2023)."""
+LEAST_EFFICIENCY = 0.25
+"""Least share of linear speed-up that a model drawn for a job reaches on its requested GPUs, if any model does."""
 
 
 class MappingSettings(Settings):
@@ -55,13 +41,10 @@ class MappingSettings(Settings):
 
     mode: Literal["duration", "category", "given"] = "duration"
     """duration: work set so that it takes its recorded time on its requested GPUs; category: a whole model drawn
-    by its GPU-time class; given: the trace names model and batch size."""
+    by its GPU-time class; given: the trace names model and batch size. The first two leave out jobs of unknown
+    duration."""
     models: dict[str, float] | None = None
     """duration: models to draw from and their weights; null: every model there is, equally likely."""
-    min_efficiency: float = Field(0.25, ge=0, le=1)
-    """duration: draw only models whose requested GPUs give at least this share of linear speed-up, if any does."""
-    categories: Categories = Categories()
-    """category: models of every GPU-time class, equally likely inside it."""
     adaptive_batch: bool = False
     """given: let jobs adapt their batch size instead of keeping the recorded one; other modes always adapt it."""
     fixed_batch_models: tuple[str, ...] = ()
@@ -70,8 +53,6 @@ class MappingSettings(Settings):
     """duration, category: shorter recorded durations are raised to this [s]."""
     max_duration: float = Field(86_400.0, ge=0.001)
     """duration, category: longer recorded durations are cut to this [s]."""
-    unknown_duration: Literal["skip", "error"] = "skip"
-    """duration, category: what to do with a job whose duration is not recorded."""
     oversized: Literal["error", "skip", "clip"] = "error"
     """What to do with a job that asks for more GPUs than the cluster has; clip: it asks for all of them and
     takes longer in proportion."""
@@ -85,9 +66,6 @@ class MappingSettings(Settings):
     """Most GPUs a job of a model may hold, for models that gain nothing from more; its request if that is more."""
     priority_shares: tuple[float, float, float] = (0.2, 0.5, 0.3)
     """Shares of the classes high, normal and low among jobs whose priority is not recorded."""
-    priority_by: Literal["job", "group"] = "job"
-    """job: a class drawn for each job; group: one drawn for each virtual cluster, which all its jobs get
-    (jobs without one are drawn as by job)."""
     stop: StopRule | None = None
     """When jobs for which the trace names no rule of their own end before their epochs are done; null: never."""
 
@@ -115,10 +93,9 @@ def job_types(
     """
     pairs: set[tuple[str, int | None]]
     if settings.mode == "given":
-        named = zip(trace.texts("model"), trace.integers("batch_size").tolist(), strict=True)
-        pairs = {(model, _given_batch(model, batch, settings)) for model, batch in named}
+        pairs = set(_given_pairs(trace, settings))
     elif settings.mode == "category":
-        pairs = {(model, None) for models in settings.categories.by_size for model in models}
+        pairs = {(model, None) for models in CATEGORIES for model in models}
     else:
         pairs = {(model, None) for model in (available if settings.models is None else settings.models)}
     metrics = {DEFAULT_METRIC, *_metrics(trace, metric)}
@@ -146,21 +123,17 @@ def map_jobs(
     GPUs, on top of those of the settings. metric: of jobs for which the trace names none; models and work of the
     jobs do not depend on it.
 
-    *duration* draws a model by the weights among those that use the requested GPUs well enough (`min_efficiency`; where
+    *duration* draws a model by the weights among those that use the requested GPUs well enough (LEAST_EFFICIENCY; where
     none does, among the best), gives it the profile's epochs, and chooses data_size such that those epochs take the
     recorded duration on the requested GPUs, packed on as few nodes as possible and without rescale delay: data_size =
     samples x duration / elapsed. *category* takes epochs and data size of the drawn model as they are. *given* does so
     as well, for the model and the batch size that the trace names.
 
-    Raises JobError for a job that fits neither cluster nor tables, one without a model where the mode needs it, or one
-    without a duration if the settings say so; ConfigError for a model that the tables do not hold.
+    Raises JobError for a job that fits neither cluster nor tables, or one without a model where the mode needs it;
+    ConfigError for a model that the tables do not hold.
     """
-    known = np.isfinite(trace.duration) | (settings.mode == "given")
-    if settings.unknown_duration == "error" and not known.all():
-        name = trace.texts("name")[int(np.argmin(known))]
-        raise JobError(f"job {name}: no recorded duration, expected one (mapping.unknown_duration: skip drops it)")
-    if not known.all():
-        trace = trace.take(known)
+    if settings.mode != "given" and not np.isfinite(trace.duration).all():
+        trace = trace.take(np.isfinite(trace.duration))
     bound = min(capacity, tables.max_gpus)
     oversized = trace.gpus > bound
     if oversized.any() and settings.oversized == "error":
@@ -180,7 +153,7 @@ def map_jobs(
     if settings.mode == "given":
         kind = _given_types(trace, tables, settings)
     elif settings.mode == "category":
-        kind = _draw_by_category(trace.gpus * duration / HOUR, gpus, tables, settings, limits, rng)
+        kind = _draw_by_category(trace.gpus * duration / HOUR, gpus, tables, limits, rng)
     else:
         kind = _draw_by_weight(gpus, tables, settings, seconds, limits, rng)
     data_size = tables.samples[kind]
@@ -211,7 +184,7 @@ def map_jobs(
             data_size.tolist(),
             gpus.tolist(),
             most.tolist(),
-            _priorities(trace, settings, seed).tolist(),
+            _priorities(trace, settings.priority_shares, seed).tolist(),
             _metrics(trace, metric),
             _stop_rules(trace, settings),
             strict=True,
@@ -293,38 +266,39 @@ def _draw_by_weight(
     chance = rng.random(len(gpus))
     kind = np.zeros(len(gpus), dtype=np.int64)
     for count in np.unique(gpus):
-        mine = gpus == count
+        usable = np.isfinite(seconds[types, count]) & (weight > 0)
         efficiency = seconds[types, 1] / (seconds[types, count] * count)
         efficiency = np.where((limits[types] >= count) & (weight > 0), efficiency, 0.0)
-        sensible = efficiency >= min(settings.min_efficiency, float(efficiency.max()))
-        sensible &= np.isfinite(seconds[types, count]) & (weight > 0)
+        sensible = usable & (efficiency >= min(LEAST_EFFICIENCY, float(efficiency.max())))
         if not sensible.any():
             raise ConfigError(f"mapping duration: no model of {', '.join(weights)} can run on {count} GPUs")
-        share = np.cumsum(np.where(sensible, weight, 0.0))
-        kind[mine] = types[np.searchsorted(share, chance[mine] * share[-1], side="right")]
+        mine = gpus == count
+        kind[mine] = _pick(types, np.where(sensible, weight, 0.0), chance[mine])
     return kind
 
 
 def _draw_by_category(
-    gpu_hours: FloatArray,
-    gpus: IntArray,
-    tables: SpeedTables,
-    settings: MappingSettings,
-    limits: IntArray,
-    rng: np.random.Generator,
+    gpu_hours: FloatArray, gpus: IntArray, tables: SpeedTables, limits: IntArray, rng: np.random.Generator
 ) -> IntArray:
     """[M] type of every job, drawn evenly in its GPU-time class among models that can use its GPUs, if any can."""
     chance = rng.random(len(gpus))
     category = np.searchsorted(CATEGORY_BOUNDS, gpu_hours, side="right")
     kind = np.zeros(len(gpus), dtype=np.int64)
-    for number, models in enumerate(settings.categories.by_size):
+    for number, models in enumerate(CATEGORIES):
         types = np.array([_type_index(tables, model, None) for model in models], dtype=np.int64)
         for count in np.unique(gpus[category == number]):
             mine = (category == number) & (gpus == count)
-            able = types[limits[types] >= count]
-            able = types if len(able) == 0 else able
-            kind[mine] = able[(chance[mine] * len(able)).astype(np.int64)]
+            able = limits[types] >= count
+            weight = (able if able.any() else ~able).astype(np.float64)
+            kind[mine] = _pick(types, weight, chance[mine])
     return kind
+
+
+def _pick(types: IntArray, weight: FloatArray, chance: FloatArray) -> IntArray:
+    """[n] one of `types` for every number in [0, 1), in proportion to its weight."""
+    share = np.cumsum(weight)
+    picked: IntArray = types[np.searchsorted(share, chance * share[-1], side="right")]
+    return picked
 
 
 def _given_types(trace: Trace, tables: SpeedTables, settings: MappingSettings) -> IntArray:
@@ -333,18 +307,16 @@ def _given_types(trace: Trace, tables: SpeedTables, settings: MappingSettings) -
     if "" in models:
         name = trace.texts("name")[models.index("")]
         raise JobError(f"job {name}: the trace names no model, expected one (mapping.mode: duration or category)")
-    pairs = list(zip(models, trace.integers("batch_size").tolist(), strict=True))
-    index = {
-        (model, batch): _type_index(tables, model, _given_batch(model, batch, settings))
-        for model, batch in dict.fromkeys(pairs)
-    }
+    pairs = _given_pairs(trace, settings)
+    index = {pair: _type_index(tables, *pair) for pair in dict.fromkeys(pairs)}
     return np.array([index[pair] for pair in pairs], dtype=np.int64)
 
 
-def _given_batch(model: str, batch: int, settings: MappingSettings) -> int | None:
-    """Fixed batch size of jobs whose model and batch size (0: none) are in the trace; None: they choose their own."""
-    adapts = settings.adaptive_batch and model not in settings.fixed_batch_models
-    return None if adapts or batch == 0 else batch
+def _given_pairs(trace: Trace, settings: MappingSettings) -> list[tuple[str, int | None]]:
+    """Model of every job, and the batch size that it keeps; None: it chooses its own, or the trace names none."""
+    named = zip(trace.texts("model"), trace.integers("batch_size").tolist(), strict=True)
+    adaptive, fixed = settings.adaptive_batch, settings.fixed_batch_models
+    return [(model, batch if batch and (not adaptive or model in fixed) else None) for model, batch in named]
 
 
 def _max_gpus(
@@ -363,15 +335,8 @@ def _max_gpus(
     return np.maximum(most, gpus)
 
 
-def _priorities(trace: Trace, settings: MappingSettings, seed: int) -> IntArray:
-    """[M] class of every job: recorded, or drawn for the job or for its group."""
-    rng = np.random.default_rng([seed, 1])
-    bounds = np.cumsum(settings.priority_shares)[:-1]
-    recorded = trace.priority
-    drawn = np.searchsorted(bounds, rng.random(len(trace)), side="right")
-    if settings.priority_by == "group":
-        groups, group = np.unique(np.array(trace.texts("group"), dtype=str), return_inverse=True)
-        of_group = np.searchsorted(bounds, rng.random(len(groups)), side="right")
-        named: BoolArray = groups[group] != ""
-        drawn = np.where(named, of_group[group], drawn)
-    return np.where(recorded >= 0, recorded, drawn)
+def _priorities(trace: Trace, shares: Sequence[float], seed: int) -> IntArray:
+    """[M] class of every job: recorded, or drawn."""
+    chance = np.random.default_rng([seed, 1]).random(len(trace))
+    drawn = np.searchsorted(np.cumsum(shares)[:-1], chance, side="right")
+    return np.where(trace.priority >= 0, trace.priority, drawn)

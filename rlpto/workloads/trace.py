@@ -23,18 +23,24 @@ from rlpto.performance.efficiency import LARGEST_BATCH
 from rlpto.performance.metrics import METRICS
 from rlpto.workloads.calibration import LARGEST_GPUS
 
-UNKNOWN_PRIORITY = -1
-
-_TEXT = {"name": "", "user": "", "group": "", "model": "", "metric": "", "stop": ""}
-_FLOATS = {"submit_time": 0.0, "duration": np.nan}
-_INTEGERS = {"gpus": 1, "priority": UNKNOWN_PRIORITY, "batch_size": 0}
+_COLUMNS: dict[str, tuple[type, str | float]] = {
+    "name": (str, ""),
+    "submit_time": (float, 0.0),
+    "duration": (float, np.nan),
+    "gpus": (int, 1),
+    "user": (str, ""),
+    "group": (str, ""),
+    "priority": (int, -1),
+    "model": (str, ""),
+    "batch_size": (int, 0),
+    "metric": (str, ""),
+    "stop": (str, ""),
+}
+"""Type of every column, and its value where it is not known."""
+COLUMNS = tuple(_COLUMNS)
+"""Columns of `Trace.jobs`, in this order."""
 LONGEST_S = 40 * 365 * 86_400.0
 """Longest span of a trace, first to last submission, and longest duration of a job."""
-COLUMNS = (
-    *("name", "submit_time", "duration", "gpus", "user", "group"),
-    *("priority", "model", "batch_size", "metric", "stop"),
-)
-"""Columns of `Trace.jobs`, in this order."""
 
 _METADATA_KEY = b"rlpto.trace"
 _SCHEMA = 1
@@ -42,9 +48,8 @@ _EXPECTED = "a trace made by `rlpto trace import` or `generate`"
 _MOST_JOBS = 20_000_000
 EARLIEST, LATEST = pd.Timestamp("1970-01-01"), pd.Timestamp("2200-01-01")
 """Allowed local times of a trace's second 0."""
-_ARROW = pa.schema(
-    [(name, pa.string() if name in _TEXT else pa.float64() if name in _FLOATS else pa.int64()) for name in COLUMNS]
-)
+_ARROW_TYPES = {str: pa.string(), float: pa.float64(), int: pa.int64()}
+_ARROW = pa.schema([(name, _ARROW_TYPES[kind]) for name, (kind, _) in _COLUMNS.items()])
 
 
 @dataclass(frozen=True)
@@ -95,10 +100,6 @@ class Trace:
     def __len__(self) -> int:
         return len(self.jobs)
 
-    def floats(self, column: str) -> FloatArray:
-        """[M] a column as float64."""
-        return self.jobs[column].to_numpy(dtype=np.float64)
-
     def integers(self, column: str) -> IntArray:
         """[M] a column as int64."""
         return self.jobs[column].to_numpy(dtype=np.int64)
@@ -110,12 +111,12 @@ class Trace:
     @property
     def submit_time(self) -> FloatArray:
         """[M] seconds since the origin, ascending."""
-        return self.floats("submit_time")
+        return self.jobs["submit_time"].to_numpy(dtype=np.float64)
 
     @property
     def duration(self) -> FloatArray:
         """[M] seconds on the recorded GPUs; NaN unknown."""
-        return self.floats("duration")
+        return self.jobs["duration"].to_numpy(dtype=np.float64)
 
     @property
     def gpus(self) -> IntArray:
@@ -151,19 +152,18 @@ def make_trace(
     Jobs are sorted by submit_time, equal times stay in order. A name that repeats gets `#2`, `#3`...
     Raises TraceError as Trace does.
     """
-    unknown = [name for name in columns if name not in COLUMNS]
-    if unknown:
-        raise TraceError(f"{source}: column {unknown[0]} is none of {', '.join(COLUMNS)}")
+    foreign = next((name for name in columns if name not in COLUMNS), None)
+    if foreign is not None:
+        raise TraceError(f"{source}: column {foreign} is none of {', '.join(COLUMNS)}")
     with parsing(source, "columns of equal length, of numbers or of text", TraceError):
         count = len(columns["submit_time"])
         jobs = pd.DataFrame(index=range(count))
-        for name in COLUMNS:
-            if name in _TEXT:
-                jobs[name] = pd.Series(columns.get(name, [""] * count), dtype=object, index=jobs.index).astype(str)
-            elif name in _FLOATS:
-                jobs[name] = _flat(columns.get(name, np.full(count, _FLOATS[name])), np.float64)
+        for name, (kind, unknown) in _COLUMNS.items():
+            values = columns.get(name, np.full(count, unknown))
+            if kind is str:
+                jobs[name] = pd.Series(values, dtype=object, index=jobs.index).astype(str)
             else:
-                jobs[name] = _flat(columns.get(name, np.full(count, _INTEGERS[name])), np.int64)
+                jobs[name] = _flat(values, np.float64 if kind is float else np.int64)
     jobs = jobs.sort_values("submit_time", kind="stable", ignore_index=True)
     jobs["name"] = _unique_names(jobs["name"])
     return Trace(jobs, origin, source)
@@ -218,7 +218,7 @@ def read_trace(path: Path) -> Trace:
         raise TraceError(f"{path}: {rows:,} jobs, expected at most {_MOST_JOBS:,}")
     with parsing(path, _EXPECTED, TraceError):
         table = file.read(columns=list(COLUMNS), use_threads=False).select(COLUMNS).cast(_ARROW)
-        empty = next((name for name in COLUMNS if name not in _FLOATS and table[name].null_count), None)
+        empty = next((name for name in COLUMNS if _COLUMNS[name][0] is not float and table[name].null_count), None)
         if empty is not None:
             raise ValueError(f"empty values of {empty}")
         origin = None if facts["origin"] is None else pd.Timestamp(facts["origin"])

@@ -52,7 +52,7 @@ FORMAT = Format("A format of our own", read, lambda head: head.startswith("when,
         use="""
 from pathlib import Path
 
-from rlpto.workloads.importers.registry import detect_format
+from rlpto.workloads.importers import detect_format
 from rlpto.workloads.trace import read_trace
 
 assert detect_format(Path("ours.log")) == "ours"

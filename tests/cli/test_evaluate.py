@@ -15,11 +15,6 @@ from rlpto.experiments.config import load_config, resolved_yaml
 pytestmark = pytest.mark.usefixtures("project")
 
 
-def cells(folder: Path) -> dict[str, int]:
-    """When each finished cell was written."""
-    return {path.name: path.stat().st_mtime_ns for path in (folder / "cells").glob("*.json")}
-
-
 def untimed(folder: str) -> pd.DataFrame:
     """The table of cells without what the machine's clock says."""
     return pd.read_csv(f"{folder}/cells.csv").drop(columns=["latency_p50", "latency_p99", "wall_seconds"])
@@ -51,18 +46,6 @@ def test_the_folder_alone_reproduces_the_run(rlpto) -> None:
     rlpto("evaluate", "exp.yaml", "--no-report", "-q")
     rlpto("evaluate", "runs/small/config.resolved.yaml", "--no-report", "-q", "--run-dir", "again")
     pd.testing.assert_frame_equal(untimed("runs/small"), untimed("again"))
-
-
-def test_a_second_call_runs_only_what_is_missing(rlpto, project: Path) -> None:
-    rlpto("evaluate", "exp.yaml", "--no-report", "-q")
-    before = cells(project / "runs/small")
-    rlpto("evaluate", "exp.yaml", "--no-report", "-q", "--policies", "fifo,las,srtf", "--seeds", 2)
-    after = cells(project / "runs/small")
-    assert len(before) == 2 * 2
-    assert len(after) == 3 * 2 * 2
-    assert all(after[name] == written for name, written in before.items())
-    rlpto("evaluate", "exp.yaml", "--no-report", "-q", "--fresh")
-    assert all(written > before[name] for name, written in cells(project / "runs/small").items())
 
 
 def test_tables_and_comparisons_show_what_the_last_command_asked_for(rlpto) -> None:
@@ -106,11 +89,6 @@ def test_windows_limit_and_seed_choose_what_is_run(rlpto) -> None:
     assert set(frame["seed"]) == {7}
 
 
-def test_policies_chosen_by_hand_are_compared_with_the_first(rlpto) -> None:
-    answer = rlpto("evaluate", "exp.yaml", "--no-report", "--policies", "las:levels=[600,6000],srtf")
-    assert "Paired differences from las:levels" in answer.out
-
-
 def test_switch_adds_a_run_in_which_others_take_over(rlpto) -> None:
     answer = rlpto("evaluate", "exp.yaml", "--no-report", "--switch", "600:equal_share,1e6:las")
     assert answer.code == 0, answer.err
@@ -120,13 +98,6 @@ def test_switch_adds_a_run_in_which_others_take_over(rlpto) -> None:
     mean = frame.groupby("policy")["jct_mean"].mean()
     assert mean[name] < mean["fifo"]
     assert answer.out.count("only fifo, equal_share took decisions before the run ended") == 2
-
-
-def test_a_policy_to_switch_to_may_be_named_by_its_label(rlpto) -> None:
-    policies = ["--policies", "fifo,las:label=short,levels=[60]", "--switch", "600:short"]
-    rlpto("evaluate", "exp.yaml", "--no-report", "-q", *policies)
-    frame = pd.read_csv("runs/small/cells.csv")
-    assert set(frame["policy"]) == {"fifo", "short", "fifo>600:short", "lower bound"}
 
 
 def test_a_file_that_is_followed_gives_what_the_whole_file_gives(rlpto, project: Path) -> None:
@@ -212,13 +183,6 @@ def test_weights_that_have_changed_do_not_mix_with_old_cells(rlpto) -> None:
     rlpto(*arguments).assert_refused("w.yaml as it was before it changed", "--fresh")
 
 
-def test_an_unreadable_cell_is_refused(rlpto, project: Path) -> None:
-    rlpto("evaluate", "exp.yaml", "--no-report", "-q")
-    broken = next((project / "runs/small/cells").glob("*.json"))
-    broken.write_text("not a cell")
-    rlpto("evaluate", "exp.yaml").assert_refused(broken.name, "expected a cell", "--fresh")
-
-
 PLUGINS = """
     import numpy as np
     from rlpto.core.cluster import Allocation
@@ -243,9 +207,7 @@ PLUGINS = """
     ("wrong", "reason"),
     [
         ("np.full(len(state.jobs), -1)", "-1 GPUs"),
-        ("np.full(len(state.jobs), 0.5)", "0.5 GPUs"),
         ("np.full(len(state.jobs), np.nan)", "nan GPUs"),
-        ("np.full(len(state.jobs), 1000)", "1000 GPUs"),
         ("np.zeros(len(state.jobs) + 1, dtype=int)", "shape"),
         ("np.array(['many'] * len(state.jobs))", "expected whole numbers"),
     ],
@@ -283,17 +245,17 @@ def test_ctrl_c_says_how_to_go_on_and_keeps_what_is_finished(rlpto, project: Pat
     assert answer.code == 130
     assert "2 of 4 cells are finished" in answer.err
     assert "run the same command" in answer.err
-    assert len(cells(project / "runs/small")) == 2
+    assert len(list((project / "runs/small/cells").glob("*.json"))) == 2
     assert rlpto("evaluate", "exp.yaml", "--no-report", "-q").code == 0
     assert calls == 3 + 2
 
 
 def test_a_policy_may_go_by_a_label(rlpto) -> None:
-    specs = "fifo,las:label=levelled,levels=[3600]"
-    answer = rlpto("evaluate", "exp.yaml", "--policies", specs, "--set", "evaluation.reference=levelled")
+    chosen = ["--policies", "fifo,las:label=short,levels=[60]", "--switch", "600:short"]
+    answer = rlpto("evaluate", "exp.yaml", "--no-report", *chosen, "--set", "evaluation.reference=short")
     assert answer.code == 0, answer.err
-    assert "Paired differences from levelled" in answer.out
-    assert set(pd.read_csv("runs/small/cells.csv")["policy"]) == {"fifo", "levelled", "lower bound"}
+    assert "Paired differences from short" in answer.out
+    assert set(pd.read_csv("runs/small/cells.csv")["policy"]) == {"fifo", "short", "fifo>600:short", "lower bound"}
 
 
 def test_two_policies_of_one_label_are_refused(rlpto) -> None:

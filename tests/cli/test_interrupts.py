@@ -43,8 +43,8 @@ def test_an_interrupt_that_is_raised_where_nobody_can_catch_it_comes_again() -> 
 
 
 def test_other_exceptions_there_are_printed_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[type[BaseException]] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda lost: told.append(lost.exc_type))
+    printed: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: printed.append(lost.exc_type))
 
     class Broken:
         def __del__(self) -> None:
@@ -53,4 +53,4 @@ def test_other_exceptions_there_are_printed_as_ever(monkeypatch: pytest.MonkeyPa
     with interrupts_kept():
         broken = Broken()
         del broken
-    assert told == [ZeroDivisionError]
+    assert printed == [ZeroDivisionError]

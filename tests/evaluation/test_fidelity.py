@@ -1,4 +1,4 @@
-"""Simulated against real: what is compared, and what is said of it."""
+"""Simulated against real: the comparison, and its sentences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rlpto.evaluation.fidelity import Fidelity, Pair, fidelity_table, simulated_against_real, verdicts, write_fidelity
+from rlpto.evaluation.fidelity import Fidelity, fidelity_table, simulated_against_real, verdicts, write_fidelity
 from rlpto.evaluation.metrics import measure
 from rlpto.evaluation.record_files import save_record
 from rlpto.evaluation.runner import Cell, FinishedCell
@@ -47,33 +47,32 @@ def fidelity(tmp_path: Path) -> Fidelity:
 
 
 def test_jobs_are_compared_by_their_means_over_repetitions(fidelity: Fidelity) -> None:
-    las, fifo = fidelity.policies
-    assert (las.policy, fifo.policy) == ("las", "fifo")
-    assert fifo.jobs["w0/a"] == Pair(110.0, 100.0)
-    assert fifo.jobs["w0/a"].relative == pytest.approx(0.1)
-    assert fifo.job_errors == pytest.approx([0.0, 0.0, 0.1])
-    assert las.jobs["w0/c"] == Pair(340.0, 300.0)
-    mean = fifo.metrics["jct_mean"]
-    assert (mean.simulated, mean.real) == pytest.approx((610 / 3, 600 / 3))
-    assert las.metrics["makespan"].relative == pytest.approx(40 / 350)
+    assert fidelity.policies == ("las", "fifo")
+    assert fidelity.jobs.loc[("fifo", "w0/a")].tolist() == pytest.approx([110.0, 100.0, 10.0, 0.1])
+    assert fidelity.job_errors("fifo") == pytest.approx([0.0, 0.0, 0.1])
+    assert fidelity.jobs.loc[("las", "w0/c")].tolist()[:2] == [340.0, 300.0]
+    assert fidelity.metrics.loc[("fifo", "jct_mean")].tolist()[:2] == pytest.approx([610 / 3, 600 / 3])
+    assert fidelity.metrics.loc[("las", "makespan"), "relative"] == pytest.approx(40 / 350)
 
 
 def test_rankings_are_compared(fidelity: Fidelity) -> None:
     assert fidelity.ranking("jct_mean", real=True) == ("las", "fifo")
     assert fidelity.ranking("jct_mean", real=False) == ("fifo", "las")
     assert fidelity.agreeing_pairs("jct_mean") == (0, 1)
-    said = verdicts(fidelity)
-    assert said[0].startswith("rankings by JCT mean differ (0 of 1 pairs agree): real las, fifo; simulated fifo, las")
-    assert said[1].startswith("both rank the policies the same by reward")
+    sentences = verdicts(fidelity)
+    assert sentences[0].startswith(
+        "rankings by JCT mean differ (0 of 1 pairs agree): real las, fifo; simulated fifo, las"
+    )
+    assert sentences[1].startswith("both rank the policies the same by reward")
 
 
-def test_jobs_that_only_one_of_them_finished_are_said(tmp_path: Path) -> None:
+def test_jobs_that_only_one_of_them_finished_are_named(tmp_path: Path) -> None:
     found = simulated_against_real(
         [cell(tmp_path / "s", "fifo", 0, 100.0, 200.0, 350.0)],
         [cell(tmp_path / "r", "fifo", 0, 100.0, np.nan, 350.0)],
     )
-    assert found.policies[0].unfinished == 1
-    assert found.policies[0].jobs.keys() == {"w0/a", "w0/c"}
+    assert found.unfinished == {"fifo": 1}
+    assert found.rows(found.jobs, "fifo").index.tolist() == ["w0/a", "w0/c"]
     assert verdicts(found) == ["fifo: 1 jobs finished on one of the two only, and are not compared"]
 
 

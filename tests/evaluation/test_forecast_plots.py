@@ -1,4 +1,4 @@
-"""What the report says of forecasts."""
+"""Forecasts in the report."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from rlpto.evaluation.tables import frame, results, warnings
 from ..builders import job
 
 
-def said(*counts: float) -> Forecast:
-    """So many jobs of one class in each step to come."""
+def expecting(*counts: float) -> Forecast:
+    """A forecast of these numbers of jobs of one class in the next steps."""
     mean = np.array([[count, 0.0, 0.0] for count in counts])
     return Forecast(mean, mean - 1, mean + 1)
 
 
 def test_forecasts_stand_beside_what_came_in_the_steps_they_are_of() -> None:
     jobs = [job(i, submit=submit) for i, submit in enumerate([0.0, 5.0, 12.0, 35.0])]  # 2, 1, 0 and 1 in 10 s each
-    history = forecast_history("w", 10.0, [None, said(3, 0), said(0, 4), said(1, 1), said(9, 9)], jobs)
+    history = forecast_history(
+        "w", 10.0, [None, expecting(3, 0), expecting(0, 4), expecting(1, 1), expecting(9, 9)], jobs
+    )
     np.testing.assert_array_equal(history.actual, [[2, 1], [1, 0], [0, 1], [1, np.nan], [np.nan, np.nan]])
     assert errors_by_step([history]).tolist() == pytest.approx([(2 + 0 + 0) / 3, (0 + 3) / 2])
 
 
 def test_there_is_a_plot_of_both_and_an_oracle_is_called_one() -> None:
-    history = forecast_history("w", 10.0, [said(1, 1), said(2, 2)], [job(0)])
+    history = forecast_history("w", 10.0, [expecting(1, 1), expecting(2, 2)], [job(0)])
     plots = forecast_plots([history], "perfect")
     assert [plot.name for plot in plots] == ["forecast", "forecast_error"]
     assert all("oracle" in plot.caption for plot in plots)

@@ -10,15 +10,12 @@ import pytest
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.metrics import LOWER_BOUND, completion_times
 from rlpto.evaluation.plots import (
-    COLOURS,
     SHOWN_JOBS,
     all_plots,
     allocation_over_time,
     gpus_against_accuracy,
     jct_cdf,
-    palette,
     png,
-    queueing_bars,
     records_by_policy,
     reward_bars,
     utilisation_over_time,
@@ -33,11 +30,6 @@ from .helpers import empty_record, tiny_record, toy_record
 @pytest.fixture(scope="module")
 def records(finished: list[FinishedCell]) -> dict[str, list[RunRecord]]:
     return records_by_policy(finished)
-
-
-def test_every_policy_has_its_own_colour() -> None:
-    colours = palette([*(f"p{i}" for i in range(len(COLOURS))), LOWER_BOUND])
-    assert len(set(colours.values())) == len(COLOURS) + 1
 
 
 def test_cdf_reaches_the_share_that_finished() -> None:
@@ -77,11 +69,6 @@ def test_utilisation_line_averages_to_the_metric(toy_results: Results, records: 
 def test_gpus_against_accuracy_of_fixed_allocations() -> None:
     line = gpus_against_accuracy({"p": [tiny_record(), tiny_record()]}, bins=4).axes[0].get_lines()[0]
     assert np.asarray(line.get_ydata()) == pytest.approx([8 / 3] * 4)
-
-
-def test_queueing_bars_show_every_policy_in_every_class(toy_results: Results) -> None:
-    axes = queueing_bars(toy_results.policies).axes[0]
-    assert len(axes.patches) == 3 * len(toy_results.policies)
 
 
 def test_plots_survive_runs_in_which_nothing_happens() -> None:

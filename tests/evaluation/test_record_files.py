@@ -14,7 +14,6 @@ from rlpto.core.records import PolicySwitches, RunRecord
 from rlpto.evaluation.record_files import is_record, load_record, save_record
 from rlpto.evaluation.runner import Cell
 from rlpto.io.errors import CheckpointError
-from rlpto.io.files import whole_file
 
 from .helpers import empty_record, tiny_record, toy_record
 
@@ -80,18 +79,3 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "pickled.npz", **arrays)
     with pytest.raises(CheckpointError, match=r"pickled\.npz"):
         load_record(tmp_path / "pickled.npz")
-
-
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "file.txt"
-    path.write_text("old")
-
-    def fill(unfinished: Path) -> None:
-        unfinished.write_text("half")
-        raise OSError(28, "No space left on device")
-
-    said = r"file\.txt: cannot write a record there: no space left"
-    with pytest.raises(CheckpointError, match=said), whole_file(path, "a record") as unfinished:
-        fill(unfinished)
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]

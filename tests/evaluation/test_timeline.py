@@ -25,11 +25,6 @@ def test_value_of_a_step_function_holds_until_the_next_step() -> None:
     assert step_value(time, value, np.array([-1.0, 0.0, 9.9, 10.0, 99.0])).tolist() == [0, 1, 1, 3, 3]
 
 
-def test_gpus_of_all_jobs_add_up() -> None:
-    time, held = held_gpus(tiny_record())
-    assert step_value(time, held, np.array([50.0, 150.0, 300.0, 350.0])).tolist() == [4, 2, 4, 0]
-
-
 def test_held_gpus_agree_with_the_decisions() -> None:
     record = toy_record(Cell("share", "w", 3))
     now = step_value(*held_gpus(record), record.decisions.time)

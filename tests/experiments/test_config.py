@@ -71,7 +71,7 @@ def test_values_are_read_and_the_rest_are_defaults(write) -> None:
         ),
         ("reward:\n  classes: [1, 2]\n", "exp.yaml:2: reward.classes.2: missing, expected one more entry"),
         ("name: a b\n", "exp.yaml:1: name: expected text that matches"),
-        ("seed: 1\nseed: 2\n", "exp.yaml:2: seed: key given twice, first on line 1"),
+        ("seed: 1\nseed: 2\n", "exp.yaml:2: not valid YAML: seed: key given twice, first on line 1"),
         ("1: 2\n", "exp.yaml"),
         ("workload:\n  source: trace\n", "exp.yaml:1: workload: source trace needs a path"),
         ("", "exp.yaml: the file is empty"),

@@ -21,12 +21,12 @@ from rlpto.policies.index_weights import (
     load_weights,
     save_weights,
 )
-from rlpto.workloads.arrival_counts import Counting, arrivals_per_interval, read_series
+from rlpto.workloads.arrival_counts import CountingOptions, arrivals_per_interval, read_series
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.describe import tables
 from rlpto.workloads.files import read_any
-from rlpto.workloads.importers.registry import FORMATS, detect_format, import_trace
-from rlpto.workloads.listed import FollowedFile, listed_job
+from rlpto.workloads.importers import detect_format, format_names, import_trace
+from rlpto.workloads.listed import FollowedFile, jobs_of_entry
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import make_trace, read_trace, write_trace
 from tests.fuzz.harness import Draw, fuzzed, put_file
@@ -128,7 +128,7 @@ def test_followed_jobs(draw: Draw, folder: Path) -> None:
     content = draw(broken_text(FOLLOWED.decode()) | lines)
     facts = FittedProfiles(builtin_profiles()).facts
     path = put_file(folder, "jobs.jsonl", content)
-    source = FollowedFile(path, lambda entry, number: listed_job(entry, number, facts, 8))
+    source = FollowedFile(path, lambda entry, i: jobs_of_entry(entry, i, facts(entry.model), 8, "goodput")[0])
     source.poll()
     source.poll()
 
@@ -139,7 +139,7 @@ COUNTS = "time,count\n" + "".join(f"2020-04-01 {hour:02d}:00:00,{hour}\n" for ho
 @fuzzed()
 def test_counts(draw: Draw, folder: Path) -> None:
     path = put_file(folder, "counts.csv", draw(broken_text(COUNTS)))
-    read_series(path, Counting("1h", value="count"))
+    read_series(path, CountingOptions("1h", value="count"))
 
 
 SPACE = "agent.ppo.learning_rate: {low: 1.0e-5, high: 1.0e-3, log: true}\nagent.network.width: [16, 32]\n"
@@ -151,4 +151,4 @@ def test_search_space(draw: Draw, folder: Path) -> None:
 
 
 def test_every_format_of_traces_has_a_sample() -> None:
-    assert set(SAMPLES) == set(FORMATS)
+    assert set(SAMPLES) == set(format_names())

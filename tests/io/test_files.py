@@ -62,3 +62,18 @@ def test_a_path_that_names_no_file_is_refused() -> None:
     for path in (Path(""), Path("/")):
         with pytest.raises(CheckpointError, match="cannot write a file there: expected the name of a file"):
             write_text(path, "whole", "a file")
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+
+    def fill(unfinished: Path) -> None:
+        unfinished.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    message = r"file\.txt: cannot write a record there: no space left"
+    with pytest.raises(CheckpointError, match=message), whole_file(path, "a record") as unfinished:
+        fill(unfinished)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -27,7 +27,7 @@ from rlpto.io.yaml_file import parse_value, read_yaml
 from rlpto.performance.profiles import load_file
 from rlpto.policies.index_weights import load_weights
 from rlpto.workloads.calibration import load_calibration
-from rlpto.workloads.importers.registry import import_trace
+from rlpto.workloads.importers import import_trace
 
 
 @contextmanager

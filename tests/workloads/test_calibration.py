@@ -43,14 +43,11 @@ def test_unknown_names_get_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("day_sigma:", "day_sigme:", r"day_sigme: unknown key, did you mean day_sigma\?"),
         ("likeness: 0.9722", "likenes: 0.9722", r"classes.\d.likenes: unknown key, did you mean classes.\d.likeness\?"),
         ("pause: 60.0", "pause: -1", "pause: expected greater than 0, got -1"),
-        ("days: 43", "days: many", "days: expected a valid integer, got 'many'"),
         ("gpus: {1: 1.0}", "gpus: {1: 0.5}", "shares of 1 to 1,000,000 GPUs that sum to 1"),
         ("submission_jobs: 10\n", "submission_jobs: 1\n", "ascending submission_jobs"),
         ("submissions_per_hour: [", "submissions_per_hour: [1,", "expected at most 168 entries"),
-        ("name: philly", "name: [", "not valid YAML"),
     ],
 )
 def test_broken_files_name_the_key(tmp_path, old, new, reason) -> None:
@@ -62,15 +59,6 @@ def test_broken_files_name_the_key(tmp_path, old, new, reason) -> None:
         load_calibration(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_files_that_are_no_calibration(tmp_path) -> None:
-    empty, binary = tmp_path / "empty.yaml", tmp_path / "binary.yaml"
-    empty.write_text("")
-    binary.write_bytes(b"\xff\xfe\x00")
-    for path, reason in ((empty, "expected|valid"), (binary, "not a text in UTF-8"), (tmp_path, "cannot read")):
-        with pytest.raises(ConfigError, match=reason):
-            load_calibration(path)
 
 
 def test_quantiles_must_ascend() -> None:

@@ -9,7 +9,7 @@ import pytest
 from rlpto.io.errors import TraceError
 from rlpto.workloads.calibration import LEVELS, Calibration, DurationCurve, GpuClass, load_calibration
 from rlpto.workloads.describe import hour_of_week_profile
-from rlpto.workloads.importers.registry import import_trace
+from rlpto.workloads.importers import import_trace
 from rlpto.workloads.synthetic import MONDAY, calibrate, generate
 from rlpto.workloads.trace import Trace, make_trace
 

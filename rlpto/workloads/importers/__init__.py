@@ -1,23 +1,62 @@
-"""Importers of public trace formats. Imports nothing heavy.
+"""Importers of public trace formats. Imports nothing heavy: `rlpto --help` names all formats.
 
 A new one is a row of `tables.py`, or a module here, called like the format, with a FORMAT; see `base.Format`.
 """
 
 from __future__ import annotations
 
+import difflib
 import pkgutil
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rlpto.io.errors import TraceError
 from rlpto.workloads.importers.tables import TABLES
 
-_SHARED = ("base", "csvfile", "registry", "tables")
+if TYPE_CHECKING:
+    from rlpto.workloads.importers.base import Format, ImportResult
+
+_SHARED = ("base", "csvfile", "tables")
 """Modules that are no formats, but what formats share."""
 
 
+@cache
 def format_names() -> tuple[str, ...]:
     """Names of all importable formats, sorted."""
-    return tuple(sorted((*TABLES, *own_modules())))
+    modules = [module.name for module in pkgutil.iter_modules(__path__) if module.name not in _SHARED]
+    return tuple(sorted((*TABLES, *modules)))
 
 
-def own_modules() -> list[str]:
-    """Formats with a module of their own."""
-    return [module.name for module in pkgutil.iter_modules(__path__) if module.name not in _SHARED]
+def import_trace(name: str, path: Path, skip_bad_lines: bool = False) -> ImportResult:
+    """Read a public trace.
+
+    Raises TraceError for an unknown format, for a file that is none of that format, and, unless
+    skip_bad_lines, for the first broken line as `file:line: reason, expected ...`.
+    """
+    if name not in format_names():
+        near = difflib.get_close_matches(name, format_names(), n=1, cutoff=0.0)[0]
+        raise TraceError(f"unknown trace format {name!r}, did you mean {near}? expected {', '.join(format_names())}")
+    return _format(name).read(path, skip_bad_lines)
+
+
+def detect_format(path: Path) -> str:
+    """Name of the format detected from a file's first lines; TraceError if no format fits."""
+    from rlpto.workloads.importers.base import read_log
+
+    head = read_log(path)[:4096]
+    found = next((name for name in format_names() if _format(name).recognises(head)), None)
+    if found is None:
+        raise TraceError(f"{path}: no known trace format, expected one of {', '.join(format_names())}")
+    return found
+
+
+def _format(name: str) -> Format:
+    """The importer of a name: described by a table, or with a module of its own."""
+    from rlpto.workloads.importers.csvfile import table_format
+
+    if name in TABLES:
+        return table_format(name, TABLES[name])
+    found: Format = import_module(f"{__package__}.{name}").FORMAT
+    return found

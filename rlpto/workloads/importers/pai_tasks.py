@@ -15,10 +15,8 @@ from rlpto.io.arrays import AnyArray
 from rlpto.workloads.importers.base import EPOCH, Format, ImportResult, Lines, is_blank, numbers
 from rlpto.workloads.importers.csvfile import read_csv
 
-_COLUMNS = (
-    *("job_name", "task_name", "inst_num", "status", "start_time"),
-    *("end_time", "plan_cpu", "plan_mem", "plan_gpu", "gpu_type"),
-)
+_HEADER = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type"
+_COLUMNS = tuple(_HEADER.split(","))
 _LOCAL_TIME = pd.Timedelta(hours=8)
 
 
