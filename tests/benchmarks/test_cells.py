@@ -53,7 +53,13 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _plan.Plan:
     monkeypatch.setattr(_cells, "agents", agents)
     monkeypatch.setattr(_cells, "starts", lambda *_: [f"index:label=agent_start-{seed}" for seed in (0, 1)])
     return _plan.Plan(
-        folder=tmp_path, cells=tmp_path / "cells", workloads=("synthetic",), loads=(0.5, 0.9), seeds=2, windows=3
+        folder=tmp_path,
+        cells=tmp_path / "cells",
+        workloads=("synthetic",),
+        loads=(0.5, 0.9),
+        seeds=2,
+        windows=3,
+        spread="all",
     )
 
 
@@ -121,8 +127,7 @@ def test_without_shrinking_the_two_jobs_take_the_published_times(plan: _plan.Pla
     """551 s and 782 s in the original, here six times as much, and rescales."""
     config = plan.config("synthetic", 0.9, "simulator.rescale_delay=0")
     experiment = Experiment(config)
-    pair = (cases._converging_job(experiment, "imagenet"), cases._other_job(experiment, "imagenet"))
-    case = cases.Case(cases.CASE_NODES, pair)
+    case = cases.Case(cases.CASE_NODES, cases._pair(experiment, "imagenet", "imagenet"))
     done = cases.run_cases(plan, config, {"imagenet": case}, [f"{_cells.KEEPING}index"], "two")
     jobs = done[0].record().jobs
     jct = jobs.finish_time - jobs.submit_time

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import runpy
 import sys
 from dataclasses import replace
@@ -39,8 +38,7 @@ def page_lines(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_has_a_function_and_a_page_with_its_marks_and_its_command(name: str) -> None:
-    module, function = study.function_of(name, STUDIES[name])
-    assert callable(getattr(importlib.import_module(module), function))
+    assert all(map(callable, study.functions_of(name, STUDIES[name]).values()))
     if STUDIES[name].runs:
         assert all("<!-- begin: results -->" in (study.PAGES / page).read_text() for page in study.TEMPLATES)
     else:
@@ -85,22 +83,24 @@ def test_a_measurement_is_kept_until_sources_or_settings_change(
 ) -> None:
     calls: list[int] = []
 
-    def measure(plan: _plan.Plan, _: _plan.Study) -> _plan.Measured:
+    def rows(plan: _plan.Plan) -> _plan.Part:
         calls.append(plan.windows)
-        return _plan.Measured({"jobs": 3.0, "time": 9.0}, tables={"Rows": [{"windows": plan.windows}]})
+        return _plan.Part({"jobs": 3.0, "time": 9.0}, [{"windows": plan.windows}])
 
     claims = [{"figure": "jobs", "least": 4, "most": 5}, {"figure": "t*", "unit": "s", "most": 5, "missed": True}]
-    row = _plan.Study.model_validate({"page": "page.md", "claims": claims, "settings": {"windows": 3}})
-    monkeypatch.setitem(sys.modules, "_study_some", SimpleNamespace(measure=measure))
+    row = _plan.Study.model_validate(
+        {"tables": {"Rows of {plan.windows}": "rows"}, "page": "page.md", "claims": claims, "settings": {"windows": 3}}
+    )
+    monkeypatch.setitem(sys.modules, "_study_some", SimpleNamespace(rows=rows))
     sources = ["digest"]
-    monkeypatch.setattr(study, "sources_digest", lambda _: sources[0])
+    monkeypatch.setattr(study, "sources_digest", lambda: sources[0])
 
     def measured(*settings: str, fresh: bool = False) -> dict:
-        return study.measured("some", row, study.plan_of("some", row, settings, tmp_path), fresh=fresh)
+        return study.measured("some", row, study.plan_of(row, settings, tmp_path), fresh=fresh)
 
     found = measured()
     assert measured() == found
-    assert measured("windows=5")["tables"] == {"Rows": [{"windows": 5}]}
+    assert measured("windows=5")["tables"] == {"Rows of 5": [{"windows": 5}]}
     measured()
     measured(fresh=True)
     sources[0] = "another"
@@ -111,7 +111,7 @@ def test_a_measurement_is_kept_until_sources_or_settings_change(
         "| jobs, at least | 3 | at least 4 | **no** |"
     )
     assert "| jobs, at most | 3 | at most 5 | yes |" in text
-    assert "Rows:\n\n| windows |\n| --- |\n| 3 |" in text
+    assert "Rows of 3:\n\n| windows |\n| --- |\n| 3 |" in text
     with pytest.raises(ConfigError, match="no claim is about the figure 'loss'"):
         study.claims_of(row, {"figures": {"loss": 1.0}, "limits": {}})
 
