@@ -108,7 +108,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = _common.parser((__doc__ or "").split("\n")[0])
+    parser = _common.parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", help="only series whose names contain one of these")
     parser.add_argument("--statsforecast", default=sys.executable, help="a Python that has statsforecast")

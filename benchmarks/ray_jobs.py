@@ -35,9 +35,8 @@ WORKER_PROGRAM = "RLPTO_WORKER_PROGRAM"
 
 
 def main() -> None:
-    parser = _common.parser(__doc__ or "")
-    parser.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(PARTS)}; without any: {', '.join(USUAL)}")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser = _common.parser(__doc__, PARTS, ", ".join(USUAL))
+    parser.add_argument("--repeats", type=_common.positive, default=3)
     options = parser.parse_args()
     os.environ.setdefault(WORKER_PROGRAM, str(_common.ROOT / "tests" / "ray_cluster" / "fork_server.py"))
     parts = {name: partial(part, options.repeats) for name, part in PARTS.items()}

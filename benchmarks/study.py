@@ -64,7 +64,7 @@ def main() -> None:
 
 def arguments(studies: Mapping[str, Study]) -> Any:
     """The options of a call."""
-    parser = _common.parser((__doc__ or "").split("\n")[0])
+    parser = _common.parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"{', '.join(studies)}; without any: all")
     parser.add_argument("--fresh", action="store_true", help="measure again what is kept; cells stay")
     parser.add_argument("--no-page", action="store_true", help="print the measured part, leave docs/ as it is")
@@ -72,7 +72,7 @@ def arguments(studies: Mapping[str, Study]) -> Any:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help=f"other settings of a study: {settings}"
     )
-    parser.add_argument("--jobs", "-j", type=int, default=1, help="processes that run cells side by side")
+    parser.add_argument("--jobs", "-j", type=_common.positive, default=1, help="processes that run cells side by side")
     parser.add_argument("--folder", type=Path, default=_common.ROOT / "runs" / "studies", help="where work is kept")
     parser.add_argument("--pages", type=Path, default=PAGES, help="folder of the pages to write into")
     return parser.parse_args()

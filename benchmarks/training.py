@@ -94,8 +94,8 @@ def make_setup() -> EnvSetup:
 
 
 def main() -> None:
-    arguments = _common.parser(__doc__.split("\n")[0])
-    arguments.add_argument("--repeats", type=int, default=9, help="rollouts and updates that are timed")
+    arguments = _common.parser(__doc__)
+    arguments.add_argument("--repeats", type=_common.positive, default=9, help="rollouts and updates that are timed")
     options = arguments.parse_args()
     settings = AgentSettings()
     setup = make_setup()

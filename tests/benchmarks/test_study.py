@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -150,6 +151,15 @@ def test_every_program_explains_itself(program: str, monkeypatch, capsys: pytest
     with pytest.raises(SystemExit, match="0"):
         runpy.run_path(str(ROOT / "benchmarks" / program), run_name="__main__")
     assert "usage: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words", [["speed.py", "--repeats", "0"], ["ray_jobs.py", "pauses"], ["study.py", "--nonsense"]], ids=" ".join
+)
+def test_wrong_words_are_refused_in_one_line(words: list[str]) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / words[0]), *words[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
 
 
 def test_decisions_are_timed_of_policies_that_need_no_file(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
