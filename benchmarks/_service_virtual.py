@@ -96,7 +96,7 @@ class LawBackend(VirtualBackend):
 
 @contextmanager
 def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualService, np.random.Generator]]:
-    """A service whose programs are as fast as the seed says, and what else is to be drawn. look_every: s."""
+    """A service whose programs are as fast as the seed says, and a generator for what else is drawn. look_every: s."""
     rng = np.random.default_rng(seed)
     names = [f"program_{number}" for number in range(PROGRAMS)]
     paces = rng.uniform(0.5, 2.0, PROGRAMS)
@@ -267,16 +267,16 @@ def predictions_made() -> Found:
             starts = [start for _, _, start in found if start is not None]
             middle, widths = 100 * float(np.median(errors)), [width for _, width, _ in found]
             checks += [
-                Check(f"{policy}: median error of a finish, nobody else comes", middle, "%", 100 * MOST_ERROR, False),
+                Check(f"{policy}: median error of a finish, no later arrivals", middle, "%", 100 * MOST_ERROR, False),
                 Check(f"{policy}: finishes within their 80 % interval", share, "%", 100 * COVERAGE[0], True),
                 Check(f"{policy}: the same, not too many", share, "%", 100 * COVERAGE[1], False),
             ]
             facts[policy] = {
-                "finishes told, nobody else comes": len(errors),
+                "finishes predicted, no later arrivals": len(errors),
                 "90 % of errors at most [%]": round(100 * float(np.quantile(errors, 0.9)), 1),
-                "finishes told, others come": len(found),
+                "finishes predicted, with later arrivals": len(found),
                 "starts within their interval [%]": round(100 * float(np.mean(starts)), 1),
-                "width of the interval beside the time left, median": round(float(np.median(widths)), 2),
+                "width of the interval by the time left, median": round(float(np.median(widths)), 2),
             }  # fmt: skip
             print(f"{policy}: {facts[policy]} {[round(check.value, 1) for check in checks[-3:]]}", file=sys.stderr)
     return checks, facts

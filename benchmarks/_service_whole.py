@@ -29,7 +29,7 @@ SUBMISSIONS, SUBMITTERS, WEB_KILLS, SCHEDULER_KILLS = 1000, 8, 20, 5
 ENOUGH_OVER = 200
 """Jobs that have trained when it is looked whether all is right, unless all are wanted."""
 QUICK = {**TINY, "program": {**TINY["program"], "epochs": 1, "pace": None}}
-"""A program of which a job takes as long as its processes take to start."""
+"""A program whose jobs take as long as their processes take to start."""
 SLOW = {**TINY, "program": {**TINY["program"], "pace": 2.0}}
 """A program whose steps take long, so that its jobs hold GPUs and leave the cores to the service."""
 RATE = 230.0

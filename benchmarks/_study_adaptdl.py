@@ -265,7 +265,7 @@ def _chosen(by_gpus: Sequence[TrainingEstimate], band: UtilityBand) -> TrainingE
 
 
 def _grown(by_gpus: Sequence[TrainingEstimate]) -> int:
-    """Pairs of thresholds of which those that are nowhere lower choose more GPUs."""
+    """Pairs of thresholds where those that are nowhere lower choose more GPUs."""
     steps = [round(0.05 * i, 2) for i in range(2, 21)]
     bands = [UtilityBand(low, high) for low, high in itertools.combinations(steps, 2)]
     gpus = {band: _chosen(by_gpus, band).gpus for band in bands}

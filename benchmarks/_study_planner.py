@@ -101,12 +101,12 @@ def rewards(plan: Plan) -> Part:
         own = [f"index:label=base,weights={start}", f"planner:base={start}"]
         cells = named(finished(plan, config, [*best, *own], name, range(plan.draws)), config.knowledge.mode)
         runner_up = best_of(cells, list(map(label_of, best)))[0]
-        against, beside = difference(cells, "planner", runner_up), difference(cells, "planner", "base")
-        ahead, beyond = ahead + (against.low > 0), beyond + (beside.low > 0)
+        against, by_base = difference(cells, "planner", runner_up), difference(cells, "planner", "base")
+        ahead, beyond = ahead + (against.low > 0), beyond + (by_base.low > 0)
         rows.append(
             {"workload": workload, "load": load, "windows x draws": f"{against.samples} x {plan.draws}"}
             | {"planner": f"{by_window(cells, 'planner', 'reward').mean():.1f}", "runner-up": runner_up}
-            | {"planner - runner-up": shown(against, "+.2f"), "planner - agent_start": shown(beside, "+.2f")}
+            | {"planner - runner-up": shown(against, "+.2f"), "planner - agent_start": shown(by_base, "+.2f")}
         )
     figures = {
         "cells where the planner's total reward is above every other policy's": ahead,

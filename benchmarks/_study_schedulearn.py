@@ -267,7 +267,7 @@ def totals(record: RunRecord) -> tuple[float, float, float]:
 
 
 def start_inversions(record: RunRecord) -> int:
-    """Pairs of jobs of which the later one was started before the earlier one."""
+    """Pairs of jobs whose later one was started before the earlier one."""
     start = record.jobs.start_time
     return int(np.triu(start[:, None] > start[None, :], 1).sum())
 

@@ -29,7 +29,7 @@ from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
 PUBLISHED_JCT_S = 1086.633
-"""Mean JCT of Sia's own simulator on the parity case (result.txt beside it)."""
+"""Mean JCT of Sia's own simulator on the parity case (result.txt next to it)."""
 POLICIES = ("fifo", "tiresias", "equal_share", "max_throughput", "optimus", "index", "gavel", "sia", "planner")
 SLOWDOWNS, SLOWDOWN = {"cifar10": 1.8}, 1.2
 """What Sia's simulator divides speeds by, by model and of all others."""
@@ -114,7 +114,7 @@ def parity(plan: Plan) -> Part:
     """Sia's own parity case and its own results, by model; nothing without them.
 
     By the rules of its simulator: jobs know only their own fits, one for each kind of GPU. Speeds are measured ones,
-    divided by its constants: as if jobs had so much more data.
+    divided by its constants: as if jobs had that much more data.
     """
     found = Part(rows=(rows := []))
     if plan.data is None or not (plan.data / "sia" / "philly-3-first30.csv").is_file():

@@ -320,7 +320,7 @@ def judged(session: sqlite3.Connection) -> Found:
         Check("jobs finished", states.get("finished", 0), "jobs", NODES * NODE_GPUS // EACH, least=True),
     ]
     return checks, {
-        "workers": f"paced: a step of {EACH} takes {PACE / EACH:g} s, of which little is training",
+        "workers": f"paced: a step of {EACH} takes {PACE / EACH:g} s, little of it training",
         "decisions": len(latency),
         "decision, median [ms]": round(1e3 * statistics.median(latency), 2),
         "step time off by, worst job": round(max(timing, default=math.inf), 4),

@@ -40,7 +40,6 @@ from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.performance.throughput import StepMeasurements
 from rlpto.policies.registry import available, is_complete
-from rlpto.policies.spec import split_specs
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
@@ -50,8 +49,6 @@ HOUR = 3600.0
 def main() -> None:
     arguments = _common.parser(__doc__, PARTS)
     arguments.add_argument("--repeats", type=_common.positive, default=7)
-    arguments.add_argument("--trace", type=Path, help="philly: any trace that rlpto imports; large: for its jobs")
-    arguments.add_argument("--policies", help="large: comma-separated, instead of all")
     options = arguments.parse_args()
     checks, facts = _common.run_parts({name: partial(part, options) for name, part in PARTS.items()}, options.parts)
     _common.finish(checks, options.json, **facts)
@@ -88,9 +85,12 @@ def philly(options: Namespace) -> Found:
 
     Counted: the whole simulation of one policy, jobs already mapped. Not counted: compilation, reading the trace.
     """
-    trace = options.trace or _common.real("traces/philly.csv.gz")
+    trace = _common.real("traces/philly.csv.gz")
     overrides = [
-        *of_trace(trace),
+        f"workload.path={json.dumps(str(trace))}",
+        "workload.source=files",
+        "workload.format=null",
+        "workload.load=null",
         "workload.skip_days=0",
         "workload.mapping.max_duration=1e9",
         "cluster.nodes=[{count: 310, gpus: 8}]",
@@ -113,12 +113,6 @@ def philly(options: Namespace) -> Found:
         jct, decisions = measure(last[policy])["jct_mean"], len(last[policy].decisions.time)
         facts[policy] = f"{taken.seconds:.1f} CPU-s, mean JCT {jct:,.0f} s, {decisions:,} decisions"
     return checks, facts
-
-
-def of_trace(path: Path) -> list[str]:
-    """Overrides that take jobs from a file as they were submitted."""
-    named = f"workload.path={json.dumps(str(_common.needed(path)))}"
-    return [named, "workload.source=files", "workload.format=null", "workload.load=null"]
 
 
 # Batched decisions --------------------------------------------------------------------------------------------------
@@ -226,21 +220,20 @@ LARGE_LOOPS = 2.0
 SECONDS = 4.0
 """That each policy decides for, from the first decision on: all are done within three minutes."""
 SMALLER = ("pollux", "sia")
-"""Searches that are not meant for this size: two decisions of sia take over a minute. Only if named; they are measured
-at their own sizes by `study.py pollux sia`."""
+"""Searches that are not meant for this size: two decisions of sia take over a minute. `study.py pollux sia` measures them
+at their own sizes."""
 
 
-def large(options: Namespace) -> Found:
+def large(_: Namespace) -> Found:
     """Decisions of every policy at 1,000 nodes x 8 GPUs with 10,000 active jobs (configs/large.yaml), in CPU time.
 
     Counted as one decision: the table of jobs, the queue's order, the policy, checks and trimming, and the placement on
     nodes. Jobs are those of the config's test window, all submitted in the first hour, in which nearly none finishes.
     """
-    overrides = [] if options.trace is None else of_trace(options.trace)
-    experiment = Experiment(load_config(_common.CONFIGS / "large.yaml", overrides))
+    experiment = Experiment(load_config(_common.CONFIGS / "large.yaml"))
     jobs = crowd(experiment)
-    complete = [name for name, policy in available().items() if is_complete(policy)]  # an agent needs a file
-    names = split_specs(options.policies) if options.policies else [name for name in complete if name not in SMALLER]
+    # An agent needs a file.
+    names = [name for name, policy in available().items() if is_complete(policy) and name not in SMALLER]
     checks: list[Check] = []
     facts: dict[str, object] = {"gpus": experiment.shape.capacity, "active jobs": ACTIVE}
     for name in names:

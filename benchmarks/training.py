@@ -33,7 +33,7 @@ from rlpto.simulator.settings import SimulatorSettings
 
 COUNTED = 1000
 LOOPS = 7.0
-"""Calibration loops that so many steps may take."""
+"""Calibration loops that COUNTED steps may take."""
 SHARE = 0.6
 WINDOW = 33.0
 """Hours in which the 400 jobs of a workload are submitted."""
