@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _common import Check, Found, resident_mb
+from _common import Check, Found, progress, resident_mb
 
 from rlpto.arrivals.sampled import Futures
 from rlpto.core.jobs import PRIORITY_CLASSES
@@ -222,6 +222,8 @@ def finish(service: VirtualService, jobs: int) -> None:
     """Submit that many jobs in lots, and serve until all have finished."""
     done = count_jobs(service.store, ("finished",))
     for lot in range(0, jobs, AT_ONCE):
+        if lot % 1000 == 0:
+            progress(f"scheduler: {done + lot:,} jobs have finished")
         with service.store.transaction():
             for number in range(AT_ONCE):
                 insert_job(service.store, NewJob(f"user-{number % 5}", "a job", "tiny", 1.0), service.now())

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from _common import Check, Found
+from _common import Check, Found, progress
 from _service_web import SECONDS, p95, submit_at_once
 
 from rlpto.client import Client
@@ -56,7 +56,8 @@ def compiling() -> Found:
         started.switch("elastic_fifo")  # what is made ready without being asked for is ready now
         started.switch("round_robin")
         for policy in COMPILED:
-            progress = started.row(jobs[0]).progress
+            progress(f"compiling {policy}")
+            epochs = started.row(jobs[0]).progress
             switch = pool.submit(started.switch, policy)
             jobs.append(started.submit(1.0))
             last = time.time()
@@ -66,7 +67,7 @@ def compiling() -> Found:
                 silences.append(time.time() - last)
                 time.sleep(LOOK_S)
             took.append(f"{policy} {switch.result()[0]:.1f}")
-            assert started.row(jobs[0]).progress > progress
+            assert started.row(jobs[0]).progress > epochs
         rows = started.over(*jobs[1:])
         started.client.cancel(jobs[0])
         queued = [(row.queued or float("inf")) - row.submitted for row in rows]
@@ -109,6 +110,7 @@ def _kill_while(started: Served, made: list[str]) -> Counter[str]:
     kills: Counter[str] = Counter()
     while kills["web"] < WEB_KILLS or kills["scheduler"] < SCHEDULER_KILLS:
         goal = min(kills["web"] * SUBMISSIONS // (WEB_KILLS + 1), SUBMISSIONS - 1)
+        progress(f"submissions: {goal} of {SUBMISSIONS}, kill {kills['web'] + 1} of {WEB_KILLS}")
         started.until(lambda goal=goal: len(made) >= goal, PATIENCE_S)
         time.sleep(random.uniform(0, 0.2))
         started.until(lambda: started.kill("rlpto.service.web"))

@@ -94,6 +94,7 @@ def main() -> None:
     checks: list[Check] = []
     wins: list[bool] = []
     for case in real_series(options.only):
+        _common.progress(f"{case.name}, other methods")
         rivals = other_methods(case, options)
         runs = []
         for seed in options.seeds:

@@ -220,8 +220,7 @@ LARGE_LOOPS = 2.0
 SECONDS = 4.0
 """That each policy decides for, from the first decision on: all are done within three minutes."""
 SMALLER = ("pollux", "sia")
-"""Searches that are not meant for this size: two decisions of sia take over a minute. `study.py pollux sia` measures them
-at their own sizes."""
+"""Searches not meant for this size: two decisions of sia take over a minute. `study.py pollux sia` measures them."""
 
 
 def large(_: Namespace) -> Found:
