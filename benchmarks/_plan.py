@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -124,7 +124,7 @@ class Part:
     """
 
     figures: dict[str, float] = field(default_factory=dict)
-    rows: Sequence[Row] = ()
+    rows: list[Row] = field(default_factory=list)
     limits: dict[str, float] = field(default_factory=dict)
 
 
@@ -134,7 +134,7 @@ class Measured:
 
     figures: dict[str, float] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
-    tables: dict[str, Sequence[Row]] = field(default_factory=dict)
+    tables: dict[str, list[Row]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
     def add(self, title: str, part: Part) -> None:

@@ -90,7 +90,7 @@ def held_by_stage(record: RunRecord) -> FloatArray:
 
 def compared(plan: Plan) -> Part:
     """Ratios to the reference on the same windows and seeds, and the plot."""
-    found = Part(rows=(rows := []))
+    found = Part()
     shares: dict[str, dict[str, FloatArray]] = {}
     for workload in plan.workloads:
         cells = {name: runs(plan, workload, *policy) for name, policy in COMPARED_POLICIES.items()}
@@ -106,7 +106,7 @@ def compared(plan: Plan) -> Part:
                 reached[metric] = ratio
                 shown[label] = f"{ratio:.3f} [{low:.3f}, {high:.3f}]" if name != REFERENCE else "1"
             shown[HELD] = f"{reached[HELD]:.2f}"
-            rows.append({"workload": workload, "policy": name, "runs": len(done), **shown})
+            found.rows.append({"workload": workload, "policy": name, "runs": len(done), **shown})
             for metric in CLAIMED.get(name, ()):
                 found.figures[f"{workload}, {name}: {COMPARED.get(metric, metric)}"] = round(reached[metric], 3)
     if plan.split == "test":

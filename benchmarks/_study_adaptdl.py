@@ -83,7 +83,7 @@ def training(_: Plan) -> Part:
     import torch
 
     torch.set_num_threads(1)
-    found = Part(rows=(rows := []))
+    found = Part()
     for program, rule, epochs, seeds in PROGRAMS:
         stock = None
         for metric, limits in (*((metric, LIMITS) for metric in METRIC_NAMES), ("throughput", EXTREME)):
@@ -95,7 +95,7 @@ def training(_: Plan) -> Part:
                 name = f"A1 {program}: accuracy, {metric} against goodput"
                 found.figures[name] = 100 * abs(float(accuracy.mean() - stock.mean()))
                 found.limits[name] = max(0.5, 200 * float(stock.std(ddof=1)))
-            rows.append(
+            found.rows.append(
                 {
                     "program": program,
                     "metric": metric,

@@ -91,7 +91,7 @@ def replayed(_: Plan) -> Part:
 
 def chosen(_: Plan) -> Part:
     """C2: speed of the chosen configuration on eight surfaces, relative to the best."""
-    found = Part(rows=(rows := []))
+    found = Part()
 
     def share(label: str, plan: str, surface: SpeedSurface, rng: np.random.Generator) -> float:
         grid, probes = speed_grid(surface, MOST, MOST), measured(surface, PROBES[plan](rng), rng)
@@ -101,7 +101,7 @@ def chosen(_: Plan) -> Part:
     for plan in PROBES:
         for label in FITTED_FORMS:
             ratio = over_surfaces(partial(share, label, plan))
-            rows.append({"probes": plan, "form": label, "mean": rounded(ratio.mean()), **worst_of(ratio, np.min)})
+            found.rows.append({"probes": plan, "form": label, "mean": rounded(ratio.mean()), **worst_of(ratio, np.min)})
             if label == "own Optimus form" and plan.startswith("8"):
                 found.figures[f"C2 {plan} probes: chosen / best, worst surface"] = float(ratio.mean(axis=1).min())
                 found.figures[f"C2 {plan} probes: chosen / best, mean"] = float(ratio.mean())
@@ -161,7 +161,7 @@ def concurrent(_: Plan) -> Part:
 
 def tuned(_: Plan) -> Part:
     """C6: predicted speed of the chosen configuration with and without the run that looked for a portion of data."""
-    found = Part(rows=(rows := []))
+    found = Part()
 
     def error(marked: bool, surface: SpeedSurface, rng: np.random.Generator) -> float:
         probes = measured(surface, spread_probes(8, MOST, MOST), rng)
@@ -175,7 +175,7 @@ def tuned(_: Plan) -> Part:
 
     for label, marked in (("left out (ours)", True), ("fitted as an epoch (original)", False)):
         errors = over_surfaces(partial(error, marked))
-        rows.append({"tuning run": label, "mean error": rounded(errors.mean()), **worst_of(errors, np.max)})
+        found.rows.append({"tuning run": label, "mean error": rounded(errors.mean()), **worst_of(errors, np.max)})
         if marked:
             figure = "C6 error of the predicted speed, mean, worst surface"
             found.figures[figure] = float(errors.mean(axis=1).max())

@@ -124,12 +124,12 @@ def named(done: Sequence[FinishedCell], knowledge: str) -> pd.DataFrame:
 def pollux(plan: Plan) -> Part:
     """Pollux's four workloads with jobs that choose their batch sizes, by what is known, by Pollux's published mean."""
     planner = f"planner:base={TUNED.removeprefix('index:weights=')},{SEARCH}"
-    found = Part(rows=(rows := []))
+    found = Part()
     for name in CLAIMED:
         index, planned = (of_published(plan, spec, (*TIME_ONLY, *SETTINGS[name])) for spec in (TUNED, planner))
         if name != CLAIMED[-1]:
             found.figures[f"planner, {name}"] = planned
-        rows.append({"known": name, "tuned index": f"{index:.3f}", "planner": f"{planned:.3f}"})
+        found.rows.append({"known": name, "tuned index": f"{index:.3f}", "planner": f"{planned:.3f}"})
     return found
 
 

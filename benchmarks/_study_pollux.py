@@ -130,7 +130,7 @@ def thresholds(plan: Plan) -> Part:
 
 def latency(plan: Plan) -> Part:
     """CPU milliseconds of a search, by size, in runs of rounds on crowds of the same jobs."""
-    found = Part(rows=(table := []))
+    found = Part()
     stored_round(entries(plan)[0]).solve(1, 0)  # compile
     for jobs, nodes, gpus, count in CROWDS:
         taken, shares = [], []
@@ -141,7 +141,9 @@ def latency(plan: Plan) -> Part:
             shares.append(given.value(placement) * given.least_cost() / jobs)
         found.figures[f"{jobs} jobs on {nodes * gpus} GPUs, p99"] = float(np.percentile(taken, 99))
         share = f"{np.mean(shares):.4f} ({min(shares):.4f})"
-        table.append({"jobs": jobs, "nodes": nodes, "GPUs": nodes * gpus, "rounds": count, "share of the bound": share})
+        found.rows.append(
+            {"jobs": jobs, "nodes": nodes, "GPUs": nodes * gpus, "rounds": count, "share of the bound": share}
+        )
     return found
 
 

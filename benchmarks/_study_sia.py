@@ -116,7 +116,7 @@ def parity(plan: Plan) -> Part:
     By the rules of its simulator: jobs know only their own fits, one for each kind of GPU. Speeds are measured ones,
     divided by its constants: as if jobs had that much more data.
     """
-    found = Part(rows=(rows := []))
+    found = Part()
     if plan.data is None or not (plan.data / "sia" / "philly-3-first30.csv").is_file():
         return found
     folder = plan.data / "sia"
@@ -139,7 +139,7 @@ def parity(plan: Plan) -> Part:
         found.figures[f"parity case of Sia, {policy}, mean JCT off by"] = off
         for model in ("all", *dict.fromkeys(models.tolist())):
             of = np.flatnonzero((models == model) | (model == "all"))
-            rows.append(
+            found.rows.append(
                 {
                     "policy": policy,
                     "model": model,

@@ -80,11 +80,11 @@ def curves(plan: Plan) -> Part:
 def completion(plan: Plan) -> Part:
     """A row for each guard: ratios to no stopping, by window, with their intervals."""
     none = metrics(plan, None)
-    found = Part(rows=(rows := []))
+    found = Part()
     for guard, rule in GUARDS.items():
         stopped = metrics(plan, rule)
         ratios = {name: bootstrap_interval(stopped[name].to_numpy() / none[name].to_numpy()) for name in RATIOS}
-        rows.append(
+        found.rows.append(
             {"guard": guard}
             | {label: shown(ratios[name], ".3f") for name, label in RATIOS.items()}
             | {"epochs saved": f"{100 * stopped['epochs_saved'].mean():.1f} %"}

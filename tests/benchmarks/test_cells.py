@@ -135,13 +135,6 @@ def test_without_shrinking_the_two_jobs_take_the_published_times(plan: _plan.Pla
     assert jct[1] == pytest.approx(6 * 782, rel=0.03)
 
 
-def test_jobs_of_the_data_case_differ_in_their_data_alone(plan: _plan.Plan) -> None:
-    jobs = cases._five_jobs(Experiment(plan.config("synthetic", 0.9)), "bert", 1)
-    sizes = sorted(job.data_size for job in jobs)
-    assert sizes[-1] / sizes[0] == pytest.approx(100)
-    assert len({(job.model, job.epochs, job.requested_gpus, job.max_gpus, job.submit_time) for job in jobs}) == 1
-
-
 def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(plan: _plan.Plan, monkeypatch) -> None:
     commands: list[list[str]] = []
 

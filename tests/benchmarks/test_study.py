@@ -1,9 +1,7 @@
-"""The runner of studies, the rows of studies.yaml, and the other programs."""
+"""The runner of studies, and the rows of studies.yaml."""
 
 from __future__ import annotations
 
-import runpy
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +23,6 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import _plan  # noqa: E402
 import _study_classes as classes  # noqa: E402
-import speed  # noqa: E402
 import study  # noqa: E402
 
 STUDIES = _plan.load_studies()
@@ -117,66 +114,11 @@ def test_a_measurement_is_kept_until_sources_or_settings_change(
         study.claims_of(row, {"figures": {"loss": 1.0}, "limits": {}})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["speed"], "there is no study 'speed'"),
-        (["classes", "--set", "limit=3"], "--set limit: expected one of workloads, loads"),
-        (["classes", "--set", "windows=many"], "--set windows: Input should be a valid integer"),
-        (["classes", "--set", "windows=0"], "--set windows: Input should be greater than or equal to 1"),
-    ],
-)
-def test_wrong_arguments_are_refused(
-    arguments: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["study.py", *arguments])
-    with pytest.raises(SystemExit, match="2"):
-        study.main()
-    assert complaint in capsys.readouterr().err
-
-
 def test_a_wrong_row_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "studies.yaml"
     path.write_text(_plan.STUDIES.read_text().replace("    variant: time", "    varient: time"))
     with pytest.raises(ConfigError, match=r"studies\.yaml:\d+: jct\.runs\.0\.varient: "):
         _plan.load_studies(path)
-
-
-@pytest.mark.parametrize(
-    "program", sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if not path.name.startswith("_"))
-)
-def test_every_program_explains_itself(program: str, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", [program, "--help"])
-    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
-    with pytest.raises(SystemExit, match="0"):
-        runpy.run_path(str(ROOT / "benchmarks" / program), run_name="__main__")
-    assert "usage: " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "words", [["speed.py", "--repeats", "0"], ["ray_jobs.py", "pauses"], ["study.py", "--nonsense"]], ids=" ".join
-)
-def test_wrong_words_are_refused_in_one_line(words: list[str]) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / words[0]), *words[1:]]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
-
-
-def test_decisions_are_timed_of_policies_that_need_no_file(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
-    timed: list[str] = []
-
-    def latencies(_experiment: object, name: str, *_: object) -> list[float]:
-        timed.append(name)
-        return [1.0]
-
-    monkeypatch.setattr(speed, "latencies", latencies)
-    monkeypatch.setattr(speed, "crowd", lambda _: [])
-    monkeypatch.setattr(sys, "argv", ["speed.py", "large"])
-    with pytest.raises(SystemExit, match="0"):
-        speed.main()
-    assert {"fifo", "index"} <= set(timed)
-    assert not {"agent", "pretrained"} & set(timed)
-    assert "fifo, p99" in capsys.readouterr().out
 
 
 def test_how_late_a_job_may_come_and_still_start_before_another() -> None:
