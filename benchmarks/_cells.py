@@ -139,7 +139,7 @@ def cells_of(plan: Plan, study: Study) -> pd.DataFrame:
     further draws, which say more about who is ahead where windows differ by the draw of their jobs.
     """
     tables = []
-    for workload, load in plan.places(study):
+    for workload, load in plan.places():
         for run in study.runs:
             config = plan.config(workload, load, *_filled(run.see, workload), windows=run.windows)
             specs, name = specs_of(plan, config, workload, run), run.cells or f"{workload}-{load:g}"

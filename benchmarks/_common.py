@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,6 +43,10 @@ Found = tuple[list[Check], dict[str, object]]
 """Checks of a part of a program, and other figures by name."""
 
 
+class NoDataError(Exception):
+    """Real data that a part needs is not there."""
+
+
 @dataclass(frozen=True)
 class Timing:
     """Medians of CPU seconds, and of their ratio to the calibration loops right before and after (`loops`)."""
@@ -57,11 +61,30 @@ def data_folder() -> Path:
     return Path(named) if named else ROOT.parent / "shared"
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """A parser with the options of every benchmark."""
-    arguments = argparse.ArgumentParser(description=description)
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose complaints are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        refuse(f"{message}; see --help")
+
+
+def parser(description: str | None, parts: Iterable[str] = (), without: str = "all") -> argparse.ArgumentParser:
+    """A parser with the options of every benchmark. description: its first line counts.
+
+    parts: that may be named. without: what runs when none is.
+    """
+    arguments = OneLineParser(description=(description or "").split("\n")[0])
     arguments.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
+    if parts:
+        arguments.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(parts)}; without any: {without}")
     return arguments
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected 1 or more")
+    return int(text)
 
 
 def chosen(kind: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
@@ -91,13 +114,23 @@ def needed(given: Path | None, *usual: str) -> Path:
 
     Ends the program otherwise: with exit code 2 if the user named it, else skipping.
     """
-    path = data_folder().joinpath(*usual) if given is None else given
-    if path.exists():
-        return path
-    if given is not None:
-        refuse(f"{path}: no such file or folder")
-    print(f"skipped: no real data at {path} (set RLPTO_DATA, or name it)")
-    sys.exit(0)
+    if given is None:
+        try:
+            return real("/".join(usual))
+        except NoDataError as lack:
+            print(f"skipped: {lack}")
+            sys.exit(0)
+    if not given.exists():
+        refuse(f"{given}: no such file or folder")
+    return given
+
+
+def real(name: str) -> Path:
+    """A file or folder of the data folder. Raises NoDataError where it is missing."""
+    path = data_folder() / name
+    if not path.exists():
+        raise NoDataError(f"no real data at {path} (set RLPTO_DATA)")
+    return path
 
 
 def progress(text: str) -> None:
@@ -170,7 +203,11 @@ def run_parts(parts: Mapping[str, Callable[[], Found]], names: Sequence[str]) ->
         progress(part)
         with bad_input():
             before = wall_seconds_of(calibration)
-            found, more = parts[part]()
+            try:
+                found, more = parts[part]()
+            except NoDataError as lack:
+                print(f"{part} skipped: {lack}")
+                continue
             loop = (before + wall_seconds_of(calibration)) / 2
         checks += [in_pace(check, max(loop / USUAL_LOOP_S, 1.0)) for check in found]
         facts |= more | {f"calibration loop around {part}, s": round(loop, 3)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -54,6 +55,8 @@ class Study(Settings):
     """One row of studies.yaml, which explains the keys."""
 
     function: str = ""
+    tables: dict[str, str] = Field(default_factory=dict)
+    needs: str = ""
     page: str = ""
     claims: tuple[Claim, ...] = ()
     listed: bool = True
@@ -68,13 +71,15 @@ class Plan(Settings):
 
     seeds: of training, or of a window's jobs. windows: of each workload and load, at most. draws: of every test window,
     with other models and work of the jobs, where policies are compared by reward. steps: of every training; None: the
-    config's own. jobs: processes. data: folder with real traces and profiles; None where there is none.
+    config's own. jobs: processes. data: folder with real traces and profiles; None where there is none. spread: over
+    one workload at one load, over its loads, or over all workloads.
     """
 
     folder: Path
     cells: Path
     data: Path | None = None
     jobs: int = 1
+    spread: Literal["one", "loads", "all"] = "one"
     workloads: tuple[Workload, ...] = ("synthetic", "philly", "pollux")
     loads: tuple[float, ...] = (0.5, 0.7, 0.9, 1.1)
     seeds: Annotated[int, Field(ge=1)] = 3
@@ -93,10 +98,10 @@ class Plan(Settings):
         """Load of the studies that have one only."""
         return BUSY if BUSY in self.loads else self.loads[-1]
 
-    def places(self, study: Study) -> list[tuple[Workload, float]]:
-        """Workloads and loads of a study."""
-        workloads = self.workloads if study.places == "all" else (self.home,)
-        loads = (self.busy,) if study.places == "one" else self.loads
+    def places(self) -> list[tuple[Workload, float]]:
+        """Workloads and loads of the study."""
+        workloads = self.workloads if self.spread == "all" else (self.home,)
+        loads = (self.busy,) if self.spread == "one" else self.loads
         return [(workload, load) for workload in workloads for load in loads]
 
     def config(self, workload: Workload, load: float, *overrides: str, windows: int | None = None) -> Config:
@@ -107,15 +112,37 @@ class Plan(Settings):
         )
 
 
+Row = Mapping[str, object]
+"""A row of a table, by column."""
+
+
+@dataclass
+class Part:
+    """What one table of a study shows, and the figures that claims are about, by name.
+
+    limits: of claims that depend on the run.
+    """
+
+    figures: dict[str, float] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    limits: dict[str, float] = field(default_factory=dict)
+
+
 @dataclass
 class Measured:
-    """Results of a study. figures: those that claims are about, by name; limits: of claims that depend on the run.
-    tables: rows by title. facts: what the templates of docs/results.md show."""
+    """Results of a study: figures and limits of all its parts, rows by title; facts: what templates of pages show."""
 
     figures: dict[str, float] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
-    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    tables: dict[str, list[Row]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, title: str, part: Part) -> None:
+        """Add a part; without rows it has no table."""
+        self.figures |= part.figures
+        self.limits |= part.limits
+        if part.rows:
+            self.tables[title] = part.rows
 
 
 def config_file(workload: str) -> Path:

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _common import Check, Found, resident_mb
+from _common import Check, Found, progress, resident_mb
 
 from rlpto.arrivals.sampled import Futures
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.ray_cluster.messages import JobReport, Measured
 from rlpto.store.jobs import JobRow, NewJob, count_by_state, get_job, insert_job
 from rlpto.store.programs import set_program
-from rlpto.store.status import predictions
+from rlpto.store.status import PredictionRow, predictions
 from tests.ray_cluster.fakes import FakeController
 from tests.service.scheduler.virtual import Act, VirtualBackend, VirtualService, config
 
@@ -36,8 +36,8 @@ NODES = (4, 4, 4, 4)
 HOUR_S = 3600.0
 PROGRAMS = 3
 GUESS_OFF, JOB_OFF, STEP_OFF = 0.4, 0.03, 0.02
-"""Standard deviations of logarithms: true speed of a program beside its guess, of a job beside its program, and of what
-is measured beside the truth."""
+"""Standard deviations of logarithms: true speed of a program relative to its guess, of a job relative to its program,
+and of what is measured relative to the truth."""
 SYNC = 0.08
 """Share of a step with one worker that several spend on each further node, and half of it on each further worker."""
 BATCH, STEPS = 64, 100
@@ -96,7 +96,7 @@ class LawBackend(VirtualBackend):
 
 @contextmanager
 def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualService, np.random.Generator]]:
-    """A service whose programs are as fast as the seed says, and what else is to be drawn. look_every: s."""
+    """A service whose programs are as fast as the seed says, and a generator for what else is drawn. look_every: s."""
     rng = np.random.default_rng(seed)
     names = [f"program_{number}" for number in range(PROGRAMS)]
     paces = rng.uniform(0.5, 2.0, PROGRAMS)
@@ -147,12 +147,12 @@ def all_rows(service: VirtualService) -> dict[str, JobRow]:
 
 
 def errors_alone(policy: str, seed: int) -> list[float]:
-    """Relative errors of the finishes that are told every ten minutes once nobody submits any more."""
+    """Relative errors of the finishes predicted every ten minutes once no more jobs are submitted."""
     with world(policy, seed, ALONE_EVERY_S) as (service, rng):
         last = service.now() + HOUR_S
         times = np.sort(rng.uniform(service.now(), last, ALONE_JOBS))
         service.backend.acts = [submitting(at, asked(rng)) for at in times.tolist()]
-        told: list[tuple[str, float, float]] = []
+        predicted: list[tuple[str, float, float]] = []
         looked = last
 
         def over() -> bool:
@@ -161,55 +161,49 @@ def errors_alone(policy: str, seed: int) -> list[float]:
             newest = max((row.as_of for row in rows.values()), default=0.0)
             if newest > looked:
                 looked = newest
-                told.extend((job, row.as_of, row.finish) for job, row in rows.items() if row.finish is not None)
+                predicted.extend((job, row.as_of, row.finish) for job, row in rows.items() if row.finish is not None)
             known = all_rows(service)
             return len(known) == ALONE_JOBS and all(row.is_over for row in known.values())
 
         service.run(over)
         ended = {job: row.ended for job, row in all_rows(service).items()}
-        return [abs(said - ended[job]) / (ended[job] - at) for job, at, said in told if ended[job] - at > 60.0]
+        late = [(abs(finish - ended[job]), ended[job] - at) for job, at, finish in predicted]
+        return [error / left for error, left in late if left > 60.0]
 
 
 def covered(policy: str, seed: int) -> list[tuple[bool, float, bool | None]]:
-    """Of every job that is there after some hours: whether its finish lies in its interval, how wide that is beside the
+    """Of every job present after some hours: whether its finish lies in its interval, how wide that is relative to the
     time to the finish, and whether its start does (None: it had started).
 
-    Those who come afterwards are drawn from the forecaster.
+    Later arrivals are drawn from the forecaster.
     """
     with world(policy, seed, HISTORY_H * HOUR_S) as (service, rng):
-        began = service.began
         until = service.now() + HISTORY_H * HOUR_S
         service.backend.acts = poisson(rng, service.now(), HISTORY_H)
         service.run(lambda: service.now() >= until)
-
-        def told() -> bool:
-            return any(row.as_of > until for row in predictions(service.store).values())
-
         service.backend.acts = poisson(rng, service.now(), 1.0)
-        service.run(told)
-        rows = predictions(service.store)
+        service.run(lambda: any(row.as_of > until for row in predictions(service.store).values()))
+        predicted = predictions(service.store)
         volume = service.parts.volume
         assert volume is not None
-        futures = volume.futures(service.now() - began, salt=1)
+        futures = volume.futures(service.now() - service.began, salt=1)
         if futures is None:
             return []
         service.backend.acts = drawn_acts(service, futures)
-        service.run(lambda: all((row := get_job(service.store, job)) is not None and row.is_over for job in rows))
-        found = []
-        for job, row in rows.items():
-            came = get_job(service.store, job)
-            assert came is not None
-            assert came.ended is not None
-            assert came.started is not None
-            if row.finish_low is None or row.finish_high is None or row.start_low is None or row.start_high is None:
-                found.append((False, 0.0, None))
-                continue
-            width = (row.finish_high - row.finish_low) / max(came.ended - row.as_of, 60.0)
-            inside = row.finish_low - 1.0 <= came.ended <= row.finish_high + 1.0
-            waited = came.started > row.as_of
-            started = row.start_low - 1.0 <= came.started <= row.start_high + 1.0 if waited else None
-            found.append((inside, width, started))
-        return found
+        service.run(lambda: all(row.is_over for job, row in all_rows(service).items() if job in predicted))
+        jobs = all_rows(service)
+        return [outcome(predicted[job], jobs[job]) for job in predicted]
+
+
+def outcome(row: PredictionRow, job: JobRow) -> tuple[bool, float, bool | None]:
+    """What came of a prediction."""
+    assert job.ended is not None
+    assert job.started is not None
+    if row.finish_low is None or row.finish_high is None or row.start_low is None or row.start_high is None:
+        return False, 0.0, None
+    width = (row.finish_high - row.finish_low) / max(job.ended - row.as_of, 60.0)
+    started = row.start_low - 1.0 <= job.started <= row.start_high + 1.0 if job.started > row.as_of else None
+    return row.finish_low - 1.0 <= job.ended <= row.finish_high + 1.0, width, started
 
 
 def drawn_acts(service: VirtualService, futures: Futures) -> list[Act]:
@@ -228,6 +222,8 @@ def finish(service: VirtualService, jobs: int) -> None:
     """Submit that many jobs in lots, and serve until all have finished."""
     done = count_by_state(service.store).get("finished", 0)
     for lot in range(0, jobs, AT_ONCE):
+        if lot % 1000 == 0:
+            progress(f"scheduler: {done + lot:,} jobs have finished")
         with service.store.transaction():
             for number in range(AT_ONCE):
                 insert_job(service.store, NewJob(f"user-{number % 5}", "a job", "tiny", 1.0), service.now())
@@ -273,16 +269,16 @@ def predictions_made() -> Found:
             starts = [start for _, _, start in found if start is not None]
             middle, widths = 100 * float(np.median(errors)), [width for _, width, _ in found]
             checks += [
-                Check(f"{policy}: median error of a finish, nobody else comes", middle, "%", 100 * MOST_ERROR, False),
+                Check(f"{policy}: median error of a finish, no later arrivals", middle, "%", 100 * MOST_ERROR, False),
                 Check(f"{policy}: finishes within their 80 % interval", share, "%", 100 * COVERAGE[0], True),
                 Check(f"{policy}: the same, not too many", share, "%", 100 * COVERAGE[1], False),
             ]
             facts[policy] = {
-                "finishes told, nobody else comes": len(errors),
+                "finishes predicted, no later arrivals": len(errors),
                 "90 % of errors at most [%]": round(100 * float(np.quantile(errors, 0.9)), 1),
-                "finishes told, others come": len(found),
+                "finishes predicted, with later arrivals": len(found),
                 "starts within their interval [%]": round(100 * float(np.mean(starts)), 1),
-                "width of the interval beside the time left, median": round(float(np.median(widths)), 2),
+                "width of the interval by the time left, median": round(float(np.median(widths)), 2),
             }  # fmt: skip
             print(f"{policy}: {facts[policy]} {[round(check.value, 1) for check in checks[-3:]]}", file=sys.stderr)
     return checks, facts

@@ -5,20 +5,18 @@ from __future__ import annotations
 import random
 import statistics
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from _common import Check, Found
+from _common import Check, Found, progress
 from _service_web import SECONDS, p95, submit_at_once
 
 from rlpto.client import Client
-from rlpto.store.database import Store
-from rlpto.store.events import events_after, last_event
 from rlpto.store.jobs import ENDED, count_by_state
 from rlpto.store.status import heartbeat
 from tests.service.served import TINY, Served, served
@@ -31,7 +29,7 @@ SUBMISSIONS, SUBMITTERS, WEB_KILLS, SCHEDULER_KILLS = 1000, 8, 20, 5
 ENOUGH_OVER = 200
 """Jobs that have trained when it is looked whether all is right, unless all are wanted."""
 QUICK = {**TINY, "program": {**TINY["program"], "epochs": 1, "pace": None}}
-"""A program of which a job takes as long as its processes take to start."""
+"""A program whose jobs take as long as their processes take to start."""
 SLOW = {**TINY, "program": {**TINY["program"], "pace": 2.0}}
 """A program whose steps take long, so that its jobs hold GPUs and leave the cores to the service."""
 RATE = 230.0
@@ -48,24 +46,28 @@ def service(**more: Any) -> Iterator[Served]:
 
 def compiling() -> Found:
     """The first switch to policies that have to be compiled: whether jobs are served meanwhile."""
-    with tempfile.TemporaryDirectory() as cache, service(variables={"NUMBA_CACHE_DIR": cache}) as started:
-        jobs, took, silences = [started.submit(100_000.0)], {}, [0.0]
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        service(variables={"NUMBA_CACHE_DIR": cache}) as started,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        jobs, took, silences = [started.submit(100_000.0)], [], [0.0]
         started.until(lambda: started.states(*jobs) == {"running"})
         started.switch("elastic_fifo")  # what is made ready without being asked for is ready now
         started.switch("round_robin")
         for policy in COMPILED:
-            progress = started.row(jobs[0]).progress
-            waiting = threading.Thread(target=lambda policy=policy: took.update({policy: started.switch(policy)[0]}))
-            waiting.start()
+            progress(f"compiling {policy}")
+            epochs = started.row(jobs[0]).progress
+            switch = pool.submit(started.switch, policy)
             jobs.append(started.submit(1.0))
             last = time.time()
-            while waiting.is_alive():
+            while not switch.done():
                 beat = heartbeat(started.store)
                 last = last if beat is None else max(last, beat[0])
                 silences.append(time.time() - last)
                 time.sleep(LOOK_S)
-            waiting.join()
-            assert started.row(jobs[0]).progress > progress
+            took.append(f"{policy} {switch.result()[0]:.1f}")
+            assert started.row(jobs[0]).progress > epochs
         rows = started.over(*jobs[1:])
         started.client.cancel(jobs[0])
         queued = [(row.queued or float("inf")) - row.submitted for row in rows]
@@ -73,7 +75,7 @@ def compiling() -> Found:
         Check("policies that were compiled and are in force", len(took), "", len(COMPILED), True),
         Check("longest silence of the scheduler meanwhile", max(silences), "s", SILENCE_S, False),
         Check("a job that is submitted meanwhile is queued", max(queued), "s", SILENCE_S, False),
-    ], {"from the request to in force [s]": [f"{policy} {seconds:.1f}" for policy, seconds in took.items()]}
+    ], {"from the request to in force [s]": took}
 
 
 def submissions(whole: bool = False) -> Found:
@@ -82,37 +84,31 @@ def submissions(whole: bool = False) -> Found:
     whole: wait until all have trained, which takes half an hour or more; else until `ENOUGH_OVER` have.
     """
     made: list[str] = []
-    left, lock = iter(range(SUBMISSIONS)), threading.Lock()
     began = time.monotonic()
     with service(programs={"tiny": QUICK}) as started:
 
-        def submit() -> None:
+        def submit(number: int) -> None:
             with Client(started.address, started.token, retry_for_s=300.0) as client:
-                while True:
-                    with lock:
-                        number = next(left, None)
-                    if number is None:
-                        return
-                    made.append(client.submit("tiny", name=f"job {number}", epochs=1)["id"])
+                made.append(client.submit("tiny", name=f"job {number}", epochs=1)["id"])
 
-        threads = [threading.Thread(target=submit) for _ in range(SUBMITTERS)]
-        for thread in threads:
-            thread.start()
-        kills = _kill_while(started, made)
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(SUBMITTERS) as pool:
+            answers = pool.map(submit, range(SUBMISSIONS))
+            kills = _kill_while(started, made)
+        list(answers)  # an error of one of them is raised here
         submitted = time.monotonic() - began
         enough = len(made) if whole else ENOUGH_OVER
-        started.until(lambda: sum(map(_states(started).__getitem__, ENDED)) >= enough, PATIENCE_S)
+        started.until(lambda: _over(started) >= enough, PATIENCE_S)
         seconds = time.monotonic() - began
         return _verdict(started, made, kills, enough), {
             f"all submitted, {enough} over after [s]": (round(submitted), round(seconds)),
-            "states": dict(_states(started)),
+            "states": dict(count_by_state(started.store)),
         }
 
 
-def _states(started: Served) -> Counter[str]:
-    return Counter(count_by_state(started.store))
+def _over(started: Served) -> int:
+    """How many jobs have ended."""
+    counts = count_by_state(started.store)
+    return sum(counts.get(state, 0) for state in ENDED)
 
 
 def _kill_while(started: Served, made: list[str]) -> Counter[str]:
@@ -120,6 +116,7 @@ def _kill_while(started: Served, made: list[str]) -> Counter[str]:
     kills: Counter[str] = Counter()
     while kills["web"] < WEB_KILLS or kills["scheduler"] < SCHEDULER_KILLS:
         goal = min(kills["web"] * SUBMISSIONS // (WEB_KILLS + 1), SUBMISSIONS - 1)
+        progress(f"submissions: {goal} of {SUBMISSIONS}, kill {kills['web'] + 1} of {WEB_KILLS}")
         started.until(lambda goal=goal: len(made) >= goal, PATIENCE_S)
         time.sleep(random.uniform(0, 0.2))
         started.until(lambda: started.kill("rlpto.service.web"))
@@ -161,13 +158,12 @@ def queued() -> Found:
     with service(programs={"tiny": TINY, "slow": SLOW}) as started:
         running = [started.submit(100_000.0, program="slow") for _ in range(NODES * GPUS)]
         started.until(lambda: started.states(*running) == {"running"})
-        watching = Watching(started.settings.database)
         took = submit_at_once(started.address, started.store, "tiny", RATE)
-        watching.end(len(took))
-        since = dict(started.store.rows("SELECT id, submitted FROM jobs"))
+        asked = "SELECT queued - submitted FROM jobs WHERE program = 'tiny' AND queued IS NOT NULL"
+        started.until(lambda: len(started.store.rows(asked)) >= len(took), PATIENCE_S)
+        waited = [row[0] for row in started.store.rows(asked)]
         beat = heartbeat(started.store)
         assert beat is not None
-        waited = [seen - since[job] for job, seen in watching.seen.items() if job in since]
         for job in running:
             started.client.cancel(job)
     return [
@@ -177,35 +173,6 @@ def queued() -> Found:
         Check("submitted to queued, p95", p95(waited), "s", 0.3, False),
         Check("scheduler's longest wait for the database", 1000 * beat[1].longest_wait, "ms", 100.0, False),
     ], {"submitted to queued, median, slowest [s]": (round(statistics.median(waited), 3), round(max(waited), 3))}
-
-
-class Watching(threading.Thread):
-    """Notes when each job is in the queue, as a reader of the database sees it. seen: s, by job."""
-
-    def __init__(self, store: Path) -> None:
-        super().__init__()
-        self._path, self._enough = store, float("inf")
-        self.seen: dict[str, float] = {}
-        self.start()
-
-    def run(self) -> None:
-        """Look until all are queued."""
-        store = Store(self._path, durable=False)
-        last, by = last_event(store), time.monotonic() + PATIENCE_S
-        while len(self.seen) < self._enough and time.monotonic() < by:
-            events = events_after(store, last)
-            now = time.time()
-            for event in events:
-                last = event.seq
-                if event.kind == "job" and event.job and event.body.get("state") == "queued":
-                    self.seen.setdefault(event.job, now)
-            time.sleep(0 if events else LOOK_S)
-        store.close()
-
-    def end(self, jobs: int) -> None:
-        """Wait until that many have been seen."""
-        self._enough = jobs
-        self.join()
 
 
 PARTS = {"compiling": compiling, "submissions": submissions, "queued": queued}

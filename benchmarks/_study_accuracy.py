@@ -12,7 +12,7 @@ from dataclasses import astuple
 import _common
 import numpy as np
 from _cells import finished
-from _plan import TIME_ONLY, Measured, Plan, Study, Workload, config_file
+from _plan import TIME_ONLY, Part, Plan, Workload, config_file
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -88,34 +88,29 @@ def held_by_stage(record: RunRecord) -> FloatArray:
     return found
 
 
-def measure(plan: Plan, _: Study) -> Measured:
-    """Ratios to the reference on the same windows and seeds, and the plot; nothing without traces and profiles."""
-    if plan.data is None:
-        return Measured()
-    found = Measured()
-    rows: list[dict[str, object]] = []
+def compared(plan: Plan) -> Part:
+    """Ratios to the reference on the same windows and seeds, and the plot."""
+    found = Part()
     shares: dict[str, dict[str, FloatArray]] = {}
     for workload in plan.workloads:
         cells = {name: runs(plan, workload, *policy) for name, policy in COMPARED_POLICIES.items()}
+        reference = {(one.cell.window, one.cell.seed): one.metrics for one in cells[REFERENCE]}
         shares[workload] = {}
         for name, done in cells.items():
             held, peak = np.sum([held_by_stage(one.record()) for one in done], axis=0)
             shares[workload][name] = held / peak
-            reached: dict[str, float] = {HELD: float((held / peak)[-1])}
-            row: dict[str, object] = {"workload": workload, "policy": name, "runs": len(done)}
-            reference = {(one.cell.window, one.cell.seed): one.metrics for one in cells[REFERENCE]}
+            reached, shown = {HELD: float((held / peak)[-1])}, {}
             for metric, label in COMPARED.items():
                 logs = [np.log(one.metrics[metric] / reference[one.cell.window, one.cell.seed][metric]) for one in done]
                 ratio, low, high = np.exp(astuple(bootstrap_interval(np.array(logs)))[:3]).tolist()
                 reached[metric] = ratio
-                row[label] = f"{ratio:.3f} [{low:.3f}, {high:.3f}]" if name != REFERENCE else "1"
-            rows.append(row | {HELD: f"{reached[HELD]:.2f}"})
+                shown[label] = f"{ratio:.3f} [{low:.3f}, {high:.3f}]" if name != REFERENCE else "1"
+            shown[HELD] = f"{reached[HELD]:.2f}"
+            found.rows.append({"workload": workload, "policy": name, "runs": len(done), **shown})
             for metric in CLAIMED.get(name, ()):
-                label = f"{workload}, {name}: {COMPARED.get(metric, metric)}"
-                found.figures[label] = round(reached[metric], 3)
+                found.figures[f"{workload}, {name}: {COMPARED.get(metric, metric)}"] = round(reached[metric], 3)
     if plan.split == "test":
         PLOT.write_bytes(png(shares_by_stage(shares)))
-    found.tables[f"Ratios to the index tuned for JCT on the same windows and seeds, load {LOAD}"] = rows
     return found
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
-from _plan import Measured, Plan, Study
-from _systems import DIGITS, Row, digits_trainer, play
+from _plan import Part, Plan, Row
+from _systems import DIGITS, digits_trainer, play
 
 from rlpto.core.cluster import Node
 from rlpto.core.jobs import Job
@@ -24,7 +25,7 @@ from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import BatchLimits, choose_batch, efficiency
 from rlpto.performance.fitted import SPANS, FittedProfiles, choices_by_size
 from rlpto.performance.metrics import EFFICIENCY_BAND, METRIC_NAMES, METRICS, STOCK_BAND, MetricName, UtilityBand
-from rlpto.performance.profiles import ProfileSource
+from rlpto.performance.profiles import ProfileSource, builtin_profiles
 from rlpto.performance.solo import TrainingEstimate, chosen_gpus, predict_training
 from rlpto.performance.tables import JobType
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams, fit_throughput, gradient_time, sync_time
@@ -50,19 +51,15 @@ RAISED = {"cifar10": "16 to 4, +152, -37", "deepspeech2": "+147, -38", "imagenet
 """GPUs, time and GPU-hours in percent of raised thresholds, likewise."""
 
 
-def measure(plan: Plan, _: Study) -> Measured:
-    """Claims of A1 to A6, and their tables."""
-    fitted = load_profiles(None)
-    assert isinstance(fitted, FittedProfiles)
-    source: ProfileSource = fitted if plan.data is None else load_profiles(plan.data / "profiles")
-    found = Measured()
-    training(found)
-    stock(found, fitted)
-    throughput(found, source, fitted)
-    thresholds(found, source, measured=plan.data is not None)
-    formulas(found, [fitted.profile(model) for model in MODELS])
-    hysteresis(found, fitted)
-    return found
+@cache
+def builtin() -> FittedProfiles:
+    """The built-in fits."""
+    return FittedProfiles(builtin_profiles())
+
+
+def source(plan: Plan) -> ProfileSource:
+    """Measured profiles, where they are."""
+    return builtin() if plan.data is None else load_profiles(plan.data / "profiles")
 
 
 # A1: real training --------------------------------------------------------------------------------------------------
@@ -81,24 +78,24 @@ PROGRAMS = (
 """Training program, rule of the learning rate, scale-invariant epochs, seeds."""
 
 
-def training(found: Measured) -> None:
-    """Final accuracy of real training whose batch sizes the metrics choose from the measured noise scale."""
+def training(_: Plan) -> Part:
+    """A1: final accuracy of real training whose batch sizes the metrics choose from the measured noise scale."""
     import torch
 
     torch.set_num_threads(1)
-    rows: list[Row] = []
+    found = Part()
     for program, rule, epochs, seeds in PROGRAMS:
-        stock = np.zeros(0)
+        stock = None
         for metric, limits in (*((metric, LIMITS) for metric in METRIC_NAMES), ("throughput", EXTREME)):
             gpus = _gpus_for(metric, limits)
             runs = [_train(program, rule, epochs, metric, limits, gpus, seed) for seed in range(seeds)]
             accuracy, seconds, batch = (np.array(column) for column in zip(*runs, strict=True))
-            stock = stock if len(stock) else accuracy
-            difference, spread = 100 * float(accuracy.mean() - stock.mean()), 100 * float(stock.std(ddof=1))
+            stock = accuracy if stock is None else stock
             if metric != "goodput" and limits is LIMITS:
                 name = f"A1 {program}: accuracy, {metric} against goodput"
-                found.figures[name], found.limits[name] = abs(difference), max(0.5, 2 * spread)
-            rows.append(
+                found.figures[name] = 100 * abs(float(accuracy.mean() - stock.mean()))
+                found.limits[name] = max(0.5, 200 * float(stock.std(ddof=1)))
+            found.rows.append(
                 {
                     "program": program,
                     "metric": metric,
@@ -112,7 +109,7 @@ def training(found: Measured) -> None:
                     "GPU-seconds": round(gpus * float(seconds.mean())),
                 }
             )
-    found.tables["A1: real training of digits"] = rows
+    return found
 
 
 def _gpus_for(metric: MetricName, limits: BatchLimits) -> int:
@@ -145,36 +142,36 @@ def _train(
 # A2: the option alone -----------------------------------------------------------------------------------------------
 
 
-def stock(found: Measured, fitted: FittedProfiles) -> None:
-    """Decisions and times of jobs that name goodput, in tables that hold all metrics, against jobs without metrics."""
+def stock(_: Plan) -> Part:
+    """A2: decisions and times of jobs that name goodput, in tables that hold all metrics, against jobs without."""
     rows: list[Row] = []
     differ, worst = 0, 0.0
     for policy in ("equal_share", "max_throughput", "optimus", "srtf"):
-        jct, changes = _simulated(fitted, policy, "goodput", every=False)
-        named_jct, named_changes = _simulated(fitted, policy, "goodput", every=True)
-        same = len(changes) == len(named_changes) and bool(np.array_equal(changes, named_changes))
-        differ, worst = differ + (not same), max(worst, abs(named_jct / jct - 1))
-        others = {metric: round(_simulated(fitted, policy, metric, every=True)[0], 1) for metric in METRIC_NAMES[1:]}
-        row: Row = {"policy": policy, "stock: mean JCT [s]": round(jct, 1), "goodput": round(named_jct, 1)}
-        rows.append(row | others | {"decisions as stock": "all" if same else "not all"})
-    found.figures["A2 policies whose decisions differ with metric goodput"] = differ
-    found.figures["A2 mean JCT with metric goodput against stock"] = 100 * worst
-    found.tables["A2: the option alone (24 jobs on 8 nodes of 4 GPUs)"] = rows
+        jct, changes = _simulated(policy, "goodput", ("goodput",))
+        named = {metric: _simulated(policy, metric, METRIC_NAMES) for metric in METRIC_NAMES}
+        same = np.array_equal(changes, named["goodput"][1])
+        differ, worst = differ + (not same), max(worst, abs(named["goodput"][0] / jct - 1))
+        times = {"stock: mean JCT [s]": jct} | {metric: mean for metric, (mean, _) in named.items()}
+        shown = {name: round(mean, 1) for name, mean in times.items()}
+        rows.append({"policy": policy, **shown, "decisions as stock": "all" if same else "not all"})
+    figures = {
+        "A2 policies whose decisions differ with metric goodput": differ,
+        "A2 mean JCT with metric goodput against stock": 100 * worst,
+    }
+    return Part(figures, rows)
 
 
-def _simulated(fitted: FittedProfiles, policy: str, metric: MetricName, every: bool) -> tuple[float, FloatArray]:
-    """Mean JCT [s] and [n, 3] every change of GPUs. every: tables hold types of all metrics."""
-    rng = np.random.default_rng(17)
+def _simulated(policy: str, metric: MetricName, in_tables: Sequence[MetricName]) -> tuple[float, FloatArray]:
+    """Mean JCT [s] and [n, 3] every change of GPUs, with tables of types of these metrics."""
+    fitted, rng = builtin(), np.random.default_rng(17)
     submit = np.sort(rng.uniform(0, 4 * 3600, 24))
     models = [MODELS[i] for i in rng.choice((0, 1, 4), 24)]
-    facts = {model: fitted.facts(model) for model in MODELS}
+    facts = [fitted.facts(model) for model in models]
     jobs = [
-        Job(f"job-{i}", float(submit[i]), model, float(facts[model].epochs), facts[model].samples, 1, 1, 16)
-        for i, model in enumerate(models)
+        Job(f"job-{i}", float(submit[i]), model, float(fact.epochs), fact.samples, 1, 1, 16, metric=metric)
+        for i, (model, fact) in enumerate(zip(models, facts, strict=True))
     ]
-    jobs = [replace(job, metric=metric) for job in jobs]
-    names = METRIC_NAMES if every else (metric,)
-    tables = compile_tables(fitted, [JobType(model, None, name) for model in MODELS for name in names], 32, 4)
+    tables = compile_tables(fitted, [JobType(model, None, name) for model in MODELS for name in in_tables], 32, 4)
     record = play((Node(4),) * 8, jobs, tables, make_policy(policy))
     changes = np.column_stack([record.changes.time, record.changes.job, record.changes.gpus]).astype(np.float64)
     return float(np.mean(record.jobs.finish_time - record.jobs.submit_time)), changes
@@ -183,39 +180,32 @@ def _simulated(fitted: FittedProfiles, policy: str, metric: MetricName, every: b
 # A3: the throughput metric ------------------------------------------------------------------------------------------
 
 
-def throughput(found: Measured, source: ProfileSource, fitted: FittedProfiles) -> None:
-    """Samples per second and time to target with the throughput metric, on the same GPUs as with goodput."""
+def throughput(plan: Plan) -> Part:
+    """A3: samples per second and time to target with the throughput metric, on the same GPUs as with goodput."""
     rows: list[Row] = []
-    faster: list[float] = []
-    slower: list[float] = []
-    off: list[float] = []
+    percents = []
     for model in MODELS:
-        predicted = predict_training(source, model, COUNTS, ("goodput", "throughput"))
-        longer = [late.hours / soon.hours for soon, late in zip(predicted, predicted[len(COUNTS) :], strict=False)]
-        more = [
-            _samples_per_second(fitted, model, "throughput", gpus) / _samples_per_second(fitted, model, "goodput", gpus)
-            for gpus in COUNTS
-        ]
-        faster += more
-        slower += longer
-        off += [abs(100 * (ratio - 1) - known) for ratio, known in zip(longer, SLOWER[model], strict=True)]
-        row: Row = {"model": model, "samples/s on 4, 8, 16 GPUs [%] (fits)": _listed(100 * (one - 1) for one in more)}
-        row["time to target [%]"] = _listed(100 * (one - 1) for one in longer)
-        rows.append(row | {"reference [%]": _listed(SLOWER[model])})
-    found.figures["A3 least samples/s with throughput against goodput"] = min(faster)
-    found.figures["A3 least time to target with throughput against goodput"] = min(slower)
-    if source is not fitted:
-        found.figures["A3 largest difference from the reference"] = max(off)
-    found.tables["A3: throughput metric against goodput, same GPUs"] = rows
+        predicted = predict_training(source(plan), model, COUNTS, ("goodput", "throughput"))
+        hours = np.array([one.hours for one in predicted]).reshape(2, -1)
+        speed = np.array([[_samples_per_second(model, name, n) for n in COUNTS] for name in ("goodput", "throughput")])
+        more, longer = 100 * (speed[1] / speed[0] - 1), 100 * (hours[1] / hours[0] - 1)
+        percents.append((more, longer, np.abs(longer - SLOWER[model])))
+        shown = {"samples/s on 4, 8, 16 GPUs [%] (fits)": more, "time to target [%]": longer}
+        shown["reference [%]"] = SLOWER[model]
+        rows.append({"model": model} | {name: ", ".join(map("{:+.0f}".format, of)) for name, of in shown.items()})
+    faster, slower, off = np.swapaxes(percents, 0, 1)
+    figures = {
+        "A3 least samples/s with throughput against goodput": 1 + float(faster.min()) / 100,
+        "A3 least time to target with throughput against goodput": 1 + float(slower.min()) / 100,
+    }
+    if plan.data is not None:
+        figures["A3 largest difference from the reference"] = float(off.max())
+    return Part(figures, rows)
 
 
-def _listed(percent: Iterable[float]) -> str:
-    return ", ".join(f"{value:+.0f}" for value in percent)
-
-
-def _samples_per_second(fitted: FittedProfiles, model: str, metric: MetricName, gpus: int) -> float:
+def _samples_per_second(model: str, metric: MetricName, gpus: int) -> float:
     """Mean over a training's epochs with the batch sizes that a metric chooses, on whole nodes of 4."""
-    profile = fitted.profile(model)
+    profile = builtin().profile(model)
     found = choices_by_size(profile, JobType(model, None, metric), gpus)
     at = (_nodes(gpus) - 1, gpus - 1)
     useful = efficiency(profile.noise(np.arange(profile.epochs)), found.batch[at], profile.batch.base)
@@ -226,20 +216,18 @@ def _samples_per_second(fitted: FittedProfiles, model: str, metric: MetricName, 
 # A4, A5: thresholds -------------------------------------------------------------------------------------------------
 
 
-def thresholds(found: Measured, source: ProfileSource, measured: bool) -> None:
-    """GPUs, time and cost under thresholds of utility, and whether raised ones ever add GPUs."""
+def thresholds(plan: Plan) -> Part:
+    """A4, A5: GPUs, time and cost under thresholds of utility, and whether raised ones ever add GPUs."""
     rows: list[Row] = []
-    changes: list[list[float]] = []
+    changes = []
     grown = outside = 0
     for model in MODELS:
-        by_gpus = predict_training(source, model, NODES, ("goodput",))
+        by_gpus = predict_training(source(plan), model, NODES, ("goodput",))
         stock = _chosen(by_gpus, STOCK_BAND)
         for band in (STOCK_BAND, UtilityBand(0.5, 0.8), EFFICIENCY_BAND):
             raised = _chosen(by_gpus, band)
-            change = [
-                100 * (getattr(raised, column) / getattr(stock, column) - 1)
-                for column in ("hours", "gpu_hours", "utility")
-            ]
+            columns = {"time": "hours", "GPU-hours against stock": "gpu_hours", "utility against stock": "utility"}
+            change = [100 * (getattr(raised, column) / getattr(stock, column) - 1) for column in columns.values()]
             if model in PUBLISHED and band is EFFICIENCY_BAND:
                 changes.append(change)
             rows.append(
@@ -250,22 +238,23 @@ def thresholds(found: Measured, source: ProfileSource, measured: bool) -> None:
                     "utility": round(raised.utility, 2),
                     "hours": round(raised.hours, 2),
                     "GPU-hours": round(raised.gpu_hours, 1),
-                    "time": f"{change[0]:+.0f} %",
-                    "GPU-hours against stock": f"{change[1]:+.0f} %",
-                    "utility against stock": f"{change[2]:+.0f} %",
+                    **{name: f"{percent:+.0f} %" for name, percent in zip(columns, change, strict=True)},
                     "reference": RAISED.get(model, "") if band is EFFICIENCY_BAND else "",
                 }
             )
         grown += _grown(by_gpus)
         outside += any(STOCK_BAND.holds(row.utility) for row in by_gpus) and not STOCK_BAND.holds(stock.utility)
-    if measured:
+    figures: dict[str, float] = {}
+    if plan.data is not None:
         longer, cheaper, useful = np.array(changes).T
-        found.figures["A4 time with thresholds 0.6-0.9, mean of three models"] = float(longer.mean())
-        found.figures["A4 GPU-hours saved, mean of three models"] = -float(cheaper.mean())
-        found.figures["A4 utility of a GPU, least gain of three models"] = float(useful.min())
-    found.figures["A5 raised thresholds that add GPUs"] = grown
-    found.figures["A5 models outside the stock thresholds where they can be kept"] = outside
-    found.tables["A4: raised thresholds, whole nodes of 4 GPUs"] = rows
+        figures |= {
+            "A4 time with thresholds 0.6-0.9, mean of three models": float(longer.mean()),
+            "A4 GPU-hours saved, mean of three models": -float(cheaper.mean()),
+            "A4 utility of a GPU, least gain of three models": float(useful.min()),
+        }
+    figures["A5 raised thresholds that add GPUs"] = grown
+    figures["A5 models outside the stock thresholds where they can be kept"] = outside
+    return Part(figures, rows)
 
 
 def _chosen(by_gpus: Sequence[TrainingEstimate], band: UtilityBand) -> TrainingEstimate:
@@ -276,7 +265,7 @@ def _chosen(by_gpus: Sequence[TrainingEstimate], band: UtilityBand) -> TrainingE
 
 
 def _grown(by_gpus: Sequence[TrainingEstimate]) -> int:
-    """Pairs of thresholds of which those that are nowhere lower choose more GPUs."""
+    """Pairs of thresholds where those that are nowhere lower choose more GPUs."""
     steps = [round(0.05 * i, 2) for i in range(2, 21)]
     bands = [UtilityBand(low, high) for low, high in itertools.combinations(steps, 2)]
     gpus = {band: _chosen(by_gpus, band).gpus for band in bands}
@@ -290,22 +279,22 @@ def _grown(by_gpus: Sequence[TrainingEstimate]) -> int:
 # A6: formulas, and the rule for changing a batch --------------------------------------------------------------------
 
 
-def formulas(found: Measured, profiles: Sequence[Any]) -> None:
-    """Efficiency, synchronisation of one GPU, and what a fit recovers."""
-    base, rising, alone, recovered = 0.0, 0, 0.0, 0.0
-    for profile in profiles:
+def formulas(_: Plan) -> Part:
+    """A6: efficiency, synchronisation of one GPU, and what a fit recovers."""
+    found = []
+    for profile in map(builtin().profile, MODELS):
         limits, law = profile.batch, profile.throughput
         useful = efficiency(profile.noise(0), np.geomspace(limits.base, limits.largest, 50), limits.base)
-        base, rising = max(base, abs(float(useful[0]) - 1)), rising + int(np.count_nonzero(np.diff(useful) >= 0))
-        assert isinstance(law, ThroughputParams)
-        alone = max(alone, float(sync_time(law, 1, 1)))
-        recovered = max(recovered, _fit_error(law, limits))
-    found.figures |= {
-        "A6 EFF at the base batch, distance from 1": base,
-        "A6 larger batches that are not less efficient": rising,
-        "A6 synchronisation of one GPU": alone,
-        "A6 throughput recovered by the fit, worst error": 100 * recovered,
+        rising = np.count_nonzero(np.diff(useful) >= 0)
+        found.append((abs(useful[0] - 1), rising, float(sync_time(law, 1, 1)), 100 * _fit_error(law, limits)))
+    base, rising, alone, recovered = np.array(found).T
+    figures = {
+        "A6 EFF at the base batch, distance from 1": float(base.max()),
+        "A6 larger batches that are not less efficient": int(rising.sum()),
+        "A6 synchronisation of one GPU": float(alone.max()),
+        "A6 throughput recovered by the fit, worst error": float(recovered.max()),
     }
+    return Part(figures)
 
 
 def _fit_error(law: ThroughputParams, limits: BatchLimits) -> float:
@@ -323,22 +312,18 @@ def _fit_error(law: ThroughputParams, limits: BatchLimits) -> float:
     return float(np.max(np.abs(law.step_time(n, k, m) / found.step_time(n, k, m) - 1)))
 
 
-def hysteresis(found: Measured, fitted: FittedProfiles) -> None:
-    """What AdaptDL's rule changes: batch sizes and time of a training that knows its true speeds."""
+def hysteresis(_: Plan) -> Part:
+    """A6: what AdaptDL's rule changes: batch sizes and time of a training that knows its true speeds."""
     rows: list[Row] = []
     gains: list[float] = []
     for model in MODELS:
-        runs = [_followed(fitted, model, gpus, (1.0, CHANGE_ABOVE)) for gpus in COUNTS]
+        runs = [_followed(model, gpus, (1.0, CHANGE_ABOVE)) for gpus in COUNTS]
         gains += [gain for _, ruled in runs for gain in ruled.gains]
-        row: Row = {
-            "model": model,
-            "changes on 4, 8, 16 GPUs, any gain": ", ".join(str(len(free.gains)) for free, _ in runs),
-            f"gain above {CHANGE_ABOVE}": ", ".join(str(len(ruled.gains)) for _, ruled in runs),
-            "time with the rule [%]": ", ".join(f"{100 * (ruled.hours / free.hours - 1):+.1f}" for free, ruled in runs),
-        }
-        rows.append(row)
-    found.figures["A6 least gain for which a batch is changed"] = min(gains)
-    found.tables[f"A6: changing the batch only above {CHANGE_ABOVE}"] = rows
+        free, ruled = (", ".join(str(len(run[i].gains)) for run in runs) for i in (0, 1))
+        times = ", ".join(f"{100 * (ruled.hours / free.hours - 1):+.1f}" for free, ruled in runs)
+        row = {"model": model, "changes on 4, 8, 16 GPUs, any gain": free, f"gain above {CHANGE_ABOVE}": ruled}
+        rows.append(row | {"time with the rule [%]": times})
+    return Part({"A6 least gain for which a batch is changed": min(gains)}, rows)
 
 
 class FollowedBatches(NamedTuple):
@@ -348,8 +333,9 @@ class FollowedBatches(NamedTuple):
     gains: list[float]
 
 
-def _followed(fitted: FittedProfiles, model: str, gpus: int, rules: Sequence[float]) -> list[FollowedBatches]:
+def _followed(model: str, gpus: int, rules: Sequence[float]) -> list[FollowedBatches]:
     """A training under each rule: the least gain for which the batch is changed."""
+    fitted = builtin()
     profile = fitted.profile(model)
     base = profile.batch.with_chosen().base
     facts = fitted.batch_performance(JobType(model), (4,) * (gpus // 4))

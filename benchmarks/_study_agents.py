@@ -43,7 +43,7 @@ JCT_LIMITS = {"tuned": 0.97, "published": 0.90}
 def reward(plan: Plan, study: Study) -> Measured:
     """Total reward of every policy, and how far the agent is ahead of the best of the others."""
     cells = cells_of(plan, study)
-    verdicts = pd.DataFrame([verdict(cells, *place, plan.seeds) for place in plan.places(study)])
+    verdicts = pd.DataFrame([verdict(cells, *place, plan.seeds) for place in plan.places()])
     least = verdicts.iloc[int(verdicts["difference"].argmin())]
     facts = {
         "agents": plan.seeds,
@@ -61,7 +61,7 @@ def jct(plan: Plan, study: Study) -> Measured:
     """Mean JCT of the agent that is rewarded for time alone, relative to others."""
     cells = cells_of(plan, study)
     rows = []
-    for workload, load in plan.places(study):
+    for workload, load in plan.places():
         here = at(cells, workload, load)
         ratios = {
             "tuned": ratio(here, AGENT, [TIME_TUNED], "jct_mean"),

@@ -31,7 +31,8 @@ MIDDLE_HOURS, MIDDLE_GPUS = 1.0, 4
 REPEATS = 4
 """Windows of each model: with the five jobs in another order."""
 
-CASE_NODES = tuple(Node(4, 0) for _ in range(4))
+NODE, CASE_GPUS = 4, 16
+CASE_NODES = (Node(NODE, 0),) * (CASE_GPUS // NODE)
 CONVERGING_GPUS = 8
 """Half of the GPUs; 9 of 16 there, but here a ninth would be on a node of its own, which slows it down."""
 SLOWER = 6.0
@@ -86,26 +87,24 @@ def _five_jobs(experiment: Experiment, model: str, repeat: int) -> tuple[Job, ..
     tables = experiment.tables()
     kind = tables.type_index(JobType(model))
     middle = _size_for(tables, kind, MIDDLE_GPUS, MIDDLE_HOURS * 3600, experiment.shape.gpus_per_node)
-    rng = np.random.default_rng([repeat, kind])
-    jobs = [
-        Job(
-            name=f"{model}-{size:g}",
-            submit_time=0.0,
-            model=model,
-            epochs=float(tables.epochs[kind]),
-            data_size=middle * size,
-            requested_gpus=MIDDLE_GPUS,
-            max_gpus=tables.max_gpus,
-        )
-        for size in rng.permutation(SIZES).tolist()
-    ]
-    return tuple(jobs)
+    sizes = np.random.default_rng([repeat, kind]).permutation(SIZES).tolist()
+    return tuple(_job(tables, kind, f"{model}-{size:g}", middle * size, MIDDLE_GPUS, tables.max_gpus) for size in sizes)
+
+
+def _job(tables: SpeedTables, kind: int, name: str, data_size: float, gpus: int, most: int, submit: float = 0.0) -> Job:
+    """A whole training of a type. gpus: that it asks for."""
+    model, epochs = tables.types[kind].model, float(tables.epochs[kind])
+    return Job(name, submit, model, epochs, data_size, gpus, max_gpus=most)
 
 
 def _size_for(tables: SpeedTables, kind: int, gpus: int, seconds: float, gpus_per_node: int) -> float:
     """Samples with which a job of a type takes `seconds` on that many packed GPUs."""
-    own = float(seconds_to_finish(tables, kind, 1.0, tables.epochs[kind], gpus, gpus_per_node))
-    return float(tables.samples[kind] * seconds / own)
+    return float(tables.samples[kind] * seconds / _alone(tables, kind, gpus, gpus_per_node))
+
+
+def _alone(tables: SpeedTables, kind: int, gpus: int, gpus_per_node: int) -> float:
+    """Seconds that a job of a type takes on that many packed GPUs, with the data of its profile."""
+    return float(seconds_to_finish(tables, kind, 1.0, tables.epochs[kind], gpus, gpus_per_node))
 
 
 def _peaks(done: FinishedCell) -> dict[str, object]:
@@ -127,11 +126,9 @@ def converge(plan: Plan, study: Study) -> Measured:
     config = plan.config(plan.home, plan.busy)
     experiment = prepare(config)
     models = [kind.model for kind in experiment.tables().types]
-    scaling = [kind.model for kind in experiment.tables().types if _scales(experiment.tables(), kind)]
+    scaling = [model for number, model in enumerate(models) if _scales(experiment.tables(), number)]
     cases = {
-        f"{model}-{other}": Case(CASE_NODES, (_converging_job(experiment, model), _other_job(experiment, other)))
-        for model in models
-        for other in scaling
+        f"{model}-{other}": Case(CASE_NODES, _pair(experiment, model, other)) for model in models for other in scaling
     }
     kept, *ways = (
         run_cases(plan, own, cases, specs_of(plan, own, plan.home, run), name)
@@ -175,47 +172,23 @@ def _compared(way: str, done: Sequence[FinishedCell], kept: Sequence[FinishedCel
     return with_mean_agent(found, ["window"]).assign(way=way)
 
 
-def _scales(tables: SpeedTables, kind: JobType) -> bool:
+def _scales(tables: SpeedTables, kind: int) -> bool:
     """True if the case's machines run a type at half of linear speed-up or more: others have no use for them."""
-    at, gpus = tables.type_index(kind), np.array([1, sum(machine.gpus for machine in CASE_NODES)])
-    one, every = seconds_to_finish(tables, at, 1.0, tables.epochs[at], gpus, CASE_NODES[0].gpus)
-    return bool(one / every >= gpus[1] / 2)
+    return _alone(tables, kind, 1, NODE) / _alone(tables, kind, CASE_GPUS, NODE) >= CASE_GPUS / 2
 
 
-def _converging_job(experiment: Experiment, model: str) -> Job:
-    """The job that comes first, and converges."""
-    tables, node = experiment.tables(), CASE_NODES[0].gpus
-    kind = tables.type_index(JobType(model))
-    return Job(
-        name="converging",
-        submit_time=0.0,
-        model=model,
-        epochs=float(tables.epochs[kind]),
-        data_size=_size_for(tables, kind, CONVERGING_GPUS, SLOWER * FIRST, node),
-        requested_gpus=CONVERGING_GPUS,
-        max_gpus=CONVERGING_GPUS,
-    )
-
-
-def _other_job(experiment: Experiment, model: str) -> Job:
-    """The job that comes later, and can use all GPUs."""
-    tables, node = experiment.tables(), CASE_NODES[0].gpus
-    kind = tables.type_index(JobType(model))
-    epochs, capacity = float(tables.epochs[kind]), sum(machine.gpus for machine in CASE_NODES)
-
-    def alone(gpus: int) -> float:
-        return float(seconds_to_finish(tables, kind, 1.0, epochs, gpus, node))
-
-    # Done in FIRST next to the converging job and SECOND_ALONE after it: the shares of its work add up to one.
-    share = SECOND_FIRST / alone(capacity - CONVERGING_GPUS) + SECOND_ALONE / alone(capacity)
-    return Job(
-        name="other",
-        submit_time=SLOWER * SECOND_AT,
-        model=model,
-        epochs=epochs,
-        data_size=float(tables.samples[kind]) * SLOWER * share,
-        requested_gpus=capacity - CONVERGING_GPUS,
-        max_gpus=capacity,
+def _pair(experiment: Experiment, model: str, other: str) -> tuple[Job, Job]:
+    """The job that comes first, and converges; and the one that comes later, and can use all GPUs."""
+    tables = experiment.tables()
+    first, second = (tables.type_index(JobType(name)) for name in (model, other))
+    size = _size_for(tables, first, CONVERGING_GPUS, SLOWER * FIRST, NODE)
+    rest = CASE_GPUS - CONVERGING_GPUS
+    # The other is done in FIRST next to the converging job and SECOND_ALONE after it: its shares add up to one.
+    share = SECOND_FIRST / _alone(tables, second, rest, NODE) + SECOND_ALONE / _alone(tables, second, CASE_GPUS, NODE)
+    data = float(tables.samples[second]) * SLOWER * share
+    return (
+        _job(tables, first, "converging", size, CONVERGING_GPUS, CONVERGING_GPUS),
+        _job(tables, second, "other", data, rest, CASE_GPUS, SLOWER * SECOND_AT),
     )
 
 

@@ -6,23 +6,22 @@ D1 to D4 and D6 are simulated, on speed surfaces drawn by seeds; D5 trains a net
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
-from _plan import Measured, Plan, Study
-from _systems import DIGITS, Row, WatchedPolicy, digits_trainer, play
+from _plan import Part, Plan, Row
+from _systems import DIGITS, WatchedPolicy, digits_trainer, play, server_tables
+from numpy.typing import ArrayLike
+from scipy.stats import sem, t
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
 from rlpto.core.external_load import BackgroundLoad, place_background
 from rlpto.core.jobs import Job
 from rlpto.core.policy import Policy
 from rlpto.io.arrays import FloatArray
-from rlpto.performance.compile import compile_tables
 from rlpto.performance.efficiency import NoiseCurve
-from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.parameter_server import ServerParams
-from rlpto.performance.profiles import builtin_profiles
-from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions, Reconfiguration
 from rlpto.policies.rigid import Fifo
 from rlpto.ray_cluster.messages import LrRule
@@ -33,7 +32,7 @@ NODES, CAPACITY = (Node(4, 2),) * 4, 16
 """16 GPUs and 8 CPU slots."""
 WORKERS, SERVERS, MOST_WORKERS, MOST_SERVERS = 4, 1, 16, 8
 """What the job asks for, and has in the static run; what it may have."""
-BATCH = 512
+BATCH, DATA = 512, 50_000.0
 LAW = ServerParams(a=1.0 / BATCH, b=0.03, c=0.02, d=0.001, e=0.002, servers=SERVERS, most_servers=MOST_SERVERS)
 """Seconds of a step of the middle surface: 0.37 with 4 workers and 1 server, 0.16 with 16 and 8."""
 SPREAD = 0.15
@@ -55,9 +54,8 @@ WORKER_BATCH = 16
 """Samples of a worker's step in a real training."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A run. seconds: of it. events: changes that were decided. rescales: that were carried out. held: GPU-seconds.
+class Outcome(NamedTuple):
+    """A run. events: changes that were decided. rescales: that were carried out. held: GPU-seconds.
     back: most epochs lost at once.
     """
 
@@ -80,90 +78,84 @@ class ProgressWatch(WatchedPolicy):
         return super().__call__(state)
 
 
-def measure(_plan: Plan, _: Study) -> Measured:
-    """Claims and tables."""
-    found = Measured()
-    found.tables["D2 to D4: one job, 12 of 16 GPUs and 7 of 8 CPU slots are freed"] = simulated(found.figures)
-    found.tables["D5: validation accuracy of real trainings"] = accuracies(found.figures)
-    return found
-
-
-def simulated(figures: dict[str, float]) -> list[Row]:
+def simulated(_: Plan) -> Part:
     """D1 to D4, and D6, over all surfaces."""
     rows: list[Row] = []
     laws = [_surface(seed) for seed in range(SURFACES)]
     static = [_played(law, NEVER_S, Fifo()) for law in laws]
     kept = [_played(law, NEVER_S, _manager()) for law in laws]
     overhead = max(now.seconds / before.seconds - 1 for now, before in zip(kept, static, strict=True))
-    figures["D1 nothing freed: changes"] = sum(len(found.events) for found in kept)
-    figures["D1 nothing freed: longest overhead"] = 100 * overhead
+    figures = {
+        "D1 nothing freed: changes": sum(len(found.events) for found in kept),
+        "D1 nothing freed: longest overhead": 100 * overhead,
+    }
+    ratio = float(np.mean([_epoch_ratio(law) for law in laws]))
     for freed in FREED_S:
         times = np.array([freed + LATER_S * seed for seed in range(SURFACES)])
         found = [_played(law, at, _manager()) for law, at in zip(laws, times.tolist(), strict=True)]
-        saved = 100 * np.array([1 - now.seconds / STATIC_S for now in found])
+        seconds = np.array([now.seconds for now in found])
+        saved = 100 * (1 - seconds / STATIC_S)
         first, last = (np.array([now.events[i].time + RESTART_S for now in found]) - times for i in (0, -1))
         after = min(now.events[-1].after[0] / CAPACITY for now in found)  # of the GPUs, that the job holds
         rows.append(
             {
                 "freed at [s]": freed,
                 "static [s]": STATIC_S,
-                "dynamic, mean [s]": round(float(np.mean([now.seconds for now in found]))),
-                "saved, mean [%]": round(float(saved.mean()), 1),
+                "dynamic, mean [s]": round(seconds.mean()),
+                "saved, mean [%]": _round(saved, 1),
                 "saved, least and most [%]": f"{saved.min():.1f} to {saved.max():.1f}",
-                "first new processes after [s]": round(float(first.max())),
-                "last change after [s]": round(float(last.mean())),
-                "changes, mean": round(float(np.mean([len(now.events) for now in found])), 1),
-                "epoch time after / before": round(float(np.mean([_epoch_ratio(law) for law in laws])), 3),
+                "first new processes after [s]": round(first.max()),
+                "last change after [s]": round(last.mean()),
+                "changes, mean": _round([len(now.events) for now in found], 1),
+                "epoch time after / before": round(ratio, 3),
                 "GPUs in use, static": round(_used(static[0], freed), 3),
-                "GPUs in use, dynamic": round(float(np.mean([_used(now, freed) for now in found])), 3),
+                "GPUs in use, dynamic": _round([_used(now, freed) for now in found], 3),
                 "in use after growth, least": round(after, 3),
             }
         )
+        restarts = sum(now.rescales != len(now.events) for now in found)
         figures |= {
             f"D2 freed at {freed:.0f} s: new processes train after": float(first.max()),
             f"D3 freed at {freed:.0f} s: time saved, mean": float(saved.mean()),
             f"D4 freed at {freed:.0f} s: GPUs in use after growth, least": after,
-            f"D6 freed at {freed:.0f} s: runs with restarts other than changes": sum(
-                now.rescales != len(now.events) for now in found
-            ),
+            f"D6 freed at {freed:.0f} s: runs with restarts other than changes": restarts,
             f"D6 freed at {freed:.0f} s: most epochs lost": max(now.back for now in found),
         }
     late = [_played(law, STATIC_S - RESTART_S, _manager()) for law in laws]
     figures["D6 freed when less than a restart is left: changes"] = sum(len(now.events) for now in late)
-    return rows
+    return Part(figures, rows)
 
 
-def accuracies(figures: dict[str, float]) -> list[Row]:
+def accuracies(_: Plan) -> Part:
     """D5: accuracy after that many passes over the data, with and without growth."""
     static = np.array([_trained("none", False, seed) for seed in SEEDS])
-    rows: list[Row] = [_accuracy_row("static", static, static)]
+    found = Part(rows=[_accuracy_row("static", static, static)])
     rules: tuple[LrRule, ...] = ("none", "linear", "sqrt", "adascale")
     for rule in rules:
         grown = np.array([_trained(rule, True, seed) for seed in SEEDS])
-        rows.append(_accuracy_row(f"grown, lr_rule {rule}", grown, static))
+        found.rows.append(_accuracy_row(f"grown, lr_rule {rule}", grown, static))
         drop = 100 * float((static - grown).mean())
         if rule == "none":
-            noise = 100 * float((static - grown).std(ddof=1)) / math.sqrt(len(static)) * 2
-            figures["D5 no scaling: gain in accuracy beyond noise"] = -drop - noise
-        figures[f"D5 {'no scaling' if rule == 'none' else rule}: drop in accuracy"] = drop
-    return rows
+            noise = 200 * float(sem(static - grown))
+            found.figures["D5 no scaling: gain in accuracy beyond noise"] = -drop - noise
+        found.figures[f"D5 {'no scaling' if rule == 'none' else rule}: drop in accuracy"] = drop
+    return found
 
 
 def _accuracy_row(name: str, found: FloatArray, static: FloatArray) -> Row:
+    """Accuracies of one way to train, and what is lost: the mean with its 95 % interval by Student's t."""
     drop = 100 * (static - found)
+    half = float(t.ppf(0.975, len(drop) - 1) * sem(drop))
     return {
         "training": name,
-        "accuracy, mean [%]": round(100 * float(found.mean()), 2),
-        "drop, mean [points]": round(float(drop.mean()), 2),
-        "drop, 95 % [points]": f"{drop.mean() - _half(drop):.2f} to {drop.mean() + _half(drop):.2f}",
+        "accuracy, mean [%]": _round(100 * found, 2),
+        "drop, mean [points]": _round(drop, 2),
+        "drop, 95 % [points]": f"{drop.mean() - half:.2f} to {drop.mean() + half:.2f}",
     }
 
 
-def _half(values: FloatArray) -> float:
-    """Half the width of the 95 % interval of a mean (Student's t)."""
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+def _round(values: ArrayLike, digits: int) -> float:
+    return round(float(np.mean(values)), digits)
 
 
 def _surface(seed: int) -> ServerParams:
@@ -171,17 +163,6 @@ def _surface(seed: int) -> ServerParams:
     rng = np.random.default_rng([17, seed])
     drawn = {name: getattr(LAW, name) * math.exp(rng.normal(0.0, SPREAD)) for name in "abcde"}
     return replace(LAW, **drawn)
-
-
-def _tables(law: ServerParams) -> SpeedTables:
-    """Tables of one model that trains by the law; its noise scale is so large that progress goes by samples."""
-    profile = replace(
-        builtin_profiles()["cifar10"], name="served", throughput=law, rescale_delay=RESTART_S, samples=50_000.0
-    )
-    profile = replace(profile, noise=NoiseCurve((0.0,), (1e9,)))
-    return compile_tables(
-        FittedProfiles({"served": profile}), [JobType("served", BATCH)], MOST_WORKERS, 4, choose_servers=True
-    )
 
 
 def _steps(law: ServerParams, workers: int, servers: int) -> float:
@@ -201,13 +182,16 @@ def _manager() -> ConfigurationManager:
 
 def _played(law: ServerParams, freed: float, policy: Policy) -> Outcome:
     """A job that takes `STATIC_S` in its own configuration, while others hold the rest of the cluster until `freed`."""
-    epochs = (STATIC_S - RESTART_S) * BATCH / _steps(law, WORKERS, SERVERS) / 50_000.0
-    job = Job("job", 0.0, "served", epochs, 50_000.0, WORKERS, 1, MOST_WORKERS, batch_size=BATCH)
+    epochs = (STATIC_S - RESTART_S) * BATCH / _steps(law, WORKERS, SERVERS) / DATA
+    job = Job("job", 0.0, "served", epochs, DATA, WORKERS, 1, MOST_WORKERS, batch_size=BATCH)
     shape = ClusterShape(NODES)
     load = BackgroundLoad(gpus=shape.capacity - WORKERS, cpus=shape.cpu_slots - SERVERS, until=freed)
     settings = SimulatorSettings(interval=INTERVAL_S)
     watched = ProgressWatch(policy)
-    record = play(NODES, [job], _tables(law), watched, settings, background=place_background([load], shape))
+    # A noise scale so large that progress goes by samples.
+    changes = {"rescale_delay": RESTART_S, "samples": DATA, "noise": NoiseCurve((0.0,), (1e9,))}
+    tables = server_tables({"served": law}, BATCH, MOST_WORKERS, **changes)
+    record = play(NODES, [job], tables, watched, settings, background=place_background([load], shape))
     return Outcome(
         seconds=float(record.jobs.finish_time[0]),
         events=tuple(policy.events) if isinstance(policy, ConfigurationManager) else (),

@@ -1,4 +1,8 @@
-"""What looking ahead is worth: `planner` against the index that it steers; see docs/planning.md, docs/results.md."""
+"""What looking ahead is worth, and what knowledge is: `planner` against the index that it steers, and all policies on
+Pollux's workloads under each setting of what is known; see docs/planning.md, docs/results.md, docs/systems/README.md.
+
+Weights were tuned on the generated workloads 101-106.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ import _common
 import numpy as np
 import pandas as pd
 from _cells import best_of, by_window, difference, finished, label_of, ratio, shown
-from _plan import TIME_ONLY, Measured, Plan, Study, Workload, tuned
-from _study_knowledge import SHARED, UNKNOWN, of_published
+from _plan import TIME_ONLY, Part, Plan, Workload, tuned
+from parity import ADAPTIVE, ONLINE, PUBLISHED, config_of
 from speed import decided
 
 from rlpto.core.queues import Queue
@@ -25,13 +29,27 @@ WINDOWS: dict[Workload, int] = {"synthetic": 6, "philly": 25, "pollux": 24}
 """Of each place, at most: a window of synthetic takes many times the others' time."""
 FRESH_SEED = "seed=71"
 """Draws windows of synthetic and pollux that nothing was tuned or compared on before."""
-KNOWN: dict[str, tuple[str, ...]] = {
+SHARED = (*ONLINE, "knowledge.fits=shared")
+UNKNOWN = "knowledge.remaining=unknown"
+SETTINGS: dict[str, tuple[str, ...]] = {
     "true speeds, declared epochs": (),
+    "true speeds, epochs unknown": (UNKNOWN,),
+    "own fits, declared epochs": ONLINE,
+    "own fits, epochs unknown": (*ONLINE, UNKNOWN),
     "shared fits, declared epochs": SHARED,
+    "shared fits, epochs learnt": (*SHARED, "knowledge.remaining=learnt"),
     "shared fits, epochs unknown": (*SHARED, UNKNOWN),
 }
-CLAIMED = ("true speeds, declared epochs", "shared fits, declared epochs")
-"""Nothing is claimed where epochs are unknown."""
+"""What policies and jobs know, by name."""
+CLAIMED = ("true speeds, declared epochs", "shared fits, declared epochs", "shared fits, epochs unknown")
+"""Settings that are claimed of all policies; of the planner nothing is claimed of the last."""
+TUNED = tuned("pollux-adaptive")
+NEED_EPOCHS = ("srtf", "hesrpt", "optimus", "index", "pollux:favour=remaining", TUNED)
+"""Policies that look at the work that is left; to the others it makes no difference."""
+POLICIES = (
+    *(TUNED, "pollux:favour=remaining", "pollux:favour=attained", "pollux", "index", "hesrpt", "max_throughput"),
+    *("equal_share", "srtf", "optimus", "las", "tiresias", "elastic_fifo", "round_robin", "fifo"),
+)
 SEARCH = "perturbations=24,spread=0.25"
 """Options of the planner on Pollux's workloads: chosen on the generated workloads 101 to 106."""
 PLACES = (("results/synthetic", 16, 100), ("large", 1000, 10_000))
@@ -39,20 +57,20 @@ PLACES = (("results/synthetic", 16, 100), ("large", 1000, 10_000))
 DECISIONS = 60
 
 
-def windows(plan: Plan, study: Study) -> Measured:
+def windows(plan: Plan) -> Part:
     """Test windows under weighted classes by mean JCT, each against the index tuned for JCT. Time alone is rewarded."""
-    return by_jct(plan, study, "", ())
+    return by_jct(plan, "", ())
 
 
-def noisy(plan: Plan, study: Study) -> Measured:
+def noisy(plan: Plan) -> Part:
     """The same with errors in the estimates of speeds and work."""
-    return by_jct(plan, study, "with 20 % noise of estimates, ", ("knowledge.mode=noisy",))
+    return by_jct(plan, "with 20 % noise of estimates, ", ("knowledge.mode=noisy",))
 
 
-def by_jct(plan: Plan, study: Study, label: str, settings: tuple[str, ...]) -> Measured:
+def by_jct(plan: Plan, label: str, settings: tuple[str, ...]) -> Part:
     """The comparison of `windows`, with further settings. label: in front of the figures' names."""
     rows, ratios = [], []
-    for workload, load in plan.places(study):
+    for workload, load in plan.places():
         given = (FRESH_SEED, *TIME_ONLY, "queue.classes=weighted", *settings)
         config = plan.config(workload, load, *given, windows=WINDOWS[workload])
         base = f"{workload}-jct-weighted"
@@ -68,13 +86,13 @@ def by_jct(plan: Plan, study: Study, label: str, settings: tuple[str, ...]) -> M
         )
     overall = float(np.exp(np.mean(np.log(ratios))))
     figures = {f"{label}geometric mean of the cells": overall, f"{label}worst cell": max(ratios)}
-    return Measured(figures, tables={"": rows})
+    return Part(figures, rows)
 
 
-def rewards(plan: Plan, study: Study) -> Measured:
+def rewards(plan: Plan) -> Part:
     """Test windows by total reward: against every policy of the configs, and against the planner's own base."""
     rows, ahead, beyond = [], 0, 0
-    for workload, load in plan.places(study):
+    for workload, load in plan.places():
         config = plan.config(workload, load, FRESH_SEED, windows=WINDOWS[workload])
         start, name = _common.CONFIGS / "tuned" / f"{workload}-steering.yaml", f"{workload}-{load:g}"
         labels = {label_of(spec): spec for spec in config.policies}
@@ -83,18 +101,18 @@ def rewards(plan: Plan, study: Study) -> Measured:
         own = [f"index:label=base,weights={start}", f"planner:base={start}"]
         cells = named(finished(plan, config, [*best, *own], name, range(plan.draws)), config.knowledge.mode)
         runner_up = best_of(cells, list(map(label_of, best)))[0]
-        against, beside = difference(cells, "planner", runner_up), difference(cells, "planner", "base")
-        ahead, beyond = ahead + (against.low > 0), beyond + (beside.low > 0)
+        against, by_base = difference(cells, "planner", runner_up), difference(cells, "planner", "base")
+        ahead, beyond = ahead + (against.low > 0), beyond + (by_base.low > 0)
         rows.append(
             {"workload": workload, "load": load, "windows x draws": f"{against.samples} x {plan.draws}"}
             | {"planner": f"{by_window(cells, 'planner', 'reward').mean():.1f}", "runner-up": runner_up}
-            | {"planner - runner-up": shown(against, "+.2f"), "planner - agent_start": shown(beside, "+.2f")}
+            | {"planner - runner-up": shown(against, "+.2f"), "planner - agent_start": shown(by_base, "+.2f")}
         )
     figures = {
         "cells where the planner's total reward is above every other policy's": ahead,
         "cells where it is above its base's, agent_start": beyond,
     }
-    return Measured(figures, tables={"": rows})
+    return Part(figures, rows)
 
 
 def named(done: Sequence[FinishedCell], knowledge: str) -> pd.DataFrame:
@@ -103,22 +121,39 @@ def named(done: Sequence[FinishedCell], knowledge: str) -> pd.DataFrame:
     return cells.assign(policy=cells["policy"].str.replace(r"^(planner|index):.*", r"\1", regex=True))
 
 
-def pollux(plan: Plan, _: Study) -> Measured:
+def pollux(plan: Plan) -> Part:
     """Pollux's four workloads with jobs that choose their batch sizes, by what is known, by Pollux's published mean."""
-    if plan.data is None:
-        return Measured()
-    base = tuned("pollux-adaptive")
-    planner = f"planner:base={base.removeprefix('index:weights=')},{SEARCH}"
-    figures, rows = {}, []
-    for name, settings in KNOWN.items():
-        index, planned = (of_published(plan, spec, (*TIME_ONLY, *settings)) for spec in (base, planner))
-        if name in CLAIMED:
-            figures[f"planner, {name}"] = planned
-        rows.append({"known": name, "tuned index": f"{index:.3f}", "planner": f"{planned:.3f}"})
-    return Measured(figures, tables={"": rows})
+    planner = f"planner:base={TUNED.removeprefix('index:weights=')},{SEARCH}"
+    found = Part()
+    for name in CLAIMED:
+        index, planned = (of_published(plan, spec, (*TIME_ONLY, *SETTINGS[name])) for spec in (TUNED, planner))
+        if name != CLAIMED[-1]:
+            found.figures[f"planner, {name}"] = planned
+        found.rows.append({"known": name, "tuned index": f"{index:.3f}", "planner": f"{planned:.3f}"})
+    return found
 
 
-def latency(_plan: Plan, _: Study) -> Measured:
+def knowledge(plan: Plan) -> Part:
+    """All policies in each setting; about half a CPU-hour."""
+    ratios: dict[str, dict[str, float]] = {}
+    for spec in POLICIES:
+        asked = {name: name if spec in NEED_EPOCHS else f"{name.split(',')[0]}, declared epochs" for name in SETTINGS}
+        found = {name: of_published(plan, spec, SETTINGS[name]) for name in dict.fromkeys(asked.values())}
+        ratios["tuned index" if spec == TUNED else spec] = {name: found[asked[name]] for name in SETTINGS}
+    rows = [{"policy": name} | {key: f"{ratio:.3f}" for key, ratio in row.items()} for name, row in ratios.items()]
+    return Part({f"best policy, {name}": min(row[name] for row in ratios.values()) for name in CLAIMED}, rows)
+
+
+def of_published(plan: Plan, spec: str, settings: tuple[str, ...]) -> float:
+    """Mean JCT over Pollux's published workloads by its published mean, with jobs that choose their batch sizes."""
+    assert plan.data is not None
+    config = config_of(plan.data / "traces" / "pollux", plan.data / "profiles", ADAPTIVE, *settings)
+    done = finished(plan, config, [spec], "known", windows=lambda window: ("pollux", window) in PUBLISHED)
+    published = np.mean([jct for (policy, _), jct in PUBLISHED.items() if policy == "pollux"])
+    return float(np.mean([one.metrics["jct_mean"] for one in done]) / published)
+
+
+def latency(_: Plan) -> Part:
     """Wall-clock time of a decision in which a plan is made, at 100 jobs; and of any at 10,000 on 1,000 nodes."""
     figures, rows = {}, []
     for file, nodes, active in PLACES:
@@ -136,4 +171,4 @@ def latency(_plan: Plan, _: Study) -> Measured:
         rows.append(
             {"active jobs": active, "nodes": nodes, "median ms": f"{np.median(taken):.1f}", "p99 ms": f"{p99:.1f}"}
         )
-    return Measured(figures, tables={"": rows})
+    return Part(figures, rows)

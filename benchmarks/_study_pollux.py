@@ -1,55 +1,45 @@
 """Pollux against its acceptance: objective, thresholds, and parity with its simulator; about two CPU-minutes.
 
-Stored are 40 rounds of its simulator with the relaxed bound and what the original's genetic search came to.
+Stored are 40 rounds of its simulator with the relaxed bound and what the original's genetic search came to. Larger
+rounds are made from their jobs.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from _cells import finished
-from _plan import Measured, Plan, Study
-from _pollux_instances import Round, load, rounds
+from _plan import Part, Plan, Row
 from parity import PUBLISHED, config_of, rules_of
 
-from rlpto.io.arrays import IntArray
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.performance.metrics import UtilityBand
 from rlpto.policies.pollux.objective import power_mean
-from rlpto.policies.pollux.policy import PolluxOptions, desired_nodes, utility
-from rlpto.policies.pollux.search import least_cost
+from rlpto.policies.pollux.policy import PolluxOptions, desired_nodes, restart_factor, utility
+from rlpto.policies.pollux.search import least_cost, search
 
-STORED = "pollux-objective-instances.json"
+STORED = "pollux/pollux-objective-instances.json"
 STEPS = PolluxOptions().steps
 SEEDS = 5
 CROWDS = ((30, 16, 4, 300), (160, 16, 4, 100), (1000, 250, 4, 20), (250, 250, 4, 20))
 """Jobs, nodes, GPUs of each, rounds."""
 BANDS = ((0.35, 0.65), (0.5, 0.8), (0.6, 0.9))
 """AdaptDL's thresholds of utility, and raised ones."""
-
-Row = dict[str, object]
-
-
-def measure(plan: Plan, _: Study) -> Measured:
-    """Claims and tables; nothing without the folder of data, which has the stored rounds."""
-    if plan.data is None or not (path := plan.data / "pollux" / STORED).is_file():
-        return Measured()
-    stored = load(path)
-    stored[0].solve(1, 0)  # compile
-    parts = {
-        "Parity: mean JCT with jobs' own fits, against the published one": parity(plan),
-        "The objective on stored rounds": objective(stored),
-        "Thresholds on stored rounds": thresholds(stored),
-        "Crowds": latency(json.loads(path.read_text())),
-    }
-    figures = {name: figure for found, _ in parts.values() for name, figure in found.items()}
-    return Measured(figures, tables={title: rows for title, (_, rows) in parts.items()})
+NODES, GPUS_PER_NODE = 16, 4
+RESTART_S = 30.0
+INTERVAL_S = 60.0
+CANDIDATES = 50
+"""Batch sizes that goodput is optimised over, spaced geometrically."""
 
 
-def parity(plan: Plan) -> tuple[dict[str, float], list[Row]]:
+def parity(plan: Plan) -> Part:
     """Mean JCT on the published workloads."""
     assert plan.data is not None
     config = config_of(plan.data / "traces" / "pollux", plan.data / "profiles", *rules_of("pollux"))
@@ -57,7 +47,11 @@ def parity(plan: Plan) -> tuple[dict[str, float], list[Row]]:
     found = np.array([one.metrics["jct_mean"] for one in done])
     published = np.array([PUBLISHED["pollux", one.cell.window] for one in done])
     off = 100 * (found / published - 1)
-    rows: list[Row] = [
+    figures = {
+        "parity, worst workload off by": float(np.abs(off).max()),
+        "parity, mean of workloads off by": 100 * abs(float(found.mean() / published.mean()) - 1),
+    }
+    rows = [
         {
             "workload": one.cell.window,
             "mean JCT [s]": float(found[i]),
@@ -67,111 +61,249 @@ def parity(plan: Plan) -> tuple[dict[str, float], list[Row]]:
         }
         for i, one in enumerate(done)
     ]
-    mean = 100 * abs(float(found.mean() / published.mean()) - 1)
-    return {"parity, worst workload off by": float(np.abs(off).max()), "parity, mean of workloads off by": mean}, rows
+    return Part(figures, rows)
 
 
-def value(rows: Round, placement: IntArray) -> float:
-    """The objective, a power mean."""
-    return power_mean(rows.speedup, rows.held, rows.factor, placement, rows.size)
-
-
-def bound(rows: Round) -> float:
-    """The relaxed least sum of costs."""
-    return least_cost(rows.speedup, rows.held, rows.factor, rows.least, rows.most, rows.size)
-
-
-def objective(stored: list[Round]) -> tuple[dict[str, float], list[Row]]:
+def objective(plan: Plan) -> Part:
     """Whether the objective is the reference's, and how near the search comes to its optimum."""
-    off = [abs(len(rows.held) / rows.stored_cost / value(rows, rows.stored) - 1) for rows in stored]
-    bounds = [abs(bound(rows) / rows.bound - 1) for rows in stored]
-    best = np.array([len(rows.held) / rows.bound for rows in stored])
+    stored = [stored_round(entry) for entry in entries(plan)]
+    count = np.array([len(rows.held) for rows in stored])
+    off = [abs(n / rows.stored_cost / rows.value(rows.stored) - 1) for n, rows in zip(count, stored, strict=True)]
+    best = np.array([n / rows.bound for n, rows in zip(count, stored, strict=True)])
+    reference = np.array([n / rows.stored_cost for n, rows in zip(count, stored, strict=True)])
     genetic = np.array([rows.genetic for rows in stored])
-    reference = np.array([len(rows.held) / rows.stored_cost for rows in stored])
-    found = np.array([[value(rows, rows.solve(STEPS, seed)) for rows in stored] for seed in range(SEEDS)])
-    of_best, of_genetic = found / best, found / genetic
-    crowded = np.array([len(rows.held) >= 16 for rows in stored])
+    found = np.array([[rows.value(rows.solve(STEPS, seed)) for rows in stored] for seed in range(SEEDS)])
     figures = {
-        "stored bounds that come out otherwise": sum(error > 1e-12 for error in bounds),
+        "stored bounds that come out otherwise": sum(
+            abs(rows.least_cost() / rows.bound - 1) > 1e-12 for rows in stored
+        ),
         "stored costs that come out to the digit": sum(error < 1e-12 for error in off),
-        "share of the relaxed bound, mean": float(of_best.mean()),
-        "share of the genetic search, least": float(of_genetic.min()),
+        "share of the relaxed bound, mean": float((found / best).mean()),
+        "share of the genetic search, least": float((found / genetic).min()),
     }
-    rows: list[Row] = []
-    for name, part in (("3 to 8", ~crowded), ("16 to 29", crowded)):
-        shares = (of_best, genetic / best, of_genetic, reference / genetic)
-        ours, theirs, ratio, stored_ratio = (share[..., part] for share in shares)
-        rows.append(
-            {
-                "jobs": name,
-                "rounds": int(part.sum()),
-                "share of the bound": round(float(ours.mean()), 4),
-                "least": round(float(ours.min()), 4),
-                "genetic search's": round(float(theirs.mean()), 4),
-                "of the genetic search": round(float(ratio.mean()), 3),
-                "reference's search": round(float(stored_ratio.mean()), 3),
-                "moved rows a round": round(float(np.mean([moved(stored[i]) for i in np.flatnonzero(part)])), 1),
-            }
-        )
-    return figures, rows
+    moved = np.array([rows.moved(rows.solve(STEPS, 0)) for rows in stored])
+    table: list[Row] = [
+        {
+            "jobs": name,
+            "rounds": int(part.sum()),
+            "share of the bound": round(float((found / best)[:, part].mean()), 4),
+            "least": round(float((found / best)[:, part].min()), 4),
+            "genetic search's": round(float((genetic / best)[part].mean()), 4),
+            "of the genetic search": round(float((found / genetic)[:, part].mean()), 3),
+            "reference's search": round(float((reference / genetic)[part].mean()), 3),
+            "moved rows a round": round(float(moved[part].mean()), 1),
+        }
+        for name, part in (("3 to 8", count < 16), ("16 to 29", count >= 16))
+    ]
+    return Part(figures, table)
 
 
-def moved(rows: Round) -> int:
-    """Rows of running jobs that the search changes."""
-    found = rows.solve(STEPS, 0)
-    return int(((found != rows.held).any(axis=1) & rows.held.any(axis=1)).sum())
-
-
-def latency(entries: list[dict[str, Any]]) -> tuple[dict[str, float], list[Row]]:
-    """CPU milliseconds of a search, by size, in runs of rounds on crowds of the same jobs."""
-    figures: dict[str, float] = {}
-    rows: list[Row] = []
-    for jobs, nodes, gpus, count in CROWDS:
-        size = np.full(nodes, gpus, dtype=np.int64)
-        taken, shares = [], []
-        for number, given in enumerate(rounds(entries, jobs, size, count, 0)):
-            start = time.process_time()
-            placement = given.solve(STEPS, number)
-            taken.append(1000 * (time.process_time() - start))
-            shares.append(value(given, placement) * bound(given) / jobs)
-        figures[f"{jobs} jobs on {nodes * gpus} GPUs, p99"] = float(np.percentile(taken, 99))
-        share = f"{np.mean(shares):.4f} ({min(shares):.4f})"
-        rows.append({"jobs": jobs, "nodes": nodes, "GPUs": nodes * gpus, "rounds": count, "share of the bound": share})
-    return figures, rows
-
-
-def thresholds(stored: list[Round]) -> tuple[dict[str, float], list[Row]]:
+def thresholds(plan: Plan) -> Part:
     """AdaptDL's thresholds (A5), with what the search finds on 1 to 16 nodes in every stored round."""
     chosen, inside, feasible, useful = [], [], [], []
-    for rows in stored:
-        found = [_utility_on(rows, nodes) for nodes in range(1, len(rows.size) + 1)]
+    for rows in map(stored_round, entries(plan)):
+        found = [rows.utility_on(nodes) for nodes in range(1, len(rows.size) + 1)]
         counts = [desired_nodes(lambda nodes, u=found: u[nodes - 1], len(found), UtilityBand(*band)) for band in BANDS]
+        reached = [found[count - 1] for count in counts]
         chosen.append(counts)
-        useful.append([found[count - 1] for count in counts])
+        useful.append(reached)
         feasible.append([any(low <= u <= high for u in found) for low, high in BANDS])
-        inside.append([low <= found[count - 1] <= high for count, (low, high) in zip(counts, BANDS, strict=True)])
-    grown = int((np.diff(chosen) > 0).sum())
-    lost = int((np.array(feasible)[:, 0] & ~np.array(inside)[:, 0]).sum())
-    rows_: list[Row] = [
+        inside.append([low <= u <= high for u, (low, high) in zip(reached, BANDS, strict=True)])
+    nodes, utilities, rounds_inside, all_rounds = map(np.array, (chosen, useful, inside, feasible))
+    figures = {
+        "A5 raised thresholds that add nodes": int((np.diff(nodes) > 0).sum()),
+        "A5 rounds outside of 0.35 to 0.65 where some nodes are inside": int(
+            (all_rounds[:, 0] & ~rounds_inside[:, 0]).sum()
+        ),
+    }
+    table: list[Row] = [
         {
             "thresholds": f"{low:.2f} to {high:.2f}",
-            "nodes": round(float(np.mean(np.array(chosen)[:, band])), 1),
-            "utility": round(float(np.mean(np.array(useful)[:, band])), 2),
-            "rounds inside": f"{int(np.sum(np.array(inside)[:, band]))} of {int(np.sum(np.array(feasible)[:, band]))}",
+            "nodes": round(float(nodes[:, band].mean()), 1),
+            "utility": round(float(utilities[:, band].mean()), 2),
+            "rounds inside": f"{rounds_inside[:, band].sum()} of {all_rounds[:, band].sum()}",
         }
         for band, (low, high) in enumerate(BANDS)
     ]
-    return {
-        "A5 raised thresholds that add nodes": grown,
-        "A5 rounds outside of 0.35 to 0.65 where some nodes are inside": lost,
-    }, rows_
+    return Part(figures, table)
 
 
-def _utility_on(rows: Round, nodes: int) -> float:
-    """Utility of the best placement on the first nodes."""
-    size = np.where(np.arange(len(rows.size)) < nodes, rows.size, 0)
-    placement = replace(rows, size=size).solve(STEPS, 0)
-    pace = rows.speedup[
-        np.arange(len(placement)), np.clip((placement > 0).sum(axis=1), 1, 2) - 1, placement.sum(axis=1)
-    ]
-    return utility(pace / rows.speedup[:, 0, 1], int(size.sum()))
+def latency(plan: Plan) -> Part:
+    """CPU milliseconds of a search, by size, in runs of rounds on crowds of the same jobs."""
+    found = Part()
+    stored_round(entries(plan)[0]).solve(1, 0)  # compile
+    for jobs, nodes, gpus, count in CROWDS:
+        taken, shares = [], []
+        for number, given in enumerate(crowd_rounds(plan, jobs, np.full(nodes, gpus, dtype=np.int64), count)):
+            start = time.process_time()
+            placement = given.solve(STEPS, number)
+            taken.append(1000 * (time.process_time() - start))
+            shares.append(given.value(placement) * given.least_cost() / jobs)
+        found.figures[f"{jobs} jobs on {nodes * gpus} GPUs, p99"] = float(np.percentile(taken, 99))
+        share = f"{np.mean(shares):.4f} ({min(shares):.4f})"
+        found.rows.append(
+            {"jobs": jobs, "nodes": nodes, "GPUs": nodes * gpus, "rounds": count, "share of the bound": share}
+        )
+    return found
+
+
+# Rounds -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Round:
+    """What `search` is given, with the same names, and what is known of the best placement.
+
+    bound: the relaxed least sum of costs. genetic: the power mean of the genetic search. stored: the placement of the
+    reference's own search, and stored_cost what another run of it came to.
+    """
+
+    speedup: FloatArray
+    held: IntArray
+    factor: FloatArray
+    least: IntArray
+    most: IntArray
+    order: IntArray
+    size: IntArray
+    bound: float = np.nan
+    genetic: float = np.nan
+    stored: IntArray | None = None
+    stored_cost: float = np.nan
+
+    def solve(self, steps: int, seed: int) -> IntArray:
+        """The placement that the search finds."""
+        weight = np.ones(len(self.factor))
+        limits = (self.least, self.most, self.order, self.size)
+        return search(self.speedup, self.held, self.factor, weight, *limits, steps, seed)
+
+    def value(self, placement: IntArray) -> float:
+        """The objective, a power mean."""
+        return power_mean(self.speedup, self.held, self.factor, placement, self.size)
+
+    def least_cost(self) -> float:
+        """The relaxed least sum of costs."""
+        return least_cost(self.speedup, self.held, self.factor, self.least, self.most, self.size)
+
+    def moved(self, placement: IntArray) -> int:
+        """Rows of running jobs that a placement changes."""
+        return int(((placement != self.held).any(axis=1) & self.held.any(axis=1)).sum())
+
+    def utility_on(self, nodes: int) -> float:
+        """Utility of the best placement on the first nodes."""
+        size = np.where(np.arange(len(self.size)) < nodes, self.size, 0)
+        placement = replace(self, size=size).solve(STEPS, 0)
+        spans = np.clip((placement > 0).sum(axis=1), 1, 2) - 1
+        pace = self.speedup[np.arange(len(placement)), spans, placement.sum(axis=1)]
+        return utility(pace / self.speedup[:, 0, 1], int(size.sum()))
+
+
+def entries(plan: Plan) -> list[dict[str, Any]]:
+    """The stored rounds, as their file has them."""
+    assert plan.data is not None
+    return read_entries(plan.data / STORED)
+
+
+@lru_cache
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text())
+    return found
+
+
+def load(path: Path) -> list[Round]:
+    """The stored rounds of a file."""
+    return [stored_round(entry) for entry in read_entries(path)]
+
+
+def stored_round(entry: dict[str, Any]) -> Round:
+    """A round as the reference's simulator met it."""
+    jobs, gpus = entry["jobs"], NODES * GPUS_PER_NODE
+    age = entry["time"] - np.array([job["submit"] for job in jobs], dtype=np.float64)
+    restarts = np.array([job["restarts"] for job in jobs])
+    return Round(
+        np.stack([job_speedups(job, gpus, -(-gpus // len(jobs))) for job in jobs]),
+        np.array(entry["base"], dtype=np.int64),
+        restart_factor(age, restarts, np.full(len(jobs), RESTART_S)),
+        np.ones(len(jobs), dtype=np.int64),
+        np.array([job["max_gpus"] for job in jobs], dtype=np.int64),
+        np.argsort([job["attained_gpu_s"] for job in jobs], kind="stable"),
+        np.full(NODES, GPUS_PER_NODE, dtype=np.int64),
+        entry["bound_cost"],
+        entry["ga_mean"],
+        np.array(entry["search"], dtype=np.int64),
+        entry["search_cost_100"],
+    )
+
+
+def job_speedups(job: dict[str, Any], gpus: int, fair: int) -> FloatArray:
+    """[2, gpus + 1] goodput of a stored job on one node, and on several, relative to `fair` GPUs on one node."""
+    if not job["params"]:  # nothing is known before the first fit
+        return np.tile(np.arange(gpus + 1) / fair, (2, 1))
+    key = *job["params"], job["grad_sqr"], job["grad_var"]
+    goodput = _goodput(key, job["base_batch"], job["largest"], job["min_local"], job["max_local"], gpus)
+    return goodput / goodput[0, fair]
+
+
+@lru_cache(maxsize=4096)
+def _goodput(key: tuple[float, ...], base: int, largest: int, min_local: int, max_local: int, most: int) -> FloatArray:
+    """[2, most + 1] samples' worth of progress per second at the best batch size; Pollux (OSDI 2021), section 3.
+
+    As its simulator has it, synchronisation of one GPU included, so that stored costs come out to the digit.
+    """
+    alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma, sqr, var = key
+    gpus = np.arange(1, most + 1)[:, None]
+    first = np.maximum(base, min_local * gpus[:, 0])
+    total = np.geomspace(first, largest, CANDIDATES).T
+    steps = np.ceil(total / gpus / max_local - 1e-8) - 1
+    steps = np.maximum(steps, (gpus == 1) & (total > base))
+    local = np.ceil(total / gpus / (steps + 1) - 1e-8)
+    scale = gpus * local * (steps + 1) / base
+    noise = var / scale + sqr
+    gain = np.where(noise > 0, (var + sqr) / noise, 1.0)
+    compute = alpha_c + beta_c * local
+    beyond = np.maximum(gpus - 2, 1e-8)
+    found = np.zeros((2, most + 1))
+    for spread, sync in enumerate((alpha_r + beta_r * beyond, alpha_n + beta_n * beyond)):
+        both = (compute**gamma + np.where(gpus == 1, 1e-8, sync) ** gamma) ** (1 / gamma)
+        rate = gpus * local * (steps + 1) / (steps * compute + both) * gain / scale
+        rate[(local < min_local) | (local > max_local) | (first > largest)[:, None]] = 0.0
+        found[spread, 1:] = rate.max(axis=1)
+    found[1, 1] = 0.0
+    return found
+
+
+def crowd_rounds(plan: Plan, jobs: int, size: IntArray, count: int, seed: int = 0) -> Iterator[Round]:
+    """`count` decisions in a row on a crowd of stored jobs, each starting from the placement of the one before.
+
+    A tenth of the jobs, drawn at random, is replaced by new ones in every round. A job may have twice the GPUs that it
+    has had, one to begin with.
+    """
+    rng = np.random.default_rng(seed)
+    gpus = int(size.sum())
+    fair = -(-gpus // jobs)
+    known = [job for entry in entries(plan) for job in entry["jobs"] if job["params"]]
+    table = np.stack([job_speedups(known[i], gpus, fair) for i in rng.choice(len(known), min(200, len(known)), False)])
+    kind = rng.integers(len(table), size=jobs)
+    limit = rng.choice([8, 16, 32, 64, gpus], size=jobs)
+    age, restarts = rng.uniform(60, 20_000, jobs), rng.integers(0, 5, jobs)
+    peak, attained = np.ones(jobs, dtype=np.int64), rng.uniform(0, 1e5, jobs)
+    held = np.zeros((jobs, len(size)), dtype=np.int64)
+    for number in range(count):
+        now = Round(
+            table[kind],
+            held,
+            restart_factor(age, restarts, np.full(jobs, RESTART_S)),
+            np.ones(jobs, dtype=np.int64),
+            np.minimum(2 * peak, limit),
+            np.argsort(attained, kind="stable"),
+            size,
+        )
+        yield now
+        placement = now.solve(20, number)
+        restarts += (placement != held).any(axis=1) & (peak > 1)
+        peak = np.maximum(peak, placement.sum(axis=1))
+        attained += INTERVAL_S * placement.sum(axis=1)
+        age += INTERVAL_S
+        held = placement
+        new = rng.random(jobs) < 0.1
+        kind = np.where(new, rng.integers(len(table), size=jobs), kind)
+        held[new], peak[new], restarts[new], attained[new], age[new] = 0, 1, 0, 0.0, rng.uniform(0, 60, new.sum())

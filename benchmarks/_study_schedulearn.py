@@ -7,13 +7,13 @@ experiments, four-GPU jobs of one framework every ten seconds and 30 mixed jobs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from _common import CONFIGS
-from _plan import Measured, Plan, Study
-from _systems import Row, WatchedPolicy, play
+from _plan import Part, Plan, Row
+from _systems import WatchedPolicy, play
 
 from rlpto.core.cluster import Allocation, ClusterState, Node
 from rlpto.core.jobs import Job
@@ -58,41 +58,21 @@ SWITCHES = {120.0: ELASTIC, 240.0: ROUND_ROBIN, 360.0: FIFO}
 SPREAD = "jobs per server, largest difference"
 
 
-def measure(_plan: Plan, _: Study) -> Measured:
-    """Claims and tables of all parts."""
-    found = Measured()
-    for title, part in (
-        ("speed curves", curves),
-        ("live switching", switched),
-        ("elastic FIFO against FIFO", elastic),
-        ("round robin against FIFO, shared GPUs", shared),
-        ("round robin against FIFO under other parameters of sharing", sensitivity),
-        ("round robin against FIFO, GPUs of their own", exclusive),
-    ):
-        found.tables[title] = part(found.figures)
-    return found
-
-
-def curves(figures: dict[str, float]) -> list[Row]:
+def curves(_: Plan) -> Part:
     """How near the profiles come to the published seconds."""
-    tables, gpus, rows, errors = speed_tables(), np.arange(1, GPUS + 1), [], []
+    tables, gpus, errors = speed_tables(), np.arange(1, GPUS + 1), []
+    rows: list[Row] = []
     for model, published in CURVES_S.items():
         kind = tables.type_index(JobType(model))
         seconds = seconds_to_finish(tables, kind, 1.0, tables.epochs[kind], gpus, GPUS)
         errors.append(float(np.abs(seconds / published - 1).max()))
-        rows.append(
-            {
-                "jobs": model,
-                "published [s]": " / ".join(f"{value:g}" for value in published),
-                "profile [s]": " / ".join(f"{value:.1f}" for value in seconds),
-                "largest error": f"{errors[-1]:.1%}",
-            }
-        )
-    figures["speed curves: largest error of a profile"] = 100 * max(errors)
-    return rows
+        texts = {"published [s]": map("{:g}".format, published), "profile [s]": map("{:.1f}".format, seconds)}
+        joined = {name: " / ".join(parts) for name, parts in texts.items()}
+        rows.append({"jobs": model, **joined, "largest error": f"{errors[-1]:.1%}"})
+    return Part({"speed curves: largest error of a profile": 100 * max(errors)}, rows)
 
 
-def switched(figures: dict[str, float]) -> list[Row]:
+def switched(_: Plan) -> Part:
     """S1: four policies one after the other while jobs run."""
     spec = ">".join([FIFO, *(f"{at:g}:{name}" for at, name in SWITCHES.items())])
     runs = [traced(mixed(GAPS_LOAD, seed), spec) for seed in range(SEEDS)]
@@ -104,29 +84,30 @@ def switched(figures: dict[str, float]) -> list[Row]:
     finished = min(int(np.isfinite(record.jobs.finish_time).sum()) for record, _ in runs)
     ends = max(int((record.changes.gpus == 0).sum()) for record, _ in runs)
     decided = [first.policy == name for _, name, first in firsts]
-    touched = sum(first.touched for _, name, first in firsts if name != ELASTIC)
-    figures |= {
+    touched = {
+        elastic: sum(first.touched for _, name, first in firsts if (name == ELASTIC) == elastic)
+        for elastic in (False, True)
+    }
+    figures = {
         "S1: jobs completed, of 30, fewest of any run": finished,
         "S1: ends of jobs, of 30, most of any run": ends,
         "S1: switches after which the new policy decides next": float(np.mean(decided)),
-        "S1: running jobs touched by the switch to round robin or FIFO": touched,
+        "S1: running jobs touched by the switch to round robin or FIFO": touched[False],
     }
-    row: Row = {
+    row = {
         "runs": SEEDS,
         "jobs each": MIXED_JOBS,
         "completed, fewest": finished,
         "ends of jobs, most": ends,
         "next decision by the new policy": f"{sum(decided)} of {len(decided)}",
         "after at most [s]": f"{max(first.time - at for at, _, first in firsts):g}",
-        "running jobs touched by the first decision of round robin or FIFO": touched,
-        "the same of Elastic FIFO, all runs together": sum(
-            first.touched for _, name, first in firsts if name == ELASTIC
-        ),
+        "running jobs touched by the first decision of round robin or FIFO": touched[False],
+        "the same of Elastic FIFO, all runs together": touched[True],
     }
-    return [row]
+    return Part(figures, [row])
 
 
-def elastic(figures: dict[str, float]) -> list[Row]:
+def elastic(_: Plan) -> Part:
     """S2 and S4: Elastic FIFO against FIFO, on one server each as there, and where jobs may span servers."""
     rows: list[Row] = []
     changes, least_busy, inversions = [], 1.0, 0
@@ -137,47 +118,47 @@ def elastic(figures: dict[str, float]) -> list[Row]:
             inversions += sum(start_inversions(without) for _, without in pairs)
             busy, change = found[:, :, 0].mean(axis=0), found[:, 0, 1:] / found[:, 1, 1:] - 1
             row = {"jobs on": on, "load": load, "busy, FIFO": f"{busy[1]:.2f}", "busy, Elastic FIFO": f"{busy[0]:.2f}"}
-            rows.append(row | {"makespan": percent(change[:, 0]), "mean JCT": percent(change[:, 1])})
+            rows.append(row | in_percent(change))
             if ours == ELASTIC:
                 changes.append(change)
                 least_busy = min(least_busy, float(busy[0]))
-    spans, turns = np.concatenate(changes).T
-    all_loads = {"jobs on": "one server each", "load": "all", "makespan": percent(spans), "mean JCT": percent(turns)}
-    rows.insert(len(LOADS), all_loads)
-    figures |= {
+    rows.insert(len(LOADS), {"jobs on": "one server each", "load": "all", **in_percent(np.concatenate(changes))})
+    makespan, jct = 100 * np.mean(changes, axis=(0, 1))
+    figures = {
         "S2: GPUs busy of those that jobs could use, least of five loads": least_busy,
-        "S2: makespan against FIFO, mean over loads": 100 * float(spans.reshape(-1, SEEDS).mean(axis=0).mean()),
-        "S2: mean JCT against FIFO, mean over loads": 100 * float(turns.reshape(-1, SEEDS).mean(axis=0).mean()),
+        "S2: makespan against FIFO, mean over loads": float(makespan),
+        "S2: mean JCT against FIFO, mean over loads": float(jct),
         "S4: pairs of jobs that FIFO started in another order than submitted": inversions,
     }
-    return rows
+    return Part(figures, rows)
 
 
-def shared(figures: dict[str, float]) -> list[Row]:
+def shared(_: Plan) -> Part:
     """S3 where jobs share GPUs: the original's experiment."""
     cases = [(model, SLOWDOWN) for model in PUBLISHED_S] + [("mnist_mxnet", SLOWDOWN_MXNET)]
     found = [rotated(model, SHARE, slowdown) for model, slowdown in cases]
-    for model, (_, (makespan, jct)) in zip(MIXED_MODELS, found, strict=False):
+    figures: dict[str, float] = {}
+    for model, (_row, (makespan, jct)) in zip(MIXED_MODELS, found, strict=False):
         figures[f"S3: mean JCT of {model} against FIFO, shared GPUs"] = 100 * jct
         figures[f"S3: makespan of {model} against FIFO, shared GPUs"] = 100 * makespan
-    figures[f"S3: {SPREAD}, shared GPUs"] = max(int(str(row[SPREAD])) for row, _ in found)
-    return [row for row, _ in found]
+    rows = [row for row, _ in found]
+    return Part(figures | {f"S3: {SPREAD}, shared GPUs": max(row[SPREAD] for row in rows)}, rows)
 
 
-def sensitivity(_: dict[str, float]) -> list[Row]:
+def sensitivity(_: Plan) -> Part:
     """How the gain of round robin depends on the two parameters of sharing that no source gives."""
     rows: list[Row] = []
     for share in (2, 3, 4):
         for slowdown in (0.3, 0.6):
-            row: Row = {"jobs a GPU": share, "slowdown": slowdown}
+            row: dict[str, object] = {"jobs a GPU": share, "slowdown": slowdown}
             for model in MIXED_MODELS:
                 _, (makespan, jct) = rotated(model, share, slowdown)
                 row |= {f"{model}: makespan": f"{makespan:+.0%}", f"{model}: mean JCT": f"{jct:+.0%}"}
             rows.append(row)
-    return rows
+    return Part(rows=rows)
 
 
-def exclusive(figures: dict[str, float]) -> list[Row]:
+def exclusive(_: Plan) -> Part:
     """S3 where jobs have GPUs to themselves: equal jobs, and mixed ones."""
     equal = [rotated(model, 1, SLOWDOWN)[0] for model in PUBLISHED_S]
     rows = [{name: row[name] for name in row if not name.startswith("published")} for row in equal]
@@ -187,27 +168,22 @@ def exclusive(figures: dict[str, float]) -> list[Row]:
         (rotating, watched), (packed, _) = traced(jobs, ROUND_ROBIN), traced(jobs, FIFO)
         changes.append(np.array(totals(rotating)[1:]) / totals(packed)[1:] - 1)
         spreads.append(spread_over_servers(watched))
-    makespan, jct = np.array(changes).T
-    rows.append(
-        {
-            "jobs": f"mixed, {SEEDS} runs",
-            "makespan": percent(makespan),
-            "mean JCT": percent(jct),
-            SPREAD: f"{np.mean(spreads):.1f} on average, {max(spreads)} at most",
-        }
-    )
-    figures[f"S3: {SPREAD}, equal jobs on GPUs of their own"] = max(int(str(row[SPREAD])) for row in equal)
-    figures["S3: mean JCT of mixed jobs against FIFO, GPUs of their own"] = 100 * float(jct.mean())
-    return rows
+    spread = f"{np.mean(spreads):.1f} on average, {max(spreads)} at most"
+    rows.append({"jobs": f"mixed, {SEEDS} runs", **in_percent(np.array(changes)), SPREAD: spread})
+    figures = {
+        f"S3: {SPREAD}, equal jobs on GPUs of their own": max(row[SPREAD] for row in equal),
+        "S3: mean JCT of mixed jobs against FIFO, GPUs of their own": 100 * float(np.mean(changes, axis=0)[1]),
+    }
+    return Part(figures, rows)
 
 
-def rotated(model: str, share: int, slowdown: float) -> tuple[Row, FloatArray]:
+def rotated(model: str, share: int, slowdown: float) -> tuple[dict[str, Any], FloatArray]:
     """Twenty four-GPU jobs, one every ten seconds: a row, and changes of makespan and mean JCT by round robin."""
     jobs = [job(10.0 * i, model, GPUS, i) for i in range(20)]
     settings = SimulatorSettings(interval=1.0, rescale_delay=0.0, share=share, share_slowdown=slowdown)
     (rotating, watched), (packed, _) = traced(jobs, ROUND_ROBIN, settings), traced(jobs, FIFO, settings)
     after, before = totals(rotating)[1:], totals(packed)[1:]
-    row: Row = {"jobs": model + (f", slowdown {slowdown:g}" if share > 1 else "")}
+    row = {"jobs": model + (f", slowdown {slowdown:g}" if share > 1 else "")}
     for name, old, new, published in zip(("makespan", "mean JCT"), before, after, PUBLISHED_S[model], strict=True):
         row[f"{name} [s]"] = f"{old:.0f} -> {new:.0f} ({new / old - 1:+.0%})"
         row[f"published {name} [s]"] = "{:g} -> {:g} ({:+.0%})".format(*published, published[1] / published[0] - 1)
@@ -238,12 +214,8 @@ def mixed(load: float, seed: int) -> list[Job]:
     return [job(*given) for given in zip(submits, models, gpus, range(MIXED_JOBS), strict=True)]
 
 
-@dataclass(frozen=True)
-class TracedDecision:
-    """What a policy decided: who, when, and for running jobs whether it left them as they are.
-
-    time: s. node: [n] node with most GPUs of each job that starts. touched: running jobs that were given other GPUs.
-    """
+class TracedDecision(NamedTuple):
+    """time: s. node: [n] node with most GPUs of each job that starts. touched: running jobs given other GPUs."""
 
     time: float
     policy: str
@@ -257,10 +229,8 @@ class DecisionTrace(WatchedPolicy):
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
         self._policies = switching(policy)
+        self.stands_until = self._policies.stands_until
         self.decisions: list[TracedDecision] = []
-
-    def stands_until(self, state: ClusterState) -> float:
-        return self._policies.stands_until(state)
 
     def __call__(self, state: ClusterState) -> Allocation:
         allocation = self._policies(state)
@@ -297,7 +267,7 @@ def totals(record: RunRecord) -> tuple[float, float, float]:
 
 
 def start_inversions(record: RunRecord) -> int:
-    """Pairs of jobs of which the later one was started before the earlier one."""
+    """Pairs of jobs whose later one was started before the earlier one."""
     start = record.jobs.start_time
     return int(np.triu(start[:, None] > start[None, :], 1).sum())
 
@@ -308,7 +278,9 @@ def spread_over_servers(watched: DecisionTrace) -> int:
     return int(np.ptp(np.bincount(nodes, minlength=SERVERS)))
 
 
-def percent(changes: FloatArray) -> str:
-    """A mean change [20 * loads] in percent with its interval; those of one seed at several loads count as one."""
-    found = bootstrap_interval(changes, [at % SEEDS for at in range(len(changes))])
-    return f"{found.estimate:+.1%} ({found.low:+.1%} to {found.high:+.1%})"
+def in_percent(changes: FloatArray) -> dict[str, str]:
+    """Mean changes [20 * loads, 2] of makespan and mean JCT with intervals; loads of one seed count as one."""
+    seeds = [at % SEEDS for at in range(len(changes))]
+    intervals = [bootstrap_interval(column, seeds) for column in changes.T]
+    texts = [f"{found.estimate:+.1%} ({found.low:+.1%} to {found.high:+.1%})" for found in intervals]
+    return dict(zip(("makespan", "mean JCT"), texts, strict=True))

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from itertools import islice
-from pathlib import Path
 
 import _common
 import numpy as np
 import pandas as pd
 from _cells import finished
-from _plan import Measured, Plan, Study
-from _systems import Row, play
+from _plan import Part, Plan
+from _systems import play
 from speed import decided
 
 from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.gpu_kinds import room_of
 from rlpto.core.jobs import Job
 from rlpto.core.queues import Queue, QueueSettings
-from rlpto.experiments.config import Config, load_config
+from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.knowledge.known import BatchCache, Knowledge
 from rlpto.performance.compile import compile_tables, load_profiles
@@ -31,50 +29,41 @@ from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
 PUBLISHED_JCT_S = 1086.633
-"""Mean JCT of Sia's own simulator on the parity case (result.txt beside it)."""
+"""Mean JCT of Sia's own simulator on the parity case (result.txt next to it)."""
 POLICIES = ("fifo", "tiresias", "equal_share", "max_throughput", "optimus", "index", "gavel", "sia", "planner")
 SLOWDOWNS, SLOWDOWN = {"cifar10": 1.8}, 1.2
 """What Sia's simulator divides speeds by, by model and of all others."""
 LATENCY_JOBS, LATENCY_DECISIONS, PROGRAMMES = 160, 150, 50
 
 
-def measure(plan: Plan, _: Study) -> Measured:
-    """Claims and tables; without Sia's parity case that part is left out."""
+def compared(plan: Plan) -> Part:
+    """Every policy on the windows of configs/kinds.yaml: means over windows; how long two of them take to decide."""
     config = load_config(_common.CONFIGS / "kinds.yaml")
     shape = Experiment(config).shape
-    compared = compare(plan, config)
-    jct = {str(row["policy"]): float(str(row["mean JCT [min]"])) for row in compared}
-    seconds = {policy: latencies(shape, policy) for policy in ("sia", "gavel")}
-    programmes = programme_seconds(shape)
+    done = {policy: finished(plan, config, [policy], "kinds") for policy in POLICIES}
+    means = {policy: pd.DataFrame([one.metrics for one in cells]).mean() for policy, cells in done.items()}
+    jct = {policy: round(float(mean["jct_mean"]) / 60, 1) for policy, mean in means.items()}
     figures = {
-        "sia, p99 of a decision for 160 jobs on 64 GPUs of three kinds": float(np.quantile(seconds["sia"], 0.99)),
-        "sia, p99 of the programme alone, 3,040 choices open": float(np.quantile(programmes, 0.99)),
-        "gavel, p99 of a decision, likewise": float(np.quantile(seconds["gavel"], 0.99)),
+        "sia, p99 of a decision for 160 jobs on 64 GPUs of three kinds": p99(latencies(shape, "sia")),
+        "sia, p99 of the programme alone, 3,040 choices open": p99(programme_seconds(shape)),
+        "gavel, p99 of a decision, likewise": p99(latencies(shape, "gavel")),
         "mean JCT under sia by that under gavel": jct["sia"] / jct["gavel"],
     }
-    tables = {"policies on three kinds, exact knowledge": compared}
-    if plan.data is not None and (plan.data / "sia" / "philly-3-first30.csv").is_file():
-        rows, off = parity(plan.data / "sia")
-        figures |= {f"parity case of Sia, {policy}, mean JCT off by": value for policy, value in off.items()}
-        tables["parity case of Sia, own online fits"] = rows
-    return Measured(figures, tables=tables)
+    rows = [
+        {
+            "policy": policy,
+            "mean JCT [min]": jct[policy],
+            "p95 JCT [h]": round(float(mean["jct_p95"]) / 3600, 2),
+            "GPU-hours": round(float(mean["gpu_hours"]), 1),
+            "restarts a job": round(float(mean["rescales_per_job"]), 2),
+        }
+        for policy, mean in means.items()
+    ]
+    return Part(figures, rows)
 
 
-def compare(plan: Plan, config: Config) -> list[Row]:
-    """Every policy on the windows of configs/kinds.yaml: means over windows."""
-    rows: list[Row] = []
-    for policy in POLICIES:
-        mean = pd.DataFrame([one.metrics for one in finished(plan, config, [policy], "kinds")]).mean()
-        rows.append(
-            {
-                "policy": policy,
-                "mean JCT [min]": round(float(mean["jct_mean"]) / 60, 1),
-                "p95 JCT [h]": round(float(mean["jct_p95"]) / 3600, 2),
-                "GPU-hours": round(float(mean["gpu_hours"]), 1),
-                "restarts a job": round(float(mean["rescales_per_job"]), 2),
-            }
-        )
-    return rows
+def p99(seconds: list[float]) -> float:
+    return float(np.quantile(seconds, 0.99))
 
 
 def latencies(shape: ClusterShape, name: str) -> list[float]:
@@ -121,46 +110,44 @@ def programme_seconds(shape: ClusterShape) -> list[float]:
     return taken
 
 
-def parity(folder: Path) -> tuple[list[Row], dict[str, float]]:
-    """Sia's own parity case and its own results, by model; and by how many percent the mean JCT is off, by policy.
+def parity(plan: Plan) -> Part:
+    """Sia's own parity case and its own results, by model; nothing without them.
 
     By the rules of its simulator: jobs know only their own fits, one for each kind of GPU. Speeds are measured ones,
-    divided by its constants: as if jobs had so much more data.
+    divided by its constants: as if jobs had that much more data.
     """
-    profiles, published = MeasuredProfiles(folder / "traces"), read_rows(folder / "result-jobs.csv")
+    found = Part()
+    if plan.data is None or not (plan.data / "sia" / "philly-3-first30.csv").is_file():
+        return found
+    folder = plan.data / "sia"
+    profiles, published = MeasuredProfiles(folder / "traces"), pd.read_csv(folder / "result-jobs.csv")
     shape = ClusterShape((*[Node(4, gpu="aws")] * 6, *[Node(8, gpu="dgx-ext")] * 2, *[Node(8, gpu="rtx")] * 3))
     jobs = []
-    for row in read_rows(folder / "philly-3-first30.csv"):
-        model, facts = row["application"], profiles.facts(row["application"])
+    for row in pd.read_csv(folder / "philly-3-first30.csv", dtype={"name": str}).itertuples():
+        model, facts = row.application, profiles.facts(row.application)
         data = facts.samples * SLOWDOWNS.get(model, SLOWDOWN)
-        jobs.append(Job(row["name"], float(row["time"]), model, facts.epochs, data, 1, 1, shape.most_gpus))
-    types = [JobType(model) for model in sorted({job.model for job in jobs})]
+        jobs.append(Job(row.name, float(row.time), model, facts.epochs, data, 1, 1, shape.most_gpus))
+    models = np.array([job.model for job in jobs])
+    types = [JobType(model) for model in sorted(set(models))]
     tables = compile_tables(profiles, types, shape.most_gpus, 8, kinds=shape.kind_sizes)
     settings = SimulatorSettings(interval=60, decide_on="interval", placement="most_free", epoch_resolution=1)
-    rows: list[Row] = []
-    off: dict[str, float] = {}
     for policy in ("sia", "sia:restart=30"):
         knowledge, queue = Knowledge(beliefs=BatchCache(profiles)), QueueSettings(aging_normal=1e9)
         records = play(shape, jobs, tables, make_policy(policy), settings, queue, knowledge=knowledge).jobs
         jct = records.finish_time - records.submit_time
-        off[policy] = 100 * abs(float(jct.mean()) / PUBLISHED_JCT_S - 1)
-        for model in ("all", *dict.fromkeys(job.model for job in jobs)):
-            of = [number for number, job in enumerate(jobs) if model in ("all", job.model)]
-            rows.append(
+        off = 100 * abs(float(jct.mean()) / PUBLISHED_JCT_S - 1)
+        found.figures[f"parity case of Sia, {policy}, mean JCT off by"] = off
+        for model in ("all", *dict.fromkeys(models.tolist())):
+            of = np.flatnonzero((models == model) | (model == "all"))
+            found.rows.append(
                 {
                     "policy": policy,
                     "model": model,
                     "jobs": len(of),
                     "mean JCT [s]": round(float(jct[of].mean()), 1),
-                    "Sia's own [s]": round(float(np.mean([float(published[number]["jct_s"]) for number in of])), 1),
+                    "Sia's own [s]": round(float(published["jct_s"][of].mean()), 1),
                     "restarts a job": round(float(records.rescales[of].mean()), 2),
-                    "Sia's own": round(float(np.mean([float(published[number]["restarts"]) for number in of])), 2),
+                    "Sia's own": round(float(published["restarts"][of].mean()), 2),
                 }
             )
-    return rows, off
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV file by column."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return found

@@ -6,12 +6,11 @@ About three CPU-minutes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from _cells import finished, shown
-from _plan import Measured, Plan, Study, tuned
+from _plan import Part, Plan, Row, tuned
 
 from rlpto.core.stopping import StopRule, has_flattened
 from rlpto.evaluation.statistics import bootstrap_interval
@@ -26,7 +25,7 @@ DEFAULT = "0.7"
 SAVED, LOST_POINTS = 0.2, 0.5
 """Share of the epochs, and points of final accuracy, that the claims are about."""
 LOAD = 1.1
-Row = dict[str, Any]
+RATIOS = {"jct_mean": "JCT", "gpu_hours": "GPU-hours"}
 
 
 def measured_runs(folder: Path, model: str) -> FloatArray:
@@ -50,14 +49,15 @@ def points_lost(runs: FloatArray, ends: list[int]) -> FloatArray:
     return np.asarray(100 * (best[:, -1] - best[np.arange(len(runs)), ends]))
 
 
-def curves(folder: Path) -> tuple[dict[str, float], list[Row]]:
-    """Claims, and a row for each model: what is saved and lost under every guard."""
+def curves(plan: Plan) -> Part:
+    """A row for each model: what is saved and lost under every guard."""
+    assert plan.data is not None
     rows: list[Row] = []
-    saved, lost = np.zeros(len(MODELS)), np.zeros(len(MODELS))
-    for i, model in enumerate(MODELS):
-        runs = measured_runs(folder, model)
+    kept = []
+    for model in MODELS:
+        runs = measured_runs(plan.data / "profiles", model)
         declared = runs.shape[1] - 1
-        row: Row = {"model": model, "runs": str(len(runs)), "epochs": str(declared)}
+        row = {"model": model, "runs": str(len(runs)), "epochs": str(declared)}
         for guard, rule in GUARDS.items():
             ends = [stopped_at(rule, run) for run in runs]
             points = points_lost(runs, ends)
@@ -65,35 +65,34 @@ def curves(folder: Path) -> tuple[dict[str, float], list[Row]]:
             row[f"saved, {guard}"] = f"{100 * share:.1f} %"
             row[f"lost, {guard}"] = f"{points.mean():.2f} ({points.max():.2f})"
             if guard == DEFAULT:
-                saved[i], lost[i] = share, points.mean()
+                kept.append((share >= SAVED, points.mean() <= LOST_POINTS))
         fifth = [int(np.floor((1 - SAVED) * declared))] * len(runs)
-        row["lost if cut by a fifth"] = f"{points_lost(runs, fifth).mean():.2f}"
-        rows.append(row)
-    saves, keeps = saved >= SAVED, lost <= LOST_POINTS
-    return {
+        rows.append(row | {"lost if cut by a fifth": f"{points_lost(runs, fifth).mean():.2f}"})
+    saves, keeps = np.array(kept).T
+    figures = {
         "models of six that save a fifth of their epochs": float(saves.sum()),
         "models of six that lose half a point at most": float(keeps.sum()),
         "models of six that do both": float((saves & keeps).sum()),
-    }, rows
+    }
+    return Part(figures, rows)
 
 
-def completion(plan: Plan) -> tuple[dict[str, float], list[Row]]:
-    """A claim, and a row for each guard: ratios to no stopping, by window, with their intervals."""
+def completion(plan: Plan) -> Part:
+    """A row for each guard: ratios to no stopping, by window, with their intervals."""
     none = metrics(plan, None)
-    rows: list[Row] = []
-    figures = {}
+    found = Part()
     for guard, rule in GUARDS.items():
-        found = metrics(plan, rule)
-        row: Row = {"guard": guard}
-        for name, label in (("jct_mean", "JCT"), ("gpu_hours", "GPU-hours")):
-            ratio = bootstrap_interval(found[name].to_numpy() / none[name].to_numpy())
-            row[label] = shown(ratio, ".3f")
-            if guard == DEFAULT and name == "jct_mean":
-                figures["JCT, of that without stopping: upper bound"] = ratio.high
-        row["epochs saved"] = f"{100 * found['epochs_saved'].mean():.1f} %"
-        row["points lost"] = f"{found['accuracy_lost'].mean():.2f}"
-        rows.append(row)
-    return figures, rows
+        stopped = metrics(plan, rule)
+        ratios = {name: bootstrap_interval(stopped[name].to_numpy() / none[name].to_numpy()) for name in RATIOS}
+        found.rows.append(
+            {"guard": guard}
+            | {label: shown(ratios[name], ".3f") for name, label in RATIOS.items()}
+            | {"epochs saved": f"{100 * stopped['epochs_saved'].mean():.1f} %"}
+            | {"points lost": f"{stopped['accuracy_lost'].mean():.2f}"}
+        )
+        if guard == DEFAULT:
+            found.figures["JCT, of that without stopping: upper bound"] = ratios["jct_mean"].high
+    return found
 
 
 def metrics(plan: Plan, rule: StopRule | None) -> pd.DataFrame:
@@ -102,17 +101,3 @@ def metrics(plan: Plan, rule: StopRule | None) -> pd.DataFrame:
     config = plan.config("pollux", LOAD, *chosen)
     done = finished(plan, config, [tuned("pollux-jct")], "stopping", (config.seed,))
     return pd.DataFrame([one.metrics for one in done])
-
-
-def measure(plan: Plan, _: Study) -> Measured:
-    """Claims and tables; nothing without profiles and traces."""
-    if plan.data is None:
-        return Measured()
-    (figures, of_models), (more, of_guards) = curves(plan.data / "profiles"), completion(plan)
-    tables = {
-        "Epochs saved and points of accuracy lost, by guard: mean over the measured trainings of a model (in brackets: "
-        "the worst)": of_models,
-        f"Tuned index on Pollux's workloads at load {LOAD}, {plan.windows} windows for testing: ratio to the same "
-        "without stopping, mean by window with its 95 % interval": of_guards,
-    }
-    return Measured(figures | more, tables=tables)

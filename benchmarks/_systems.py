@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
@@ -12,15 +13,17 @@ from rlpto.core.policy import Policy
 from rlpto.core.queues import QueueSettings
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
-from rlpto.performance.tables import SpeedTables
+from rlpto.performance.compile import compile_tables
+from rlpto.performance.fitted import FittedProfiles
+from rlpto.performance.parameter_server import ServerParams
+from rlpto.performance.profiles import builtin_profiles
+from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
 if TYPE_CHECKING:
     from rlpto.ray_cluster.worker.training import Trainer
 
-Row = dict[str, object]
-"""A row of a table, by column."""
 DIGITS = 1437
 """Samples."""
 
@@ -37,6 +40,14 @@ def play(
     """Let a policy schedule the jobs until all are over. more: of the cluster."""
     cluster = SimulatedCluster(nodes, jobs, tables, settings or SimulatorSettings(), **more)
     return run(cluster, policy, queue or QueueSettings(), RewardWeights())
+
+
+def server_tables(laws: Mapping[str, ServerParams], batch: int, most_workers: int, **changes: Any) -> SpeedTables:
+    """Tables of models that train with parameter servers by these laws. changes: to the profile of cifar10."""
+    base = builtin_profiles()["cifar10"]
+    profiles = {name: replace(base, name=name, throughput=law, **changes) for name, law in laws.items()}
+    types = [JobType(name, batch) for name in laws]
+    return compile_tables(FittedProfiles(profiles), types, most_workers, 4, choose_servers=True)
 
 
 class WatchedPolicy:

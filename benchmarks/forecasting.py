@@ -94,6 +94,7 @@ def main() -> None:
     checks: list[Check] = []
     wins: list[bool] = []
     for case in real_series(options.only):
+        _common.progress(f"{case.name}, other methods")
         rivals = other_methods(case, options)
         runs = []
         for seed in options.seeds:
@@ -101,19 +102,19 @@ def main() -> None:
             runs.append(one_seed(case, rivals, seed))
         show(case, runs)
         checks += checks_of(case, runs, list(rivals), wins)
-    if options.lucid:
+    if not options.only:
         checks += [check for seed in options.seeds for check in lucid(seed)]
     checks.append(Check("cells ahead of every other method", float(np.mean(wins)), "of cells", AHEAD_SHARE, True))
     _common.finish(checks, options.json)
 
 
 def arguments() -> argparse.Namespace:
-    parser = _common.parser((__doc__ or "").split("\n")[0])
+    parser = _common.parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--only", nargs="+", help="only series whose names contain one of these")
+    parser.add_argument(
+        "--only", nargs="+", help="only series whose names contain one of these, and no comparison with Lucid"
+    )
     parser.add_argument("--statsforecast", default=sys.executable, help="a Python that has statsforecast")
-    parser.add_argument("--keep", type=Path, help="folder to keep forecasts of the other methods in")
-    parser.add_argument("--no-lucid", dest="lucid", action="store_false", help="leave out the comparison with Lucid")
     return parser.parse_args()
 
 
@@ -128,7 +129,10 @@ def real_series(only: list[str] | None) -> list[SeriesCase]:
         for name, mine in {"philly": jobs, "philly 11cb48": jobs[jobs["cluster"] == "11cb48"]}.items():
             arrivals = pd.Series(1.0, index=pd.DatetimeIndex(mine["timestamp"])).sort_index()
             cases.append(SeriesCase(f"{name} {every}", as_series(arrivals.resample(every).sum())))
-    return [case for case in cases if not only or any(part in case.name for part in only)]
+    found = [case for case in cases if not only or any(part in case.name for part in only)]
+    if not found:
+        _common.refuse(f"--only: expected parts of {', '.join(case.name for case in cases)}")
+    return found
 
 
 def venus_counts(folder: Path) -> pd.Series[float]:
@@ -141,14 +145,7 @@ def venus_counts(folder: Path) -> pd.Series[float]:
 
 
 def other_methods(case: SeriesCase, options: argparse.Namespace) -> dict[str, FloatArray]:
-    """[N, HORIZON] forecasts by method; taken from the folder of --keep if they were put there before."""
-    kept = options.keep / f"{case.name.replace(' ', '-')}.npz" if options.keep else None
-    if kept is not None and kept.exists():
-        with np.load(kept) as archive:
-            found = dict(archive)
-        if any(forecasts.shape != case.truth.shape for forecasts in found.values()):
-            _common.refuse(f"{kept}: forecasts of another series, expected {case.truth.shape} of each method")
-        return found
+    """[N, HORIZON] forecasts by method, of those that are installed."""
     found = {}
     if options.statsforecast == sys.executable and find_spec("statsforecast") is None:
         print("statsforecast is not installed: AutoARIMA, AutoETS and AutoTheta are left out")
@@ -158,9 +155,6 @@ def other_methods(case: SeriesCase, options: argparse.Namespace) -> dict[str, Fl
         print("LightGBM is not installed: left out")
     else:
         found["LightGBM"] = boosted(case)
-    if kept is not None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(kept, **found)
     return found
 
 

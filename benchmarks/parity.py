@@ -42,7 +42,7 @@ ONLINE = ("knowledge.mode=online", "workload.mapping.fixed_batch_models=[ncf]")
 
 
 def main() -> None:
-    arguments = _common.parser((__doc__ or "").split("\n")[0])
+    arguments = _common.parser(__doc__)
     arguments.add_argument("--workloads", type=Path, help="folder with workload csv files")
     arguments.add_argument("--profiles", type=Path, help="folder with measured profiles")
     arguments.add_argument("--policies", metavar="A,B", default="tiresias,optimus", help="policies to run")

@@ -35,9 +35,8 @@ WORKER_PROGRAM = "RLPTO_WORKER_PROGRAM"
 
 
 def main() -> None:
-    parser = _common.parser(__doc__ or "")
-    parser.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(PARTS)}; without any: {', '.join(USUAL)}")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser = _common.parser(__doc__, PARTS, ", ".join(USUAL))
+    parser.add_argument("--repeats", type=_common.positive, default=3)
     options = parser.parse_args()
     os.environ.setdefault(WORKER_PROGRAM, str(_common.ROOT / "tests" / "ray_cluster" / "fork_server.py"))
     parts = {name: partial(part, options.repeats) for name, part in PARTS.items()}
@@ -85,6 +84,7 @@ def pause(repeats: int) -> Found:
         running.command(started.node_ids[:1])
         held = 1
         for size in (SIZES * repeats)[:MOST_RESCALES]:
+            _common.progress(f"pause: {held} to {size} workers")
             running.steps(20)
             before = running.report().rescales
             running.command(started.node_ids[:size])
@@ -130,7 +130,8 @@ def overhead(repeats: int) -> Found:
                 running.command([started.node_ids[0]])
                 running.steps(10)
                 count = max(10, round(SECONDS / plain_seconds(running.spec, 10)))
-                for _ in range(TIMES * repeats):
+                for number in range(TIMES * repeats):
+                    _common.progress(f"overhead of {name} steps: {number + 1} of {TIMES * repeats}")
                     begin = running.steps(1)
                     end = running.steps(count)
                     on_ray = (end.time - begin.time) / (end.step - begin.step)
@@ -139,6 +140,7 @@ def overhead(repeats: int) -> Found:
                     running.command([started.node_ids[0]])
                     ratios.append(on_ray / plain - 1)
                     steps.append(round(1000 * plain, 1))
+            _common.progress(f"reporting, {name} steps")
             cost, pairs = reporting(running.spec, repeats)
             checks.append(Check(f"overhead of {name} steps", statistics.median(ratios), "of a step", limit, False))
             checks.append(Check(f"reporting, {name} steps", cost, "of a step", REPORTS, False))
@@ -205,6 +207,7 @@ def recovery(repeats: int) -> Found:
 
 def recovered(started: LocalCluster, fault: str) -> tuple[float, int]:
     """Seconds from a fault to the next step, and steps that had to be trained again."""
+    _common.progress(f"recovery: {fault}")
     a, b, *_ = started.node_ids
     with started_job(checkpoint_interval=2.0) as running:
         running.command([a] if fault == "only worker killed" else [a, b])
@@ -321,7 +324,7 @@ def judged(session: sqlite3.Connection) -> Found:
         Check("jobs finished", states.get("finished", 0), "jobs", NODES * NODE_GPUS // EACH, least=True),
     ]
     return checks, {
-        "workers": f"paced: a step of {EACH} takes {PACE / EACH:g} s, of which little is training",
+        "workers": f"paced: a step of {EACH} takes {PACE / EACH:g} s, little of it training",
         "decisions": len(latency),
         "decision, median [ms]": round(1e3 * statistics.median(latency), 2),
         "step time off by, worst job": round(max(timing, default=math.inf), 4),

@@ -14,8 +14,7 @@ def main() -> None:
     import _service_whole
 
     parts = _service_web.PARTS | _service_whole.PARTS | _service_virtual.PARTS
-    parser = _common.parser(__doc__ or "")
-    parser.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(parts)}; without any: all")
+    parser = _common.parser(__doc__, parts)
     parser.add_argument("--whole", action="store_true", help="submissions: wait until all 1,000 jobs have trained")
     options = parser.parse_args()
     parts["submissions"] = partial(_service_whole.submissions, options.whole)

@@ -40,7 +40,6 @@ from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.performance.throughput import StepMeasurements
 from rlpto.policies.registry import available, is_complete
-from rlpto.policies.spec import split_specs
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
@@ -48,11 +47,8 @@ HOUR = 3600.0
 
 
 def main() -> None:
-    arguments = _common.parser((__doc__ or "").split("\n")[0])
-    arguments.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(PARTS)}; without any: all")
-    arguments.add_argument("--repeats", type=int, default=7)
-    arguments.add_argument("--trace", type=Path, help="philly: any trace that rlpto imports; large: for its jobs")
-    arguments.add_argument("--policies", help="large: comma-separated, instead of all")
+    arguments = _common.parser(__doc__, PARTS)
+    arguments.add_argument("--repeats", type=_common.positive, default=7)
     options = arguments.parse_args()
     checks, facts = _common.run_parts({name: partial(part, options) for name, part in PARTS.items()}, options.parts)
     _common.finish(checks, options.json, **facts)
@@ -70,9 +66,8 @@ def simulator(options: Namespace) -> Found:
 
     Counted: building the cluster and the whole run, records included. Not counted: compilation, files, speed tables.
     """
-    if (data := lacking("simulator", "traces/pollux/workload-1.csv", "profiles")) is None:
-        return [], {}
-    overrides = [f"workload.path={json.dumps(data[0])}", f"profiles.folder={json.dumps(data[1])}"]
+    paths = {"workload.path": "traces/pollux/workload-1.csv", "profiles.folder": "profiles"}
+    overrides = [f"{key}={json.dumps(str(_common.real(path)))}" for key, path in paths.items()]
     experiment = Experiment(load_config(_common.CONFIGS / "pollux.yaml", overrides))
     cell = Cell("tiresias", experiment.windows()[0], 0)
     jobs = len(experiment.run_cell(cell).jobs.names)
@@ -85,27 +80,17 @@ def simulator(options: Namespace) -> Found:
     }
 
 
-def lacking(part: str, *names: str) -> list[str] | None:
-    """Paths of files of the data folder; None, after saying so, where one of them is missing."""
-    paths = [_common.data_folder() / name for name in names]
-    if missing := [path for path in paths if not path.exists()]:
-        print(f"{part} skipped: no real data at {missing[0]} (set RLPTO_DATA)")
-        return None
-    return list(map(str, paths))
-
-
 def philly(options: Namespace) -> Found:
     """The whole of Philly (64,000 jobs) on 310 nodes x 8 GPUs under FIFO, SRTF and LAS.
 
     Counted: the whole simulation of one policy, jobs already mapped. Not counted: compilation, reading the trace.
     """
-    trace = options.trace
-    if trace is None:
-        if (data := lacking("philly", "traces/philly.csv.gz")) is None:
-            return [], {}
-        trace = data[0]
+    trace = _common.real("traces/philly.csv.gz")
     overrides = [
-        *of_trace(trace),
+        f"workload.path={json.dumps(str(trace))}",
+        "workload.source=files",
+        "workload.format=null",
+        "workload.load=null",
         "workload.skip_days=0",
         "workload.mapping.max_duration=1e9",
         "cluster.nodes=[{count: 310, gpus: 8}]",
@@ -123,17 +108,11 @@ def philly(options: Namespace) -> Found:
 
     calls = {policy: partial(simulate, policy) for policy in ("fifo", "srtf", "las")}
     checks, facts = [], {"trace": trace, "jobs": len(jobs)}
-    for policy, taken in _common.calibrated("philly", calls, options.repeats // 2).items():
+    for policy, taken in _common.calibrated("philly", calls, (options.repeats + 1) // 2).items():
         checks.append(Check(f"{policy}, whole trace", taken.loops, "calibration loops", PHILLY_LOOPS, False))
         jct, decisions = measure(last[policy])["jct_mean"], len(last[policy].decisions.time)
         facts[policy] = f"{taken.seconds:.1f} CPU-s, mean JCT {jct:,.0f} s, {decisions:,} decisions"
     return checks, facts
-
-
-def of_trace(path: Path) -> list[str]:
-    """Overrides that take jobs from a file as they were submitted."""
-    named = f"workload.path={json.dumps(str(_common.needed(path)))}"
-    return [named, "workload.source=files", "workload.format=null", "workload.load=null"]
 
 
 # Batched decisions --------------------------------------------------------------------------------------------------
@@ -164,15 +143,15 @@ def batch(options: Namespace) -> Found:
         for b in range(BATCH):
             begin(clusters, b, b)
         run_requested(clusters, 200)
-        counts, visible = [], []
+        counts: list[int] = []
+        visible: list[float] = []
 
-        def decide(
-            clusters: CompiledBatch = clusters, counts: list[int] = counts, visible: list[float] = visible
-        ) -> None:
+        def decide(clusters: CompiledBatch, counts: list[int], visible: list[float]) -> None:
             counts.append(run_requested(clusters, DECISIONS))
             visible.append(clusters.world.clusters["active"].mean())
 
-        taken = _common.calibrated("batch", {decide_on: decide}, options.repeats)[decide_on]
+        calls = {decide_on: partial(decide, clusters, counts, visible)}
+        taken = _common.calibrated("batch", calls, options.repeats)[decide_on]
         per = taken.loops * COUNTED / float(np.median(counts))
         facts[f"visible jobs, {decide_on}"] = f"{np.mean(visible):.1f} on average"
         facts[f"decisions per CPU-second, {decide_on}"] = f"{np.median(counts) / taken.seconds:,.0f}"
@@ -184,16 +163,13 @@ def workload(tables: SpeedTables, jobs: int, gap: float, seed: int) -> list[Job]
     """Elastic jobs of 1 to 4 requested GPUs and 0.5 to 8 hours on one GPU, one every `gap` seconds on average."""
     rng = np.random.default_rng(seed)
     alone = tables.elapsed[tables.row[:, 0, 1], tables.epochs]
-    submits = np.cumsum(rng.exponential(gap, jobs))
     made = []
-    for number, submit in enumerate(submits):
+    for number, submit in enumerate(np.cumsum(rng.exponential(gap, jobs)).tolist()):
         kind = int(rng.integers(len(tables.types)))
-        share = rng.uniform(0.5, 8.0) * HOUR / alone[kind]
-        gpus = int(rng.integers(1, 5))
-        size = float(tables.samples[kind] * share)
-        epochs = float(tables.epochs[kind])
-        model = tables.types[kind].model
-        made.append(Job(f"job-{number}", float(submit), model, epochs, size, gpus, 1, 16, int(rng.integers(3))))
+        size = float(tables.samples[kind] * (rng.uniform(0.5, 8.0) * HOUR / alone[kind]))
+        gpus, priority = int(rng.integers(1, 5)), int(rng.integers(3))
+        model, epochs = tables.types[kind].model, float(tables.epochs[kind])
+        made.append(Job(f"job-{number}", submit, model, epochs, size, gpus, 1, 16, priority))
     return made
 
 
@@ -209,9 +185,7 @@ def beliefs(_: Namespace) -> Found:
 
     A case has observed steps, and the best goodput on five placements by Pollux's own fit of them.
     """
-    if (data := lacking("beliefs", "pollux/pollux-fit-cases.json")) is None:
-        return [], {}
-    cases = json.loads(Path(data[0]).read_text(encoding="utf-8"))
+    cases = json.loads(_common.real("pollux/pollux-fit-cases.json").read_text(encoding="utf-8"))
     observed = [
         StepMeasurements(*(np.array([row[key] for row in case["observations"]], dtype=float) for key in OBSERVED))
         for case in cases
@@ -246,21 +220,19 @@ LARGE_LOOPS = 2.0
 SECONDS = 4.0
 """That each policy decides for, from the first decision on: all are done within three minutes."""
 SMALLER = ("pollux", "sia")
-"""Searches that are not meant for this size: two decisions of sia take over a minute. Only if named; they are measured
-at their own sizes by `study.py pollux sia`."""
+"""Searches not meant for this size: two decisions of sia take over a minute. `study.py pollux sia` measures them."""
 
 
-def large(options: Namespace) -> Found:
+def large(_: Namespace) -> Found:
     """Decisions of every policy at 1,000 nodes x 8 GPUs with 10,000 active jobs (configs/large.yaml), in CPU time.
 
     Counted as one decision: the table of jobs, the queue's order, the policy, checks and trimming, and the placement on
     nodes. Jobs are those of the config's test window, all submitted in the first hour, in which nearly none finishes.
     """
-    overrides = [] if options.trace is None else of_trace(options.trace)
-    experiment = Experiment(load_config(_common.CONFIGS / "large.yaml", overrides))
+    experiment = Experiment(load_config(_common.CONFIGS / "large.yaml"))
     jobs = crowd(experiment)
-    complete = [name for name, policy in available().items() if is_complete(policy)]  # an agent needs a file
-    names = split_specs(options.policies) if options.policies else [name for name in complete if name not in SMALLER]
+    # An agent needs a file.
+    names = [name for name, policy in available().items() if is_complete(policy) and name not in SMALLER]
     checks: list[Check] = []
     facts: dict[str, object] = {"gpus": experiment.shape.capacity, "active jobs": ACTIVE}
     for name in names:

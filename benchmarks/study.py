@@ -26,7 +26,7 @@ import pandas as pd
 import yaml
 from _cells import cpu_account
 from _common import Check
-from _plan import Measured, Plan, Study, load_studies
+from _plan import Measured, Plan, Row, Study, load_studies
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pydantic import ValidationError
 
@@ -39,10 +39,9 @@ TEMPLATES = {"results.md": "results.md.j2", "notes/results-details.md": "results
 """Pages on the studies of agents, and what writes them. Other studies have their claims and tables written."""
 AGENTS = "results"
 """The mark of those studies on their pages."""
-CONTEXT = ("folder", "cells", "data", "jobs")
+CONTEXT = ("folder", "cells", "data", "jobs", "spread")
 """Fields of a plan that are no settings of a study."""
 INTERRUPTED = 130
-Row = Mapping[str, object]
 
 
 def main() -> None:
@@ -53,7 +52,7 @@ def main() -> None:
         for name in _common.chosen("study", options.names, tuple(studies)) or studies:
             study = studies[name]
             with _common.bad_input():
-                plan = plan_of(name, study, options.set, options.folder, options.jobs)
+                plan = plan_of(study, options.set, options.folder, options.jobs)
                 found = measured(name, study, plan, fresh=options.fresh)
                 checks += [check for check, missed in claims_of(study, found) if not missed]
                 write(name, studies, plan, found, None if options.no_page else options.pages)
@@ -65,7 +64,7 @@ def main() -> None:
 
 def arguments(studies: Mapping[str, Study]) -> Any:
     """The options of a call."""
-    parser = _common.parser((__doc__ or "").split("\n")[0])
+    parser = _common.parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"{', '.join(studies)}; without any: all")
     parser.add_argument("--fresh", action="store_true", help="measure again what is kept; cells stay")
     parser.add_argument("--no-page", action="store_true", help="print the measured part, leave docs/ as it is")
@@ -73,24 +72,25 @@ def arguments(studies: Mapping[str, Study]) -> Any:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help=f"other settings of a study: {settings}"
     )
-    parser.add_argument("--jobs", "-j", type=int, default=1, help="processes that run cells side by side")
+    parser.add_argument("--jobs", "-j", type=_common.positive, default=1, help="processes that run cells side by side")
     parser.add_argument("--folder", type=Path, default=_common.ROOT / "runs" / "studies", help="where work is kept")
     parser.add_argument("--pages", type=Path, default=PAGES, help="folder of the pages to write into")
     return parser.parse_args()
 
 
-def plan_of(name: str, study: Study, settings: Sequence[str], folder: Path, jobs: int = 1) -> Plan:
+def plan_of(study: Study, settings: Sequence[str], folder: Path, jobs: int = 1) -> Plan:
     """How large a study is: its row's settings, and those given. Raises ConfigError for wrong ones.
 
     Cells of agents are kept when sources change, as trainings are; those of other studies are not.
     """
     data = _common.data_folder()
-    cells = folder / ("cells" if study.runs else f"cells-{sources_digest(function_of(name, study)[0])[:8]}")
+    cells = folder / ("cells" if study.runs else f"cells-{sources_digest()[:8]}")
     given = {key: yaml.safe_load(text) for key, _, text in (setting.partition("=") for setting in settings)}
     known = [key for key in Plan.model_fields if key not in CONTEXT]
     if unknown := [key for key in given if key not in known]:
         raise ConfigError(f"--set {unknown[0]}: expected one of {', '.join(known)}")
     context = {"folder": folder, "cells": cells, "data": data if data.is_dir() else None, "jobs": jobs}
+    context["spread"] = study.places
     try:
         return Plan.model_validate(study.settings | given | context)
     except ValidationError as error:
@@ -98,33 +98,47 @@ def plan_of(name: str, study: Study, settings: Sequence[str], folder: Path, jobs
         raise ConfigError(f"--set {first['loc'][0]}: {first['msg']}") from None
 
 
-def function_of(name: str, study: Study) -> tuple[str, str]:
-    """Module and name of the function that measures a study."""
-    module, _, function = (study.function or f"_study_{name}.measure").rpartition(".")
-    return module, function
+def functions_of(name: str, study: Study) -> dict[str, Callable[..., Any]]:
+    """What measures a study: a function for each of its tables by their titles, or one for all, under no title."""
+    found = {}
+    for title, given in (study.tables or {"": study.function}).items():
+        module, _, function = given.rpartition(".")
+        found[title] = getattr(importlib.import_module(module or f"_study_{name}"), function)
+    return found
 
 
 @cache
-def sources_digest(module: str) -> str:
-    """Digest of all sources that a measurement may depend on: RLPTO's, and those here of the study and of all."""
+def sources_digest() -> str:
+    """Digest of all sources that a measurement may depend on."""
     digest = hashlib.sha256()
-    own = [HERE / f"{name}.py" for name in (module, "_cells", "_plan")]
-    for path in [*sorted((_common.ROOT / "rlpto").rglob("*.py")), *own]:
+    for path in [*sorted((_common.ROOT / "rlpto").rglob("*.py")), *sorted(HERE.glob("*.py"))]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
+def measure(name: str, study: Study, plan: Plan) -> Measured:
+    """Run a study; nothing without the real data that it needs."""
+    if study.needs and (plan.data is None or not (plan.data / study.needs).exists()):
+        return Measured()
+    functions = functions_of(name, study)
+    if study.runs:
+        return functions[""](plan, study)  # type: ignore[no-any-return]
+    found = Measured()
+    for title, part in functions.items():
+        _common.progress(f"{name}: {part.__name__}")
+        found.add(title.format(plan=plan), part(plan))
+    return found
+
+
 def measured(name: str, study: Study, plan: Plan, *, fresh: bool) -> dict[str, Any]:
     """Results of a study as plain data, with the CPU minutes it took: those that are kept, if nothing has changed."""
-    module, function = function_of(name, study)
     path, settings = plan.folder / f"{name}.json", plan.model_dump_json(exclude=set(CONTEXT))
-    digest = hashlib.sha256(f"{sources_digest(module)} {settings}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{sources_digest()} {settings}".encode()).hexdigest()
     if not fresh and (kept := kept_results(path)) is not None and kept["digest"] == digest:
         return kept
     _common.progress(f"measuring {name}")
-    measure: Callable[[Plan, Study], Measured] = getattr(importlib.import_module(module), function)
     began = time.process_time()
-    found = asdict(measure(plan, study)) | {"digest": digest, "cpu_minutes": (time.process_time() - began) / 60}
+    found = asdict(measure(name, study, plan)) | {"digest": digest, "cpu_minutes": (time.process_time() - began) / 60}
     write_text(path, json.dumps(found, default=plain, indent=1), "a measurement")
     return json.loads(json.dumps(found, default=plain))  # type: ignore[no-any-return]
 

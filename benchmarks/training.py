@@ -7,17 +7,13 @@ Not counted: compilation, evaluation, checkpoints.
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import _common
 import numpy as np
 import speed
 import torch
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
 
 from rlpto.agents.compat import begin_learning
@@ -29,6 +25,7 @@ from rlpto.envs.compiled_batch import Workload
 from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.settings import EnvSettings
+from rlpto.io.arrays import FloatArray
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.tables import JobType
 from rlpto.policies.index_weights import IndexWeights
@@ -36,7 +33,7 @@ from rlpto.simulator.settings import SimulatorSettings
 
 COUNTED = 1000
 LOOPS = 7.0
-"""Calibration loops that so many steps may take."""
+"""Calibration loops that COUNTED steps may take."""
 SHARE = 0.6
 WINDOW = 33.0
 """Hours in which the 400 jobs of a workload are submitted."""
@@ -59,56 +56,30 @@ class FreeEnv(SB3ClusterEnv):
         return self._seen, self._free_reward.copy(), np.zeros(self.num_envs, dtype=np.bool_), self._infos
 
 
-@dataclass
-class TimeSplit:
-    """CPU seconds of one rollout and update. env: part of the rollout that the environment's steps took."""
-
-    rollout: float
-    env: float
-    update: float
-
-    @property
-    def total(self) -> float:
-        return self.rollout + self.update
-
-
-class Timed:
-    """Adds up the CPU time of a function's calls."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call, self.seconds = call, 0.0
-
-    def __call__(self, *args: Any) -> Any:
-        start = time.process_time()
-        result = self._call(*args)
-        self.seconds += time.process_time() - start
-        return result
-
-
-class Nothing(BaseCallback):
-    """Goes on."""
-
-    def _on_step(self) -> bool:
-        return True
-
-
 class MeasuredTrainer:
     """PPO on an environment, a rollout and an update at a time."""
 
     def __init__(self, env: Any, settings: AgentSettings) -> None:
         self._model = TimedPPO.make(env, settings, 60.0, 0)
         self._model.set_logger(configure(None, []))
-        _, self._callback = begin_learning(self._model, 10**9, Nothing())
-        self._timed = env.step_wait = Timed(env.step_wait)
+        _, self._callback = begin_learning(self._model, 10**9, None)
+        self._inside, self._step_wait = 0.0, env.step_wait
+        env.step_wait = self._timed_step
 
-    def step(self) -> TimeSplit:
-        """Time of one rollout and one update."""
-        model, self._timed.seconds = self._model, 0.0
+    def _timed_step(self) -> Any:
+        start = time.process_time()
+        result = self._step_wait()
+        self._inside += time.process_time() - start
+        return result
+
+    def step(self) -> FloatArray:
+        """[3] CPU seconds: of the environment in a rollout, of the rest of the rollout, of an update."""
+        model, self._inside = self._model, 0.0
         start = time.process_time()
         model.collect_rollouts(model.env, self._callback, model.rollout_buffer, model.n_steps)
         rolled = time.process_time()
         model.train()
-        return TimeSplit(rolled - start, self._timed.seconds, time.process_time() - rolled)
+        return np.array([self._inside, rolled - start - self._inside, time.process_time() - rolled])
 
 
 def make_setup() -> EnvSetup:
@@ -118,15 +89,13 @@ def make_setup() -> EnvSetup:
     workloads = tuple(
         Workload(f"{seed}", tuple(speed.workload(tables, 400, 300.0, seed)), seed, WINDOW) for seed in range(16)
     )
-    env = EnvSettings(hold=0.0)
-    start = IndexWeights().vector()
-    parts = (SimulatorSettings(), QueueSettings(), RewardWeights(), env, start)
+    parts = (SimulatorSettings(), QueueSettings(), RewardWeights(), EnvSettings(hold=0.0), IndexWeights().vector())
     return EnvSetup(speed.NODES, workloads, tables, *parts)
 
 
 def main() -> None:
-    arguments = _common.parser(__doc__.split("\n")[0])
-    arguments.add_argument("--repeats", type=int, default=9, help="rollouts and updates that are timed")
+    arguments = _common.parser(__doc__)
+    arguments.add_argument("--repeats", type=_common.positive, default=9, help="rollouts and updates that are timed")
     options = arguments.parse_args()
     settings = AgentSettings()
     setup = make_setup()
@@ -136,31 +105,27 @@ def main() -> None:
     for trainer in trainers:
         trainer.step()
     # In turns: the machine may be faster at one time than at another.
-    pairs, loops = [], []
+    free, real, loops = [], [], []
     for repeat in range(options.repeats):
         _common.progress(f"training: {repeat + 1} of {options.repeats}")
-        pairs.append(tuple(trainer.step() for trainer in trainers))
-        loops.append(pairs[-1][1].total / _common.seconds_of(_common.calibration))
-    real = [split for _, split in pairs]
-    steps = settings.envs * settings.ppo.rollout
-    taken = statistics.median(split.total for split in real)
-    share = statistics.median(free.total / split.total for free, split in pairs)
-    per = statistics.median(loops) * COUNTED / steps
+        of_free, of_real = (trainer.step() for trainer in trainers)
+        free.append(of_free.sum())
+        real.append(of_real)
+        loops.append(of_real.sum() / _common.seconds_of(_common.calibration))
+    steps, taken = settings.envs * settings.ppo.rollout, np.sum(real, axis=1)
     checks = [
-        _common.Check(f"{COUNTED:,} steps of PPO", per, "calibration loops", LOOPS, False),
-        _common.Check("of the speed with a free environment", share, "", SHARE, True),
+        _common.Check(
+            f"{COUNTED:,} steps of PPO", float(np.median(loops)) * COUNTED / steps, "calibration loops", LOOPS, False
+        ),
+        _common.Check("of the speed with a free environment", float(np.median(free / taken)), "", SHARE, True),
     ]
-    parts = {
-        "environment": statistics.median(split.env / split.total for split in real),
-        "rest of the rollout": statistics.median((split.rollout - split.env) / split.total for split in real),
-        "update": statistics.median(split.update / split.total for split in real),
-    }
+    shares = np.median(real / taken[:, None], axis=0)
     jobs = f"{env.batch.clusters.batch.world.clusters['active'].mean():.1f} on average"
     _common.finish(
         checks,
         options.json,
-        **{"active jobs": jobs, "steps per CPU-second": round(steps / taken)},
-        **{name: f"{part:.0%}" for name, part in parts.items()},
+        **{"active jobs": jobs, "steps per CPU-second": round(steps / np.median(taken))},
+        **dict(zip(("environment", "rest of the rollout", "update"), map("{:.0%}".format, shares), strict=True)),
     )
 
 

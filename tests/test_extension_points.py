@@ -1,7 +1,7 @@
 """The table of CONTRIBUTING.md says what an addition costs; here every one of them is made, on a copy, and used.
 
 Files of the project that are new or changed are counted, tests of the addition not included. Compiled functions run
-uncompiled: an addition to them would have everything compiled anew, which takes half a minute each.
+uncompiled: an addition to them would have everything compiled again, which takes half a minute each.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-
-from .additions import ADDITIONS, EXPERIMENT, LOG, PRELUDE
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("rlpto", "agents", "envs", "forecasting", "configs", "benchmarks")
@@ -27,10 +26,25 @@ PROMISED = {
     for row in TABLE_ROW.finditer((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
 }
 """Files that each kind of addition touches at most."""
+ADDITIONS = yaml.safe_load((ROOT / "tests" / "additions" / "additions.yaml").read_text(encoding="utf-8"))
+PRELUDE = (ROOT / "tests" / "additions" / "prelude.py").read_text(encoding="utf-8")
 
 
 def test_every_row_of_the_table_is_tried() -> None:
     assert PROMISED.keys() == ADDITIONS.keys()
+
+
+LOG = """\
+timestamp,duration,num_gpus,cluster
+2017-10-03 00:00:00,1000,2,a
+2017-10-03 00:05:00,500,4,a
+2017-10-03 00:06:00,900,1,a
+"""
+EXPERIMENT = """\
+cluster: {nodes: [{count: 1, gpus: 4}]}
+workload: {source: trace, windows: {hours: 0.1}}
+policies: [fifo]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +78,15 @@ def copy(untouched: Path) -> Iterator[Path]:
 def test_an_addition_touches_no_more_files_than_the_table_says(what: str, copy: Path, tmp_path: Path) -> None:
     addition = ADDITIONS[what]
     before = contents(copy)
-    write(copy, addition.new)
-    for path, line, text in addition.inserted:
+    write(copy, addition.get("new", {}))
+    for part in addition.get("inserted", []):
+        path, line = part["into"], part["before"]
         content = (copy / path).read_text(encoding="utf-8")
         assert content.count(line) == 1, f"{path} has {line!r} {content.count(line)} times, not once"
-        (copy / path).write_text(content.replace(line, text + line), encoding="utf-8")
+        (copy / path).write_text(content.replace(line, part["text"] + line), encoding="utf-8")
     after = contents(copy)
-    write(tmp_path, {"log.csv": LOG, "exp.yaml": EXPERIMENT, "use.py": PRELUDE + addition.use, **addition.brought})
+    files = {"log.csv": LOG, "exp.yaml": EXPERIMENT, "use.py": f"{PRELUDE}\n\n{addition['use']}"}
+    write(tmp_path, files | addition.get("brought", {}))
 
     command = [sys.executable, "use.py"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

@@ -53,7 +53,13 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _plan.Plan:
     monkeypatch.setattr(_cells, "agents", agents)
     monkeypatch.setattr(_cells, "starts", lambda *_: [f"index:label=agent_start-{seed}" for seed in (0, 1)])
     return _plan.Plan(
-        folder=tmp_path, cells=tmp_path / "cells", workloads=("synthetic",), loads=(0.5, 0.9), seeds=2, windows=3
+        folder=tmp_path,
+        cells=tmp_path / "cells",
+        workloads=("synthetic",),
+        loads=(0.5, 0.9),
+        seeds=2,
+        windows=3,
+        spread="all",
     )
 
 
@@ -121,20 +127,12 @@ def test_without_shrinking_the_two_jobs_take_the_published_times(plan: _plan.Pla
     """551 s and 782 s in the original, here six times as much, and rescales."""
     config = plan.config("synthetic", 0.9, "simulator.rescale_delay=0")
     experiment = Experiment(config)
-    pair = (cases._converging_job(experiment, "imagenet"), cases._other_job(experiment, "imagenet"))
-    case = cases.Case(cases.CASE_NODES, pair)
+    case = cases.Case(cases.CASE_NODES, cases._pair(experiment, "imagenet", "imagenet"))
     done = cases.run_cases(plan, config, {"imagenet": case}, [f"{_cells.KEEPING}index"], "two")
     jobs = done[0].record().jobs
     jct = jobs.finish_time - jobs.submit_time
     assert jct[0] == pytest.approx(6 * 551, rel=0.02)
     assert jct[1] == pytest.approx(6 * 782, rel=0.03)
-
-
-def test_jobs_of_the_data_case_differ_in_their_data_alone(plan: _plan.Plan) -> None:
-    jobs = cases._five_jobs(Experiment(plan.config("synthetic", 0.9)), "bert", 1)
-    sizes = sorted(job.data_size for job in jobs)
-    assert sizes[-1] / sizes[0] == pytest.approx(100)
-    assert len({(job.model, job.epochs, job.requested_gpus, job.max_gpus, job.submit_time) for job in jobs}) == 1
 
 
 def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(plan: _plan.Plan, monkeypatch) -> None:

@@ -1,9 +1,7 @@
-"""The runner of studies, the rows of studies.yaml, and the other programs."""
+"""The runner of studies, and the rows of studies.yaml."""
 
 from __future__ import annotations
 
-import importlib
-import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +23,6 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import _plan  # noqa: E402
 import _study_classes as classes  # noqa: E402
-import speed  # noqa: E402
 import study  # noqa: E402
 
 STUDIES = _plan.load_studies()
@@ -39,8 +36,7 @@ def page_lines(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_has_a_function_and_a_page_with_its_marks_and_its_command(name: str) -> None:
-    module, function = study.function_of(name, STUDIES[name])
-    assert callable(getattr(importlib.import_module(module), function))
+    assert all(map(callable, study.functions_of(name, STUDIES[name]).values()))
     if STUDIES[name].runs:
         assert all("<!-- begin: results -->" in (study.PAGES / page).read_text() for page in study.TEMPLATES)
     else:
@@ -85,22 +81,24 @@ def test_a_measurement_is_kept_until_sources_or_settings_change(
 ) -> None:
     calls: list[int] = []
 
-    def measure(plan: _plan.Plan, _: _plan.Study) -> _plan.Measured:
+    def rows(plan: _plan.Plan) -> _plan.Part:
         calls.append(plan.windows)
-        return _plan.Measured({"jobs": 3.0, "time": 9.0}, tables={"Rows": [{"windows": plan.windows}]})
+        return _plan.Part({"jobs": 3.0, "time": 9.0}, [{"windows": plan.windows}])
 
     claims = [{"figure": "jobs", "least": 4, "most": 5}, {"figure": "t*", "unit": "s", "most": 5, "missed": True}]
-    row = _plan.Study.model_validate({"page": "page.md", "claims": claims, "settings": {"windows": 3}})
-    monkeypatch.setitem(sys.modules, "_study_some", SimpleNamespace(measure=measure))
+    row = _plan.Study.model_validate(
+        {"tables": {"Rows of {plan.windows}": "rows"}, "page": "page.md", "claims": claims, "settings": {"windows": 3}}
+    )
+    monkeypatch.setitem(sys.modules, "_study_some", SimpleNamespace(rows=rows))
     sources = ["digest"]
-    monkeypatch.setattr(study, "sources_digest", lambda _: sources[0])
+    monkeypatch.setattr(study, "sources_digest", lambda: sources[0])
 
     def measured(*settings: str, fresh: bool = False) -> dict:
-        return study.measured("some", row, study.plan_of("some", row, settings, tmp_path), fresh=fresh)
+        return study.measured("some", row, study.plan_of(row, settings, tmp_path), fresh=fresh)
 
     found = measured()
     assert measured() == found
-    assert measured("windows=5")["tables"] == {"Rows": [{"windows": 5}]}
+    assert measured("windows=5")["tables"] == {"Rows of 5": [{"windows": 5}]}
     measured()
     measured(fresh=True)
     sources[0] = "another"
@@ -111,27 +109,9 @@ def test_a_measurement_is_kept_until_sources_or_settings_change(
         "| jobs, at least | 3 | at least 4 | **no** |"
     )
     assert "| jobs, at most | 3 | at most 5 | yes |" in text
-    assert "Rows:\n\n| windows |\n| --- |\n| 3 |" in text
+    assert "Rows of 3:\n\n| windows |\n| --- |\n| 3 |" in text
     with pytest.raises(ConfigError, match="no claim is about the figure 'loss'"):
         study.claims_of(row, {"figures": {"loss": 1.0}, "limits": {}})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["speed"], "there is no study 'speed'"),
-        (["classes", "--set", "limit=3"], "--set limit: expected one of workloads, loads"),
-        (["classes", "--set", "windows=many"], "--set windows: Input should be a valid integer"),
-        (["classes", "--set", "windows=0"], "--set windows: Input should be greater than or equal to 1"),
-    ],
-)
-def test_wrong_arguments_are_refused(
-    arguments: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["study.py", *arguments])
-    with pytest.raises(SystemExit, match="2"):
-        study.main()
-    assert complaint in capsys.readouterr().err
 
 
 def test_a_wrong_row_is_named_with_its_line(tmp_path: Path) -> None:
@@ -139,34 +119,6 @@ def test_a_wrong_row_is_named_with_its_line(tmp_path: Path) -> None:
     path.write_text(_plan.STUDIES.read_text().replace("    variant: time", "    varient: time"))
     with pytest.raises(ConfigError, match=r"studies\.yaml:\d+: jct\.runs\.0\.varient: "):
         _plan.load_studies(path)
-
-
-@pytest.mark.parametrize(
-    "program", sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if not path.name.startswith("_"))
-)
-def test_every_program_explains_itself(program: str, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", [program, "--help"])
-    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
-    with pytest.raises(SystemExit, match="0"):
-        runpy.run_path(str(ROOT / "benchmarks" / program), run_name="__main__")
-    assert "usage: " in capsys.readouterr().out
-
-
-def test_decisions_are_timed_of_policies_that_need_no_file(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
-    timed: list[str] = []
-
-    def latencies(_experiment: object, name: str, *_: object) -> list[float]:
-        timed.append(name)
-        return [1.0]
-
-    monkeypatch.setattr(speed, "latencies", latencies)
-    monkeypatch.setattr(speed, "crowd", lambda _: [])
-    monkeypatch.setattr(sys, "argv", ["speed.py", "large"])
-    with pytest.raises(SystemExit, match="0"):
-        speed.main()
-    assert {"fifo", "index"} <= set(timed)
-    assert not {"agent", "pretrained"} & set(timed)
-    assert "fifo, p99" in capsys.readouterr().out
 
 
 def test_how_late_a_job_may_come_and_still_start_before_another() -> None:

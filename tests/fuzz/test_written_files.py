@@ -85,7 +85,7 @@ def test_record(draw: Draw, folder: Path) -> None:
 
 @fuzzed()
 def test_run_folder(draw: Draw, folder: Path) -> None:
-    """A finished run of which one file is broken, compared and continued."""
+    """A finished run with one broken file, compared and continued."""
     config = Config()
     begin_run(folder, config)
     cells = [Cell("tiny", "w0", 0)]

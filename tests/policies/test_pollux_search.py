@@ -15,10 +15,9 @@ from rlpto.io.arrays import FloatArray
 from rlpto.policies.pollux.objective import power_mean
 from rlpto.policies.pollux.search import least_cost
 
-# At the end: there is a ray.py in it.
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from _pollux_instances import Round, load
+from _study_pollux import Round, load
 
 STEPS = 40
 

@@ -1,34 +1,20 @@
-"""What an addition to the project is, and what the use of every one of them begins with."""
+"""What the use of every addition begins with."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-
-@dataclass(frozen=True)
-class Addition:
-    """One addition to the project, and its use.
-
-    new: files of the project by path. inserted: (path, line, text) puts text before the only place where path has line.
-    brought: files of the user, beside the project. use: Python that fails unless the addition has its effect.
-    """
-
-    use: str
-    new: Mapping[str, str] = field(default_factory=dict)
-    inserted: tuple[tuple[str, str, str], ...] = ()
-    brought: Mapping[str, str] = field(default_factory=dict)
-
-
-PRELUDE = '''
 import sys
+from importlib import import_module
 
-import numba, numpy as np, pandas as pd, pydantic, pytest
+import numba
+import numpy as np
+import pandas as pd
+import pytest  # noqa: F401
+
+import rlpto  # noqa: F401
 
 kind = np.dtype
 # Records of which fields are attributes, as they are in compiled code.
 np.dtype = lambda fields, align=False: kind((np.record, kind(fields, align=align)))
-import rlpto.core.jobs, rlpto.performance.tables, rlpto.core.records, rlpto.core.rewards, rlpto.simulator.arrays
+for module in ("core.jobs", "performance.tables", "core.records", "core.rewards", "simulator.arrays"):
+    import_module(f"rlpto.{module}")
 np.dtype = kind
 
 
@@ -40,7 +26,8 @@ def rlpto_command(*words):
     try:
         run()
     except SystemExit as ended:
-        assert not ended.code, ended.code
+        if ended.code:
+            raise
 
 
 def evaluated(*words):
@@ -52,7 +39,7 @@ def evaluated(*words):
 
 
 def scheduled(job, *gpus):
-    """A cluster of 4 GPUs with one job that was given so many GPUs, each for a minute."""
+    """A cluster of 4 GPUs with one job that was given these numbers of GPUs, each for a minute."""
     from rlpto.core.cluster import Allocation, Node
     from rlpto.core.jobs import Job
     from rlpto.performance.compile import compile_tables, load_profiles
@@ -81,16 +68,3 @@ def compiled(function, *arguments):
     """What a function that was added gives once it is compiled."""
     numba.config.DISABLE_JIT = 0
     return numba.njit(error_model="numpy")(function)(*arguments)
-'''
-
-LOG = """\
-timestamp,duration,num_gpus,cluster
-2017-10-03 00:00:00,1000,2,a
-2017-10-03 00:05:00,500,4,a
-2017-10-03 00:06:00,900,1,a
-"""
-EXPERIMENT = """\
-cluster: {nodes: [{count: 1, gpus: 4}]}
-workload: {source: trace, windows: {hours: 0.1}}
-policies: [fifo]
-"""

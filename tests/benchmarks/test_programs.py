@@ -1,0 +1,120 @@
+"""Programs of `make bench`, as one calls them."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+
+import speed  # noqa: E402
+
+
+class Ended(NamedTuple):
+    """How a program ended."""
+
+    code: object
+    out: str
+    err: str
+
+
+Call = Callable[..., Ended]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs a program in this process, which has imported what it needs."""
+
+    def run(program: str, *words: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", [program, *map(str, words)])
+        monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(BENCHMARKS / program), run_name="__main__")
+        return Ended(ended.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize("program", sorted(path.name for path in BENCHMARKS.glob("[!_]*.py")))
+def test_every_program_explains_itself_and_refuses_nonsense_in_one_line(program: str, call: Call) -> None:
+    assert call(program, "--help").out.startswith("usage: ")
+    refused = call(program, "--nonsense")
+    assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["speed.py", "--repeats", "0"], "expected 1 or more"),
+        (["ray_jobs.py", "pauses"], "there is no part 'pauses'"),
+        (["study.py", "speed"], "there is no study 'speed'"),
+        (["study.py", "classes", "--set", "limit=3"], "--set limit: expected one of workloads, loads"),
+        (["study.py", "classes", "--set", "windows=many"], "--set windows: Input should be a valid integer"),
+        (["study.py", "classes", "--set", "windows=0"], "--set windows: Input should be greater than or equal to 1"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(words: list[str], complaint: str, call: Call) -> None:
+    refused = call(*words)
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert complaint in refused.err
+
+
+def test_decisions_are_timed_of_policies_that_need_no_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timed: list[str] = []
+
+    def latencies(_experiment: object, name: str, *_: object) -> list[float]:
+        timed.append(name)
+        return [1.0]
+
+    monkeypatch.setattr(speed, "latencies", latencies)
+    monkeypatch.setattr(speed, "crowd", lambda _: [])
+    monkeypatch.setattr(sys, "argv", ["speed.py", "large"])
+    with pytest.raises(SystemExit, match="0"):
+        speed.main()
+    assert {"fifo", "index"} <= set(timed)
+    assert not {"agent", "pretrained"} & set(timed)
+    assert "fifo, p99" in capsys.readouterr().out
+
+
+def test_parity_compares_figures_of_a_file(shared_data: Path, tmp_path: Path, call: Call) -> None:
+    (tmp_path / "few").mkdir()
+    rows = (shared_data / "traces" / "pollux" / "workload-1.csv").read_text().splitlines()[:9]
+    (tmp_path / "few" / "mine.csv").write_text("\n".join(rows) + "\n")
+    expected = tmp_path / "expected.csv"
+    words = ("--policies", "tiresias", "--workloads", tmp_path / "few", "--profiles", shared_data / "profiles")
+    expected.write_text("policy,workload,mean_jct\nTiresias,mine.csv,1\n")
+    first = call("parity.py", *words, "--expect", expected)
+    assert first.code == 1, first.err
+    assert "SHORT tiresias on mine, off by" in first.out
+    found = first.out.split("tiresias on mine, mean JCT [s]: ")[1].split()[0]
+    expected.write_text(f"policy,workload,mean_jct\ntiresias,mine,{1.02 * float(found)}\n")
+    assert call("parity.py", *words, "--expect", expected, "--within", 3).code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "expected columns policy, workload, mean_jct"),
+        ("policy,workload\na,b\n", "expected columns policy, workload, mean_jct"),
+        ("policy,workload,mean_jct\na,b,c\n", "expected columns policy, workload, mean_jct"),
+        ("policy,workload,mean_jct\ntiresias,workload-99,1\n", "workload-99"),
+    ],
+)
+def test_parity_refuses_figures_of_another_form_or_of_no_workload(
+    shared_data: Path, tmp_path: Path, text: str, complaint: str, call: Call
+) -> None:
+    expected = tmp_path / "expected.csv"
+    expected.write_text(text)
+    folders = ("--workloads", shared_data / "traces" / "pollux", "--profiles", shared_data / "profiles")
+    done = call("parity.py", "--policies", "tiresias", *folders, "--expect", expected)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert f"{expected}: " in done.err
+    assert complaint in done.err
