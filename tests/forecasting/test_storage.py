@@ -88,11 +88,11 @@ def first(to: float) -> Callable[[AnyArray], AnyArray]:
         ("gru", value("settings/hidden", 5), "expected float32"),
         ("gru", array("learnt/memory", first(np.nan)), "memory: expected finite numbers"),
         ("gru", value("learnt/scale", 0), "scale 0: expected a number, 0.001 to 100"),
-        ("hybrid", array("learnt/pool.weights", first(np.nan)), "pool.weights: expected finite numbers"),
-        ("hybrid", array("learnt/pool.scored", first(-(2**60))), "pool: expected counts, 0 or more"),
-        ("hybrid", array("learnt/pool.gram", np.zeros_like), "broken, expected a saved hybrid"),
-        ("hybrid", lambda state: state.arrays.pop("learnt/pool.weights"), "broken, expected a saved hybrid"),
-        ("hybrid", array("learnt/decision.losses", lambda a: a[:1]), "decision.losses of float64"),
+        ("hybrid", array("learnt/combined.losses", first(np.nan)), "combined.losses: expected finite numbers"),
+        ("hybrid", array("learnt/combined.origins", first(-(2**60))), "combined: expected counts, 0 or more"),
+        ("hybrid", array("learnt/combined.gram", np.zeros_like), "broken, expected a saved hybrid"),
+        ("hybrid", lambda state: state.arrays.pop("learnt/combined.losses"), "broken, expected a saved hybrid"),
+        ("hybrid", array("learnt/combined.adapted", lambda a: a[:1]), "combined.adapted of float64"),
         ("hybrid", value("learnt/member.arima_raw/learnt/difference", 2**40), "arima_raw: difference 1099511627776"),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_header_that_is_none_and_kinds_there_are_not_are_refused(states: dict[
     with pytest.raises(ForecastError, match="old: forecaster 'sarima': expected one of naive"):
         load(tmp_path / "old")
     np.savez(tmp_path / "new.npz", header=np.array('{"format": "forecasting", "version": 99, "values": {}}'))
-    with pytest.raises(ForecastError, match="written in version 99, expected version 5"):
+    with pytest.raises(ForecastError, match="written in version 99, expected version 6"):
         load(tmp_path / "new.npz")
 
 
