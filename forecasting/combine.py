@@ -190,7 +190,7 @@ def combine(
 @njit(cache=True)
 def _settled(state: CombinationState, h: int) -> int:
     """Forecasts of step h whose targets are known."""
-    return max(state.origins[0] - 1 - h, 0)
+    return int(max(state.origins[0] - 1 - h, 0))
 
 
 @njit(cache=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlpto.forecasting.base import SPREAD_HORIZON, SPREAD_LEVELS, Batch, Forecaster
 from rlpto.forecasting.combine import FEATURES, FIXED, CombinationRules, CombinationState, Combined, combine, new_state
-from rlpto.forecasting.features import MOST_LEARNT, VALIDATION, describe, layout_of
+from rlpto.forecasting.features import MOST_LEARNT, VALIDATION
 from rlpto.forecasting.gru import MOST_UNITS, MOST_UPDATES, GruForecaster
 from rlpto.forecasting.intervals import MEDIAN, QUANTILES, at_levels, mean_of, spread_of
 from rlpto.forecasting.registry import forecaster_class, make_forecaster
@@ -23,7 +23,6 @@ from rlpto.forecasting.series import (
     checked_integer,
 )
 from rlpto.forecasting.storage import State
-from rlpto.forecasting.trees import TreesForecaster
 from rlpto.io.arrays import FloatArray, IntArray
 
 
@@ -190,30 +189,21 @@ class HybridForecaster(Forecaster):
         _, found = self._run(known, self._members_on(known, max(horizon, self.horizon)))
         return Combined(*(part[origins - 1, :horizon] for part in found))
 
-    def _members_now(self, history: TimeSeries, horizon: int) -> Members:
-        """Forecasts of the members that follow a history they have taken in; networks and trees share features."""
-        now = np.array([len(history)])
-        seen = describe(layout_of(history, self.horizon), history, now, horizon)
-        quantiles = self._gru().log_quantiles_now(seen)
-        found = []
-        for name, member in self._members.items():
-            if name == "gru":
-                found.append(quantiles[0, :, MEDIAN])
-            elif isinstance(member, TreesForecaster):
-                found.append(np.log1p(member.from_features(seen, history, now)[0]))
-            else:
-                found.append(np.log1p(member._predict(horizon, np.empty(0)).point[0]))
-        return Members(np.stack(found)[None], quantiles)
+    def _members_now(self, horizon: int) -> Members:
+        """Forecasts of the members that follow what they have taken in."""
+        quantiles = self._gru().log_quantiles_now(horizon)
+        found = [
+            quantiles[..., MEDIAN] if name == "gru" else np.log1p(member._predict(horizon, np.empty(0)).point)
+            for name, member in self._members.items()
+        ]
+        return Members(np.stack(found, axis=1), quantiles)
 
     def _update(self, new: TimeSeries) -> None:
-        history = self._observed()
-        known = len(history) - len(new)
         for place in range(len(new)):
             one = new.head(place + 1).tail(1)
             for member in self._members.values():
                 member.take_in(one)
-            members = self._members_now(history.head(known + place + 1), self.horizon)
-            self._now = run(self._fitted_state(), one.values, members, self._usual, True)
+            self._now = run(self._fitted_state(), one.values, self._members_now(self.horizon), self._usual, True)
 
     def _look_back_on(self, history: TimeSeries) -> None:
         super()._look_back_on(history)
@@ -228,8 +218,7 @@ class HybridForecaster(Forecaster):
     def _predict(self, horizon: int, levels: FloatArray) -> Batch:
         found = self._now
         if found is None or horizon > self.horizon:
-            members = self._members_now(self._observed(), horizon)
-            found = run(self._fitted_state(), np.zeros(1), members, self._usual, False)
+            found = run(self._fitted_state(), np.zeros(1), self._members_now(horizon), self._usual, False)
         return Batch(found.point[:, :horizon], found.mean[:, :horizon], at_levels(found.bounds[:, :horizon], levels))
 
     def _state(self) -> State:

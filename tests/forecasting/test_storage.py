@@ -73,7 +73,6 @@ def first(to: float) -> Callable[[AnyArray], AnyArray]:
         ("naive", value("start", 1e300), "start 1e+300"),
         ("naive", value("settings", {"shell": "rm"}), "broken, expected a saved naive"),
         ("smoothing", value("learnt/alpha", 0.0), "alpha 0.0: expected a number, 0.001 to 1"),
-        ("smoothing", value("learnt/level", 1e9), "level"),
         ("arima_fourier", value("learnt/difference", 2**40), "difference 1099511627776: expected an integer, 0 to 1"),
         ("arima_fourier", array("learnt/ar", lambda _: np.array([3.0])), "expected at most 3, stable"),
         ("arima_fourier", array("learnt/ma", lambda _: np.zeros(1000)), "expected at most 3, stable"),
