@@ -1,6 +1,6 @@
 """ARIMA members: on raw counts, on log1p counts, and with the day and the week as Fourier terms.
 
-They are fitted on the newest FITTED_POINTS points. Then their parameters are fixed: new counts run through the filter.
+They are fitted on the newest FITTED_POINTS points. Then their parameters are fixed, and new counts are filtered.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rlpto.forecasting.arma import MAX_ORDER, Arima, Filter, Fit, aicc_of, fit_arima, is_stable, needs_difference
+from rlpto.forecasting.arma import MAX_ORDER, Arima, Fit, aicc_of, fit_arima, is_stable, needs_difference
 from rlpto.forecasting.base import Batch, Forecaster
 from rlpto.forecasting.series import DAY, LARGEST_COUNT, WEEK, ForecastError, TimeSeries, fourier
 from rlpto.forecasting.storage import State
@@ -43,7 +43,7 @@ class ArimaForecaster(Forecaster):
         super().__init__()
         self.fallback = ""
         self._model = Arima()
-        self._filter = Filter(self._model)
+        self._z = np.empty(0)  # the transformed history
 
     @abstractmethod
     def _estimate(self, series: TimeSeries) -> Fit:
@@ -63,17 +63,16 @@ class ArimaForecaster(Forecaster):
         self._look_back_on(series)
 
     def _update(self, new: TimeSeries) -> None:
-        self._filter.extend(self._transformed(new))
+        self._z = np.concatenate([self._z, self._transformed(new)])
 
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
-        z = self._transformed(series)
-        expected = self._model.forecasts(z, self._model.residuals(z), origins, horizon)
+        expected = self._model.forecasts(self._transformed(series), origins, horizon)
         return self._counts(expected, _future(series, origins, horizon))
 
     def _predict(self, horizon: int, levels: FloatArray) -> Batch:
-        history = self._observed()
-        times = _future(history, np.array([len(history)]), horizon)
-        return self._around(self._counts(self._filter.forecast(horizon)[None, :], times), levels)
+        history, now = self._observed(), np.array([len(self._z)])
+        counts = self._counts(self._model.forecasts(self._z, now, horizon), _future(history, now, horizon))
+        return self._around(counts, levels)
 
     def _state(self) -> State:
         model = self._model
@@ -92,9 +91,7 @@ class ArimaForecaster(Forecaster):
 
     def _look_back_on(self, history: TimeSeries) -> None:
         super()._look_back_on(history)
-        # The filter's memory follows from the history.
-        self._filter = Filter(self._model)
-        self._filter.extend(self._transformed(history))
+        self._z = self._transformed(history)
 
 
 class RawArima(ArimaForecaster):

@@ -1,8 +1,8 @@
-"""ARIMA models: orders and parameters from statsmodels, and a filter of our own that advances a value at a time.
+"""ARIMA models: orders and parameters from statsmodels, residuals and forecasts from a linear filter.
 
 The residuals are those of the innovations recursion from a start at rest, to which the Kalman filter of an invertible
-model converges (Brockwell & Davis, Time Series: Theory and Methods, section 5.3). That is a linear filter: a series of
-any length costs one pass, and a new value a few products.
+model converges (Brockwell & Davis, Time Series: Theory and Methods, section 5.3): a series of any length costs one pass
+of scipy's filter, and its residuals give the forecasts from every origin; statsmodels forecasts from one at a time.
 """
 
 from __future__ import annotations
@@ -63,11 +63,6 @@ class Arima:
         return len(self.ar) + len(self.ma) + (self.mean != 0) + 1
 
     @cached_property
-    def differencing(self) -> FloatArray:
-        """Coefficients of (1 - B)^d, lag 0 first."""
-        return np.array([1.0, -1.0] if self.difference else [1.0])
-
-    @cached_property
     def autoregression(self) -> FloatArray:
         """Coefficients of phi(B), lag 0 first."""
         return np.array([1.0, *(-c for c in self.ar)])
@@ -80,13 +75,8 @@ class Arima:
     @cached_property
     def value_lags(self) -> FloatArray:
         """Coefficients of past z in its next value, by lag; that of lag 0 is not used."""
-        lags: FloatArray = -np.convolve(self.differencing, self.autoregression)
+        lags: FloatArray = -np.convolve([1.0, -1.0] if self.difference else [1.0], self.autoregression)
         return lags
-
-    @cached_property
-    def memory(self) -> int:
-        """How many past values a forecast needs."""
-        return max(len(self.value_lags), len(self.moving_average), 2) - 1
 
     @cached_property
     def constant(self) -> float:
@@ -99,50 +89,18 @@ class Arima:
 
     def residuals(self, z: FloatArray) -> FloatArray:
         """[T] errors one step ahead; 0 while differencing has too few values."""
-        return Filter(self).extend(z)
-
-    def forecasts(self, z: FloatArray, errors: FloatArray, origins: IntArray, horizon: int) -> FloatArray:
-        """[N, H] expected values after each origin, from z[:origin] and its [T] residuals."""
-        lags = self.value_lags, self.moving_average
-        found: FloatArray = _expected(z, errors, origins, horizon, *lags, self.constant, self.rest(z))
-        return found
-
-
-class Filter:
-    """Takes in a series in pieces and forecasts from its end. The numbers do not depend on the pieces' lengths."""
-
-    def __init__(self, model: Arima) -> None:
-        self.model = model
-        self._seen = 0
-        # A denominator of two terms keeps scipy from convolving instead, which rounds otherwise.
-        moving = model.moving_average
-        self._denominator = moving if len(moving) > 1 else np.append(moving, 0.0)
-        self._differences = np.zeros(max(len(model.differencing), 2) - 1)
-        self._arma = np.zeros(max(len(model.autoregression), len(self._denominator)) - 1)
-        self._values = np.empty(0)
-        self._errors = np.empty(0)
-
-    def extend(self, z: FloatArray) -> FloatArray:
-        """Take in [n] values; returns their residuals."""
-        model = self.model
-        if not len(z):
-            return np.zeros(0)
-        changes, self._differences = lfilter(model.differencing, [1.0, 0.0], z, zi=self._differences)
-        skipped = min(max(model.difference - self._seen, 0), len(z))
         errors = np.zeros(len(z))
-        if skipped < len(z):  # scipy loses the state where there is nothing to filter
-            late = changes[skipped:] - model.mean
-            errors[skipped:], self._arma = lfilter(model.autoregression, self._denominator, late, zi=self._arma)
-        self._seen += len(z)
-        self._values = np.concatenate([self._values, z])[-model.memory :]
-        self._errors = np.concatenate([self._errors, errors])[-model.memory :]
+        changes = np.diff(z, self.difference) - self.mean
+        if len(changes):
+            # A denominator of two terms keeps scipy from convolving instead, which rounds otherwise.
+            errors[self.difference :] = lfilter(self.autoregression, [*self.moving_average, 0.0], changes)
         return errors
 
-    def forecast(self, horizon: int) -> FloatArray:
-        """[H] expected values after the last one."""
-        found = self.model.forecasts(self._values, self._errors, np.array([len(self._values)]), horizon)
-        following: FloatArray = found[0]
-        return following
+    def forecasts(self, z: FloatArray, origins: IntArray, horizon: int) -> FloatArray:
+        """[N, H] expected values after each origin, from z[:origin]."""
+        lags = self.value_lags, self.moving_average
+        found: FloatArray = _expected(z, self.residuals(z), origins, horizon, *lags, self.constant, self.rest(z))
+        return found
 
 
 @njit(cache=True)

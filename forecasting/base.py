@@ -19,7 +19,6 @@ from rlpto.forecasting.series import (
     MOST_POINTS,
     STEP_SECONDS,
     ForecastError,
-    Gaps,
     TimeSeries,
     Values,
     as_series,
@@ -147,23 +146,22 @@ class Forecaster(ABC):
         *,
         step: float | str | None = None,
         start: Any = None,
-        gaps: Gaps = "refuse",
     ) -> Self:
         """Learn from a series and keep it as the history; what was learnt before is dropped.
 
         y: [T] counts per interval: a pandas Series with a regular DatetimeIndex, a TimeSeries, or numbers with their
         `step` (seconds or '10min') and, if known, their local `start`. covariates: [T, K] numbers known once their
-        interval is over; the calendar is always there. gaps: treatment of NaN and missing intervals.
+        interval is over; the calendar is always there.
 
         Raises ForecastError if the series is broken or has fewer than MIN_POINTS points.
         """
-        series = self._with_covariates(as_series(y, step, start, gaps, min_points=MIN_POINTS), covariates)
+        series = self._with_covariates(as_series(y, step, start, min_points=MIN_POINTS), covariates)
         self._history = series
         self._fit(series)
         self._spread = self._measure_spread(series)
         return self
 
-    def update(self, new: Counts | float, covariates: Values | None = None, *, gaps: Gaps = "refuse") -> Self:
+    def update(self, new: Counts | float, covariates: Values | None = None) -> Self:
         """Take in the counts that follow the history, without fitting again.
 
         new: one count, [n] numbers, or a pandas Series that starts where the history ends.
@@ -171,7 +169,7 @@ class Forecaster(ABC):
         Raises ForecastError if nothing was fitted, or the counts are broken or start elsewhere.
         """
         history = self._observed()
-        self.take_in(self._with_covariates(self._following(history, new, gaps), covariates, history))
+        self.take_in(self._with_covariates(self._following(history, new), covariates, history))
         return self
 
     def take_in(self, new: TimeSeries) -> None:
@@ -321,12 +319,12 @@ class Forecaster(ABC):
             raise ForecastError(f"covariates: expected finite numbers, {LARGEST_COUNT:g} at most")
         return replace(series, covariates=given)
 
-    def _following(self, history: TimeSeries, new: Counts | float, gaps: Gaps) -> TimeSeries:
+    def _following(self, history: TimeSeries, new: Counts | float) -> TimeSeries:
         """New counts as a series that starts where the history ends."""
         end = history.start + len(history) * history.step
         if isinstance(new, int | float | np.number):
             new = [float(new)]
-        series = as_series(new, history.step, gaps=gaps)
+        series = as_series(new, history.step)
         if is_dated(new) and abs(series.start - end) > history.step / 1e3:
             expected = TimeSeries(history.values, history.step, end).index(0, 1)[0]
             raise ForecastError(

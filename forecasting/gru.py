@@ -117,9 +117,11 @@ class GruForecaster(Forecaster):
         read, _ = run(self._trained(), self._inputs(describe(layout, series, every, 1)))
         return self._decoded(read[origins - 1], describe(layout, series, origins, horizon))
 
-    def log_quantiles_now(self, seen: Features) -> FloatArray:
-        """[1, H, Q] the same at the end of the history, from its features `seen`."""
-        return self._decoded(self._read, seen)
+    def log_quantiles_now(self, horizon: int) -> FloatArray:
+        """[1, H, Q] the same at the end of the history."""
+        history = self._observed()
+        now = np.array([len(history)])
+        return self._decoded(self._read, describe(layout_of(history, self.horizon), history, now, horizon))
 
     def _decoded(self, read: Tensor, seen: Features) -> FloatArray:
         found = quantiles(self._trained(), read, self._targets(seen))
@@ -140,9 +142,7 @@ class GruForecaster(Forecaster):
             self._read, self._memory = run(self._trained(), self._inputs(seen), self._memory)
 
     def _predict(self, horizon: int, levels: FloatArray) -> Batch:
-        history = self._observed()
-        seen = describe(layout_of(history, self.horizon), history, np.array([len(history)]), horizon)
-        found = self.log_quantiles_now(seen)
+        found = self.log_quantiles_now(horizon)
         return Batch(median(found), median(found), at_levels(found, levels))
 
     def _state(self) -> State:

@@ -50,16 +50,3 @@ def median(log_quantiles: FloatArray) -> FloatArray:
     """[...] the median in counts from [..., Q] quantiles in log1p."""
     counts: FloatArray = np.expm1(log_quantiles[..., MEDIAN])
     return counts
-
-
-def with_median(log_quantiles: FloatArray, log_point: FloatArray) -> FloatArray:
-    """[..., Q] quantiles in log1p with [...] another median, still ascending."""
-    found: FloatArray = np.concatenate(
-        [
-            np.minimum(log_quantiles[..., :MEDIAN], log_point[..., None]),
-            log_point[..., None],
-            np.maximum(log_quantiles[..., MEDIAN + 1 :], log_point[..., None]),
-        ],
-        axis=-1,
-    )
-    return found

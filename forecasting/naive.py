@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.signal import lfilter
 
-from rlpto.forecasting.base import Batch, Forecaster
-from rlpto.forecasting.series import HOUR, LARGEST_COUNT, ForecastError, TimeSeries
+from rlpto.forecasting.base import Forecaster
+from rlpto.forecasting.series import HOUR, ForecastError, TimeSeries
 from rlpto.forecasting.storage import State
 from rlpto.io.arrays import FloatArray, IntArray
 
@@ -85,29 +84,18 @@ class ExponentialSmoothing(Forecaster):
             raise ForecastError(f"alpha {alpha}: expected 0.001 to 1")
         self.alpha = alpha
         self._alpha = 1.0
-        self._level = 0.0
 
     def _fit(self, series: TimeSeries) -> None:
-        logs = np.log1p(series.values)
-        self._alpha = _best_alpha(logs) if self.alpha is None else self.alpha
-        self._level = float(_levels(logs, self._alpha)[-1])
-
-    def _update(self, new: TimeSeries) -> None:
-        state = [(1 - self._alpha) * self._level]
-        self._level = float(lfilter([self._alpha], [1.0, self._alpha - 1], np.log1p(new.values), zi=state)[0][-1])
-
-    def _predict(self, horizon: int, levels: FloatArray) -> Batch:
-        return self._around(np.full((1, horizon), math.expm1(self._level)), levels)
+        self._alpha = _best_alpha(np.log1p(series.values)) if self.alpha is None else self.alpha
 
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
         return _repeated(np.expm1(_levels(np.log1p(series.values), self._alpha)[origins - 1]), horizon)
 
     def _state(self) -> State:
-        return State({"alpha": self._alpha, "level": self._level})
+        return State({"alpha": self._alpha})
 
     def _restore(self, state: State) -> None:
         self._alpha = state.number("alpha", 1e-3, 1.0)
-        self._level = state.number("level", 0.0, math.log1p(LARGEST_COUNT))
 
 
 def _repeated(values: FloatArray, horizon: int) -> FloatArray:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast, get_args
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Values = Sequence[float] | AnyArray
-
-Gaps = Literal["refuse", "zero", "previous"]
-"""Replacement of a missing interval or NaN: an error, no arrivals, or the previous value. None of them looks ahead."""
 
 HOUR, DAY = 3600.0, 86400.0
 WEEK = 7 * DAY
@@ -154,7 +151,6 @@ def as_series(
     y: TimeSeries | pd.Series[Any] | Values,
     step: float | str | None = None,
     start: Any = None,
-    gaps: Gaps = "refuse",
     min_points: int = 1,
 ) -> TimeSeries:
     """A checked series from any supported holder of counts.
@@ -164,18 +160,16 @@ def as_series(
     step: seconds, or text such as '10min'; needed for plain numbers, and for one dated value.
     start: local time of the first interval (anything pandas reads as a timestamp), for plain
         numbers only; a Monday 0:00 if not given.
-    gaps: how NaN and missing intervals are handled.
 
     Raises ForecastError, naming the place, for values that are not finite or below 0, timestamps
-    that are duplicate, out of order or off the grid, gaps that are refused, and too few points.
+    that are duplicate, missing, out of order or off the grid, and too few points.
     """
-    if gaps not in get_args(Gaps):
-        raise ForecastError(f"gaps {gaps!r}: expected one of {', '.join(get_args(Gaps))}")
     if isinstance(y, TimeSeries):
         values, width, first = np.asarray(y.values, dtype=np.float64), seconds(y.step), y.start
-        _expect_step(width, step)
+        if step is not None and not math.isclose(seconds(step), width):
+            raise ForecastError(f"series with a step of {width:g} s: expected {seconds(step):g} s")
     elif is_dated(y):
-        values, width, first = _from_pandas(cast("pd.Series[Any]", y), step, gaps)
+        values, width, first = _from_pandas(cast("pd.Series[Any]", y), step)
     else:
         if step is None:
             raise ForecastError("numbers without timestamps: give their step in seconds, or as text such as '10min'")
@@ -184,10 +178,15 @@ def as_series(
         raise ForecastError(f"start {first:g} s: expected seconds since 1970-01-01, within 3,000 years of it")
     if len(values) > MOST_POINTS:
         raise ForecastError(f"series of {len(values):,} points: expected at most {MOST_POINTS:,}")
-    checked = TimeSeries(_filled(TimeSeries(values, width, first), gaps), width, first)
-    if len(checked) < min_points:
-        raise ForecastError(f"series of {len(checked)} points: expected at least {min_points}")
-    return checked
+    if len(values) < min_points:
+        raise ForecastError(f"series of {len(values)} points: expected at least {min_points}")
+    series = TimeSeries(values, width, first)
+    bad = ~((values >= 0) & (values <= LARGEST_COUNT))
+    if bad.any():
+        at = int(np.argmax(bad))
+        place = f"entry {at} ({series.index(at, 1)[0]})"
+        raise ForecastError(f"value {values[at]:g} at {place}: expected a count, 0 to {LARGEST_COUNT:g}")
+    return series
 
 
 def is_dated(y: Any) -> TypeGuard[TimeSeries | pd.Series[Any]]:
@@ -219,8 +218,8 @@ def _numbers(y: Any) -> FloatArray:
     return values.copy()
 
 
-def _from_pandas(y: pd.Series[Any], step: float | str | None, gaps: Gaps) -> tuple[FloatArray, float, float]:
-    """Values on the full grid (NaN where an interval is missing), step and start."""
+def _from_pandas(y: pd.Series[Any], step: float | str | None) -> tuple[FloatArray, float, float]:
+    """Values, step and start."""
     import pandas as pd
 
     if not isinstance(y.index, pd.DatetimeIndex):
@@ -254,42 +253,10 @@ def _from_pandas(y: pd.Series[Any], step: float | str | None, gaps: Gaps) -> tup
     if off.any():
         raise ForecastError(f"timestamp {stamps[int(np.argmax(off))]} not on a grid of {width:g} s from {stamps[0]}")
     missing = int(rounded[-1]) + 1 - len(rounded)
-    if missing and gaps == "refuse":
+    if missing:
         before = int(np.argmax(np.diff(rounded) > 1))
         raise ForecastError(
-            f"{missing} intervals missing, the first after {stamps[before]}: expected none, "
-            "or gaps='zero' or 'previous' to fill them"
+            f"{missing} intervals missing, the first after {stamps[before]}: expected none; "
+            "y.asfreq(step, fill_value=0) fills them"
         )
-    grid = np.full(int(rounded[-1]) + 1, np.nan)
-    grid[rounded] = values
-    return grid, width, local_seconds(stamps[0])
-
-
-def _filled(series: TimeSeries, gaps: Gaps) -> FloatArray:
-    values = series.values
-    empty = np.isnan(values)
-    bad = ~empty & ~((values >= 0) & (values <= LARGEST_COUNT))
-    if bad.any():
-        at = int(np.argmax(bad))
-        raise ForecastError(f"value {values[at]:g} at {_place(series, at)}: expected 0 to {LARGEST_COUNT:g}")
-    if not empty.any():
-        return values
-    if gaps == "refuse":
-        raise ForecastError(
-            f"{int(empty.sum())} values are NaN, the first at {_place(series, int(np.argmax(empty)))}: "
-            "expected none, or gaps='zero' or 'previous' to fill them"
-        )
-    if gaps == "zero":
-        return np.where(empty, 0.0, values)
-    if empty[0]:
-        raise ForecastError("first value NaN: there is no previous value to fill it with, expected a number")
-    return values[np.maximum.accumulate(np.where(empty, 0, np.arange(len(values))))]
-
-
-def _place(series: TimeSeries, at: int) -> str:
-    return f"entry {at} ({series.index(at, 1)[0]})"
-
-
-def _expect_step(width: float, step: float | str | None) -> None:
-    if step is not None and not math.isclose(seconds(step), width):
-        raise ForecastError(f"series with a step of {width:g} s: expected {seconds(step):g} s")
+    return values, width, local_seconds(stamps[0])

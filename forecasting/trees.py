@@ -137,10 +137,7 @@ class TreesForecaster(Forecaster):
         return forest_of(model, int(np.argmax(model.validation_score_)))
 
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
-        return self.from_features(describe(layout_of(series, self.horizon), series, origins, horizon), series, origins)
-
-    def from_features(self, seen: Features, series: TimeSeries, origins: IntArray) -> FloatArray:
-        """[N, H] point forecasts from the features of N origins of a series."""
+        seen = describe(layout_of(series, self.horizon), series, origins, horizon)
         columns = _columns(seen, _newest(origins, series))
         found = np.empty(columns.shape[:2])
         for place, steps in enumerate(_groups(columns.shape[1])):

@@ -10,18 +10,21 @@ known, and forecasts are of the step that has begun and of those that follow it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rlpto.arrivals.past import CLASSES, WARM_UP_S, Past
+from rlpto.arrivals.past import CLASSES, WARM_UP_S, Past, load_model
+from rlpto.arrivals.paths import PathMemory, sample_paths
+from rlpto.arrivals.settings import ForecastSettings
 from rlpto.core.cluster import ClusterState, Forecast
 from rlpto.core.jobs import Job
 from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.registry import make_forecaster
 from rlpto.forecasting.series import DAY, MIN_POINTS, TimeSeries
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.workloads.windows import Window
 
 LEVELS = (0.1, 0.9)
 """Quantiles that a forecast gives as low and high."""
@@ -31,6 +34,8 @@ SHARE_HALF_LIFE_S = DAY
 """Seconds after which a job counts half in the shares of the classes."""
 PRIOR_JOBS = 20.0
 """Jobs' worth of the usual shares that the recent ones start with."""
+REPLAYED_STEPS = 200
+"""Steps at the end of the past that are forecast one by one, so that errors are known from the start."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +108,13 @@ class KnownTotals:
 class ClassForecasts:
     """Forecasts by class: those of the total, split by the recent shares of the classes.
 
-    past: in steps of `step` seconds.
+    past: in steps of `step` seconds. memory: takes every forecast and what came, for samples around the forecasts.
     """
 
-    def __init__(self, total: TotalForecaster | KnownTotals, past: Past, step: float) -> None:
-        self._total, self._step = total, step
+    def __init__(
+        self, total: TotalForecaster | KnownTotals, past: Past, step: float, memory: PathMemory | None = None
+    ) -> None:
+        self._total, self._step, self._memory = total, step, memory
         self._keep = 0.5 ** (step / SHARE_HALF_LIFE_S)
         ages = np.arange(len(past.jobs), 0, -1) - 1.0
         asked = float(past.gpus.sum() / past.jobs.sum()) if past.jobs.sum() > 0 else 1.0
@@ -128,15 +135,23 @@ class ClassForecasts:
     def forecast(self, known: int) -> Forecast | None:
         """What follows `known` steps, which never fall, from the jobs of these steps alone; None while too little is
         known."""
+        for at in range(self._known, known):
+            jobs, gpus = self._bins.pop(at, (np.zeros(CLASSES), np.zeros(CLASSES)))
+            if self._memory is not None:
+                self._memory.add(self._split(), jobs)
+            self._jobs = self._keep * self._jobs + jobs
+            self._gpus = self._keep * self._gpus + gpus
+            self._total.update(float(jobs.sum()))
         if known > self._known:
-            for at in range(self._known, known):
-                jobs, gpus = self._bins.pop(at, (np.zeros(CLASSES), np.zeros(CLASSES)))
-                self._jobs = self._keep * self._jobs + jobs
-                self._gpus = self._keep * self._gpus + gpus
-                self._total.update(float(jobs.sum()))
-            self._known = known
-            self._now = self._split()
+            self._known, self._now = known, self._split()
         return self._now
+
+    def paths(self, known: int, count: int, rng: np.random.Generator) -> IntArray | None:
+        """[count, H, CLASSES] joint samples of the jobs in the steps that follow; None while too little is known."""
+        forecast = self.forecast(known)
+        if forecast is None or self._memory is None:
+            return None
+        return sample_paths(forecast.mean, *self._memory.paths(), count, rng)
 
     def _split(self) -> Forecast | None:
         totals = self._total.predict()
@@ -146,6 +161,28 @@ class ClassForecasts:
         mean, low, high = (np.outer(part, shares) for part in (totals.mean, totals.low, totals.high))
         each = self._gpus[0] / self._jobs[0] if self._jobs[0] > 0 else 0.0
         return Forecast(mean, low, high, demand=float(mean[0, 0] * each))
+
+
+def sampling_forecasts(past: Past, step: float, horizon: int, fitted: Forecaster | None = None) -> ClassForecasts:
+    """Forecasts that can be sampled around from the start: the end of the past is forecast from what was before it.
+
+    The arguments are those of `TotalForecaster`. Jobs of the past are made whole: classes are drawn where unknown.
+    """
+    memory, steps = PathMemory(horizon, CLASSES), min(REPLAYED_STEPS, len(past.jobs) // 2)
+    if steps:
+        first, rng = len(past.jobs) - steps, np.random.default_rng(0)
+        before = replace(past, jobs=past.jobs[:first], gpus=past.gpus[:first], start=past.start - steps * step)
+        source = ClassForecasts(TotalForecaster(before, step, horizon, fitted), before, step, memory)
+        for at in range(steps):
+            jobs = np.floor(past.jobs[first + at])
+            # Jobs of unknown class count in shares; whole ones are made of what the shares add up to.
+            missing = round(float(past.jobs[first + at].sum() - jobs.sum()))
+            jobs += rng.multinomial(missing, past.usual / past.usual.sum())
+            own = np.repeat(np.arange(CLASSES), jobs.astype(np.int64))
+            asked = round(past.gpus[first + at].sum() / max(past.jobs[first + at].sum(), 1.0))
+            source.arrived(np.full(len(own), (at + 0.5) * step), own, np.full(len(own), asked, dtype=np.int64))
+        source.forecast(steps)
+    return ClassForecasts(TotalForecaster(past, step, horizon, fitted), past, step, memory)
 
 
 class PerfectForecasts:
@@ -230,3 +267,49 @@ def total_forecasts(
         total.update(float(count))
         found.append(total.predict())
     return found
+
+
+class WindowForecasts:
+    """Forecasts for windows, in modes on and perfect. Raises ConfigError if the model cannot be used.
+
+    capacity: GPUs of the cluster. past: what came before a window, in steps of the settings.
+    """
+
+    def __init__(self, settings: ForecastSettings, capacity: int, past: Callable[[Window], Past]) -> None:
+        self.settings, self.step = settings, settings.step
+        self.most_reserved = int(settings.reserve.share * capacity)
+        self._past = past
+        wanted = settings.model if settings.mode == "on" else None
+        self._model = None if wanted is None else load_model(wanted, self.step)
+        self._totals: dict[tuple[str, bytes], list[ArrivalTotals | None]] = {}
+
+    def for_run(self, window: Window, jobs: Sequence[Job]) -> StateForecaster:
+        """For one run on a window: forecasts from what arrives in it. jobs: of the window, for mode perfect alone."""
+        if self.settings.mode == "perfect":
+            source: PerfectForecasts | ClassForecasts = PerfectForecasts(jobs, self.step, self.settings.horizon)
+        else:
+            past = self._past(window)
+            source = ClassForecasts(self._total(past), past, self.step)
+        return StateForecaster(source, self.step, self.most_reserved, self._last(window))
+
+    def known(self, window: Window, jobs: Sequence[Job]) -> list[Forecast | None]:
+        """All forecasts of a window, after 0, 1, ... steps: those that `for_run` gives while its jobs arrive.
+
+        The totals, the expensive part, are computed once for each window, whatever the classes of its jobs.
+        """
+        if self.settings.mode == "perfect":
+            return window_forecasts(self.for_run(window, jobs).source, jobs, self.step, self._last(window))
+        past = self._past(window)
+        submit_time: FloatArray = np.array([job.submit_time for job in jobs], dtype=np.float64)
+        key = (window.name, submit_time.tobytes())
+        if key not in self._totals:
+            self._totals[key] = total_forecasts(self._total(past), submit_time, self.step, self._last(window))
+        source = ClassForecasts(KnownTotals(self._totals[key]), past, self.step)
+        return window_forecasts(source, jobs, self.step, self._last(window))
+
+    def _total(self, past: Past) -> TotalForecaster:
+        return TotalForecaster(past, self.step, self.settings.horizon, self._model)
+
+    def _last(self, window: Window) -> int:
+        """Steps that are over at the end of a window."""
+        return int((window.end - window.start) / self.step)

@@ -19,7 +19,7 @@ CLASSES = len(PRIORITY_CLASSES)
 HISTORY_S = 28 * DAY
 """Seconds before a workload's start that a forecaster looks back on."""
 WARM_UP_S = DAY
-"""The last seconds of that are told to a fitted forecaster count by count, which brings its state up to date."""
+"""A fitted forecaster takes in the last seconds of that count by count, which brings its state up to date."""
 
 
 @dataclass(frozen=True)

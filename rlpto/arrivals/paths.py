@@ -10,19 +10,12 @@ below 0, and bursts last as long, and hit as many classes at once, as in the pas
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from scipy.stats import nbinom
 
-from rlpto.arrivals.online import ClassForecasts, TotalForecaster
-from rlpto.arrivals.past import CLASSES, Past
 from rlpto.core.cluster import Forecast
-from rlpto.forecasting.base import Forecaster
 from rlpto.io.arrays import FloatArray, IntArray
 
-REPLAYED_STEPS = 200
-"""Steps at the end of the past that are forecast one by one, so that errors are known from the start."""
 LEAST_ORIGINS = 20
 """With fewer past paths, counts are drawn independently."""
 MOST_ORIGINS = 500
@@ -33,65 +26,6 @@ LEAST_MEAN = 1e-12
 """Used as a divisor in place of 0."""
 MOST_COUNT = 1e9
 """Of one step."""
-
-
-class ForecastPaths:
-    """Forecasts by class, and joint samples around them.
-
-    past: in steps of `step` [s]. horizon: H, steps ahead. fitted: see `TotalForecaster`.
-    """
-
-    def __init__(self, past: Past, step: float, horizon: int, fitted: Forecaster | None = None) -> None:
-        self._step, self._horizon, self._fitted, self._known = step, horizon, fitted, 0
-        self._memory = PathMemory(horizon, CLASSES)
-        self._bins: dict[int, FloatArray] = {}
-        self._replay(past)
-        self._source = self._source_of(past)
-        self._now = self._source.forecast(0)
-
-    def arrived(self, submit_time: FloatArray, priority: IntArray, gpus: IntArray) -> None:
-        """Take in jobs [n] that have been submitted."""
-        self._source.arrived(submit_time, priority, gpus)
-        for second, own in zip(submit_time.tolist(), priority.tolist(), strict=True):
-            self._bins.setdefault(int(second / self._step), np.zeros(CLASSES))[own] += 1
-
-    def forecast(self, known: int) -> Forecast | None:
-        """What follows `known` steps, as of `ClassForecasts`; paths are sampled around its mean."""
-        for over in range(self._known, known):
-            self._memory.add(self._now, self._bins.pop(over, np.zeros(CLASSES)))
-            self._now = self._source.forecast(over + 1)
-        self._known = max(self._known, known)
-        return self._now
-
-    def paths(self, known: int, count: int, rng: np.random.Generator) -> IntArray | None:
-        """[count, H, CLASSES] jobs in the steps that follow; None while too little is known."""
-        forecast = self.forecast(known)
-        return None if forecast is None else sample_paths(forecast.mean, *self._memory.paths(), count, rng)
-
-    def _source_of(self, past: Past) -> ClassForecasts:
-        return ClassForecasts(TotalForecaster(past, self._step, self._horizon, self._fitted), past, self._step)
-
-    def _replay(self, past: Past) -> None:
-        """Forecast the end of the past from what was before it, with whole jobs: classes are drawn where unknown."""
-        steps = min(REPLAYED_STEPS, len(past.jobs) // 2)
-        if not steps:
-            return
-        first = len(past.jobs) - steps
-        source = self._source_of(
-            replace(past, jobs=past.jobs[:first], gpus=past.gpus[:first], start=past.start - steps * self._step)
-        )
-        jobs, rng = np.floor(past.jobs[first:]), np.random.default_rng(0)
-        for at in range(steps):
-            # Jobs of unknown class count in shares; whole ones are made of what the shares add up to.
-            missing = round(float(past.jobs[first + at].sum() - jobs[at].sum()))
-            jobs[at] += rng.multinomial(missing, past.usual / past.usual.sum())
-            self._memory.add(source.forecast(at), jobs[at])
-            count = jobs[at].astype(np.int64)
-            own = np.repeat(np.arange(CLASSES), count)
-            asked = past.gpus[first + at].sum() / max(past.jobs[first + at].sum(), 1.0)
-            source.arrived(
-                np.full(len(own), (at + 0.5) * self._step), own, np.full(len(own), round(asked), dtype=np.int64)
-            )
 
 
 class PathMemory:

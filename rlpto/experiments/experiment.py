@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlpto.arrivals.windows import WindowForecasts
+from rlpto.arrivals.online import WindowForecasts
 from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.external_load import background_at, place_background
 from rlpto.core.job_store import JobStore

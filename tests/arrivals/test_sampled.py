@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlpto.arrivals.online import ClassForecasts, sampling_forecasts
 from rlpto.arrivals.past import Past
-from rlpto.arrivals.paths import ForecastPaths
 from rlpto.arrivals.sampled import Futures, as_believed, sample_arrivals
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import IntArray
@@ -26,8 +26,8 @@ def bursty_past(steps: int = 600, seed: int = 0) -> Past:
     return Past(jobs, 2 * jobs, USUAL)
 
 
-def source_of(past: Past) -> ForecastPaths:
-    return ForecastPaths(past, STEP, HORIZON)
+def source_of(past: Past) -> ClassForecasts:
+    return sampling_forecasts(past, STEP, HORIZON)
 
 
 def sampled(counts: IntArray, donors: list[Job], after: float = 0.0, seed: int = 0) -> Futures:
@@ -56,7 +56,7 @@ def test_nothing_is_sampled_before_anything_is_known() -> None:
     assert source_of(nothing).paths(0, 4, np.random.default_rng(0)) is None
 
 
-def test_every_count_becomes_so_many_jobs_in_its_step() -> None:
+def test_every_count_becomes_that_number_of_jobs_in_its_step() -> None:
     counts = np.random.default_rng(1).integers(0, 4, (5, HORIZON, 3))
     futures = sampled(counts, seen_jobs())
     found = np.zeros_like(counts)

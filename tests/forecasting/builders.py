@@ -9,7 +9,6 @@ import numpy as np
 from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.gru import GruForecaster
 from rlpto.forecasting.hybrid import HybridForecaster
-from rlpto.forecasting.naive import MovingAverage
 from rlpto.forecasting.registry import METHODS, make_method
 from rlpto.forecasting.series import TimeSeries
 from rlpto.forecasting.trees import TreesForecaster
@@ -39,8 +38,7 @@ def error(forecaster: Forecaster, series: TimeSeries, origins: IntArray, horizon
 
 MAKERS: dict[str, Callable[[], Forecaster]] = {
     **{name: lambda name=name: make_method(name) for name in METHODS},
-    "mean_3h": lambda: MovingAverage(3.0),
-    "trees": lambda: TreesForecaster(horizon=6),
+    "trees": lambda: TreesForecaster(horizon=6, rows=2000),
     "gru": lambda: GruForecaster(horizon=6, hidden=8, updates=30),
     "hybrid": lambda: HybridForecaster(horizon=6, hidden=8, updates=40),
 }

@@ -117,7 +117,7 @@ def test_updates_must_follow_the_history() -> None:
     following = pd.Series([4.0, 5.0], index=pd.date_range("2020-04-03", periods=2, freq="1h"))
     assert naive.update(following).predict(1).point.tolist() == [5]
     assert naive.update(following.iloc[:1].shift(2, freq="1h")).predict(1).point.tolist() == [4]
-    assert naive.update(9).update([8.0, np.nan], gaps="previous").predict(1).point.tolist() == [8]
+    assert naive.update(9).update([7.0, 8.0]).predict(1).point.tolist() == [8]
     for bad in ([np.nan], [-1.0], [], "many"):
         with pytest.raises(ForecastError):
             naive.update(bad)

@@ -73,7 +73,6 @@ def first(to: float) -> Callable[[AnyArray], AnyArray]:
         ("naive", value("start", 1e300), "start 1e+300"),
         ("naive", value("settings", {"shell": "rm"}), "broken, expected a saved naive"),
         ("smoothing", value("learnt/alpha", 0.0), "alpha 0.0: expected a number, 0.001 to 1"),
-        ("smoothing", value("learnt/level", 1e9), "level"),
         ("arima_fourier", value("learnt/difference", 2**40), "difference 1099511627776: expected an integer, 0 to 1"),
         ("arima_fourier", array("learnt/ar", lambda _: np.array([3.0])), "expected at most 3, stable"),
         ("arima_fourier", array("learnt/ma", lambda _: np.zeros(1000)), "expected at most 3, stable"),
@@ -88,11 +87,11 @@ def first(to: float) -> Callable[[AnyArray], AnyArray]:
         ("gru", value("settings/hidden", 5), "expected float32"),
         ("gru", array("learnt/memory", first(np.nan)), "memory: expected finite numbers"),
         ("gru", value("learnt/scale", 0), "scale 0: expected a number, 0.001 to 100"),
-        ("hybrid", array("learnt/pool.weights", first(np.nan)), "pool.weights: expected finite numbers"),
-        ("hybrid", array("learnt/pool.scored", first(-(2**60))), "pool: expected counts, 0 or more"),
-        ("hybrid", array("learnt/pool.gram", np.zeros_like), "broken, expected a saved hybrid"),
-        ("hybrid", lambda state: state.arrays.pop("learnt/pool.weights"), "broken, expected a saved hybrid"),
-        ("hybrid", array("learnt/decision.losses", lambda a: a[:1]), "decision.losses of float64"),
+        ("hybrid", array("learnt/combined.losses", first(np.nan)), "combined.losses: expected finite numbers"),
+        ("hybrid", array("learnt/combined.origins", first(-(2**60))), "combined: expected counts, 0 or more"),
+        ("hybrid", array("learnt/combined.gram", np.zeros_like), "broken, expected a saved hybrid"),
+        ("hybrid", lambda state: state.arrays.pop("learnt/combined.losses"), "broken, expected a saved hybrid"),
+        ("hybrid", array("learnt/combined.adapted", lambda a: a[:1]), "combined.adapted of float64"),
         ("hybrid", value("learnt/member.arima_raw/learnt/difference", 2**40), "arima_raw: difference 1099511627776"),
     ],
 )
@@ -120,7 +119,7 @@ def test_a_header_that_is_none_and_kinds_there_are_not_are_refused(states: dict[
     with pytest.raises(ForecastError, match="old: forecaster 'sarima': expected one of naive"):
         load(tmp_path / "old")
     np.savez(tmp_path / "new.npz", header=np.array('{"format": "forecasting", "version": 99, "values": {}}'))
-    with pytest.raises(ForecastError, match="written in version 99, expected version 5"):
+    with pytest.raises(ForecastError, match="written in version 99, expected version 6"):
         load(tmp_path / "new.npz")
 
 

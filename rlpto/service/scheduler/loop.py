@@ -8,6 +8,8 @@ from functools import partial
 
 import numpy as np
 
+from rlpto.arrivals.sampled import Futures, as_believed
+from rlpto.arrivals.volume import VolumeForecast
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.loop import DecisionLoop, ProgressWatch
 from rlpto.core.queues import QueueSettings
@@ -15,7 +17,8 @@ from rlpto.core.rewards import RewardWeights, reward_terms
 from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import PolicyError
-from rlpto.planning.predictor import Predictor
+from rlpto.planning.predictor import Predictor, Sampled
+from rlpto.planning.snapshot import Snapshot
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.service.scheduler.admission import eligible, queue_rows
 from rlpto.service.scheduler.catalogue import Catalogue
@@ -23,13 +26,15 @@ from rlpto.service.scheduler.policy_catalogue import FALLBACK
 from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import JobQueueSource
 from rlpto.service.scheduler.status_writer import StatusWriter
-from rlpto.service.scheduler.volume import VolumeForecast, sampled_futures
 from rlpto.store.database import Store
 from rlpto.store.status import DecisionRow, set_volume
 from rlpto.store.users import all_users
 
 OUTLOOK_KEPT_S = 30.0
 """Seconds after which starts and finishes are predicted again although nothing was decided: jobs make progress."""
+GUESSED, MEASURED = 0.4, 0.05
+"""Standard deviations of the logarithm of a program's speed compared with what is believed: before its jobs have
+trained, as guesses are off by half, and after, as sizes that have not been measured are."""
 
 
 @dataclass(frozen=True)
@@ -192,3 +197,11 @@ class SchedulerLoop:
             parts.policy.reset()
             self._loop.renumbered()
             self._due = True
+
+
+def sampled_futures(futures: Futures, cluster: RayCluster, state: ClusterState, snapshot: Snapshot) -> Sampled:
+    """The futures as the predictor takes them. state: that the snapshot was taken of."""
+    estimates = cluster.estimates
+    measured = [estimates is None or estimates.is_measured(number) for number in snapshot.index.tolist()]
+    found = as_believed(snapshot.tables.types, futures, cluster.jobs, state.jobs.store.believed_type)
+    return Sampled(len(found.arrivals), found.jobs, np.where(measured, MEASURED, GUESSED))

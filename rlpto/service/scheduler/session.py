@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
+from rlpto.arrivals.volume import VolumeForecast
 from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.jobs import Job
 from rlpto.core.policy import Policy
@@ -27,7 +28,6 @@ from rlpto.service.scheduler.policy_catalogue import FALLBACK, catalogue_of, spe
 from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import JobQueueSource
 from rlpto.service.scheduler.status_writer import CurveWriter, StatusWriter
-from rlpto.service.scheduler.volume import VolumeForecast
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.jobs import change_job, get_job, list_jobs

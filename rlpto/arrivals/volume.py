@@ -1,4 +1,4 @@
-"""What is forecast of arrivals in a service: from the jobs that the database has given, month after month."""
+"""Arrivals and task volume of a service: forecasts from the jobs that the database has given, month after month."""
 
 from __future__ import annotations
 
@@ -7,33 +7,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlpto.arrivals.online import reserved_gpus
+from rlpto.arrivals.online import reserved_gpus, sampling_forecasts
 from rlpto.arrivals.past import CLASSES, Past, load_model
-from rlpto.arrivals.paths import ForecastPaths
-from rlpto.arrivals.sampled import Futures, as_believed, sample_arrivals
+from rlpto.arrivals.sampled import Futures, sample_arrivals
 from rlpto.arrivals.settings import ForecastSettings
 from rlpto.core.cluster import ClusterState, Forecast
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import IntArray
 from rlpto.performance.tables import SpeedTables
-from rlpto.planning.predictor import Sampled
-from rlpto.planning.snapshot import Snapshot
-from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.store.status import VolumeRow
 
-GUESSED, MEASURED = 0.4, 0.05
-"""Standard deviations of the logarithm of a program's speed compared with what is believed: before its jobs have
-trained, as guesses are off by half, and after, as sizes that have not been measured are."""
 FUTURES = 19
 """Futures that are sampled for an interval: between the 2nd and the 18th of them a 20th falls with 80 %."""
-REACH_S = 86_400.0
-"""Seconds ahead that futures tell of: what is forecast for the horizon goes on for so long."""
-MOST_REACH_STEPS = 1000
-"""Steps ahead that futures tell of at most."""
+REACH_S, MOST_REACH_STEPS = 86_400.0, 1000
+"""Seconds, and most steps, that futures cover: beyond the horizon, further samples of it follow."""
 DONORS = 500
 """Newest jobs that sampled ones are like."""
 MOST_STEPS = 1000
-"""Steps that are over of which is told at once."""
+"""Most past steps that `rows` gives at once."""
 MEAN_KEEP = 0.95
 """Share of the mean GPU time of a job that the next job leaves of it."""
 
@@ -42,33 +33,30 @@ class VolumeForecast:
     """Forecasts of arrivals by class and of task volume.
 
     settings: mode on. began: local time [s since 1970-01-01] of second 0 of the session. most GPUs that may be held
-    back are a share of `capacity`. since: second of the session from which on all arrivals are told; a new service
-    begins at 0. Raises ConfigError for a model of no use.
+    back are a share of `capacity`. since: second of the session from which on all arrivals are known; a new service
+    begins at 0. Raises ConfigError if the model cannot be used.
     """
 
     def __init__(self, settings: ForecastSettings, capacity: int, began: float, seed: int, since: float = 0.0) -> None:
         model = load_model(settings.model, settings.step) if settings.model is not None else None
-        self._step, self._seed = settings.step, seed
+        self._step, self._seed, self._began = settings.step, seed, began
         self._most = int(settings.reserve.share * capacity)
-        self._first = self._last = int(since / settings.step)
-        self._began = began
-        began += self._first * settings.step
+        self._first = self._last = self._over = int(since / settings.step)
         none = np.zeros((0, CLASSES))
-        past = Past(none, none, np.full(CLASSES, 1 / CLASSES), began)
-        self._source = ForecastPaths(past, settings.step, settings.horizon, model)
+        past = Past(none, none, np.full(CLASSES, 1 / CLASSES), began + self._first * settings.step)
+        self._source = sampling_forecasts(past, settings.step, settings.horizon, model)
         self._mean_service: float | None = None
         self._donors: deque[Job] = deque(maxlen=DONORS)
         self._seen: dict[int, float] = {}
         self._said: dict[int, tuple[float | None, float | None, float | None]] = {}
-        self._over = self._first
-        self._told: tuple[int, float | None] | None = None
+        self._shown: tuple[int, float | None] | None = None
 
     def arrived(self, jobs: Sequence[Job], tables: SpeedTables, gpus_per_node: int) -> None:
         """Take in jobs that have been submitted, in order. tables: hold their types."""
         jobs = [job for job in jobs if job.submit_time >= self._first * self._step]
         if not jobs:
             return
-        # A job whose program had to be checked is told late: it counts in the step that goes on.
+        # A job whose program had to be checked is known late: it counts in the step that goes on.
         submit = np.maximum([job.submit_time for job in jobs], self._last * self._step) - self._first * self._step
         own = np.array([job.priority for job in jobs], dtype=np.int64)
         asked = np.array([job.requested_gpus for job in jobs], dtype=np.int64)
@@ -76,8 +64,7 @@ class VolumeForecast:
         self._donors.extend(jobs)
         rows = tables.packed_rows(gpus_per_node)
         for job in jobs:
-            kind = tables.type_index(job.type)
-            rate = float(tables.rates[rows[kind, job.requested_gpus], 0])
+            rate = float(tables.rates[rows[tables.type_index(job.type), job.requested_gpus], 0])
             service = job.requested_gpus * job.epochs / rate
             kept = self._mean_service
             self._mean_service = service if kept is None else MEAN_KEEP * kept + (1 - MEAN_KEEP) * service
@@ -85,7 +72,7 @@ class VolumeForecast:
             self._seen[step] = self._seen.get(step, 0.0) + service
 
     def __call__(self, state: ClusterState) -> tuple[Forecast | None, int]:
-        """What is forecast at a state, and the GPUs to hold back."""
+        """The forecast at a state, and the GPUs to hold back."""
         forecast = self._source.forecast(self._known(state.time) - self._first)
         return forecast, reserved_gpus(forecast, self._most)
 
@@ -121,11 +108,11 @@ class VolumeForecast:
 
     def rows(self, time: float) -> list[VolumeRow]:
         """Task volume by step, of those that are over and as forecast for those that follow, at second `time` of the
-        session; nothing where that is as it was."""
+        session; nothing where that has not changed."""
         known, rows = self._known(time), []
-        if self._told == (known, self._mean_service):
+        if self._shown == (known, self._mean_service):
             return []
-        self._told = known, self._mean_service
+        self._shown = known, self._mean_service
         for step in range(max(self._over, known - MOST_STEPS), known):
             said = self._said.pop(step, (None, None, None))
             rows.append(VolumeRow(self._began + step * self._step, self._seen.pop(step, 0.0), *said))
@@ -138,11 +125,3 @@ class VolumeForecast:
         ]
         self._said = dict(enumerate(zip(*parts, strict=True), known))
         return rows + [VolumeRow(self._began + step * self._step, None, *said) for step, said in self._said.items()]
-
-
-def sampled_futures(futures: Futures, cluster: RayCluster, state: ClusterState, snapshot: Snapshot) -> Sampled:
-    """The futures as the predictor takes them. state: that the snapshot was taken of."""
-    estimates = cluster.estimates
-    measured = [estimates is None or estimates.is_measured(number) for number in snapshot.index.tolist()]
-    found = as_believed(snapshot.tables.types, futures, cluster.jobs, state.jobs.store.believed_type)
-    return Sampled(len(found.arrivals), found.jobs, np.where(measured, MEASURED, GUESSED))

@@ -1,0 +1,300 @@
+"""The arithmetic of the combination: one weighted median of candidates, its intervals and the mean, a count at a time.
+
+The count with the least absolute error is the median, for whole counts a whole number (an expectation of 0.3 jobs means
+that 0 is most likely). Candidates are the members, the mean of the strong ones and the median of all, each shifted by
+a few factors and rounded at a few thresholds. Every candidate has an exponential weight of its discounted absolute
+errors in counts, per step ahead and partly over all steps; a share of the weights always stays with the prior (Herbster
+and Warmuth 1998). The point forecast is the weighted median of the candidates.
+
+The code is compiled, and the same for a whole series and for counts one by one. At each origin, forecasts of the newest
+count made 1, 2, ... steps before are settled: step h learns from forecasts h steps old alone, so nothing is used before
+it is known.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from rlpto.io.arrays import FloatArray, IntArray
+
+SHIFTS = np.array([-0.15, -0.1, -0.05, 0.0, 0.05])
+"""Candidates are shifted by these [log1p]; more of them down: most counts are skewed."""
+
+THRESHOLDS = np.array([0.3, 0.4, 0.5])
+"""Whole counts are candidates rounded down after adding these."""
+
+FEATURES = 5
+"""Columns that the mean is regressed on."""
+
+MEAN_PRIOR = np.array([0.5, 0.2, 0.15, 0.15, 0.0])
+"""[FEATURES] of the point, mean of the learnt quantiles, raw ARIMA, daily mean, a constant."""
+
+
+class CombinationRules(NamedTuple):
+    """Constants of the combination.
+
+    half_life: of losses [steps]; rate: of the exponential weights; floor: share of the weights that is always the
+    prior's; pooled: share of the losses taken from all steps ahead together. mean, middle, members: starting weights of
+    the candidates made of the mean of the strong members, of the median of all, and of all members together. window:
+    scores from which intervals are computed; window_least: fewest scores for that; pace: of the adaptive level.
+    mean_half_life [steps], mean_prior: of the regression for the mean.
+    """
+
+    half_life: float = 2000.0
+    rate: float = 0.2
+    floor: float = 0.01
+    pooled: float = 0.2
+    mean: float = 1.0
+    middle: float = 0.5
+    members: float = 3.0
+    window: int = 100
+    window_least: int = 20
+    pace: float = 0.02
+    mean_half_life: float = 2000.0
+    mean_prior: float = 50.0
+
+
+class CombinationState(NamedTuple):
+    """What has been learnt. H steps ahead, K members, G candidates, Q levels.
+
+    whole [1]: 1 if counts are whole numbers; strong: places of strong members; prior [G], levels [Q] of the quantiles,
+    variance [1] of counts: fixed. origins [1]: seen so far; top [1]: largest log1p count. losses [H, G]: discounted
+    absolute errors in counts; adapted [H, Q], scores [H, Q, window]: intervals; gram [H, F, F], moment [H, F]:
+    regression for the mean. Of the last H origins: old_candidates [H, G, H], old_spread and old_bounds [H, H, Q],
+    old_features [H, H, F], the first of which is the point.
+    """
+
+    whole: IntArray
+    strong: IntArray
+    prior: FloatArray
+    levels: FloatArray
+    variance: FloatArray
+    origins: IntArray
+    top: FloatArray
+    losses: FloatArray
+    adapted: FloatArray
+    scores: FloatArray
+    gram: FloatArray
+    moment: FloatArray
+    old_candidates: FloatArray
+    old_spread: FloatArray
+    old_bounds: FloatArray
+    old_features: FloatArray
+
+
+FIXED = ("whole", "strong", "prior", "levels", "variance")
+"""Parts of the state that never change."""
+
+
+class Combined(NamedTuple):
+    """At N origins: point and mean [N, H] in counts, bounds [N, H, Q] in log1p, weights [N, H, K + 2] of what the
+    candidates are made of: members, mean of the strong ones, median of all."""
+
+    point: FloatArray
+    mean: FloatArray
+    bounds: FloatArray
+    weights: FloatArray
+
+
+def new_state(
+    horizon: int,
+    members: int,
+    strong: list[int],
+    levels: FloatArray,
+    variance: float,
+    whole: bool,
+    rules: CombinationRules,
+) -> CombinationState:
+    """A combination that has seen nothing. levels: of the quantiles. whole: whether counts are whole numbers."""
+    each = len(SHIFTS) * (len(THRESHOLDS) if whole else 1)
+    shares = np.array([rules.members / members] * members + [rules.mean, rules.middle])
+    prior = np.repeat(shares / shares.sum() / each, each)
+    variance = max(variance, 1e-6)
+    ridge = rules.mean_prior * variance * np.eye(FEATURES)
+    return CombinationState(
+        whole=np.array([int(whole)]),
+        strong=np.array(strong, dtype=np.int64),
+        prior=prior,
+        levels=levels,
+        variance=np.array([variance]),
+        origins=np.zeros(1, dtype=np.int64),
+        top=np.zeros(1),
+        losses=np.zeros((horizon, len(prior))),
+        adapted=np.tile(np.minimum(levels, 1 - levels), (horizon, 1)),
+        scores=np.zeros((horizon, len(levels), rules.window)),
+        gram=np.tile(ridge, (horizon, 1, 1)),
+        moment=np.tile(ridge @ MEAN_PRIOR, (horizon, 1)),
+        old_candidates=np.zeros((horizon, len(prior), horizon)),
+        old_spread=np.zeros((horizon, horizon, len(levels))),
+        old_bounds=np.zeros((horizon, horizon, len(levels))),
+        old_features=np.zeros((horizon, horizon, FEATURES)),
+    )
+
+
+@njit(cache=True)
+def combine(
+    state: CombinationState,
+    rules: CombinationRules,
+    newest: FloatArray,
+    members: FloatArray,
+    spread: FloatArray,
+    features: FloatArray,
+    learning: bool,
+) -> Combined:
+    """Run through N consecutive origins, changing `state`, and combine at each.
+
+    newest: [N] newest count known at each origin. members: [N, K, H] in log1p. spread: [N, H, Q] distance of quantiles
+    from the median in log1p, 0 or more. features: [N, H, FEATURES] counts for the mean (the first column is filled in
+    here). learning: False combines with what is known and remembers nothing. H may exceed the steps of the state, at
+    least those must be given: later steps are treated like its last.
+    """
+    origins, parts, horizon = members.shape
+    learnt, levels = state.losses.shape[0], state.levels.shape[0]
+    point = np.empty((origins, horizon))
+    mean = np.empty((origins, horizon))
+    bounds = np.empty((origins, horizon, levels))
+    shares = np.empty((origins, horizon, parts + 2))
+    each = state.prior.shape[0] // (parts + 2)
+    weights = _weights(state, rules)
+    for i in range(origins):
+        if learning:
+            state.top[0] = max(state.top[0], np.log1p(newest[i]))
+            for h in range(min(learnt, state.origins[0])):
+                _settle(state, rules, newest[i], h)
+            state.origins[0] += 1
+            weights = _weights(state, rules)
+        seen = _candidates(state, members[i])
+        for h in range(horizon):
+            own = min(h, learnt - 1)
+            for k in range(parts + 2):
+                shares[i, h, k] = weights[own, k * each : (k + 1) * each].sum()
+            point[i, h] = _weighted_median(seen[:, h], weights[own])
+            for q in range(levels):
+                bounds[i, h, q] = _bound(state, rules, own, q, np.log1p(point[i, h]), spread[i, h, q])
+            bounds[i, h] = np.sort(bounds[i, h])
+            features[i, h, 0] = point[i, h]
+            slopes = np.linalg.solve(state.gram[own], state.moment[own])
+            mean[i, h] = max((slopes * features[i, h]).sum(), 0.0)
+        if learning:
+            place = state.origins[0] % learnt
+            state.old_candidates[place] = seen[:, :learnt]
+            state.old_spread[place] = spread[i, :learnt]
+            state.old_bounds[place] = bounds[i, :learnt]
+            state.old_features[place] = features[i, :learnt]
+    return Combined(point, mean, bounds, shares)
+
+
+@njit(cache=True)
+def _settled(state: CombinationState, h: int) -> int:
+    """Forecasts of step h whose targets are known."""
+    return int(max(state.origins[0] - 1 - h, 0))
+
+
+@njit(cache=True)
+def _settle(state: CombinationState, rules: CombinationRules, count: float, h: int) -> None:
+    """Learn from the forecast of step h made h + 1 origins ago: its target is `count`."""
+    old, x = (state.origins[0] - h) % state.losses.shape[0], np.log1p(count)
+    seen = state.old_features[old, h]
+    forget = 0.5 ** (1 / rules.half_life)
+    state.losses[h] = forget * state.losses[h] + np.abs(state.old_candidates[old, :, h] - count)
+    at = (state.origins[0] - 1 - h) % rules.window
+    for q in range(state.levels.shape[0]):
+        side = np.sign(state.levels[q] - 0.5)
+        if side == 0:
+            continue
+        tail = min(state.levels[q], 1 - state.levels[q])
+        missed = 1.0 if side * (x - state.old_bounds[old, h, q]) > 1e-9 else 0.0
+        level = state.adapted[h, q] + rules.pace * (tail - missed)
+        state.adapted[h, q] = min(max(level, -0.1), 0.9)
+        state.scores[h, q, at] = side * (x - np.log1p(seen[0])) / state.old_spread[old, h, q]
+    keep = 0.5 ** (1 / rules.mean_half_life)
+    ridge = (1 - keep) * rules.mean_prior * state.variance[0]
+    for a in range(FEATURES):
+        state.moment[h, a] = keep * state.moment[h, a] + ridge * MEAN_PRIOR[a] + seen[a] * count
+        for b in range(FEATURES):
+            state.gram[h, a, b] = keep * state.gram[h, a, b] + seen[a] * seen[b] + (ridge if a == b else 0.0)
+
+
+@njit(cache=True)
+def _weights(state: CombinationState, rules: CombinationRules) -> FloatArray:
+    """[H, G] exponential weights: losses relative to the prior's mean loss, partly those of all steps together."""
+    prior, forget = state.prior, 0.5 ** (1 / rules.half_life)
+    horizon, candidates = state.losses.shape
+    weights, relative = np.empty((horizon, candidates)), np.zeros((horizon, candidates))
+    weights[:] = prior  # of later steps nothing is settled yet
+    known = min(horizon, max(state.origins[0] - 1, 0))
+    for h in range(known):
+        number = (1 - forget ** _settled(state, h)) / (1 - forget)
+        relative[h] = state.losses[h] / ((state.losses[h] * prior).sum() / number + 1e-12)
+        relative[h] -= (relative[h] * prior).sum()
+    together = relative.sum(axis=0) / max(known, 1)
+    for h in range(known):
+        excess = (1 - rules.pooled) * relative[h] + rules.pooled * together
+        raw = prior * np.exp(-rules.rate * (excess - excess.min()))
+        weights[h] = (1 - rules.floor) * raw / raw.sum() + rules.floor * prior
+    return weights
+
+
+@njit(cache=True)
+def _candidates(state: CombinationState, members: FloatArray) -> FloatArray:
+    """[G, H] counts, from the members [K, H] in log1p."""
+    parts, horizon = members.shape
+    whole = state.whole[0] == 1
+    seen = np.empty((state.prior.shape[0], horizon))
+    made = np.empty(parts + 2)
+    for h in range(horizon):
+        made[:parts] = members[:, h]
+        made[parts] = members[:, h][state.strong].mean()
+        made[parts + 1] = np.median(members[:, h])
+        at = 0
+        for x in made:
+            for shift in SHIFTS:
+                shifted = np.expm1(max(x + shift, 0.0))
+                if whole:
+                    for threshold in THRESHOLDS:
+                        seen[at, h] = np.floor(shifted + threshold)
+                        at += 1
+                else:
+                    seen[at, h] = shifted
+                    at += 1
+    return seen
+
+
+@njit(cache=True)
+def _weighted_median(values: FloatArray, weights: FloatArray) -> float:
+    """The smallest of the values at which half of the weights is reached."""
+    order = np.argsort(values)
+    reached = 0.0
+    for place in order:
+        reached += weights[place]
+        if reached >= 0.5:
+            return float(values[place])
+    return float(values[order[-1]])
+
+
+@njit(cache=True)
+def _bound(state: CombinationState, rules: CombinationRules, h: int, q: int, point: float, spread: float) -> float:
+    """A quantile in log1p: the point, and past scores' quantile at the adapted level times the spread.
+
+    Adaptive conformal inference (Gibbs and Candès 2021) on scores scaled as in Romano et al. (2019). Never beyond
+    the largest count seen, never across the point.
+    """
+    side = np.sign(state.levels[q] - 0.5)
+    if side == 0:
+        return point
+    known = min(_settled(state, h), rules.window)
+    factor = 1.0
+    if known >= rules.window_least:
+        rank = min(max((1 - state.adapted[h, q]) * (known + 1) - 1, 0.0), known - 1.0)
+        low = min(int(rank), known - 2)
+        # Only the two neighbouring order statistics are needed.
+        parted = np.partition(state.scores[h, q, :known], low + 1)
+        below, above = parted[: low + 1].max(), parted[low + 1]
+        factor = max(below + (above - below) * (rank - low), 0.0)
+    found = max(point + side * factor * spread, 0.0)
+    if side > 0:
+        found = max(min(found, state.top[0]), point)
+    return float(found)
