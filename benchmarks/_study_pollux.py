@@ -22,7 +22,7 @@ from parity import PUBLISHED, config_of, rules_of
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.performance.metrics import UtilityBand
 from rlpto.policies.pollux.objective import power_mean
-from rlpto.policies.pollux.policy import PolluxOptions, desired_nodes, restart_factor, utility
+from rlpto.policies.pollux.policy import PolluxOptions, desired_nodes, restart_factor
 from rlpto.policies.pollux.search import least_cost, search
 
 STORED = "pollux/pollux-objective-instances.json"
@@ -194,7 +194,7 @@ class Round:
         placement = replace(self, size=size).solve(STEPS, 0)
         spans = np.clip((placement > 0).sum(axis=1), 1, 2) - 1
         pace = self.speedup[np.arange(len(placement)), spans, placement.sum(axis=1)]
-        return utility(pace / self.speedup[:, 0, 1], int(size.sum()))
+        return float((pace / self.speedup[:, 0, 1]).sum()) / int(size.sum())
 
 
 def entries(plan: Plan) -> list[dict[str, Any]]:
