@@ -261,3 +261,20 @@ def test_a_policy_may_go_by_a_label(rlpto) -> None:
 def test_two_policies_of_one_label_are_refused(rlpto) -> None:
     answer = rlpto("evaluate", "exp.yaml", "--policies", "fifo:label=same,las:label=same")
     answer.assert_refused("policies: two are called same, expected a label of its own for each")
+
+
+def cells(folder: Path) -> dict[str, int]:
+    """When each finished cell was written."""
+    return {path.name: path.stat().st_mtime_ns for path in (folder / "cells").glob("*.json")}
+
+
+def test_a_second_call_runs_only_what_is_missing(rlpto, project: Path) -> None:
+    rlpto("evaluate", "exp.yaml", "--no-report", "-q")
+    before = cells(project / "runs/small")
+    rlpto("evaluate", "exp.yaml", "--no-report", "-q", "--policies", "fifo,las,srtf", "--seeds", 2)
+    after = cells(project / "runs/small")
+    assert len(before) == 2 * 2
+    assert len(after) == 3 * 2 * 2
+    assert all(after[name] == written for name, written in before.items())
+    rlpto("evaluate", "exp.yaml", "--no-report", "-q", "--fresh")
+    assert all(written > before[name] for name, written in cells(project / "runs/small").items())

@@ -14,7 +14,7 @@ from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import measure
 from rlpto.evaluation.runner import Cell, FinishedCell, cells_of_earlier_runs, evaluate, load_cells
-from rlpto.io.errors import CheckpointError, ConfigError
+from rlpto.io.errors import CheckpointError, ConfigError, PolicyError
 from rlpto.io.interrupts import Interrupted
 
 from .helpers import toy_record
@@ -167,3 +167,17 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         run(tmp_path, NotedRuns(), jobs=0)
     with pytest.raises(CheckpointError, match=r"no cells\.json"):
         load_cells(tmp_path / "nowhere")
+
+
+def test_an_error_of_a_run_comes_through_and_keeps_earlier_cells(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="negative"):
+        run(tmp_path, NotedRuns(at=2, error=PolicyError("fifo: negative GPUs")))
+    rest = NotedRuns()
+    run(tmp_path, rest)
+    assert rest.ran == CELLS[2:]
+
+
+def test_an_unwritable_folder_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot write"):
+        run(tmp_path / "file", NotedRuns())

@@ -130,3 +130,8 @@ def test_unknown_reference_and_metric_name_what_there_is() -> None:
         compare(frame(a=[1], b=[1]), "sjf", "jct_mean")
     with pytest.raises(ConfigError, match="metric 'speed' is not known"):
         compare(frame(a=[1], b=[1]), "a", "speed")
+
+
+def test_order_of_rows_does_not_matter() -> None:
+    rows = frame(a=[10, 20, 30], b=[11, 19, 34])
+    assert compare(rows, "a", "jct_mean") == compare(rows.iloc[[2, 0, 1, 5, 3, 4]], "a", "jct_mean")

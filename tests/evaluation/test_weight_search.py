@@ -110,3 +110,8 @@ def test_an_objective_that_is_not_finite_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a finite cost"):
         minimise(lambda *_: float("nan"), PARAMETERS, SETTINGS, tmp_path / "c.json", {})
     assert not (tmp_path / "c.json").exists()
+
+
+def test_a_start_outside_its_range_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="a: expected low <= start <= high"):
+        Parameter("a", 2.0, 0.0, 1.0)
