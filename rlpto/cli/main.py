@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from importlib import import_module
 from pkgutil import iter_modules
@@ -20,6 +23,8 @@ BAD_INPUT = 2
 """Exit code for wrong input."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""
+LEAVE_S = 20.0
+"""Seconds after which an interrupted command ends without waiting for its threads any longer."""
 HELP = "Schedule distributed deep-learning training: simulate, train schedulers, compare them, run real jobs."
 
 
@@ -95,6 +100,26 @@ def run() -> None:
     except RlptoError as error:
         print(f"rlpto: error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            end_without_threads(LEAVE_S)
+        raise
+
+
+def end_without_threads(wait_s: float) -> None:
+    """After Ctrl-C, end the process if a thread is still at work after `wait_s` seconds; else return.
+
+    Ctrl-C may leave a lock held in code that it interrupts, such as a compiler's, and Python would wait for ever for a
+    thread that waits for the lock. All files are closed by now.
+    """
+    ends_at = time.monotonic() + wait_s
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join(max(ends_at - time.monotonic(), 0.0))
+            if thread.is_alive():
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

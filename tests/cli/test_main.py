@@ -67,3 +67,12 @@ def test_a_wrong_option_ends_with_exit_code_2(rlpto) -> None:
     answer = rlpto("evaluate", "x.yaml", "--polices", "fifo")
     assert answer.code == 2
     assert "--polices" in answer.err
+
+
+def test_a_thread_that_never_ends_does_not_hold_an_interrupted_command() -> None:
+    program = (
+        "import threading; from rlpto.cli.main import end_without_threads\n"
+        "end_without_threads(9.0); threading.Thread(target=threading.Event().wait).start(); end_without_threads(0.1)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stderr) == (130, "")

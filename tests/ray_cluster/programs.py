@@ -40,6 +40,19 @@ class Plain(Tiny):
         return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 2))
 
 
+class Held(Plain):
+    """Makes a batch a second as long as there is no file `until`."""
+
+    def __init__(self, until: str) -> None:
+        super().__init__()
+        self._until = Path(until)
+
+    def batch(self, indices: Tensor) -> Batch:
+        if not self._until.exists():
+            time.sleep(1.0)
+        return super().batch(indices)
+
+
 class Recorded(Plain):
     """Writes down the samples of every batch it makes, one line a batch. folder: where."""
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -31,6 +31,7 @@ from tests.ray_cluster.conftest import GPUS, NODES
 from tests.ray_cluster.test_real import REPOSITORY, STEPS, wait_until
 
 EPOCHS = 30
+PLAIN = {"training": "tests.ray_cluster.programs:Plain", "pace": 0.2}
 ONE_JOB = ("--set", "workload.jobs=[{model: tiny, epochs: 4}]")
 LISTENS = "0A"
 """State of a socket in the tables of /proc/net."""
@@ -39,16 +40,15 @@ IDLE = "ray::IDLE"
 PRETRAINED = REPOSITORY / "configs" / "pretrained" / "synthetic.zip"
 
 
-def experiment(folder: Path, **changes: object) -> Path:
-    """The file of an experiment with two small jobs of the tests' program."""
-    program = {"training": "tests.ray_cluster.programs:Plain", "samples": 101, "epochs": EPOCHS, "batch_size": 20}
+def experiment(folder: Path, program: Mapping[str, object] = PLAIN, **changes: object) -> Path:
+    """The file of an experiment with two small jobs of a program."""
     jobs = [{"name": "a", "max_gpus": 2}, {"name": "b", "max_gpus": 2}]
     content = {
         "name": "commands",
         "workload": {"source": "jobs", "jobs": [{"model": "tiny", "epochs": EPOCHS, **job} for job in jobs]},
         "simulator": {"interval": 2},
         "ray": {
-            "programs": {"tiny": {**program, "pace": 0.4}},
+            "programs": {"tiny": {**program, "samples": 101, "epochs": EPOCHS, "batch_size": 20}},
             "checkpoint_interval": 2,
         },
         "policies": ["elastic_fifo"],
@@ -71,7 +71,7 @@ def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     started = subprocess.Popen(
         [sys.executable, "-c", "from rlpto.cli.main import run; run()", *arguments],
         cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -88,7 +88,11 @@ def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 def said(started: subprocess.Popen[str], code: int) -> str:
     """What a command has printed once it has ended, as it was to end."""
-    out, err = started.communicate(timeout=240)
+    try:
+        out, err = started.communicate(timeout=240)
+    except subprocess.TimeoutExpired:
+        started.send_signal(signal.SIGABRT)  # it prints where each of its threads is
+        out, err = started.communicate()
     assert started.returncode == code, out + err
     return out + err
 
@@ -157,8 +161,9 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(
     ray_cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_metrics_report_interval_ms", "500")  # of the commands; by default jobs might be through
-    run = tmp_path / "run"
-    evaluate = ("evaluate", str(experiment(tmp_path)), "--cluster", "ray", "--address", ray_cluster.address)
+    run, released = tmp_path / "run", tmp_path / "released"
+    held = {"training": "tests.ray_cluster.programs:Held", "options": {"until": str(released)}}  # jobs last till then
+    evaluate = ("evaluate", str(experiment(tmp_path, held)), "--cluster", "ray", "--address", ray_cluster.address)
     whole = (*evaluate, "--run-dir", str(run), "--no-report", "--quiet")
 
     with command(*whole, "--keep") as first:
@@ -183,6 +188,7 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(
         said(second, 130)
     assert all_controllers() == {}
 
+    released.touch()
     with command(*whole) as third:
         said(third, 0)
     assert column(run, "state") == ["finished"] * 2
