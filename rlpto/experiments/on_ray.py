@@ -179,12 +179,10 @@ class RealCells:
 
     def __call__(self, cell: Cell) -> RunRecord:
         """Run a cell, or go on with it."""
-        experiment, session = prepare(self.config), session_of(self.folder, cell)
+        experiment, own = prepare(self.config), session_folder(self.folder, cell)
+        session = session_of(self.folder, cell)
         with (
-            recorded_session(self.config, session_folder(self.folder, cell), session, self.warn) as (
-                database,
-                observers,
-            ),
+            recorded_session(self.config, own, session, self.warn) as (database, observers),
             closing(session_predictor(experiment, database)) as predictor,
         ):
             observers.append(lambda _: predictor.publish())
@@ -197,6 +195,7 @@ class RealCells:
                 raise
             finally:
                 cluster.close(keep)
+            write_tables(database, own)
         return experiment.without_guesses(record)
 
 
@@ -206,11 +205,10 @@ def recorded_session(
 ) -> Iterator[tuple[SessionDatabase, list[Callable[[RayCluster], None]]]]:
     """The database of a session in its folder, and observers of its cluster, which publish gauges and live curves.
 
-    warn: as in `RealCells`. Tables are written once the session is over.
+    warn: as in `RealCells`.
     """
     with ExitStack() as stack:
         database = stack.enter_context(SessionDatabase(folder / DATABASE, warn))
-        stack.callback(write_tables, database, folder)
         observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
         if config.ray.tensorboard:
             observers.append(stack.enter_context(closing(LiveCurves(folder, config.reward, warn))))

@@ -25,6 +25,7 @@ from rlpto.io.errors import ConfigError
 from rlpto.io.files import digest, file_there
 from rlpto.io.interrupts import Interrupted, interruptible
 from rlpto.ray_cluster.scheduler.backend import RayBackend
+from rlpto.ray_cluster.scheduler.run_tables import write_tables
 from rlpto.ray_cluster.scheduler.session_folder import SESSIONS, remove_sessions, session_name
 
 FOLDER = "ray"
@@ -117,11 +118,15 @@ def episodes(experiment: Experiment, windows: list[str], folder: Path) -> Genera
     for number in count(max((int(done) + 1 for done in there if done.isdecimal()), default=0)):
         window, seed = windows[number % len(windows)], config.seed + number // len(windows)
         session = session_name(folder, f"{number:04d}")
-        with recorded_session(config, sessions / f"episode-{number:04d}", session) as (database, observers):
+        own = sessions / f"episode-{number:04d}"
+        with recorded_session(config, own, session) as (database, observers):
             cluster = real_cluster(experiment, window, seed, RayBackend(session), database, session, observers)
-            with closing(cluster):
-                cluster.deciding("agent", 0.0)
-                yield cluster
+            try:
+                with closing(cluster):
+                    cluster.deciding("agent", 0.0)
+                    yield cluster
+            finally:
+                write_tables(database, own)
 
 
 def _refuse_what_takes_episodes(config: Config) -> None:
