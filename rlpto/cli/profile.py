@@ -58,10 +58,9 @@ def profile(
 ) -> None:
     """Measure training programs: speed by workers and placement, start-up and pauses, accuracy, gradient noise.
 
-    Every program really trains: on its own through all its epochs, on its own moved from one worker to as many as the
-    cluster has and back, and up to four times at once, handing GPUs from job to job. The file is input for
-    `profiles.folder` and `rlpto evaluate --profiles`. It is written after every program; the same command measures
-    programs that are missing from it, or whose settings have changed.
+    Every program really trains: through all its epochs, and moved from one worker to as many as the cluster has and
+    back. The file is input for `profiles.folder` and `rlpto evaluate --profiles`. It is written after every program;
+    the same command measures programs that are missing from it, or whose settings have changed.
     """
     settings = read_config(config, set_, seed)
     if out.suffix not in (".yaml", ".yml"):
@@ -157,9 +156,8 @@ def measure_programs(
             known[name] = fit_program(name, missing[name], measured, measured_on(gpus))
             write_text(out, profiles_yaml(known[key] for key in sorted(known)), "profiles", ProfileError)
             console.print(summary(known[name]))
-            for where, changes in (("", measured.changes), ("on GPUs of another job: ", measured.handed)):
-                for change in changes:
-                    console.print(f"  {where}{change_text(change)}", style="dim")
+            for change in measured.changes:
+                console.print(f"  {change_text(change)}", style="dim")
 
 
 def measured_on(gpus: Mapping[str, int]) -> str:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +17,10 @@ from rlpto.performance.tables import JobType
 from rlpto.ray_cluster.controllers import find_controllers
 from rlpto.ray_cluster.measuring.commanded_job import Change
 from rlpto.ray_cluster.measuring.profiling import (
-    MAX_SHARED_GPUS,
-    MAX_SHARING_JOBS,
     MeasuringTimes,
     ProgramMeasurements,
     by_epoch,
     fit_program,
-    hand_overs,
     measure_program,
     placements,
     stages,
@@ -58,31 +52,6 @@ def test_sizes_are_powers_of_two_and_what_lies_between_and_those_that_fit_on_one
     assert [len(place) for place in placements({"a": 7})] == [1, 2, 3, 4, 6, 7]
     assert placements({"a": 2, "b": 2}) == [("a",), ("a", "a"), ("a", "b"), ("a", "a", "b"), ("a", "a", "b", "b")]
     assert visits({"a": 2, "b": 2})[-3:] == [("a",), (), ("a", "b")]
-
-
-@given(st.lists(st.integers(1, 8), min_size=1, max_size=6))
-def test_jobs_that_share_have_all_gpus_and_no_hand_over_takes_a_jobs_last(gpus: list[int]) -> None:
-    nodes = {f"n{i}": count for i, count in enumerate(gpus)}
-    decisions = hand_overs(nodes)
-    if sum(gpus) == 1:
-        assert decisions == []
-        return
-    for decision in decisions:
-        held = sum(map(Counter, decision), Counter())
-        assert held.total() == min(sum(gpus), MAX_SHARED_GPUS)
-        assert held <= Counter(nodes)
-        assert len(decision) <= MAX_SHARING_JOBS
-    assert all(all(decision) for decision in decisions[1:])
-    for before, after in pairwise(decisions):
-        grown = [job for job, (old, new) in enumerate(zip(before, after, strict=True)) if Counter(old) < Counter(new)]
-        changed = [job for job, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
-        assert (len(grown), len(changed)) == (1, 2), "one job gives, and the other keeps what it has"
-
-
-def test_jobs_that_share_gpus_start_grow_and_get_back_what_they_gave() -> None:
-    sizes = [tuple(map(len, decision)) for decision in hand_overs({"a": 2, "b": 2, "c": 2})]
-    assert sizes == [(0, 4, 2), (2, 2, 2), (3, 1, 2), (2, 2, 2), (3, 2, 1), (2, 2, 2)]
-    assert stages({"a": 2, "b": 2}) == 1 + len(visits({"a": 2, "b": 2})) + 3
 
 
 def measurements() -> ProgramMeasurements:
@@ -119,11 +88,6 @@ def test_a_profile_tells_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "here.yaml"
     path.write_text(profiles_yaml([profile]))
     assert load_file(path) == {"mine": profile}
-
-
-def test_a_start_takes_as_long_as_where_another_job_makes_room_for_it() -> None:
-    sharing = replace(measurements(), handed=(Change("start", 2, 2, 6.0), Change("grow", 3, 1, 7.0, 0.05)))
-    assert fit_program("mine", PROGRAM, sharing, "here").rescale_delay == 6.5
 
 
 def test_a_batch_for_each_worker_grows_with_them() -> None:
@@ -166,9 +130,6 @@ def test_a_real_program_is_measured_and_leaves_no_controller(ray_cluster: LocalC
     assert kinds == ["start", "start", "grow", "shrink", "restart"]
     assert all(change.seconds > 0 for change in measured.changes)
     assert [math.isnan(change.pause) for change in measured.changes] == [True, True, False, False, True]
-    (handed,) = measured.handed
-    assert (handed.kind, handed.workers, handed.new) == ("start", 1, 1)
-    assert handed.seconds > 0
     assert measured.complete
     assert measured.accuracy[-1][0] == 3.0
     assert 0 <= measured.untrained <= 1

@@ -94,14 +94,10 @@ class CommandedJob(AbstractContextManager["CommandedJob"]):
         start = self.report().step
         return self.until(lambda now: now.step >= start + more)
 
-    def move(self, nodes: Nodes, since: float | None = None) -> Change:
-        """Move the workers, and wait until those on `nodes` train and no others are there.
-
-        since: `time.monotonic()` of the decision, if it was made before others could make room.
-        """
+    def move(self, nodes: Nodes) -> Change:
+        """Move the workers, and wait until those on `nodes` train and no others are there."""
         before, first = self.nodes, self.generation == 0
-        if since is None:
-            since = self._created if first else time.monotonic()
+        since = self._created if first else time.monotonic()
         rescales = 0 if first else self.report().rescales
         self.command(nodes)
         seconds = time.monotonic() - since
@@ -112,11 +108,6 @@ class CommandedJob(AbstractContextManager["CommandedJob"]):
         pause = sum(report.pauses[-(report.rescales - rescales) :])
         more = len(nodes) - len(before)
         return Change("grow" if more > 0 else "shrink" if more < 0 else "move", len(nodes), new, seconds, pause)
-
-    def give_up(self, left: Nodes) -> None:
-        """Keep the workers of `left` only, and wait until no others hold a GPU."""
-        self.command(left, wait=False)
-        self.until(lambda now: not Counter(now.holding) - Counter(left))
 
     def train(self, seconds: float, steps: int) -> None:
         """Let it train at its present size for a time, and until its speed is measured over enough steps."""

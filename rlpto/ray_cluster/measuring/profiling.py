@@ -1,8 +1,7 @@
 """Measuring training programs on a Ray cluster, and the profile that the simulator reads of it.
 
-Three kinds of runs without a scheduler: one learns at full speed with one worker, which gives the accuracy
-curve and the gradient noise; one moves through sizes and placements, which gives speeds and pauses; and several share
-the cluster and hand each other GPUs, which gives the time from a decision to training on a full cluster.
+Two runs without a scheduler: one learns at full speed with one worker, which gives the accuracy curve and the gradient
+noise; the other moves through sizes and placements, which gives speeds, pauses, and the time that a start takes.
 """
 
 from __future__ import annotations
@@ -10,10 +9,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +30,6 @@ LOOK_INTERVAL_S = 0.1
 """Seconds between two checks of a job that learns."""
 MIN_MEASURED_STEPS = 20
 """Fewest steps over which a speed is measured, however long they take."""
-MAX_SHARING_JOBS, MAX_SHARED_GPUS = 4, 8
-"""Most jobs that hand each other GPUs, and most GPUs they share: processes starting on one machine delay each other."""
-HAND_OVER_INTERVAL_S = 3.0
-"""Time between two of their changes, or that of training at a size if it is shorter."""
 ENDLESS = 1e9
 """Epochs of a job that trains until it is ended."""
 
@@ -56,8 +49,7 @@ class MeasuringTimes:
 class ProgramMeasurements:
     """All measurements of one program.
 
-    sizes: speed by workers and nodes. changes: of workers, of a job that is alone. handed: of workers that take over
-    another job's GPUs; empty with one GPU only. untrained: accuracy before training. accuracy: by epochs.
+    sizes: speed by workers and nodes. changes: of workers. untrained: accuracy before training. accuracy: by epochs.
     noise_scale: in samples, by epochs. complete: the training that measured them finished all epochs.
     """
 
@@ -67,7 +59,6 @@ class ProgramMeasurements:
     accuracy: Points
     noise_scale: Points
     complete: bool
-    handed: tuple[Change, ...] = ()
 
 
 def placements(gpus: Mapping[str, int]) -> list[Nodes]:
@@ -95,26 +86,6 @@ def visits(gpus: Mapping[str, int]) -> list[Nodes]:
     return [*way, way[0], (), way[(len(way) - 1) // 2]]
 
 
-def hand_overs(gpus: Mapping[str, int]) -> list[list[Nodes]]:
-    """Placements of all jobs that share up to `MAX_SHARED_GPUS` GPUs, decision by decision; none if there is one GPU.
-
-    gpus: of every node. Each job's part is two GPUs or more; of two or three GPUs the first job has one. At first job
-    0 waits, and job 1 has its part too. Job 0 starts on the GPUs that job 1 gives up. Then every other job that can
-    gives it a worker, and gets it back.
-    """
-    slots = _slots(gpus)[:MAX_SHARED_GPUS]
-    if len(slots) < 2:
-        return []
-    jobs = min(max(len(slots) // 2, 2), MAX_SHARING_JOBS)
-    borders = [len(slots) * job // jobs for job in range(jobs + 1)]
-    first, second, *others = parts = [tuple(slots[start:end]) for start, end in pairwise(borders)]
-    found = [[(), second + first, *others], parts]
-    for job, own in enumerate(parts[1:], 1):
-        if len(own) > 1:
-            found += [[first + own[-1:], *parts[1:job], own[:-1], *parts[job + 1 :]], parts]
-    return found
-
-
 def measure_program(
     spec: JobSpec, gpus: Mapping[str, int], times: MeasuringTimes, on_stage: Callable[[str], None]
 ) -> ProgramMeasurements:
@@ -137,49 +108,17 @@ def measure_program(
                 changes.append(change)
                 job.train(times.at_size, MIN_MEASURED_STEPS)
         sizes = job.report().throughput
-    handed = _share_gpus(spec, hand_overs(gpus), min(HAND_OVER_INTERVAL_S, times.at_size), on_stage)
-    return ProgramMeasurements(sizes, tuple(changes), untrained, accuracy, noise, complete, handed)
+    return ProgramMeasurements(sizes, tuple(changes), untrained, accuracy, noise, complete)
 
 
 def stages(gpus: Mapping[str, int]) -> int:
     """Number of stages that `measure_program` announces."""
-    return 1 + len(visits(gpus)) + max(len(hand_overs(gpus)) - 1, 0)
+    return 1 + len(visits(gpus))
 
 
 def _part(spec: JobSpec, name: str) -> JobSpec:
     """The program as one of the jobs that are measured."""
     return replace(spec, id=f"{spec.id}-{name}", folder=str(Path(spec.folder, name)))
-
-
-def _share_gpus(
-    spec: JobSpec, decisions: Sequence[Sequence[Nodes]], rest: float, on_stage: Callable[[str], None]
-) -> tuple[Change, ...]:
-    """Durations of changes among jobs that use all GPUs, from the decision until the receiving job trains on them."""
-    handed = []
-    with ExitStack() as together:
-        jobs: dict[int, CommandedJob] = {}
-
-        def job_of(number: int) -> CommandedJob:
-            if number not in jobs:
-                own = replace(_part(spec, f"sharing-{number}"), epochs=ENDLESS)
-                jobs[number] = together.enter_context(CommandedJob(own))
-            return jobs[number]
-
-        for number, nodes in enumerate(decisions[0] if decisions else ()):
-            if nodes:
-                job_of(number).move(nodes)
-        for before, after in pairwise(decisions):
-            (taker,) = (job for job, nodes in enumerate(after) if len(nodes) > len(before[job]))
-            (giver,) = (job for job, nodes in enumerate(after) if len(nodes) < len(before[job]))
-            on_stage(f"hand-over to {len(after[taker])} workers")
-            time.sleep(rest)
-            job_of(taker)  # one that is new starts while the other gives up
-            decided = time.monotonic()
-            job_of(giver).give_up(after[giver])
-            handed.append(job_of(taker).move(after[taker], decided))
-            for job in jobs.values():
-                job.refuse_failure(job.report())
-    return tuple(handed)
 
 
 def _slots(gpus: Mapping[str, int]) -> list[str]:
@@ -223,9 +162,8 @@ def _first_accuracy(spec: JobSpec) -> float:
 def fit_program(name: str, program: ProgramSettings, measured: ProgramMeasurements, source: str) -> Profile:
     """All fits of one program. source: where it was measured, in words.
 
-    rescale_delay is the time from a decision until new workers train, the median over starts and growth; only changes
-    for which another job makes room count, if those were measured. On Ray a job meanwhile trains on with the workers it
-    has; the simulator's `growth` setting models that.
+    rescale_delay is the time from a decision until new workers train, the median over starts and growth. On Ray a job
+    meanwhile trains on with the workers it has; the simulator's `growth` setting models that.
     Raises ProfileError if too little was measured.
     """
     steps = steps_of(program, measured.sizes)
@@ -247,7 +185,7 @@ def fit_program(name: str, program: ProgramSettings, measured: ProgramMeasuremen
         accuracy=replace(
             curve, final=round(curve.final, 4), scale=_digits(curve.scale, 4), shape=_digits(curve.shape, 4)
         ),
-        rescale_delay=round(start_delay(measured.handed or measured.changes), 3),
+        rescale_delay=round(start_delay(measured.changes), 3),
         errors=FitErrors(
             throughput_median=_digits(float(np.median(errors)), 3),
             throughput_p90=_digits(float(np.quantile(errors, 0.9)), 3),
