@@ -41,15 +41,15 @@ class Plain(Tiny):
 
 
 class Held(Plain):
-    """Makes a batch a second as long as there is no file `until`."""
+    """Pauses before every batch [s] as long as there is no file `until`."""
 
-    def __init__(self, until: str) -> None:
+    def __init__(self, until: str, pause: float = 1.0) -> None:
         super().__init__()
-        self._until = Path(until)
+        self._until, self._pause = Path(until), pause
 
     def batch(self, indices: Tensor) -> Batch:
         if not self._until.exists():
-            time.sleep(1.0)
+            time.sleep(self._pause)
         return super().batch(indices)
 
 

@@ -24,10 +24,10 @@ from rlpto.agents.settings import BEST, LAST
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.controllers import all_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.nodes.processes import arguments_of, family_of, of_folder, titled
+from rlpto.ray_cluster.nodes.processes import family_of, titled
 from rlpto.ray_cluster.scheduler.connection import only_scheduler, schedulers
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, read_table
-from tests.ray_cluster.conftest import GPUS, NODES
+from tests.ray_cluster.conftest import NODES
 from tests.ray_cluster.test_real import REPOSITORY, STEPS, wait_until
 
 EPOCHS = 30
@@ -161,14 +161,15 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(
     ray_cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_metrics_report_interval_ms", "500")  # of the commands; by default jobs might be through
-    run, released = tmp_path / "run", tmp_path / "released"
+    run, released, cluster_folder = tmp_path / "run", tmp_path / "released", str(ray_cluster.folder)
+    idle_before = set(titled(family_of(cluster_folder), IDLE))  # of other tests
     held = {"training": "tests.ray_cluster.programs:Held", "options": {"until": str(released)}}  # jobs last till then
     evaluate = ("evaluate", str(experiment(tmp_path, held)), "--cluster", "ray", "--address", ray_cluster.address)
     whole = (*evaluate, "--run-dir", str(run), "--no-report", "--quiet")
 
     with command(*whole, "--keep") as first:
         once(first, lambda: min(steps_of(run), default=0) > 3)
-        places = [place for pid in (*family_of(str(ray_cluster.folder)), first.pid) for place in listening(pid)]
+        places = [place for pid in (*family_of(cluster_folder), first.pid) for place in listening(pid)]
         assert int(ray_cluster.address.rpartition(":")[2]) in {port for _, port in places}, "the head's is among them"
         assert not [place for place in places if not place[0].is_loopback]
         message = f"another scheduler is at work on this Ray cluster, for {run} (process {first.pid} on "
@@ -190,7 +191,7 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(
 
     released.touch()
     with command(*whole) as third:
-        said(third, 0)
+        assert "worker died" not in said(third, 0), "a controller that ends in peace is no fault to Ray"
     assert column(run, "state") == ["finished"] * 2
     assert steps_of(run) == [EPOCHS * STEPS] * 2
     database = database_of(run)
@@ -208,26 +209,11 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(
     assert len(re.findall(r"finished .* 100%", shown)) == 2
     with only_scheduler(tmp_path / "other"):
         assert [other.alive for other in schedulers()][-3:] == [False] * 3
-
-
-def test_an_evaluation_on_a_cluster_that_stays_leaves_no_actor(ray_cluster: LocalCluster, tmp_path: Path) -> None:
-    raylets = [
-        pid for pid in of_folder(str(ray_cluster.folder)) if any("raylet" in one for one in arguments_of(pid)[:1])
-    ]
-    assert len(raylets) == len(ray_cluster.node_ids) + 1, "of the head too, where controllers are"
-    folder = str(ray_cluster.folder)
-    before = set(titled(family_of(folder), IDLE))  # of other tests
-    run = tmp_path / "run"
-    evaluate = ("evaluate", str(experiment(tmp_path)), "--cluster", "ray", "--address", ray_cluster.address)
-    with command(*evaluate, "--run-dir", str(run), "--no-report", *ONE_JOB) as started:
-        shown = said(started, 0)
-    assert "worker died" not in shown, "a controller that ends in peace is no fault to Ray"
-    assert column(run, "state") == ["finished"]
+    # Nothing stays on the cluster: Ray ends what belonged to a driver shortly after it.
     own = ray.get_runtime_context().get_job_id()
-    # Ray ends what belonged to a driver shortly after it.
     wait_until(lambda: all(own in actor["name"] for actor in list_named_actors(all_namespaces=True)))
-    wait_until(lambda: before.issuperset(titled(family_of(folder), IDLE)))
-    assert [ray_cluster.worker_pids(node) for node in ray_cluster.node_ids] == [[]] * len(ray_cluster.node_ids)
+    wait_until(lambda: idle_before.issuperset(titled(family_of(cluster_folder), IDLE)))
+    assert not any(ray_cluster.worker_pids(node) for node in ray_cluster.node_ids)
 
 
 def test_an_agent_goes_on_learning_on_real_jobs_and_can_be_left(ray_cluster: LocalCluster, tmp_path: Path) -> None:
@@ -254,32 +240,6 @@ def test_an_agent_goes_on_learning_on_real_jobs_and_can_be_left(ray_cluster: Loc
     assert list((folder / "tensorboard").glob("events.*"))
     assert len(list((folder / SESSIONS).glob("episode-*/events.out.tfevents.*"))) >= 2
     assert all_controllers() == {}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"workload": {"source": "jobs", "jobs": [{"model": "tiny", "gpus": 99, "max_gpus": 99}]}},
-            f"wants 99 GPUs, but the cluster has {NODES * GPUS} in all",
-        ),
-        (
-            {"ray": {"programs": {"tiny": {"training": "no.such.module:Job"}}}},
-            "training program no.such.module:Job cannot be used there: ModuleNotFoundError",
-        ),
-    ],
-)
-def test_what_cannot_run_there_is_said_in_one_line_before_anything_is_written(
-    ray_cluster: LocalCluster, tmp_path: Path, changes: dict[str, object], message: str
-) -> None:
-    run = tmp_path / "run"
-    evaluate = ("evaluate", str(experiment(tmp_path, **changes)), "--cluster", "ray", "--address", ray_cluster.address)
-    with command(*evaluate, "--run-dir", str(run), "--quiet") as wrong:
-        out, err = wrong.communicate(timeout=240)
-    assert wrong.returncode == 2, out + err
-    assert message in err
-    assert err.count("\n") == 1
-    assert not run.exists()
 
 
 @pytest.mark.usefixtures("ray_cluster")

@@ -1,6 +1,6 @@
-"""Every policy schedules real jobs, some with parameter servers, by estimates with errors of 20 %: a minute in all.
+"""Every policy schedules real jobs, some with parameter servers, by estimates with errors of 20 %: twenty seconds.
 
-`--soak 60` has each policy decide for a minute.
+`--soak 120` has each policy decide for a minute.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def config() -> Config:
             "cluster": {"nodes": [{"count": 4, "gpus": GPUS, "cpus": 2}]},
             "workload": {"source": "jobs", "jobs": [{"epochs": 100_000, **job} for job in jobs]},
             "knowledge": {"mode": "noisy", "speed_sigma": 0.2, "remaining_sigma": 0.2, "scaling_sigma": 0.2},
-            "simulator": {"interval": 1, "decide_on": "interval"},
+            "simulator": {"interval": 0.5, "decide_on": "interval"},
             "ray": {"programs": {"tiny": PROGRAM, "served": {**PROGRAM, **SERVED}}, "checkpoint_interval": 5},
             "policies": POLICIES,
         }

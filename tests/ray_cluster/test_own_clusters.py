@@ -49,7 +49,7 @@ ONE_NODE = ("--nodes", "1", "--gpus-per-node", "1")
 ONE_GPU = ("--set", "cluster.nodes=[{count: 1, gpus: 1}]")
 
 
-PACE = 0.5
+PACE = 0.2
 
 
 @pytest.fixture

@@ -16,10 +16,11 @@ import yaml
 
 from rlpto.ray_cluster.nodes.processes import TITLE, free_ports, of_folder, titled
 from rlpto.store.curves import points_after
-from tests.service.served import REPOSITORY, Served, write_settings
+from tests.service.served import REPOSITORY, TINY, Served, write_settings
 
 GPUS = 2
-EPOCHS = 90.0
+EPOCHS = 200.0
+"""Of a job that is held until a file is there: ten minutes, or seconds from then on."""
 START_S, STOP_S = 120.0, 60.0
 RAY = (sys.executable, "-c", "from ray.scripts.scripts import main; main()")
 
@@ -72,17 +73,19 @@ def cluster() -> Iterator[Joined]:
 
 
 def test_after_ctrl_c_jobs_are_left_as_the_settings_say(cluster: Joined, tmp_path: Path) -> None:
-    path = write_settings(tmp_path, 1, 1, scheduler={"address": cluster.address}, on_stop="keep")
+    released = tmp_path / "released"
+    held = {"training": "tests.ray_cluster.programs:Held", "options": {"until": str(released), "pause": 0.4}}
+    programs = {"tiny": {**TINY, "program": {**TINY["program"], **held, "pace": None}}}
+    path = write_settings(tmp_path, 1, 1, scheduler={"address": cluster.address}, on_stop="keep", programs=programs)
     service = Served(path)
     try:
         job = service.submit(EPOCHS, GPUS)
-        service.until(lambda: service.row(job).progress > 1.0)
+        service.until(lambda: service.row(job).progress > 0.2)
         assert [node["gpus"] for node in service.client.nodes()] == [GPUS], "those that are there, not the experiment's"
         before = cluster.workers()
         assert len(before) == GPUS
         service.end(signal.SIGINT)
         progress = service.row(job).progress
-        time.sleep(2.0)
         assert cluster.workers() == before, "keep: it trains on"
 
         path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "on_stop": "end"}))
@@ -95,6 +98,7 @@ def test_after_ctrl_c_jobs_are_left_as_the_settings_say(cluster: Joined, tmp_pat
         assert cluster.process.poll() is None, "the cluster is not the service's to end"
         progress = service.row(job).progress
 
+        released.touch()
         service.start()
         service.reconnect()
         (row,) = service.over(job)
