@@ -8,6 +8,9 @@ CASES  := $(filter-out benchmarks/_% benchmarks/study.py,$(wildcard benchmarks/*
 AGENTS  := reward jct data converge ablations scale planner_windows planner_reward
 SYSTEMS := accuracy adaptdl classes coach configuration_manager knowledge pollux schedulearn sia stopping
 
+QUICK_TESTS   := $(BIN)/python -m pytest -n auto --dist loadfile -m "not cluster"
+CLUSTER_TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/ray_cluster tests/service
+
 .PHONY: help quickstart install dev serve test test-quick test-cluster lint bench results systems clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -24,14 +27,20 @@ install: $(VENV)/.installed  ## make .venv with RLPTO in it
 
 dev: $(VENV)/.dev  ## the same, with the tools for tests and checks
 
-test: test-quick test-cluster  ## run all tests
+test: $(VENV)/.dev  ## run all tests: those of a Ray cluster, which wait most of the time, beside the others
+	.ci/chromium
+	@log=$$(mktemp); \
+	$(CLUSTER_TESTS) > $$log 2>&1 & cluster=$$!; \
+	$(QUICK_TESTS); quick=$$?; \
+	echo "waiting for the tests of a Ray cluster"; wait $$cluster; status=$$?; \
+	cat $$log; rm $$log; exit $$((quick || status))
 
 test-quick: $(VENV)/.dev  ## run those that need no Ray cluster, on all cores; Chromium for those of pages is installed if possible
 	.ci/chromium
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not cluster"
+	$(QUICK_TESTS)
 
 test-cluster: $(VENV)/.dev  ## run those that train real jobs on a Ray cluster of several nodes
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/ray_cluster tests/service
+	$(CLUSTER_TESTS)
 
 lint: $(VENV)/.dev  ## formatting, style, types, which package may import which, and how large each may be
 	$(BIN)/ruff format --check .

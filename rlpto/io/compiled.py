@@ -11,12 +11,16 @@ import ast
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from glob import glob
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+
+from rlpto.io.errors import CheckpointError
+from rlpto.io.files import write_text
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -94,19 +98,40 @@ def _then(before: Callable[..., None], row: Callable[..., float], at: int) -> Ca
 @lru_cache(maxsize=1)
 def cache_folder() -> str:
     """Folder of this version's machine code: in $NUMBA_CACHE_DIR, next to the package, or in the user's cache."""
-    name = f"rlpto-{sources_digest(PACKAGE)}"
     if _CONFIG.CACHE_DIR:
-        return str(Path(_CONFIG.CACHE_DIR) / name)
-    if os.access(PACKAGE, os.W_OK):
-        return str(PACKAGE / "__pycache__" / name)
-    return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlpto" / name)
+        folder = Path(_CONFIG.CACHE_DIR)
+    elif os.access(PACKAGE, os.W_OK):
+        folder = PACKAGE / "__pycache__"
+    else:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlpto"
+    return str(folder / f"rlpto-{noted_digest(PACKAGE, folder / 'rlpto-sources')}")
+
+
+def noted_digest(package: Path, note: Path) -> str:
+    """`sources_digest`, which takes most of a second, from a note of it as long as no source has changed since."""
+    files = [(name, (package / name).stat()) for name in compiled_sources(package)]
+    state = [str(package), *(f"{name} {about.st_size} {about.st_mtime_ns}" for name, about in files)]
+    stamp = hashlib.sha256("\0".join(state).encode()).hexdigest()
+    with suppress(OSError, ValueError):
+        noted, digest = note.read_text(encoding="ascii").split()
+        if noted == stamp:
+            return digest
+    digest = sources_digest(package)
+    with suppress(CheckpointError):  # a note that cannot be written only costs time
+        write_text(note, f"{stamp} {digest}\n", "a note of the sources")
+    return digest
+
+
+def compiled_sources(package: Path) -> list[str]:
+    """Paths within the package of all sources that may have compiled code."""
+    names = glob("**/*.py", root_dir=package, recursive=True)  # follows the links to agents, envs and forecasting
+    return sorted(name for name in names if Path(name).parts[0] not in NOT_COMPILED)
 
 
 def sources_digest(package: Path) -> str:
     """Digest of all that compiled code is made of, in all sources: compiled functions, constants and named tuples."""
     digest = hashlib.sha256()
-    names = glob("**/*.py", root_dir=package, recursive=True)  # follows the links to agents, envs and forecasting
-    for name in sorted(name for name in names if Path(name).parts[0] not in NOT_COMPILED):
+    for name in compiled_sources(package):
         digest.update(f"{name}\0".encode())
         for node in ast.parse((package / name).read_bytes()).body:
             if _is_compiled_in(node):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numba.core.errors import NumbaError
 
-from rlpto.io.compiled import NOT_COMPILED, PACKAGE, cache_folder, kernel, njit, sources_digest
+from rlpto.io.compiled import NOT_COMPILED, PACKAGE, cache_folder, kernel, njit, noted_digest, sources_digest
 
 
 def test_the_cache_is_another_one_once_any_source_has_changed(tmp_path: Path):
@@ -21,6 +21,20 @@ def test_the_cache_is_another_one_once_any_source_has_changed(tmp_path: Path):
     assert sources_digest(tmp_path) == before
     callee.write_text("RATE = 2")
     assert sources_digest(tmp_path) != before
+
+
+def test_the_digest_is_noted_until_a_source_changes(tmp_path: Path):
+    package, note = tmp_path / "package", tmp_path / "cache" / "note"
+    package.mkdir()
+    (package / "queues.py").write_text("RATE = 1")
+    first = noted_digest(package, note)
+    assert first == sources_digest(package)
+    note.write_text(note.read_text().replace(first, "0" * 16))
+    assert noted_digest(package, note) == "0" * 16, "read from the note"
+    (package / "queues.py").write_text("RATE = 22")
+    assert noted_digest(package, note) == sources_digest(package) != first
+    note.write_text("damaged")
+    assert noted_digest(package, note) == sources_digest(package)
 
 
 def test_packages_left_out_of_the_digest_compile_nothing():

@@ -54,7 +54,7 @@ class Held(Plain):
 
 
 class Recorded(Plain):
-    """Writes down the samples of every batch it makes, one line a batch. folder: where."""
+    """Prints the size of every batch it makes, and writes down its samples, one line a batch. folder: where."""
 
     def __init__(self, folder: str, size: int = 101) -> None:
         super().__init__(size)
@@ -63,6 +63,7 @@ class Recorded(Plain):
     def batch(self, indices: Tensor) -> Batch:
         with self._path.open("a") as lines:
             lines.write(" ".join(map(str, indices.tolist())) + "\n")
+        print("a batch of", len(indices))
         return super().batch(indices)
 
 
@@ -86,14 +87,6 @@ class Faulty(Plain):
                 if self._kind == "raise":
                     raise ValueError("this batch is cursed")
                 time.sleep(600)
-        return super().batch(indices)
-
-
-class Talking(Plain):
-    """Prints the size of every batch it makes."""
-
-    def batch(self, indices: Tensor) -> Batch:
-        print("a batch of", len(indices))
         return super().batch(indices)
 
 

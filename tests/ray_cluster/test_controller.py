@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from rlpto.ray_cluster.job.job_folder import read_newest
 from rlpto.ray_cluster.messages import JobSpec, Plan
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.worker.training import Trainer
+from rlpto.store.logs import LOG
 from tests.ray_cluster.conftest import NODES
 from tests.ray_cluster.running import KILL, SESSION, Running, make_spec
 
@@ -87,12 +89,12 @@ def test_a_batch_size_that_the_scheduler_chooses_is_trained_with_at_once(
         assert job.until(lambda now: now.batch_size == 16).training_on == (a,)
 
 
-def test_a_job_trains_every_sample_once_an_epoch_and_finishes(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_job_trains_every_sample_once_an_epoch_and_keeps_a_log(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a, b, *_ = ray_cluster.node_ids
     (tmp_path / "samples").mkdir()
     options = {"folder": str(tmp_path / "samples")}
     training = "tests.ray_cluster.programs:Recorded"
-    spec = make_spec(tmp_path / "job", training=training, options=options, epochs=8.0, pace=0.1)
+    spec = make_spec(tmp_path / "job", training=training, options=options, epochs=8.0, pace=0.1, logs=True)
     with Running(ray_cluster, spec) as job:
         job.command([a, b])
         job.steps(20)
@@ -108,6 +110,10 @@ def test_a_job_trains_every_sample_once_an_epoch_and_finishes(ray_cluster: Local
     assert len(lines) == 2
     used = Counter(sample for process in lines for line in process[3:] for sample in line.split())
     assert used == {str(sample): 8 for sample in range(101)}
+    texts = [json.loads(line)["text"] for line in (tmp_path / "job" / LOG).read_text().splitlines()]
+    assert {"training on 2 GPUs of 2 nodes", "training on 1 GPU of 1 node", "a batch of 8", "a batch of 16"} <= {*texts}
+    assert texts[-1] == "finished after 8 epochs"
+    assert any(text.startswith("epoch 8 of 8: loss") for text in texts)
 
 
 def test_older_commands_are_ignored_and_a_name_is_taken_once(ray_cluster: LocalCluster, tmp_path: Path) -> None:

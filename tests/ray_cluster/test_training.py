@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from rlpto.io.errors import CheckpointError, JobError
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.programs.base import load_program
 from rlpto.ray_cluster.worker.sampling import DataOrder, DrawForWholeBatch, Position, shard, step_seed
-from rlpto.ray_cluster.worker.training import Trainer
+from rlpto.ray_cluster.worker.training import MOST_LINES, PrintedLines, Trainer
 from tests.ray_cluster.programs import weights_of
 from tests.ray_cluster.running import make_spec
 
@@ -269,3 +270,23 @@ def test_options_that_json_cannot_say_are_refused(tmp_path: Path) -> None:
     assert '"options": {"adam": true}' in make_spec(tmp_path, options={"adam": True}).to_json()
     with pytest.raises(JobError, match="cannot be written as JSON"):
         make_spec(tmp_path, options={"when": object()}).to_json()
+
+
+def test_printed_lines_are_kept_and_passed_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    lines = PrintedLines()
+    lines.install()
+    print("one\ntwo", end="")
+    print(" and more")
+    print("bar 1\rbar 2\rdone", file=sys.stderr)
+    assert [text for _, text in lines.take()] == ["one", "two and more", "done"]
+    assert lines.take() == ()
+    for number in range(MOST_LINES + 5):
+        print(number)
+    taken = lines.take()
+    assert taken[0][1] == "(5 lines are left out)"
+    assert len(taken) == MOST_LINES + 1
+    assert capsys.readouterr().out.startswith("one\ntwo and more\n0\n")

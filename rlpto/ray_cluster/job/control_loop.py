@@ -12,6 +12,7 @@ import os
 import time
 import traceback
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 from rlpto.io.errors import CheckpointError
@@ -23,7 +24,9 @@ from rlpto.ray_cluster.job.worker_actors import ParameterServers, Worker, Worker
 from rlpto.ray_cluster.job.worker_roster import Growth, WorkerRoster
 from rlpto.ray_cluster.messages import JobReport, JobSpec, JobState, Plan
 from rlpto.ray_cluster.worker.actor import Failure
-from rlpto.ray_cluster.worker.training import Chunk
+
+TURN_S = 0.05
+"""Longest time between two turns while workers start or leave."""
 
 
 class ControlLoop:
@@ -138,15 +141,10 @@ class ControlLoop:
             await self._release_all()
         self._wake.clear()
         if self._roster.releasing or self._roster.starting or self._plan.nodes:
-            await self._pause(0.05)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), TURN_S)
         else:
             await self._wake.wait()
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            await asyncio.wait_for(self._wake.wait(), seconds)
-        except TimeoutError:
-            return
 
     # Starting and releasing workers.
 
@@ -238,21 +236,13 @@ class ControlLoop:
                 return
             chunk = await self._group.chunk(flight.popleft())
             self._retry.stepped(self._statistics.step, len(self._roster.training) == len(self._plan.nodes))
-            if chunk.finished or self._has_flattened(chunk):
+            if chunk.finished or (not math.isnan(chunk.accuracy) and self._statistics.flattened(self._spec)):
                 for rest in flight:
                     await self._group.chunk(rest)
                 await self._finish()
                 return
             self._start_missing()
             self._group.checkpoint_if_due()
-
-    def _has_flattened(self, chunk: Chunk) -> bool:
-        """True if the job should stop early, by the newest measurement of rank 0. Evaluations outlive the
-        controller."""
-        rule = self._spec.stop
-        if rule is None or math.isnan(chunk.accuracy):
-            return False
-        return self._statistics.has_flattened(rule, self._spec.epochs)
 
     def _change_due(self) -> bool:
         if self._stopping or self._group.saves_apart() or self._servers_are_ready():

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from rlpto.core.stopping import StopRule, has_flattened
+from rlpto.core.stopping import has_flattened
 from rlpto.performance.tables import ONE_KIND
-from rlpto.ray_cluster.messages import Measured
+from rlpto.ray_cluster.messages import JobSpec, Measured
 from rlpto.ray_cluster.worker.training import Chunk
 
 MAX_CURVE_POINTS = 200
@@ -124,10 +124,10 @@ class TrainingStatistics:
             self._behind = time.monotonic() - chunk.ended
         return replace(chunk, first=chunk.first + self._behind, ended=chunk.ended + self._behind)
 
-    def has_flattened(self, rule: StopRule, declared: float) -> bool:
-        """True if by the newest evaluation a job with these declared epochs should stop."""
+    def flattened(self, spec: JobSpec) -> bool:
+        """True if by its evaluations so far the job should stop early."""
         points = np.array(self.curve, dtype=np.float64).reshape(-1, 2)
-        return has_flattened(rule, declared, points[:, 0], points[:, 1])
+        return spec.stop is not None and has_flattened(spec.stop, spec.epochs, points[:, 0], points[:, 1])
 
     def chunk_steps(self) -> int:
         """Steps of a chunk that takes about `CHUNK_TARGET_S`."""

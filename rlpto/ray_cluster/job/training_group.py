@@ -89,8 +89,9 @@ class TrainingGroup:
             GroupPlace(self.number, rank, workers, ranks, self._host, self._store.port, timeout, servers, self.reset)
             for rank in range(workers)
         ]
-        calls = [worker.handle.join.remote(place) for worker, place in zip(self._roster.training, places, strict=True)]
-        await self._all(calls)
+        members = self._roster.training
+        calls = [worker.handle.join.remote(place) for worker, place in zip(members, places, strict=True)]
+        await self._answers(members, calls)
         self._job_folder.say(f"training on {workers} GPU{'s' * (workers > 1)} of {nodes} node{'s' * (nodes > 1)}")
         self.fresh.clear()
         if not before or self.fault_since is not None:
@@ -108,7 +109,7 @@ class TrainingGroup:
             self.sent, content = state
             shared = ray.put(content)
             try:
-                await self._all([worker.handle.load.remote(shared) for worker in self._roster.training])
+                await self._ask(self._roster.training, "load", shared)
                 loaded = True
             except FaultError as fault:
                 if fault.lost or not all(failure.lasting for failure in fault.failures):
@@ -117,15 +118,13 @@ class TrainingGroup:
                 self._job_folder.refuse(fault.text)
                 if not self._job_folder.has_checkpoints:  # the job starts over, with workers that have loaded nothing
                     raise FaultError({}, [replace(failure, lasting=False) for failure in fault.failures]) from None
-                await self._all([worker.handle.recover.remote() for worker in self._roster.training])
+                await self._ask(self._roster.training, "recover")
 
     async def _load_position(self, fresh: set[Worker]) -> None:
         """Send the job's position to new workers: servers provide its weights, but not its position."""
         _, state = await self.take_state()
-        shared = ray.put(state)
         newcomers = [worker for worker in self._roster.training if worker in fresh]
-        calls = [worker.handle.load.remote(shared) for worker in newcomers]
-        await self._collect(newcomers, calls)
+        await self._ask(newcomers, "load", ray.put(state))
 
     async def switch_servers(self, plan: Plan) -> None:
         """Switch to the servers of the plan, which get weights and optimizer state from the previous ones."""
@@ -150,7 +149,7 @@ class TrainingGroup:
     async def chunk(self, calls: list[Any]) -> Chunk:
         """Results of training calls are counted, and the output of rank 0 and its newest measurements logged.
 
-        Returns the chunk of rank 0. Raises FaultError as `_all`.
+        Returns the chunk of rank 0. Raises FaultError as `_answers`.
         """
         chunks = await collect(self._roster.training, calls, self._spec.heartbeat_timeout, self._limit())
         self._statistics.add(chunks)
@@ -164,12 +163,12 @@ class TrainingGroup:
             )
         return first
 
-    async def _all(self, calls: list[Any]) -> list[Any]:
-        """Results of one call to every worker of the group. Raises FaultError if one is lost, hangs or raised."""
-        return await self._collect(self._roster.training, calls)
+    async def _ask(self, workers: Sequence[Worker], method: str, *arguments: Any) -> list[Any]:
+        """Answers of workers to one call, made with the same arguments. Raises FaultError as `_answers`."""
+        return await self._answers(workers, [getattr(worker.handle, method).remote(*arguments) for worker in workers])
 
-    async def _collect(self, workers: Sequence[Worker], calls: list[Any]) -> list[Any]:
-        """The same for any workers."""
+    async def _answers(self, workers: Sequence[Worker], calls: list[Any]) -> list[Any]:
+        """Answers of workers to a call each. Raises FaultError if one is lost, hangs or raised."""
         limit = max(self._limit(), BETWEEN_STEPS_TIMEOUT_S)
         return await collect(workers, calls, self._spec.heartbeat_timeout, limit)
 
@@ -182,10 +181,7 @@ class TrainingGroup:
 
     async def take_state(self) -> tuple[int, bytes]:
         """Step and state of the group, written as a checkpoint too."""
-        first = self._roster.training[:1]
-        calls = [worker.handle.state.remote() for worker in first]
-        said = await self._collect(first, calls)
-        step, state = said[0]
+        ((step, state),) = await self._ask(self._roster.training[:1], "state")
         await self._checkpointer.write(step, state)
         return step, state
 
