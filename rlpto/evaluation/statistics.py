@@ -19,8 +19,7 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from scipy.stats import norm
-from scipy.stats import t as student_t
+from scipy.special import ndtr, stdtrit  # quantiles of `scipy.stats`, which takes a second to import
 
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC
 from rlpto.io.arrays import FloatArray
@@ -123,11 +122,11 @@ def bootstrap_interval(
     if freedom == 0:
         return Interval(estimate, float("nan"), float("nan"), 1)
     resampled = statistic(units, _resample_counts(len(units), resamples, seed))
-    reach = float(student_t.ppf((1 + LEVEL) / 2, freedom))
+    reach = float(stdtrit(freedom, (1 + LEVEL) / 2))
     if freedom < FEWEST_FREEDOM:
         spread = reach * float(resampled.std())
         return Interval(estimate, estimate - spread, estimate + spread, len(units))
-    tail = float(norm.cdf(-reach))
+    tail = float(ndtr(-reach))
     low, high = np.quantile(resampled, [tail, 1 - tail])
     return Interval(estimate, float(low), float(high), len(units))
 

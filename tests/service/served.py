@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from rlpto.client import Answer, Client
-from rlpto.ray_cluster.nodes.processes import TITLE, of_folder, start_time, titled
+from rlpto.ray_cluster.nodes.processes import TITLE, load_factor, of_folder, start_time, titled
 from rlpto.service.scheduler.process import STATE_FILE, STATE_VARIABLE
 from rlpto.service.settings import load_service
 from rlpto.store.database import Store
@@ -108,7 +108,7 @@ class Served:
 
     def until(self, holds: Callable[[], bool], seconds: float = WAIT_S) -> None:
         """Wait for something; AssertionError with the logs if it does not come, or the service ends."""
-        by = time.monotonic() + seconds
+        by = time.monotonic() + seconds * load_factor()
         while not holds():
             assert self.process.poll() is None, self.log()
             assert time.monotonic() < by, self.log()
