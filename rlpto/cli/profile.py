@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 def profile(
     config: ConfigArgument,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="YAML file for the profiles.")],
-    programs: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Programs to measure, instead of all of ray.programs.")
-    ] = None,
     address: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT|auto", help="A Ray cluster that is there; else a local one is started."),
@@ -51,7 +48,6 @@ def profile(
     learning: Annotated[
         float, typer.Option(min=1.0, help="Longest time in seconds for the training that measures the accuracy curve.")
     ] = 300.0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Also measure programs that are already in the file.")] = False,
     seed: SeedOption = None,
     set_: SetOption = None,
     quiet: QuietOption = False,
@@ -67,9 +63,10 @@ def profile(
         raise ConfigError(f"--out {out}: expected a file that ends in .yaml")
     from rlpto.ray_cluster.measuring.profiling import MeasuringTimes
 
-    wanted = chosen_programs(settings, programs)
-    known = {} if fresh else measured_before(out, settings.ray.programs)
-    missing = {name: program for name, program in wanted.items() if name not in known}
+    if not settings.ray.programs:
+        raise ConfigError("ray.programs: there are none, expected at least one program to measure")
+    known = measured_before(out, settings.ray.programs)
+    missing = {name: program for name, program in settings.ray.programs.items() if name not in known}
     console = make_console(quiet)
     if missing:
         try:
@@ -79,20 +76,6 @@ def profile(
             raise Interrupted(f"measured and kept in {out}: {kept}; the same command measures the others") from None
     console.print(f"{len(known)} profiles in {out}: {', '.join(sorted(known))}", style="bold")
     console.print(f"use them:  rlpto evaluate {config} --profiles {out}")
-
-
-def chosen_programs(config: Config, names: str | None) -> Mapping[str, ProgramSettings]:
-    """Programs to measure. Raises ConfigError if there are none, or a named one does not exist."""
-    programs = config.ray.programs
-    if not programs:
-        raise ConfigError("ray.programs: there are none, expected at least one program to measure")
-    if names is None:
-        return programs
-    listed = [name.strip() for name in names.split(",")]
-    unknown = next((name for name in listed if name not in programs), None)
-    if unknown is not None:
-        raise ConfigError(f"--programs: {unknown!r} is none of ray.programs: {', '.join(sorted(programs))}")
-    return {name: programs[name] for name in listed}
 
 
 def measured_before(path: Path, programs: Mapping[str, ProgramSettings]) -> dict[str, Profile]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.cli.profile import change_text, chosen_programs, measured_before, summary
+from rlpto.cli.profile import change_text, measured_before, summary
 from rlpto.experiments.config import load_config
 from rlpto.experiments.evaluate import run_cells
-from rlpto.io.errors import ConfigError, ProfileError
+from rlpto.io.errors import ProfileError
 from rlpto.performance.profiles import profiles_yaml
 from rlpto.ray_cluster.measuring.profiling import Change, ProgramMeasurements, fit_program
 from rlpto.ray_cluster.messages import Measured
@@ -57,7 +57,7 @@ def test_what_is_measured_already_needs_no_cluster(rlpto, experiment: Path, tmp_
     assert "one, two" in result.out
 
 
-def test_programs_with_other_settings_are_measured_anew(experiment: Path, tmp_path: Path) -> None:
+def test_programs_with_other_settings_are_measured_again(experiment: Path, tmp_path: Path) -> None:
     out = tmp_path / "here.yaml"
     write_profiles(experiment, out, "one", "two")
     faster = load_config(experiment, ["ray.programs.two.pace=0.05"]).ray.programs
@@ -77,14 +77,6 @@ def test_the_summary_says_what_was_found(experiment: Path) -> None:
     assert change_text(MEASURED.changes[0]) == "start to 1 workers, 1 new: 4.0 s"
     grown = Change("grow", 4, 2, 4.44, 0.044)
     assert change_text(grown) == "grow to 4 workers, 2 new: 4.4 s; 44 ms without training"
-
-
-def test_programs_are_chosen_by_name(experiment: Path) -> None:
-    config = load_config(experiment)
-    assert list(chosen_programs(config, None)) == ["one", "two"]
-    assert list(chosen_programs(config, " two ")) == ["two"]
-    with pytest.raises(ConfigError, match=r"--programs: 'three' is none of ray.programs: one, two"):
-        chosen_programs(config, "one,three")
 
 
 def test_bad_input_is_one_line(rlpto, experiment: Path, tmp_path: Path) -> None:
