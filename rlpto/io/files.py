@@ -1,7 +1,8 @@
-"""Writing files whole or not at all, and comparing them by digest."""
+"""Writing files whole or not at all, comparing them by digest, and locking them."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -41,6 +42,26 @@ def whole_file(path: Path, what: str, error: type[RlptoError] = CheckpointError)
     except OSError as refused:
         reason = (refused.strerror or str(refused)).lower()
         raise error(f"{path}: cannot write {what} there: {reason}") from None
+
+
+class FileLock:
+    """The lock of a file or folder, until `close` or the end of this process, however that comes.
+
+    The system locks the inode, for every path to it. descriptor: of the open file. flags: for opening it. Raises
+    BlockingIOError if another process holds the lock, OSError if the path cannot be opened or is a link.
+    """
+
+    def __init__(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> None:
+        self.descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let others have it."""
+        os.close(self.descriptor)
 
 
 def is_there(path: Path) -> bool:

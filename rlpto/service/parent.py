@@ -4,7 +4,6 @@ in good order."""
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import signal
 import socket
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from rlpto.io.errors import ClusterError, ConfigError
-from rlpto.io.files import whole_file
+from rlpto.io.files import FileLock, whole_file
 from rlpto.service.settings import DATABASE, ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.programs import set_program
@@ -218,11 +217,11 @@ def _listening(settings: ServiceSettings) -> Iterator[socket.socket]:
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Hold the folder's lock. Raises ClusterError if another service does."""
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ClusterError(f"{folder}: another service is at work in this folder") from None
+    try:
+        lock = FileLock(folder / "lock")
+    except BlockingIOError:
+        raise ClusterError(f"{folder}: another service is at work in this folder") from None
+    with closing(lock):
         yield
 
 

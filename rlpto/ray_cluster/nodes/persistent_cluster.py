@@ -6,14 +6,13 @@ one. `down` ends only the processes of that folder.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rlpto.io.errors import ClusterError
-from rlpto.io.files import write_text
+from rlpto.io.files import FileLock, write_text
 from rlpto.ray_cluster.nodes.environment import CONTROL, ray_environment
 from rlpto.ray_cluster.nodes.processes import (
     arguments_of,
@@ -191,19 +190,15 @@ def _only_command() -> Iterator[None]:
     folder = state_file().parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
+        lock = FileLock(folder.resolve(), os.O_RDONLY)
+    except BlockingIOError:
+        raise ClusterError(
+            "another `rlpto cluster` command is at work on the cluster: wait for its end, or end it"
+        ) from None
     except OSError as error:
         raise ClusterError(f"{folder}: cannot keep the cluster's state there: {error.strerror or error}") from None
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ClusterError(
-                "another `rlpto cluster` command is at work on the cluster: wait for its end, or end it"
-            ) from None
+    with closing(lock):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def missing_nodes(started: StartedCluster) -> list[int]:

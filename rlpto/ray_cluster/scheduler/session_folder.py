@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import math
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlpto.io.errors import CheckpointError, ClusterError
+from rlpto.io.files import FileLock
 from rlpto.ray_cluster.controllers import all_controllers, end_controllers
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.store.database import looking
@@ -75,30 +75,29 @@ def refuse_lost_database(path: Path, specs: Sequence[JobSpec], controllers: Coll
     )
 
 
-class SessionLock:
-    """Holds the lock of the session database at `path` until `close`, or until the process ends, however it does.
+class SessionLock(FileLock):
+    """Holds the lock of the session database at `path`.
 
-    The system locks the file's inode, for every path to it; its content, the process that holds the lock, is only
-    for people. Raises ClusterError if another process holds it, it is a link, or cannot be made.
+    The content of its file, the process that holds it, is only for people. Raises ClusterError if another process holds
+    it, it is a link, or cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
+        lock = lock_of(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = _open(lock_of(path), os.O_RDWR | os.O_CREAT)
+            super().__init__(lock)
+        except BlockingIOError:
+            owner = lock.read_text("ascii", "replace").strip() or "unknown"
+            raise ClusterError(f"{path}: another scheduler (process {owner}) is at work on it, expected none") from None
         except OSError as error:
-            raise ClusterError(f"{path}: no session database can be kept there: {_reason(error)}") from None
-        if not _take(self._file):
-            owner = os.pread(self._file, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(self._file)
-            raise ClusterError(f"{path}: another scheduler (process {owner}) is at work on it, expected none")
+            reason = (error.strerror or str(error)).lower()
+            if error.errno == errno.ELOOP:
+                reason = f"{lock} is a symbolic link, expected a file of its own"
+            raise ClusterError(f"{path}: no session database can be kept there: {reason}") from None
         with suppress(OSError):  # a full disk: the lock itself takes no room
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, str(os.getpid()).encode(), 0)
-
-    def close(self) -> None:
-        """Let others have it."""
-        os.close(self._file)
+            os.ftruncate(self.descriptor, 0)
+            os.pwrite(self.descriptor, str(os.getpid()).encode(), 0)
 
 
 def lock_of(path: Path) -> Path:
@@ -109,31 +108,12 @@ def lock_of(path: Path) -> Path:
 def is_locked(path: Path) -> bool:
     """True if a scheduler is at work on the session database at `path`."""
     try:
-        file = _open(lock_of(path), os.O_RDONLY)
+        FileLock(lock_of(path), os.O_RDONLY).close()
+    except BlockingIOError:
+        return True
     except OSError:
         return False
-    try:
-        return not _take(file)
-    finally:
-        os.close(file)
-
-
-def _open(path: Path, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-
-
-def _take(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _reason(error: OSError) -> str:
-    if error.errno == errno.ELOOP:
-        return f"{error.filename} is a symbolic link, expected a file of its own"
-    return (error.strerror or str(error)).lower()
+    return False
 
 
 @dataclass(frozen=True)
