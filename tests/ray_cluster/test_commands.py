@@ -30,7 +30,7 @@ from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, read_
 from tests.ray_cluster.conftest import NODES
 from tests.ray_cluster.test_real import REPOSITORY, STEPS, wait_until
 
-EPOCHS = 30
+EPOCHS = 100
 PLAIN = {"training": "tests.ray_cluster.programs:Plain", "pace": 0.2}
 ONE_JOB = ("--set", "workload.jobs=[{model: tiny, epochs: 4}]")
 LISTENS = "0A"
