@@ -22,7 +22,7 @@ from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.ray_cluster.conftest import GPUS, NODES
 from tests.ray_cluster.test_real import CELL, STEPS
 
-EPOCHS = 50
+EPOCHS = 100
 
 
 def config(cpus: int) -> Config:
