@@ -1,4 +1,4 @@
-"""Parts of a job's controller: its retries, its roster of workers, its statistics."""
+"""Parts of a job's controller: its retries, its roster of workers, its statistics; and when it counts as hanging."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from rlpto.ray_cluster.controllers import HEARTBEAT_TIMEOUT_S, START_TIMEOUT_S, ControllerProcess
 from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
 from rlpto.ray_cluster.job.supervision import FailureKind, RetryPolicy
 from rlpto.ray_cluster.job.worker_actors import Worker
 from rlpto.ray_cluster.job.worker_roster import JOIN_WAIT_S, WorkerRoster
+from rlpto.ray_cluster.scheduler import backend
 from rlpto.ray_cluster.worker.actor import Ready
 from rlpto.ray_cluster.worker.sampling import Position
 from rlpto.ray_cluster.worker.training import Chunk
@@ -117,3 +119,17 @@ def test_speeds_on_kinds_of_gpu_are_kept_apart_and_outlive_the_controller() -> N
     again.restore(statistics.lasting())
     found = {size.gpu: size.samples_per_second for size in again.throughput()}
     assert found == {"t4": 80.0, "a100": 160.0}
+
+
+def test_a_controller_that_has_not_answered_yet_has_the_time_of_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the import of torch takes longer than an answer may."""
+    monkeypatch.setattr(backend, "process_of", lambda _: ControllerProcess(True, 1, "node"))
+    asked_before = {"starts": HEARTBEAT_TIMEOUT_S + 1, "hangs": HEARTBEAT_TIMEOUT_S + 1, "never": START_TIMEOUT_S + 1}
+    calls = {job: backend._Call(job, 1, time.monotonic() - s, time.monotonic() - s) for job, s in asked_before.items()}
+    handles = {job: object() for job in calls}
+    found = backend.RayBackend("s", _handles=handles, _asked=dict(calls), _heard={"hangs"})
+    found._end_silent()
+    assert {job: ending.reason for job, ending in found._ending.items()} == {
+        "hangs": f"it left a call unanswered for {HEARTBEAT_TIMEOUT_S + 1:.0f} s",
+        "never": f"it did not start within {START_TIMEOUT_S + 1:.0f} s",
+    }

@@ -97,13 +97,14 @@ class RayBackend:
     """Controllers of one session on the Ray cluster that this process is connected to.
 
     period: s between two questions to the same controller. heartbeat_timeout: s after which one that leaves a call
-    unanswered is killed, so that the scheduler replaces it.
+    unanswered is killed, so that the scheduler replaces it; one that has never answered has the time of a start.
     """
 
     session: str
     period: float = 0.2
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_S
     _handles: dict[str, Any] = field(default_factory=dict)
+    _heard: set[str] = field(default_factory=set)
     _asked: dict[Any, _Call] = field(default_factory=dict)
     _asked_at: dict[str, float] = field(default_factory=dict)
     _ending: dict[str, _Ending] = field(default_factory=dict)
@@ -128,6 +129,7 @@ class RayBackend:
     def find(self) -> set[str]:
         """Look for controllers of this session by their names."""
         self._handles = dict(find_controllers(self.session))
+        self._heard = set(self._handles)
         return set(self._handles)
 
     def start(self, spec: JobSpec, resume: bool) -> None:
@@ -135,6 +137,7 @@ class RayBackend:
         from rlpto.ray_cluster.job.controller import start_controller
 
         self._handles[spec.id] = start_controller(spec, control_node(), resume)
+        self._heard.discard(spec.id)
 
     def command(self, command: Command) -> None:
         """Send a controller a command; its answer will be among the reports."""
@@ -189,16 +192,21 @@ class RayBackend:
                 del self._handles[job]
                 self._gone[job] = "it has died: " + str(error).strip().splitlines()[0]
             return None
+        self._heard.add(job)
         return replace(report, number=call.number) if isinstance(report, JobReport) else None
 
     def _end_silent(self) -> None:
-        """Kill controllers that have left a call unanswered for too long, but not those that are being (re)started."""
+        """Kill controllers that have left a call unanswered for too long, but not those that are being (re)started:
+        on a busy machine they take longer to import what they need."""
         now = time.monotonic()
         for call in [call for call in self._asked.values() if now - call.since > self.heartbeat_timeout]:
             handle = self._handles.get(call.job)
             if handle is None:
                 continue
-            if process_of(handle).alive:
+            alive = process_of(handle).alive
+            if not alive:
+                self._heard.discard(call.job)
+            if alive and call.job in self._heard:
                 self._kill(call.job, f"it left a call unanswered for {now - call.first:.0f} s")
             elif now - call.first > START_TIMEOUT_S:
                 self._kill(call.job, f"it did not start within {now - call.first:.0f} s")
