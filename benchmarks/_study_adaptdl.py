@@ -20,7 +20,7 @@ from _systems import DIGITS, digits_trainer, play
 from rlpto.core.cluster import Node
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray
-from rlpto.knowledge.beliefs import choose, follow_choices
+from rlpto.knowledge.beliefs import ChoiceRule, choose, follow_choices
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import BatchLimits, choose_batch, efficiency
 from rlpto.performance.fitted import SPANS, FittedProfiles, choices_by_size
@@ -343,12 +343,12 @@ def _followed(model: str, gpus: int, rules: Sequence[float]) -> list[FollowedBat
     nodes = np.full(len(scales), gpus // 4)
     seconds = profile.throughput.step_time(nodes, batches.gpus, batches.local, batches.accumulation)
     believed = np.where(batches.usable, batches.weighed / seconds, 0.0)
-    first = choose(believed, scales, facts.grad_sqr[0, 0], facts.grad_var[0, 0], 1.0)
+    first = choose(believed, scales, facts.grad_sqr[0, 0], facts.grad_var[0, 0], ChoiceRule())
     found = []
     for above in rules:
         rates, choices = np.zeros(profile.epochs), np.zeros(profile.epochs, dtype=np.int64)
         truth = (facts.grad_sqr, facts.grad_var, facts.rates)
-        follow_choices(believed, scales, *truth, 0, first, 1.0, above, rates, choices)
+        follow_choices(believed, scales, *truth, 0, first, ChoiceRule(above=above), rates, choices)
         changed = np.flatnonzero(np.diff(choices))
         goodput = believed[:, None] * efficiency(profile.noise(changed), batches.weighed[:, None], base)
         before, after = (goodput[choices[changed + at], np.arange(len(changed))] for at in (0, 1))

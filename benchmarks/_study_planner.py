@@ -34,15 +34,32 @@ UNKNOWN = "knowledge.remaining=unknown"
 SETTINGS: dict[str, tuple[str, ...]] = {
     "true speeds, declared epochs": (),
     "true speeds, epochs unknown": (UNKNOWN,),
+    "true speeds, by the curve": ("knowledge.remaining=curve",),
     "own fits, declared epochs": ONLINE,
     "own fits, epochs unknown": (*ONLINE, UNKNOWN),
+    "own fits, by the curve": (*ONLINE, "knowledge.remaining=curve"),
     "shared fits, declared epochs": SHARED,
-    "shared fits, epochs learnt": (*SHARED, "knowledge.remaining=learnt"),
+    "shared fits, learnt or by the curve": (*SHARED, "knowledge.remaining=learnt_or_curve"),
     "shared fits, epochs unknown": (*SHARED, UNKNOWN),
+    "shared fits, by the curve": (*SHARED, "knowledge.remaining=curve"),
 }
 """What policies and jobs know, by name."""
-CLAIMED = ("true speeds, declared epochs", "shared fits, declared epochs", "shared fits, epochs unknown")
-"""Settings that are claimed of all policies; of the planner nothing is claimed of the last."""
+CLAIMED = (
+    *("true speeds, declared epochs", "own fits, declared epochs", "own fits, by the curve"),
+    *("shared fits, declared epochs", "shared fits, learnt or by the curve", "shared fits, by the curve"),
+)
+PLANNED = ("true speeds, declared epochs", "shared fits, declared epochs", "shared fits, epochs unknown")
+"""Settings in which the planner is compared; of the last nothing is claimed of it."""
+FOLDERS = ("traces/pollux", "pollux/generated")
+"""Pollux's published workloads, and those that the weights were tuned on, with true speeds."""
+BELIEFS: dict[str, tuple[str, ...]] = {
+    "Pollux's fit, jobs not observed look short": ("knowledge.fit=pollux",),
+    "fit with a prior, most probable speed": ("knowledge.quantile=0",),
+    "fit with a prior, half a standard deviation below": (),
+    "the same, epochs unknown: as many left as done": (UNKNOWN, "knowledge.tail=1"),
+    "the same, epochs unknown: twice as many left as done": (UNKNOWN,),
+    "the same, epochs by the curve": ("knowledge.remaining=curve",),
+}
 TUNED = tuned("pollux-adaptive")
 NEED_EPOCHS = ("srtf", "hesrpt", "optimus", "index", "pollux:favour=remaining", TUNED)
 """Policies that look at the work that is left; to the others it makes no difference."""
@@ -125,9 +142,9 @@ def pollux(plan: Plan) -> Part:
     """Pollux's four workloads with jobs that choose their batch sizes, by what is known, by Pollux's published mean."""
     planner = f"planner:base={TUNED.removeprefix('index:weights=')},{SEARCH}"
     found = Part()
-    for name in CLAIMED:
+    for name in PLANNED:
         index, planned = (of_published(plan, spec, (*TIME_ONLY, *SETTINGS[name])) for spec in (TUNED, planner))
-        if name != CLAIMED[-1]:
+        if name != PLANNED[-1]:
             found.figures[f"planner, {name}"] = planned
         found.rows.append({"known": name, "tuned index": f"{index:.3f}", "planner": f"{planned:.3f}"})
     return found
@@ -144,11 +161,24 @@ def knowledge(plan: Plan) -> Part:
     return Part({f"best policy, {name}": min(row[name] for row in ratios.values()) for name in CLAIMED}, rows)
 
 
-def of_published(plan: Plan, spec: str, settings: tuple[str, ...]) -> float:
-    """Mean JCT over Pollux's published workloads by its published mean, with jobs that choose their batch sizes."""
+def beliefs(plan: Plan) -> Part:
+    """What each part of the beliefs is worth to the tuned index, where each job fits its own speed."""
+    rows = []
+    for name, settings in BELIEFS.items():
+        found = [of_published(plan, TUNED, (*ONLINE, *settings), folder) for folder in FOLDERS]
+        rows.append({"beliefs": name, "workloads 1-4": f"{found[0]:.3f}", "workloads 101-106": f"{found[1]:.3f}"})
+    return Part(rows=rows)
+
+
+def of_published(plan: Plan, spec: str, settings: tuple[str, ...], folder: str = FOLDERS[0]) -> float:
+    """Mean JCT over the workloads of a folder by Pollux's published mean, with jobs that choose their batch sizes."""
     assert plan.data is not None
-    config = config_of(plan.data / "traces" / "pollux", plan.data / "profiles", ADAPTIVE, *settings)
-    done = finished(plan, config, [spec], "known", windows=lambda window: ("pollux", window) in PUBLISHED)
+    config = config_of(plan.data / folder, plan.data / "profiles", ADAPTIVE, *settings)
+
+    def wanted(window: str) -> bool:
+        return folder != FOLDERS[0] or ("pollux", window) in PUBLISHED
+
+    done = finished(plan, config, [spec], "known", windows=wanted)
     published = np.mean([jct for (policy, _), jct in PUBLISHED.items() if policy == "pollux"])
     return float(np.mean([one.metrics["jct_mean"] for one in done]) / published)
 

@@ -10,12 +10,14 @@ import numpy as np
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterState, Node, Progress
+from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
 from rlpto.core.loop import run
 from rlpto.core.queues import ConvergingSettings, QueueSettings
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
-from rlpto.io.arrays import FloatArray
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.knowledge.remaining import RemainingKnowledge, RemainingWork
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.profiles import builtin_profiles
@@ -287,3 +289,12 @@ class Scripted:
 def on_nodes(cluster: SimulatedCluster, jobs: Sequence[int]) -> list[list[int]]:
     """Nodes of the GPUs of these jobs."""
     return [cluster.nodes_of(j).tolist() for j in jobs]
+
+
+def remaining_work(how: RemainingKnowledge, store: JobStore, tables: SpeedTables) -> RemainingWork:
+    """What jobs of a store are believed to have left, where twice of what was done is left of unknown work."""
+
+    def accuracy_at(index: IntArray, progress: FloatArray) -> FloatArray:
+        return tables.accuracy_at(store.type_index[index], progress)
+
+    return RemainingWork(how, 2.0, store, tables, accuracy_at)

@@ -105,7 +105,7 @@ class JobTable:
             if tables.known_remaining is None:
                 view["remaining"] = left
             view["epochs"] = view["progress"] + left
-            view["final_accuracy"] = self._accuracy_of(view["type_index"], view["epochs"])
+            view["final_accuracy"] = tables.accuracy_at(view["type_index"], view["epochs"])
         return view
 
     @cached_property
@@ -271,17 +271,7 @@ class JobTable:
 
     def accuracy_at(self, progress: FloatArray) -> FloatArray:
         """[n] accuracy in [0, 1] of each job after `progress` [n] epochs, by its profile's curve."""
-        return self._accuracy_of(self.type_index, progress)
-
-    def _accuracy_of(self, types: IntArray, progress: FloatArray) -> FloatArray:
-        """[n] the same for jobs of `types` [n]."""
-        curve = self._tables.accuracy
-        last = self._tables.epochs[types]
-        at = np.minimum(progress, last)
-        low = np.minimum(at.astype(np.int64), last - 1)
-        start, end = curve[types, low], curve[types, low + 1]
-        accuracy: FloatArray = start + (at - low) * (end - start)
-        return accuracy
+        return self._tables.accuracy_at(self.type_index, progress)
 
     def ranked(self, key: FloatArray | IntArray) -> IntArray:
         """[n] row numbers by rank of the class, then by ascending `key`, then in queue order.

@@ -21,7 +21,8 @@ from rlpto.io.reading import one_line
 from rlpto.io.settings import LARGEST_SEED, Settings
 from rlpto.io.settings_text import described_yaml, first_problem
 from rlpto.io.yaml_file import Location, parse_value, read_yaml
-from rlpto.knowledge.known import RemainingKnowledge
+from rlpto.knowledge.known import NOISE_SLOPE, UNSEEN_HOURS, BeliefRules, FitMethod
+from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.metrics import DEFAULT_METRIC, MetricName
 from rlpto.performance.tables import ONE_KIND
 from rlpto.policies.spec import FILE_ENDINGS, parse_spec
@@ -156,15 +157,32 @@ class KnowledgeSettings(Settings):
     of themselves so far, by which they also choose their batch sizes."""
     fits: Literal["own", "shared"] = "own"
     """online, simulated jobs; own: each job fits its own observations; shared: jobs of a model share theirs."""
+    fit: FitMethod = "bayes"
+    """online, simulated jobs; bayes: fits with a prior from other models, and gradient noise that grows with the batch;
+    pollux: Pollux's fits. Policy pollux has its own in any case. Jobs not observed yet look short with both."""
+    quantile: float = Field(-0.5, ge=-3, le=3)
+    """fit bayes: standard deviations above the most probable speed that policies are shown; negative: cautious."""
     remaining: RemainingKnowledge = "declared"
     """Source of the remaining epochs that policies see; declared: the true number (with the errors below, if noisy);
-    learnt: estimated from finished jobs of the same model; unknown: as many as a job has done already."""
+    learnt: estimated from finished jobs of the same model; curve: from how much a job's accuracy has flattened,
+    compared with curves of other models; learnt_or_curve: learnt where such a job has finished, else curve; unknown:
+    `tail` times those that a job has done, as in all others where they know nothing."""
+    tail: float = Field(2.0, gt=0, le=100)
+    """Remaining epochs of a job of unknown length, as a multiple of those it has done."""
     remaining_sigma: float = Field(0.3, ge=0, le=10)
     """noisy: standard deviation of the logarithm of the error of the remaining work."""
     speed_sigma: float = Field(0.2, ge=0, le=10)
     """noisy: standard deviation of the logarithm of the error of the speed."""
     scaling_sigma: float = Field(0.1, ge=0, le=10)
     """noisy: standard deviation of the exponent e in the error k**e of the speed with k GPUs."""
+
+    @property
+    def rules(self) -> BeliefRules:
+        """How observations become beliefs."""
+        shared = self.fits == "shared"
+        if self.fit == "pollux":
+            return BeliefRules(shared=shared, unseen_hours=UNSEEN_HOURS)
+        return BeliefRules(shared, "bayes", self.quantile, NOISE_SLOPE, UNSEEN_HOURS)
 
 
 class EvaluationSettings(Settings):

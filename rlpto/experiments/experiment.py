@@ -27,7 +27,7 @@ from rlpto.experiments.config import Config, KnowledgeSettings
 from rlpto.experiments.window_traces import WindowTraces
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError, JobError, TraceError
-from rlpto.knowledge.known import BatchCache, Knowledge
+from rlpto.knowledge.known import AS_POLLUX, BatchCache, Knowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
@@ -35,6 +35,7 @@ from rlpto.performance.metrics import METRICS
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.planning.planner import Planner
 from rlpto.planning.predictor import prediction_settings
+from rlpto.policies.pollux.policy import Pollux
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.switching import SwitchingPolicy
@@ -190,8 +191,9 @@ class Experiment:
         knowledge = Knowledge(
             noise=estimate_noise(known, len(jobs), own_seed),
             remaining=known.remaining,
+            tail=known.tail,
             beliefs=self._facts if known.mode == "online" else None,
-            shared_fits=known.fits == "shared",
+            rules=replace(AS_POLLUX, shared=known.rules.shared) if isinstance(policy, Pollux) else known.rules,
         )
         return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, knowledge, source, self.background)
 

@@ -249,7 +249,7 @@ def real_cluster(
         database=database,
         rules=rules,
         observers=observers,
-        knowledge=PolicyKnowledge(noise, online, config.knowledge.remaining),
+        knowledge=PolicyKnowledge(noise, online, config.knowledge.remaining, config.knowledge.tail),
         source=None if online is not None else source,
         specs_of=specs_of,
         background=config.workload.background,

@@ -7,12 +7,15 @@ By the rules of Pollux (Qiao et al., OSDI 2021, section 4.1 and its artifact). P
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.compiled import njit
+from rlpto.knowledge.bayes_fit import BayesFit, fill_log_speeds, fit_with_prior
 from rlpto.knowledge.online_fit import fit_observed
+from rlpto.knowledge.prior import ThroughputPrior, law_at, reference_batch
 from rlpto.performance.efficiency import BatchCandidates, BatchLimits, batch_candidates
 from rlpto.performance.fitted import SPANS
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams
@@ -21,22 +24,39 @@ Observed = tuple[int, int, int]
 """Nodes, GPUs, local batch."""
 
 
+class ChoiceRule(NamedTuple):
+    """How a job compares batch sizes.
+
+    exponent: of the efficiency in what is maximised, see `rlpto.performance.metrics.JobMetric`. slope: of the logarithm
+    of the noise scale on that of the batch. above: a batch in use stays unless another has over `above` times its
+    score.
+    """
+
+    exponent: float = 1.0
+    slope: float = 0.0
+    above: float = 1.0
+
+
 @dataclass
 class ThroughputBelief:
     """Steps that one job, or all jobs of a model, have observed, and the fit to them.
 
-    limits: of the batch size. batch: the fixed batch size, or None. most: GPUs that tables go up to. exponent: of the
-    efficiency in what is maximised, see `rlpto.performance.metrics.JobMetric`.
+    limits: of the batch size. batch: the fixed batch size, or None. most: GPUs that tables go up to. exponent: see
+    `ChoiceRule`. prior: of the law; None: Pollux's fit, which has none. quantile: see
+    `rlpto.knowledge.known.BeliefRules`.
     """
 
     limits: BatchLimits
     batch: int | None
     most: int
     exponent: float = 1.0
+    prior: ThroughputPrior | None = None
+    quantile: float = 0.0
     steps: dict[Observed, tuple[float, float]] = field(default_factory=dict)
     params: ThroughputParams | None = None
     _candidates: dict[int, BatchCandidates] = field(default_factory=dict)
     _table: FloatArray | None = None
+    _bayes: BayesFit | None = None
 
     def observe(self, key: Observed, step: float, sync: float) -> bool:
         """Note the seconds of a step and of its synchronisation. True if such a step was not known."""
@@ -50,7 +70,14 @@ class ThroughputBelief:
         keys = np.array(list(self.steps), dtype=np.float64)
         times = np.array(list(self.steps.values()))
         nodes, gpus, local = keys.T
-        self.params = fit_observed(StepMeasurements(nodes, gpus, local, times[:, 0], times[:, 1]))
+        rows = StepMeasurements(nodes, gpus, local, times[:, 0], times[:, 1])
+        if self.prior is None:
+            self.params = fit_observed(rows)
+        else:
+            reference = reference_batch(self.limits)
+            last = None if self._bayes is None else self._bayes.point
+            self._bayes = fit_with_prior(rows, self.prior, reference, last)
+            self.params = law_at(self._bayes.point, reference)
         self._table = None
 
     def candidates(self, gpus: int) -> BatchCandidates:
@@ -66,55 +93,72 @@ class ThroughputBelief:
         seconds = self.params.step_time(nodes, gpus, found.local, found.accumulation)
         return np.where(found.usable, found.weighed / seconds, 0.0)
 
-    def score(self, sqr: float, var: float) -> FloatArray:
+    def score(self, sqr: float, var: float, slope: float = 0.0) -> FloatArray:
         """[SPANS, most] best score with 1.. GPUs on one node and on several: samples per second, counted as at the base
         batch. Where the efficiency has another exponent than 1, one GPU has its goodput all the same.
 
-        Before the first fit a job is taken to scale perfectly from one base batch per second and GPU.
+        sqr, var: gradient statistics at the base batch. Before the first fit a job is taken to scale perfectly from one
+        base batch per second and GPU.
         """
         if self.params is None:
             return np.tile(self.limits.base * np.arange(1.0, self.most + 1), (SPANS, 1))
         if self._table is None:
-            sizes = [self.candidates(gpus) for gpus in range(1, self.most + 1)]
-            self._scales = np.stack([size.weighed for size in sizes]) / self.limits.base
-            local, accumulation = (np.stack(part) for part in zip(*(size[1:3] for size in sizes), strict=True))
-            usable = np.stack([size.usable for size in sizes])
-            nodes, gpus = np.arange(1, SPANS + 1)[:, None, None], np.arange(1, self.most + 1)[:, None]
-            seconds = self.params.step_time(nodes, gpus, local, accumulation)
-            self._table = np.where(usable, self._scales * self.limits.base / seconds, 0.0)
-        score = best_score(self._table, self._scales, sqr, var, self.exponent)
+            self._table = self._tabulate()
+        rule = ChoiceRule(self.exponent, slope)
+        score = best_score(self._table, self._scales, sqr, var, rule)
         if self.exponent != 1:
-            chosen = choose(self._table[0, 0], self._scales[0], sqr, var, self.exponent)
-            goodput = self._table[0, 0, chosen] * efficiency_seen(sqr, var, self._scales[0, chosen])
+            chosen = choose(self._table[0, 0], self._scales[0], sqr, var, rule)
+            goodput = self._table[0, 0, chosen] * efficiency_seen(sqr, var, self._scales[0, chosen], slope)
             score *= goodput / score[0, 0]
         return score
 
+    def _tabulate(self) -> FloatArray:
+        """[SPANS, most, C] samples per second of all candidates with 1.. GPUs, as policies are shown them."""
+        assert self.params is not None
+        sizes = [self.candidates(gpus) for gpus in range(1, self.most + 1)]
+        self._scales = np.stack([size.weighed for size in sizes]) / self.limits.base
+        local, accumulation = (np.stack(part) for part in zip(*(size[1:3] for size in sizes), strict=True))
+        usable = np.stack([size.usable for size in sizes])
+        if self._bayes is None:
+            nodes, gpus = np.arange(1, SPANS + 1)[:, None, None], np.arange(1, self.most + 1)[:, None]
+            seconds = self.params.step_time(nodes, gpus, local, accumulation)
+        else:
+            log_seconds, sigma = np.empty((SPANS, *local.shape)), np.empty((SPANS, *local.shape))
+            reference = reference_batch(self.limits)
+            fill_log_speeds(*self._bayes, reference, local, accumulation, log_seconds, sigma)
+            seconds = np.exp(log_seconds - self.quantile * sigma)
+        return np.where(usable, self._scales * self.limits.base / seconds, 0.0)
+
 
 @njit(error_model="numpy")
-def best_score(throughput: FloatArray, scales: FloatArray, sqr: float, var: float, exponent: float) -> FloatArray:
+def best_score(throughput: FloatArray, scales: FloatArray, sqr: float, var: float, rule: ChoiceRule) -> FloatArray:
     """[S, K] largest score over the candidates of throughput [S, K, C] samples/s. scales: [K, C] base batches."""
     best = np.zeros(throughput.shape[:2])
     for gpus in range(scales.shape[0]):
         for at in range(scales.shape[1]):
-            useful = efficiency_seen(sqr, var, scales[gpus, at]) ** exponent
+            useful = efficiency_seen(sqr, var, scales[gpus, at], rule.slope) ** rule.exponent
             for span in range(throughput.shape[0]):
                 best[span, gpus] = max(best[span, gpus], throughput[span, gpus, at] * useful)
     return best
 
 
 @njit(error_model="numpy")
-def efficiency_seen(sqr: float, var: float, scale: float) -> float:
-    """Progress per sample with `scale` base batches by the last gradient statistics; a gain of 1 where they are odd."""
-    below = var / scale + sqr
-    return float((var + sqr) / below / scale if below > 0.0 else 1.0 / scale)
+def efficiency_seen(sqr: float, var: float, scale: float, slope: float) -> float:
+    """Progress per sample with `scale` base batches; a gain of 1 where the statistics are odd.
+
+    sqr, var: gradient statistics at the base batch; the variance is taken to grow with scale ** slope.
+    """
+    there = var * scale**slope
+    below = there / scale + sqr
+    return float((there + sqr) / below / scale if below > 0.0 else 1.0 / scale)
 
 
 @njit(error_model="numpy")
-def choose(throughput: FloatArray, scales: FloatArray, sqr: float, var: float, exponent: float) -> int:
+def choose(throughput: FloatArray, scales: FloatArray, sqr: float, var: float, rule: ChoiceRule) -> int:
     """The candidate with the largest score, the first of equals. throughput, scales: [C]."""
     best, most = 0, -1.0
     for at in range(len(throughput)):
-        score = throughput[at] * efficiency_seen(sqr, var, scales[at]) ** exponent
+        score = throughput[at] * efficiency_seen(sqr, var, scales[at], rule.slope) ** rule.exponent
         if score > most:
             best, most = at, score
     return best
@@ -122,13 +166,13 @@ def choose(throughput: FloatArray, scales: FloatArray, sqr: float, var: float, e
 
 @njit(error_model="numpy")
 def choose_again(
-    throughput: FloatArray, scales: FloatArray, sqr: float, var: float, exponent: float, held: int, above: float
+    throughput: FloatArray, scales: FloatArray, sqr: float, var: float, rule: ChoiceRule, held: int
 ) -> int:
-    """As `choose`, but candidate `held`, which is in use, stays unless the best score is over `above` times its own."""
-    best = choose(throughput, scales, sqr, var, exponent)
-    found = throughput[best] * efficiency_seen(sqr, var, scales[best]) ** exponent
-    present = throughput[held] * efficiency_seen(sqr, var, scales[held]) ** exponent
-    return best if found > above * present else held
+    """As `choose`, but candidate `held`, which is in use, stays if `rule.above` says so."""
+    best = choose(throughput, scales, sqr, var, rule)
+    found = throughput[best] * efficiency_seen(sqr, var, scales[best], rule.slope) ** rule.exponent
+    present = throughput[held] * efficiency_seen(sqr, var, scales[held], rule.slope) ** rule.exponent
+    return best if found > rule.above * present else held
 
 
 @njit(error_model="numpy")
@@ -140,16 +184,14 @@ def follow_choices(
     rates: FloatArray,
     epoch: int,
     first: int,
-    exponent: float,
-    above: float,
+    rule: ChoiceRule,
     out_rates: FloatArray,
     out_choices: IntArray,
 ) -> None:
     """Fill out_rates and out_choices [P] with what a job will choose in each epoch from `epoch` on, and its true speed.
 
     throughput, scales: [C] as believed; an empty throughput: nothing is, and `first` stays. grad_sqr, grad_var, rates:
-    [C, P] truth. In an epoch the job sees the statistics of its batch, by which it chooses in the next. above: as in
-    `choose_again`.
+    [C, P] truth. In an epoch the job sees the statistics of its batch, by which it chooses in the next.
     """
     choice = first
     out_rates[:epoch] = rates[first, :epoch]
@@ -157,5 +199,5 @@ def follow_choices(
     for at in range(epoch, rates.shape[1]):
         out_rates[at], out_choices[at] = rates[choice, at], choice
         if len(throughput):
-            seen = grad_sqr[choice, at], grad_var[choice, at]
-            choice = choose_again(throughput, scales, seen[0], seen[1], exponent, choice, above)
+            sqr, var = grad_sqr[choice, at], grad_var[choice, at] * scales[choice] ** -rule.slope
+            choice = choose_again(throughput, scales, sqr, var, rule, choice)

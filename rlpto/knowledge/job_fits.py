@@ -1,9 +1,10 @@
-"""Beliefs of jobs that know only what they observe, by Pollux's fits: of each job, or shared by jobs of a type."""
+"""Beliefs of jobs that know only what they observe: of each job, or shared by jobs of a type."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,14 +13,27 @@ from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.knowledge.beliefs import Observed, ThroughputBelief
 from rlpto.knowledge.job_types import JobTypes
+from rlpto.knowledge.known import BeliefRules
+from rlpto.knowledge.noise_slope import NoiseSlopes
+from rlpto.knowledge.prior import prior_without
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.profiles import BatchPerformanceSource
 from rlpto.performance.tables import JobType, SpeedTables
 
 STAGES = 8
 """Parts of what a job has left, in each of which it is expected to see other gradient statistics."""
-Statistics = tuple[float, float]
-"""Squared norm and variance of a gradient."""
+
+
+class Statistics(NamedTuple):
+    """Squared norm and variance of a gradient, and the batch that showed them, in base batches."""
+
+    sqr: float
+    var: float
+    scale: float = 1.0
+
+    def at_base(self, slope: float) -> tuple[float, float]:
+        """What the base batch would show, if the variance grows with the batch to the power `slope`."""
+        return self.sqr, self.var * self.scale**-slope
 
 
 class JobFits:
@@ -27,7 +41,7 @@ class JobFits:
 
     jobs: as in the store, whose `believed_type` of active jobs is kept up to date. model_tables: of the jobs' models;
     their speeds are not looked at. source: limits of batch sizes, and one GPU's throughput on every kind.
-    shared: jobs of a type share one fit and what they have seen.
+    left: [n] epochs that jobs number [n] are believed to have left.
     """
 
     def __init__(
@@ -36,10 +50,10 @@ class JobFits:
         store: JobStore,
         model_tables: SpeedTables,
         source: BatchPerformanceSource,
-        *,
-        shared: bool,
+        rules: BeliefRules,
+        left: Callable[[IntArray], FloatArray],
     ) -> None:
-        self._jobs, self._store, self._source, self._shared = jobs, store, source, shared
+        self._jobs, self._store, self._source, self._rules, self._left = jobs, store, source, rules, left
         self._kinds, self._kind_of = model_tables.kinds, model_tables.kind
         unknown = replace(
             model_tables, elapsed=np.zeros((0, 0)), known_remaining=None, known_speed=None, score_rates=None
@@ -49,7 +63,9 @@ class JobFits:
         self._seen: dict[int, Statistics] = {}
         self._seen_by_type: dict[JobType, Statistics] = {}
         self._seen_by_epoch: dict[JobType, FloatArray] = {}
+        self._slopes = NoiseSlopes(rules.noise_slope, learn=rules.shared and rules.noise_slope > 0)
         self._first_kind: dict[int | JobType, int] = {}
+        self._unseen: dict[int, float] = {}
         self._stale: set[int] = set()
 
     @property
@@ -67,16 +83,24 @@ class JobFits:
         if key not in self._fits:
             own = self.type_of(job)
             limits, exponent = self._source.limits(own.model, self._kinds[kind]), METRICS[own.metric].exponent
-            self._fits[key] = ThroughputBelief(limits, own.batch_size, self.tables.max_gpus, exponent)
+            prior = prior_without(own.model) if self._rules.method == "bayes" else None
+            most, quantile = self.tables.max_gpus, self._rules.quantile
+            self._fits[key] = ThroughputBelief(limits, own.batch_size, most, exponent, prior, quantile)
         return self._fits[key]
 
-    def seen_by(self, job: int) -> Statistics | None:
-        """Gradient statistics that a job saw last, or where fits are shared one like it; None: there are none."""
-        return self._seen.get(job, self._seen_by_type.get(self.type_of(job)) if self._shared else None)
+    def seen_by(self, job: int) -> tuple[float, float] | None:
+        """Gradient statistics that a job saw last, or where fits are shared one like it, as the base batch would show
+        them; None: there are none."""
+        seen = self._seen.get(job, self._seen_by_type.get(self.type_of(job)) if self._rules.shared else None)
+        return None if seen is None else seen.at_base(self.slope_of(job))
+
+    def slope_of(self, job: int) -> float:
+        """Growth of a job's noise scale with the batch size, as an exponent."""
+        return self._slopes.of(self.type_of(job))
 
     def _evidence_of(self, job: int) -> int | JobType:
         """Whose steps a job's fit rests on."""
-        return self.type_of(job) if self._shared else job
+        return self.type_of(job) if self._rules.shared else job
 
     def follow(self, active: IntArray) -> list[int]:
         """Give every active job types, and take them from jobs that have finished, which are returned."""
@@ -85,6 +109,7 @@ class JobFits:
         for job in finished:
             records["believed_type"][job] = records["type_index"][job]
             self._types.drop(job)
+            self._unseen.pop(job, None)
         for job in present - self._types.first.keys():
             self._types.add(job, records["type_index"][job])
             self._write(job)
@@ -115,17 +140,21 @@ class JobFits:
         if refitted:
             self._first_kind.setdefault(self._evidence_of(job), kind)
             fit.fit()
-        if self._shared and min(seen) > 0:
-            self._seen_by_epoch.setdefault(own, np.zeros((epochs, 2)))[epoch] = seen
+        if self._rules.shared and min(seen) > 0:
+            self._seen_by_epoch.setdefault(own, np.zeros((epochs, 3)))[epoch] = seen
+            self._slopes.learn(own, job, epoch, *seen)
         if refitted or seen != self._seen.get(job):
             self._stale.add(job)
         self._seen[job] = self._seen_by_type[own] = seen
-        if self._shared:
+        if self._rules.shared:
             like = (other for other in self._types.first if self.type_of(other) == own)
             self._stale.update(other for other in like if refitted or other not in self._seen)
 
     def refresh(self) -> None:
         """Bring the tables up to date with what was learnt."""
+        if self._unseen:
+            left = self._left(np.array(list(self._unseen)))
+            self._stale.update(job for job, now in zip(self._unseen, left, strict=True) if now != self._unseen[job])
         for job in self._stale & self._types.first.keys():
             self._write(job)
         self._stale.clear()
@@ -137,32 +166,47 @@ class JobFits:
         last = len(worth) - 1
         by_epoch = worth[np.minimum(np.arange(tables.rates.shape[1]), last)]
         stages = self._stages(job, (1.0, 0.0) if seen is None else seen, last)
+        hours = None if self._kinds_seen(job) else self._rules.unseen_hours
+        self._unseen.pop(job, None)
+        if hours is not None:
+            self._unseen[job] = float(self._left(np.array([job]))[0])
         for kind in range(len(self._kinds)):
             rows = tables.row[self._types.first[job] + kind, :, 1:].reshape(-1)
             rates = tables.rates[rows[0] : rows[-1] + 1]
+            if hours is not None:
+                rates[:] = self._unseen[job] / (3600.0 * hours)
+                continue
             for first, expected in stages:
                 rates[:, first:] = self._score(job, kind, *expected).reshape(-1, 1) / by_epoch[first:]
 
-    def _stages(self, job: int, seen: Statistics, last: int) -> list[tuple[int, Statistics]]:
-        """From which epoch on a job is expected to see which gradient statistics; `last`: epoch of its profile.
+    def _stages(self, job: int, seen: tuple[float, float], last: int) -> list[tuple[int, tuple[float, float]]]:
+        """From which epoch on a job is expected to see which gradient statistics, as the base batch would show them;
+        `last`: epoch of its profile.
 
         What it has seen last goes on, in proportion to what others of its type saw in the epochs ahead of it, where
         they share that; in STAGES parts of what is left.
         """
-        path = self._seen_by_epoch.get(self.type_of(job)) if self._shared else None
+        path = self._seen_by_epoch.get(self.type_of(job)) if self._rules.shared else None
         stages = [(0, seen)]
         if path is None:
             return stages
-        known = np.flatnonzero(path[:, 0] > 0)
+        known, slope = np.flatnonzero(path[:, 0] > 0), self.slope_of(job)
+
+        def seen_in(epoch: int) -> tuple[float, float]:
+            return Statistics(*path[known[max(int(np.searchsorted(known, epoch, "right")) - 1, 0)]]).at_base(slope)
+
         now = min(int(self._store.records["progress"][job]), last)
-        here = path[known[max(int(np.searchsorted(known, now, "right")) - 1, 0)]]
+        here = seen_in(now)
         edges = np.linspace(now, last + 1, STAGES + 1).astype(int)
         for first, after in zip(edges[1:-1].tolist(), edges[2:].tolist(), strict=True):
-            middle = (first + after) // 2
-            there = path[known[max(int(np.searchsorted(known, middle, "right")) - 1, 0)]]
+            there = seen_in((first + after) // 2)
             if after > first > now:
                 stages.append((first, (seen[0] * there[0] / here[0], seen[1] * there[1] / here[1])))
         return stages
+
+    def _kinds_seen(self, job: int) -> list[int]:
+        """Kinds of GPU whose speed a job's evidence tells."""
+        return [kind for kind in range(len(self._kinds)) if self.fit_of(job, kind).params is not None]
 
     def _score(self, job: int, kind: int, sqr: float, var: float) -> FloatArray:
         """As `ThroughputBelief.score`, on a kind of GPU.
@@ -170,10 +214,10 @@ class JobFits:
         A kind that the job has not run on is projected from the first one it has: by the ratio of one GPU's
         throughputs, as Sia does (Jayaram Subramanya et al., SOSP 2023).
         """
-        known = [other for other in (kind, *range(len(self._kinds))) if self.fit_of(job, other).params is not None]
-        if not known or known[0] == kind:
-            return self.fit_of(job, kind).score(sqr, var)
+        known, slope = self._kinds_seen(job), self.slope_of(job)
+        if not known or kind in known:
+            return self.fit_of(job, kind).score(sqr, var, slope)
         first = self._first_kind.get(self._evidence_of(job), known[0])
         model, one_gpu = self.type_of(job).model, self._source.one_gpu_throughput
         ratio = one_gpu(model, self._kinds[kind]) / one_gpu(model, self._kinds[first])
-        return self.fit_of(job, first).score(sqr, var) * ratio
+        return self.fit_of(job, first).score(sqr, var, slope) * ratio

@@ -1,22 +1,20 @@
-"""What is known of jobs: the truth, estimates with errors, or what jobs observe; and how much work they have left."""
+"""What is known of jobs: the truth, estimates with errors, or what jobs observe."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import EstimateNoise
-from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.efficiency import BatchPerformance
 from rlpto.performance.profiles import BatchPerformanceSource
 from rlpto.performance.tables import JobType
 
-RemainingKnowledge = Literal["declared", "learnt", "unknown"]
-LEAST_EPOCHS = 1.0
-"""Epochs that are believed to be left, at least, of a job of unknown length."""
+FitMethod = Literal["pollux", "bayes"]
+UNSEEN_HOURS = 0.25
+"""Hours on one GPU that a job looks as if it had left while nothing of its speed was observed: a policy that puts long
+jobs off would never start it otherwise, and never learn its speed. Any short time gives the same schedules."""
 
 
 class BatchCache:
@@ -35,41 +33,44 @@ class BatchCache:
 
 
 @dataclass(frozen=True)
+class BeliefRules:
+    """How the observations of jobs become beliefs; without arguments as in Pollux's simulator.
+
+    shared: jobs of a type share what they observe. method: pollux: `rlpto.knowledge.online_fit`; bayes:
+    `rlpto.knowledge.bayes_fit`. quantile: standard deviations (of a fit by bayes) that speeds shown to policies lie
+    above the most probable ones. noise_slope: how the gradient noise scale grows with the batch size, as an exponent,
+    until a model has shown otherwise (shared) or for good; 0: it does not, and no slope is learnt. unseen_hours: see
+    UNSEEN_HOURS; None: a job that nothing was observed of looks as if it trained one base batch per second and GPU.
+    """
+
+    shared: bool = False
+    method: FitMethod = "pollux"
+    quantile: float = 0.0
+    noise_slope: float = 0.0
+    unseen_hours: float | None = None
+
+
+AS_POLLUX = BeliefRules()
+"""As in Pollux's simulator, which published figures of Pollux rest on."""
+NOISE_SLOPE = 0.2
+"""Exponent of the noise scale in the batch size, over measured models; see docs/notes."""
+
+
+@dataclass(frozen=True)
 class Knowledge:
     """What policies know, and what jobs know of themselves; without arguments the truth.
 
-    noise: errors of what policies believe, or None. remaining: what they believe of remaining work, see
-    `believed_remaining`. beliefs: true speeds that jobs choose from, where they know only what they observe, as
-    policies do; None: all know the truth. shared_fits: with beliefs, jobs of a type share them.
+    noise: errors of what policies believe, or None. remaining, tail: what they believe of remaining work, see
+    `rlpto.knowledge.remaining.RemainingWork`. beliefs: true speeds that jobs choose from, where they know only what
+    they observe, as policies do; None: all know the truth. rules: with beliefs, how they are formed.
     """
 
     noise: EstimateNoise | None = None
     remaining: RemainingKnowledge = "declared"
+    tail: float = 1.0
     beliefs: BatchCache | None = None
-    shared_fits: bool = False
+    rules: BeliefRules = AS_POLLUX
 
 
 TRUTH = Knowledge()
 """Everything is known as it is."""
-
-
-def believed_remaining(knowledge: RemainingKnowledge, store: JobStore, own: IntArray, index: IntArray) -> FloatArray:
-    """[n] epochs that jobs number `index` [n] of the store are believed to have left.
-
-    declared: the truth. unknown: as much again as they have done, which is what a heavy tail suggests. learnt: up to
-    the mean length of finished jobs of the same type that were longer than what the job has done, else as if unknown;
-    of a job that stopped early, what it trained until then.
-    own: [T] as in the speed tables: batch sizes, servers and kinds of GPU that were chosen make no other type of a job.
-    """
-    progress = store.progress[index]
-    if knowledge == "declared":
-        return store.epochs[index] - progress
-    left = np.maximum(progress, LEAST_EPOCHS)
-    if knowledge == "learnt":
-        finished, types = np.isfinite(store.finish_time), own[store.type_index]
-        lengths, kinds = store.progress[finished], types[finished]
-        for at, job in enumerate(index.tolist()):
-            longer = lengths[(kinds == types[job]) & (lengths > progress[at])]
-            if len(longer):
-                left[at] = longer.mean() - progress[at]
-    return left

@@ -224,6 +224,15 @@ class SpeedTables:
         """[R, P] epochs per second that policies see."""
         return self.rates if self.score_rates is None else self.score_rates
 
+    def accuracy_at(self, types: IntArray, progress: FloatArray) -> FloatArray:
+        """[n] accuracy in [0, 1] of jobs of `types` [n] after `progress` [n] epochs, by their profiles' curves."""
+        last = self.epochs[types]
+        at = np.minimum(progress, last)
+        low = np.minimum(at.astype(np.int64), last - 1)
+        start, end = self.accuracy[types, low], self.accuracy[types, low + 1]
+        accuracy: FloatArray = start + (at - low) * (end - start)
+        return accuracy
+
     def packed_rows(self, gpus_per_node: int) -> IntArray:
         """[T, K + 1] rows of k GPUs placed as `packed_groups`, measured for exactly that placement or else by size.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
@@ -17,7 +16,8 @@ from rlpto.core.records import INTERVAL, AllocationChanges
 from rlpto.core.server_slots import check_servers_fit
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import ConfigError, JobError
-from rlpto.knowledge.known import TRUTH, Knowledge, believed_remaining
+from rlpto.knowledge.known import TRUTH, Knowledge
+from rlpto.knowledge.remaining import RemainingWork
 from rlpto.performance.tables import SpeedTables
 from rlpto.simulator.allocating import apply_placement, change_scale, choose_types, restart_jobs
 from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
@@ -89,11 +89,12 @@ class SimulatedCluster:
         self._settings = settings
         self._noise, left, beliefs = knowledge.noise, knowledge.remaining, knowledge.beliefs
         self.store = store
-        self._left = None if left == "declared" else partial(believed_remaining, left, store, tables.own)
+        remaining = RemainingWork(left, knowledge.tail, store, tables, self._accuracy_at)
+        self._left = None if left == "declared" else remaining
         self._online: OnlineJobs | None = None
         if beliefs is not None:
-            above, shared = settings.change_batch_above, knowledge.shared_fits
-            self._online = OnlineJobs(jobs, store, tables, beliefs, shared=shared, change_above=above)
+            above = settings.change_batch_above
+            self._online = OnlineJobs(jobs, store, tables, beliefs, knowledge.rules, remaining, change_above=above)
         rows = tables if self._online is None else with_own_rows(tables, len(store))
         self._world = build_world(
             store.records[None],
@@ -207,6 +208,10 @@ class SimulatedCluster:
         shown = self.tables if self._online is None else self._online.fits.tables
         gpus_per_node, classes = self._shape.gpus_per_node, self.store.priority[index]
         return JobTable(self.store, shown, index, classes, gpus_per_node, self._noise, self._left)
+
+    def _accuracy_at(self, index: IntArray, progress: FloatArray) -> FloatArray:
+        """See `rlpto.knowledge.remaining.AccuracyAt`."""
+        return self.tables.accuracy_at(self.store.type_index[index], progress)
 
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
         """Carry out an allocation that `rlpto.core.queues.Queue.admit` has let through for the present state."""

@@ -6,7 +6,7 @@ The truth is a row of speeds for each job, rewritten whenever its batch may have
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,9 +14,9 @@ import numpy as np
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.knowledge.beliefs import choose, choose_again, follow_choices
-from rlpto.knowledge.job_fits import JobFits
-from rlpto.knowledge.known import BatchCache
+from rlpto.knowledge.beliefs import ChoiceRule, choose, choose_again, follow_choices
+from rlpto.knowledge.job_fits import JobFits, Statistics
+from rlpto.knowledge.known import BatchCache, BeliefRules
 from rlpto.performance.efficiency import BatchPerformance
 from rlpto.performance.tables import SpeedTables, elapsed_from_rates
 
@@ -56,8 +56,8 @@ def with_own_rows(tables: SpeedTables, jobs: int) -> SpeedTables:
 class OnlineJobs:
     """How the jobs of a simulated cluster train, where each knows of its speed only what it observes.
 
-    jobs: as in the store. truth: speed tables of the workload. performance: true speeds of batches. shared: jobs of a
-    type share their fits. change_above: as `SimulatorSettings.change_batch_above`. fits: what is believed.
+    jobs: as in the store. truth: speed tables of the workload. performance: true speeds of batches. rules, left: of
+    `fits`, what is believed. change_above: as `SimulatorSettings.change_batch_above`.
     """
 
     def __init__(
@@ -66,11 +66,12 @@ class OnlineJobs:
         store: JobStore,
         truth: SpeedTables,
         performance: BatchCache,
+        rules: BeliefRules,
+        left: Callable[[IntArray], FloatArray],
         *,
-        shared: bool,
         change_above: float = 1.0,
     ) -> None:
-        self.fits = JobFits(jobs, store, truth, performance.source, shared=shared)
+        self.fits = JobFits(jobs, store, truth, performance.source, rules, left)
         self._store, self._truth, self._performance = store, truth, performance
         self._change_above = change_above
         self._running: dict[int, _Running] = {}
@@ -121,7 +122,8 @@ class OnlineJobs:
             size = len(running.placement), true.batches.gpus, int(true.batches.taken[choice])
             steps.append((size, float(true.step[choice]), float(true.sync[choice])))
         choice = running.choices[now]
-        seen = float(true.grad_sqr[choice, now]), float(true.grad_var[choice, now])
+        scale = true.batches.weighed[choice] / self.fits.fit_of(job, running.kind).limits.base
+        seen = Statistics(float(true.grad_sqr[choice, now]), float(true.grad_var[choice, now]), float(scale))
         self.fits.learn(job, running.kind, steps, seen, now, len(running.choices))
         return True
 
@@ -132,13 +134,14 @@ class OnlineJobs:
         fit, seen = self.fits.fit_of(job, running.kind), self.fits.seen_by(job)
         scales = true.batches.weighed / fit.limits.base
         believed, first = np.zeros(0), 0
+        rule = ChoiceRule(fit.exponent, self.fits.slope_of(job), self._change_above)
         if fit.params is not None and seen is not None:
             believed = fit.throughput(len(running.placement), true.batches.gpus)
             if held is None:
-                first = choose(believed, scales, *seen, fit.exponent)
+                first = choose(believed, scales, *seen, rule)
             else:
-                first = choose_again(believed, scales, *seen, fit.exponent, held, self._change_above)
-        rates, rule = np.empty(true.rates.shape[1]), (fit.exponent, self._change_above)
+                first = choose_again(believed, scales, *seen, rule, held)
+        rates = np.empty(true.rates.shape[1])
         truth = (true.grad_sqr, true.grad_var, true.rates)
-        follow_choices(believed, scales, *truth, epoch, first, *rule, rates, running.choices)
+        follow_choices(believed, scales, *truth, epoch, first, rule, rates, running.choices)
         return rates

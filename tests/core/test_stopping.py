@@ -20,7 +20,8 @@ from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.experiment import prepare
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
-from rlpto.knowledge.known import Knowledge, RemainingKnowledge, believed_remaining
+from rlpto.knowledge.known import Knowledge
+from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning.rollout import RolloutStates
 from rlpto.planning.snapshot import take_snapshot
@@ -38,6 +39,7 @@ from ..builders import (
     played,
     random_jobs,
     random_tables,
+    remaining_work,
     with_batch_sizes,
 )
 
@@ -188,10 +190,10 @@ def test_what_finished_jobs_trained_is_learnt_from() -> None:
     tables = flat_tables()
     store = JobStore.from_jobs([job(0, epochs=10.0, stop=StopRule(after=0.5)), job(1, epochs=10.0)], tables)
     store.finish_time[0], store.progress[0] = 700.0, store.stop_epoch[0]
-    (told,) = believed_remaining("learnt", store, tables.own, np.array([1]))
+    (told,) = remaining_work("learnt", store, tables)(np.array([1]))
     assert told == store.stop_epoch[0] < 10
     store.progress[1] = 9.0  # longer than any that has finished
-    assert believed_remaining("learnt", store, tables.own, np.array([1])).tolist() == [9.0]
+    assert remaining_work("learnt", store, tables)(np.array([1])).tolist() == [18.0]
 
 
 @given(

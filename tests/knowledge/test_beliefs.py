@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.job_store import JobStore
-from rlpto.knowledge.beliefs import ThroughputBelief, choose, choose_again, efficiency_seen, follow_choices
-from rlpto.knowledge.known import believed_remaining
+from rlpto.knowledge.beliefs import ChoiceRule, ThroughputBelief, choose, choose_again, efficiency_seen, follow_choices
 from rlpto.knowledge.online_fit import fit_observed
 from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams, gradient_time, sync_time
 
-from ..builders import job, linear_tables, with_batch_sizes
+from ..builders import job, linear_tables, remaining_work, with_batch_sizes
 
 LIMITS = BatchLimits(128, 4096, 32, 1024)
 
@@ -48,9 +47,9 @@ def test_the_same_batch_follows_from_the_same_parameters(cases: list[dict]) -> N
             found = belief.candidates(best["gpus"])
             throughput = belief.throughput(best["nodes"], best["gpus"])
             scales = found.weighed / case["base"]
-            chosen = choose(throughput, scales, case["grad_sqr"], case["grad_var"], 1.0)
+            chosen = choose(throughput, scales, case["grad_sqr"], case["grad_var"], ChoiceRule())
             assert (found.taken[chosen], found.accumulation[chosen]) == (best["local"], best["accumulation"])
-            useful = efficiency_seen(case["grad_sqr"], case["grad_var"], scales[chosen])
+            useful = efficiency_seen(case["grad_sqr"], case["grad_var"], scales[chosen], 0.0)
             assert throughput[chosen] * useful == pytest.approx(best["goodput"], rel=1e-6)
 
 
@@ -95,10 +94,12 @@ def test_one_gpu_waits_for_nobody() -> None:
     assert sync_time(params, 1, 1) == 0.0
 
 
-@given(sqr=st.floats(1e-6, 1e6), var=st.floats(0.0, 1e9), scale=st.floats(1.0, 1e4))
-def test_larger_batches_are_less_efficient(sqr: float, var: float, scale: float) -> None:
-    assert efficiency_seen(sqr, var, 1.0) == pytest.approx(1.0)
-    assert efficiency_seen(sqr, var, 1.5 * scale) <= efficiency_seen(sqr, var, scale) * (1 + 1e-12)
+@given(sqr=st.floats(1e-6, 1e6), var=st.floats(0.0, 1e9), scale=st.floats(1.0, 1e4), slope=st.floats(0.0, 1.0))
+def test_larger_batches_are_less_efficient(sqr: float, var: float, scale: float, slope: float) -> None:
+    """The less so, the more the gradient noise grows with them."""
+    assert efficiency_seen(sqr, var, 1.0, slope) == pytest.approx(1.0)
+    assert efficiency_seen(sqr, var, 1.5 * scale, slope) <= efficiency_seen(sqr, var, scale, slope) * (1 + 1e-12)
+    assert efficiency_seen(sqr, var, scale, slope) >= efficiency_seen(sqr, var, scale, 0.0) * (1 - 1e-12)
 
 
 @given(
@@ -133,8 +134,8 @@ def test_a_batch_in_use_is_left_for_a_notable_gain_alone(
     throughput: list[float], held: int, above: float, noise: float
 ) -> None:
     scales = np.arange(1.0, len(throughput) + 1)
-    score = np.array([t * efficiency_seen(1.0, noise, s) for t, s in zip(throughput, scales, strict=True)])
-    found = choose_again(np.array(throughput), scales, 1.0, noise, 1.0, held, above)
+    score = np.array([t * efficiency_seen(1.0, noise, s, 0.0) for t, s in zip(throughput, scales, strict=True)])
+    found = choose_again(np.array(throughput), scales, 1.0, noise, ChoiceRule(above=above), held)
     assert found == (np.argmax(score) if score.max() > above * score[held] else held)
 
 
@@ -148,7 +149,7 @@ def test_batches_follow_the_noise_only_as_far_as_it_pays() -> None:
     for above in (1.0, 1.05):
         out_rates, choices = np.zeros(epochs), np.zeros(epochs, dtype=np.int64)
         goodput = throughput[:, None] * useful
-        follow_choices(throughput, scales, sqr, var, goodput, 0, 0, 1.0, above, out_rates, choices)
+        follow_choices(throughput, scales, sqr, var, goodput, 0, 0, ChoiceRule(above=above), out_rates, choices)
         rates[above], changes[above] = out_rates, np.flatnonzero(np.diff(choices))
         for at in changes[above]:
             before, after = choices[at], choices[at + 1]
@@ -161,6 +162,8 @@ def test_jobs_whose_batch_size_was_chosen_are_learnt_from() -> None:
     tables = with_batch_sizes(linear_tables(), {100: 0.9})
     store = JobStore.from_jobs([job(0, epochs=7.0), job(1, epochs=3.0)], tables)
     store.finish_time[0], store.progress[0], store.type_index[0] = 50.0, 7.0, 1
-    assert believed_remaining("learnt", store, tables.own, np.array([1])).tolist() == [7.0]
-    assert believed_remaining("unknown", store, tables.own, np.array([1])).tolist() == [1.0]
-    assert believed_remaining("declared", store, tables.own, np.array([1])).tolist() == [3.0]
+    assert remaining_work("learnt", store, tables)(np.array([1])).tolist() == [7.0]
+    assert remaining_work("unknown", store, tables)(np.array([1])).tolist() == [1.0]
+    assert remaining_work("declared", store, tables)(np.array([1])).tolist() == [3.0]
+    store.progress[1] = 3.0
+    assert remaining_work("unknown", store, tables)(np.array([1])).tolist() == [6.0]

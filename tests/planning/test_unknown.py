@@ -15,7 +15,8 @@ from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.observation import observe
 from rlpto.io.arrays import AnyArray
-from rlpto.knowledge.known import BatchCache, Knowledge, RemainingKnowledge
+from rlpto.knowledge.known import BatchCache, BeliefRules, Knowledge
+from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.tables import JobType, SpeedTables
@@ -61,6 +62,7 @@ SETTINGS: dict[str, tuple[Callable[[int], SpeedTables], str]] = {
     "exact": (made_up, "exact"),
     "exact, work in a unit of its own": (lambda seed: with_known(made_up(seed), seed), "exact"),
     "online": (profiled, "online"),
+    "online, fits with a prior": (profiled, "online, bayes"),
 }
 
 
@@ -79,12 +81,13 @@ def cluster_of(tables: SpeedTables, mode: str, remaining: RemainingKnowledge, no
     known = Knowledge(
         noise if mode == "noisy" else None,
         remaining,
-        BatchCache(PROFILES) if mode == "online" else None,
-        shared_fits=True,
+        beliefs=BatchCache(PROFILES) if "online" in mode else None,
+        rules=BAYES if "bayes" in mode else BeliefRules(shared=True),
     )
     return SimulatedCluster(NODES, jobs, tables, TIMES, knowledge=known)
 
 
+BAYES = BeliefRules(True, "bayes", -0.5, 0.2, 0.25)
 POLICIES = (
     *BUILT_IN,
     *("max_throughput:choose_batch_size=true", "coach:probes=corners", "coach:form=parabola"),
@@ -136,7 +139,7 @@ def change(cluster: SimulatedCluster, noise: EstimateNoise, mode: str, remaining
         if tables.known_speed is not None:
             tables.known_speed[:] *= factor[:, None]
         noise._factors.clear()
-    elif mode == "online":
+    elif "online" in mode:
         tables.rates[:] *= 3.0
         tables.elapsed[:] /= 3.0
     records["epochs"][there] = (records["progress"] + (records["epochs"] - records["progress"]) * more)[there]
@@ -149,7 +152,7 @@ def seen_of(jobs: JobTable) -> dict[str, AnyArray]:
     return {name: getattr(jobs, name) for name in SHOWN}
 
 
-@pytest.mark.parametrize("remaining", ["declared", "unknown", "learnt"])
+@pytest.mark.parametrize("remaining", ["declared", "unknown", "learnt_or_curve"])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_what_is_not_known_changes_nothing_that_is_shown_or_decided(
     setting: str, remaining: RemainingKnowledge

@@ -14,7 +14,8 @@ from rlpto.core.external_load import BackgroundLoad, place_background
 from rlpto.core.jobs import Job
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.records import RunRecord
-from rlpto.knowledge.known import Knowledge, RemainingKnowledge
+from rlpto.knowledge.known import Knowledge
+from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables
@@ -118,7 +119,7 @@ def test_growth_that_was_rolled_back_is_not_tried_again_soon() -> None:
     assert len(policy.events) == 2
 
 
-@pytest.mark.parametrize("left", ["unknown", "learnt"])
+@pytest.mark.parametrize("left", ["unknown", "learnt", "curve"])
 def test_it_grows_where_nobody_knows_how_much_work_is_left(left: RemainingKnowledge) -> None:
     """What is told then grows as a job trains: speed is measured by what the job has done."""
     _, events = grown([job()], until=600.0, left=left)

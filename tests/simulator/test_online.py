@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from rlpto.core.loop import DecisionLoop, run
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.knowledge.job_types import FIRST_JOBS
-from rlpto.knowledge.known import BatchCache, Knowledge, RemainingKnowledge
+from rlpto.knowledge.known import AS_POLLUX, BatchCache, BeliefRules, Knowledge
+from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.measured import MeasuredProfiles
@@ -54,11 +56,16 @@ def job(i: int = 0, submit: float = 0.0, epochs: float = 20.0, model: str = "cif
 
 
 def online(
-    jobs: list[Job], *, shared: bool = False, remaining: RemainingKnowledge = "declared", **more: object
+    jobs: list[Job],
+    *,
+    shared: bool = False,
+    remaining: RemainingKnowledge = "declared",
+    rules: BeliefRules = AS_POLLUX,
+    **more: object,
 ) -> SimulatedCluster:
     given = {"interval": 60.0, "rescale_delay": 30.0} | more
     settings = SimulatorSettings(**given)  # type: ignore[arg-type]
-    known = Knowledge(remaining=remaining, beliefs=facts(), shared_fits=shared)
+    known = Knowledge(remaining=remaining, beliefs=facts(), rules=replace(rules, shared=shared))
     return SimulatedCluster(NODES, jobs, tables(), settings, knowledge=known)
 
 
@@ -105,6 +112,23 @@ def test_speeds_are_shown_as_they_were_observed() -> None:
     assert cluster.state().jobs.speed_on(2)[0, 4] < shown(cluster)[0, 4]
 
 
+@pytest.mark.parametrize("left", ["declared", "unknown"])
+def test_a_job_that_was_never_observed_looks_short(left: RemainingKnowledge) -> None:
+    """Else a policy that puts long jobs off never starts it, and never learns what it is."""
+    rules = BeliefRules(method="bayes", quantile=-0.5, noise_slope=0.2, unseen_hours=0.25)
+    cluster = online([job(0, epochs=90.0), job(1, 600.0, epochs=90.0)], remaining=left, rules=rules)
+    hours = cluster.state().jobs.remaining / shown(cluster)[:, 1:].T / 3600
+    np.testing.assert_allclose(hours, 0.25)
+    while cluster.time < 600:
+        give(cluster, [2])
+        cluster.advance()
+    seen, new = cluster.state().jobs.remaining / shown(cluster)[:, 1] / 3600
+    assert new == pytest.approx(0.25)
+    if left == "declared":
+        assert seen > 0.5
+    assert make_policy("srtf")(cluster.state()).gpus[1] > 0
+
+
 def test_jobs_that_share_their_fits_know_what_others_have_seen() -> None:
     for shared in (False, True):
         cluster = online([job(0, epochs=90.0), job(1, 600.0)], shared=shared)
@@ -131,7 +155,7 @@ def test_jobs_that_share_what_they_see_expect_the_noise_that_others_met_later() 
     assert abs(np.log(ahead[True] / (truth[80] / truth[2]))) < 0.1 < abs(np.log(ahead[False] / (truth[80] / truth[2])))
 
 
-@pytest.mark.parametrize("left", ["unknown", "learnt"])
+@pytest.mark.parametrize("left", ["unknown", "learnt", "curve"])
 def test_declared_epochs_do_not_leak(left: RemainingKnowledge) -> None:
     """Two jobs that differ only in what they declare look alike until one has finished."""
     cluster = online([job(0, epochs=20.0), job(1, epochs=5.0)], remaining=left)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
 from rlpto.core.gpu_kinds import NO_KIND
 from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import EstimateNoise, Job
-from rlpto.io.arrays import IntArray
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import JobError, RlptoError
-from rlpto.knowledge.known import RemainingKnowledge, believed_remaining
+from rlpto.knowledge.remaining import RemainingKnowledge, RemainingWork
 from rlpto.performance.tables import NO_TYPE, SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.backend import Backend
@@ -36,11 +35,12 @@ STARTS_KEPT = 20
 @dataclass(frozen=True)
 class PolicyKnowledge:
     """What policies know of jobs. noise: errors of speeds, or None. estimates: learned from what jobs report, in place
-    of the tables; None: the tables. remaining: work that is left, see `rlpto.knowledge.known`."""
+    of the tables; None: the tables. remaining, tail: work that is left, see `rlpto.knowledge.known`."""
 
     noise: EstimateNoise | None = None
     estimates: OnlineEstimates | None = None
     remaining: RemainingKnowledge = "declared"
+    tail: float = 1.0
 
 
 class JobTracker:
@@ -73,7 +73,7 @@ class JobTracker:
         self._nodes = nodes
         self._commands = CommandLog(backend, database, self._specs, nodes.claims)
         self._noise, self.estimates = knowledge.noise, knowledge.estimates
-        left_work = partial(believed_remaining, knowledge.remaining, self.store, tables.own)
+        left_work = RemainingWork(knowledge.remaining, knowledge.tail, self.store, tables, self._accuracy_at)
         self._left = None if knowledge.remaining == "declared" else left_work
         self._losses: dict[str, tuple[float, int]] = {}
         self._starts: list[float] = json.loads(database.fact(STARTS) or "[]")
@@ -99,6 +99,17 @@ class JobTracker:
         """The table of any jobs of the workload, finished ones too; accuracies are measured where there are any."""
         gpus_per_node, classes = self._nodes.shape.gpus_per_node, self.store.priority[index]
         return JobTable(self.store, self.believed, index, classes, gpus_per_node, self._noise, self._left)
+
+    def _accuracy_at(self, index: IntArray, progress: FloatArray) -> FloatArray:
+        """[n] accuracy of jobs after `progress` epochs, as evaluated; NaN before a job was evaluated."""
+        found = np.full(len(index), np.nan)
+        first = self.tables.accuracy[self.store.type_index[index], 0]
+        for at, job in enumerate(index.tolist()):
+            report = self.reports.get(self.ids[job])
+            if report is not None and report.accuracy_curve:
+                epochs, accuracy = zip((0.0, float(first[at])), *report.accuracy_curve, strict=True)
+                found[at] = np.interp(progress[at], epochs, accuracy)
+        return found
 
     # reports
 

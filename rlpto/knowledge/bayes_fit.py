@@ -1,0 +1,187 @@
+"""A fit of a job's throughput to the steps it has seen, with a prior from other models, and how sure it is.
+
+The law is Pollux's. The most probable coordinates are found by Levenberg-Marquardt; their covariance is that of the
+normal distribution with the same curvature there (Laplace). Sizes far from those that were seen get large errors.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.compiled import njit
+from rlpto.knowledge.prior import COORDINATES, LEAST_GAMMA, ThroughputPrior
+from rlpto.performance.throughput import MAX_GAMMA, StepMeasurements
+
+STEP_ERROR = 0.05
+"""Standard deviation of the logarithm of a step time about the law: laws are not exact."""
+MOST_ROWS = 30
+"""Observations above which like ones are averaged, so that a fit stays fast."""
+_ITERATIONS, _CONVERGED = 30, 1e-6
+
+
+class BayesFit(NamedTuple):
+    """Most probable coordinates [7] of a law, see `rlpto.knowledge.prior`, and their covariance [7, 7]."""
+
+    point: FloatArray
+    covariance: FloatArray
+
+
+def fit_with_prior(
+    rows: StepMeasurements, prior: ThroughputPrior, reference: float, start: FloatArray | None = None
+) -> BayesFit:
+    """The fit to observed steps. reference: as `rlpto.knowledge.prior.reference_batch`. start: of the search, the last
+    fit for instance. Deterministic."""
+    several, gpus, local, compute, step = _pooled(rows)
+    if start is None:
+        start = prior.mean.copy()
+        start[0] = float(np.mean(compute))  # the level, unless batches were far from the reference
+    point, hessian = _search(several, gpus, local, compute, step, prior.mean, prior.precision, reference, start)
+    return BayesFit(point, np.linalg.inv(hessian).astype(np.float64))
+
+
+def _pooled(rows: StepMeasurements) -> tuple[FloatArray, ...]:
+    """[n] several nodes, GPUs, local batch, log compute time and log step time; of
+    too many rows, means of like ones."""
+    compute = np.maximum(rows.step_time - rows.sync_time, 1e-3 * rows.step_time)
+    columns = np.stack(
+        [rows.nodes > 1, rows.replicas, np.log(rows.local_batch), np.log(compute), np.log(rows.step_time)]
+    ).astype(np.float64)
+    if columns.shape[1] > MOST_ROWS:
+        half_octaves = np.round(2 * columns[2] / np.log(2))
+        _, group = np.unique(np.stack([columns[0], columns[1], half_octaves]), axis=1, return_inverse=True)
+        sizes = np.bincount(group.ravel())
+        columns = np.stack([np.bincount(group.ravel(), column) / sizes for column in columns])
+    several, gpus, local, log_compute, log_step = columns
+    return several, gpus, np.exp(local), log_compute, log_step
+
+
+@njit(error_model="numpy")
+def _search(
+    several: FloatArray,
+    gpus: FloatArray,
+    local: FloatArray,
+    log_compute: FloatArray,
+    log_step: FloatArray,
+    mean: FloatArray,
+    precision: FloatArray,
+    reference: float,
+    start: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """The most probable point [7], and the matrix of second derivatives there [7, 7]."""
+    point, damping = start.copy(), 1e-3
+    cost, gradient, hessian = _expand(several, gpus, local, log_compute, log_step, mean, precision, reference, point)
+    for _ in range(_ITERATIONS):
+        damped = hessian.copy()
+        for at in range(COORDINATES):
+            damped[at, at] *= 1.0 + damping
+        step = np.linalg.solve(damped, gradient)
+        trial = point - step
+        found = _expand(several, gpus, local, log_compute, log_step, mean, precision, reference, trial)
+        if found[0] < cost:
+            gain = cost - found[0]
+            point, cost, gradient, hessian = trial, found[0], found[1], found[2]
+            damping = max(damping / 10.0, 1e-9)
+            if gain < _CONVERGED * (1.0 + cost):
+                break
+        else:
+            damping *= 10.0
+            if damping > 1e9:
+                break
+    return point, hessian
+
+
+@njit(error_model="numpy")
+def _expand(
+    several: FloatArray,
+    gpus: FloatArray,
+    local: FloatArray,
+    log_compute: FloatArray,
+    log_step: FloatArray,
+    mean: FloatArray,
+    precision: FloatArray,
+    reference: float,
+    point: FloatArray,
+) -> tuple[float, FloatArray, FloatArray]:
+    """Half the negative log posterior at a point [7], its gradient [7] and its Gauss-Newton second derivatives."""
+    away = point - mean
+    gradient, hessian = precision @ away, precision.copy()
+    cost = float(away @ gradient)
+    slopes = np.zeros((2, COORDINATES))
+    for row in range(len(local)):
+        compute, step = log_times(point, reference, several[row] > 0.0, gpus[row], local[row], slopes)
+        for part, error in enumerate((compute - log_compute[row], step - log_step[row])):
+            weighed = error / STEP_ERROR**2
+            cost += error * weighed
+            for i in range(COORDINATES):
+                gradient[i] += weighed * slopes[part, i]
+                for j in range(COORDINATES):
+                    hessian[i, j] += slopes[part, i] * slopes[part, j] / STEP_ERROR**2
+    return cost, gradient, hessian
+
+
+@njit(error_model="numpy")
+def log_times(
+    point: FloatArray, reference: float, several: bool, gpus: float, local: float, slopes: FloatArray
+) -> tuple[float, float]:
+    """Logarithms of the seconds to compute a local batch, and of a step; fills slopes [2, 7], their derivatives."""
+    level, share = np.exp(point[0]), 1.0 / (1.0 + np.exp(-point[1]))
+    compute = level * (share + (1.0 - share) * local / reference)
+    slopes[:] = 0.0
+    slopes[0, 0] = 1.0
+    slopes[0, 1] = level * share * (1.0 - share) * (1.0 - local / reference) / compute
+    log_compute = np.log(compute)
+    if gpus <= 1.0:
+        slopes[1] = slopes[0]
+        return log_compute, log_compute
+    first, growth = (4, 5) if several else (2, 3)
+    alpha = level * np.exp(point[2]) * (np.exp(point[4]) if several else 1.0)
+    more = alpha * np.exp(point[growth]) * (gpus - 2.0)
+    log_sync = np.log(alpha + more)
+    overlap = np.exp(point[6])
+    gamma = min(LEAST_GAMMA + overlap, MAX_GAMMA)
+    longer = max(log_compute, log_sync)
+    powers = np.exp(gamma * (log_compute - longer)), np.exp(gamma * (log_sync - longer))
+    part = powers[0] / (powers[0] + powers[1])
+    log_step = longer + np.log(powers[0] + powers[1]) / gamma
+    slopes[1, 0] = 1.0
+    slopes[1, 1] = part * slopes[0, 1]
+    slopes[1, 2] = 1.0 - part
+    slopes[1, first] = 1.0 - part
+    slopes[1, growth] = (1.0 - part) * more / (alpha + more)
+    mean_log = part * log_compute + (1.0 - part) * log_sync
+    slopes[1, 6] = (mean_log - log_step) / gamma * overlap
+    return log_compute, log_step
+
+
+@njit(error_model="numpy")
+def fill_log_speeds(
+    point: FloatArray,
+    covariance: FloatArray,
+    reference: float,
+    local: IntArray,
+    accumulation: IntArray,
+    log_seconds: FloatArray,
+    sigma: FloatArray,
+) -> None:
+    """Fill log_seconds and sigma [S, K, C]: of a step with candidate c on k + 1 GPUs, on one node or several.
+
+    local, accumulation: [K, C], see `rlpto.performance.efficiency.BatchCandidates`. sigma: standard deviation.
+    """
+    slopes, slope = np.zeros((2, COORDINATES)), np.zeros(COORDINATES)
+    for span in range(log_seconds.shape[0]):
+        for k in range(local.shape[0]):
+            for at in range(local.shape[1]):
+                compute, step = log_times(point, reference, span > 0, k + 1.0, float(local[k, at]), slopes)
+                extra = accumulation[k, at] * np.exp(compute)
+                seconds = np.exp(step) + extra
+                for i in range(COORDINATES):
+                    slope[i] = (extra * slopes[0, i] + np.exp(step) * slopes[1, i]) / seconds
+                variance = 0.0
+                for i in range(COORDINATES):
+                    for j in range(COORDINATES):
+                        variance += slope[i] * covariance[i, j] * slope[j]
+                log_seconds[span, k, at] = np.log(seconds)
+                sigma[span, k, at] = np.sqrt(max(variance, 0.0))

@@ -1,0 +1,71 @@
+"""How much work jobs are believed to have left, from what a scheduler can see of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from rlpto.core.job_store import JobStore
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.knowledge.curves import parts_done, recent_gain
+from rlpto.performance.tables import SpeedTables
+
+RemainingKnowledge = Literal["declared", "learnt", "curve", "learnt_or_curve", "unknown"]
+LEAST_EPOCHS = 1.0
+"""Epochs that are believed to be left, at least, of a job of unknown length."""
+AccuracyAt = Callable[[IntArray, FloatArray], FloatArray]
+"""[n] accuracy that jobs number [n] had after [n] epochs, no more than they have trained."""
+
+
+class RemainingWork:
+    """Epochs that jobs of a store are believed to have left.
+
+    declared: the truth. unknown: `tail` times what they have done, which is what a heavy tail suggests. curve: by how
+    much their accuracy has flattened, see `rlpto.knowledge.curves`; where that says nothing it is the rule of unknown.
+    learnt: up to the mean length of finished jobs of the same type that were longer than what the job has done; of a
+    job that stopped early, what it trained until then. What is not learnt is as if unknown, with learnt_or_curve by the
+    curve.
+    tables: of the jobs' models; batch sizes, servers and kinds of GPU that were chosen make no other type of a job.
+    """
+
+    def __init__(
+        self, how: RemainingKnowledge, tail: float, store: JobStore, tables: SpeedTables, accuracy_at: AccuracyAt
+    ) -> None:
+        self._how, self._tail, self._store, self._accuracy_at = how, tail, store, accuracy_at
+        self._own = tables.own
+        self._models = np.array([kind.model for kind in tables.types])
+
+    def __call__(self, index: IntArray) -> FloatArray:
+        """[n] epochs of jobs number `index` [n]."""
+        progress = self._store.progress[index]
+        if self._how == "declared":
+            return self._store.epochs[index] - progress
+        by_curve = self._how in ("curve", "learnt_or_curve")
+        done = self._by_curve(index) if by_curve else np.full(len(index), 1 / (1 + self._tail))
+        left = np.maximum(progress * (1 - done) / done, LEAST_EPOCHS)
+        return self._learnt(index, left) if self._how in ("learnt", "learnt_or_curve") else left
+
+    def _by_curve(self, index: IntArray) -> FloatArray:
+        """[n] parts of their training that jobs are believed to have done, by their accuracy so far."""
+        progress = self._store.progress[index]
+        start, half, now = (self._accuracy_at(index, part * progress) for part in (0.0, 0.5, 1.0))
+        models, gains = self._models[self._store.type_index[index]], recent_gain(start, half, now)
+        done = np.empty(len(index))
+        for model in np.unique(models):
+            rows = models == model
+            done[rows] = parts_done(str(model), gains[rows], 1 / (1 + self._tail))
+        return done
+
+    def _learnt(self, index: IntArray, otherwise: FloatArray) -> FloatArray:
+        """[n] epochs left as finished jobs of the same type suggest; `otherwise` [n] where there are none."""
+        store, left = self._store, otherwise.copy()
+        finished, types = np.isfinite(store.finish_time), self._own[store.type_index]
+        lengths, kinds = store.progress[finished], types[finished]
+        for at, job in enumerate(index.tolist()):
+            done = store.progress[job]
+            longer = lengths[(kinds == types[job]) & (lengths > done)]
+            if len(longer):
+                left[at] = longer.mean() - done
+        return left

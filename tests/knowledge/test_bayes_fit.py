@@ -1,0 +1,123 @@
+"""Fits with a prior from other models: what is believed of sizes that were seen, and of others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpto.knowledge.bayes_fit import MOST_ROWS, fit_with_prior, log_times
+from rlpto.knowledge.beliefs import ThroughputBelief
+from rlpto.knowledge.noise_slope import NoiseSlopes
+from rlpto.knowledge.prior import coordinates, law_at, prior_without, reference_batch
+from rlpto.performance.profiles import builtin_profiles
+from rlpto.performance.tables import JobType
+from rlpto.performance.throughput import StepMeasurements, ThroughputParams, gradient_time
+
+PROFILES = builtin_profiles()
+MODELS = sorted(PROFILES)
+ONE_NODE = [(1, 1), (1, 2), (1, 4)]
+SEVERAL = [*ONE_NODE, (2, 8), (4, 16)]
+
+
+def observed(law: ThroughputParams, sizes: list[tuple[int, int]], locals_: tuple[float, ...]) -> StepMeasurements:
+    columns = zip(*((n, g, m) for n, g in sizes for m in locals_), strict=True)
+    nodes, gpus, local = (np.array(column, dtype=float) for column in columns)
+    step = law.step_time(nodes, gpus, local)
+    return StepMeasurements(nodes, gpus, local, step, np.where(gpus > 1, step - gradient_time(law, local), 0.0))
+
+
+def belief_after(model: str, sizes: list[tuple[int, int]], quantile: float = 0.0) -> ThroughputBelief:
+    profile = PROFILES[model]
+    assert isinstance(profile.throughput, ThroughputParams)
+    belief = ThroughputBelief(profile.batch, None, 64, prior=prior_without(model), quantile=quantile)
+    local = int(reference_batch(profile.batch))
+    rows = observed(profile.throughput, sizes, (local,))
+    for (nodes, gpus), step, sync in zip(sizes, rows.step_time, rows.sync_time, strict=True):
+        belief.observe((nodes, gpus, local), float(step), float(sync))
+    belief.fit()
+    return belief
+
+
+@given(
+    point=st.lists(st.floats(-2.0, 2.0), min_size=7, max_size=7),
+    several=st.booleans(),
+    gpus=st.integers(1, 64),
+    local=st.floats(1.0, 1e3),
+)
+def test_slopes_are_the_derivatives_of_the_times(point: list[float], several: bool, gpus: int, local: float) -> None:
+    at, step = np.array(point), 1e-6
+    slopes, unused = np.zeros((2, 7)), np.zeros((2, 7))
+    log_times(at, 100.0, several, gpus, local, slopes)
+    for i, unit in enumerate(np.eye(7) * step):
+        above, below = (log_times(at + sign * unit, 100.0, several, gpus, local, unused) for sign in (1, -1))
+        numerical = (np.array(above) - np.array(below)) / (2 * step)
+        np.testing.assert_allclose(slopes[:, i], numerical, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_coordinates_stand_for_the_law(model: str) -> None:
+    law = ThroughputParams(0.02, 0.001, 0.03, 0.002, 0.01, 0.0005, 1.5)
+    reference = reference_batch(PROFILES[model].batch)
+    back = law_at(coordinates(law, reference), reference)
+    assert np.allclose(back.step_time([1, 1, 4], [1, 3, 16], [64, 64, 64]), law.step_time([1, 1, 4], [1, 3, 16], 64))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_sizes_that_were_seen_are_believed(model: str) -> None:
+    law, reference = PROFILES[model].throughput, reference_batch(PROFILES[model].batch)
+    assert isinstance(law, ThroughputParams)
+    rows = observed(law, SEVERAL, (reference, 2 * reference))
+    fit = fit_with_prior(rows, prior_without(model), reference)
+    believed = law_at(fit.point, reference).step_time(rows.nodes, rows.replicas, rows.local_batch)
+    assert np.abs(np.log(believed / rows.step_time)).max() < 0.1
+    again = fit_with_prior(rows, prior_without(model), reference)
+    assert np.array_equal(fit.point, again.point)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_one_gpu_says_little_about_many(model: str) -> None:
+    """Speeds grow from what was seen, less than perfectly; they become surer with every size."""
+    speeds = {}
+    for sizes in (ONE_NODE[:1], ONE_NODE, SEVERAL):
+        sure, cautious = (belief_after(model, sizes, quantile).score(1.0, 0.0) for quantile in (0.0, -1.0))
+        speeds[len(sizes)] = np.log(sure / cautious)[1, [0, 3, 15, 63]]
+        assert (sure[0, 1:8] < np.arange(2, 9) * sure[0, 0] * 1.001).all()
+    assert speeds[1][2] > 3 * speeds[1][0]
+    assert speeds[5][2] < 0.8 * speeds[1][2]
+    assert speeds[5][0] < 0.1
+
+
+def test_a_model_is_no_prior_of_itself() -> None:
+    assert not np.allclose(prior_without("cifar10").mean, prior_without("bert").mean)
+    assert not np.allclose(prior_without("cifar10").mean, prior_without("of nobody").mean)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 1000))
+def test_many_like_steps_are_worth_their_mean(seed: int) -> None:
+    """Sixty observations, as pooled, give about what twenty of them do."""
+    rng, law = np.random.default_rng(seed), ThroughputParams(0.05, 0.001, 0.03, 0.002, 0.01, 0.0005, 1.5)
+    rows = observed(law, SEVERAL, tuple(np.geomspace(64, 256, 2 * MOST_ROWS // len(SEVERAL))))
+    few = rng.permutation(len(rows))[:20]
+    fits = [
+        fit_with_prior(StepMeasurements(*(column[part] for column in vars(rows).values())), prior_without(""), 128.0)
+        for part in (slice(None), few)
+    ]
+    all_rows, some = (law_at(fit.point, 128.0).step_time(2, 8, 128) for fit in fits)
+    assert abs(np.log(all_rows / some)) < 0.1
+
+
+def test_the_slope_of_the_noise_is_learnt_from_batches_of_one_epoch() -> None:
+    kind, rng = JobType("cifar10"), np.random.default_rng(0)
+    slopes = NoiseSlopes(0.2, learn=True)
+    for job in range(200):  # the noise grows with the epochs, as batches do: that alone is no slope
+        epoch = job % 20
+        slopes.learn(kind, job, epoch, 1.0, 2.0**epoch, 2.0 ** (epoch / 4))
+    assert slopes.of(kind) == pytest.approx(0.2)
+    for job in range(200, 600):
+        scale = 2.0 ** rng.uniform(0, 5)
+        slopes.learn(kind, job, job % 20, 1.0, 2.0 ** (job % 20) * scale**0.6, scale)
+    assert slopes.of(kind) == pytest.approx(0.6, abs=0.15)
+    assert slopes.of(JobType("bert")) == 0.2

@@ -1,0 +1,57 @@
+"""Remaining work by the curve: how much a job's accuracy has flattened says how far it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlpto.core.job_store import JobStore
+from rlpto.core.jobs import Job
+from rlpto.knowledge.curves import parts_done, recent_gain
+from rlpto.performance.compile import compile_tables, load_profiles
+from rlpto.performance.profiles import builtin_profiles
+from rlpto.performance.tables import JobType
+
+from ..builders import remaining_work
+
+MODELS = sorted(builtin_profiles())
+EPOCHS = builtin_profiles()["deepspeech2"].epochs
+
+
+def left_after(progress: float, how: str, epochs: float = EPOCHS) -> float:
+    tables = compile_tables(load_profiles(None), [JobType("deepspeech2")], 4, 4)
+    store = JobStore.from_jobs([Job("one", 0.0, "deepspeech2", epochs, float(tables.samples[0]), max_gpus=4)], tables)
+    store.progress[0] = progress
+    return float(remaining_work(how, store, tables)(np.array([0]))[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_curve_that_says_nothing_leaves_the_rule_of_unknown_work(model: str) -> None:
+    assert parts_done(model, np.array([np.nan]), 1 / 3) == pytest.approx(1 / 3)
+    assert left_after(0.0, "curve") == left_after(0.0, "unknown") == 1.0
+
+
+@given(model=st.sampled_from(MODELS), gain=st.floats(-8.0, 0.0), quantile=st.floats(0.05, 0.95))
+def test_a_part_is_a_part(model: str, gain: float, quantile: float) -> None:
+    low, high = (parts_done(model, np.array([gain]), q)[0] for q in (quantile / 2, quantile))
+    assert 0 < low <= high < 1
+
+
+def test_a_flat_curve_means_that_little_is_left() -> None:
+    """Of its own model nothing is used: other models' curves alone tell how far a job is."""
+    early, late = (left_after(part * EPOCHS, "curve") / (part * EPOCHS) for part in (0.1, 0.9))
+    assert late < 1.0 < early
+    assert abs(np.log(left_after(0.9 * EPOCHS, "curve") / (0.1 * EPOCHS))) < abs(
+        np.log(left_after(0.9 * EPOCHS, "unknown") / (0.1 * EPOCHS))
+    )
+
+
+def test_declared_epochs_are_not_looked_at() -> None:
+    assert left_after(5.0, "curve", 10.0) == left_after(5.0, "curve", 70.0)
+
+
+def test_recent_gain_is_a_share_of_the_whole() -> None:
+    start, half, now = np.array([0.1, 0.1, 0.5]), np.array([0.5, 0.89, 0.5]), np.array([0.9, 0.9, 0.5])
+    np.testing.assert_allclose(np.exp(recent_gain(start, half, now)), [0.5, 0.0125, np.nan])
