@@ -1,9 +1,8 @@
-"""The job service: load, kills of a whole one, a long history, the pages, its scheduler, and predictions."""
+"""The job service: load, a long history, the pages, policies compiled under load, and predictions."""
 
 from __future__ import annotations
 
 import sys
-from functools import partial
 
 import _common
 
@@ -14,10 +13,7 @@ def main() -> None:
     import _service_whole
 
     parts = _service_web.PARTS | _service_whole.PARTS | _service_virtual.PARTS
-    parser = _common.parser(__doc__, parts)
-    parser.add_argument("--whole", action="store_true", help="submissions: wait until all 1,000 jobs have trained")
-    options = parser.parse_args()
-    parts["submissions"] = partial(_service_whole.submissions, options.whole)
+    options = _common.parser(__doc__, parts).parse_args()
     checks, facts = _common.run_parts(parts, options.parts)
     if "paint" not in parts:
         print("paint and live skipped: no Chromium is installed", file=sys.stderr)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rlpto.agents.policy import run_file, shown_label
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import Cell, FinishedCell, evaluate, load_cells
-from rlpto.evaluation.tables import Results, results, write_csv, write_json
+from rlpto.evaluation.tables import Results, results, write_csv
 from rlpto.experiments.cache_key import Result, differing_keys
 from rlpto.experiments.config import Config, resolved_yaml
 from rlpto.experiments.experiment import prepare, run_cell
@@ -126,7 +126,7 @@ def run_cells(
 
 
 def write_results(config: Config, finished: list[FinishedCell], folder: Path, *, report: bool) -> Results:
-    """Tables of finished cells as CSV and as JSON; plots and the report if wanted."""
+    """Tables of finished cells as CSV; plots and the report if wanted."""
     finished = labelled(finished)
     by_label = {policy_label(spec): spec for spec in config.policies}
     reference = config.evaluation.reference
@@ -140,7 +140,6 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
         notes=[repetition.text] if repetition is not None and repetition.is_high else [],
     )
     write_csv(found, folder)
-    write_json(found, folder / "results.json")
     if report:
         from rlpto.evaluation.plots import all_plots, write_plots
         from rlpto.evaluation.report import About, write_report

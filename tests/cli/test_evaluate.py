@@ -26,7 +26,7 @@ def test_a_run_folder_holds_everything_about_a_run(rlpto, project: Path) -> None
     assert "report: runs/small/report.html" in answer.out
     folder = project / "runs/small"
     assert {path.name for path in folder.iterdir()} == {
-        *("config.resolved.yaml", "versions.json", "cells", "plots", "report.html", "results.json"),
+        *("config.resolved.yaml", "versions.json", "cells", "plots", "report.html"),
         *("cells.json", "cells.csv", "summary.csv", "paired.csv"),
     }
     frame = pd.read_csv(folder / "cells.csv")
@@ -65,7 +65,6 @@ def test_jobs_that_are_repeated_to_reach_a_load_are_said_to_be(rlpto, project: P
     sentence = "made of 60 recorded ones: each stands in it"
     assert sentence in " ".join(answer.out.split())
     assert sentence in (project / "runs/small/report.html").read_text()
-    assert sentence in " ".join(json.loads((project / "runs/small/results.json").read_text())["warnings"])
     workload = json.loads((project / "runs/small/versions.json").read_text())["workload"]
     assert workload["recorded"] == 60
     assert workload["taken"] > 120
