@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from _cells import best_of, by_window, difference, finished, label_of, ratio, shown
 from _plan import TIME_ONLY, Part, Plan, Workload, tuned
-from parity import ADAPTIVE, ONLINE, PUBLISHED, config_of
+from _study_pollux import ONLINE, PUBLISHED_JCT_S, config_of
 from speed import decided
 
 from rlpto.core.queues import Queue
@@ -146,11 +146,8 @@ def knowledge(plan: Plan) -> Part:
 
 def of_published(plan: Plan, spec: str, settings: tuple[str, ...]) -> float:
     """Mean JCT over Pollux's published workloads by its published mean, with jobs that choose their batch sizes."""
-    assert plan.data is not None
-    config = config_of(plan.data / "traces" / "pollux", plan.data / "profiles", ADAPTIVE, *settings)
-    done = finished(plan, config, [spec], "known", windows=lambda window: ("pollux", window) in PUBLISHED)
-    published = np.mean([jct for (policy, _), jct in PUBLISHED.items() if policy == "pollux"])
-    return float(np.mean([one.metrics["jct_mean"] for one in done]) / published)
+    done = finished(plan, config_of(plan, *settings), [spec], "known", windows=PUBLISHED_JCT_S.__contains__)
+    return float(np.mean([one.metrics["jct_mean"] for one in done]) / np.mean(list(PUBLISHED_JCT_S.values())))
 
 
 def latency(_: Plan) -> Part:

@@ -82,15 +82,3 @@ def test_decisions_are_timed_of_policies_that_need_no_file(
     assert {"fifo", "index"} <= set(timed)
     assert not {"agent", "pretrained"} & set(timed)
     assert "fifo, p99" in capsys.readouterr().out
-
-
-def test_parity_compares_with_published_figures(shared_data: Path, tmp_path: Path, call: Call) -> None:
-    rows = (shared_data / "traces" / "pollux" / "workload-1.csv").read_text().splitlines()[:9]
-    (tmp_path / "workload-1.csv").write_text("\n".join(rows) + "\n")
-    words = ("--policies", "tiresias", "--workloads", tmp_path, "--profiles", shared_data / "profiles")
-    few = call("parity.py", *words)
-    assert few.code == 1, few.err
-    assert "SHORT tiresias on workload-1, off by" in few.out
-    assert call("parity.py", *words, "--within", 1000).code == 0
-    refused = call("parity.py", "--workloads", tmp_path / "none")
-    assert (refused.code, refused.err) == (2, f"error: {tmp_path / 'none'}: no such file or folder\n")
