@@ -241,6 +241,3 @@ def predictions_made() -> Found:
             }  # fmt: skip
             print(f"{policy}: {facts[policy]} {[round(check.value, 1) for check in checks[-3:]]}", file=sys.stderr)
     return checks, facts
-
-
-PARTS = {"predictions": predictions_made}

@@ -169,18 +169,17 @@ def missed_switches(finished: list[FinishedCell]) -> list[str]:
 
 
 def _forecast_plots(config: Config, finished: list[FinishedCell]) -> list[Plot]:
-    """Plots of the forecasts on the windows of finished cells; none where nothing was forecast."""
-    from rlpto.evaluation.forecast_plots import forecast_history, forecast_plots
+    """The forecasts on the middle window of finished cells; nothing where nothing was forecast."""
+    from rlpto.evaluation.forecast_plots import forecast_plot
 
     experiment = prepare(config)
     if (forecasts := experiment.forecasts) is None:
         return []
-    histories = []
-    for name in dict.fromkeys(done.cell.window for done in finished):
-        jobs = experiment.jobs(name, config.seed)
-        known = forecasts.known(experiment.traces.by_name[name].window, jobs)
-        histories.append(forecast_history(name, forecasts.step, known, jobs))
-    return forecast_plots(histories, config.forecast.mode)
+    windows = list(dict.fromkeys(done.cell.window for done in finished))
+    name = windows[len(windows) // 2]
+    jobs = experiment.jobs(name, config.seed)
+    known = forecasts.known(experiment.traces.by_name[name].window, jobs)
+    return [forecast_plot(name, forecasts.step, known, jobs)]
 
 
 def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:
