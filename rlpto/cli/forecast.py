@@ -52,11 +52,6 @@ EndOption = Annotated[
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of all randomness.")]
 
 
-@app.callback()
-def forecast() -> None:
-    """Predict how many jobs, or GPUs, arrive in the next intervals."""
-
-
 @app.command(epilog="Example: rlpto forecast backtest traces/philly.parquet --every 1h --horizon 12 --methods all")
 def backtest(
     path: TraceArgument,
