@@ -109,22 +109,6 @@ def bad_input() -> Iterator[None]:
         refuse(f"{error}")
 
 
-def needed(given: Path | None, *usual: str) -> Path:
-    """The file or folder the user has named, else one in the data folder, if it is there.
-
-    Ends the program otherwise: with exit code 2 if the user named it, else skipping.
-    """
-    if given is None:
-        try:
-            return real("/".join(usual))
-        except NoDataError as lack:
-            print(f"skipped: {lack}")
-            sys.exit(0)
-    if not given.exists():
-        refuse(f"{given}: no such file or folder")
-    return given
-
-
 def real(name: str) -> Path:
     """A file or folder of the data folder. Raises NoDataError where it is missing."""
     path = data_folder() / name

@@ -1,6 +1,5 @@
-"""A job service's scheduler in virtual time: its predictions of finishes, and ten thousand finished jobs.
+"""Predictions of a job service's scheduler in virtual time, over controllers in memory whose speeds follow laws.
 
-Predictions are compared with what came, over controllers in memory whose speeds follow laws.
 Programs are other than they were guessed to be, jobs of a program differ a little, and several workers are slower than
 that many times one: the scheduler learns all that from reports, as on a real cluster. Time is virtual.
 """
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -20,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _common import Check, Found, progress, resident_mb
+from _common import Check, Found
 
 from rlpto.arrivals.sampled import Futures
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.ray_cluster.messages import JobReport, Measured
-from rlpto.store.jobs import JobRow, NewJob, count_by_state, get_job, insert_job
+from rlpto.store.jobs import JobRow, NewJob, get_job, insert_job
 from rlpto.store.programs import set_program
 from rlpto.store.status import PredictionRow, predictions
 from tests.ray_cluster.fakes import FakeController
@@ -45,8 +43,6 @@ BATCH, STEPS = 64, 100
 ALONE_RUNS, ALONE_JOBS, ALONE_EVERY_S = 4, 24, 600.0
 RUNS, HISTORY_H, JOBS_PER_HOUR = 12, 5.0, 10.0
 PROCESSES = 2
-AT_ONCE = 20
-"""Jobs that are submitted together where thousands finish."""
 MOST_ERROR, COVERAGE = 0.15, (0.70, 0.90)
 
 
@@ -218,43 +214,6 @@ def drawn_acts(service: VirtualService, futures: Futures) -> list[Act]:
     return acts
 
 
-def finish(service: VirtualService, jobs: int) -> None:
-    """Submit that many jobs in lots, and serve until all have finished."""
-    done = count_by_state(service.store).get("finished", 0)
-    for lot in range(0, jobs, AT_ONCE):
-        if lot % 1000 == 0:
-            progress(f"scheduler: {done + lot:,} jobs have finished")
-        with service.store.transaction():
-            for number in range(AT_ONCE):
-                insert_job(service.store, NewJob(f"user-{number % 5}", "a job", "tiny", 1.0), service.now())
-        wanted = done + lot + AT_ONCE
-        service.run(lambda wanted=wanted: count_by_state(service.store).get("finished", 0) >= wanted)
-
-
-def scheduler(jobs: int = 10_000) -> Found:
-    """The scheduler after many finished jobs: memory from the first tenth on, restart, wait for the database."""
-    with tempfile.TemporaryDirectory() as folder:
-        service = VirtualService(Path(folder), config(600.0, 60.0), rate=0.1)
-        finish(service, jobs // 10)
-        before, began = resident_mb("self"), time.perf_counter()
-        finish(service, jobs - jobs // 10)
-        grown, took = resident_mb("self") - before, time.perf_counter() - began
-        waited = service.parts.store.longest_wait_s
-        insert_job(service.store, NewJob("ann", "a job", "tiny", 1.0), service.now())
-        began = time.perf_counter()
-        service.restart()
-        decided = service.parts.status.decisions
-        service.run(lambda: service.parts.status.decisions > decided)
-        restart = time.perf_counter() - began
-        size = service.settings.database.stat().st_size / 1e6
-        service.close()
-    return [
-        Check("scheduler grows by", grown, "MB", 20.0, False),
-        Check("restart to the first decision", restart, "s", 5.0, False),
-        Check("longest wait for the database", 1000 * waited, "ms", 100.0, False),
-    ], {"database_mb": size, "ms_per_job": 1000 * took / (jobs - jobs // 10)}
-
-
 def predictions_made() -> Found:
     """Errors without arrivals, and coverage with them, for some policies."""
     checks: list[Check] = []
@@ -282,6 +241,3 @@ def predictions_made() -> Found:
             }  # fmt: skip
             print(f"{policy}: {facts[policy]} {[round(check.value, 1) for check in checks[-3:]]}", file=sys.stderr)
     return checks, facts
-
-
-PARTS = {"scheduler": scheduler, "predictions": predictions_made}

@@ -6,7 +6,6 @@ figures come from the built-in fits alone.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -213,14 +212,13 @@ def _samples_per_second(model: str, metric: MetricName, gpus: int) -> float:
     return float(samples.sum() / (profile.samples / found.progress[at]).sum())
 
 
-# A4, A5: thresholds -------------------------------------------------------------------------------------------------
+# A4: thresholds -----------------------------------------------------------------------------------------------------
 
 
 def thresholds(plan: Plan) -> Part:
-    """A4, A5: GPUs, time and cost under thresholds of utility, and whether raised ones ever add GPUs."""
+    """A4: GPUs, time and cost under thresholds of utility."""
     rows: list[Row] = []
     changes = []
-    grown = outside = 0
     for model in MODELS:
         by_gpus = predict_training(source(plan), model, NODES, ("goodput",))
         stock = _chosen(by_gpus, STOCK_BAND)
@@ -242,8 +240,6 @@ def thresholds(plan: Plan) -> Part:
                     "reference": RAISED.get(model, "") if band is EFFICIENCY_BAND else "",
                 }
             )
-        grown += _grown(by_gpus)
-        outside += any(STOCK_BAND.holds(row.utility) for row in by_gpus) and not STOCK_BAND.holds(stock.utility)
     figures: dict[str, float] = {}
     if plan.data is not None:
         longer, cheaper, useful = np.array(changes).T
@@ -252,8 +248,6 @@ def thresholds(plan: Plan) -> Part:
             "A4 GPU-hours saved, mean of three models": -float(cheaper.mean()),
             "A4 utility of a GPU, least gain of three models": float(useful.min()),
         }
-    figures["A5 raised thresholds that add GPUs"] = grown
-    figures["A5 models outside the stock thresholds where they can be kept"] = outside
     return Part(figures, rows)
 
 
@@ -262,18 +256,6 @@ def _chosen(by_gpus: Sequence[TrainingEstimate], band: UtilityBand) -> TrainingE
     utility[[row.gpus - 1 for row in by_gpus]] = [row.utility for row in by_gpus]
     best = chosen_gpus(utility, [row.gpus for row in by_gpus], band)
     return next(row for row in by_gpus if row.gpus == best)
-
-
-def _grown(by_gpus: Sequence[TrainingEstimate]) -> int:
-    """Pairs of thresholds where those that are nowhere lower choose more GPUs."""
-    steps = [round(0.05 * i, 2) for i in range(2, 21)]
-    bands = [UtilityBand(low, high) for low, high in itertools.combinations(steps, 2)]
-    gpus = {band: _chosen(by_gpus, band).gpus for band in bands}
-    return sum(
-        gpus[higher] > gpus[lower]
-        for lower, higher in itertools.product(bands, bands)
-        if higher.min_util >= lower.min_util and higher.max_util >= lower.max_util
-    )
 
 
 # A6: formulas, and the rule for changing a batch --------------------------------------------------------------------

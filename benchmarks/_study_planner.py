@@ -6,6 +6,7 @@ Weights were tuned on the generated workloads 101-106.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
@@ -15,7 +16,7 @@ import numpy as np
 import pandas as pd
 from _cells import best_of, by_window, difference, finished, label_of, ratio, shown
 from _plan import TIME_ONLY, Part, Plan, Workload, tuned
-from parity import ADAPTIVE, ONLINE, PUBLISHED, config_of
+from _study_pollux import ONLINE, PUBLISHED_JCT_S, config_of
 from speed import decided
 
 from rlpto.core.queues import Queue
@@ -172,15 +173,14 @@ def beliefs(plan: Plan) -> Part:
 
 def of_published(plan: Plan, spec: str, settings: tuple[str, ...], folder: str = FOLDERS[0]) -> float:
     """Mean JCT over the workloads of a folder by Pollux's published mean, with jobs that choose their batch sizes."""
-    assert plan.data is not None
-    config = config_of(plan.data / folder, plan.data / "profiles", ADAPTIVE, *settings)
 
     def wanted(window: str) -> bool:
-        return folder != FOLDERS[0] or ("pollux", window) in PUBLISHED
+        return folder != FOLDERS[0] or window in PUBLISHED_JCT_S
 
-    done = finished(plan, config, [spec], "known", windows=wanted)
-    published = np.mean([jct for (policy, _), jct in PUBLISHED.items() if policy == "pollux"])
-    return float(np.mean([one.metrics["jct_mean"] for one in done]) / published)
+    assert plan.data is not None
+    path = f"workload.path={json.dumps(str(plan.data / folder / '*.csv'))}"
+    done = finished(plan, config_of(plan, *settings, path), [spec], "known", windows=wanted)
+    return float(np.mean([one.metrics["jct_mean"] for one in done]) / np.mean(list(PUBLISHED_JCT_S.values())))
 
 
 def latency(_: Plan) -> Part:

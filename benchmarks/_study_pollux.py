@@ -1,7 +1,7 @@
-"""Pollux against its acceptance: objective, thresholds, and parity with its simulator; about two CPU-minutes.
+"""Pollux: parity with its simulator, and how long a search takes; about two CPU-minutes.
 
-Stored are 40 rounds of its simulator with the relaxed bound and what the original's genetic search came to. Larger
-rounds are made from their jobs.
+Stored are 40 rounds of its simulator with the relaxed bound and what the original's genetic search came to, for tests.
+Larger rounds are made from their jobs.
 """
 
 from __future__ import annotations
@@ -9,29 +9,31 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import _common
 import numpy as np
 from _cells import finished
-from _plan import Part, Plan, Row
-from parity import PUBLISHED, config_of, rules_of
+from _plan import Part, Plan
 
+from rlpto.experiments.config import Config, load_config
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.performance.metrics import UtilityBand
 from rlpto.policies.pollux.objective import power_mean
-from rlpto.policies.pollux.policy import PolluxOptions, desired_nodes, restart_factor
+from rlpto.policies.pollux.policy import PolluxOptions, restart_factor
 from rlpto.policies.pollux.search import least_cost, search
 
+PUBLISHED_JCT_S = {"workload-1": 2089.0, "workload-2": 3323.0, "workload-3": 2188.0, "workload-4": 2721.0}
+"""Mean JCT by the authors of Pollux (OSDI'21 artifact)."""
+ADAPTIVE = "workload.mapping.adaptive_batch=true"
+ONLINE = ("knowledge.mode=online", "workload.mapping.fixed_batch_models=[ncf]")
+"""Jobs know their own fits. In the simulator ncf always trains at 32,768."""
 STORED = "pollux/pollux-objective-instances.json"
 STEPS = PolluxOptions().steps
-SEEDS = 5
 CROWDS = ((30, 16, 4, 300), (160, 16, 4, 100), (1000, 250, 4, 20), (250, 250, 4, 20))
 """Jobs, nodes, GPUs of each, rounds."""
-BANDS = ((0.35, 0.65), (0.5, 0.8), (0.6, 0.9))
-"""AdaptDL's thresholds of utility, and raised ones."""
 NODES, GPUS_PER_NODE = 16, 4
 RESTART_S = 30.0
 INTERVAL_S = 60.0
@@ -41,11 +43,9 @@ CANDIDATES = 50
 
 def parity(plan: Plan) -> Part:
     """Mean JCT on the published workloads."""
-    assert plan.data is not None
-    config = config_of(plan.data / "traces" / "pollux", plan.data / "profiles", *rules_of("pollux"))
-    done = finished(plan, config, ["pollux"], "parity", windows=lambda window: ("pollux", window) in PUBLISHED)
+    done = finished(plan, config_of(plan, *ONLINE), ["pollux"], "parity", windows=PUBLISHED_JCT_S.__contains__)
     found = np.array([one.metrics["jct_mean"] for one in done])
-    published = np.array([PUBLISHED["pollux", one.cell.window] for one in done])
+    published = np.array([PUBLISHED_JCT_S[one.cell.window] for one in done])
     off = 100 * (found / published - 1)
     figures = {
         "parity, worst workload off by": float(np.abs(off).max()),
@@ -64,68 +64,13 @@ def parity(plan: Plan) -> Part:
     return Part(figures, rows)
 
 
-def objective(plan: Plan) -> Part:
-    """Whether the objective is the reference's, and how near the search comes to its optimum."""
-    stored = [stored_round(entry) for entry in entries(plan)]
-    count = np.array([len(rows.held) for rows in stored])
-    off = [abs(n / rows.stored_cost / rows.value(rows.stored) - 1) for n, rows in zip(count, stored, strict=True)]
-    best = np.array([n / rows.bound for n, rows in zip(count, stored, strict=True)])
-    reference = np.array([n / rows.stored_cost for n, rows in zip(count, stored, strict=True)])
-    genetic = np.array([rows.genetic for rows in stored])
-    found = np.array([[rows.value(rows.solve(STEPS, seed)) for rows in stored] for seed in range(SEEDS)])
-    figures = {
-        "stored bounds that come out otherwise": sum(
-            abs(rows.least_cost() / rows.bound - 1) > 1e-12 for rows in stored
-        ),
-        "stored costs that come out to the digit": sum(error < 1e-12 for error in off),
-        "share of the relaxed bound, mean": float((found / best).mean()),
-        "share of the genetic search, least": float((found / genetic).min()),
-    }
-    moved = np.array([rows.moved(rows.solve(STEPS, 0)) for rows in stored])
-    table: list[Row] = [
-        {
-            "jobs": name,
-            "rounds": int(part.sum()),
-            "share of the bound": round(float((found / best)[:, part].mean()), 4),
-            "least": round(float((found / best)[:, part].min()), 4),
-            "genetic search's": round(float((genetic / best)[part].mean()), 4),
-            "of the genetic search": round(float((found / genetic)[:, part].mean()), 3),
-            "reference's search": round(float((reference / genetic)[part].mean()), 3),
-            "moved rows a round": round(float(moved[part].mean()), 1),
-        }
-        for name, part in (("3 to 8", count < 16), ("16 to 29", count >= 16))
-    ]
-    return Part(figures, table)
-
-
-def thresholds(plan: Plan) -> Part:
-    """AdaptDL's thresholds (A5), with what the search finds on 1 to 16 nodes in every stored round."""
-    chosen, inside, feasible, useful = [], [], [], []
-    for rows in map(stored_round, entries(plan)):
-        found = [rows.utility_on(nodes) for nodes in range(1, len(rows.size) + 1)]
-        counts = [desired_nodes(lambda nodes, u=found: u[nodes - 1], len(found), UtilityBand(*band)) for band in BANDS]
-        reached = [found[count - 1] for count in counts]
-        chosen.append(counts)
-        useful.append(reached)
-        feasible.append([any(low <= u <= high for u in found) for low, high in BANDS])
-        inside.append([low <= u <= high for u, (low, high) in zip(reached, BANDS, strict=True)])
-    nodes, utilities, rounds_inside, all_rounds = map(np.array, (chosen, useful, inside, feasible))
-    figures = {
-        "A5 raised thresholds that add nodes": int((np.diff(nodes) > 0).sum()),
-        "A5 rounds outside of 0.35 to 0.65 where some nodes are inside": int(
-            (all_rounds[:, 0] & ~rounds_inside[:, 0]).sum()
-        ),
-    }
-    table: list[Row] = [
-        {
-            "thresholds": f"{low:.2f} to {high:.2f}",
-            "nodes": round(float(nodes[:, band].mean()), 1),
-            "utility": round(float(utilities[:, band].mean()), 2),
-            "rounds inside": f"{rounds_inside[:, band].sum()} of {all_rounds[:, band].sum()}",
-        }
-        for band, (low, high) in enumerate(BANDS)
-    ]
-    return Part(figures, table)
+def config_of(plan: Plan, *overrides: str) -> Config:
+    """Pollux's rules on its workloads and measured profiles, with jobs that choose their batch sizes."""
+    assert plan.data is not None
+    paths = {"workload.path": str(plan.data / "traces" / "pollux" / "*.csv")}
+    paths |= {"profiles.folder": str(plan.data / "profiles")}
+    given = [f"{key}={json.dumps(path)}" for key, path in paths.items()]
+    return load_config(_common.CONFIGS / "pollux.yaml", [*given, ADAPTIVE, *overrides])
 
 
 def latency(plan: Plan) -> Part:
@@ -183,18 +128,6 @@ class Round:
     def least_cost(self) -> float:
         """The relaxed least sum of costs."""
         return least_cost(self.speedup, self.held, self.factor, self.least, self.most, self.size)
-
-    def moved(self, placement: IntArray) -> int:
-        """Rows of running jobs that a placement changes."""
-        return int(((placement != self.held).any(axis=1) & self.held.any(axis=1)).sum())
-
-    def utility_on(self, nodes: int) -> float:
-        """Utility of the best placement on the first nodes."""
-        size = np.where(np.arange(len(self.size)) < nodes, self.size, 0)
-        placement = replace(self, size=size).solve(STEPS, 0)
-        spans = np.clip((placement > 0).sum(axis=1), 1, 2) - 1
-        pace = self.speedup[np.arange(len(placement)), spans, placement.sum(axis=1)]
-        return float((pace / self.speedup[:, 0, 1]).sum()) / int(size.sum())
 
 
 def entries(plan: Plan) -> list[dict[str, Any]]:

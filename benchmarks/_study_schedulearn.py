@@ -22,20 +22,12 @@ from rlpto.core.records import RunRecord
 from rlpto.evaluation.statistics import bootstrap_interval
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.performance.compile import compile_tables, load_profiles
-from rlpto.performance.solo import seconds_to_finish
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.registry import make_policy
 from rlpto.policies.switching import switching
 from rlpto.simulator.settings import SimulatorSettings
 
 SERVERS, GPUS = 3, 4
-CURVES_S = {
-    "mnist_pytorch": (157.0, 89.0, 66.0, 54.0),
-    "mnist_tf_keras": (107.0, 69.0, 52.5, 45.0),
-    "mnist_tensorflow": (67.0, 52.0, 42.0, 37.0),
-    "mnist_mxnet": (28.7, 24.3, 22.2, 21.6),
-}
-"""Seconds of a training on 1, 2, 3 and 4 GPUs (reference, section 5.4)."""
 PUBLISHED_S = {
     "mnist_pytorch": ((337.0, 257.0), (131.0, 115.0)),
     "mnist_tensorflow": ((249.0, 239.0), (74.0, 48.0)),
@@ -56,20 +48,6 @@ FIFO, ELASTIC, ROUND_ROBIN = "fifo:one_node=true", "elastic_fifo:one_node=true",
 SWITCHES = {120.0: ELASTIC, 240.0: ROUND_ROBIN, 360.0: FIFO}
 """Policies after FIFO, by second."""
 SPREAD = "jobs per server, largest difference"
-
-
-def curves(_: Plan) -> Part:
-    """How near the profiles come to the published seconds."""
-    tables, gpus, errors = speed_tables(), np.arange(1, GPUS + 1), []
-    rows: list[Row] = []
-    for model, published in CURVES_S.items():
-        kind = tables.type_index(JobType(model))
-        seconds = seconds_to_finish(tables, kind, 1.0, tables.epochs[kind], gpus, GPUS)
-        errors.append(float(np.abs(seconds / published - 1).max()))
-        texts = {"published [s]": map("{:g}".format, published), "profile [s]": map("{:.1f}".format, seconds)}
-        joined = {name: " / ".join(parts) for name, parts in texts.items()}
-        rows.append({"jobs": model, **joined, "largest error": f"{errors[-1]:.1%}"})
-    return Part({"speed curves: largest error of a profile": 100 * max(errors)}, rows)
 
 
 def switched(_: Plan) -> Part:

@@ -120,7 +120,11 @@ def arguments() -> argparse.Namespace:
 
 def real_series(only: list[str] | None) -> list[SeriesCase]:
     """The six series of docs/forecasting.md, or those whose names contain one of `only`."""
-    folder = _common.needed(None, "traces")
+    try:
+        folder = _common.real("traces")
+    except _common.NoDataError as lack:
+        print(f"skipped: {lack}")
+        sys.exit(0)
     venus, jobs = venus_counts(folder), pd.read_csv(folder / "philly.csv.gz", parse_dates=["timestamp"])
     jobs = jobs[jobs["timestamp"] >= "2017-10-03"]  # before this day the trace is all but empty, as its notes say
     cases = []

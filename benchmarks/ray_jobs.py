@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
-import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -265,74 +262,7 @@ def fidelity(repeats: int) -> Found:
     return checks, {"fidelity": found, "profiles": measured}
 
 
-# Scale --------------------------------------------------------------------------------------------------------------
-
-NODES, NODE_GPUS, EACH = 4, 16, 4
-PACE = 4.0
-TIMING, LATENCY = 0.02, 0.100
-ENOUGH = 20
-"""Steps from which on the speed of a job is known."""
-
-
-def scale(_: int) -> Found:
-    """64 logical GPUs on the cores there are, under the command that users start: one run, 7 GB and 23 minutes.
-
-    All is real, the training of 64 workers included, but paced: little of a step is training. Timing shows whether that
-    many still keep pace; it says nothing about training speed.
-    """
-    program = {"training": f"{DIGITS}:DigitsMlp", "samples": SAMPLES, "batch_size": BATCH, "pace": PACE}
-    jobs = {"model": "digits", "name": "job", "count": NODES * NODE_GPUS // EACH, "every": 26.0, "epochs": 40}
-    experiment = {
-        "name": "scale",
-        "cluster": {"nodes": [{"count": NODES, "gpus": NODE_GPUS}]},
-        "workload": {"source": "jobs", "jobs": [{"gpus": EACH, "max_gpus": EACH} | jobs]},
-        "simulator": {"interval": 5},
-        "ray": {"programs": {"digits": program}, "tensorboard": False, "heartbeat_timeout": 30},
-        "policies": ["equal_share"],
-        "evaluation": {"reference": "equal_share"},
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        config, results = Path(folder, "scale.yaml"), Path(folder, "run")
-        config.write_text(json.dumps(experiment))  # JSON is YAML too
-        rlpto("evaluate", str(config), "--cluster", "ray", "--run-dir", str(results), "--no-report", "--quiet")
-        (database,) = results.glob("ray/*/state.sqlite")
-        with closing(sqlite3.connect(database)) as session:
-            return judged(session)
-
-
-def judged(session: sqlite3.Connection) -> Found:
-    """Figures from the session database."""
-    latency = [row[0] for row in session.execute("SELECT latency FROM decisions")]
-    # From when all workers of a job trained to its end: of those that nothing has disturbed.
-    spans = session.execute(
-        "SELECT finish_time - min(applied_at), step FROM jobs JOIN allocations ON job = jobs.id WHERE applied_at "
-        "IS NOT NULL AND jobs.state = 'finished' AND rescales = 0 AND recoveries = 0 AND step >= ? GROUP BY jobs.id",
-        (ENOUGH,),
-    )
-    timing = [abs(seconds / step / (PACE / EACH) - 1.0) for seconds, step in spans]
-    states = dict(session.execute("SELECT state, count(*) FROM jobs GROUP BY state"))
-    training = session.execute(
-        "SELECT min(applied_at), finish_time FROM allocations JOIN jobs ON job = jobs.id "
-        "WHERE applied_at IS NOT NULL GROUP BY job"
-    ).fetchall()
-    changes = [(begin, EACH) for begin, _ in training] + [(end, -EACH) for _, end in training if end is not None]
-    most = max(accumulate(change for _, change in sorted(changes)), default=0)
-    checks = [
-        Check("step time off by, median job", statistics.median(timing or [math.inf]), "", TIMING, least=False),
-        Check("decision, 99 %", float(np.quantile(latency, 0.99)), "s", LATENCY, least=False),
-        Check("GPUs that trained at once", most, "GPUs", NODES * NODE_GPUS, least=True),
-        Check("jobs finished", states.get("finished", 0), "jobs", NODES * NODE_GPUS // EACH, least=True),
-    ]
-    return checks, {
-        "workers": f"paced: a step of {EACH} takes {PACE / EACH:g} s, little of it training",
-        "decisions": len(latency),
-        "decision, median [ms]": round(1e3 * statistics.median(latency), 2),
-        "step time off by, worst job": round(max(timing, default=math.inf), 4),
-        "jobs failed": states.get("failed", 0),
-    }
-
-
-PARTS = {"pause": pause, "overhead": overhead, "recovery": recovery, "fidelity": fidelity, "scale": scale}
+PARTS = {"pause": pause, "overhead": overhead, "recovery": recovery, "fidelity": fidelity}
 USUAL = ("pause", "overhead", "recovery")
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from rlpto.cli.common import EXPERIMENTS, QuietOption, Verb, make_console
-from rlpto.io.files import file_there
 
 
 def export(
@@ -19,6 +18,7 @@ def export(
     """Write the best agent of a run to one file, with its settings and its origin."""
     from rlpto.agents.checkpoint import export_agent
     from rlpto.agents.policy import run_file
+    from rlpto.io.files import file_there
 
     checkpoint = run if file_there(run) else run_file(run)
     size, state = export_agent(checkpoint, out)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console, make_progress
+from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console, make_progress, make_table
 from rlpto.io.interrupts import Interrupted
 
 if TYPE_CHECKING:
@@ -50,11 +50,6 @@ EndOption = Annotated[
     ),
 ]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of all randomness.")]
-
-
-@app.callback()
-def forecast() -> None:
-    """Predict how many jobs, or GPUs, arrive in the next intervals."""
 
 
 @app.command(epilog="Example: rlpto forecast backtest traces/philly.parquet --every 1h --horizon 12 --methods all")
@@ -158,17 +153,16 @@ def fit(
 
 def _table(result: Backtest, title: str) -> Table:
     """A line per method, one step ahead and on average over all steps; the least errors in bold."""
-    from rich import box
-    from rich.table import Table
-
     last = f"1-{result.horizon}"
     near = {score.forecaster: score for score in result.scores() if score.ahead == "1"}
     mean = {score.forecaster: score for score in result.scores() if score.ahead == last} or near
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    table.add_column("method", no_wrap=True)
+    caption = (
+        f"{len(result.origins):,} origins; MASE is scaled by the seasonal naive (24 h) before them; "
+        f"RMSE and R2 are of the means, all others of medians"
+    )
+    table = make_table("method", title=title, caption=caption)
     covered = f"in {result.nominal:.0%}"
-    heads = ("MASE 1", f"MASE {last}", "MAE 1", f"MAE {last}", f"RMSE {last}", f"R2 {last}", covered, "pinball")
-    for head in heads:
+    for head in ("MASE 1", f"MASE {last}", "MAE 1", f"MAE {last}", f"RMSE {last}", f"R2 {last}", covered, "pinball"):
         table.add_column(head, justify="right", no_wrap=True)
     least = [min(score.mase for score in scores.values()) for scores in (near, mean)]
     for name, one in near.items():
@@ -178,17 +172,12 @@ def _table(result: Backtest, title: str) -> Table:
             for score, low in zip((one, many), least, strict=True)
         ]
         rest = [_number(figure) for figure in (one.mae, many.mae, many.rmse, many.r2)]
-        covers = "–" if math.isnan(many.coverage) else f"{many.coverage:.1%}"  # noqa: RUF001
-        table.add_row(name, *errors, *rest, covers, _number(many.pinball))
-    table.caption = (
-        f"{len(result.origins):,} origins; MASE is scaled by the seasonal naive (24 h) before them; "
-        f"RMSE and R2 are of the means, all others of medians"
-    )
+        table.add_row(name, *errors, *rest, _number(many.coverage, ".1%"), _number(many.pinball))
     return table
 
 
-def _number(figure: float) -> str:
-    return "–" if math.isnan(figure) else f"{figure:.3f}"  # noqa: RUF001
+def _number(figure: float, form: str = ".3f") -> str:
+    return "–" if math.isnan(figure) else f"{figure:{form}}"  # noqa: RUF001
 
 
 VERB = Verb(app, INPUTS)

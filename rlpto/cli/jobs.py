@@ -25,12 +25,10 @@ from rlpto.cli.service import (
 )
 from rlpto.io.durations import span_text
 from rlpto.io.errors import ConfigError
-from rlpto.store.jobs import ENDED, STATES, Priority
 
 if TYPE_CHECKING:
     from rlpto.client import Answer
 
-PRIORITIES = get_args(Priority)
 NOT_FINISHED = 1
 """Exit code of --wait where the job did not finish."""
 
@@ -147,6 +145,8 @@ def jobs(
     json_: JsonOption = False,
 ) -> None:
     """List jobs that wait or train: the caller's, or all users' for operators."""
+    from rlpto.store.jobs import ENDED, STATES
+
     with connect(service, certificate) as client:
         found = list(client.jobs([state for state in STATES if state not in ENDED], owner, label))
     columns = ("id", "name", "owner", "state", "GPUs", "done", "priority", "since", "reason")
@@ -155,7 +155,7 @@ def jobs(
 
 def history(
     limit: Annotated[int, typer.Option(min=1, help="At most this number.")] = 20,
-    state: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(ENDED)}; may be repeated.")] = None,
+    state: Annotated[list[str] | None, typer.Option(help="How they ended, such as failed; may be repeated.")] = None,
     owner: Annotated[str | None, typer.Option(help="Of this user alone.")] = None,
     label: Annotated[str | None, typer.Option(metavar="KEY=VALUE", help="With this label.")] = None,
     service: ServiceOption = None,
@@ -163,6 +163,8 @@ def history(
     json_: JsonOption = False,
 ) -> None:
     """List jobs that are over, newest first."""
+    from rlpto.store.jobs import ENDED
+
     wrong = next((one for one in state or () if one not in ENDED), None)
     if wrong is not None:
         raise ConfigError(f"--state {wrong}: expected one of {', '.join(ENDED)}")
@@ -253,6 +255,8 @@ def logs(
 @job_app.command("cancel", epilog="Example: rlpto job cancel jaxmt3k52qpb7")
 def cancel(job: JobArgument, service: ServiceOption = None, certificate: CertificateOption = None) -> None:
     """Cancel a job; its reports are kept."""
+    from rlpto.store.jobs import ENDED
+
     with connect(service, certificate) as client:
         found = client.cancel(job)
     over = found["state"] in ENDED
@@ -262,13 +266,15 @@ def cancel(job: JobArgument, service: ServiceOption = None, certificate: Certifi
 @job_app.command("priority", epilog="Example: rlpto job priority jaxmt3k52qpb7 high")
 def set_priority(
     job: JobArgument,
-    to: Annotated[str, typer.Argument(metavar="CLASS", help=" or ".join(PRIORITIES))],
+    to: Annotated[str, typer.Argument(metavar="CLASS", help="high, normal or low.")],
     service: ServiceOption = None,
     certificate: CertificateOption = None,
 ) -> None:
     """Change the priority class of a job."""
-    if to not in PRIORITIES:
-        raise ConfigError(f"{to}: expected {', '.join(PRIORITIES)}")
+    from rlpto.store.jobs import Priority
+
+    if to not in get_args(Priority):
+        raise ConfigError(f"{to}: expected {', '.join(get_args(Priority))}")
     with connect(service, certificate) as client:
         found = client.set_priority(job, to)
     make_console().print(f"{job} has priority {found['priority']} now")

@@ -10,7 +10,6 @@ import typer
 
 from rlpto.cli.common import LISTS, ConfigArgument, SetOption, Verb, make_console, make_table, read_config
 from rlpto.io.errors import ConfigError
-from rlpto.io.files import folder_there
 
 app = typer.Typer(help="List experiment files, and show one with every key explained.", no_args_is_help=True)
 
@@ -25,6 +24,7 @@ def list_configs(
     from rich.markup import escape
 
     from rlpto.experiments.config import load_config
+    from rlpto.io.files import folder_there
     from rlpto.io.paths import example_names
 
     if folder is not None and not folder_there(folder):

@@ -24,7 +24,6 @@ from rlpto.cli.common import (
     waiting,
 )
 from rlpto.io.errors import ConfigError, ProfileError
-from rlpto.io.files import is_there, write_text
 from rlpto.io.interrupts import Interrupted
 
 if TYPE_CHECKING:
@@ -80,6 +79,8 @@ def profile(
 
 def measured_before(path: Path, programs: Mapping[str, ProgramSettings]) -> dict[str, Profile]:
     """Profiles of a file that match the programs' current settings. Raises ProfileError for any other kind of file."""
+    from rlpto.io.files import is_there
+
     if not is_there(path):
         return {}
     from rlpto.performance.profiles import load_file
@@ -108,6 +109,7 @@ def measure_programs(
     address: of a Ray cluster that is there; None: a local one.
     """
     from rlpto.experiments.on_ray import real_nodes
+    from rlpto.io.files import write_text
     from rlpto.performance.profiles import profiles_yaml
     from rlpto.ray_cluster.measuring.profiling import fit_program, measure_program, stages
     from rlpto.ray_cluster.scheduler.backend import RayBackend

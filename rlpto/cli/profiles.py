@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console, make_table
+from rlpto.io.errors import ConfigError, ProfileError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,7 +28,6 @@ def show(
     """List the profiles, with their errors against the measurements they were fitted to."""
     from rich.markup import escape
 
-    from rlpto.io.errors import ProfileError
     from rlpto.performance.profiles import builtin_profiles, load_folder
 
     profiles = builtin_profiles() if folder is None else load_folder(folder)
@@ -98,7 +98,6 @@ def preview(
     """Predict time and GPU-hours of a whole training that adapts its batch size, by metric and number of GPUs."""
     from difflib import get_close_matches
 
-    from rlpto.io.errors import ConfigError
     from rlpto.performance.compile import load_profiles
     from rlpto.performance.metrics import METRIC_NAMES
     from rlpto.performance.solo import parse_gpus, predict_training
@@ -121,7 +120,6 @@ def preview(
 
 def _band(min_util: float | None, max_util: float | None) -> UtilityBand | None:
     """Bounds on a GPU's utility. Raises ConfigError if only one is given, or if they are out of order."""
-    from rlpto.io.errors import ConfigError
     from rlpto.performance.metrics import UtilityBand
 
     if min_util is None and max_util is None:
@@ -163,7 +161,6 @@ def _write_preview(found: list[TrainingEstimate], path: Path) -> None:
 
     import pandas as pd
 
-    from rlpto.io.errors import ConfigError
     from rlpto.io.files import write_text
 
     rows = [asdict(row) for row in found]

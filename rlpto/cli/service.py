@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlpto.cli.common import SERVICE, QuietOption, Verb, make_console, waiting
+from rlpto.cli.common import SERVICE, QuietOption, Verb, make_console, make_table, waiting
 from rlpto.io.durations import span_text
 from rlpto.io.errors import ConfigError
 
@@ -51,9 +51,8 @@ def print_json(answers: Iterable[Answer]) -> None:
 def print_rows(headings: Sequence[str], rows: Iterable[Sequence[str]], none: str) -> None:
     """A table, or the line `none`."""
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(*headings, box=None, header_style="bold", pad_edge=False)
+    table = make_table(*headings)
     for row in rows:
         table.add_row(*map(escape, row))
     make_console().print(table if table.row_count else none)

@@ -65,20 +65,12 @@ def describe(
         int | None,
         typer.Option(min=1, max=10**9, metavar="N", help="Also state the load on a cluster of N GPUs."),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw arrivals, GPUs and durations to this file (PNG).")
-    ] = None,
 ) -> None:
     """Count jobs, and show when they arrive, how many GPUs they want, how long they run."""
-    from rlpto.workloads.describe import plot_arrivals, tables
+    from rlpto.workloads.describe import tables
     from rlpto.workloads.files import read_any
 
-    trace = read_any(path)
-    console = make_console()
-    console.print(tables(trace, gpus))
-    if plot is not None:
-        plot_arrivals(trace, plot)
-        console.print(f"plot: {plot}", style="bold")
+    make_console().print(tables(read_any(path), gpus))
 
 
 @app.command(epilog="Example: rlpto trace generate --like philly --days 7 -o traces/synthetic.parquet")

@@ -33,11 +33,6 @@ class Scale:
         text = self.number(value)
         return text if text.startswith("-") or text == NOTHING or not text.strip("0.,") else f"+{text}"
 
-    def text(self, value: float) -> str:
-        """The figure with its unit."""
-        number = self.number(value)
-        return number if number == NOTHING or not self.unit else f"{number} {self.unit}"
-
 
 def scale_for(metric: CellMetric, values: Iterable[float]) -> Scale:
     """Unit and decimals for `values` (as stored) of a metric: the largest value gets three or four digits."""

@@ -14,8 +14,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from rlpto.evaluation.formatting import Scale, heading, scale_for
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
 from rlpto.evaluation.plots import Plot, png
-from rlpto.evaluation.statistics import LEVEL, Comparison
-from rlpto.evaluation.tables import Results, Summary, column_scale, percent_change, warnings
+from rlpto.evaluation.statistics import LEVEL
+from rlpto.evaluation.tables import Results, Summary, column_scale, warnings
 from rlpto.io.files import write_text
 
 PAIRED_METRICS = ("reward", "jct_mean", "jct_p95", "queueing_high", "gpu_hours")
@@ -66,7 +66,6 @@ def report_html(results: Results, plots: Sequence[Plot], about: About) -> str:
         compared=compared,
         paired_scales=paired_scales,
         paired_heads={name: _head(name, paired_scales[name]) for name in PAIRED_METRICS},
-        findings=[finding(policy, c, compared["jct_mean"][policy]) for policy, c in compared["reward"].items()],
         metrics=METRICS,
         heading=heading,
         lower_bound=LOWER_BOUND,
@@ -92,44 +91,6 @@ def _head(name: str, scale: Scale) -> tuple[str, str]:
     """Label of a column, and its unit."""
     label, _, unit = heading(METRIC[name], scale).partition(" [")
     return label, unit.rstrip("]")
-
-
-def finding(policy: str, reward: Comparison, jct: Comparison) -> str:
-    """One sentence on what the paired differences of a policy show, for a reader who knows no statistics."""
-    return f"{policy} {_phrase(reward, _REWARD_WORDS)} and {_phrase(jct, _JCT_WORDS)}."
-
-
-_REWARD_WORDS = {
-    "better": "earns more reward",
-    "worse": "earns less reward",
-    "undecided": "shows no certain difference in reward",
-    "equal": "earns the same reward in every cell",
-}
-_JCT_WORDS = {
-    "better": "finishes jobs sooner",
-    "worse": "finishes jobs later",
-    "undecided": "shows no certain difference in mean JCT",
-    "equal": "has the same mean JCT in every cell",
-}
-
-
-def _phrase(comparison: Comparison, words: Mapping[str, str]) -> str:
-    """The finding, with its figures in brackets."""
-    metric, difference = METRIC[comparison.metric], comparison.difference
-    found = words[comparison.verdict]
-    if comparison.verdict == "equal":
-        return found
-    if difference.samples == 0:
-        return f"{found} (no cell where both have it)"
-    scale = scale_for(metric, [difference.estimate, difference.low, difference.high])
-    unit = f" {scale.unit}" if scale.unit else ""
-    relative = f", {percent_change(comparison.relative)}" if metric.unit == "s" else ""
-    size = f"{scale.signed(difference.estimate)}{unit}{relative}"
-    if not difference.bounded:
-        return f"{found} ({size}; too few cells for an interval)"
-    zero = "excludes" if difference.excludes(0.0) else "includes"
-    bounds = f"{scale.signed(difference.low)} to {scale.signed(difference.high)}{unit}"
-    return f"{found} ({size}; the {LEVEL:.0%} interval {bounds} {zero} zero)"
 
 
 def _best(summaries: Sequence[Summary], name: str) -> float | None:

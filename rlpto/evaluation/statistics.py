@@ -5,9 +5,8 @@ a resample draws n - 1 of n values, which makes its variance unbiased (Rao and W
 with complex survey data", JASA 1988), and the percentile levels are widened from the normal to Student's
 t distribution (Hesterberg, "What teachers should know about the bootstrap", The American Statistician
 2015). Below six values resamples cannot reach as far as such levels ask: there the interval is Student's,
-with the standard deviation of the resamples. Interquartile mean and probability of improvement follow
-Agarwal et al., "Deep reinforcement learning at the edge of the statistical precipice", NeurIPS 2021,
-the latter over pairs.
+with the standard deviation of the resamples. The probability of improvement follows Agarwal et al., "Deep
+reinforcement learning at the edge of the statistical precipice", NeurIPS 2021, over pairs.
 """
 
 from __future__ import annotations
@@ -84,17 +83,6 @@ class Comparison:
 def mean(values: FloatArray, counts: FloatArray) -> FloatArray:
     """Statistic: the mean."""
     means: FloatArray = counts @ values / counts.sum(axis=1)
-    return means
-
-
-def interquartile_mean(values: FloatArray, counts: FloatArray) -> FloatArray:
-    """Statistic: the mean without the lowest and the highest quarter (rounded down) of the values."""
-    order = np.argsort(values, kind="stable")
-    reached = np.cumsum(counts[:, order], axis=1)
-    total = reached[:, -1:]
-    cut = np.floor(total / 4)
-    kept = np.diff(np.clip(reached, cut, total - cut), axis=1, prepend=cut)
-    means: FloatArray = kept @ values[order] / (total - 2 * cut)[:, 0]
     return means
 
 

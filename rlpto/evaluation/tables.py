@@ -1,8 +1,7 @@
-"""Results as tables: every cell, a summary per policy, paired differences; on the terminal, as CSV and as JSON."""
+"""Results as tables: every cell, a summary per policy, paired differences; on the terminal and as CSV."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,16 +17,7 @@ from rich.table import Table
 from rlpto.evaluation.formatting import NOTHING, Scale, heading, scale_for
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
 from rlpto.evaluation.runner import FinishedCell
-from rlpto.evaluation.statistics import (
-    LEVEL,
-    Comparison,
-    Interval,
-    Statistic,
-    bootstrap_interval,
-    compare,
-    interquartile_mean,
-    mean,
-)
+from rlpto.evaluation.statistics import LEVEL, Comparison, Interval, bootstrap_interval, compare
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import write_text
 
@@ -60,11 +50,10 @@ FEW_CELLS = 8
 
 @dataclass(frozen=True)
 class Summary:
-    """One policy over all its cells, by metric: mean and interquartile mean with intervals."""
+    """One policy over all its cells: means with intervals, by metric."""
 
     policy: str
     mean: dict[str, Interval]
-    iqm: dict[str, Interval]
 
     @property
     def is_bound(self) -> bool:
@@ -269,25 +258,6 @@ def write_csv(results: Results, folder: Path) -> list[Path]:
     return [folder / name for name in tables]
 
 
-def write_json(results: Results, path: Path) -> None:
-    """Write cells, summary and paired differences as one JSON file; undefined figures are null.
-
-    Raises CheckpointError if the file cannot be written.
-    """
-    content = {
-        "knowledge": results.knowledge,
-        "forecast": results.forecast,
-        "reference": results.reference,
-        "level": LEVEL,
-        "metrics": [{"name": m.name, "unit": m.unit, "better": m.better} for m in METRICS],
-        "warnings": warnings(results),
-        "cells": [json_row(row) for row in results.cells.to_dict("records")],
-        "summary": [json_row(row) for row in _summary_rows(results)],
-        "paired": [json_row(row) for row in _paired_rows(results)],
-    }
-    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n", "results")
-
-
 def column_scale(results: Results, name: str) -> Scale:
     """How the means of one metric are shown, the same for all policies."""
     return scale_for(METRIC[name], [summary.mean[name].estimate for summary in results.summaries])
@@ -339,17 +309,13 @@ _PAIRED_COLUMNS = [
 def _summary(policy: str, rows: pd.DataFrame, seed: int) -> Summary:
     windows = rows["window"].tolist()
 
-    def interval(name: str, statistic: Statistic) -> Interval:
-        found = bootstrap_interval(rows[name].to_numpy(dtype=float), windows, statistic, seed=seed)
+    def interval(name: str) -> Interval:
+        found = bootstrap_interval(rows[name].to_numpy(dtype=float), windows, seed=seed)
         if name.startswith("reward"):
             return found
         return found.within(0.0, 1.0 if METRIC[name].unit == "share" else math.inf)
 
-    return Summary(
-        policy=policy,
-        mean={name: interval(name, mean) for name in METRIC},
-        iqm={name: interval(name, interquartile_mean) for name in METRIC},
-    )
+    return Summary(policy, {name: interval(name) for name in METRIC})
 
 
 def _interval_text(interval: Interval, scale: Scale, with_bounds: bool) -> str:
@@ -364,10 +330,9 @@ def _summary_rows(results: Results) -> list[dict[str, object]]:
     for summary in results.summaries:
         knowledge = "exact" if summary.is_bound else results.knowledge
         for name in METRIC:
-            mean, iqm = summary.mean[name], summary.iqm[name]
+            mean = summary.mean[name]
             row = {"policy": summary.policy, "knowledge": knowledge, "metric": name, "samples": mean.samples}
-            row |= {"mean": mean.estimate, "low": mean.low, "high": mean.high}
-            rows.append(row | {"iqm": iqm.estimate, "iqm_low": iqm.low, "iqm_high": iqm.high})
+            rows.append(row | {"mean": mean.estimate, "low": mean.low, "high": mean.high})
     return rows
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rlpto.agents.policy import run_file, shown_label
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import Cell, FinishedCell, evaluate, load_cells
-from rlpto.evaluation.tables import Results, results, write_csv, write_json
+from rlpto.evaluation.tables import Results, results, write_csv
 from rlpto.experiments.cache_key import Result, differing_keys
 from rlpto.experiments.config import Config, resolved_yaml
 from rlpto.experiments.experiment import prepare, run_cell
@@ -126,7 +126,7 @@ def run_cells(
 
 
 def write_results(config: Config, finished: list[FinishedCell], folder: Path, *, report: bool) -> Results:
-    """Tables of finished cells as CSV and as JSON; plots and the report if wanted."""
+    """Tables of finished cells as CSV; plots and the report if wanted."""
     finished = labelled(finished)
     by_label = {policy_label(spec): spec for spec in config.policies}
     reference = config.evaluation.reference
@@ -140,7 +140,6 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
         notes=[repetition.text] if repetition is not None and repetition.is_high else [],
     )
     write_csv(found, folder)
-    write_json(found, folder / "results.json")
     if report:
         from rlpto.evaluation.plots import all_plots, write_plots
         from rlpto.evaluation.report import About, write_report
@@ -170,18 +169,17 @@ def missed_switches(finished: list[FinishedCell]) -> list[str]:
 
 
 def _forecast_plots(config: Config, finished: list[FinishedCell]) -> list[Plot]:
-    """Plots of the forecasts on the windows of finished cells; none where nothing was forecast."""
-    from rlpto.evaluation.forecast_plots import forecast_history, forecast_plots
+    """The forecasts on the middle window of finished cells; nothing where nothing was forecast."""
+    from rlpto.evaluation.forecast_plots import forecast_plot
 
     experiment = prepare(config)
     if (forecasts := experiment.forecasts) is None:
         return []
-    histories = []
-    for name in dict.fromkeys(done.cell.window for done in finished):
-        jobs = experiment.jobs(name, config.seed)
-        known = forecasts.known(experiment.traces.by_name[name].window, jobs)
-        histories.append(forecast_history(name, forecasts.step, known, jobs))
-    return forecast_plots(histories, config.forecast.mode)
+    windows = list(dict.fromkeys(done.cell.window for done in finished))
+    name = windows[len(windows) // 2]
+    jobs = experiment.jobs(name, config.seed)
+    known = forecasts.known(experiment.traces.by_name[name].window, jobs)
+    return [forecast_plot(name, forecasts.step, known, jobs)]
 
 
 def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:

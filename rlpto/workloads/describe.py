@@ -1,9 +1,6 @@
-"""Figures, tables and plots of a trace."""
+"""Figures and tables of a trace."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Group
@@ -12,12 +9,8 @@ from rich.table import Table
 from rlpto.io.arrays import FloatArray
 from rlpto.io.durations import span_text
 from rlpto.io.errors import TraceError
-from rlpto.io.files import whole_file
 from rlpto.workloads.load import DURATION_CAP_S, offered_load
 from rlpto.workloads.trace import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 HOUR, DAY = 3600.0, 86400.0
 HOURS_OF_WEEK = 168
@@ -93,51 +86,3 @@ def tables(trace: Trace, capacity: int | None = None) -> Group:
         durations.add_row(f"{level:.0%}", span_text(float(value)))
     durations.add_row("mean", span_text(float(known.mean())))
     return Group(facts, gpus, durations)
-
-
-def plot_arrivals(trace: Trace, path: Path) -> None:
-    """Draw arrivals over the span and by hour of the week, GPUs and durations, as a PNG file.
-
-    Raises TraceError if the trace is empty or the file cannot be written.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    if len(trace) == 0:
-        raise TraceError(f"{trace.source}: no jobs to plot")
-    figure = Figure(figsize=(11, 7), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(f"{trace.source}: {len(trace):,} jobs")
-    over_time, by_week, by_gpus, by_duration = figure.subplots(2, 2).flat
-    _plot_over_time(over_time, trace)
-    _plot_by_week(by_week, trace)
-    numbers, counts = np.unique(trace.gpus, return_counts=True)
-    by_gpus.bar([str(number) for number in numbers], counts)
-    by_gpus.set(xlabel="GPUs requested", ylabel="jobs", yscale="log")
-    _plot_durations(by_duration, trace)
-    with whole_file(path, "the plot", TraceError) as unfinished:
-        figure.savefig(unfinished, format="png", dpi=120)
-
-
-def _plot_over_time(axes: Axes, trace: Trace) -> None:
-    hours = (trace.submit_time // HOUR).astype(np.int64)
-    counts = np.bincount(hours - hours[0])
-    axes.fill_between((np.arange(len(counts)) + hours[0]) / 24, counts, step="post")
-    axes.set(xlabel="days since the start", ylabel="jobs submitted per hour", ylim=(0, None))
-
-
-def _plot_by_week(axes: Axes, trace: Trace) -> None:
-    axes.step(np.arange(HOURS_OF_WEEK), hour_of_week_profile(trace), where="post")
-    axes.set_xticks(np.arange(0, HOURS_OF_WEEK, 24), ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"))
-    week = "hour of the week" if trace.origin is not None else "hour of the week (weekday unknown)"
-    axes.set(xlabel=week, ylabel="mean jobs per hour", ylim=(0, None))
-
-
-def _plot_durations(axes: Axes, trace: Trace) -> None:
-    known = trace.duration[trace.duration > 0]
-    if len(known):
-        low, high = float(known.min()), float(known.max())
-        axes.hist(known, bins=np.geomspace(low, max(high, 2 * low), 41).tolist())
-    else:
-        axes.text(0.5, 0.5, "no durations recorded", ha="center", transform=axes.transAxes)
-    axes.set(xlabel="duration [s]", ylabel="jobs", xscale="log")

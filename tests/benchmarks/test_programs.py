@@ -82,39 +82,3 @@ def test_decisions_are_timed_of_policies_that_need_no_file(
     assert {"fifo", "index"} <= set(timed)
     assert not {"agent", "pretrained"} & set(timed)
     assert "fifo, p99" in capsys.readouterr().out
-
-
-def test_parity_compares_figures_of_a_file(shared_data: Path, tmp_path: Path, call: Call) -> None:
-    (tmp_path / "few").mkdir()
-    rows = (shared_data / "traces" / "pollux" / "workload-1.csv").read_text().splitlines()[:9]
-    (tmp_path / "few" / "mine.csv").write_text("\n".join(rows) + "\n")
-    expected = tmp_path / "expected.csv"
-    words = ("--policies", "tiresias", "--workloads", tmp_path / "few", "--profiles", shared_data / "profiles")
-    expected.write_text("policy,workload,mean_jct\nTiresias,mine.csv,1\n")
-    first = call("parity.py", *words, "--expect", expected)
-    assert first.code == 1, first.err
-    assert "SHORT tiresias on mine, off by" in first.out
-    found = first.out.split("tiresias on mine, mean JCT [s]: ")[1].split()[0]
-    expected.write_text(f"policy,workload,mean_jct\ntiresias,mine,{1.02 * float(found)}\n")
-    assert call("parity.py", *words, "--expect", expected, "--within", 3).code == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("", "expected columns policy, workload, mean_jct"),
-        ("policy,workload\na,b\n", "expected columns policy, workload, mean_jct"),
-        ("policy,workload,mean_jct\na,b,c\n", "expected columns policy, workload, mean_jct"),
-        ("policy,workload,mean_jct\ntiresias,workload-99,1\n", "workload-99"),
-    ],
-)
-def test_parity_refuses_figures_of_another_form_or_of_no_workload(
-    shared_data: Path, tmp_path: Path, text: str, complaint: str, call: Call
-) -> None:
-    expected = tmp_path / "expected.csv"
-    expected.write_text(text)
-    folders = ("--workloads", shared_data / "traces" / "pollux", "--profiles", shared_data / "profiles")
-    done = call("parity.py", "--policies", "tiresias", *folders, "--expect", expected)
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert f"{expected}: " in done.err
-    assert complaint in done.err

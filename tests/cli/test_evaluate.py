@@ -26,7 +26,7 @@ def test_a_run_folder_holds_everything_about_a_run(rlpto, project: Path) -> None
     assert "report: runs/small/report.html" in answer.out
     folder = project / "runs/small"
     assert {path.name for path in folder.iterdir()} == {
-        *("config.resolved.yaml", "versions.json", "cells", "plots", "report.html", "results.json"),
+        *("config.resolved.yaml", "versions.json", "cells", "plots", "report.html"),
         *("cells.json", "cells.csv", "summary.csv", "paired.csv"),
     }
     frame = pd.read_csv(folder / "cells.csv")
@@ -40,6 +40,16 @@ def test_a_run_folder_holds_everything_about_a_run(rlpto, project: Path) -> None
     assert again.evaluation.seeds == 2
     assert resolved_yaml(again) == (folder / "config.resolved.yaml").read_text()
     assert list((folder / "plots").glob("*.png"))
+
+
+def test_the_report_shows_forecast_against_actual_arrivals(rlpto, project: Path) -> None:
+    forecast = ("forecast.mode=perfect", "forecast.every=3min", "forecast.horizon=4")
+    answer = rlpto("evaluate", "exp.yaml", "-q", *(word for key in forecast for word in ("--set", key)))
+    assert answer.code == 0, answer.err
+    report = (project / "runs/small/report.html").read_text()
+    assert "Arrivals, forecast and actual" in report
+    assert "The forecast is perfect, an oracle" in report
+    assert (project / "runs/small/plots/forecast.png").is_file()
 
 
 def test_the_folder_alone_reproduces_the_run(rlpto) -> None:
@@ -65,7 +75,6 @@ def test_jobs_that_are_repeated_to_reach_a_load_are_said_to_be(rlpto, project: P
     sentence = "made of 60 recorded ones: each stands in it"
     assert sentence in " ".join(answer.out.split())
     assert sentence in (project / "runs/small/report.html").read_text()
-    assert sentence in " ".join(json.loads((project / "runs/small/results.json").read_text())["warnings"])
     workload = json.loads((project / "runs/small/versions.json").read_text())["workload"]
     assert workload["recorded"] == 60
     assert workload["taken"] > 120

@@ -94,36 +94,50 @@ def test_start_leaves_out_earlier_days(forecast: Verb, folder: Path) -> None:
         assert len(load(folder / name).state().arrays["history"]) == 144
 
 
-def test_bad_input_is_one_clear_line(forecast: Verb, folder: Path) -> None:
-    assert_refused(forecast("backtest", "jobs.parquet", "--methods", "prophet"), "method 'prophet'", "arima_log")
-    assert_refused(forecast("backtest", "jobs.parquet", "--every", "soon"), "--every: step 'soon'")
-    assert_refused(
-        forecast("backtest", "jobs.parquet", "--group", "c"), "jobs.parquet: no jobs of group 'c'", "'a', 'b'"
-    )
-    assert_refused(
-        forecast("backtest", "jobs.parquet", "--every", "1D", "--methods", "naive"), "jobs.parquet: series of 8"
-    )
-    assert_refused(forecast("backtest", "nothing.parquet"), "nothing.parquet: no such trace")
-    assert_refused(forecast("backtest", "nothing.csv", "--value", "jobs"), "nothing.csv: cannot read the file")
-    assert_refused(
-        forecast("backtest", "counts.csv", "--value", "jobs"), "counts.csv:1: column time missing", "time,jobs"
-    )
-    counts = ("counts.csv", "--time", "when", "--value", "jobs", "--methods", "naive")
-    assert_refused(forecast("backtest", *counts, "--every", "45min"), "counts.csv: a row every 1800 s")
-    assert_refused(forecast("backtest", *counts, "--group", "a"), "--value: a CSV of counts has neither groups")
-    lines = (folder / "counts.csv").read_text().splitlines()
-    for line, text, said in (
-        (3, "2020-04-01 00:30:00,many", "counts.csv:3: jobs 'many', expected a number"),
-        (3, "yesterday,4", "counts.csv:3: when yesterday, expected a time"),
-        (3, "2020-04-01 00:00:00,4", "counts.csv: timestamp 2020-04-01 00:00:00 occurs twice"),
-        (3, "2020-04-01 00:30:00,-4", "counts.csv:3: jobs '-4', expected a number, 0 or more"),
-    ):
-        (folder / "counts.csv").write_text("\n".join([*lines[: line - 1], text, *lines[line:]]))
-        assert_refused(forecast("backtest", *counts), said)
+COUNTS = ("counts.csv", "--value", "jobs", "--time", "when", "--methods", "naive")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (("jobs.parquet", "--methods", "prophet"), ("method 'prophet'", "arima_log")),
+        (("jobs.parquet", "--every", "soon"), ("--every: step 'soon'",)),
+        (("jobs.parquet", "--group", "c"), ("jobs.parquet: no jobs of group 'c'", "'a', 'b'")),
+        (("jobs.parquet", "--every", "1D", "--methods", "naive"), ("jobs.parquet: series of 8",)),
+        (("nothing.parquet",), ("nothing.parquet: no such trace",)),
+        (("nothing.csv", "--value", "jobs"), ("nothing.csv: cannot read the file",)),
+        (("counts.csv", "--value", "jobs"), ("counts.csv:1: column time missing", "time,jobs")),
+        ((*COUNTS, "--every", "45min"), ("counts.csv: a row every 1800 s",)),
+        ((*COUNTS, "--group", "a"), ("--value: a CSV of counts has neither groups",)),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    forecast: Verb, folder: Path, words: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
+    assert_refused(forecast("backtest", *words), *parts)
     assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("2020-04-01 00:30:00,many", "counts.csv:3: jobs 'many', expected a number"),
+        ("yesterday,4", "counts.csv:3: when yesterday, expected a time"),
+        ("2020-04-01 00:00:00,4", "counts.csv: timestamp 2020-04-01 00:00:00 occurs twice"),
+        ("2020-04-01 00:30:00,-4", "counts.csv:3: jobs '-4', expected a number, 0 or more"),
+    ],
+)
+def test_a_bad_row_of_counts_is_named(forecast: Verb, folder: Path, row: str, said: str) -> None:
+    lines = (folder / "counts.csv").read_text().splitlines()
+    lines[2] = row
+    (folder / "counts.csv").write_text("\n".join(lines))
+    assert_refused(forecast("backtest", *COUNTS), said)
+
+
+def test_a_forecaster_that_cannot_be_written(forecast: Verb, folder: Path) -> None:
     (folder / "file").write_text("")
-    naive = ("fit", "jobs.parquet", "--method", "naive", "-o")
-    assert_refused(forecast(*naive, "file/f"), "file/f: cannot write the forecaster there")
+    refused = forecast("fit", "jobs.parquet", "--method", "naive", "-o", "file/f")
+    assert_refused(refused, "file/f: cannot write the forecaster there")
 
 
 def test_a_model_that_ends_early_knows_nothing_of_what_comes_after(forecast: Verb, folder: Path) -> None:

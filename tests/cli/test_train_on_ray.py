@@ -5,10 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
-
-from rlpto.cli.main import make_app
-from rlpto.io.errors import RlptoError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SMOKE = str(REPOSITORY / "configs" / "ray_smoke.yaml")
@@ -23,27 +19,15 @@ def agent(tmp_path: Path) -> Path:
     return run
 
 
-def refused(*arguments: str) -> str:
-    error = CliRunner().invoke(make_app(), ["train", *arguments]).exception
-    assert isinstance(error, RlptoError), error
-    assert "\n" not in str(error)
-    return str(error)
-
-
-def test_an_agent_is_needed_and_an_experiment(agent: Path) -> None:
-    assert "expected --resume RUN with an agent" in refused(SMOKE, "--cluster", "ray")
-    assert "expected an experiment file" in refused("--cluster", "ray", "--resume", str(agent))
-    assert "--address: expected --cluster ray" in refused(SMOKE, "--address", "auto")
-
-
-def test_a_folder_without_an_agent(tmp_path: Path) -> None:
-    assert "no best.zip or last.zip there" in refused(SMOKE, "--cluster", "ray", "--resume", str(tmp_path))
-
-
-def test_several_agents_are_too_many(agent: Path) -> None:
+def test_an_agent_and_an_experiment_are_needed(rlpto, agent: Path, tmp_path: Path) -> None:
+    on_ray = ("train", "-q", "--cluster", "ray")
+    rlpto(*on_ray, SMOKE).assert_refused("expected --resume RUN with an agent")
+    rlpto(*on_ray, "--resume", agent).assert_refused("expected an experiment file")
+    rlpto(*on_ray, SMOKE, "--resume", tmp_path).assert_refused("no best.zip or last.zip there")
+    rlpto("train", SMOKE, "--address", "auto").assert_refused("--address: expected --cluster ray")
     for seed in (0, 1):
         (agent / f"seed-{seed}").mkdir()
-    assert "holds 2 trainings" in refused(SMOKE, "--cluster", "ray", "--resume", str(agent))
+    rlpto(*on_ray, SMOKE, "--resume", agent).assert_refused("holds 2 trainings")
 
 
 @pytest.mark.parametrize(
@@ -57,13 +41,18 @@ def test_several_agents_are_too_many(agent: Path) -> None:
         ("env.max_jobs=7", "was trained with"),
     ],
 )
-def test_settings_that_make_no_sense_there(agent: Path, setting: str, message: str) -> None:
-    assert message in refused(SMOKE, "--cluster", "ray", "--resume", str(agent), "--set", setting)
+def test_settings_that_make_no_sense_there(rlpto, agent: Path, setting: str, message: str) -> None:
+    rlpto("train", SMOKE, "--cluster", "ray", "--resume", agent, "--set", setting, "-q").assert_refused(message)
     assert not (agent / "ray").exists()
 
 
-def test_agents_do_not_learn_from_what_jobs_report(tmp_path: Path) -> None:
-    run = ("--run-dir", str(tmp_path / "run"))
-    assert "agents learn on clusters with exact knowledge" in refused(SMOKE, "--set", "knowledge.mode=online", *run)
-    assert "knowledge.remaining learnt" in refused(SMOKE, "--set", "knowledge.remaining=learnt", *run)
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("knowledge.mode=online", "agents learn on clusters with exact knowledge"),
+        ("knowledge.remaining=learnt", "knowledge.remaining learnt"),
+    ],
+)
+def test_agents_do_not_learn_from_what_jobs_report(rlpto, tmp_path: Path, setting: str, message: str) -> None:
+    rlpto("train", SMOKE, "--set", setting, "--run-dir", tmp_path / "run").assert_refused(message)
     assert not (tmp_path / "run").exists()

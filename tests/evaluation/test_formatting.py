@@ -21,11 +21,12 @@ NAN = float("nan")
         ("reward", [-12345.6, NAN], -12345.6, "-12,346"),
         ("reward", [5.0], -0.001, "0.00"),
         ("unfinished", [3.0], 3.0, "3 jobs"),
-        ("jct_mean", [NAN], NAN, NOTHING),
+        ("jct_mean", [NAN], NAN, f"{NOTHING} ms"),
     ],
 )
 def test_figures_have_the_unit_of_their_column(name: str, values: list[float], value: float, text: str) -> None:
-    assert scale_for(METRIC[name], values).text(value) == text
+    scale = scale_for(METRIC[name], values)
+    assert f"{scale.number(value)} {scale.unit}".rstrip() == text
 
 
 def test_differences_carry_their_sign() -> None:

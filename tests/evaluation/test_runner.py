@@ -14,7 +14,7 @@ from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import measure
 from rlpto.evaluation.runner import Cell, FinishedCell, cells_of_earlier_runs, evaluate, load_cells
-from rlpto.io.errors import CheckpointError, ConfigError, PolicyError
+from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.interrupts import Interrupted
 
 from .helpers import toy_record
@@ -93,24 +93,22 @@ def test_another_configuration_is_refused_until_fresh(tmp_path: Path) -> None:
     assert [finished.cell for finished in load_cells(tmp_path)] == CELLS[:2]
 
 
-@pytest.mark.parametrize("content", ["", '{"fingerprint": 3}'])
-def test_an_unreadable_cell_names_its_file(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (None, r"expected a cell; use another run folder, or --fresh"),
+        ({"fingerprint": 3}, r"expected a cell .*use another run folder, or --fresh"),
+        ({"metrics": {"speed": 1.0}}, "holds other metrics"),
+        ({"cell": {"policy": "x", "window": "w0", "seed": 0}}, "holds cell x"),
+    ],
+)
+def test_a_damaged_or_foreign_cell_names_its_file(
+    tmp_path: Path, changes: dict[str, object] | None, reason: str
+) -> None:
     run(tmp_path, NotedRuns())
     path = tmp_path / "cells" / f"{CELLS[1].key}.json"
-    path.write_text(content)
-    with pytest.raises(CheckpointError, match=rf"{path.name}: .*use another run folder, or --fresh"):
-        run(tmp_path, NotedRuns())
-
-
-def test_a_cell_of_other_metrics_or_another_name_is_refused(tmp_path: Path) -> None:
-    run(tmp_path, NotedRuns())
-    path = tmp_path / "cells" / f"{CELLS[0].key}.json"
-    whole = json.loads(path.read_text())
-    path.write_text(json.dumps({**whole, "metrics": {"speed": 1.0}}))
-    with pytest.raises(CheckpointError, match="holds other metrics"):
-        run(tmp_path, NotedRuns())
-    path.write_text(json.dumps({**whole, "cell": {"policy": "x", "window": "w0", "seed": 0}}))
-    with pytest.raises(CheckpointError, match="holds cell x"):
+    path.write_text("" if changes is None else json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(CheckpointError, match=rf"{path.name}: .*{reason}"):
         run(tmp_path, NotedRuns())
 
 
@@ -167,14 +165,6 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         run(tmp_path, NotedRuns(), jobs=0)
     with pytest.raises(CheckpointError, match=r"no cells\.json"):
         load_cells(tmp_path / "nowhere")
-
-
-def test_an_error_of_a_run_comes_through_and_keeps_earlier_cells(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match="negative"):
-        run(tmp_path, NotedRuns(at=2, error=PolicyError("fifo: negative GPUs")))
-    rest = NotedRuns()
-    run(tmp_path, rest)
-    assert rest.ran == CELLS[2:]
 
 
 def test_an_unwritable_folder_is_one_clear_error(tmp_path: Path) -> None:

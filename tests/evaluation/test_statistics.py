@@ -5,12 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
-from scipy.stats import trim_mean
 
-from rlpto.evaluation.statistics import bootstrap_interval, compare, interquartile_mean, mean
+from rlpto.evaluation.statistics import bootstrap_interval, compare
 from rlpto.io.errors import ConfigError
 
 
@@ -22,19 +18,6 @@ def frame(**policies: list[float]) -> pd.DataFrame:
         for i, value in enumerate(values)
     ]
     return pd.DataFrame(rows)
-
-
-def test_mean_and_interquartile_mean_of_resamples() -> None:
-    values = np.array([4.0, 1.0, 3.0, 100.0])
-    counts = np.array([[1.0, 1.0, 1.0, 1.0], [0.0, 4.0, 0.0, 0.0], [2.0, 0.0, 0.0, 2.0]])
-    assert mean(values, counts) == pytest.approx([27.0, 1.0, 52.0])
-    assert interquartile_mean(values, counts) == pytest.approx([3.5, 1.0, 52.0])
-
-
-@given(arrays(float, st.integers(1, 30), elements=st.floats(-1e6, 1e6)))
-def test_interquartile_mean_is_the_trimmed_mean(values: np.ndarray) -> None:
-    ours = interquartile_mean(values, np.ones((1, len(values))))[0]
-    assert ours == pytest.approx(trim_mean(values, 0.25), abs=1e-6)
 
 
 def test_one_value_has_no_interval() -> None:

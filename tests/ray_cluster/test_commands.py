@@ -201,7 +201,7 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(
     kinds = [event.get("what") for event in events]
     assert kinds.count("scheduler_returned") == 2
     assert [event["detail"] for event in events if event.get("what") == "policy"] == ["elastic_fifo -> las"]
-    assert (run / "results.json").is_file()
+    assert (run / "summary.csv").is_file()
     assert len(ray_cluster.node_ids) == NODES
     with command("cluster", "status", "--address", ray_cluster.address) as status:
         shown = said(status, 0)

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from rlpto.io.errors import TraceError
-from rlpto.workloads.describe import figures, hour_of_week_profile, plot_arrivals, tables
+from rlpto.workloads.describe import figures, hour_of_week_profile, tables
 from rlpto.workloads.trace import Trace, make_trace
 
 HOUR, DAY = 3600.0, 86_400.0
@@ -78,12 +78,3 @@ def test_traces_with_little_in_them() -> None:
     assert "Durations" not in shown(lone)
     with pytest.raises(TraceError, match="no jobs to describe"):
         tables(lone.slice(6.0, 7.0))
-
-
-@pytest.mark.parametrize("name", ["two weeks", "lone"])
-def test_a_plot_is_written_whole_and_alone(tmp_path, name) -> None:
-    lone = make_trace({"name": ["a"], "submit_time": [5.0]}, source="lone")
-    path = tmp_path / "plots" / "arrivals.png"
-    plot_arrivals(two_weeks() if name == "two weeks" else lone, path)
-    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert [file.name for file in path.parent.iterdir()] == ["arrivals.png"]
