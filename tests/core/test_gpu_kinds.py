@@ -59,7 +59,7 @@ def kind_cases(draw: st.DrawFn) -> Case:
     return replace(case, nodes=nodes, jobs=jobs, tables=random_tables(case.seed, 10, 10.0))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(kind_cases())
 def test_no_job_spans_kinds_no_node_is_overfilled_and_every_job_finishes(case: Case) -> None:
     kinds = ClusterShape(case.nodes).kind_sizes
@@ -75,7 +75,7 @@ def test_no_job_spans_kinds_no_node_is_overfilled_and_every_job_finishes(case: C
     assert (jobs.finish_time - jobs.submit_time >= jobs.alone_time * (1 - 1e-9) - rounding).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(kind_cases())
 def test_kinds_that_are_alike_by_name_only_change_nothing(case: Case) -> None:
     """A cluster of one kind is the same whether the kind has a name or none."""

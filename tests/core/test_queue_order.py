@@ -150,7 +150,7 @@ class TestPolicies:
     @pytest.mark.parametrize("policy", sorted(set(BUILT_IN) - set(OF_CLASSES) - {"agent", "index"}))
     def test_classes_of_no_weight_are_no_classes(self, policy):
         """Nothing but the weights and head starts of the queue sets classes apart."""
-        given_ = random_jobs(3, 12, 8, 10)
+        given_ = random_jobs(3, 8, 8, 10)
         jobs = [replace(one, submit_time=one.submit_time + 0.5 * i) for i, one in enumerate(given_)]
         alike = [replace(one, priority=1) for one in jobs]
         rule = QueueSettings(classes="weighted", class_weights=(1.0, 1.0, 1.0), aging_normal=1e-3, aging_low=1e-3)
