@@ -166,7 +166,7 @@ def export_agent(checkpoint: Path, out: Path) -> tuple[int, str]:
     """
     archive = read_archive(checkpoint, (CHECKPOINT, AGENT))
     agent_of(archive, checkpoint)  # refuses what could not be used later
-    kept = ("rlpto", "meaning", "env", "network", "smooth_noise", "start", "seed", "steps", "best", "provenance")
+    kept = ("rlpto", "meaning", "env", "network", "start", "seed", "steps", "best", "provenance")
     manifest = {
         "format": AGENT,
         "state": archive.state,

@@ -124,12 +124,7 @@ def shown_label(spec: str) -> str:
     An agent whose file is gone or cannot be read any more keeps its plain label.
     """
     parsed = parse_spec(spec)
-    return f"{parsed.label} ({NOT_TRAINED})" if any(map(_not_trained, _alone(parsed))) else parsed.label
-
-
-def _alone(spec: PolicySpec) -> list[PolicySpec]:
-    """The policies of a spec, those that take over later included, each alone."""
-    return [spec.first, *(part for _, later in spec.later for part in _alone(later))]
+    return f"{parsed.label} ({NOT_TRAINED})" if any(map(_not_trained, parsed.singles)) else parsed.label
 
 
 def _not_trained(spec: PolicySpec) -> bool:

@@ -75,8 +75,6 @@ class TimedPPO(PPO):
             ent_coef=ppo.entropy,
             vf_coef=ppo.value,
             max_grad_norm=ppo.max_grad_norm,
-            target_kl=ppo.target_kl,
-            use_sde=ppo.smooth_noise,
             rollout_buffer_class=TimedRolloutBuffer,
             rollout_buffer_kwargs={
                 "elapsed": env.batch.elapsed,

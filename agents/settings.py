@@ -46,11 +46,6 @@ class PpoSettings(Settings):
     """Weight of the value loss."""
     max_grad_norm: float = Field(0.5, gt=0)
     """Longest gradient."""
-    target_kl: float | None = Field(None, gt=0)
-    """Stop an update when the policy has moved so far; null: never."""
-    smooth_noise: bool = False
-    """Exploration noise that depends on the state and stays for a whole rollout (gSDE, Raffin et al.
-    2021) instead of fresh noise for every step."""
 
 
 class EvolutionSettings(Settings):

@@ -71,7 +71,6 @@ def agent_manifest(setup: EnvSetup | ExternalSetup, settings: AgentSettings) -> 
         "meaning": meaning(),
         "env": setup.settings.model_dump(mode="json", exclude={"start"}),
         "network": settings.network.model_dump(mode="json"),
-        "smooth_noise": settings.ppo.smooth_noise,
         "start": setup.start.tolist(),
     }
 
@@ -124,7 +123,6 @@ def agent_of(archive: Archive, path: Path, max_jobs: int | None = None) -> Train
         env = EnvSettings.model_validate(manifest["env"])
         network = NetworkSettings.model_validate(manifest["network"])
         start = np.array(manifest["start"], dtype=np.float64)
-        smooth = bool(manifest["smooth_noise"])
     except (ValidationError, KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path}: its manifest cannot be used ({reason}), expected that of an agent") from None
@@ -132,7 +130,7 @@ def agent_of(archive: Archive, path: Path, max_jobs: int | None = None) -> Train
         raise CheckpointError(f"{path}: start: expected {len(STEERING_FEATURES)} finite numbers")
     if max_jobs is not None:
         env = env.model_copy(update={"max_jobs": max_jobs})
-    policy = JobSetPolicy(observation_space(env), action_space(), lambda _: 0.0, width=network.width, use_sde=smooth)
+    policy = JobSetPolicy(observation_space(env), action_space(), lambda _: 0.0, width=network.width)
     load_weights(policy, archive, path)
     return TrainedAgent(env, start, policy)
 
@@ -151,8 +149,7 @@ class StartingAgent:
     def settings(self, wanted: AgentSettings) -> AgentSettings:
         """The settings wanted, with one environment and the agent's own network."""
         network = NetworkSettings.model_validate(self.archive.manifest["network"])
-        ppo = wanted.ppo.model_copy(update={"smooth_noise": bool(self.archive.manifest["smooth_noise"])})
-        return wanted.model_copy(update={"envs": 1, "network": network, "ppo": ppo})
+        return wanted.model_copy(update={"envs": 1, "network": network})
 
     def env(self, wanted: EnvSettings) -> EnvSettings:
         """The agent's own observations and actions; scale, hold and episodes as wanted, and the plain reward.

@@ -36,13 +36,10 @@ STEP: dict[str, float] = {
 ACTION_FEATURES: tuple[str, ...] = tuple(STEP)
 """Names of the steering weights that an action moves: the first of them, in their order. Others stay as they start."""
 
+_STEPS = np.array(list(STEP.values()))
+
 LARGEST = 4.0
 """Entries of an action are cut to [-LARGEST, LARGEST]."""
-
-
-def steps() -> list[float]:
-    """STEP in the order of ACTION_FEATURES."""
-    return [STEP[name] for name in ACTION_FEATURES]
 
 
 def action_weights(start: FloatArray, actions: AnyArray, shape: tuple[int, ...]) -> FloatArray:
@@ -56,5 +53,5 @@ def action_weights(start: FloatArray, actions: AnyArray, shape: tuple[int, ...])
     if not np.isfinite(numbers).all():
         raise ValueError("action: expected finite numbers, got NaN or infinity")
     weights: FloatArray = np.broadcast_to(start, (*shape[:-1], len(start))).copy()
-    weights[..., : len(ACTION_FEATURES)] += np.clip(numbers, -LARGEST, LARGEST) * np.array(steps())
+    weights[..., : len(ACTION_FEATURES)] += np.clip(numbers, -LARGEST, LARGEST) * _STEPS
     return weights

@@ -52,7 +52,7 @@ class BatchSteps(NamedTuple):
 class EnvBatch:
     """B environments over simulated clusters, or one over an external cluster, such as a real one.
 
-    Environment b draws its episodes from (seed, b // replay). An episode that is over stays so until `begin`.
+    Environment b draws its episodes from (seed, b). An episode that is over stays so until `begin`.
     terms, reward, seconds, steps: [B, ...] sums since the episodes began. elapsed: [B] seconds that the last step
     took: always the same array, written in place, so that a rollout buffer can keep it.
     max_steps: an episode is cut after that many; None: when its length is reached. compiled: False: one cluster under
@@ -92,8 +92,7 @@ class EnvBatch:
 
     def seed(self, seed: int | None) -> None:
         """Begin the episodes' random numbers again."""
-        replay = self.setup.settings.episode.replay
-        self.rngs = [episode_rng(seed, b // replay) for b in range(self.count)]
+        self.rngs = [episode_rng(seed, b) for b in range(self.count)]
 
     def reset(self) -> Observation:
         """Begin a new episode everywhere; returns fresh arrays [B, ...]."""
@@ -117,8 +116,8 @@ class EnvBatch:
         settings, clusters = self.setup.settings, self.clusters
         weights = action_weights(self.setup.start, actions, (self.count, len(ACTION_FEATURES)))
         start = clusters.time
-        parts = clusters.run(weights, settings.hold)
-        end, ended = clusters.time, clusters.over
+        parts, ended = clusters.run(weights, settings.hold)
+        end = clusters.time
         reward = above_baseline(self.baseline, clusters.current, start, end, ended, parts) / settings.reward_scale
         self.elapsed[:] = end - start
         self.steps += 1

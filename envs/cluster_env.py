@@ -23,7 +23,7 @@ from rlpto.envs.episodes import (
     observation_space,
 )
 from rlpto.envs.observation import Observation
-from rlpto.envs.rendering import describe, draw
+from rlpto.envs.rendering import describe
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import ConfigError
 
@@ -55,9 +55,9 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
     """
 
     def __init__(self, setup: EnvSetup | ExternalSetup, render_mode: str | None = None) -> None:
-        self.metadata = {"render_modes": ["rgb_array", "ansi"], "render_fps": 10}
+        self.metadata = {"render_modes": ["ansi"], "render_fps": 10}
         if render_mode not in (None, *self.metadata["render_modes"]):
-            raise ValueError(f"render_mode {render_mode}: expected rgb_array, ansi or None")
+            raise ValueError(f"render_mode {render_mode}: expected ansi or None")
         if not setup.workloads:
             raise ConfigError("no workloads to learn from: expected training windows with jobs")
         self.setup = setup
@@ -99,14 +99,12 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         info = {"terms": terms, "elapsed": float(steps.elapsed[0])}
         return _first(steps.observation), float(steps.reward[0]), bool(steps.ended[0]), bool(steps.cut[0]), info
 
-    def render(self) -> NDArray[np.uint8] | str | None:
-        """A picture [height, width, 3] (`rgb_array`), a text (`ansi`), or None without a render mode."""
+    def render(self) -> str | None:
+        """The cluster as text (`ansi`), or None without a render mode."""
         shown = self.batch.clusters
         if self.render_mode is None or not isinstance(shown, OneCluster):
             return None
-        if self.render_mode == "rgb_array":
-            return draw(shown.cluster, shown.trail)
-        return describe(shown.cluster, shown.state.jobs, shown.trail)
+        return describe(shown.cluster, shown.state.jobs, self.workload, shown.reward)
 
     @property
     def workload(self) -> str:

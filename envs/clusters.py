@@ -8,10 +8,9 @@ from rlpto.core.cluster import Allocation, Cluster
 from rlpto.core.loop import DecisionLoop
 from rlpto.core.records import INTERVAL, add_interval
 from rlpto.core.rewards import weigh
-from rlpto.envs.compiled_batch import PARTS, Workload, begin_episode, over_all, step_all
+from rlpto.envs.compiled_batch import PARTS, Workload, begin_episode, step_all
 from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.observation import empty_observation, observe
-from rlpto.envs.rendering import Trail
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.policies.index import steer
 
@@ -37,11 +36,6 @@ class SimulatedClusters:
         return time
 
     @property
-    def over(self) -> BoolArray:
-        """[B] whether the workload is over."""
-        return over_all(self.batch)
-
-    @property
     def current(self) -> IntArray:
         """[B] number of the workload."""
         return self.batch.loop.current
@@ -50,11 +44,12 @@ class SimulatedClusters:
         """Put cluster b into a workload after `warm_up` seconds under the start heuristic; returns the time [s]."""
         return begin_episode(self.batch, b, workload, warm_up, self._start, self.observation)
 
-    def run(self, weights: FloatArray, hold: float) -> FloatArray:
-        """Decide with weights [B, STEERING_FEATURES] for `hold` seconds (at least once); returns [B, PARTS]."""
-        parts = np.zeros((len(weights), PARTS))
-        step_all(self.batch, weights, hold, self.observation, parts)
-        return parts
+    def run(self, weights: FloatArray, hold: float) -> tuple[FloatArray, BoolArray]:
+        """Decide with weights [B, STEERING_FEATURES] for `hold` seconds (at least once).
+
+        Returns the terms of the reward [B, PARTS], and [B] whether the workload is over.
+        """
+        return step_all(self.batch, weights, hold, self.observation)
 
     def jobs(self, b: int) -> AnyArray:
         """A copy of the job records [M] of cluster b."""
@@ -73,7 +68,7 @@ class SimulatedClusters:
 class OneCluster:
     """One cluster under the scheduler's own loop: to the last bit what `SimulatedClusters` do with a single one.
 
-    cluster: that of the present episode. trail: what a picture of it needs.
+    cluster: that of the present episode. state: what is decided on now. reward: sum of its terms since it began.
     """
 
     cluster: Cluster
@@ -90,11 +85,6 @@ class OneCluster:
         return np.array([self.cluster.time])
 
     @property
-    def over(self) -> BoolArray:
-        """[1] whether the workload is over."""
-        return np.array([self.cluster.done])
-
-    @property
     def _workload(self) -> Workload:
         own: Workload = self._setup.workloads[self.current[0]]
         return own
@@ -107,26 +97,21 @@ class OneCluster:
             self._run(self._setup.start, warm_up)
             if self.cluster.done:  # over before the episode could begin
                 self._take_cluster()
-        self.trail.began = self.cluster.time
+        self.reward = 0.0
         self._observe()
         return self.cluster.time
 
-    def run(self, weights: FloatArray, hold: float) -> FloatArray:
-        """Decide with weights [1, STEERING_FEATURES]; returns the terms of the reward, [1, PARTS]."""
+    def run(self, weights: FloatArray, hold: float) -> tuple[FloatArray, BoolArray]:
+        """Decide with weights [1, STEERING_FEATURES]; returns [1, PARTS], and [1] whether the workload is over."""
         parts = self._run(weights[0], self.cluster.time + hold)
-        self.trail.reward += float(parts.sum())
+        self.reward += float(parts.sum())
         self._observe()
-        return parts
+        return parts, np.array([self.cluster.done])
 
     def _take_cluster(self) -> None:
         self.cluster = self._setup.make_cluster(int(self.current[0]))
         self._loop = DecisionLoop(self.cluster, self._setup.queue, reserve=self._reserved)
-        self.trail = Trail(self._workload.name)
-        self._look()
-
-    def _look(self) -> None:
         self.state = self._loop.state()
-        self.trail.note(self.cluster, self.state.jobs)
 
     def _run(self, weights: FloatArray, until: float) -> FloatArray:
         """Decide with weights [STEERING_FEATURES] until `until` (at least once) or the end; returns [1, PARTS]."""
@@ -137,7 +122,7 @@ class OneCluster:
                 wish = steer(state.time, state.capacity, state.jobs.records, state.jobs.speed, weights[None])
                 self._loop.carry_out(state, Allocation(wish), "agent")
             add_interval(total, self._loop.advance())
-            self._look()
+            self.state = self._loop.state()
             if cluster.done or cluster.time >= until:
                 break
         parts = np.zeros((1, PARTS))

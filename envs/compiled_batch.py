@@ -23,7 +23,7 @@ from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
 from rlpto.io.errors import ConfigError
 from rlpto.performance.tables import SpeedTables
-from rlpto.planning.compiled_loop import Loop, build_loop, carry_out, look_around, look_at_queue, run_until
+from rlpto.planning.compiled_loop import Loop, build_loop, carry_out, forget, look_around, look_at_queue, run_until
 from rlpto.simulator.arrays import World, build_world
 from rlpto.simulator.cluster import check_jobs_fit
 from rlpto.simulator.failures import schedule_failures
@@ -201,7 +201,7 @@ def begin(f: CompiledBatch, b: int, workload: int) -> None:
     w.machines[b] = f.blank.machines[0]
     w.free[b] = f.blank.free[0]
     f.loop.current[b] = workload
-    f.loop.ordered_until[b] = -np.inf
+    forget(f.loop, b)
     clear_sums(w, b)
     schedule_failures(w, b)
     advance(w, b)
@@ -236,7 +236,7 @@ def run_hold(f: CompiledBatch, b: int, weights: FloatArray, until: float, terms:
 def run_requested(f: CompiledBatch, decisions: int) -> int:
     """Take decisions in every cluster with a trivial policy: every job wishes for its requested GPUs.
 
-    Workloads that are over begin anew. Returns how many decisions had an active job, over all clusters.
+    Workloads that are over begin again. Returns how many decisions had an active job, over all clusters.
     """
     taken, w = 0, f.loop.world
     for b in range(len(w.clusters)):
@@ -272,25 +272,22 @@ def begin_episode(
 
 
 @njit()
-def step_all(f: CompiledBatch, weights: FloatArray, hold: float, out: Observation, parts: FloatArray) -> None:
-    """Let weights [B, STEERING_FEATURES] decide in every cluster for `hold` seconds; fills out and parts [B, PARTS]."""
-    for b in range(len(f.loop.world.clusters)):
+def step_all(f: CompiledBatch, weights: FloatArray, hold: float, out: Observation) -> tuple[FloatArray, BoolArray]:
+    """Let weights [B, STEERING_FEATURES] decide in every cluster for `hold` seconds; fills out.
+
+    Returns the terms of the reward [B, PARTS], and [B] whether the workloads are over.
+    """
+    parts, over = np.zeros((len(weights), PARTS)), np.zeros(len(weights), dtype=np.bool_)
+    for b in range(len(weights)):
         run_hold(f, b, weights[b : b + 1], f.loop.world.clusters[b].time + hold, parts[b])
         observe_one(f, b, out)
-
-
-@njit()
-def over_all(f: CompiledBatch) -> BoolArray:
-    """[B] whether all jobs of a cluster are finished, or its time limit is reached."""
-    over = np.zeros(len(f.loop.world.clusters), dtype=np.bool_)
-    for b in range(len(over)):
         over[b] = is_over(f.loop.world, b)
-    return over
+    return parts, over
 
 
 @njit()
 def look_around_all(f: CompiledBatch) -> None:
     """Look around in every cluster, after their worlds were restored."""
-    f.loop.ordered_until[:] = -np.inf
     for b in range(len(f.loop.world.clusters)):
+        forget(f.loop, b)
         look_around(f.loop, b)

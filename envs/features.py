@@ -62,6 +62,10 @@ class FeatureTotals(NamedTuple):
     asked: int
 
 
+LOG2 = np.log2(np.arange(1.0, 1026.0))
+"""log2(1 + k) of 0 to 1024: looking it up takes less than computing it."""
+
+
 @dataclass(frozen=True)
 class Feature:
     """An entry of an observation. name; description: with unit and normalisation; function: is compiled."""
@@ -69,6 +73,12 @@ class Feature:
     name: str
     description: str
     function: Callable[..., float]
+
+
+@njit(error_model="numpy")
+def _log2_after(gpus: int) -> float:
+    """log2(1 + GPUs)."""
+    return float(LOG2[gpus] if gpus < len(LOG2) else np.log2(1.0 + gpus))
 
 
 @njit(error_model="numpy")
@@ -95,11 +105,11 @@ JOB_TABLE: list[Feature] = [
         "log(speed per GPU held, relative to one GPU) / 2; 0 with none",
         lambda job, inputs: np.log(inputs.speed[job.gpus] / job.gpus / inputs.unit) / 2.0 if job.gpus > 0 else 0.0,
     ),
-    Feature("held", "log2(1 + GPUs held) / 6", lambda job, inputs: np.log2(1.0 + job.gpus) / 6.0),
+    Feature("held", "log2(1 + GPUs held) / 6", lambda job, inputs: _log2_after(job.gpus) / 6.0),
     Feature("held_of_most", "GPUs held / GPUs allowed at most", lambda job, inputs: job.gpus / job.max_gpus),
-    Feature("most", "log2(1 + GPUs allowed at most) / 6", lambda job, inputs: np.log2(1.0 + job.max_gpus) / 6.0),
-    Feature("requested", "log2(1 + GPUs asked for) / 6", lambda job, inputs: np.log2(1.0 + job.requested_gpus) / 6.0),
-    Feature("fewest", "log2(1 + GPUs allowed at least) / 6", lambda job, inputs: np.log2(1.0 + job.min_gpus) / 6.0),
+    Feature("most", "log2(1 + GPUs allowed at most) / 6", lambda job, inputs: _log2_after(job.max_gpus) / 6.0),
+    Feature("requested", "log2(1 + GPUs asked for) / 6", lambda job, inputs: _log2_after(job.requested_gpus) / 6.0),
+    Feature("fewest", "log2(1 + GPUs allowed at least) / 6", lambda job, inputs: _log2_after(job.min_gpus) / 6.0),
     Feature(
         "age",
         "log(1 + hours since submission) / 2",
@@ -133,7 +143,7 @@ JOB_TABLE: list[Feature] = [
 
 CLUSTER_TABLE: list[Feature] = [
     Feature("capacity", "log2(GPUs on nodes that are up) / 10", lambda total: np.log2(total.gpus) / 10.0),
-    Feature("node", "log2(1 + GPUs of the largest node) / 6", lambda total: np.log2(1.0 + total.gpus_per_node) / 6.0),
+    Feature("node", "log2(1 + GPUs of the largest node) / 6", lambda total: _log2_after(total.gpus_per_node) / 6.0),
     Feature("free", "share of GPUs that no job holds", lambda total: (total.capacity - total.held) / total.gpus),
     Feature(
         "jobs",

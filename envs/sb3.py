@@ -47,9 +47,11 @@ class SB3ClusterEnv(VecEnv):
     def step_wait(self) -> tuple[Observations, NDArray[np.float32], BoolArray, list[dict[str, Any]]]:
         """Carry them out. Raises ValueError if they have another shape or are not finite."""
         steps = self.batch.step(self._actions)
-        infos = [self._summary(b, steps) if over else {} for b, over in enumerate(steps.over)]
-        seen = self.batch.begin_next(np.flatnonzero(steps.over)) if steps.over.any() else steps.observation
-        return seen._asdict(), steps.reward.astype(np.float32), steps.over, infos
+        over, seen = steps.over, steps.observation
+        infos = [self._summary(b, steps) if ended else {} for b, ended in enumerate(over.tolist())]
+        if over.any():
+            seen = self.batch.begin_next(np.flatnonzero(over))
+        return seen._asdict(), steps.reward.astype(np.float32), over, infos
 
     def _summary(self, b: int, steps: BatchSteps) -> dict[str, Any]:
         """The info of an environment whose episode is over."""
@@ -67,8 +69,7 @@ class SB3ClusterEnv(VecEnv):
         """Draw the next episodes from a seed; None: go on with the present one."""
         if seed is not None:
             self.batch.seed(seed)
-        replay = self.batch.setup.settings.episode.replay
-        return [None if seed is None else seed + b // replay for b in range(self.num_envs)]
+        return [None if seed is None else seed + b for b in range(self.num_envs)]
 
     def close(self) -> None:
         """There is nothing to close."""

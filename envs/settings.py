@@ -20,8 +20,6 @@ class EpisodeSettings(Settings):
     warm_start: float = Field(0.5, ge=0, le=1)
     """An episode begins after a part of its window that is drawn evenly from 0 to this share of it, scheduled by
     the heuristic that the agent starts from; 0: at the empty cluster."""
-    replay: int = Field(1, ge=1, le=10**6)
-    """Environments of a batch that go through the same episodes (common random numbers)."""
 
     @model_validator(mode="after")
     def _ordered(self) -> EpisodeSettings:

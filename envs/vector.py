@@ -24,7 +24,7 @@ Observations = dict[str, NDArray[np.float32]]
 
 class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
     """B environments in one process; they go through what as many `ClusterEnv` do, the first with the seed of a reset,
-    the next ones with the seeds that follow (`replay` of them with the same one), as in gymnasium's `SyncVectorEnv`.
+    the next ones with the seeds that follow, as in gymnasium's `SyncVectorEnv`.
 
     Observation and action spaces are those of `ClusterEnv`, with a leading axis [B]. An environment
     whose episode is over begins the next one by autoreset_mode: in the same step (SAME_STEP), when `infos` has
@@ -73,10 +73,9 @@ class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
 
     def _seed_each(self, seed: int | list[int | None] | None) -> None:
         """Seed the episodes of every environment."""
-        replay = self.batch.setup.settings.episode.replay
         if seed is not None and not isinstance(seed, list | tuple | np.ndarray):
             check_integer("seed", seed, 0, LARGEST_SEED)
-            seed = [int(seed) + b // replay for b in range(self.num_envs)]
+            seed = [int(seed) + b for b in range(self.num_envs)]
         seeds = [None] * self.num_envs if seed is None else seed
         if len(seeds) != self.num_envs:
             raise ValueError(f"seed: {len(seeds)} of them, expected one for each of {self.num_envs} environments")

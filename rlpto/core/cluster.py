@@ -100,7 +100,7 @@ class ClusterShape(tuple[Node, ...]):
         return ClusterShape(replace(node, up=bool(works)) for node, works in zip(self, up, strict=True))
 
     def with_background(self, gpus: Iterable[int], cpus: Iterable[int]) -> ClusterShape:
-        """The same nodes, of which other processes hold GPUs and CPU slots, [N] each."""
+        """The same nodes; other processes hold GPUs and CPU slots of them, [N] each."""
         return ClusterShape(
             replace(node, background=int(held), background_cpus=int(slots))
             for node, held, slots in zip(self, gpus, cpus, strict=True)

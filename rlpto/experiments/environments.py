@@ -54,7 +54,7 @@ def cluster_env(
     """A single simulated environment: `gymnasium.make("rlpto/Cluster-v0", ...)`.
 
     config: an experiment, its file, or None: a small synthetic workload. split, seeds: of its windows, see
-    `training_setup`. render_mode: `rgb_array`, `ansi` or None. settings: keys of
+    `training_setup`. render_mode: `ansi` or None. settings: keys of
     `EnvSettings` in place of the config's, such as max_jobs=64 or episode={"min_hours": 2}.
     Raises ConfigError, TraceError, ProfileError, JobError or CheckpointError for errors in any of them.
     """

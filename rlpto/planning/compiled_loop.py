@@ -17,21 +17,25 @@ from rlpto.core.records import add_interval
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
 from rlpto.performance.tables import SpeedTables
-from rlpto.policies.index import steer
+from rlpto.policies.greedy import GrowthSteps, walk_hull
+from rlpto.policies.index import steer_by
 from rlpto.simulator.allocating import apply_allocation
 from rlpto.simulator.arrays import World
 from rlpto.simulator.kernels import advance, clear_sums, is_over
 
 NO_RESERVE: IntArray = np.zeros((0, 0), dtype=np.int64)
 """No GPUs are held back."""
+KNOWN = np.dtype([("job", "i8"), ("epoch", "i8"), ("max_gpus", "i8")], align=True)
+"""What speed and steps of a row are of; job -1: of nothing. All else that they follow from stays while a job lives."""
 
 
 class Loop(NamedTuple):
     """B simulated clusters under one queue, W workloads that they can run, M jobs at most in one.
 
     world: the simulators. current: [B] workload that each cluster runs.
-    shown: [B, M] `VIEW` of its active jobs in queue order, and speed: [B, M, K + 1] theirs: as `look_around`
-    left them. packed: [T, K + 1] rows of the speed tables, and shown_rates: [R, P] theirs. accuracy_ahead: [T, P].
+    shown: [B, M] `VIEW` of its active jobs in queue order, speed: [B, M, K + 1], and steps: [B, M, K + 1] `hull_steps`
+    of that, theirs: as `look_around` left them. known: [B, M] `KNOWN`, what the last two are of. chain: [K + 1] memory.
+    packed: [T, K + 1] rows of the speed tables, and shown_rates: [R, P] theirs. accuracy_ahead: [T, P].
     known_remaining, known_speed: as in the speed tables, or empty.
     noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
     reserve: [W, T] GPUs to hold back from second t x `reserve_step` on, or empty.
@@ -46,6 +50,9 @@ class Loop(NamedTuple):
     current: IntArray
     shown: AnyArray
     speed: FloatArray
+    steps: GrowthSteps
+    known: AnyArray
+    chain: IntArray
     packed: IntArray
     shown_rates: FloatArray
     accuracy_ahead: FloatArray
@@ -77,11 +84,17 @@ def build_loop(
     """The loop of a world. tables: what policies are shown. noise, reserve, reserve_step: as in `Loop`."""
     count, most = world.jobs.shape
     packed = tables.packed_rows(gpus_per_node)
+    by_gpus = count, most, packed.shape[1]
+    known = np.zeros((count, most), dtype=KNOWN)
+    known["job"] = -1
     return Loop(
         world=world,
         current=np.zeros(count, dtype=np.int64),
         shown=np.zeros((count, most), dtype=VIEW),
-        speed=np.zeros((count, most, packed.shape[1])),
+        speed=np.zeros(by_gpus),
+        steps=GrowthSteps(np.zeros(by_gpus, dtype=np.int64), np.zeros(by_gpus)),
+        known=known,
+        chain=np.zeros(packed.shape[1], dtype=np.int64),
         packed=packed,
         shown_rates=np.ascontiguousarray(tables.shown_rates),
         accuracy_ahead=tables.accuracy_ahead,
@@ -104,15 +117,36 @@ def build_loop(
 
 @kernel()
 def look_around(loop: Loop, b: int) -> None:
-    """Fill `shown` and `speed` of cluster b with its active jobs in queue order, as they stand now."""
+    """Fill `shown`, `speed` and `steps` of cluster b with its active jobs in queue order, as they stand now.
+
+    A row that shows a job in the epoch that it showed it in before keeps speed and steps.
+    """
     look_at_queue(loop, b)
     w, n, noise = loop.world, loop.world.clusters[b].active, loop.noise[loop.current[b]]
-    view, speed = loop.shown[b, :n], loop.speed[b, :n]
+    view, speed, target, gain = loop.shown[b, :n], loop.speed[b, :n], loop.steps.target[b], loop.steps.gain[b]
     fill_estimates(w.jobs[b], w.types, w.accuracy, loop.accuracy_ahead, loop.known_remaining, noise, view)
-    # Nothing looks beyond a job's own limit, and every entry is a stride away in memory.
-    fill_speed(view, loop.shown_rates, loop.packed, loop.known_speed, noise, 0, speed)
+    for row in range(n):
+        job, known = view[row], loop.known[b, row]
+        if known.job != job.index or known.epoch != job.epoch:
+            # Nothing looks beyond a job's own limit, and every entry is a stride away in memory.
+            at = slice(row, row + 1)
+            fill_speed(view[at], loop.shown_rates, loop.packed, loop.known_speed, noise, 0, speed[at])
+            known.job, known.epoch, known.max_gpus = job.index, job.epoch, -1
     if loop.converging[0] < 1:
         shrink_converging(view, loop.converging[0], loop.converging[1])
+    for row in range(n):
+        job, known = view[row], loop.known[b, row]
+        if known.max_gpus != job.max_gpus:
+            known.max_gpus = job.max_gpus
+            walk_hull(speed[row], job.min_gpus, job.max_gpus, loop.chain, target[row], gain[row])
+
+
+@kernel()
+def forget(loop: Loop, b: int) -> None:
+    """Cluster b has been changed from outside: all of it has to be looked at."""
+    loop.ordered_until[b] = -np.inf
+    for row in range(loop.known.shape[1]):
+        loop.known[b, row].job = -1
 
 
 @kernel()
@@ -165,7 +199,9 @@ def decide_and_run(loop: Loop, b: int, weights: FloatArray, total: AnyArray) -> 
     """
     w = loop.world
     cluster, n = w.clusters[b], w.clusters[b].active
-    carry_out(loop, b, steer(cluster.time, cluster.capacity, loop.shown[b, :n], loop.speed[b, :n], weights))
+    steps = GrowthSteps(loop.steps.target[b, :n], loop.steps.gain[b, :n])
+    view, speed = loop.shown[b, :n], loop.speed[b, :n]
+    carry_out(loop, b, steer_by(cluster.time, cluster.capacity, view, speed, steps, weights))
     advance(w, b)
     add_interval(total, w.sums[b : b + 1])
     clear_sums(w, b)  # only now: what passed before the first decision of a workload counts too

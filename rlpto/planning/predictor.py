@@ -61,21 +61,16 @@ class JobForecast:
     finish: FloatArray
 
 
-def predict(
-    snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: SimulatorSettings, *, decided: bool = False
-) -> JobForecast:
+def predict(snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: SimulatorSettings) -> JobForecast:
     """Run forward until the jobs of the snapshot have finished: no further jobs, no failures, no forecast.
 
     policy: decides in the scratch cluster; a copy of it is asked, with its memory as it stands. One that looks ahead
-    does not do so there. decided: the decision on this state has been carried out already, the next one is taken when
-    it is due. Same arguments, same prediction.
+    does not do so there. Same arguments, same prediction.
     Raises PolicyError if the policy returns no allocation, ConfigError without GPUs.
     """
     if not len(snapshot.index):
         return JobForecast(snapshot.time, snapshot.index, np.zeros(0), np.zeros(0))
     scratch = snapshot.restore(settings.model_copy(update={"max_hours": None}))
-    if decided:
-        scratch.advance()
     start, finish = _run_forward(scratch, frozen(policy), queue, len(snapshot.index))
     return JobForecast(snapshot.time, snapshot.index, start, finish)
 

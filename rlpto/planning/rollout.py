@@ -22,6 +22,7 @@ from rlpto.io.compiled import njit
 from rlpto.knowledge.job_types import EstimatedJobs
 from rlpto.performance.tables import SpeedTables, elapsed_from_rates
 from rlpto.planning.compiled_loop import Loop, build_loop, decide_and_run, look_around
+from rlpto.policies.greedy import GrowthSteps
 from rlpto.simulator.arrays import World, build_world
 from rlpto.simulator.kernels import is_over, take_up_all
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
@@ -56,8 +57,9 @@ def copy_of(loop: Loop) -> Loop:
     world = loop.world._replace(
         **{name: getattr(loop.world, name).copy() for name in (*Start._fields, "sums", "scratch")}
     )
-    changed = ("shown", "speed", "ordered_until", "numbers", "given")
-    return loop._replace(world=world, **{name: getattr(loop, name).copy() for name in changed})
+    changed = ("shown", "speed", "known", "chain", "ordered_until", "numbers", "given")
+    steps = GrowthSteps(loop.steps.target.copy(), loop.steps.gain.copy())
+    return loop._replace(world=world, steps=steps, **{name: getattr(loop, name).copy() for name in changed})
 
 
 class RolloutStates:

@@ -33,37 +33,39 @@ class GrowthSteps(NamedTuple):
 def hull_steps(value: FloatArray, lowest: IntArray, highest: IntArray) -> GrowthSteps:
     """Steps along the upper concave hull of `value` [n, K + 1] over 0 and lowest..highest GPUs."""
     steps = GrowthSteps(np.zeros(value.shape, dtype=np.int64), np.zeros(value.shape))
-    _walk_hulls(value, lowest, highest, np.empty(value.shape[1], dtype=np.int64), steps.target, steps.gain)
+    chain = np.empty(value.shape[1], dtype=np.int64)
+    for row in range(len(value)):
+        walk_hull(value[row], lowest[row], highest[row], chain, steps.target[row], steps.gain[row])
     return steps
 
 
 @kernel()
-def _walk_hulls(
-    value: FloatArray, lowest: IntArray, highest: IntArray, chain: IntArray, target: IntArray, gain: FloatArray
+def walk_hull(
+    value: FloatArray, lowest: int, highest: int, chain: IntArray, target: IntArray, gain: FloatArray
 ) -> None:
-    """Fill target and gain of `hull_steps`. chain: [K + 1] for vertices right of the present number, nearest last."""
-    for row in range(len(value)):
-        top = highest[row]
-        target[row, top] = top
-        chain[0] = top
-        size = 1
-        gpus = top - 1
-        while gpus >= 0:
-            if 0 < gpus < lowest[row]:
-                gpus = 0
-            here = value[row, gpus]
-            slope = (value[row, chain[size - 1]] - here) / (chain[size - 1] - gpus)
-            while size > 1:
-                beyond = (value[row, chain[size - 2]] - here) / (chain[size - 2] - gpus)
-                if beyond <= slope + 1e-12 * abs(slope):  # straight lines, up to rounding, stay single steps
-                    break
-                slope = beyond
-                size -= 1
-            target[row, gpus] = chain[size - 1]
-            gain[row, gpus] = slope
-            chain[size] = gpus
-            size += 1
-            gpus -= 1
+    """Fill target and gain [K + 1] of a row of `hull_steps`, but not where a job that is not yet there cannot be.
+
+    chain: [K + 1] memory, for vertices right of the present number, nearest last.
+    """
+    target[highest] = chain[0] = highest
+    size = 1
+    gpus = highest - 1
+    while gpus >= 0:
+        if 0 < gpus < lowest:
+            gpus = 0
+        here = value[gpus]
+        slope = (value[chain[size - 1]] - here) / (chain[size - 1] - gpus)
+        while size > 1:
+            beyond = (value[chain[size - 2]] - here) / (chain[size - 2] - gpus)
+            if beyond <= slope + 1e-12 * abs(slope):  # straight lines, up to rounding, stay single steps
+                break
+            slope = beyond
+            size -= 1
+        target[gpus] = chain[size - 1]
+        gain[gpus] = slope
+        chain[size] = gpus
+        size += 1
+        gpus -= 1
 
 
 @kernel()

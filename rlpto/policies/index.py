@@ -147,8 +147,16 @@ def steer(now: float, capacity: int, view: AnyArray, speed: FloatArray, weights:
     If the queue's classes are strict, jobs of a higher class start before any job of the lowest class present
     starts, and before any job grows, for any weights. If classes weigh, only the weights decide.
     """
+    steps = hull_steps(speed, view["min_gpus"].copy(), view["max_gpus"].copy())
+    return steer_by(now, capacity, view, speed, steps, weights)
+
+
+@njit()
+def steer_by(
+    now: float, capacity: int, view: AnyArray, speed: FloatArray, steps: GrowthSteps, weights: FloatArray
+) -> IntArray:
+    """`steer`, where the `hull_steps` of speed between the limits of the jobs in view are there already."""
     lowest = view["min_gpus"].copy()
-    steps = hull_steps(speed, lowest, view["max_gpus"].copy())
     inputs = np.empty(len(view), SCORE_INPUTS)
     fill_score_inputs(now, capacity, view, weights, speed, inputs)
     return _grow(np.zeros_like(lowest), steps.target, (view, speed, steps, inputs), lowest, capacity, -np.inf)

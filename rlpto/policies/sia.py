@@ -20,6 +20,7 @@ from rlpto.core.gpu_kinds import kinds_of, place_on_kinds, room_of
 from rlpto.core.policy import BasePolicy
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.settings import Settings
+from rlpto.policies.pollux import policy as pollux
 
 LARGEST_COST = 3000.0
 """Costs are cut off here."""
@@ -96,9 +97,7 @@ def restart_factor(age: FloatArray, restarts: IntArray, seconds: FloatArray) -> 
 
     age [s] since it was submitted; seconds: that a restart takes. 1 for a job no older than a restart takes.
     """
-    young = age <= seconds
-    factor = np.maximum(age - restarts * seconds, 0.0) / np.where(young, 1.0, age + seconds)
-    return np.where(young, 1.0, factor)
+    return np.where(age <= seconds, 1.0, pollux.restart_factor(age, restarts, seconds))
 
 
 def find_choices(state: ClusterState, gpus: IntArray, kind: IntArray, free: BoolArray, options: SiaOptions) -> Choices:

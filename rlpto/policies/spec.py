@@ -57,10 +57,14 @@ class PolicySpec:
         return replace(self, later=())
 
     @property
+    def singles(self) -> list[PolicySpec]:
+        """The policies that decide one after the other, each alone."""
+        return [self.first, *(spec for _, spec in self.later)]
+
+    @property
     def paths(self) -> list[Path]:
         """Files and run folders among the options."""
-        own = [Path(text) for key, text in self.texts if _is_path(key, text)]
-        return own + [path for _, spec in self.later for path in spec.paths]
+        return [Path(text) for spec in self.singles for key, text in spec.texts if _is_path(key, text)]
 
     def with_paths(self, change: Callable[[str], str]) -> PolicySpec:
         """The spec with `change` applied to every path among its options."""

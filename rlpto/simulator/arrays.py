@@ -153,7 +153,7 @@ def build_world(
 
 
 def with_jobs(world: World, jobs: AnyArray, count: int, most: int) -> World:
-    """The world of one cluster after jobs have been added. jobs: [1, M] JOB, of which `count` are there.
+    """The world of one cluster after jobs have been added. jobs: [1, M] JOB; the first `count` are there.
 
     most: GPUs that a job may hold at most. The log must be empty.
     """

@@ -68,7 +68,7 @@ def test_the_same_weights_serve_8_and_256_jobs() -> None:
     np.testing.assert_allclose(wide_head, head, atol=1e-5)
 
 
-def test_untrained_it_is_the_heuristic_whatever_it_sees() -> None:
+def test_untrained_it_is_the_heuristic_in_every_state() -> None:
     network = make(8, trained=False)
     for seed in range(3):
         head, _ = out(network, see(network, 4, seed))

@@ -115,8 +115,10 @@ def test_pretrained_agents_go_by_their_name(trained: Path, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("name", example_names("pretrained", ".zip"))
-def test_no_agent_that_ships_as_trained_is_untrained(name: str) -> None:
-    archive = read_archive(example_config(name) or Path(), KINDS)
+def test_an_agent_that_ships_as_trained_is_trained_and_can_be_used(name: str) -> None:
+    path = example_config(name) or Path()
+    archive = read_archive(path, KINDS)
+    assert load_agent(path).env.max_jobs == archive.manifest["env"]["max_jobs"]
     assert archive.state == TRAINED
     assert archive.manifest["steps"] > 0
 

@@ -18,7 +18,7 @@ from rlpto.policies.index_weights import STEERING_FEATURES, IndexWeights
 from tests.agents.helpers import make_settings, make_setup, train_small
 
 POOR = IndexWeights(remaining=0.5, held=0.0, start=-2.0)
-"""Long jobs first, nobody starts before others have grown, and no regard for rescales."""
+"""Long jobs first, no job starts before others have grown, and no regard for rescales."""
 
 
 def poor_setup() -> EnvSetup:

@@ -36,10 +36,9 @@ def stop_after(checks: int) -> Callable[[], bool]:
     return stop
 
 
-@pytest.mark.parametrize("smooth_noise", [False, True])
-def test_a_resumed_training_is_bit_for_bit_one_that_was_never_stopped(tmp_path: Path, smooth_noise: bool) -> None:
+def test_a_resumed_training_is_bit_for_bit_one_that_was_never_stopped(tmp_path: Path) -> None:
     setup = make_setup()
-    settings = make_settings(ppo={"smooth_noise": smooth_noise})
+    settings = make_settings()
     whole = train_small(tmp_path / "whole", setup, settings)
     assert whole.finished
     for checks in (2, 1):

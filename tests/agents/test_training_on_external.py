@@ -1,9 +1,8 @@
-"""An agent that goes on learning on clusters of which there is one at a time; here they are simulated."""
+"""An agent that goes on learning on clusters that come one at a time; here they are simulated."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from rlpto.agents.settings import LAST
 from rlpto.agents.trained import StartingAgent, load_agent
 from rlpto.agents.training import TrainingResult, train
 from rlpto.envs.episodes import ExternalSetup
-from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.settings import EnvSettings
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.simulator.cluster import SimulatedCluster
@@ -27,7 +25,6 @@ from tests.agents.helpers import (
     SIMULATOR,
     TABLES,
     make_settings,
-    make_setup,
     train_small,
     workload,
 )
@@ -76,28 +73,6 @@ def after(calls: int) -> Iterator[bool]:
         yield True
 
 
-def test_an_external_cluster_gives_the_rollouts_of_a_simulated_one() -> None:
-    setup = make_setup((1,), baseline="none")
-    setup = replace(setup, workloads=(replace(setup.workloads[0], name="external", hours=0.0),))
-    external = ExternalSetup(lambda: setup.make_cluster(0), QUEUE, REWARD, setup.settings, setup.start)
-    one, batch = SB3ClusterEnv(external, 1, 7), SB3ClusterEnv(setup, 1, 7)
-    rng = np.random.default_rng(0)
-    seen, expected = one.reset(), batch.reset()
-    over = 0
-    for _ in range(60):
-        for name, part in expected.items():
-            assert np.array_equal(seen[name], part), name
-        action = rng.normal(size=(1, *one.action_space.shape)).astype(np.float32)  # type: ignore[misc]
-        seen, reward, done, (info,) = one.step(action)
-        expected, wanted, ended, (other,) = batch.step(action)
-        assert (reward, done, one.batch.elapsed) == (wanted, ended, batch.batch.elapsed)
-        for each in (info, other):
-            each.get("episode", {}).pop("t", None)
-        np.testing.assert_equal(info, other)
-        over += int(done[0])
-    assert over >= 2
-
-
 def test_begins_with_the_agent_and_learns(agent: Path, tmp_path: Path) -> None:
     outcome = tune(agent, tmp_path)
     assert (outcome.finished, outcome.steps) == (True, 24)
@@ -125,12 +100,6 @@ def test_going_on_begins_one_episode_and_not_two(agent: Path, tmp_path: Path) ->
     asked = after(1)
     tune(agent, tmp_path, clusters, resume=True, stop=lambda: next(asked))
     assert clusters.begun == 1
-
-
-def test_a_checkpoint_of_another_training_is_refused(agent: Path, tmp_path: Path) -> None:
-    tune(agent, tmp_path)
-    with pytest.raises(CheckpointError, match="of a training with other settings"):
-        tune(agent, tmp_path, resume=True, identity=replace(IDENTITY, digest="another"))
 
 
 def test_what_an_agent_cannot_change_is_refused(agent: Path) -> None:

@@ -100,17 +100,17 @@ class TestTable:
         assert ordered.index.tolist() == [1, 0, 2, 3]
         assert ordered.ranked(np.array([9.0, 3.0, 1.0, 1.0])).tolist() == [0, 2, 3, 1]
 
-    def test_noise_changes_what_is_told_not_what_happens(self):
+    def test_noise_changes_what_is_shown_not_what_happens(self):
         jobs = [job(0, epochs=1.0, gpus=4), job(1, epochs=1.0, gpus=4)]
         noise = EstimateNoise(np.array([2.0, 1.0]), np.array([0.5, 1.0]), np.array([0.0, -1.0]))
         cluster = make_cluster(jobs, linear_tables(), [8], interval=60)
         seen = cluster.state().jobs
-        told = JobTable(cluster.store, cluster.tables, seen.index, seen.priority, 8, noise)
-        assert told.remaining.tolist() == [2.0, 1.0]
-        assert told.speed[0].tolist() == pytest.approx((seen.speed[0] * 0.5).tolist())
-        assert told.speed[1, 1:].tolist() == pytest.approx([0.01] * 8)
-        assert told.remaining_time(np.array([4, 4])).tolist() == pytest.approx([4 * 25.0, 4 * 25.0])
-        assert told.reordered(np.array([1, 0]), np.array([1, 1])).remaining.tolist() == [1.0, 2.0]
+        noised = JobTable(cluster.store, cluster.tables, seen.index, seen.priority, 8, noise)
+        assert noised.remaining.tolist() == [2.0, 1.0]
+        assert noised.speed[0].tolist() == pytest.approx((seen.speed[0] * 0.5).tolist())
+        assert noised.speed[1, 1:].tolist() == pytest.approx([0.01] * 8)
+        assert noised.remaining_time(np.array([4, 4])).tolist() == pytest.approx([4 * 25.0, 4 * 25.0])
+        assert noised.reordered(np.array([1, 0]), np.array([1, 1])).remaining.tolist() == [1.0, 2.0]
 
 
 class TestAloneBound:

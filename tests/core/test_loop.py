@@ -26,7 +26,7 @@ class TestMisbehaviour:
     @pytest.mark.parametrize("failures", [FailureSettings(), FailureSettings(mtbf_hours=0.1, mttr_hours=0.01)])
     @pytest.mark.parametrize("stands", [False, True])
     @pytest.mark.parametrize("decide_on", ["interval", "events"])
-    def test_a_policy_that_starves_everybody_is_stopped(self, failures, stands, decide_on):
+    def test_a_policy_that_starves_all_jobs_is_stopped(self, failures, stands, decide_on):
         policy = Scripted(lambda state: np.zeros(len(state.jobs), dtype=int), "lazy")
         if stands:
             policy.stands_until = lambda _: np.inf  # type: ignore[attr-defined]
@@ -42,7 +42,7 @@ class TestMisbehaviour:
         record = schedule(make_cluster([job()], linear_tables(), interval=60), Scripted(late))
         assert record.jobs.start_time[0] == 60.0 * (MAX_IDLE_POINTS - 1)
 
-    def test_nobody_is_blamed_while_nodes_are_down(self):
+    def test_no_policy_is_blamed_while_nodes_are_down(self):
         """A repair may take thousands of decision points."""
         rules = FailureSettings(mtbf_hours=0.02, mttr_hours=1.0, checkpoint_interval=10.0)
         cluster = make_cluster([job(epochs=2.0)], linear_tables(), [1], seed=4, interval=1.0, failures=rules)

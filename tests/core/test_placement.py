@@ -81,7 +81,7 @@ def test_shrinking_keeps_the_largest_groups(groups, data):
 
 
 class TestOnACluster:
-    def test_large_jobs_get_whole_nodes_whatever_their_place_in_the_queue(self):
+    def test_large_jobs_get_whole_nodes_in_any_place_of_the_queue(self):
         jobs = [job(0, gpus=1), job(1, gpus=1), job(2, gpus=4)]
         cluster = make_cluster(jobs, linear_tables(), [4, 2])
         give(cluster, [1, 1, 4])

@@ -87,9 +87,11 @@ def test_a_job_ends_where_the_rule_says_word_by_word(
     found = stop_epoch(rule, declared, np.array(known))
     assert found == naive_stop(rule, declared, known)
     assert found == declared or after * declared - 1e-6 <= found < declared
-    # Told one evaluation after the other, as a real job is, the rule fires at the same one.
-    told = np.array([known[min(p, len(known) - 1)] for p in range(math.ceil(declared))])
-    fired = (p for p in range(1, len(told)) if has_flattened(rule, declared, np.arange(p + 1.0), told[: p + 1]))
+    # Given one evaluation after the other, as of a real job, the rule fires at the same one.
+    evaluated = np.array([known[min(p, len(known) - 1)] for p in range(math.ceil(declared))])
+    fired = (
+        p for p in range(1, len(evaluated)) if has_flattened(rule, declared, np.arange(p + 1.0), evaluated[: p + 1])
+    )
     assert next(fired, declared) == found
 
 
@@ -156,7 +158,7 @@ def test_without_a_rule_there_is_nothing_to_say_of_stopping() -> None:
     assert math.isnan(found["accuracy_lost"])
 
 
-def test_policies_are_told_the_declared_epochs_until_a_job_stops() -> None:
+def test_policies_see_the_declared_epochs_until_a_job_stops() -> None:
     tables = flat_tables()
     cluster = make_cluster([job(0, epochs=10.0, stop=StopRule(after=0.5))], tables, (1,))
     give(cluster, [1])
@@ -190,8 +192,8 @@ def test_what_finished_jobs_trained_is_learnt_from() -> None:
     tables = flat_tables()
     store = JobStore.from_jobs([job(0, epochs=10.0, stop=StopRule(after=0.5)), job(1, epochs=10.0)], tables)
     store.finish_time[0], store.progress[0] = 700.0, store.stop_epoch[0]
-    (told,) = remaining_work("learnt", store, tables)(np.array([1]))
-    assert told == store.stop_epoch[0] < 10
+    (believed,) = remaining_work("learnt", store, tables)(np.array([1]))
+    assert believed == store.stop_epoch[0] < 10
     store.progress[1] = 9.0  # longer than any that has finished
     assert remaining_work("learnt", store, tables)(np.array([1])).tolist() == [18.0]
 
@@ -204,7 +206,7 @@ def test_what_finished_jobs_trained_is_learnt_from() -> None:
     mtbf=st.sampled_from([0.0, 2.0]),
 )
 @settings(max_examples=25, deadline=None)
-def test_jobs_with_a_rule_run_as_jobs_that_declare_so_many_epochs_less(
+def test_jobs_with_a_rule_run_as_shorter_jobs_do(
     seed: int, policy: str, resolution: float, growth: str, mtbf: float
 ) -> None:
     """FIFO never looks at declared epochs, so that a run is that of shorter jobs to the last bit; under any policy all
@@ -241,7 +243,7 @@ def test_a_job_whose_batch_size_is_chosen_ends_by_the_curve_it_was_submitted_wit
 
 
 @pytest.mark.parametrize("online", [False, True])
-def test_jobs_that_choose_their_batches_stop_early_whatever_is_known(online: bool) -> None:
+def test_jobs_that_choose_their_batches_stop_early(online: bool) -> None:
     listed = {"model": "ncf", "count": 2, "every": 30.0, "gpus": 2, "min_gpus": 2, "data_size": 1e8}
     found = {}
     for stop in (None, {"gain": 0.01, "after": 0.3}):
@@ -261,10 +263,7 @@ def test_jobs_that_choose_their_batches_stop_early_whatever_is_known(online: boo
 @pytest.mark.parametrize(
     ("stop", "said"),
     [
-        ("{gain: -1}", "workload.mapping.stop.gain: expected greater than or equal to 0, got -1"),
         ("{over: 0}", "workload.mapping.stop.over: expected greater than 0, got 0"),
-        ("{over: 2}", "workload.mapping.stop.over: expected less than or equal to 1, got 2"),
-        ("{after: 1.5}", "workload.mapping.stop.after: expected less than or equal to 1, got 1.5"),
         ("{guard: 1}", "workload.mapping.stop.guard"),
     ],
 )

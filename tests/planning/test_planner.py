@@ -239,7 +239,7 @@ class TestPlans:
         np.testing.assert_array_equal(record.jobs.finish_time, base.jobs.finish_time)
 
     def test_jobs_that_wait_for_a_node_that_is_down_do_not_keep_a_plan(self) -> None:
-        """Nobody knows when it comes back; a rollout until they finish would never end."""
+        """It is not known when it comes back; a rollout until they finish would never end."""
         times, jobs = SimulatorSettings(), [Job(f"j{i}", 0.0, "m0", 1.0, 1000.0, 4, 4, 4) for i in range(2)]
         jobs += [Job("small", 0.0, "m0", 1.0, 1000.0)]
         cluster = SimulatedCluster((Node(1), Node(4)), jobs, linear_tables(0.001), times)

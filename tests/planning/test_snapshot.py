@@ -73,8 +73,8 @@ def noise_of(seed: int, jobs: int, scaling: float = 0.2) -> EstimateNoise:
     )
 
 
-def told(table: JobTable) -> list[np.ndarray]:
-    """Whatever policies look at."""
+def shown(table: JobTable) -> list[np.ndarray]:
+    """All that policies look at."""
     plain = ("submit_time", "epochs", "requested_gpus", "min_gpus", "max_gpus", "priority", "gpus", "progress")
     others = ("attained_service", "start_time", "wait_start", "rescales", "peak_gpus", "rescale_delay", "epoch")
     derived = ("effective_priority", "class_rank", "class_weight", "remaining", "speed", "accuracy", "final_accuracy")
@@ -128,7 +128,7 @@ def assert_same(one: JobForecast, other: JobForecast) -> None:
     mode=st.sampled_from(["exact", "noisy", "known", "known and noisy", "metric", "metric and noisy"]),
     classes=st.sampled_from(["strict", "weighted"]),
 )
-def test_a_scratch_cluster_is_told_and_decides_the_same(
+def test_a_scratch_cluster_shows_and_decides_the_same(
     seed: int, policy: str, at: int, mode: str, classes: Literal["strict", "weighted"]
 ) -> None:
     tables = with_batch_sizes(random_tables(seed, 8, 13.0), BATCH_SIZES)
@@ -146,7 +146,7 @@ def test_a_scratch_cluster_is_told_and_decides_the_same(
         scratch = snapshot.restore(times)
         state = Queue(queue).order(scratch.state())
         assert (state.time, state.shape, state.interval) == (source.time, source.shape, source.interval)
-        for there, here in zip(told(source.jobs), told(state.jobs), strict=True):
+        for there, here in zip(shown(source.jobs), shown(state.jobs), strict=True):
             np.testing.assert_allclose(here, there, rtol=1e-9, atol=1e-12)
         assert [scratch.nodes_of(i).tolist() for i in range(len(snapshot.index))] == [
             cluster.nodes_of(int(i)).tolist() for i in snapshot.index
@@ -159,7 +159,7 @@ def test_a_scratch_cluster_is_told_and_decides_the_same(
 
 
 def with_scores(tables: SpeedTables, seed: int) -> SpeedTables:
-    """Tables of jobs whose metric is not goodput: policies are told other speeds than the true ones."""
+    """Tables of jobs whose metric is not goodput: policies see other speeds than the true ones."""
     factor = np.random.default_rng(seed).uniform(0.5, 2.0, tables.rates.shape)
     return replace(tables, score_rates=tables.rates * factor)
 
@@ -203,7 +203,7 @@ class TestWhatIsNotKnown:
             cluster.advance()
         assert cluster.up_gpus == 1
         after = forecast(cluster, "elastic_fifo")
-        assert np.isnan(after.finish[0]), "nobody knows when the large node will be back"
+        assert np.isnan(after.finish[0]), "it is not known when the large node will be back"
         assert np.isnan(after.start[0])
 
 
@@ -220,11 +220,3 @@ class TestRestore:
         again = snapshot.restore(SimulatorSettings())
         assert again.store.gpus[0] == 1
         assert again.time == 60.0
-
-    def test_a_decision_that_has_been_carried_out_is_not_taken_again(self) -> None:
-        cluster = make_cluster([job(0, epochs=1.0, max_gpus=2)], linear_tables(), [2], interval=1000.0)
-        give(cluster, [1])
-        snapshot = take_snapshot(cluster, cluster.state())
-        policy, queue, times = make_policy("equal_share"), QueueSettings(), SimulatorSettings(interval=1000.0)
-        assert predict(snapshot, policy, queue, times).finish[0] == pytest.approx(50.0)
-        assert predict(snapshot, policy, queue, times, decided=True).finish[0] == pytest.approx(100.0)

@@ -97,7 +97,7 @@ POLICIES = (
 
 
 class _ReachedError(Exception):
-    """A run is as far as it is to be looked at."""
+    """A run has come to the state that is compared."""
 
 
 class _Until:

@@ -44,7 +44,7 @@ def power(p: float, gpus: int, unit: float = 1.0) -> tuple[float, ...]:
 
 
 def shape_of(capacity: int) -> ClusterShape:
-    """A cluster of so many GPUs on nodes of eight."""
+    """A cluster of `capacity` GPUs on nodes of eight."""
     full, rest = divmod(capacity, 8)
     return ClusterShape((Node(8),) * full + ((Node(rest),) if rest else ()))
 

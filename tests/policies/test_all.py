@@ -1,4 +1,4 @@
-"""What holds for every registered policy, whatever the state."""
+"""What holds for every registered policy in every state."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_allocations_are_possible_and_reproducible(spec: str, case: tuple[list[J
     policy.reset(seed)
     renamed = [replace(job, name=f"z{len(jobs) - i}") for i, job in enumerate(jobs)]
     again = policy(make_state(renamed, capacity))
-    assert np.array_equal(again.gpus, gpus), "the same seed and state, whatever the names, give the same GPUs"
+    assert np.array_equal(again.gpus, gpus), "the same seed and state give the same GPUs under any names"
 
 
 @pytest.mark.parametrize("spec", SPECS)

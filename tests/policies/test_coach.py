@@ -18,12 +18,10 @@ from rlpto.performance.compile import compile_tables
 from rlpto.performance.parameter_server import ServerParams, SpeedSurface, speed_grid
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.coach import SPREAD_PROBES, Coach, CoachOptions, Limits, Seen, allocate
-from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import job, played, served_profiles
-from .builders import J, make_state, power
 
 MOST = 6
 BATCH = 128
@@ -80,16 +78,6 @@ def train(
 
 def speed(model: str, workers: int, servers: int) -> float:
     return float(1 / LAWS[model].with_servers(servers).step_time(1, workers, BATCH / workers))
-
-
-class TestWorkersAlone:
-    def test_gpus_go_where_they_add_most_speed(self) -> None:
-        jobs = [J(speed=power(0.3, 8)), J(speed=power(0.9, 8))]
-        assert list(make_policy("coach")(make_state(jobs, 8)).gpus) == [1, 7]
-
-    def test_everybody_starts_before_anybody_grows(self) -> None:
-        jobs = [J(speed=power(1.0, 8)), J(speed=power(0.1, 8)), J(speed=power(0.1, 8), lowest=3, requested=3)]
-        assert list(make_policy("coach")(make_state(jobs, 6)).gpus) == [2, 1, 3]
 
 
 class TestServers:

@@ -120,13 +120,13 @@ def test_growth_that_was_rolled_back_is_not_tried_again_soon() -> None:
 
 
 @pytest.mark.parametrize("left", ["unknown", "learnt", "curve"])
-def test_it_grows_where_nobody_knows_how_much_work_is_left(left: RemainingKnowledge) -> None:
-    """What is told then grows as a job trains: speed is measured by what the job has done."""
+def test_it_grows_where_it_is_not_known_how_much_work_is_left(left: RemainingKnowledge) -> None:
+    """What is shown then grows as a job trains: speed is measured by what the job has done."""
     _, events = grown([job()], until=600.0, left=left)
     assert [event.after for event in events[:2]] == [(4, 2), (8, 2)]
 
 
-def test_jobs_without_servers_grow_by_what_is_told() -> None:
+def test_jobs_without_servers_grow_by_what_is_shown() -> None:
     base = load_profiles(None)
     found = compile_tables(base, [JobType("cifar10")], 16, 4)
     jobs = [Job("j", 0.0, "cifar10", 50.0, 50_000.0, 2, 1, 16)]

@@ -99,6 +99,11 @@ CASES: dict[str, tuple[str, list[J], int, list[int]]] = {
         "optimus", [J(speed=power(0.5, 2)), J(lowest=3, requested=3, speed=power(0.5, 6))], 3, [2, 0],
     ),
     "optimus: ties": ("optimus", [HALF] * 3, 4, [2, 1, 1]),
+    "coach: where most speed is added": ("coach", [J(speed=power(0.3, 8)), J(speed=power(0.9, 8))], 8, [1, 7]),
+    "coach: all start before one grows": (
+        "coach", [J(speed=power(1.0, 8)), J(speed=power(0.1, 8)), J(speed=power(0.1, 8), lowest=3, requested=3)], 6,
+        [2, 1, 3],
+    ),
     "hesrpt: three jobs": ("hesrpt", [J(work=work, speed=power(0.5, 18)) for work in (50, 500, 5)], 18, [6, 2, 10]),
     "hesrpt: caps pass on": ("hesrpt:p=0.5", [J(work=5, highest=2), J(work=50, highest=40)], 18, [2, 16]),
     "hesrpt: every job is served": ("hesrpt:p=0.9", [J(work=10.0**i, highest=9) for i in range(5)], 9, [5, 1, 1, 1, 1]),

@@ -44,10 +44,10 @@ def fresh(spec: str) -> Policy:
 @pytest.mark.parametrize("spec", SPECS)
 def test_without_jobs_there_is_nothing_to_give(spec: str) -> None:
     state = make_state(JOBS, 8)
-    nobody = state.jobs.reordered(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    none = state.jobs.reordered(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        allocation = fresh(spec)(replace(state, jobs=nobody))
+        allocation = fresh(spec)(replace(state, jobs=none))
     assert len(allocation.gpus) == 0
 
 

@@ -38,7 +38,7 @@ HIGH_FIRST = [J(work=1e6, highest=8, priority=0), J(work=10, highest=8, priority
 
 
 def of_two(work: float) -> list[J]:
-    """Two jobs of which the second holds all GPUs."""
+    """Two jobs; the second holds all GPUs."""
     return [J(work=work, speed=power(0.9, 8)), J(work=work, speed=power(0.9, 8), held=8)]
 
 

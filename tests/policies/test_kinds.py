@@ -120,7 +120,7 @@ class TestGavelProgramme:
 
     @settings(max_examples=40, deadline=None)
     @given(st.integers(0, 10_000), st.integers(1, 8), st.integers(1, 3))
-    def test_shares_are_possible_and_nobody_is_left_out(self, seed: int, count: int, kinds: int) -> None:
+    def test_shares_are_possible_and_no_job_is_left_out(self, seed: int, count: int, kinds: int) -> None:
         rng = np.random.default_rng(seed)
         speed, gpus = rng.uniform(0.1, 5.0, (count, kinds)), rng.integers(1, 5, count)
         room = rng.integers(0, 6, kinds)
@@ -153,7 +153,7 @@ def test_gavel_takes_turns_in_proportion_to_the_programme() -> None:
     assert throughput.min() > 0.93 * throughput.max()
 
 
-def test_gavel_keeps_everybody_for_a_round() -> None:
+def test_gavel_keeps_all_jobs_for_a_round() -> None:
     jobs = [job(j, gpus=4, epochs=1e4) for j in range(4)]
     cluster, gavel = cluster_of(jobs), make_policy("gavel:round=300")
     gavel.reset(0)

@@ -17,7 +17,7 @@ from rlpto.policies.registry import available, is_complete, make_policy
 POLICIES = [name for name, policy in available().items() if is_complete(policy)]
 NOISE = {"mode": "noisy", "speed_sigma": 0.2, "remaining_sigma": 0.2, "scaling_sigma": 0.2}
 LONGER = 1.5
-"""Mean JCT may become so many times as long by errors of 20 %."""
+"""Factor by which errors of 20 % may lengthen mean JCT."""
 
 
 @cache

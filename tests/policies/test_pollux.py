@@ -1,4 +1,4 @@
-"""Pollux as a policy: what it tells its search, and AdaptDL's thresholds."""
+"""Pollux as a policy: what it gives its search, and AdaptDL's thresholds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OLD_S = 3600.0
 
 
 def state_of(count: int, capacity: int, peak: int, p: float = 0.8) -> ClusterState:
-    """So many equal jobs that have waited for an hour and once had `peak` GPUs."""
+    """`count` equal jobs that have waited for an hour and once had `peak` GPUs."""
     state = make_state([J(speed=power(p, 16), highest=16) for _ in range(count)], capacity, time=OLD_S)
     state.jobs.store.peak_gpus[:] = peak
     return state

@@ -122,7 +122,7 @@ def test_a_job_spans_at_most_sixteen_nodes() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_large_problems_are_solved_exactly_too(seed: int) -> None:
-    # So many options that most are fixed before they are solved for, with dips, and jobs that start with many GPUs.
+    # Most of so large a number of options are fixed first; there are dips, and jobs that start with many GPUs.
     rng = np.random.default_rng(seed)
     n, top = 40, 400
     gain = rng.uniform(0, 1, (n, 2, top + 1)) * rng.choice([0.1, 1, 5], (n, 1, 1)) - rng.choice([0, 0.3], (n, 1, 1))

@@ -79,7 +79,7 @@ class TestDecisions:
 
 @settings(max_examples=30)
 @given(cases(), st.lists(st.sampled_from(["fifo", "las", "equal_share", "optimus", "random"]), min_size=1, max_size=4))
-def test_no_job_is_lost_and_capacity_is_kept_whatever_is_switched(case: Case, names: list[str]) -> None:
+def test_no_job_is_lost_and_capacity_is_kept_under_any_switches(case: Case, names: list[str]) -> None:
     spec = ">".join([case.policy, *(f"{200.0 * (i + 1):g}:{name}" for i, name in enumerate(names))])
     cluster = SimulatedCluster(case.nodes, case.jobs, case.tables, SimulatorSettings(), case.seed)
     record = run(cluster, make_policy(spec), case.queue, RewardWeights(), seed=case.seed)

@@ -1,4 +1,4 @@
-"""Batch sizes that a scheduler chooses: how fast jobs get on with them, and that changing them is free."""
+"""Batch sizes that a scheduler chooses: how fast jobs train with them, and that changing them is free."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ FACTORS = {100: 1.0, 200: 2.0, 400: 3.0}
 
 
 def one_job(delay: float = 0.0, **settings: object) -> SimulatedCluster:
-    """A job of one epoch, of which one GPU does 0.01 a second."""
+    """A job of one epoch; one GPU does 0.01 a second."""
     tables = with_batch_sizes(linear_tables(0.01, delay=delay), FACTORS)
     return make_cluster([job(epochs=1.0, max_gpus=4)], tables, interval=10.0, **settings)
 
 
 class TestSpeed:
-    def test_a_job_gets_on_at_the_batch_size_it_was_given(self) -> None:
+    def test_a_job_trains_at_the_batch_size_it_was_given(self) -> None:
         cluster = one_job()
         give(cluster, [1], batch_size=[400])
         assert run_out(cluster) == pytest.approx(100 / 3)
@@ -65,7 +65,7 @@ class TestSpeed:
     @settings(max_examples=20)
     @given(case=cases(["fifo", "optimus", "las", "equal_share"]), seed=st.integers(0, 1000))
     def test_sizes_of_one_speed_change_nothing(self, case: Case, seed: int) -> None:
-        """Whatever batch sizes are chosen in between, as long as jobs are as fast with them.
+        """Any batch sizes may be chosen in between, as long as jobs are as fast with them.
 
         A node's failure takes jobs back to the last change of their batch size, so there is none here.
         """
@@ -121,6 +121,6 @@ def test_a_batch_in_use_stays_unless_another_is_so_many_times_as_fast() -> None:
         give(cluster, [2], batch_size=[used])
         again = decide(cluster.state())
         assert again.batch_size is not None
-        assert again.batch_size.tolist() == [400], "on other GPUs it is chosen anew"
+        assert again.batch_size.tolist() == [400], "on other GPUs it is chosen again"
     with pytest.raises(ConfigError, match=r"change_above 1\.05 needs choose_batch_size=true"):
         make_policy("max_throughput:change_above=1.05")

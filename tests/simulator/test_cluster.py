@@ -71,7 +71,7 @@ def test_nothing_is_forgotten_however_often_allocations_are_applied():
     assert cluster.store.peak_gpus.tolist() == [1]
 
 
-def test_policies_are_told_the_rescale_delay_that_the_settings_impose() -> None:
+def test_policies_see_the_rescale_delay_that_the_settings_impose() -> None:
     settings = SimulatorSettings(rescale_delay=42.0)
     cluster = SimulatedCluster((Node(4),), [job()], linear_tables(delay=5.0), settings)
     assert cluster.state().jobs.rescale_delay.tolist() == [42.0]

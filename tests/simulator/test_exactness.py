@@ -118,7 +118,7 @@ class TestTicksAndEvents:
 
 
 class TestDelay:
-    def test_a_change_during_the_delay_starts_it_anew(self):
+    def test_a_change_during_the_delay_starts_it_again(self):
         cluster = make_cluster([job(epochs=1.0, max_gpus=2)], linear_tables(delay=30.0), interval=20)
         give(cluster, [1])
         cluster.advance()
@@ -227,6 +227,6 @@ class TestEpochResolution:
     def test_every_epoch_end_is_rounded(self):
         assert self.finish(3.0, 1000.0) == 30.0
 
-    def test_an_interval_in_mid_epoch_counts_anew(self):
+    def test_an_interval_in_mid_epoch_counts_again(self):
         # 8 s of the first epoch in the first interval; 2.4 s left in the second, rounded to 2; then 10.
         assert self.finish(2.0, 8.0) == pytest.approx(8.0 + 2.0 + 6.0 + 4.0)

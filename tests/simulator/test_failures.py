@@ -1,4 +1,4 @@
-"""Nodes that fail: what jobs lose, and that everybody meets the same failures."""
+"""Nodes that fail: what jobs lose, and that every policy meets the same failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold whatever the workload, the cluster, the policy and the settings."""
+"""What must hold for every workload, cluster, policy and all settings."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_jobs_that_are_cut_keep_their_largest_parts() -> None:
 
 
 @given(seed=st.integers(0, 10_000), growth=st.sampled_from(["pause", "overlap"]), count=st.integers(1, 6))
-def test_whatever_nodes_are_chosen_all_jobs_finish_within_the_nodes(seed: int, growth: str, count: int) -> None:
+def test_all_jobs_finish_within_the_nodes_for_any_choice_of_them(seed: int, growth: str, count: int) -> None:
     jobs = [job(i, 40.0 * i, max_gpus=4) for i in range(count)]
     settings = SimulatorSettings(interval=20.0, growth=growth)
     cluster = SimulatedCluster(tuple(map(Node, NODES)), jobs, linear_tables(delay=7.0), settings)

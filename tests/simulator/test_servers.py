@@ -23,7 +23,7 @@ from ..builders import Case, Scripted, advance_to, cases, job, linear_tables, pl
 
 
 def one_job(delay: float = 0.0, cpus: int = 4, **more: object) -> SimulatedCluster:
-    """A job of one epoch, of which one GPU with one server does 0.01 a second."""
+    """A job of one epoch; one GPU with one server does 0.01 a second."""
     tables = with_servers(linear_tables(0.01, delay=delay))
     rules = SimulatorSettings(interval=10.0, **more)  # type: ignore[arg-type]
     return SimulatedCluster((Node(8, cpus),), [job(epochs=1.0, max_gpus=4)], tables, rules)
@@ -64,7 +64,7 @@ class TestSlots:
         admitted = give(cluster, [1, 1, 1], [1, 0, 2])
         assert admitted.servers is not None
         assert admitted.servers.tolist() == [1, 1, 1]
-        admitted = give(cluster, [1, 1, 1], [3, 1, 1])  # nobody loses a server to another's growth
+        admitted = give(cluster, [1, 1, 1], [3, 1, 1])  # no job loses a server to another's growth
         assert admitted.servers is not None
         assert admitted.servers.tolist() == [1, 1, 1]
 
@@ -94,7 +94,7 @@ class TestSlots:
         until=st.sampled_from([0.0, 100.0, 1500.0]),
     )
     def test_slots_and_gpus_are_never_exceeded(self, case: Case, seed: int, first: int, until: float) -> None:
-        """Whatever is wished for, whichever nodes fail, and whatever other processes hold."""
+        """For any wishes, failures of nodes, and GPUs that other processes hold."""
         rng = np.random.default_rng(seed)
         tables = with_servers(case.tables, 3, first)
         nodes = tuple(Node(node.gpus, int(rng.integers(0, 4))) for node in case.nodes[:-1])

@@ -27,7 +27,7 @@ class TestWhoIsWhere:
         shared = SharedGpus(np.array([4]), 0.5)
         assert shared.factors({0: nodes(0, 0)}) == {0: 1.0}
         assert shared.factors({0: nodes(0, 0), 1: nodes(0, 0)}) == {0: 1.0, 1: 1.0}
-        # A third is beside the first, and a fourth, on all GPUs, waits for its slowest worker.
+        # A third is next to the first, and a fourth, on all GPUs, waits for its slowest worker.
         three = shared.factors({0: nodes(0, 0), 1: nodes(0, 0), 2: nodes(0)})
         assert three == {0: 1 / 1.5, 1: 1.0, 2: 1 / 1.5}
         assert shared.factors({0: nodes(0, 0), 1: nodes(0, 0), 2: nodes(0), 3: nodes(0, 0, 0, 0)})[3] == 1 / 2.0
@@ -43,7 +43,7 @@ class TestSpeed:
         assert record.jobs.alone_time.tolist() == pytest.approx([100.0, 100.0])
         assert record.capacity == 2
 
-    def test_what_is_told_is_the_speed_beside_the_neighbours(self) -> None:
+    def test_the_speed_shown_is_that_next_to_the_neighbours(self) -> None:
         cluster = make_cluster([job(0), job(1)], linear_tables(), (1,), share=2, share_slowdown=1.0)
         give(cluster, [1, 0])
         assert cluster.state().jobs.speed[:, 1].tolist() == pytest.approx([0.01, 0.01])
@@ -60,8 +60,8 @@ class TestSpeed:
         give(cluster, [1, 1])
         state = Queue(QueueSettings()).order(cluster.state())
         given_settings = SimulatorSettings(share=2, share_slowdown=1.0)
-        told = predict(take_snapshot(cluster, state), make_policy("fifo"), QueueSettings(), given_settings)
-        assert told.finish.tolist() == pytest.approx([150.0, 200.0])
+        predicted = predict(take_snapshot(cluster, state), make_policy("fifo"), QueueSettings(), given_settings)
+        assert predicted.finish.tolist() == pytest.approx([150.0, 200.0])
 
     @settings(max_examples=25)
     @given(st.integers(0, 1000), st.sampled_from(["fifo", "round_robin", "las", "elastic_fifo", "equal_share"]))
