@@ -47,8 +47,7 @@ def write_report(result: Backtest, folder: Path) -> None:
     if isinstance(hybrid, HybridForecaster):
         weights = Weights(hybrid.weights(result.series, result.origins)[:, 0], LABELS)
     best = "hybrid" if "hybrid" in result.forecasts else next(iter(result.forecasts))
-    write_scores(result, folder / "scores.csv")
-    write_forecasts(result, folder / "forecasts.csv")
+    write_tables(result, folder)
     write_png(forecasts_figure(result, best), folder / "forecasts.png")
     write_png(errors_figure(result), folder / "errors.png")
     if weights is not None:
@@ -56,30 +55,21 @@ def write_report(result: Backtest, folder: Path) -> None:
     write_events(result, best, folder / "tensorboard", weights)
 
 
-def write_scores(result: Backtest, path: Path) -> None:
-    """Write the scores as CSV, a line per forecaster and distance. Raises ForecastError if that fails."""
-    _write_csv(path, pd.DataFrame([asdict(score) for score in result.scores()]), "scores")
-
-
-def write_forecasts(result: Backtest, path: Path) -> None:
-    """Write forecasts one step and all steps ahead as CSV, a line per forecaster, distance and origin.
-
-    Raises ForecastError if that fails.
-    """
-    parts = []
+def write_tables(result: Backtest, folder: Path) -> None:
+    """Write scores.csv, a line per forecaster and distance, and forecasts.csv, a line per forecaster, origin and
+    distance of one step and all steps. Raises ForecastError."""
+    forecasts = []
     for name, made in result.forecasts.items():
         for ahead in sorted({1, result.horizon}):
             times = result.series.index(0, len(result.series) + result.horizon)[result.origins + ahead - 1]
             figures = {"actual": result.actual, "point": made.point, "mean": made.mean}
             figures |= {f"q{level:g}": made.quantiles[..., place] for place, level in enumerate(result.levels)}
             columns = {column: figure[:, ahead - 1] for column, figure in figures.items()}
-            parts.append(pd.DataFrame({"forecaster": name, "ahead": ahead, "time": times.map(str), **columns}))
-    _write_csv(path, pd.concat(parts), "forecasts")
-
-
-def _write_csv(path: Path, table: pd.DataFrame, what: str) -> None:
-    with whole_file(path, what, ForecastError) as unfinished:
-        table.to_csv(unfinished, index=False, na_rep="nan", lineterminator="\n")
+            forecasts.append(pd.DataFrame({"forecaster": name, "ahead": ahead, "time": times.map(str), **columns}))
+    tables = {"scores": pd.DataFrame([asdict(score) for score in result.scores()]), "forecasts": pd.concat(forecasts)}
+    for what, table in tables.items():
+        with whole_file(folder / f"{what}.csv", what, ForecastError) as unfinished:
+            table.to_csv(unfinished, index=False, na_rep="nan", lineterminator="\n")
 
 
 def write_events(result: Backtest, best: str, folder: Path, weights: Weights | None = None) -> None:

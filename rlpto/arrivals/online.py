@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlpto.arrivals.past import CLASSES, WARM_UP_S, Past, load_model
-from rlpto.arrivals.paths import PathMemory, sample_paths
+from rlpto.arrivals.sampled import PathMemory, sample_paths
 from rlpto.arrivals.settings import ForecastSettings
 from rlpto.core.cluster import ClusterState, Forecast
 from rlpto.core.jobs import Job

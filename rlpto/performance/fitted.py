@@ -109,9 +109,11 @@ class FittedProfiles:
     def choosing(self, largest: Mapping[str, int]) -> FittedProfiles:
         """The same profiles with bounds, by model, on the batch sizes that a scheduler may choose; 0: it may not
         choose."""
-        changed = {name: replace(self.profile(name).batch, largest_chosen=most) for name, most in largest.items()}
-        chosen = {name: replace(self.profile(name), batch=batch) for name, batch in changed.items()}
-        return replace(self, profiles={**self.profiles, **chosen})
+        chosen = dict(self.profiles)
+        for name, most in largest.items():
+            profile = self.profile(name)
+            chosen[name] = replace(profile, batch=replace(profile.batch, largest_chosen=most))
+        return replace(self, profiles=chosen)
 
 
 def choices_by_size(profile: Profile, job_type: JobType, max_gpus: int) -> Choice:

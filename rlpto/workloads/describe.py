@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Group
@@ -15,9 +14,6 @@ from rlpto.io.errors import TraceError
 from rlpto.io.files import whole_file
 from rlpto.workloads.load import DURATION_CAP_S, offered_load
 from rlpto.workloads.trace import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 HOUR, DAY = 3600.0, 86400.0
 HOURS_OF_WEEK = 168
@@ -55,20 +51,15 @@ def figures(trace: Trace, capacity: int | None = None) -> dict[str, str]:
     return found
 
 
-def _first_hour(trace: Trace) -> float:
-    """Hours from Monday 0:00 to second 0; 0 if the trace has no local times."""
-    if trace.origin is None:
-        return 0.0
-    return trace.origin.weekday() * 24 + (trace.origin - trace.origin.normalize()).total_seconds() / HOUR
-
-
 def hour_of_week_profile(trace: Trace) -> FloatArray:
     """[168] mean jobs submitted in each hour of the week from Monday 0:00; NaN for hours the trace misses.
 
     Counted from the first to the last submission. A trace without known origin is taken to begin on
     a Monday at 0:00.
     """
-    begin = _first_hour(trace)
+    begin = 0.0
+    if trace.origin is not None:
+        begin = trace.origin.weekday() * 24 + (trace.origin - trace.origin.normalize()).total_seconds() / HOUR
     hours = np.floor(trace.submit_time / HOUR + begin).astype(np.int64)
     counted = np.bincount(hours % HOURS_OF_WEEK, minlength=HOURS_OF_WEEK)
     covered = np.bincount(np.arange(hours[0], hours[-1] + 1) % HOURS_OF_WEEK, minlength=HOURS_OF_WEEK)
@@ -109,35 +100,23 @@ def plot_arrivals(trace: Trace, path: Path) -> None:
     FigureCanvasAgg(figure)
     figure.suptitle(f"{trace.source}: {len(trace):,} jobs")
     over_time, by_week, by_gpus, by_duration = figure.subplots(2, 2).flat
-    _plot_over_time(over_time, trace)
-    _plot_by_week(by_week, trace)
+    hours = (trace.submit_time // HOUR).astype(np.int64)
+    arrivals = np.bincount(hours - hours[0])
+    over_time.fill_between((np.arange(len(arrivals)) + hours[0]) / 24, arrivals, step="post")
+    over_time.set(xlabel="days since the start", ylabel="jobs submitted per hour", ylim=(0, None))
+    by_week.step(np.arange(HOURS_OF_WEEK), hour_of_week_profile(trace), where="post")
+    by_week.set_xticks(np.arange(0, HOURS_OF_WEEK, 24), ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"))
+    week = "hour of the week" if trace.origin is not None else "hour of the week (weekday unknown)"
+    by_week.set(xlabel=week, ylabel="mean jobs per hour", ylim=(0, None))
     numbers, counts = np.unique(trace.gpus, return_counts=True)
     by_gpus.bar([str(number) for number in numbers], counts)
     by_gpus.set(xlabel="GPUs requested", ylabel="jobs", yscale="log")
-    _plot_durations(by_duration, trace)
-    with whole_file(path, "the plot", TraceError) as unfinished:
-        figure.savefig(unfinished, format="png", dpi=120)
-
-
-def _plot_over_time(axes: Axes, trace: Trace) -> None:
-    hours = (trace.submit_time // HOUR).astype(np.int64)
-    counts = np.bincount(hours - hours[0])
-    axes.fill_between((np.arange(len(counts)) + hours[0]) / 24, counts, step="post")
-    axes.set(xlabel="days since the start", ylabel="jobs submitted per hour", ylim=(0, None))
-
-
-def _plot_by_week(axes: Axes, trace: Trace) -> None:
-    axes.step(np.arange(HOURS_OF_WEEK), hour_of_week_profile(trace), where="post")
-    axes.set_xticks(np.arange(0, HOURS_OF_WEEK, 24), ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"))
-    week = "hour of the week" if trace.origin is not None else "hour of the week (weekday unknown)"
-    axes.set(xlabel=week, ylabel="mean jobs per hour", ylim=(0, None))
-
-
-def _plot_durations(axes: Axes, trace: Trace) -> None:
     known = trace.duration[trace.duration > 0]
     if len(known):
         low, high = float(known.min()), float(known.max())
-        axes.hist(known, bins=np.geomspace(low, max(high, 2 * low), 41).tolist())
+        by_duration.hist(known, bins=np.geomspace(low, max(high, 2 * low), 41).tolist())
     else:
-        axes.text(0.5, 0.5, "no durations recorded", ha="center", transform=axes.transAxes)
-    axes.set(xlabel="duration [s]", ylabel="jobs", xscale="log")
+        by_duration.text(0.5, 0.5, "no durations recorded", ha="center", transform=by_duration.transAxes)
+    by_duration.set(xlabel="duration [s]", ylabel="jobs", xscale="log")
+    with whole_file(path, "the plot", TraceError) as unfinished:
+        figure.savefig(unfinished, format="png", dpi=120)

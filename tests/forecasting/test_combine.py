@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.forecasting.combine import FEATURES, SHIFTS, CombinationRules, CombinationState, Combined, combine, new_state
-from rlpto.forecasting.intervals import LEAST_SPREAD, QUANTILES, at_levels, mean_of, spread_of
+from rlpto.forecasting.gru import LEAST_SPREAD, QUANTILES, at_levels, mean_of, spread_of
 from rlpto.io.arrays import FloatArray
 
 H, K = 3, 4

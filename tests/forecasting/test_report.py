@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlpto.forecasting.backtest import backtest
 from rlpto.forecasting.naive import Naive, SeasonalNaive
-from rlpto.forecasting.report import Weights, write_events, write_forecasts, write_report, write_scores
+from rlpto.forecasting.report import Weights, write_events, write_report, write_tables
 from rlpto.forecasting.series import ForecastError
 
 from .test_backtest import Y, small
@@ -22,8 +22,7 @@ NUMBERS = np.random.default_rng(0).poisson(20, 200).astype(float)
 
 def test_tables_hold_what_was_measured(tmp_path: Path) -> None:
     result = small()
-    write_scores(result, tmp_path / "run" / "scores.csv")
-    write_forecasts(result, tmp_path / "run" / "forecasts.csv")
+    write_tables(result, tmp_path / "run")
     with (tmp_path / "run" / "scores.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["forecaster"], row["ahead"], float(row["mae"])) for row in rows] == [
