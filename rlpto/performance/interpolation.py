@@ -47,23 +47,14 @@ class MeasuredModel:
         if np.any(self.epoch_progress <= 0):
             raise ProfileError(f"{measured.name}: progress in the validation files does not grow with the epoch")
         self.samples = float(measured.base_batch * progress[-1] / measured.epochs)
-
-    @cached_property
-    def _points(self) -> FloatArray:
-        steps = self.measured.steps
-        return np.column_stack([steps.nodes, steps.replicas, steps.local_batch])
-
-    @cached_property
-    def _times(self) -> FloatArray:
-        return np.column_stack([self.measured.steps.step_time, self.measured.steps.sync_time])
+        steps = measured.steps
+        self._points: FloatArray = np.column_stack([steps.nodes, steps.replicas, steps.local_batch])
+        self._times: FloatArray = np.column_stack([steps.step_time, steps.sync_time])
+        self._statistics = measured.stacked("grad_sqr"), measured.stacked("grad_var")
 
     @cached_property
     def _linear(self) -> LinearNDInterpolator:
         return LinearNDInterpolator(self._points, self._times)
-
-    @cached_property
-    def _statistics(self) -> tuple[FloatArray, FloatArray]:
-        return self.measured.stacked("grad_sqr"), self.measured.stacked("grad_var")
 
     def exact_steps(self, placement: tuple[int, ...], local_batch: IntArray) -> StepTimes:
         """Step times on a measured placement (smallest rotation), linear in the local batch [N].
