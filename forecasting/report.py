@@ -78,7 +78,8 @@ def scalars(result: Backtest, best: str, weights: FloatArray | None = None) -> I
         score = result.score(name, "all", range(result.horizon))
         for figure in ("mase", "rmse", "r2", "coverage", "pinball"):
             yield f"score/{figure}/{name}", getattr(score, figure), result.horizon
-    made, lines = result.forecasts[best], {}
+    made = result.forecasts[best]
+    lines: dict[str, FloatArray] = {}
     for ahead in sorted({1, result.horizon}):
         tag = f"forecast ahead {ahead}"
         lines |= {f"{tag}/actual": result.actual[:, ahead - 1], f"{tag}/point": made.point[:, ahead - 1]}

@@ -77,7 +77,7 @@ def compile_tables(
     nodes = {ONE_KIND: gpus_per_node} if kinds is None else dict(kinds)
     if max_gpus < 1 or min(nodes.values(), default=0) < 1:
         raise ProfileError(f"expected at least 1 GPU, got max_gpus {max_gpus} and nodes of {nodes}")
-    variants = [(own, 0, None) for own in range(len(types))]
+    variants: list[tuple[int, int, int | None]] = [(own, 0, None) for own in range(len(types))]
     for own, kind in enumerate(types):
         sizes = [0, *(chosen_batch_sizes(profiles, kind) if choose_batches else ())]
         facts = profiles.facts(kind.model)
