@@ -65,18 +65,6 @@ class SeriesForecast:
     step: float
     start: float
 
-    def quantile(self, level: float) -> FloatArray:
-        """[H] one of the quantiles. Raises ForecastError if it was not asked for."""
-        at = np.flatnonzero(np.isclose(self.levels, level))
-        if not len(at):
-            raise ForecastError(f"quantile {level:g}: expected one of {', '.join(f'{q:g}' for q in self.levels)}")
-        return self.values[:, at[0]]
-
-    @property
-    def index(self) -> pd.DatetimeIndex:
-        """[H] local starts of the intervals."""
-        return TimeSeries(self.point, self.step, self.start).index()
-
 
 @dataclass(frozen=True)
 class Batch:

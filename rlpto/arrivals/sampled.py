@@ -140,8 +140,7 @@ def sample_arrivals(
 ) -> tuple[Arrivals, ...]:
     """Futures from counts [F, H, CLASSES] in steps of `step` s from second `begins` on; what is over is left out.
 
-    Submit times are spread evenly over each step. donors: one or more, of which each job is like one, see
-    `rows_alike`.
+    Submit times are spread evenly over each step. donors: each job is like one of them, see `rows_alike`.
     """
     place = np.repeat(np.arange(counts.size), counts.reshape(-1))
     future, at, priority = np.unravel_index(place, counts.shape)

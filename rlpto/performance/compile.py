@@ -68,9 +68,8 @@ def compile_tables(
     kinds: kinds of GPU in the cluster with the GPUs of the largest node of each; every type then has a variant for each
     kind. None: one kind, on nodes of `gpus_per_node`.
 
-    Each type's rows follow row 0 (no GPUs). `known_remaining` and `known_speed` are set only if
-    every type has them. Raises ProfileError if a model is unknown, has no speeds on a kind, or a batch size cannot be
-    run.
+    Each type's rows follow row 0 (no GPUs). `known_remaining` and `known_speed` are set only if every type has them.
+    Raises ProfileError if a model is unknown, has no speeds on a kind, or a batch size cannot be run.
     """
     if not types:
         raise ProfileError("no job types to compile speed tables for")

@@ -35,9 +35,8 @@ KNOWN = {
 def fit_folder(folder: Path, out: Path) -> list[Path]:
     """Fit every application measured in a sub-folder of `folder`; write `out`/<application>.yaml.
 
-    The same measurements always give the same files. Nothing is written unless every fit succeeds.
-    Returns the files written, sorted. Raises ProfileError if the folder holds no measurements or
-    one of its files is broken.
+    The same measurements always give the same files. Nothing is written unless every fit succeeds. Returns the files
+    written, sorted. Raises ProfileError if the folder holds no measurements or one of its files is broken.
     """
     applications = sorted(path.parent for path in folder.glob("*/placements.csv")) if folder_there(folder) else []
     if not applications:

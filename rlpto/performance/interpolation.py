@@ -73,15 +73,14 @@ class MeasuredModel:
     ) -> StepTimes:
         """Step times by size alone, linear between the measured (nodes, GPUs, local batch); shapes broadcast.
 
-        Nodes count as at most 16. A size outside the convex hull of what was measured takes the
-        times of the nearest one inside: first GPUs per node are limited to the measured maximum (4 a node),
-        with the same local batch; a size still outside takes the nearest measured point, every axis scaled
-        to its range.
+        Nodes count as at most 16. A size outside the convex hull of what was measured takes the times of the nearest
+        one inside: first GPUs per node are limited to the measured maximum (4 a node), with the same local batch; a
+        size still outside takes the nearest measured point, every axis scaled to its range.
 
-        one_by_one: look up every size in a separate call, as the reference does. The measured sizes form a
-        grid, so their triangulation has flat simplices, and for a size inside one the search decides
-        which diagonal counts (up to 13 % seen). Within a call each search starts where the previous one ended,
-        so separate calls can give other results, and they are slow for many sizes.
+        one_by_one: look up every size in a separate call, as the reference does. The measured sizes form a grid, so
+        their triangulation has flat simplices, and for a size inside one the search decides which diagonal counts (up
+        to 13 % seen). Within a call each search starts where the previous one ended, so separate calls can give other
+        results, and they are slow for many sizes.
         """
         nodes, gpus, local_batch = np.broadcast_arrays(np.minimum(nodes, MAX_SPANS), gpus, local_batch)
         asked = np.column_stack([nodes.ravel(), gpus.ravel(), local_batch.ravel()]).astype(np.float64)

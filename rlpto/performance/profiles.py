@@ -23,7 +23,7 @@ from rlpto.io.reading import parsing
 from rlpto.io.settings_text import first_problem
 from rlpto.io.yaml_file import Location, YamlFile, read_yaml_documents
 from rlpto.performance.accuracy import AccuracyCurve
-from rlpto.performance.efficiency import LARGEST_BATCH, BatchLimits, BatchPerformance, NoiseCurve
+from rlpto.performance.efficiency import LARGEST_BATCH, BatchLimits, BatchPerformance, NoiseCurve, useful_gpus
 from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.tables import ONE_KIND, JobType
 from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
@@ -224,11 +224,18 @@ def unknown_kind(model: str, gpu: str, known: Iterable[str]) -> ProfileError:
     )
 
 
-def check_batch(job_type: JobType, batch: BatchLimits) -> None:
-    """Raise ProfileError unless a type's fixed batch size lies between its model's base and largest."""
+def most_gpus(job_type: JobType, batch: BatchLimits, max_gpus: int) -> int:
+    """Largest number of GPUs, up to `max_gpus`, over which a type's batch can be spread.
+
+    Raises ProfileError unless its fixed batch size lies between its model's base and largest, and fits one GPU.
+    """
     size = job_type.batch_size
     if size is not None and not batch.base <= size <= batch.largest:
         raise ProfileError(f"{job_type.model}: batch_size {size}, expected {batch.base} to {batch.largest} samples")
+    most = useful_gpus(size, max_gpus, batch)
+    if most == 0:
+        raise ProfileError(f"{job_type.model}: batch_size {size} cannot be split within its local batch limits")
+    return most
 
 
 @cache

@@ -99,11 +99,10 @@ def choose_rows(work: FloatArray, target: float, rng: np.random.Generator) -> In
 def draw_trace(trace: Trace, work: FloatArray, target: float | None, span: float, seed: tuple[int, ...]) -> Trace:
     """A window of `span` seconds with jobs drawn from `trace` with replacement, each moved by up to JITTER_S.
 
-    work: [M] GPU-seconds of every job. target: GPU-seconds to draw; None: as many jobs as the trace has.
-    A few jobs may hold most of the work, and drawing until the target is met would then make windows of
-    three jobs and windows of a hundred. So as many jobs are drawn as have the wanted work on average, and
-    of ATTEMPTS such draws the one nearest to it is taken. A job is called after the one it repeats and its
-    place in the draw.
+    work: [M] GPU-seconds of every job. target: GPU-seconds to draw; None: as many jobs as the trace has. A few jobs may
+    hold most of the work, and drawing until the target is met would then make windows of three jobs and windows of a
+    hundred. So as many jobs are drawn as have the wanted work on average, and of ATTEMPTS such draws the one nearest to
+    it is taken. A job is called after the one it repeats and its place in the draw.
 
     Raises TraceError if the trace is empty, has jobs after `span`, or has none with work to reach a target.
     """

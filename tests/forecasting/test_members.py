@@ -60,7 +60,7 @@ def test_arimas_are_ahead_of_the_naive(name: str, fitted: dict[str, Forecaster],
         assert error(fitted[name], whole, origins, 12) < 0.5 * error(fitted["naive"], whole, origins, 12)
 
 
-@pytest.mark.parametrize("member", [TreesForecaster(), GruForecaster(updates=150)], ids=["trees", "gru"])
+@pytest.mark.parametrize("member", [TreesForecaster(), GruForecaster(updates=60)], ids=["trees", "gru"])
 def test_a_daily_pattern_is_learnt(member: Forecaster) -> None:
     whole, origins = days(40), np.arange(800, 940)
     member.fit(whole.head(800))

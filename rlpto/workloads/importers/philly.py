@@ -35,11 +35,10 @@ class _Attempt(NamedTuple):
 def read(path: Path, skip_bad_lines: bool) -> ImportResult:
     """Import a `cluster_job_log`.
 
-    A job's GPUs are those of its largest attempt, its duration the summed run time of its attempts.
-    A job without any attempt that started is left out as never having run; one whose last attempt
-    has no end was still running, so its duration is unknown; an earlier attempt without start or end
-    (a known fault of the log) counts as nothing. A broken record is reported with the line on which
-    it begins; a fault in the JSON itself cannot be skipped.
+    A job's GPUs are those of its largest attempt, its duration the summed run time of its attempts. A job without any
+    attempt that started is left out as never having run; one whose last attempt has no end was still running, so its
+    duration is unknown; an earlier attempt without start or end (a known fault of the log) counts as nothing. A broken
+    record is reported with the line on which it begins; a fault in the JSON itself cannot be skipped.
     """
     records, numbers = zip(*_records(path, read_log(path)), strict=True)
     lines = Lines(path, np.array(numbers, dtype=np.int64), skip_bad_lines)
