@@ -285,7 +285,7 @@ class WindowForecasts:
     def known(self, window: Window, jobs: Sequence[Job]) -> list[Forecast | None]:
         """All forecasts of a window, after 0, 1, ... steps: those that `for_run` gives while its jobs arrive.
 
-        The totals, the expensive part, are computed once for each window: they do not depend on the classes of its jobs.
+        The totals, the expensive part, are computed once for each window, for jobs of any classes.
         """
         if self.settings.mode == "perfect":
             return window_forecasts(self.for_run(window, jobs).source, jobs, self._last(window))
