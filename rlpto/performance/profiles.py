@@ -30,7 +30,10 @@ from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
 
 DEFAULT_RESCALE_DELAY = 30.0
 """Seconds a rescale costs a model without a known delay."""
-LAWS: Mapping[str, type[ThroughputLaw]] = {"pollux": ThroughputParams, "parameter_server": ServerParams}
+LAWS: Mapping[str, type[ThroughputLaw]] = {
+    "pollux": ThroughputParams,
+    "parameter_server": ServerParams,
+}
 """Throughput laws by the name that a profile gives under `throughput`, key `law`; the first if it gives none.
 
 To add a law, write a frozen dataclass of its parameters that satisfies `ThroughputLaw`, in its own module."""
