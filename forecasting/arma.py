@@ -159,7 +159,9 @@ def fit_arima(z: FloatArray, difference: int, refined: int = LIKELIHOOD_FITS) ->
     best = sorted(starts, key=lambda model: aicc(model, z))
     if not refined:
         return Fit(best[0])
-    return _best([_refined(model, z) for model in best[:refined]], z)
+    fits = [_refined(model, z) for model in best[:refined]]
+    chosen = min(fits, key=lambda fit: aicc(fit.model, z))
+    return Fit(chosen.model, tuple(line for fit in fits for line in fit.fallbacks))
 
 
 def needs_difference(z: FloatArray) -> bool:
@@ -235,12 +237,6 @@ def _refined(start: Arima, z: FloatArray) -> Fit:
     if not np.isfinite(found).all():
         return Fit(start, (f"{start.name}: parameters not finite; kept its start",))
     return Fit(replace(start, ar=stable(found[:p], -1.0), ma=stable(found[p:], 1.0)))
-
-
-def _best(fits: list[Fit], z: FloatArray) -> Fit:
-    """The fit with the least AICc, with the fallbacks of all fits."""
-    chosen = min(fits, key=lambda fit: aicc(fit.model, z))
-    return Fit(chosen.model, tuple(line for fit in fits for line in fit.fallbacks))
 
 
 def _line(said: Any) -> str:

@@ -90,13 +90,14 @@ class Backtest:
         squared = float(np.square(forecasts.mean[known, step] - actual).mean())
         spread = float(actual.var())
         quantiles = forecasts.quantiles[known, step]
+        under, several = actual[:, None] - quantiles, len(self.levels) > 1
         return (
             mae,
             math.sqrt(squared),
             mae / self.scale if self.scale > 0 else math.nan,
             1 - squared / spread if spread > 0 else math.nan,
-            _coverage(actual, quantiles),
-            _pinball(actual, quantiles, self.levels),
+            float(((actual >= quantiles[:, 0]) & (actual <= quantiles[:, -1])).mean()) if several else math.nan,
+            float(np.maximum(self.levels * under, (self.levels - 1) * under).mean()) if len(self.levels) else math.nan,
         )
 
 
@@ -187,16 +188,3 @@ def _seasonal_error(series: TimeSeries) -> float:
     lag = season if len(series) > season else 1
     differences = np.abs(series.values[lag:] - series.values[:-lag])
     return float(differences.mean()) if len(differences) else math.nan
-
-
-def _coverage(actual: FloatArray, quantiles: FloatArray) -> float:
-    if quantiles.shape[1] < 2:
-        return math.nan
-    return float(((actual >= quantiles[:, 0]) & (actual <= quantiles[:, -1])).mean())
-
-
-def _pinball(actual: FloatArray, quantiles: FloatArray, levels: FloatArray) -> float:
-    if not len(levels):
-        return math.nan
-    under = actual[:, None] - quantiles
-    return float(np.maximum(levels * under, (levels - 1) * under).mean())

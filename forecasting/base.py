@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -66,18 +65,6 @@ class SeriesForecast:
     step: float
     start: float
 
-    def quantile(self, level: float) -> FloatArray:
-        """[H] one of the quantiles. Raises ForecastError if it was not asked for."""
-        at = np.flatnonzero(np.isclose(self.levels, level))
-        if not len(at):
-            raise ForecastError(f"quantile {level:g}: expected one of {', '.join(f'{q:g}' for q in self.levels)}")
-        return self.values[:, at[0]]
-
-    @property
-    def index(self) -> pd.DatetimeIndex:
-        """[H] local starts of the intervals."""
-        return TimeSeries(self.point, self.step, self.start).index()
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -88,16 +75,16 @@ class Batch:
     quantiles: FloatArray
 
 
-class Forecaster(ABC):
+class Forecaster:
     """A method of forecasting counts.
 
     Online: `fit`, then `update` with counts as they are observed, and `predict`. In a batch: `forecasts` gives the same
     numbers for many origins of a series. Origin t is the moment at which y[:t] is known: its forecasts are of y[t],
     y[t + 1] and so on. Nothing is fitted again.
 
-    A subclass defines `kind`, `_points` and what it learns (`_fit`, `_state`, `_restore`). It also defines `_batch` if
-    it has means and quantiles of its own, and `_update` and `_predict` where these are quicker than a batch of one.
-    Its constructor's arguments are kept as attributes of the same names.
+    A subclass defines `kind`, what it learns (`_fit`, `_state`, `_restore`), and `_points`, or `_batch` if it has means
+    and quantiles of its own; also `_update` and `_predict` where these are quicker than a batch of one. Its
+    constructor's arguments are kept as attributes of the same names.
     """
 
     kind: ClassVar[str]
@@ -110,17 +97,18 @@ class Forecaster(ABC):
         self._history: TimeSeries | None = None
         self._spread: FloatArray = np.zeros((len(SPREAD_LEVELS), SPREAD_HORIZON))
 
-    @abstractmethod
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
         """[N, H] point forecasts in counts, 0 or more, for N origins (1 to T), from what is before each only."""
+        return self._batch(series, origins, horizon, np.empty(0)).point
 
     def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
+        """The same with means, and quantiles at `levels`."""
         return self._around(self._points(series, origins, horizon), levels)
 
-    def _fit(self, series: TimeSeries) -> None:  # noqa: B027
+    def _fit(self, series: TimeSeries) -> None:
         """Learn from a series."""
 
-    def _update(self, new: TimeSeries) -> None:  # noqa: B027
+    def _update(self, new: TimeSeries) -> None:
         """Take in new counts, which are already at the end of the history."""
 
     def _predict(self, horizon: int, levels: FloatArray) -> Batch:
@@ -132,7 +120,7 @@ class Forecaster(ABC):
         """The learnt state, without settings and history."""
         return State()
 
-    def _restore(self, state: State) -> None:  # noqa: B027
+    def _restore(self, state: State) -> None:
         """Restore the result of `_state`; the history is already set. Raises ForecastError if it is broken."""
 
     def settings(self) -> dict[str, Any]:

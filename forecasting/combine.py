@@ -64,7 +64,7 @@ class CombinationState(NamedTuple):
     variance [1] of counts: fixed. origins [1]: seen so far; top [1]: largest log1p count. losses [H, G]: discounted
     absolute errors in counts; adapted [H, Q], scores [H, Q, window]: intervals; gram [H, F, F], moment [H, F]:
     regression for the mean. Of the last H origins: old_candidates [H, G, H], old_spread and old_bounds [H, H, Q],
-    old_features [H, H, F], the first of which is the point.
+    old_features [H, H, F], the point first.
     """
 
     whole: IntArray

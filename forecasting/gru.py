@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from scipy.special import ndtri
 from torch import Tensor, nn
 
 from rlpto.forecasting.base import Batch, Forecaster, targets
@@ -24,10 +25,19 @@ from rlpto.forecasting.features import (
     describe,
     layout_of,
 )
-from rlpto.forecasting.intervals import MEDIAN, QUANTILES, at_levels, median
 from rlpto.forecasting.series import ForecastError, TimeSeries, checked_integer
 from rlpto.forecasting.storage import State
 from rlpto.io.arrays import FloatArray, IntArray
+
+QUANTILES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
+"""Levels that are learnt."""
+MEDIAN = QUANTILES.index(0.5)
+
+LEAST_SPREAD = 0.05
+"""Least distance of quantiles from the median in log1p: intervals are scaled by it and must be able to grow."""
+
+MASSES = np.diff(np.concatenate([[0.0], (np.array(QUANTILES[1:]) + np.array(QUANTILES[:-1])) / 2, [1.0]]))
+"""[Q] probability that each of the learnt quantiles stands for."""
 
 MOST_UNITS, MOST_UPDATES = 1024, 1_000_000
 
@@ -127,12 +137,8 @@ class GruForecaster(Forecaster):
         found = quantiles(self._trained(), read, self._targets(seen))
         return np.maximum(found * self._scale + seen.level[:, None, None], 0.0)
 
-    def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
-        return median(self.log_quantiles(series, origins, horizon))
-
     def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
-        found = self.log_quantiles(series, origins, horizon)
-        return Batch(median(found), median(found), at_levels(found, levels))
+        return batch_of(self.log_quantiles(series, origins, horizon), levels)
 
     def _update(self, new: TimeSeries) -> None:
         history = self._observed()
@@ -142,8 +148,7 @@ class GruForecaster(Forecaster):
             self._read, self._memory = run(self._trained(), self._inputs(seen), self._memory)
 
     def _predict(self, horizon: int, levels: FloatArray) -> Batch:
-        found = self.log_quantiles_now(horizon)
-        return Batch(median(found), median(found), at_levels(found, levels))
+        return batch_of(self.log_quantiles_now(horizon), levels)
 
     def _state(self) -> State:
         weights = {f"weights.{name}": weight.numpy() for name, weight in self._trained().state_dict().items()}
@@ -155,9 +160,7 @@ class GruForecaster(Forecaster):
         blank = network.state_dict()
         shapes = {f"weights.{name}": tuple(weight.shape) for name, weight in blank.items()}
         shapes |= {"memory": (1, 1, self.hidden), "read": (1, self.hidden + _INPUTS)}
-        found = {}
-        for name, shape in shapes.items():
-            found[name] = torch.tensor(state.array(name, shape, dtype=np.float32))
+        found = {name: torch.tensor(state.array(name, own, dtype=np.float32)) for name, own in shapes.items()}
         network.load_state_dict({name: found[f"weights.{name}"] for name in blank})
         self._network, self._memory, self._read = network, found["memory"], found["read"]
 
@@ -295,3 +298,36 @@ def quantiles(network: QuantileGRU, states: Tensor, targets: FloatArray) -> Floa
             part = slice(start, start + 4096)
             found[part] = network.decode(states[part], torch.tensor(targets[part], dtype=torch.float32)).numpy()
     return found
+
+
+def spread_of(log_quantiles: FloatArray) -> FloatArray:
+    """[..., Q] distances from the median in log1p, at least LEAST_SPREAD, 0 at the median itself."""
+    spread: FloatArray = np.maximum(np.abs(log_quantiles - log_quantiles[..., MEDIAN : MEDIAN + 1]), LEAST_SPREAD)
+    spread[..., MEDIAN] = 0.0
+    return spread
+
+
+def mean_of(log_quantiles: FloatArray) -> FloatArray:
+    """[...] mean count of the distributions of [..., Q] quantiles in log1p."""
+    means: FloatArray = np.expm1(log_quantiles) @ MASSES
+    return means
+
+
+def at_levels(log_quantiles: FloatArray, levels: FloatArray) -> FloatArray:
+    """[..., L] quantiles in counts at any levels, from [..., Q] at QUANTILES in log1p.
+
+    Between and beyond those levels on straight lines against the normal quantile.
+    """
+    known, wanted = ndtri(np.array(QUANTILES)), ndtri(levels)
+    right = np.clip(np.searchsorted(known, wanted), 1, len(known) - 1)
+    share = (wanted - known[right - 1]) / (known[right] - known[right - 1])
+    low, high = log_quantiles[..., right - 1], log_quantiles[..., right]
+    # Beyond the outermost levels the line can reach far, so it must not decrease there.
+    counts: FloatArray = np.expm1(np.clip(low + share * (high - low), 0.0, 50.0))
+    return counts
+
+
+def batch_of(log_quantiles: FloatArray, levels: FloatArray) -> Batch:
+    """Forecasts from [N, H, Q] quantiles in log1p; the median serves as the mean too."""
+    median: FloatArray = np.expm1(log_quantiles[..., MEDIAN])
+    return Batch(median, median, at_levels(log_quantiles, levels))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,8 +11,16 @@ import numpy as np
 from rlpto.forecasting.base import SPREAD_HORIZON, SPREAD_LEVELS, Batch, Forecaster
 from rlpto.forecasting.combine import FEATURES, FIXED, CombinationRules, CombinationState, Combined, combine, new_state
 from rlpto.forecasting.features import MOST_LEARNT, VALIDATION
-from rlpto.forecasting.gru import MOST_UNITS, MOST_UPDATES, GruForecaster
-from rlpto.forecasting.intervals import MEDIAN, QUANTILES, at_levels, mean_of, spread_of
+from rlpto.forecasting.gru import (
+    MEDIAN,
+    MOST_UNITS,
+    MOST_UPDATES,
+    QUANTILES,
+    GruForecaster,
+    at_levels,
+    mean_of,
+    spread_of,
+)
 from rlpto.forecasting.registry import forecaster_class, make_forecaster
 from rlpto.forecasting.series import (
     LARGEST_COUNT,
@@ -136,9 +144,6 @@ class HybridForecaster(Forecaster):
         """[N, horizon, K + 2] weights at N origins of a series, in the order of LABELS."""
         return self._combined(*self._asked(y, origins, self.horizon, covariates)).weights
 
-    def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
-        return self._combined(series, origins, horizon).point
-
     def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
         found = self._combined(series, origins, horizon)
         return Batch(found.point, found.mean, at_levels(found.bounds, levels))
@@ -151,8 +156,19 @@ class HybridForecaster(Forecaster):
         """Forecasts of the members at all origins, 1 to T, of a series."""
         every = np.arange(1, len(series) + 1)
         quantiles = self._gru().log_quantiles(series, every, horizon)
+        return self._joined(quantiles, lambda member: member._points(series, every, horizon))
+
+    def _members_now(self, horizon: int) -> Members:
+        """Forecasts of the members that follow what they have taken in."""
+        nothing = np.empty(0)
+        return self._joined(
+            self._gru().log_quantiles_now(horizon), lambda member: member._predict(horizon, nothing).point
+        )
+
+    def _joined(self, quantiles: FloatArray, points_of: Callable[[Forecaster], FloatArray]) -> Members:
+        """The quantiles of the GRU, and the counts that all other members forecast."""
         found = [
-            quantiles[..., MEDIAN] if name == "gru" else np.log1p(member._points(series, every, horizon))
+            quantiles[..., MEDIAN] if name == "gru" else np.log1p(points_of(member))
             for name, member in self._members.items()
         ]
         return Members(np.stack(found, axis=1), quantiles)
@@ -188,15 +204,6 @@ class HybridForecaster(Forecaster):
         known = series.head(int(origins.max(initial=1)))
         _, found = self._run(known, self._members_on(known, max(horizon, self.horizon)))
         return Combined(*(part[origins - 1, :horizon] for part in found))
-
-    def _members_now(self, horizon: int) -> Members:
-        """Forecasts of the members that follow what they have taken in."""
-        quantiles = self._gru().log_quantiles_now(horizon)
-        found = [
-            quantiles[..., MEDIAN] if name == "gru" else np.log1p(member._predict(horizon, np.empty(0)).point)
-            for name, member in self._members.items()
-        ]
-        return Members(np.stack(found, axis=1), quantiles)
 
     def _update(self, new: TimeSeries) -> None:
         for place in range(len(new)):

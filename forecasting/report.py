@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch.utils.tensorboard.writer import SummaryWriter
@@ -30,114 +30,82 @@ STYLES = ("-", "--", ":", "-.")
 INK, LINE = "#1f2933", "#2f6db5"
 
 
-@dataclass(frozen=True)
-class Weights:
-    """Weights [N, E] of the E parts of a combination at N origins, with their names; they sum to 1."""
-
-    values: FloatArray
-    labels: Sequence[str]
-
-
 def write_report(result: Backtest, folder: Path) -> None:
     """Write scores.csv, forecasts.csv, plots and TensorBoard events into a folder. Raises ForecastError.
 
     The combination is drawn if it is among the forecasters, with its weights one step ahead; else the first one.
     """
     hybrid, weights = result.fitted.get("hybrid"), None
-    if isinstance(hybrid, HybridForecaster):
-        weights = Weights(hybrid.weights(result.series, result.origins)[:, 0], LABELS)
     best = "hybrid" if "hybrid" in result.forecasts else next(iter(result.forecasts))
-    write_scores(result, folder / "scores.csv")
-    write_forecasts(result, folder / "forecasts.csv")
-    write_png(forecasts_figure(result, best), folder / "forecasts.png")
-    write_png(errors_figure(result), folder / "errors.png")
-    if weights is not None:
-        write_png(weights_figure(result, weights), folder / "weights.png")
-    write_events(result, best, folder / "tensorboard", weights)
+    figures = {"forecasts": forecasts_figure(result, best), "errors": errors_figure(result)}
+    if isinstance(hybrid, HybridForecaster):
+        weights = hybrid.weights(result.series, result.origins)[:, 0]
+        figures["weights"] = weights_figure(result, weights)
+    write_tables(result, folder)
+    for name, figure in figures.items():
+        with whole_file(folder / f"{name}.png", "the plot", ForecastError) as unfinished:
+            figure.savefig(unfinished, format="png", dpi=120)
+    write_events(scalars(result, best, weights), figures, folder / "tensorboard")
 
 
-def write_scores(result: Backtest, path: Path) -> None:
-    """Write the scores as CSV, a line per forecaster and distance. Raises ForecastError if that fails."""
-    _write_csv(path, pd.DataFrame([asdict(score) for score in result.scores()]), "scores")
-
-
-def write_forecasts(result: Backtest, path: Path) -> None:
-    """Write forecasts one step and all steps ahead as CSV, a line per forecaster, distance and origin.
-
-    Raises ForecastError if that fails.
-    """
-    parts = []
+def write_tables(result: Backtest, folder: Path) -> None:
+    """Write scores.csv, a line per forecaster and distance, and forecasts.csv, a line per forecaster, origin and
+    distance of one step and all steps. Raises ForecastError."""
+    forecasts = []
     for name, made in result.forecasts.items():
         for ahead in sorted({1, result.horizon}):
             times = result.series.index(0, len(result.series) + result.horizon)[result.origins + ahead - 1]
             figures = {"actual": result.actual, "point": made.point, "mean": made.mean}
             figures |= {f"q{level:g}": made.quantiles[..., place] for place, level in enumerate(result.levels)}
             columns = {column: figure[:, ahead - 1] for column, figure in figures.items()}
-            parts.append(pd.DataFrame({"forecaster": name, "ahead": ahead, "time": times.map(str), **columns}))
-    _write_csv(path, pd.concat(parts), "forecasts")
+            forecasts.append(pd.DataFrame({"forecaster": name, "ahead": ahead, "time": times.map(str), **columns}))
+    tables = {"scores": pd.DataFrame([asdict(score) for score in result.scores()]), "forecasts": pd.concat(forecasts)}
+    for what, table in tables.items():
+        with whole_file(folder / f"{what}.csv", what, ForecastError) as unfinished:
+            table.to_csv(unfinished, index=False, na_rep="nan", lineterminator="\n")
 
 
-def _write_csv(path: Path, table: pd.DataFrame, what: str) -> None:
-    with whole_file(path, what, ForecastError) as unfinished:
-        table.to_csv(unfinished, index=False, na_rep="nan", lineterminator="\n")
+def scalars(result: Backtest, best: str, weights: FloatArray | None = None) -> Iterator[tuple[str, float, int]]:
+    """Tags of a backtest for TensorBoard, their values and steps.
 
-
-def write_events(result: Backtest, best: str, folder: Path, weights: Weights | None = None) -> None:
-    """Write TensorBoard events of a backtest into a folder; existing ones are replaced.
-
-    best: the forecaster that is drawn, whose parts have the weights.
+    best: the forecaster that is shown; weights: [N, len(LABELS)] of its parts, if it has any.
     Tags: `mae/NAME` [counts] by steps ahead; `score/FIGURE/NAME` of the mean over all steps; `forecast ahead A/...`
-    actual, point and outermost quantiles [counts] by the number of points known; `weight/LABEL` by the same; figures.
-
-    Raises ForecastError if that fails.
+    actual, point and outermost quantiles [counts] by the number of points known; `weight/LABEL` by the same.
     """
+    for name in result.forecasts:
+        for ahead, error in enumerate(result.errors_by_step(name).tolist(), 1):
+            yield f"mae/{name}", error, ahead
+        score = result.score(name, "all", range(result.horizon))
+        for figure in ("mase", "rmse", "r2", "coverage", "pinball"):
+            yield f"score/{figure}/{name}", getattr(score, figure), result.horizon
+    made = result.forecasts[best]
+    lines: dict[str, FloatArray] = {}
+    for ahead in sorted({1, result.horizon}):
+        tag = f"forecast ahead {ahead}"
+        lines |= {f"{tag}/actual": result.actual[:, ahead - 1], f"{tag}/point": made.point[:, ahead - 1]}
+        for place in (0, -1) if len(result.levels) > 1 else ():
+            lines[f"{tag}/q{result.levels[place]:g}"] = made.quantiles[:, ahead - 1, place]
+    if weights is not None:
+        lines |= {f"weight/{label}": weights[:, place] for place, label in enumerate(LABELS)}
+    for tag, values in lines.items():
+        yield from zip(repeat(tag), values.tolist(), result.origins.tolist(), strict=False)
+
+
+def write_events(values: Iterable[tuple[str, float, int]], figures: Mapping[str, Figure], folder: Path) -> None:
+    """Write TensorBoard events into a folder; existing ones are replaced. NaN is left out. Raises ForecastError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(EVENTS):
             old.unlink()
         with SummaryWriter(log_dir=str(folder)) as writer:
-            _write_scores(writer, result)
-            _write_forecasts(writer, result, best)
-            writer.add_figure("forecast against actual", forecasts_figure(result, best))
-            writer.add_figure("error by distance", errors_figure(result))
-            if weights is not None:
-                for place, label in enumerate(weights.labels):
-                    for known, share in zip(result.origins.tolist(), weights.values[:, place].tolist(), strict=True):
-                        writer.add_scalar(f"weight/{label}", share, known)
-                writer.add_figure("weights of the parts", weights_figure(result, weights))
+            for tag, value, step in values:
+                if not math.isnan(value):
+                    writer.add_scalar(tag, value, step)
+            for name, figure in figures.items():
+                writer.add_figure(name, figure)
     except OSError as refused:
         reason = (refused.strerror or str(refused)).lower()
         raise ForecastError(f"{folder}: cannot write TensorBoard events there: {reason}") from None
-
-
-def _write_scores(writer: SummaryWriter, result: Backtest) -> None:
-    for name in result.forecasts:
-        for ahead, error in enumerate(result.errors_by_step(name).tolist(), 1):
-            writer.add_scalar(f"mae/{name}", error, ahead)
-        score = result.score(name, "all", range(result.horizon))
-        for figure in ("mase", "rmse", "r2", "coverage", "pinball"):
-            value = getattr(score, figure)
-            if not math.isnan(value):
-                writer.add_scalar(f"score/{figure}/{name}", value, result.horizon)
-
-
-def _write_forecasts(writer: SummaryWriter, result: Backtest, best: str) -> None:
-    made = result.forecasts[best]
-    for ahead in sorted({1, result.horizon}):
-        lines = {"actual": result.actual[:, ahead - 1], "point": made.point[:, ahead - 1]}
-        if len(result.levels) > 1:
-            for place in (0, -1):
-                lines[f"q{result.levels[place]:g}"] = made.quantiles[:, ahead - 1, place]
-        for line, counts in lines.items():
-            for known, count in zip(result.origins.tolist(), counts.tolist(), strict=True):
-                if not math.isnan(count):
-                    writer.add_scalar(f"forecast ahead {ahead}/{line}", count, known)
-
-
-def write_png(figure: Figure, path: Path) -> None:
-    """Write a figure as a PNG file, whole or not at all. Raises ForecastError."""
-    with whole_file(path, "the plot", ForecastError) as unfinished:
-        figure.savefig(unfinished, format="png", dpi=120)
 
 
 def forecasts_figure(result: Backtest, name: str) -> Figure:
@@ -145,8 +113,18 @@ def forecasts_figure(result: Backtest, name: str) -> Figure:
     steps = sorted({1, result.horizon})
     figure = _figure(4.2 * len(steps))
     panels = figure.subplots(len(steps), 1, sharex=True, squeeze=False)[:, 0]
+    made = result.forecasts[name]
+    shown = result.origins >= result.origins[-1] - result.series.lag(SHOWN_DAYS * DAY)
     for axes, ahead in zip(panels, steps, strict=True):
-        _draw_forecasts(axes, result, name, ahead)
+        days = _days(result, result.origins[shown] + ahead - 1)
+        if len(result.levels) > 1:
+            low, high = made.quantiles[shown, ahead - 1, 0], made.quantiles[shown, ahead - 1, -1]
+            axes.fill_between(days, low, high, color=LINE, alpha=0.2, lw=0, label=f"{result.nominal:.0%} interval")
+        axes.plot(days, result.actual[shown, ahead - 1], color=INK, lw=0.8, label="actual")
+        axes.plot(days, made.point[shown, ahead - 1], color=LINE, lw=1.2, label="forecast")
+        hours = ahead * result.series.step / HOUR
+        axes.set(ylabel="counts per interval", ylim=(0, None), title=f"{hours:g} h ahead")
+        axes.set_xlabel("days of the test part")
     panels[0].legend(loc="upper left", ncols=3, frameon=False)
     figure.suptitle(f"{name}: forecast against actual")
     return figure
@@ -166,35 +144,18 @@ def errors_figure(result: Backtest) -> Figure:
     return figure
 
 
-def weights_figure(result: Backtest, weights: Weights) -> Figure:
-    """The weight of each part of a combination at every origin."""
+def weights_figure(result: Backtest, weights: FloatArray) -> Figure:
+    """The weight of each of LABELS at every origin, [N, len(LABELS)]."""
     figure = _figure(5.0)
     axes = figure.subplots()
     days = _days(result, result.origins)
-    colours = [f"C{place % 10}" for place in range(len(weights.labels))]
-    for place, layer in enumerate(axes.stackplot(days, weights.values.T, labels=weights.labels, colors=colours)):
-        # Beyond ten parts colours repeat, and a hatch distinguishes them.
-        layer.set_hatch(("", "///", "...", "xx")[place // 10 % 4])
+    axes.stackplot(days, weights.T, labels=LABELS)
     axes.set(
         xlabel="days of the test part", ylabel="weight", ylim=(0, 1), xlim=(days[0], max(days[-1], days[0] + 1e-3))
     )
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, reverse=True)
     axes.set_title("Weights of the parts, one step ahead")
     return figure
-
-
-def _draw_forecasts(axes: Axes, result: Backtest, name: str, ahead: int) -> None:
-    made = result.forecasts[name]
-    shown = result.origins >= result.origins[-1] - result.series.lag(SHOWN_DAYS * DAY)
-    days = _days(result, result.origins[shown] + ahead - 1)
-    if len(result.levels) > 1:
-        low, high = made.quantiles[shown, ahead - 1, 0], made.quantiles[shown, ahead - 1, -1]
-        axes.fill_between(days, low, high, color=LINE, alpha=0.2, lw=0, label=f"{result.nominal:.0%} interval")
-    axes.plot(days, result.actual[shown, ahead - 1], color=INK, lw=0.8, label="actual")
-    axes.plot(days, made.point[shown, ahead - 1], color=LINE, lw=1.2, label="forecast")
-    hours = ahead * result.series.step / HOUR
-    axes.set(ylabel="counts per interval", ylim=(0, None), title=f"{hours:g} h ahead")
-    axes.set_xlabel("days of the test part")
 
 
 def _days(result: Backtest, places: IntArray) -> FloatArray:

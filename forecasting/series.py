@@ -79,14 +79,15 @@ class TimeSeries:
 
     def head(self, points: int) -> TimeSeries:
         """The first `points` intervals."""
-        covariates = None if self.covariates is None else self.covariates[:points]
-        return TimeSeries(self.values[:points], self.step, self.start, covariates)
+        return self._cut(0, points)
 
     def tail(self, points: int) -> TimeSeries:
         """The last `points` intervals, or all there are."""
-        skipped = max(0, len(self) - points)
-        covariates = None if self.covariates is None else self.covariates[skipped:]
-        return TimeSeries(self.values[skipped:], self.step, self.start + skipped * self.step, covariates)
+        return self._cut(max(0, len(self) - points), None)
+
+    def _cut(self, first: int, end: int | None) -> TimeSeries:
+        covariates = None if self.covariates is None else self.covariates[first:end]
+        return TimeSeries(self.values[first:end], self.step, self.start + first * self.step, covariates)
 
     def followed(self, values: FloatArray, covariates: FloatArray | None = None) -> TimeSeries:
         """With [n] more counts, and [n, K] covariates if there are any."""
@@ -126,22 +127,19 @@ def calendar_features(times: FloatArray) -> FloatArray:
 
 def seconds(step: float | str) -> float:
     """A step in seconds: a number, or text such as '10min' or '1h'. Raises ForecastError for anything else."""
-    if isinstance(step, str):
-        import pandas as pd
+    try:
+        if isinstance(step, str):
+            import pandas as pd
 
-        try:
             # A number alone would be nanoseconds, and pandas' time spans do not know a unit alone.
             text = re.fullmatch(r"([0-9.]*)\s*([A-Za-z]+)", step)
             if text is None:
                 raise ValueError(step)
             value = pd.Timedelta(f"{text[1] or 1}{text[2]}").total_seconds()
-        except ValueError:
-            raise ForecastError(f"step {step!r}: expected seconds, or text such as '10min' or '1h'") from None
-    else:
-        try:
+        else:
             value = float(step)
-        except (TypeError, ValueError):
-            raise ForecastError(f"step {step!r}: expected seconds, or text such as '10min' or '1h'") from None
+    except (TypeError, ValueError):
+        raise ForecastError(f"step {step!r}: expected seconds, or text such as '10min' or '1h'") from None
     if not STEP_SECONDS[0] <= value <= STEP_SECONDS[1]:
         raise ForecastError(f"step {step!r}: expected {STEP_SECONDS[0]:g} s to {STEP_SECONDS[1] / DAY:g} days")
     return value

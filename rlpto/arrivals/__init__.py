@@ -2,6 +2,6 @@
 
 The methods are in `rlpto.forecasting`, which knows series and no jobs. `settings.py`: the configuration keys.
 `past.py`: what came before a workload, and fitted forecasters. `online.py`: from arrivals to forecasts, to the states
-that policies see, and to the windows of an experiment. `paths.py`, `sampled.py`: joint samples of the counts to come,
-and jobs made of them. `volume.py`: arrivals and task volume of a service.
+that policies see, and to the windows of an experiment. `sampled.py`: joint samples of the counts to come, and jobs made
+of them. `volume.py`: arrivals and task volume of a service.
 """

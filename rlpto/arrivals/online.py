@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlpto.arrivals.past import CLASSES, WARM_UP_S, Past, load_model
-from rlpto.arrivals.paths import PathMemory, sample_paths
+from rlpto.arrivals.sampled import PathMemory, sample_paths
 from rlpto.arrivals.settings import ForecastSettings
 from rlpto.core.cluster import ClusterState, Forecast
 from rlpto.core.jobs import Job
@@ -89,20 +89,27 @@ class TotalForecaster:
             self._learnt = len(series)
 
 
-class KnownTotals:
-    """Forecasts of the total that were computed before, one for each number of steps that are over."""
+class RememberedTotals:
+    """A forecaster of the total that keeps what it predicts, for further runs over the same counts."""
 
-    def __init__(self, totals: Sequence[ArrivalTotals | None]) -> None:
-        self._totals = totals
+    def __init__(self, total: TotalForecaster) -> None:
+        self._total, self._found, self._known = total, [total.predict()], 0
+
+    def again(self) -> RememberedTotals:
+        """Begin at the first count."""
         self._known = 0
+        return self
 
-    def update(self, count: float) -> None:  # noqa: ARG002
-        """Proceed to the next one."""
+    def update(self, count: float) -> None:
+        """Take in the count of the step that has just ended."""
         self._known += 1
+        if self._known == len(self._found):
+            self._total.update(count)
+            self._found.append(self._total.predict())
 
     def predict(self) -> ArrivalTotals | None:
-        """The one after the steps so far."""
-        return self._totals[self._known]
+        """What comes next."""
+        return self._found[self._known]
 
 
 class ClassForecasts:
@@ -112,7 +119,7 @@ class ClassForecasts:
     """
 
     def __init__(
-        self, total: TotalForecaster | KnownTotals, past: Past, step: float, memory: PathMemory | None = None
+        self, total: TotalForecaster | RememberedTotals, past: Past, step: float, memory: PathMemory | None = None
     ) -> None:
         self._total, self._step, self._memory = total, step, memory
         self._keep = 0.5 ** (step / SHARE_HALF_LIFE_S)
@@ -242,31 +249,14 @@ def reserved_gpus(forecast: Forecast | None, most: int) -> int:
 
 
 def window_forecasts(
-    source: ClassForecasts | PerfectForecasts, jobs: Sequence[Job], step: float, last: int
+    source: ClassForecasts | PerfectForecasts, jobs: Sequence[Job], last: int
 ) -> list[Forecast | None]:
-    """What `source` forecasts once 0, 1, ... `last` steps are over, each from the jobs [M] of the steps before."""
-    at = np.array([int(job.submit_time / step) for job in jobs], dtype=np.int64)
-    submit = np.array([job.submit_time for job in jobs])
-    own = np.array([job.priority for job in jobs], dtype=np.int64)
-    asked = np.array([job.requested_gpus for job in jobs], dtype=np.int64)
-    found = []
-    for known in range(last + 1):
-        new = at == known - 1
-        source.arrived(submit[new], own[new], asked[new])
-        found.append(source.forecast(known))
-    return found
-
-
-def total_forecasts(
-    total: TotalForecaster, submit_time: FloatArray, step: float, last: int
-) -> list[ArrivalTotals | None]:
-    """What `total` predicts once 0, 1, ... `last` steps are over, of jobs [M] submitted at these seconds."""
-    counts = np.bincount((submit_time / step).astype(np.int64), minlength=last + 1)
-    found = [total.predict()]
-    for count in counts[:last].tolist():
-        total.update(float(count))
-        found.append(total.predict())
-    return found
+    """What `source` forecasts once 0, 1, ... `last` steps are over, each from the jobs of the steps before."""
+    own, asked = (
+        np.array([getattr(job, name) for job in jobs], dtype=np.int64) for name in ("priority", "requested_gpus")
+    )
+    source.arrived(np.array([job.submit_time for job in jobs]), own, asked)
+    return [source.forecast(known) for known in range(last + 1)]
 
 
 class WindowForecasts:
@@ -281,7 +271,7 @@ class WindowForecasts:
         self._past = past
         wanted = settings.model if settings.mode == "on" else None
         self._model = None if wanted is None else load_model(wanted, self.step)
-        self._totals: dict[tuple[str, bytes], list[ArrivalTotals | None]] = {}
+        self._totals: dict[tuple[str, bytes], RememberedTotals] = {}
 
     def for_run(self, window: Window, jobs: Sequence[Job]) -> StateForecaster:
         """For one run on a window: forecasts from what arrives in it. jobs: of the window, for mode perfect alone."""
@@ -295,17 +285,17 @@ class WindowForecasts:
     def known(self, window: Window, jobs: Sequence[Job]) -> list[Forecast | None]:
         """All forecasts of a window, after 0, 1, ... steps: those that `for_run` gives while its jobs arrive.
 
-        The totals, the expensive part, are computed once for each window, whatever the classes of its jobs.
+        The totals, the expensive part, are computed once for each window, for jobs of any classes.
         """
         if self.settings.mode == "perfect":
-            return window_forecasts(self.for_run(window, jobs).source, jobs, self.step, self._last(window))
+            return window_forecasts(self.for_run(window, jobs).source, jobs, self._last(window))
         past = self._past(window)
         submit_time: FloatArray = np.array([job.submit_time for job in jobs], dtype=np.float64)
         key = (window.name, submit_time.tobytes())
         if key not in self._totals:
-            self._totals[key] = total_forecasts(self._total(past), submit_time, self.step, self._last(window))
-        source = ClassForecasts(KnownTotals(self._totals[key]), past, self.step)
-        return window_forecasts(source, jobs, self.step, self._last(window))
+            self._totals[key] = RememberedTotals(self._total(past))
+        source = ClassForecasts(self._totals[key].again(), past, self.step)
+        return window_forecasts(source, jobs, self._last(window))
 
     def _total(self, past: Past) -> TotalForecaster:
         return TotalForecaster(past, self.step, self.settings.horizon, self._model)

@@ -1,6 +1,11 @@
-"""Sampled arrivals: jobs that may still be submitted, each like one that was submitted before.
+"""Sampled arrivals: joint samples of counts by class around a forecast, and jobs made of them.
 
-A service draws them around its forecasts (`paths.py`), and predictions run in each sample.
+Each count has a negative binomial distribution. Its mean is the forecast, and its variance exceeds that mean as much
+as in past errors. The dependence between steps and between classes comes from past origins: every past path is turned
+into ranks, and a sampled path of ranks is turned into counts by the current distributions (the Schaake shuffle, Clark
+et al., Journal of Hydrometeorology 2004; ranks of counts by the randomised probability integral transform, Czado,
+Gneiting, Held, Biometrics 2009). So means equal the forecast regardless of past errors, counts are whole and never
+below 0, and bursts last as long, and hit as many classes at once, as in the past. Jobs are like those submitted before.
 """
 
 from __future__ import annotations
@@ -9,16 +14,98 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.stats import nbinom
 
 from rlpto.arrivals.past import CLASSES
+from rlpto.core.cluster import Forecast
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.performance.tables import JobType
 
+LEAST_ORIGINS = 20
+"""With fewer past paths, counts are drawn independently."""
+MOST_ORIGINS = 500
+"""Number of newest past paths that are kept."""
+DISPERSION = (1e-6, 20.0)
+"""Least and most of (variance - mean) / mean**2; the least is Poisson's."""
+LEAST_MEAN = 1e-12
+"""Used as a divisor in place of 0."""
+MOST_COUNT = 1e9
+"""Of one step."""
 OWN_CLASS_JOBS = 10
 """Jobs of a class from which on its sampled jobs are like those of the class, rather than like any."""
 MOST_JOBS = 3000
 """Of one future; later ones are left out."""
+
+
+class PathMemory:
+    """The newest past forecasts of K series, H steps ahead, and what came, one origin after the other."""
+
+    def __init__(self, horizon: int, series: int, most: int = MOST_ORIGINS) -> None:
+        self._horizon, self._most = horizon, most
+        self._means: list[FloatArray | None] = []
+        self._counts: list[FloatArray] = []
+        self._none = np.zeros((0, horizon, series))
+
+    def add(self, forecast: Forecast | None, counts: FloatArray) -> None:
+        """A step is over, at whose begin there was a forecast, or none; counts: [K] what came."""
+        self._means.append(None if forecast is None else forecast.mean)
+        self._counts.append(counts)
+        spare = len(self._counts) - self._most - self._horizon
+        if spare > 0:
+            del self._means[:spare], self._counts[:spare]
+
+    def paths(self) -> tuple[FloatArray, FloatArray]:
+        """Means and counts, [N, H, K] each, of the origins all of whose steps are over."""
+        last = len(self._counts) - self._horizon + 1
+        kept = [(place, mean) for place, mean in enumerate(self._means[: max(last, 0)]) if mean is not None]
+        if not kept:
+            return self._none, self._none
+        counts = np.array(self._counts)
+        came = [counts[place : place + self._horizon] for place, _ in kept]
+        return np.stack([mean for _, mean in kept]), np.stack(came)
+
+
+def sample_paths(
+    mean: FloatArray, past_mean: FloatArray, past_counts: FloatArray, paths: int, rng: np.random.Generator
+) -> IntArray:
+    """[F, H, K] whole counts: F = `paths` joint samples whose means are `mean` [H, K].
+
+    past_mean, past_counts: [N, H, K] forecasts from past origins, and what came. With fewer than LEAST_ORIGINS of
+    them, counts are independent and Poisson. The average error of past forecasts has no influence. Origins are sampled
+    systematically in order of their total count, which gives each the same chance and spreads the paths over small and
+    large ones.
+    """
+    if len(past_mean) < LEAST_ORIGINS:
+        return rng.poisson(mean, (paths, *mean.shape)).astype(np.int64)
+    past_mean = past_mean * (past_counts.sum(axis=(0, 1)) / np.maximum(past_mean.sum(axis=(0, 1)), LEAST_MEAN))
+    excess = dispersion(past_mean, past_counts)
+    ranks = _ranks(past_mean, past_counts, excess, rng)
+    order = np.argsort(ranks.sum(axis=(1, 2)), kind="stable")
+    chosen = order[((np.arange(paths) + rng.random()) * len(order) / paths).astype(np.int64)]
+    levels = (ranks[chosen] + rng.random((paths, *mean.shape))) / len(order)
+    return np.clip(nbinom.ppf(levels, *_negative_binomial(mean, excess)), 0, MOST_COUNT).astype(np.int64)
+
+
+def dispersion(mean: FloatArray, counts: FloatArray) -> FloatArray:
+    """[K] excess of the variance of past counts [N, H, K] over their means, in units of the squared mean."""
+    beyond = (np.square(counts - mean) - mean).sum(axis=(0, 1))
+    squares = np.square(mean).sum(axis=(0, 1))
+    found: FloatArray = np.clip(beyond / np.maximum(squares, LEAST_MEAN), *DISPERSION)
+    return found
+
+
+def _ranks(mean: FloatArray, counts: FloatArray, excess: FloatArray, rng: np.random.Generator) -> IntArray:
+    """[N, H, K] rank, among the origins, of counts relative to their forecasts; ties are broken at random."""
+    below, upto = (nbinom.cdf(upper, *_negative_binomial(mean, excess)) for upper in (counts - 1, counts))
+    levels = below + rng.random(mean.shape) * (upto - below)
+    found: IntArray = np.argsort(np.argsort(levels, axis=0), axis=0)
+    return found
+
+
+def _negative_binomial(mean: FloatArray, excess: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Parameters, as scipy has them, of counts with `mean` and variance mean + excess * mean**2."""
+    return 1 / excess, 1 / (1 + excess * mean)
 
 
 @dataclass(frozen=True)
@@ -53,8 +140,7 @@ def sample_arrivals(
 ) -> tuple[Arrivals, ...]:
     """Futures from counts [F, H, CLASSES] in steps of `step` s from second `begins` on; what is over is left out.
 
-    Submit times are spread evenly over each step. donors: one or more, of which each job is like one, see
-    `rows_alike`.
+    Submit times are spread evenly over each step. donors: each job is like one of them, see `rows_alike`.
     """
     place = np.repeat(np.arange(counts.size), counts.reshape(-1))
     future, at, priority = np.unravel_index(place, counts.shape)

@@ -20,7 +20,7 @@ def _yaml_word(value: object) -> object:
 
 
 class ReserveSettings(Settings):
-    """GPUs held back for the jobs of class high that are expected next, whatever the policy."""
+    """GPUs held back for the jobs of class high that are expected next, under every policy."""
 
     share: float = Field(0.0, ge=0, le=1)
     """Hold back at most this share of the cluster's GPUs, and no more than the jobs of class high that are forecast

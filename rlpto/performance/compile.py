@@ -68,27 +68,29 @@ def compile_tables(
     kinds: kinds of GPU in the cluster with the GPUs of the largest node of each; every type then has a variant for each
     kind. None: one kind, on nodes of `gpus_per_node`.
 
-    Each type's rows follow row 0 (no GPUs). `known_remaining` and `known_speed` are set only if
-    every type has them. Raises ProfileError if a model is unknown, has no speeds on a kind, or a batch size cannot be
-    run.
+    Each type's rows follow row 0 (no GPUs). `known_remaining` and `known_speed` are set only if every type has them.
+    Raises ProfileError if a model is unknown, has no speeds on a kind, or a batch size cannot be run.
     """
     if not types:
         raise ProfileError("no job types to compile speed tables for")
     nodes = {ONE_KIND: gpus_per_node} if kinds is None else dict(kinds)
     if max_gpus < 1 or min(nodes.values(), default=0) < 1:
         raise ProfileError(f"expected at least 1 GPU, got max_gpus {max_gpus} and nodes of {nodes}")
-    variants = [(own, 0, None) for own in range(len(types))]
+    variants: list[tuple[int, int, int | None]] = [(own, 0, None) for own in range(len(types))]
     for own, kind in enumerate(types):
         sizes = [0, *(chosen_batch_sizes(profiles, kind) if choose_batches else ())]
-        numbers = [None, *(chosen_servers(profiles, kind) if choose_servers else ())]
+        facts = profiles.facts(kind.model)
+        numbers: list[int | None] = [None]
+        if choose_servers:
+            numbers += [number for number in range(1, facts.most_servers + 1) if number != facts.servers]
         variants += [(own, size, number) for size in sizes for number in numbers if size or number]
-    own_types = [profiles.facts(kind.model) for kind in types]
     types = [
         types[own]._replace(batch_size=size or types[own].batch_size, servers=number) for own, size, number in variants
     ]
     parts = [profiles.type_tables(job_type, max_gpus, size, gpu) for gpu, size in nodes.items() for job_type in types]
     on_each, several = len(types), len(nodes)
     variants, types = variants * several, [*types] * several
+    own_type = np.array([own for own, _, _ in variants])
     epochs = max(part.facts.epochs for part in parts)
     offsets = 1 + np.concatenate([[0], np.cumsum([len(part.rates) for part in parts])])
     rates = np.zeros((int(offsets[-1]), epochs))
@@ -109,21 +111,15 @@ def compile_tables(
         exact_rows=exact_rows,
         known_remaining=remaining,
         known_speed=speed,
-        own=np.array([own for own, _, _ in variants]),
+        own=own_type,
         batch_size=np.array([size for _, size, _ in variants]),
-        servers=np.array([number or own_types[own].servers for own, _, number in variants]),
-        most_servers=np.array([own_types[own].most_servers for own, _, _ in variants]),
-        score_rates=_score_rates(types, parts, offsets, np.array([own for own, _, _ in variants]), rates),
+        servers=np.array([number or parts[own].facts.servers for own, _, number in variants]),
+        most_servers=np.array([part.facts.most_servers for part in parts]),
+        score_rates=_score_rates(types, parts, offsets, own_type, rates),
         kinds=tuple(nodes),
         kind=np.repeat(np.arange(several), on_each),
         node_gpus=np.repeat(np.array(list(nodes.values())), on_each),
     )
-
-
-def chosen_servers(profiles: ProfileSource, job_type: JobType) -> list[int]:
-    """Numbers of parameter servers that a scheduler may choose for jobs of a type, without the type's default."""
-    facts = profiles.facts(job_type.model)
-    return [number for number in range(1, facts.most_servers + 1) if number != facts.servers]
 
 
 def chosen_batch_sizes(profiles: ProfileSource, job_type: JobType) -> list[int]:
@@ -161,14 +157,12 @@ def _score_rates(
 
     A job with its own fixed batch has no choice to score, so its score is its true rate.
     """
-    scored = [i for i, part in enumerate(parts) if part.score is not None]
-    scored = [i for i in scored if types[i].batch_size is None or own[i] != i]
-    if not scored:
-        return None
-    shown = rates.copy()
-    for i in scored:
-        part, mine, start = parts[i], parts[own[i]], offsets[i]
-        assert part.score is not None
+    shown = None
+    for i, (part, start) in enumerate(zip(parts, offsets, strict=False)):
+        if part.score is None or (types[i].batch_size is not None and own[i] == i):
+            continue
+        shown = rates.copy() if shown is None else shown
+        mine = parts[own[i]]
         assert mine.score is not None, "variants of a type have its metric"
         alone = mine.exact.get((1,), int(mine.row[0, 0]))
         unit = mine.rates[alone] / mine.score[alone]

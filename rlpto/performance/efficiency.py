@@ -55,9 +55,8 @@ class NoiseCurve:
 def fit_noise(grad_sqr: FloatArray, grad_var: FloatArray, base_batch: int) -> tuple[NoiseCurve, float]:
     """Curve through the median over runs, and the root mean square of its log error over all runs.
 
-    grad_sqr, grad_var: [runs, epochs]. Estimates that are not positive carry no information and are left out.
-    Knots are added one at a time where they help most. Raises ProfileError if an epoch has no
-    usable estimate.
+    grad_sqr, grad_var: [runs, epochs]. Estimates that are not positive carry no information and are left out. Knots are
+    added one at a time where they help most. Raises ProfileError if an epoch has no usable estimate.
     """
     usable = (grad_sqr > 0) & (grad_var > 0)
     if not usable.any(axis=0).all():
@@ -139,10 +138,9 @@ def split_batch(
 ) -> BatchSplit:
     """Spread a total batch size over GPUs; shapes broadcast.
 
-    Each GPU gets its share rounded up, in as many equal computations as max_local requires; the total
-    is capped at the largest batch. One GPU alone computes at least twice when the batch exceeds the
-    base (two gradients are needed to see their noise), or always with `accumulate_alone`, provided
-    that halves are not below min_local.
+    Each GPU gets its share rounded up, in as many equal computations as max_local requires; the total is capped at the
+    largest batch. One GPU alone computes at least twice when the batch exceeds the base (two gradients are needed to
+    see their noise), or always with `accumulate_alone`, provided that halves are not below min_local.
     The local batch may come out below min_local: see `feasible`.
     """
     batch, gpus = np.broadcast_arrays(np.asarray(batch, dtype=np.int64), np.asarray(gpus, dtype=np.int64))

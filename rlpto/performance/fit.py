@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,31 +21,24 @@ SOURCE = (
 )
 
 
-class _Known(NamedTuple):
-    """Facts about an application that its measurements do not contain."""
-
-    description: str
-    rescale_delay: float
-
-
-_KNOWN = {
-    "bert": _Known("BERT fine-tuned for question answering on SQuAD", 120.0),
-    "cifar10": _Known("ResNet-18 on CIFAR-10", 50.0),
-    "deepspeech2": _Known("DeepSpeech2 speech recognition on CMU-ARCTIC", 25.0),
-    "imagenet": _Known("ResNet-50 on ImageNet", 250.0),
-    "ncf": _Known("NeuMF collaborative filtering on MovieLens", 15.0),
-    "yolov3": _Known("YOLOv3 object detection on PASCAL-VOC", 80.0),
+KNOWN = {
+    "bert": ("BERT fine-tuned for question answering on SQuAD", 120.0),
+    "cifar10": ("ResNet-18 on CIFAR-10", 50.0),
+    "deepspeech2": ("DeepSpeech2 speech recognition on CMU-ARCTIC", 25.0),
+    "imagenet": ("ResNet-50 on ImageNet", 250.0),
+    "ncf": ("NeuMF collaborative filtering on MovieLens", 15.0),
+    "yolov3": ("YOLOv3 object detection on PASCAL-VOC", 80.0),
 }
+"""Description and rescale delay [s] of applications: measurements contain neither."""
 
 
 def fit_folder(folder: Path, out: Path) -> list[Path]:
     """Fit every application measured in a sub-folder of `folder`; write `out`/<application>.yaml.
 
-    The same measurements always give the same files. Nothing is written unless every fit succeeds.
-    Returns the files written, sorted. Raises ProfileError if the folder holds no measurements or
-    one of its files is broken.
+    The same measurements always give the same files. Nothing is written unless every fit succeeds. Returns the files
+    written, sorted. Raises ProfileError if the folder holds no measurements or one of its files is broken.
     """
-    applications = measured_applications(folder)
+    applications = sorted(path.parent for path in folder.glob("*/placements.csv")) if folder_there(folder) else []
     if not applications:
         raise ProfileError(f"{folder}: no sub-folder holds a placements.csv")
     texts = {path.name: profile_yaml(fit_profile(read_measurements(path))) for path in applications}
@@ -56,14 +48,9 @@ def fit_folder(folder: Path, out: Path) -> list[Path]:
     return paths
 
 
-def measured_applications(folder: Path) -> list[Path]:
-    """Sub-folders that hold measurements, sorted."""
-    return sorted(path.parent for path in folder.glob("*/placements.csv")) if folder_there(folder) else []
-
-
 def fit_profile(measured: Measurements) -> Profile:
     """All fits of one application, rounded to significant digits."""
-    known = _KNOWN.get(measured.name, _Known(measured.name, DEFAULT_RESCALE_DELAY))
+    description, rescale_delay = KNOWN.get(measured.name, (measured.name, DEFAULT_RESCALE_DELAY))
     params = fit_throughput(measured.steps).rounded(4)
     noise, noise_error = fit_noise(measured.stacked("grad_sqr"), measured.stacked("grad_var"), measured.base_batch)
     metrics = measured.stacked("metric")
@@ -72,7 +59,7 @@ def fit_profile(measured: Measurements) -> Profile:
     errors = relative_errors(params, measured.steps)
     return Profile(
         name=measured.name,
-        description=known.description,
+        description=description,
         source=SOURCE,
         samples=_digits(measured.base_batch * measured.progress[-1] / measured.epochs, 6),
         epochs=measured.epochs,
@@ -80,12 +67,9 @@ def fit_profile(measured: Measurements) -> Profile:
         throughput=params,
         noise=NoiseCurve(noise.epochs, tuple(_digits(value, 4) for value in noise.noise_scale)),
         accuracy=replace(
-            curve,
-            final=round(curve.final, 4),
-            scale=_digits(curve.scale, 4),
-            shape=_digits(curve.shape, 4),
+            curve, final=round(curve.final, 4), scale=_digits(curve.scale, 4), shape=_digits(curve.shape, 4)
         ),
-        rescale_delay=known.rescale_delay,
+        rescale_delay=rescale_delay,
         errors=FitErrors(
             throughput_median=_digits(float(np.median(errors)), 3),
             throughput_p90=_digits(float(np.quantile(errors, 0.9)), 3),

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlpto.io.arrays import FloatArray
-from rlpto.io.errors import ProfileError
 from rlpto.performance.efficiency import (
     BatchLimits,
     BatchPerformance,
@@ -16,11 +15,10 @@ from rlpto.performance.efficiency import (
     batch_candidates,
     choose_batch,
     gained,
-    useful_gpus,
 )
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.parameter_server import ServerParams
-from rlpto.performance.profiles import ModelLimits, Profile, TypeTables, check_batch, unknown_model
+from rlpto.performance.profiles import ModelLimits, Profile, TypeTables, most_gpus, unknown_model
 from rlpto.performance.tables import ONE_KIND, JobType
 
 SPANS = 2
@@ -109,9 +107,11 @@ class FittedProfiles:
     def choosing(self, largest: Mapping[str, int]) -> FittedProfiles:
         """The same profiles with bounds, by model, on the batch sizes that a scheduler may choose; 0: it may not
         choose."""
-        changed = {name: replace(self.profile(name).batch, largest_chosen=most) for name, most in largest.items()}
-        chosen = {name: replace(self.profile(name), batch=batch) for name, batch in changed.items()}
-        return replace(self, profiles={**self.profiles, **chosen})
+        chosen = dict(self.profiles)
+        for name, most in largest.items():
+            profile = self.profile(name)
+            chosen[name] = replace(profile, batch=replace(profile.batch, largest_chosen=most))
+        return replace(self, profiles=chosen)
 
 
 def choices_by_size(profile: Profile, job_type: JobType, max_gpus: int) -> Choice:
@@ -122,11 +122,8 @@ def choices_by_size(profile: Profile, job_type: JobType, max_gpus: int) -> Choic
     """
     batch_size = job_type.batch_size
     limits = profile.batch if batch_size is None else profile.batch.with_chosen()
-    check_batch(job_type, limits)
+    most = most_gpus(job_type, limits, max_gpus)
     noise_scale = profile.noise(np.arange(profile.epochs))
-    most = useful_gpus(batch_size, max_gpus, limits)
-    if most == 0:
-        raise ProfileError(f"{job_type.model}: batch_size {batch_size} cannot be split within its local batch limits")
     exponent = METRICS[job_type.metric].exponent
     found = choose_batch(profile.throughput, noise_scale, limits, SPANS, most, batch_size, exponent)
     held = np.minimum(np.arange(max_gpus), most - 1)

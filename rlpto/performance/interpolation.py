@@ -47,23 +47,14 @@ class MeasuredModel:
         if np.any(self.epoch_progress <= 0):
             raise ProfileError(f"{measured.name}: progress in the validation files does not grow with the epoch")
         self.samples = float(measured.base_batch * progress[-1] / measured.epochs)
-
-    @cached_property
-    def _points(self) -> FloatArray:
-        steps = self.measured.steps
-        return np.column_stack([steps.nodes, steps.replicas, steps.local_batch])
-
-    @cached_property
-    def _times(self) -> FloatArray:
-        return np.column_stack([self.measured.steps.step_time, self.measured.steps.sync_time])
+        steps = measured.steps
+        self._points: FloatArray = np.column_stack([steps.nodes, steps.replicas, steps.local_batch])
+        self._times: FloatArray = np.column_stack([steps.step_time, steps.sync_time])
+        self._statistics = measured.stacked("grad_sqr"), measured.stacked("grad_var")
 
     @cached_property
     def _linear(self) -> LinearNDInterpolator:
         return LinearNDInterpolator(self._points, self._times)
-
-    @cached_property
-    def _statistics(self) -> tuple[FloatArray, FloatArray]:
-        return self.measured.stacked("grad_sqr"), self.measured.stacked("grad_var")
 
     def exact_steps(self, placement: tuple[int, ...], local_batch: IntArray) -> StepTimes:
         """Step times on a measured placement (smallest rotation), linear in the local batch [N].
@@ -82,15 +73,14 @@ class MeasuredModel:
     ) -> StepTimes:
         """Step times by size alone, linear between the measured (nodes, GPUs, local batch); shapes broadcast.
 
-        Nodes count as at most 16. A size outside the convex hull of what was measured takes the
-        times of the nearest one inside: first GPUs per node are limited to the measured maximum (4 a node),
-        with the same local batch; a size still outside takes the nearest measured point, every axis scaled
-        to its range.
+        Nodes count as at most 16. A size outside the convex hull of what was measured takes the times of the nearest
+        one inside: first GPUs per node are limited to the measured maximum (4 a node), with the same local batch; a
+        size still outside takes the nearest measured point, every axis scaled to its range.
 
-        one_by_one: look up every size in a separate call, as the reference does. The measured sizes form a
-        grid, so their triangulation has flat simplices, and for a size inside one the search decides
-        which diagonal counts (up to 13 % seen). Within a call each search starts where the previous one ended,
-        so separate calls can give other results, and they are slow for many sizes.
+        one_by_one: look up every size in a separate call, as the reference does. The measured sizes form a grid, so
+        their triangulation has flat simplices, and for a size inside one the search decides which diagonal counts (up
+        to 13 % seen). Within a call each search starts where the previous one ended, so separate calls can give other
+        results, and they are slow for many sizes.
         """
         nodes, gpus, local_batch = np.broadcast_arrays(np.minimum(nodes, MAX_SPANS), gpus, local_batch)
         asked = np.column_stack([nodes.ravel(), gpus.ravel(), local_batch.ravel()]).astype(np.float64)

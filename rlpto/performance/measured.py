@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.io.errors import ProfileError
 from rlpto.performance.efficiency import (
     BatchLimits,
     BatchPerformance,
@@ -23,7 +22,6 @@ from rlpto.performance.efficiency import (
     feasible,
     split_batch,
     splits,
-    useful_gpus,
 )
 from rlpto.performance.interpolation import MAX_SPANS, MeasuredModel, StepTimes
 from rlpto.performance.measurements import measured_kinds, read_measurements
@@ -32,7 +30,7 @@ from rlpto.performance.profiles import (
     ModelLimits,
     TypeTables,
     builtin_rescale_delay,
-    check_batch,
+    most_gpus,
     unknown_kind,
     unknown_model,
 )
@@ -138,11 +136,7 @@ class MeasuredProfiles:
         size is outside its limits.
         """
         model = self.model(job_type.model, gpu)
-        check_batch(job_type, model.limits)
-        batch = job_type.batch_size
-        most = useful_gpus(batch, max_gpus, model.limits)
-        if most == 0:
-            raise ProfileError(f"{job_type.model}: batch_size {batch} cannot be split within its local batch limits")
+        batch, most = job_type.batch_size, most_gpus(job_type, model.limits, max_gpus)
         row, nodes, gpus = _size_rows(most, max_gpus, gpus_per_node)
         exponent = METRICS[job_type.metric].exponent
         sized = _size_rates(model, batch, nodes, gpus, exponent)

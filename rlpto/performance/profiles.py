@@ -9,11 +9,12 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, ClassVar, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetPydanticSchema, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, core_schema
 
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ProfileError
@@ -22,12 +23,40 @@ from rlpto.io.reading import parsing
 from rlpto.io.settings_text import first_problem
 from rlpto.io.yaml_file import Location, YamlFile, read_yaml_documents
 from rlpto.performance.accuracy import AccuracyCurve
-from rlpto.performance.efficiency import LARGEST_BATCH, BatchLimits, BatchPerformance, NoiseCurve
-from rlpto.performance.laws import AnyLaw
+from rlpto.performance.efficiency import LARGEST_BATCH, BatchLimits, BatchPerformance, NoiseCurve, useful_gpus
+from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.tables import ONE_KIND, JobType
+from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
 
 DEFAULT_RESCALE_DELAY = 30.0
 """Seconds a rescale costs a model without a known delay."""
+LAWS: Mapping[str, type[ThroughputLaw]] = {
+    "pollux": ThroughputParams,
+    "parameter_server": ServerParams,
+}
+"""Throughput laws by the name that a profile gives under `throughput`, key `law`; the first if it gives none.
+
+To add a law, write a frozen dataclass of its parameters that satisfies `ThroughputLaw`, in its own module."""
+
+
+def _law_name(given: Any) -> str | None:
+    """Name of the law of a profile's `throughput`; None if it is not a valid name."""
+    usual = next(iter(LAWS))
+    name = given.get("law", usual) if isinstance(given, dict) else getattr(given, "law", usual)
+    return name if isinstance(name, str) else None
+
+
+def _law_schema(_: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    return core_schema.tagged_union_schema(
+        {name: handler(law) for name, law in LAWS.items()},
+        discriminator=_law_name,
+        custom_error_type="throughput_law",
+        custom_error_message=f"Expected law to be one of {', '.join(LAWS)}",
+    )
+
+
+AnyLaw = Annotated[ThroughputLaw, GetPydanticSchema(_law_schema)]
+"""Any of `LAWS`, as a field that pydantic reads."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +177,8 @@ class TypeTables:
 
 
 class ProfileSource(Protocol):
-    """A source of models' performance: fitted profiles, or interpolated measurements."""
+    """Models' performance: fitted profiles, or interpolated measurements. All methods raise ProfileError for an
+    unknown model, and for a kind of GPU that it has no speeds on."""
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -156,7 +186,7 @@ class ProfileSource(Protocol):
         ...
 
     def facts(self, model: str) -> ModelLimits:
-        """Size and limits of a model. Raises ProfileError if it is unknown."""
+        """Size and limits of a model."""
         ...
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
@@ -197,11 +227,18 @@ def unknown_kind(model: str, gpu: str, known: Iterable[str]) -> ProfileError:
     )
 
 
-def check_batch(job_type: JobType, batch: BatchLimits) -> None:
-    """Raise ProfileError unless a type's fixed batch size lies between its model's base and largest."""
+def most_gpus(job_type: JobType, batch: BatchLimits, max_gpus: int) -> int:
+    """Largest number of GPUs, up to `max_gpus`, over which a type's batch can be spread.
+
+    Raises ProfileError unless its fixed batch size lies between its model's base and largest, and fits one GPU.
+    """
     size = job_type.batch_size
     if size is not None and not batch.base <= size <= batch.largest:
         raise ProfileError(f"{job_type.model}: batch_size {size}, expected {batch.base} to {batch.largest} samples")
+    most = useful_gpus(size, max_gpus, batch)
+    if most == 0:
+        raise ProfileError(f"{job_type.model}: batch_size {size} cannot be split within its local batch limits")
+    return most
 
 
 @cache
@@ -230,21 +267,14 @@ def load_folder(folder: Path) -> dict[str, Profile]:
 
 
 def load_file(path: Path) -> dict[str, Profile]:
-    """All profiles of a file, by name: one, or several YAML documents. Raises ProfileError as `load_profile` does."""
+    """All profiles of a file, by name: one, or several YAML documents. Raises ProfileError naming the file, the key
+    and what is wrong with it."""
     profiles = [_profile(file) for file in read_yaml_documents(path, "a profile in YAML", ProfileError)]
     names = [profile.name for profile in profiles]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ProfileError(f"{path}: two profiles are called {twice!r}, expected a name of its own for each")
     return dict(zip(names, profiles, strict=True))
-
-
-def load_profile(path: Path) -> Profile:
-    """Read a file of one profile. Raises ProfileError naming the file, the key and what is wrong with it."""
-    profiles = load_file(path)
-    if len(profiles) != 1:
-        raise ProfileError(f"{path}: holds {len(profiles)} profiles, expected one")
-    return next(iter(profiles.values()))
 
 
 def _profile(file: YamlFile) -> Profile:
@@ -259,7 +289,7 @@ def _profile(file: YamlFile) -> Profile:
 
 
 def profile_yaml(profile: Profile) -> str:
-    """A profile as YAML, as `load_profile` reads it."""
+    """A profile as YAML, as `load_file` reads it."""
     given = asdict(profile, dict_factory=lambda pairs: {key: value for key, value in pairs if value is not None})
     if not profile.kinds:
         del given["kinds"]

@@ -1,9 +1,7 @@
-"""Throughput of data-parallel training: the interface of laws, Pollux's seven-parameter law and its fit to measured
-steps.
+"""Throughput of data-parallel training: the interface of laws, Pollux's law and its fit to measured steps.
 
-Pollux's law and its fit follow Pollux (Qiao et al., OSDI 2021, section 3.2 and 4.1): a step computes gradients,
-whose time is linear in the local batch, and synchronises them, whose time is linear in the number of
-GPUs; the two overlap to a degree that the exponent gamma expresses.
+Pollux (Qiao et al., OSDI 2021, sections 3.2 and 4.1): a step computes gradients, whose time is linear in the local
+batch, and synchronises them, whose time is linear in the number of GPUs; the exponent gamma expresses their overlap.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ class ThroughputLaw(Protocol):
 
     @property
     def law(self) -> str:
-        """The law's name in a profile, see `rlpto.performance.laws`."""
+        """The law's name in a profile, see `rlpto.performance.profiles.LAWS`."""
         ...
 
     def step_time(
@@ -128,7 +126,10 @@ def fit_throughput(rows: StepMeasurements) -> ThroughputParams:
     """
     from scipy.optimize import minimize
 
-    _check(rows)
+    if len(rows) == 0:
+        raise ProfileError("no measured steps to fit a throughput model to")
+    if not (np.all(np.isfinite(rows.step_time)) and np.all(rows.step_time > 0)):
+        raise ProfileError("measured step times must be positive seconds")
     problem = _Problem(rows)
     best = min(
         (
@@ -155,13 +156,6 @@ _COMPUTE_WEIGHT = 0.3
 _GAMMA_PENALTY = 1e-3
 _GROWTH_PENALTY = 1e-2
 _NODE_PREMIUM = 1.1
-
-
-def _check(rows: StepMeasurements) -> None:
-    if len(rows) == 0:
-        raise ProfileError("no measured steps to fit a throughput model to")
-    if not (np.all(np.isfinite(rows.step_time)) and np.all(rows.step_time > 0)):
-        raise ProfileError("measured step times must be positive seconds")
 
 
 def _overlapped(compute: FloatArray, synchronise: FloatArray, gamma: float) -> FloatArray:

@@ -143,15 +143,15 @@ def _steps_before(end: datetime | float, series: TimeSeries, path: Path, countin
 def _of_counts(path: Path, step: float, counting: CountingOptions, value: str) -> TimeSeries:
     """A CSV with a row per interval; rows of shorter intervals are added up."""
     time = counting.time
-    rows = read_csv(path, (time, value), skip_bad_lines=False)
-    counts = numbers(rows.lines, value, rows[value])
+    rows, lines = read_csv(path, (time, value), skip_bad_lines=False)
+    counts = numbers(lines, value, rows[value])
     with parsing(path, "a CSV of counts", TraceError):
         stamps = pd.to_datetime(pd.Series(rows[time]), errors="coerce", format="ISO8601")
-    rows.lines.reject(
+    lines.reject(
         ~pd.Series(seconds_of(stamps)).between(0, LAST_SECOND).to_numpy(),
         lambda row: f"{time} {one_line(rows[time][row], 40)}, expected a time such as 2020-04-01 00:00:00, to 2100",
     )
-    rows.lines.refuse_broken()
+    lines.refuse_broken()
     table = pd.Series(counts, index=pd.DatetimeIndex(stamps))
     table = table if counting.start is None else table[table.index >= pd.Timestamp(counting.start)]
     with error_named(str(path)):

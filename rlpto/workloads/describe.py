@@ -48,20 +48,14 @@ def figures(trace: Trace, capacity: int | None = None) -> dict[str, str]:
     return found
 
 
-def _first_hour(trace: Trace) -> float:
-    """Hours from Monday 0:00 to second 0; 0 if the trace has no local times."""
-    if trace.origin is None:
-        return 0.0
-    return trace.origin.weekday() * 24 + (trace.origin - trace.origin.normalize()).total_seconds() / HOUR
-
-
 def hour_of_week_profile(trace: Trace) -> FloatArray:
     """[168] mean jobs submitted in each hour of the week from Monday 0:00; NaN for hours the trace misses.
 
-    Counted from the first to the last submission. A trace without known origin is taken to begin on
-    a Monday at 0:00.
+    Counted from the first to the last submission. A trace without known origin is taken to begin on a Monday at 0:00.
     """
-    begin = _first_hour(trace)
+    begin = 0.0
+    if trace.origin is not None:
+        begin = trace.origin.weekday() * 24 + (trace.origin - trace.origin.normalize()).total_seconds() / HOUR
     hours = np.floor(trace.submit_time / HOUR + begin).astype(np.int64)
     counted = np.bincount(hours % HOURS_OF_WEEK, minlength=HOURS_OF_WEEK)
     covered = np.bincount(np.arange(hours[0], hours[-1] + 1) % HOURS_OF_WEEK, minlength=HOURS_OF_WEEK)

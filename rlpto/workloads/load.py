@@ -1,14 +1,10 @@
 """Offered load: how much GPU-time jobs ask for, and how to bring a trace to a wanted load.
 
-A trace recorded on 2,500 GPUs has to be adapted to a smaller or larger cluster. Changing durations
-or the clock would change what is studied: the durations themselves, and how fast load comes and
-goes over the day. So jobs are left out or repeated instead. Which ones is drawn at random, which
-keeps the distribution of durations and GPUs and the shape of the day.
+Jobs drawn at random are left out or repeated. That keeps the distribution of durations and GPUs and the shape of the
+day, which changed durations or another clock would not.
 
-Several windows can also be drawn from one short workload. A benchmark of a few files of 160 jobs each is too small to
-learn from and to compare on. A window drawn with replacement (a bootstrap: Efron, Annals of Statistics 1979) has the
-models, sizes and times of day of its file, but is another one every time; drawing more or fewer jobs makes it heavier
-or lighter.
+Several windows can also be drawn from one short workload, with replacement (a bootstrap: Efron, Annals of Statistics
+1979): each has the models, sizes and times of day of its file, and as many jobs as the wanted load takes.
 """
 
 from __future__ import annotations
@@ -72,10 +68,15 @@ def scale_load(
     again = np.arange(len(rows)) - np.searchsorted(rows, rows)
     submit = trace.submit_time[rows]
     shifted = np.clip(submit + rng.uniform(-JITTER_S, JITTER_S, len(rows)), 0.0, np.nextafter(window_seconds, 0.0))
-    names = np.array(trace.texts("name"), dtype=object)[rows]
+    names = trace.texts("name")
+    renamed = [f"{names[row]}+{k}" if k else names[row] for row, k in zip(rows, again, strict=True)]
+    return _taken(trace, rows, np.where(again > 0, shifted, submit), renamed)
+
+
+def _taken(trace: Trace, rows: IntArray, submit_time: FloatArray, names: list[str]) -> Trace:
+    """The jobs of `rows` [n], which may repeat, with other times [n] and names."""
     columns = {name: trace.jobs[name].to_numpy()[rows] for name in trace.jobs.columns}
-    columns["submit_time"] = np.where(again > 0, shifted, submit)
-    columns["name"] = np.array([f"{n}+{k}" if k else n for n, k in zip(names, again, strict=True)], dtype=object)
+    columns |= {"submit_time": submit_time, "name": np.array(names, dtype=object)}
     return make_trace(columns, source=trace.source, origin=trace.origin)
 
 
@@ -98,11 +99,10 @@ def choose_rows(work: FloatArray, target: float, rng: np.random.Generator) -> In
 def draw_trace(trace: Trace, work: FloatArray, target: float | None, span: float, seed: tuple[int, ...]) -> Trace:
     """A window of `span` seconds with jobs drawn from `trace` with replacement, each moved by up to JITTER_S.
 
-    work: [M] GPU-seconds of every job. target: GPU-seconds to draw; None: as many jobs as the trace has.
-    A few jobs may hold most of the work, and drawing until the target is met would then make windows of
-    three jobs and windows of a hundred. So as many jobs are drawn as have the wanted work on average, and
-    of ATTEMPTS such draws the one nearest to it is taken. A job is called after the one it repeats and its
-    place in the draw.
+    work: [M] GPU-seconds of every job. target: GPU-seconds to draw; None: as many jobs as the trace has. A few jobs may
+    hold most of the work, and drawing until the target is met would then make windows of three jobs and windows of a
+    hundred. So as many jobs are drawn as have the wanted work on average, and of ATTEMPTS such draws the one nearest to
+    it is taken. A job is called after the one it repeats and its place in the draw.
 
     Raises TraceError if the trace is empty, has jobs after `span`, or has none with work to reach a target.
     """
@@ -115,12 +115,9 @@ def draw_trace(trace: Trace, work: FloatArray, target: float | None, span: float
         )
     rng = np.random.default_rng(seed)
     rows = rng.integers(len(trace), size=len(trace)) if target is None else _rows_of_work(trace, work, target, rng)
-    moved = trace.submit_time[rows] + rng.uniform(-JITTER_S, JITTER_S, len(rows))
-    columns = {name: trace.jobs[name].to_numpy()[rows] for name in trace.jobs.columns}
-    columns["submit_time"] = np.clip(moved, 0.0, np.nextafter(span, 0.0))
-    names = trace.texts("name")
-    columns["name"] = np.array([f"{names[row]}+{k}" for k, row in enumerate(rows)], dtype=object)
-    return make_trace(columns, source=trace.source, origin=trace.origin)
+    moved, names = trace.submit_time[rows] + rng.uniform(-JITTER_S, JITTER_S, len(rows)), trace.texts("name")
+    inside = np.clip(moved, 0.0, np.nextafter(span, 0.0))
+    return _taken(trace, rows, inside, [f"{names[row]}+{k}" for k, row in enumerate(rows)])
 
 
 def _rows_of_work(trace: Trace, work: FloatArray, target: float, rng: np.random.Generator) -> IntArray:

@@ -40,9 +40,8 @@ class MappingSettings(Settings):
     """How a recorded job gets a model and its work."""
 
     mode: Literal["duration", "category", "given"] = "duration"
-    """duration: work set so that it takes its recorded time on its requested GPUs; category: a whole model drawn
-    by its GPU-time class; given: the trace names model and batch size. The first two leave out jobs of unknown
-    duration."""
+    """duration: work set so that it takes its recorded time on its requested GPUs; category: a whole model drawn by its
+    GPU-time class; given: the trace names model and batch size. The first two leave out jobs of unknown duration."""
     models: dict[str, float] | None = None
     """duration: models to draw from and their weights; null: every model there is, equally likely."""
     adaptive_batch: bool = False

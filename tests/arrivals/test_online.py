@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,10 @@ from hypothesis import strategies as st
 from rlpto.arrivals.online import (
     ArrivalTotals,
     ClassForecasts,
-    KnownTotals,
     PerfectForecasts,
+    RememberedTotals,
     TotalForecaster,
     reserved_gpus,
-    total_forecasts,
     window_forecasts,
 )
 from rlpto.arrivals.past import Past, load_model, past_of
@@ -84,7 +84,7 @@ def test_the_total_is_split_by_the_shares_of_the_classes() -> None:
 def test_shares_and_demand_follow_what_arrives() -> None:
     source = source_of(quiet_past(60, jobs=10, gpus=1))
     before = source.forecast(0)
-    after = window_forecasts(source, arrivals([[0] * 10] * 72, gpus=8), STEP, 72)[-1]
+    after = window_forecasts(source, arrivals([[0] * 10] * 72, gpus=8), 72)[-1]
     assert before is not None
     assert after is not None
     shares = after.mean[0] / after.mean[0].sum()
@@ -95,19 +95,17 @@ def test_shares_and_demand_follow_what_arrives() -> None:
 
 
 def test_nothing_is_said_before_anything_is_known() -> None:
-    found = window_forecasts(source_of(NOTHING), arrivals([[0, 1]] * 12), STEP, 12)
+    found = window_forecasts(source_of(NOTHING), arrivals([[0, 1]] * 12), 12)
     assert found[:10] == [None] * 10
     assert all(forecast is not None for forecast in found[10:])
 
 
-def test_who_is_asked_rarely_says_the_same_as_who_is_asked_always() -> None:
+def test_what_is_given_step_by_step_is_forecast_like_what_is_given_at_once() -> None:
     jobs = arrivals([[0, 1, 2], [1], [], [0, 0], [2, 1], []] * 6)
-    every = window_forecasts(source_of(quiet_past(30, 3, 1)), jobs, STEP, 36)
-    seldom = source_of(quiet_past(30, 3, 1))
-    seldom.arrived(
-        *(np.array([getattr(job, name) for job in jobs]) for name in ("submit_time", "priority", "requested_gpus"))
-    )
-    assert all(same(seldom.forecast(known), every[known]) for known in (5, 6, 20, 36))
+    every, source = window_forecasts(source_of(quiet_past(30, 3, 1)), jobs, 36), source_of(quiet_past(30, 3, 1))
+    for known in range(37):
+        new = [job for job in jobs if int(job.submit_time / STEP) == known - 1]
+        assert same(window_forecasts(source, new, known)[-1], every[known])
 
 
 @given(
@@ -123,7 +121,7 @@ def test_no_forecast_sees_the_future(counts: list[list[int]], other: list[int], 
     others = counts[:changed] + [other + own for own in counts[changed:]]
     past = quiet_past(20, 2, 1) if with_past else NOTHING
     last = len(counts)
-    one, two = (window_forecasts(source_of(past), arrivals(steps), STEP, last) for steps in (counts, others))
+    one, two = (window_forecasts(source_of(past), arrivals(steps), last) for steps in (counts, others))
     assert all(same(one[known], two[known]) for known in range(changed + 1))
     if with_past or changed >= 10:
         assert not same(one[last], two[last])
@@ -131,15 +129,15 @@ def test_no_forecast_sees_the_future(counts: list[list[int]], other: list[int], 
 
 def test_totals_known_before_give_the_same_forecasts_bit_by_bit() -> None:
     jobs, past = arrivals([[0, 1, 2], [1], [], [0, 0]] * 8), quiet_past(30, 2, 1)
-    totals = total_forecasts(TotalForecaster(past, STEP, 3), np.array([job.submit_time for job in jobs]), STEP, 32)
-    cached = window_forecasts(ClassForecasts(KnownTotals(totals), past, STEP), jobs, STEP, 32)
-    online = window_forecasts(source_of(past), jobs, STEP, 32)
-    assert all(map(same, cached, online))
+    totals, others = RememberedTotals(TotalForecaster(past, STEP, 3)), [replace(job, priority=2) for job in jobs]
+    for some in (jobs, others, jobs):
+        cached = window_forecasts(ClassForecasts(totals.again(), past, STEP), some, 32)
+        assert all(map(same, cached, window_forecasts(source_of(past), some, 32)))
 
 
 def test_perfect_is_what_comes() -> None:
     jobs = arrivals([[0, 0, 2], [], [1], [0]], gpus=3)
-    found = window_forecasts(PerfectForecasts(jobs, STEP, 2), jobs, STEP, 5)
+    found = window_forecasts(PerfectForecasts(jobs, STEP, 2), jobs, 5)
     assert [forecast.mean.tolist() for forecast in found if forecast] == [
         [[2, 0, 1], [0, 0, 0]],
         [[0, 0, 0], [0, 1, 0]],

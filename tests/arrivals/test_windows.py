@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,7 @@ import numpy as np
 import pytest
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.loop import run
 from rlpto.core.policy import Policy
-from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.compiled_batch import build_batch
@@ -24,13 +21,7 @@ from rlpto.experiments.experiment import Experiment
 from rlpto.forecasting.registry import make_forecaster
 from rlpto.forecasting.series import TimeSeries
 from rlpto.io.errors import ConfigError
-from rlpto.knowledge.known import Knowledge
 from rlpto.policies.index import Index
-from rlpto.simulator.cluster import SimulatedCluster
-
-from ..builders import random_jobs
-from ..envs.builders import WHOLE as WHOLE_EPISODE
-from ..envs.builders import make_setup
 
 WHOLE = {"min_hours": 1e6, "max_hours": 1e6, "warm_start": 0.0}
 
@@ -93,40 +84,6 @@ def test_policies_and_environments_see_the_same_bit_by_bit(mode: str) -> None:
         place = min(int(engine.clusters.batch.world.clusters["time"][0] / shown.forecast_step), len(shown.forecast) - 1)
         np.testing.assert_array_equal(batch_seen["forecast"][0], shown.forecast[place])
         batch_seen = batch.step(nothing[None])[0]
-
-
-def test_a_reserve_acts_alike_in_environments_and_under_the_scheduler() -> None:
-    """A busy workload, with other GPUs to hold back every five minutes."""
-    free = make_setup([random_jobs(7, 30, 8, 10)], episode=WHOLE_EPISODE, baseline="none")
-    reserve = np.random.default_rng(0).integers(0, 6, 40)
-    own = replace(free.workloads[0], reserve=reserve, forecast_step=300.0)
-    setup = replace(free, workloads=(own,))
-
-    def add_forecast(state: ClusterState) -> ClusterState:
-        return replace(state, reserved=int(reserve[min(int(state.time / 300.0), 39)]))
-
-    def cluster() -> SimulatedCluster:
-        return SimulatedCluster(setup.shape, own.jobs, setup.tables, setup.simulator, own.seed, Knowledge(own.noise))
-
-    record = run(cluster(), Index(), setup.queue, setup.reward, forecaster=add_forecast)
-    env, batch = ClusterEnv(setup, "ansi"), ClusterVectorEnv(setup, 1)
-    env.reset(seed=0)
-    batch.reset(seed=0)
-    nothing, terms, many, ended = (
-        np.zeros(len(ACTION_FEATURES)),
-        np.zeros(len(REWARD_PARTS)),
-        np.zeros(len(REWARD_PARTS)),
-        False,
-    )
-    while not ended:
-        _, _, ended, _, info = env.step(nothing)
-        infos = batch.step(nothing[None])[4]
-        terms += [info["terms"][part] for part in REWARD_PARTS]
-        many += [infos["terms"][part][0] for part in REWARD_PARTS]
-    np.testing.assert_array_equal(terms, many)
-    np.testing.assert_array_equal(env.batch.clusters.cluster.store.finish_time, record.jobs.finish_time)
-    without = run(cluster(), Index(), setup.queue, setup.reward)
-    assert not np.array_equal(without.jobs.finish_time, record.jobs.finish_time)
 
 
 def test_off_leaves_everything_as_it_was() -> None:

@@ -16,10 +16,10 @@ from rlpto.forecasting.gru import GruForecaster
 from rlpto.forecasting.hybrid import HybridForecaster
 from rlpto.forecasting.naive import ExponentialSmoothing, MovingAverage, Naive, SeasonalNaive
 from rlpto.forecasting.registry import METHODS, load, make_method
-from rlpto.forecasting.series import ForecastError, TimeSeries
+from rlpto.forecasting.series import ForecastError, TimeSeries, local_seconds
 from rlpto.forecasting.trees import TreesForecaster
 
-from .builders import LEARNT, MAKERS, changed
+from .builders import LEARNT, MAKERS, WEDNESDAY, changed
 
 FITTED = 480
 
@@ -63,7 +63,7 @@ def test_a_saved_forecaster_goes_on_online_with_the_numbers_of_the_batch(
         for one, other in ((found.point, batch.point), (found.mean, batch.mean), (found.values, batch.quantiles)):
             np.testing.assert_allclose(one, other[0], rtol=tolerance, atol=tolerance)
         assert (np.diff(found.values, axis=1) >= 0).all()
-        assert found.index[0] == pd.Timestamp("2020-04-01 07:00") + pd.Timedelta(hours=origin)
+        assert found.start == WEDNESDAY + 3600.0 * origin
 
 
 ODD = {
@@ -104,7 +104,7 @@ def test_odd_series_are_forecast_with_finite_counts(name: str, shape: str) -> No
     ids=["gru", "trees"],
 )
 def test_the_same_seed_gives_the_same_forecasts(make: Callable[[int], Forecaster], whole: TimeSeries) -> None:
-    first, again, other = (make(seed).fit(whole).predict(6).mean for seed in (1, 1, 2))
+    first, again, other = (make(seed).fit(whole.head(360)).predict(6).mean for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert np.abs(first - other).max() > 1e-6
 
@@ -121,7 +121,7 @@ def test_updates_must_follow_the_history() -> None:
     for bad in ([np.nan], [-1.0], [], "many"):
         with pytest.raises(ForecastError):
             naive.update(bad)
-    assert naive.predict(1).index[0] == pd.Timestamp("2020-04-03 06:00")
+    assert naive.predict(1).start == local_seconds("2020-04-03 06:00")
 
 
 def test_what_was_learnt_can_be_put_on_another_series() -> None:
@@ -148,7 +148,6 @@ def test_arguments_out_of_range_are_refused(tmp_path: Path) -> None:
         (lambda: naive.predict(True), "horizon True"),
         (lambda: naive.predict(1, [0.0]), "between 0 and 1"),
         (lambda: naive.predict(1, ["low"]), "expected numbers between 0 and 1"),
-        (lambda: naive.predict(1, [0.5]).quantile(0.4), "quantile 0.4: expected one of 0.5"),
         (lambda: naive.forecasts(y, [0], 1), "origins 0 to 0: expected 1 to 20"),
         (lambda: naive.forecasts(y, [21], 1), "expected 1 to 20"),
         (lambda: naive.forecasts(TimeSeries(y, 60.0), [5], 1), "step of 60 s: expected 3600 s"),

@@ -23,13 +23,6 @@ def test_a_count_changes_what_is_predicted_after_it(hybrid: HybridForecaster) ->
     assert np.abs(hybrid.update(500.0).predict(6).point - twin.update(0.0).predict(6).point).max() > 0.1
 
 
-def test_the_forecast_is_complete(hybrid: HybridForecaster) -> None:
-    found = hybrid.predict(6, [0.9, 0.1, 0.5])
-    assert found.point.shape == found.mean.shape == (6,)
-    np.testing.assert_array_equal(found.levels, [0.1, 0.5, 0.9])
-    np.testing.assert_allclose(found.quantile(0.5), found.point)
-
-
 def test_parts_and_weights_explain_the_forecast(hybrid: HybridForecaster, whole: TimeSeries) -> None:
     origins = np.array([FITTED + 5, FITTED + 40])
     parts, weights = hybrid.parts(whole, origins, 6), hybrid.weights(whole, origins)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rlpto.forecasting.arima import FourierArima, LogArima
 from rlpto.forecasting.base import Forecaster
@@ -30,17 +28,6 @@ def test_simple_members_are_what_they_say() -> None:
     assert SeasonalNaive(24).fit(y, step="1h").forecasts(y, [5], 2).tolist() == [[5, 5]]
     levels = ExponentialSmoothing(0.5).fit(y, step="1h").forecasts(y, [1, 2], 1)
     np.testing.assert_allclose(levels, np.expm1([[np.log1p(1)], [(np.log1p(1) + np.log1p(2)) / 2]]))
-
-
-@given(st.lists(st.integers(0, 1000), min_size=10, max_size=60), st.integers(1, 30), st.floats(0.5, 40))
-@settings(max_examples=25)
-def test_averages_lie_between_the_extremes_of_what_they_average(values: list[int], horizon: int, hours: float) -> None:
-    y = np.array(values, dtype=float)
-    origins = np.arange(1, len(y) + 1)
-    low, high = np.minimum.accumulate(y)[:, None], np.maximum.accumulate(y)[:, None]
-    for member in (MovingAverage(hours), SeasonalNaive(hours), ExponentialSmoothing()):
-        found = member.fit(y, step="1h").forecasts(y, origins, horizon)
-        assert ((found >= low - 1e-6) & (found <= high * (1 + 1e-9) + 1e-6)).all()
 
 
 def test_smoothing_learns_how_fast_to_forget() -> None:
@@ -73,7 +60,7 @@ def test_arimas_are_ahead_of_the_naive(name: str, fitted: dict[str, Forecaster],
         assert error(fitted[name], whole, origins, 12) < 0.5 * error(fitted["naive"], whole, origins, 12)
 
 
-@pytest.mark.parametrize("member", [TreesForecaster(), GruForecaster(updates=150)], ids=["trees", "gru"])
+@pytest.mark.parametrize("member", [TreesForecaster(), GruForecaster(updates=60)], ids=["trees", "gru"])
 def test_a_daily_pattern_is_learnt(member: Forecaster) -> None:
     whole, origins = days(40), np.arange(800, 940)
     member.fit(whole.head(800))

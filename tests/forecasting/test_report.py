@@ -11,8 +11,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlpto.forecasting.backtest import backtest
+from rlpto.forecasting.hybrid import LABELS
 from rlpto.forecasting.naive import Naive, SeasonalNaive
-from rlpto.forecasting.report import Weights, write_events, write_forecasts, write_report, write_scores
+from rlpto.forecasting.report import errors_figure, scalars, write_events, write_report, write_tables
 from rlpto.forecasting.series import ForecastError
 
 from .test_backtest import Y, small
@@ -22,8 +23,7 @@ NUMBERS = np.random.default_rng(0).poisson(20, 200).astype(float)
 
 def test_tables_hold_what_was_measured(tmp_path: Path) -> None:
     result = small()
-    write_scores(result, tmp_path / "run" / "scores.csv")
-    write_forecasts(result, tmp_path / "run" / "forecasts.csv")
+    write_tables(result, tmp_path / "run")
     with (tmp_path / "run" / "scores.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["forecaster"], row["ahead"], float(row["mae"])) for row in rows] == [
@@ -47,10 +47,10 @@ def test_a_report_is_tables_plots_and_events(tmp_path: Path) -> None:
 
 def test_tensorboard_shows_errors_forecasts_and_weights(tmp_path: Path) -> None:
     result = backtest({"naive": Naive(), "day": SeasonalNaive(24)}, NUMBERS, step="1h", horizon=3)
-    weights = Weights(np.column_stack([np.linspace(0, 1, 40), np.linspace(1, 0, 40)]), ["first", "second"])
+    weights = np.linspace(0, 1, 40)[:, None] * np.ones(len(LABELS))
     # What an earlier run has left is replaced.
-    write_events(result, "day", tmp_path / "events")
-    write_events(result, "naive", tmp_path / "events", weights)
+    write_events(scalars(result, "day"), {}, tmp_path / "events")
+    write_events(scalars(result, "naive", weights), {"errors": errors_figure(result)}, tmp_path / "events")
     events = EventAccumulator(str(tmp_path / "events"), size_guidance={"scalars": 0})
     events.Reload()
 
@@ -70,14 +70,12 @@ def test_tensorboard_shows_errors_forecasts_and_weights(tmp_path: Path) -> None:
     assert all(a <= b for a, b in zip(low, high, strict=True))
     # The last two origins do not know what came three steps later.
     assert len(line("forecast ahead 3/actual")[0]) == 38
-    assert line("weight/second")[1] == pytest.approx(weights.values[:, 1].tolist())
+    assert line(f"weight/{LABELS[1]}")[1] == pytest.approx(weights[:, 1].tolist())
     assert line("score/coverage/naive")[1] == pytest.approx([result.score("naive", "", range(3)).coverage])
-    figures = {"forecast against actual", "error by distance", "weights of the parts"}
-    assert set(events.Tags()["images"]) == figures
+    assert events.Tags()["images"] == ["errors"]
 
 
 def test_a_folder_that_cannot_be_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    result = backtest({"naive": Naive()}, NUMBERS, step="1h", horizon=1)
     with pytest.raises(ForecastError, match="file/events: cannot write TensorBoard events there"):
-        write_events(result, "naive", tmp_path / "file" / "events")
+        write_events([], {}, tmp_path / "file" / "events")

@@ -141,9 +141,3 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ForecastError, match="cannot write the forecaster there"):
         make_method("naive").fit(np.ones(20), step="1h").save(tmp_path / "blocked" / "f")
     assert [path.name for path in tmp_path.iterdir()] == ["blocked"]
-
-
-def test_what_is_not_forged_loads(states: dict[str, State], tmp_path: Path) -> None:
-    for kind, state in states.items():
-        write_state(tmp_path / kind, kind, state)
-        assert np.isfinite(load(tmp_path / kind).update(5.0).predict(4, [0.1, 0.9]).values).all()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlpto.forecasting.registry import load
 from rlpto.forecasting.series import TimeSeries
-from rlpto.forecasting.trees import Forest, TreesForecaster, add_up, forest_of
+from rlpto.forecasting.trees import TreesForecaster, add_up, forest_of
 from rlpto.io.arrays import FloatArray, IntArray
 
 
@@ -50,10 +50,6 @@ def test_trees_say_what_scikit_learn_says(seed: int, trees: int) -> None:
     asked = np.round(2 * rng.normal(size=(100, 4)), 1)
     np.testing.assert_allclose(add_up(forest_of(model, trees), asked), model.predict(asked), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(add_up(forest_of(model, 0), asked), np.median(truth), atol=1e-9)
-
-
-def test_a_forest_without_trees_says_nothing() -> None:
-    assert add_up(Forest.bare(), np.ones((3, 2))).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

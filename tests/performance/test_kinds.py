@@ -110,8 +110,3 @@ class TestMeasured:
         for kinds in ({"aws": 4, "h100": 8}, {"gpu": 4}):
             with pytest.raises(ProfileError, match=f"kind {list(kinds)[-1]!r}.*expected one of aws, dgx-ext, rtx"):
                 compile_tables(profiles, [JobType("bert")], 8, 8, kinds=kinds)
-
-    def test_a_missing_file_is_named(self, measured_folder: Path) -> None:
-        (measured_folder / "toy" / "placements.csv").rename(measured_folder / "toy" / "placements-t4.csv")
-        with pytest.raises(ProfileError, match=r"scalability-t4\.csv"):
-            compile_tables(load_profiles(measured_folder), [JobType("toy")], 2, 2, kinds={"t4": 2})

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.interpolate import LinearNDInterpolator, interp1d
 
 from rlpto.io.errors import ProfileError
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.interpolation import MeasuredModel
 from rlpto.performance.measured import MeasuredProfiles
-from rlpto.performance.measurements import Measurements, read_measurements
+from rlpto.performance.measurements import read_measurements
 from rlpto.performance.profiles import builtin_profiles
-from rlpto.performance.tables import JobType, SpeedTables, placement_key, smallest_rotation
+from rlpto.performance.tables import JobType, SpeedTables, placement_key
 
 
 def test_reads_limits_and_progress(measured_folder: Path) -> None:
@@ -33,11 +30,6 @@ def test_means_of_placements_stand_for_their_size(measured_folder: Path) -> None
     # Placements 22 (0.2 s) and 13 (0.3 s).
     np.testing.assert_allclose(steps.step_time[at], [0.25])
     assert len(steps) == 8 * 3 + 4 * 3
-
-
-def test_yolov3_never_computes_more_than_8_at_once(measured_folder: Path) -> None:
-    (measured_folder / "toy").rename(measured_folder / "yolov3")
-    assert read_measurements(measured_folder / "yolov3").max_local == 8
 
 
 @pytest.mark.parametrize(
@@ -75,31 +67,6 @@ def test_missing_files_are_named(measured_folder: Path) -> None:
         path.unlink()
     with pytest.raises(ProfileError, match=r"toy: no validation-<batch size>.csv"):
         read_measurements(measured_folder / "toy")
-
-
-def test_empty_files_are_named(measured_folder: Path) -> None:
-    (measured_folder / "toy" / "scalability.csv").write_text("")
-    with pytest.raises(ProfileError, match=r"scalability.csv: the file is empty"):
-        read_measurements(measured_folder / "toy")
-
-
-POLLUX_TYPES = [
-    JobType("bert", 384),
-    JobType("cifar10", 2048),
-    JobType("cifar10", 4096),
-    JobType("deepspeech2", 320),
-    JobType("deepspeech2", 640),
-    JobType("imagenet", 3200),
-    JobType("imagenet", 6400),
-    JobType("ncf", 32768),
-    JobType("yolov3", 64),
-]
-"""All that occur in the published workloads."""
-
-
-@pytest.fixture(scope="module")
-def pollux_tables(shared_data: Path) -> SpeedTables:
-    return compile_tables(MeasuredProfiles(shared_data / "profiles"), POLLUX_TYPES, 64, 4)
 
 
 def rate_of(tables: SpeedTables, type_index: int, placement: tuple[int, ...]) -> np.ndarray:
@@ -202,86 +169,3 @@ def test_the_rescale_delay_is_the_built_in_one_where_there_is_one(measured_folde
 def test_batches_out_of_range_are_refused(measured_folder: Path, batch: int) -> None:
     with pytest.raises(ProfileError, match=f"toy: batch_size {batch}, expected 8 to 64"):
         compile_tables(MeasuredProfiles(measured_folder), [JobType("toy", batch)], 8, 4)
-
-
-# The same rules once more, one number at a time, straight from the files.
-
-
-@cache
-def measured_of(folder: Path) -> Measurements:
-    return read_measurements(folder)
-
-
-@cache
-def interpolator(folder: Path) -> LinearNDInterpolator:
-    steps = measured_of(folder).steps
-    points = np.column_stack([steps.nodes, steps.replicas, steps.local_batch])
-    return LinearNDInterpolator(points, np.column_stack([steps.step_time, steps.sync_time]))
-
-
-def naive_step(folder: Path, placement: tuple[int, ...], local: int, accumulation: int) -> float:
-    measured = measured_of(folder)
-    smallest = smallest_rotation(placement)
-    if smallest in measured.placements:
-        rows = measured.placements[smallest]
-        step = float(interp1d(rows.local_batch, rows.step_time)(local))
-        sync = float(interp1d(rows.local_batch, rows.sync_time)(local))
-    else:
-        step, sync = interpolator(folder)([min(len(placement), 16), sum(placement), local])[0]
-    return step + (step - sync) * accumulation
-
-
-def naive_rate(folder: Path, placement: tuple[int, ...], batch: int, epoch: int) -> float:
-    measured = measured_of(folder)
-    gpus = sum(placement)
-    local = math.ceil(batch / gpus)
-    accumulation = math.ceil(local / measured.max_local) - 1
-    if gpus == 1 and batch > measured.base_batch:
-        accumulation = max(accumulation, 1)
-    atomic = math.ceil(local / (accumulation + 1))
-    atomic = min(atomic, measured.largest_batch // (gpus * (accumulation + 1)))
-    total = gpus * atomic * (accumulation + 1)
-    low = max(b for b in measured.runs if b <= total)
-    high = min(b for b in measured.runs if b >= total)
-    weight = 0.0 if low == high else (total - low) / (high - low)
-    sqr, var = (
-        (1 - weight) * getattr(measured.runs[low], name)[epoch] + weight * getattr(measured.runs[high], name)[epoch]
-        for name in ("grad_sqr", "grad_var")
-    )
-    gain = (var + sqr) / (var / (total / measured.base_batch) + sqr)
-    ends = [0.0] + [min(run.progress[e] for run in measured.runs.values()) for e in range(epoch + 1)]
-    return gain / naive_step(folder, placement, atomic, accumulation) / (ends[-1] - ends[-2])
-
-
-def test_rates_on_real_measurements_are_exact(shared_data: Path, pollux_tables: SpeedTables) -> None:
-    tables = pollux_tables
-    rng = np.random.default_rng(0)
-    placements = [(1,), (4,), (3, 1), (2, 4, 4), (1, 1, 2, 1, 1), (4,) * 6, (4,) * 12, (2, 1) * 8, (1,) * 18]
-    for i, (model, batch, *_) in enumerate(POLLUX_TYPES):
-        assert batch is not None
-        folder = shared_data / "profiles" / model
-        measured = measured_of(folder)
-        for placement in placements:
-            if batch >= sum(placement) * measured.min_local:
-                epoch = int(rng.integers(measured.epochs))
-                expected = naive_rate(folder, placement, batch, epoch)
-                assert rate_of(tables, i, placement)[epoch] == pytest.approx(expected, rel=1e-9), (model, placement)
-
-
-def test_known_speed_on_real_measurements_is_exact(shared_data: Path, pollux_tables: SpeedTables) -> None:
-    tables = pollux_tables
-    assert tables.known_speed is not None
-    folder = shared_data / "profiles" / "cifar10"
-    for batch, k, atomic, accumulation in (
-        (4096, 1, 1024, 3),
-        (2048, 1, 1024, 1),
-        (2048, 6, 342, 0),
-        (2048, 11, 187, 0),
-        (2048, 32, 64, 0),
-        (4096, 61, 68, 0),
-    ):
-        i = POLLUX_TYPES.index(JobType("cifar10", batch))
-        placement = (4,) * (k // 4) + ((k % 4,) if k % 4 else ())
-        atomic = min(atomic, 4096 // (k * (accumulation + 1)))
-        expected = 1 / naive_step(folder, placement, atomic, accumulation)
-        assert tables.known_speed[i, k] == pytest.approx(expected, rel=1e-9)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,7 +22,7 @@ from rlpto.performance.parameter_server import (
     speed_grid,
     spread_probes,
 )
-from rlpto.performance.profiles import Profile, load_profile, profile_yaml
+from rlpto.performance.profiles import Profile, load_file, profile_yaml
 from rlpto.performance.tables import NO_TYPE, JobType, SpeedTables
 from tests.builders import served_profiles
 
@@ -161,14 +163,10 @@ def test_servers_and_batch_sizes_are_chosen_apart() -> None:
     assert found.types_at(np.array([1]), np.array([0]), np.array([1])).tolist() == [NO_TYPE]
 
 
-def test_a_profile_comes_back_from_yaml(tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("profiles") / "served.yaml"
+def test_profiles_with_servers_are_read_and_written(tmp_path: Path) -> None:
+    path = tmp_path / "served.yaml"
     path.write_text(profile_yaml(served()))
-    assert load_profile(path) == served()
-
-
-def test_more_servers_than_there_may_be_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("profiles") / "served.yaml"
+    assert load_file(path) == {"served": served()}
     path.write_text(profile_yaml(served()).replace("servers: 2", "servers: 5", 1))
     with pytest.raises(ProfileError, match="servers 5 exceeds most_servers 4"):
-        load_profile(path)
+        load_file(path)

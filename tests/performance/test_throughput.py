@@ -46,7 +46,7 @@ def measured(params: ThroughputParams, sizes: list[tuple[int, int]], batches: li
 SIZES = [(1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (2, 4), (2, 8), (4, 8), (4, 16), (8, 16), (8, 32), (16, 64)]
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(params=params_strategy)
 def test_fit_recovers_the_throughput_of_the_parameters_behind_the_measurements(params: ThroughputParams) -> None:
     rows = measured(params, SIZES, [8, 32, 128])

@@ -136,13 +136,6 @@ def test_drawn_jobs_are_those_of_the_trace_at_nearly_their_times() -> None:
     assert len(set(source.tolist())) < len(trace)  # with replacement
 
 
-def test_the_seed_decides_the_draw() -> None:
-    trace, work = benchmark()
-    first, same, other = (draw_trace(trace, work, work.sum(), DRAWN_SPAN, seed) for seed in ((1, 2), (1, 2), (1, 3)))
-    assert first.jobs.equals(same.jobs)
-    assert not first.jobs.equals(other.jobs)
-
-
 def test_what_cannot_be_drawn_from_is_named() -> None:
     trace, work = benchmark()
     with pytest.raises(TraceError, match=r"benchmark\.csv: a job is submitted at .* s, expected all within the 3600 s"):

@@ -151,18 +151,3 @@ def test_generated_philly_traces_resemble_philly(philly_trace, year) -> None:
             for trace, span in ((drawn, days), (real, committed.days))
         ]
         assert hours[0] == pytest.approx(hours[1], rel=0.12)
-
-
-def test_generated_philly_traces_have_its_week(philly_trace, year) -> None:
-    """Submissions by hour of the week: correlation above 0.9, every day of the week within 10 %."""
-    committed = load_calibration("philly")
-    profile = np.array(calibrate(year).submissions_per_hour)
-    wanted = np.array(committed.submissions_per_hour)
-    assert np.corrcoef(profile, wanted)[0, 1] > 0.9
-    for block in range(0, 168, 24):
-        assert profile[block : block + 24].mean() == pytest.approx(wanted[block : block + 24].mean(), rel=0.1)
-    offset = (pd.Timestamp(committed.first_day) - philly_trace.origin).total_seconds()
-    real = hour_of_week_profile(philly_trace.slice(offset, offset + 43 * DAY)).reshape(7, 24)
-    drawn = hour_of_week_profile(year).reshape(7, 24)
-    assert real[:5].mean() > real[5:].mean()
-    assert drawn[:5].mean() > drawn[5:].mean()

@@ -126,14 +126,6 @@ def test_foreign_files_are_refused_in_one_line(tmp_path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_failed_write_leaves_nothing(tmp_path) -> None:
-    target = tmp_path / "taken"
-    target.mkdir()
-    with pytest.raises(TraceError, match="cannot write"):
-        write_trace(small_trace(), target)
-    assert [file.name for file in tmp_path.iterdir()] == ["taken"]
-
-
 @pytest.mark.parametrize("gpus", [[[]], [[1]], [[1, 2]]])
 def test_a_column_of_several_dimensions_is_refused(gpus: list[list[int]]) -> None:
     with pytest.raises(TraceError, match=r"made up: .*dimension"):

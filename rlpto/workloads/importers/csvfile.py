@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,18 +22,8 @@ _LONGEST_LINE = 100_000
 """Characters of a line with quotes."""
 
 
-@dataclass(frozen=True)
-class CsvTable:
-    """Rows of a CSV file as columns of text, with the line each stands on."""
-
-    columns: dict[str, list[str]]
-    lines: Lines
-
-    def __getitem__(self, name: str) -> list[str]:
-        return self.columns[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.columns
+Columns = dict[str, list[str]]
+"""[N] texts by the name of their column."""
 
 
 def read_csv(
@@ -43,8 +32,8 @@ def read_csv(
     skip_bad_lines: bool,
     optional: Sequence[str] = (),
     headerless: Sequence[str] = (),
-) -> CsvTable:
-    """Read a comma-separated file; blank lines do not count.
+) -> tuple[Columns, Lines]:
+    """Columns of a comma-separated file, and the lines they stand on; blank lines do not count.
 
     required: columns that must be there, in any order among others. optional: columns taken if there.
     headerless: names of all columns of a file that may come without a header line.
@@ -82,21 +71,19 @@ def read_csv(
     for row in np.flatnonzero(widths != width):
         rows[row] = blank
     at = {name: header.index(name) for name in wanted}
-    return CsvTable({name: [row[i] for row in rows] for name, i in at.items()}, lines)
+    return {name: [row[i] for row in rows] for name, i in at.items()}, lines
 
 
 def table_format(name: str, table: Table) -> Format:
     """A format that is described by a table of its columns."""
 
     def read(path: Path, skip_bad_lines: bool) -> ImportResult:
-        return _read_jobs(name, table, read_csv(path, table.required, skip_bad_lines, table.optional))
+        return _read_jobs(name, table, *read_csv(path, table.required, skip_bad_lines, table.optional))
 
     return Format(table.description, read, lambda head: head.startswith(table.begins))
 
 
-def _read_jobs(name: str, table: Table, found: CsvTable) -> ImportResult:
-    lines = found.lines
-
+def _read_jobs(name: str, table: Table, found: Columns, lines: Lines) -> ImportResult:
     def moments(column: str, blank: bool = True) -> FloatArray:
         if table.dates:
             return times(lines, column, found[column], blank, table.hours_from_utc)
@@ -125,14 +112,14 @@ def _read_jobs(name: str, table: Table, found: CsvTable) -> ImportResult:
         "duration": duration,
         "gpus": np.ceil(np.round(gpus, 9)),
     }
-    columns |= _training_columns(table, found)
+    columns |= _training_columns(table, found, lines)
     lines.without_gpus(columns["gpus"] == 0)
     if table.start:
         lines.never_ran(is_blank(found[table.start]))
     return lines.finish(columns, origin=EPOCH if table.dates else None, rebase=table.rebase)
 
 
-def _training_columns(table: Table, found: CsvTable) -> dict[str, AnyArray]:
+def _training_columns(table: Table, found: Columns, lines: Lines) -> dict[str, AnyArray]:
     """What a file says of the training itself: model, batch size, metric and rule to stop by."""
     names = {"model": table.model, "metric": table.metric, "stop": table.stop}
     columns: dict[str, AnyArray] = {
@@ -141,17 +128,15 @@ def _training_columns(table: Table, found: CsvTable) -> dict[str, AnyArray]:
         if column in found
     }
     if "model" in columns:
-        found.lines.reject(columns["model"] == "", lambda _: f"{table.model} is empty, expected the name of a model")
+        lines.reject(columns["model"] == "", lambda _: f"{table.model} is empty, expected the name of a model")
     if table.batch_size in found:
-        columns["batch_size"] = numbers(found.lines, table.batch_size, found[table.batch_size], blank=0.0, whole=True)
+        columns["batch_size"] = numbers(lines, table.batch_size, found[table.batch_size], blank=0.0, whole=True)
     if (metric := columns.get("metric")) is not None:
         known = np.isin(metric.astype(str), ["", *METRICS])
-        found.lines.reject(
-            ~known, lambda i: f"metric {one_line(repr(metric[i]))}, expected one of {', '.join(METRICS)}"
-        )
+        lines.reject(~known, lambda i: f"metric {one_line(repr(metric[i]))}, expected one of {', '.join(METRICS)}")
     if (stop := columns.get("stop")) is not None:
         good = are_rules(stop.tolist())
-        found.lines.reject(~good, lambda i: f"stop {one_line(repr(stop[i]))}, expected {RULE_TEXT}")
+        lines.reject(~good, lambda i: f"stop {one_line(repr(stop[i]))}, expected {RULE_TEXT}")
     return columns
 
 

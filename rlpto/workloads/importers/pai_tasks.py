@@ -27,14 +27,13 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
     start to the last end. The submission is not recorded: the first start stands for it. A job with
     a task that has started but not ended has an unknown duration.
     """
-    table = read_csv(
+    table, lines = read_csv(
         path,
         ("job_name", "inst_num", "status", "start_time", "end_time", "plan_gpu"),
         skip_bad_lines,
         optional=("gpu_type",),
         headerless=_COLUMNS,
     )
-    lines = table.lines
     plan = numbers(lines, "plan_gpu", table["plan_gpu"], blank=0.0)
     instances = numbers(lines, "inst_num", table["inst_num"], low=1.0, blank=1.0, whole=True)
     start = numbers(lines, "start_time", table["start_time"], blank=np.nan)
@@ -49,7 +48,7 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
             "demand": instances * plan / 100,
             "start": start,
             "end": np.where(ended, end, np.inf),
-            "group": table.columns.get("gpu_type", [""] * len(plan)),
+            "group": table.get("gpu_type", [""] * len(plan)),
         }
     )
     return lines.finish(_merge_tasks(lines, tasks), origin=EPOCH + _LOCAL_TIME)

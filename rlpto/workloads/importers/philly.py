@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,28 +23,27 @@ from rlpto.workloads.importers.base import EPOCH, Format, ImportResult, Lines, r
 _BETWEEN = re.compile(r"\s*(,?)\s*")
 
 
-@dataclass
-class _Attempts:
-    """All attempts of all jobs in a row: number of the job in the file, start, end and GPUs."""
+class _Attempt(NamedTuple):
+    """job: its number in the file. start, end: as they stand there. gpus: on all machines."""
 
-    job: list[int] = field(default_factory=list)
-    start: list[str] = field(default_factory=list)
-    end: list[str] = field(default_factory=list)
-    gpus: list[int] = field(default_factory=list)
+    job: int
+    start: str
+    end: str
+    gpus: int
 
 
 def read(path: Path, skip_bad_lines: bool) -> ImportResult:
     """Import a `cluster_job_log`.
 
-    A job's GPUs are those of its largest attempt, its duration the summed run time of its attempts.
-    A job without any attempt that started is left out as never having run; one whose last attempt
-    has no end was still running, so its duration is unknown; an earlier attempt without start or end
-    (a known fault of the log) counts as nothing. A broken record is reported with the line on which
-    it begins; a fault in the JSON itself cannot be skipped.
+    A job's GPUs are those of its largest attempt, its duration the summed run time of its attempts. A job without any
+    attempt that started is left out as never having run; one whose last attempt has no end was still running, so its
+    duration is unknown; an earlier attempt without start or end (a known fault of the log) counts as nothing. A broken
+    record is reported with the line on which it begins; a fault in the JSON itself cannot be skipped.
     """
     records, numbers = zip(*_records(path, read_log(path)), strict=True)
     lines = Lines(path, np.array(numbers, dtype=np.int64), skip_bad_lines)
-    attempts, faults = _Attempts(), {}
+    attempts: list[_Attempt] = []
+    faults = {}
     text: dict[str, list[str]] = {"jobid": [], "vc": [], "user": [], "submitted_time": []}
     for i, record in enumerate(records):
         fault = _fault(record)
@@ -53,20 +52,19 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
         for key, column in text.items():
             column.append("" if fault else str(record.get(key) or ""))
         for attempt in [] if fault else record["attempts"]:
-            attempts.job.append(i)
-            attempts.start.append(str(attempt.get("start_time") or ""))
-            attempts.end.append(str(attempt.get("end_time") or ""))
-            attempts.gpus.append(sum(len(machine["gpus"]) for machine in attempt.get("detail") or ()))
+            start, end = (str(attempt.get(key) or "") for key in ("start_time", "end_time"))
+            gpus = sum(len(machine["gpus"]) for machine in attempt.get("detail") or ())
+            attempts.append(_Attempt(i, start, end, gpus))
     count = len(records)
     lines.reject(np.isin(np.arange(count), list(faults)), faults.__getitem__)
     submit = times(lines, "submitted_time", text["submitted_time"])
-    duration, gpus, started = _sum_attempts(lines, attempts, count)
+    duration, most_gpus, started = _sum_attempts(lines, attempts, count)
     lines.never_ran(~started)
-    lines.without_gpus(gpus == 0)
+    lines.without_gpus(most_gpus == 0)
     columns = {"name": text["jobid"], "user": text["user"], "group": text["vc"]}
     return lines.finish(
         {name: np.array(column, dtype=object) for name, column in columns.items()}
-        | {"submit_time": submit, "duration": duration, "gpus": gpus},
+        | {"submit_time": submit, "duration": duration, "gpus": most_gpus},
         origin=EPOCH,
     )
 
@@ -120,19 +118,19 @@ def _fault(record: object) -> str | None:
     return None
 
 
-def _sum_attempts(lines: Lines, attempts: _Attempts, count: int) -> tuple[FloatArray, IntArray, BoolArray]:
+def _sum_attempts(lines: Lines, attempts: list[_Attempt], count: int) -> tuple[FloatArray, IntArray, BoolArray]:
     """Duration [s], GPUs, and whether it ever started, of every one of `count` jobs."""
-    job = np.array(attempts.job, dtype=np.int64)
+    job = np.array([attempt.job for attempt in attempts], dtype=np.int64)
     own = Lines(lines.path, lines.number[job], lines.skip_bad_lines)
-    start = times(own, "start_time", attempts.start, blank=True)
-    end = times(own, "end_time", attempts.end, blank=True)
-    own.reject(end < start, lambda i: f"end_time {attempts.end[i]} before start_time {attempts.start[i]}")
+    start = times(own, "start_time", [attempt.start for attempt in attempts], blank=True)
+    end = times(own, "end_time", [attempt.end for attempt in attempts], blank=True)
+    own.reject(end < start, lambda i: f"end_time {attempts[i].end} before start_time {attempts[i].start}")
     lines.adopt(own, job)
     run = np.where(np.isfinite(start) & np.isfinite(end), end - start, 0.0)
     duration: FloatArray = np.bincount(job, weights=run, minlength=count).astype(np.float64)
     started = np.bincount(job, weights=np.isfinite(start), minlength=count) > 0
     gpus = np.zeros(count, dtype=np.int64)
-    np.maximum.at(gpus, job, np.array(attempts.gpus, dtype=np.int64))
+    np.maximum.at(gpus, job, np.array([attempt.gpus for attempt in attempts], dtype=np.int64))
     last = np.flatnonzero(np.diff(job, append=count))
     duration[job[last[np.isfinite(start[last]) & np.isnan(end[last])]]] = np.nan
     return duration, gpus, started
