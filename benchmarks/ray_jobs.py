@@ -287,7 +287,7 @@ def scale(_: int) -> Found:
         "cluster": {"nodes": [{"count": NODES, "gpus": NODE_GPUS}]},
         "workload": {"source": "jobs", "jobs": [{"gpus": EACH, "max_gpus": EACH} | jobs]},
         "simulator": {"interval": 5},
-        "ray": {"programs": {"digits": program}, "tensorboard": False, "heartbeat_timeout": 30},
+        "ray": {"programs": {"digits": program}, "heartbeat_timeout": 30},
         "policies": ["equal_share"],
         "evaluation": {"reference": "equal_share"},
     }

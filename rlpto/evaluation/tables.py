@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -267,25 +266,6 @@ def write_csv(results: Results, folder: Path) -> list[Path]:
     for name, table in tables.items():
         write_text(folder / name, table.to_csv(index=False, lineterminator="\n"), "a table")
     return [folder / name for name in tables]
-
-
-def write_json(results: Results, path: Path) -> None:
-    """Write cells, summary and paired differences as one JSON file; undefined figures are null.
-
-    Raises CheckpointError if the file cannot be written.
-    """
-    content = {
-        "knowledge": results.knowledge,
-        "forecast": results.forecast,
-        "reference": results.reference,
-        "level": LEVEL,
-        "metrics": [{"name": m.name, "unit": m.unit, "better": m.better} for m in METRICS],
-        "warnings": warnings(results),
-        "cells": [json_row(row) for row in results.cells.to_dict("records")],
-        "summary": [json_row(row) for row in _summary_rows(results)],
-        "paired": [json_row(row) for row in _paired_rows(results)],
-    }
-    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n", "results")
 
 
 def column_scale(results: Results, name: str) -> Scale:

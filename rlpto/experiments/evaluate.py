@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rlpto.agents.policy import run_file, shown_label
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import Cell, FinishedCell, evaluate, load_cells
-from rlpto.evaluation.tables import Results, results, write_csv, write_json
+from rlpto.evaluation.tables import Results, results, write_csv
 from rlpto.experiments.cache_key import Result, differing_keys
 from rlpto.experiments.config import Config, resolved_yaml
 from rlpto.experiments.experiment import prepare, run_cell
@@ -34,14 +34,11 @@ if TYPE_CHECKING:
     from rlpto.evaluation.plots import Plot
 
 
-def jobs_of_file(file: Path, follow: bool) -> list[str]:
-    """Overrides that take jobs from a file that is followed, or from another trace, every window of it for testing."""
+def jobs_of_file(file: Path) -> list[str]:
+    """Overrides that take jobs from another trace, every window of it for testing."""
     values: dict[str, object] = {"path": [str(file)], "draws": 0, "train_path": [], "validation_path": []}
-    if follow:
-        values |= {"source": "follow", "jobs": [], "load": None}
-    else:
-        values |= {"source": "trace", "format": None, "skip_days": 0}
-        values |= {"windows.train": 0, "windows.validation": 0, "windows.test": 1}
+    values |= {"source": "trace", "format": None, "skip_days": 0}
+    values |= {"windows.train": 0, "windows.validation": 0, "windows.test": 1}
     return [*(f"workload.{key}={json.dumps(value)}" for key, value in values.items()), "evaluation.split=test"]
 
 
@@ -126,7 +123,7 @@ def run_cells(
 
 
 def write_results(config: Config, finished: list[FinishedCell], folder: Path, *, report: bool) -> Results:
-    """Tables of finished cells as CSV and as JSON; plots and the report if wanted."""
+    """Tables of finished cells as CSV; plots and the report if wanted."""
     finished = labelled(finished)
     by_label = {policy_label(spec): spec for spec in config.policies}
     reference = config.evaluation.reference
@@ -140,7 +137,6 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
         notes=[repetition.text] if repetition is not None and repetition.is_high else [],
     )
     write_csv(found, folder)
-    write_json(found, folder / "results.json")
     if report:
         from rlpto.evaluation.plots import all_plots, write_plots
         from rlpto.evaluation.report import About, write_report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +12,7 @@ from rich.console import Console
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
 from rlpto.evaluation.runner import Cell, FinishedCell, evaluate
-from rlpto.evaluation.tables import Results, frame, print_results, results, warnings, write_csv, write_json
+from rlpto.evaluation.tables import Results, frame, print_results, results, warnings, write_csv
 
 from .conftest import POLICIES
 from .helpers import toy_record
@@ -119,21 +118,6 @@ def test_csv_files_hold_the_figures(toy_results: Results, tmp_path: Path) -> Non
     row = paired[(paired["policy"] == "share") & (paired["metric"] == "jct_mean")].iloc[0]
     values = cells.set_index(["policy", "window", "seed"])["jct_mean"]
     assert row["difference"] == pytest.approx((values["share"] - values["fifo"]).mean())
-
-
-def test_json_is_strict_and_complete(toy_results: Results, tmp_path: Path) -> None:
-    write_json(toy_results, tmp_path / "results.json")
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    content = json.loads((tmp_path / "results.json").read_text(), parse_constant=refuse)
-    assert content["knowledge"] == "noisy"
-    assert content["reference"] == "fifo"
-    assert len(content["cells"]) == len(toy_results.cells)
-    bound = next(row for row in content["cells"] if row["policy"] == LOWER_BOUND)
-    assert bound["utilisation"] is None
-    assert len(content["summary"]) == 4 * len(METRICS)
 
 
 def test_intervals_of_few_cells_stay_possible(finished: list[FinishedCell]) -> None:

@@ -32,9 +32,9 @@ from rlpto.forecasting.registry import make_method
 from rlpto.ray_cluster.messages import JobSpec, Plan
 from rlpto.ray_cluster.nodes.persistent_cluster import noted_cluster
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
-from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches, write_tables
 from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import read_table
+from rlpto.ray_cluster.scheduler.session_records import decision_records, policy_switches
 from tests.evaluation.helpers import tiny_record
 from tests.fuzz.harness import Draw, fuzzed, put_file
 from tests.fuzz.mutations import NASTY, as_json, broken_archive, broken_bytes, broken_json, broken_yaml
@@ -159,7 +159,6 @@ def test_session_database(draw: Draw, folder: Path) -> None:
                 base.execute(f"UPDATE {table} SET {column} = ?", (value,))
     read_table(path, "jobs")
     with SessionDatabase(path, lambda _: None) as database:
-        write_tables(database, folder)
         decision_records(database, RewardWeights())
         policy_switches(database)
         database.newest_commands()

@@ -37,7 +37,7 @@ TINY = {
 EXPERIMENT = {
     "name": "service",
     "simulator": {"interval": 10},
-    "ray": {"checkpoint_interval": 5, "retries": 1, "backoff": 0.1, "tensorboard": False},
+    "ray": {"checkpoint_interval": 5, "retries": 1, "backoff": 0.1},
 }
 
 

@@ -6,18 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from rlpto.core.cluster import (
-    Allocation,
-    ClusterShape,
-    ClusterState,
-    JobSource,
-    Node,
-    OrderSource,
-    Placement,
-    Progress,
-    Reclass,
-    Withdraw,
-)
+from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node, Placement, Progress
 from rlpto.core.external_load import BackgroundLoad
 from rlpto.core.gpu_kinds import kinds_of
 from rlpto.core.job_store import JobStore
@@ -32,10 +21,11 @@ from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
 from rlpto.ray_cluster.scheduler.clock import SessionTiming
 from rlpto.ray_cluster.scheduler.job_tracker import JobTracker, PolicyKnowledge
 from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory, usable_nodes
+from rlpto.ray_cluster.scheduler.orders import OrderSource, Reclass, Withdraw
 from rlpto.ray_cluster.scheduler.placement import allocated_plans, known_placement
-from rlpto.ray_cluster.scheduler.run_tables import allocation_changes
 from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import refuse_lost_database
+from rlpto.ray_cluster.scheduler.session_records import allocation_changes
 from rlpto.store.jobs import EXPECTED
 
 WRITE_INTERVAL_S = 1.0
@@ -49,9 +39,7 @@ class RayCluster(JobTracker):
     order. tables: speeds that policies know. database: what the session has come to so far; if it is not
     empty, the session goes on: its controllers are taken over, and jobs whose controller is gone go on from their
     checkpoints. knowledge: what policies know.
-    source: where further jobs come from while the session lasts, with `specs_of` to say what the controllers of some
-    jobs need, given the number of the first of them. Through an `OrderSource` jobs are withdrawn and reclassed too, and
-    nothing that fails ends the session.
+    source: where further jobs and orders come from while the session lasts; with one, nothing that fails ends it.
     background: what other processes hold of the nodes, from the session's start; it is only counted, not held.
     observers: called about once a second, and after every event and decision. reported: called with each report that is
     written, in the same transaction, and whether it is the last of its job.
@@ -76,13 +64,11 @@ class RayCluster(JobTracker):
         rules: SessionTiming,
         observers: Iterable[Callable[[RayCluster], None]] = (),
         knowledge: PolicyKnowledge | None = None,
-        source: JobSource | None = None,
-        specs_of: Callable[[Sequence[Job], int], Sequence[JobSpec]] | None = None,
+        source: OrderSource | None = None,
         background: Sequence[BackgroundLoad] = (),
         reported: Callable[[RayCluster, JobReport, bool], None] = lambda *_: None,
     ) -> None:
-        self._source, self._specs_of = source, specs_of
-        self._orders = source if isinstance(source, OrderSource) else None
+        self._source = source
         found = usable_nodes(backend.nodes(), tables.kinds)
         whole = ClusterShape(Node(node.gpus, node.cpus, node.gpu) for node in found)
         if whole.most_gpus == 0:
@@ -112,7 +98,7 @@ class RayCluster(JobTracker):
     def _check_fit(self, jobs: Sequence[Job], tables: SpeedTables, shape: ClusterShape) -> None:
         """Raise JobError for a job that needs more than the cluster can ever give."""
         large = next((job for job in jobs if job.requested_gpus > shape.most_gpus), None)
-        if large is not None and self._orders is None:
+        if large is not None and self._source is None:
             gpus = f"{large.requested_gpus} GPUs, but the Ray cluster has {shape.most_gpus} in all"
             raise JobError(f"job {large.name} wants {gpus}")
         check_servers_fit(jobs, JobStore.from_jobs(jobs, tables), tables, shape)
@@ -305,7 +291,7 @@ class RayCluster(JobTracker):
             self._take_beliefs()
         if self._written == now:
             self._notify()
-        if self._fatal is not None and self._orders is None:
+        if self._fatal is not None and self._source is None:
             raise self._fatal
 
     def _look_at_nodes(self, alive: Sequence[NodeInfo]) -> None:
@@ -323,10 +309,11 @@ class RayCluster(JobTracker):
 
     def _take_in(self) -> None:
         """Take in jobs and orders that have become known."""
-        jobs = [] if self._source is None else self._source.poll()
-        if jobs and self._specs_of is not None:
-            self._append(jobs, self._specs_of(jobs, len(self.jobs)))
-        for order in () if self._orders is None else self._orders.orders(self.time):
+        if self._source is None:
+            return
+        if found := self._source.poll():
+            self._append([job for job, _ in found], [spec for _, spec in found])
+        for order in self._source.orders():
             self.changed = True
             if isinstance(order, Withdraw):
                 self._withdraw(order.job)

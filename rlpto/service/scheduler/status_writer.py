@@ -129,13 +129,12 @@ class StatusWriter:
             set_queue(self.database, rows, before)
             add_event(self.database, "queue", self.wall(), body={"waiting": len(rows)})
 
-    def decided(self, row: DecisionRow, reward: FloatArray | None, time: float, applied: bool) -> None:
+    def decided(self, row: DecisionRow, reward: FloatArray, time: float, applied: bool) -> None:
         """Write down a decision. reward: [TERMS] of the time since the one before. time: s of the session. applied:
         whether the session has noted it already."""
         self.decisions += 1
-        if reward is not None:
-            parts = dict(zip(REWARD_PARTS, reward.tolist(), strict=True))
-            row = replace(row, reward=float(reward.sum()), parts=parts)
+        parts = dict(zip(REWARD_PARTS, reward.tolist(), strict=True))
+        row = replace(row, reward=float(reward.sum()), parts=parts)
         with self.database.transaction():
             if applied:
                 describe_decision(self.database, row)
