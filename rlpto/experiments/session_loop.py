@@ -22,7 +22,8 @@ from rlpto.ray_cluster.scheduler.clock import Clock, SessionTiming
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.store.requests import Request, open_requests
-from rlpto.store.status import set_predictions
+from rlpto.store.rows import put_all
+from rlpto.store.status import PredictionRow
 
 HOUR = 3600.0
 OUTLOOK_KEPT_S = 30.0
@@ -51,10 +52,10 @@ def session_predictor(
 
     def publish(found: Predictions) -> None:
         over = {job.id for job in database.jobs() if job.is_over}
-        set_predictions(database, [row for row in found.rows(database.wall) if row.job not in over])
+        put_all(database, PredictionRow, [row for row in found.rows(database.wall) if row.job not in over])
 
     def failed(reason: str) -> None:
-        set_predictions(database, ())
+        put_all(database, PredictionRow, ())
         database.set_fact(NO_PREDICTIONS, reason)
 
     settings = prediction_settings(config.simulator)

@@ -91,7 +91,7 @@ def compile_predictions(settings: Config) -> None:
 @pytest.mark.usefixtures("no_controller_is_left")
 def test_jobs_train_to_their_end_under_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     predicted: list[Sequence[PredictionRow]] = []
-    monkeypatch.setattr(session_loop, "set_predictions", lambda _, rows: predicted.append(rows))
+    monkeypatch.setattr(session_loop, "put_all", lambda *given: predicted.append(given[2]))
     settings = config([{"name": "a", "max_gpus": 2}, {"name": "b", "submit": 1, "max_gpus": 2}])
     compile_predictions(settings)
     record = RealCells(settings, tmp_path)(CELL)

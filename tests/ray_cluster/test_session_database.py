@@ -24,7 +24,8 @@ from rlpto.ray_cluster.scheduler.session_folder import (
     request_policy,
 )
 from rlpto.store.requests import answer, open_requests
-from rlpto.store.status import PredictionRow, set_predictions
+from rlpto.store.rows import put
+from rlpto.store.status import PredictionRow
 
 
 @pytest.fixture
@@ -143,9 +144,7 @@ def test_state_gpus_progress_and_end_of_every_job(tmp_path: Path) -> None:
             own.change(1.0, f"job-{number}", gpus, 0.5, ())
         own.set_job("job-0", progress=2.0)
         own.set_job("job-1", state="finished", progress=8.0)
-        set_predictions(
-            own, [PredictionRow("job-0", 10.0, "fifo", 1.0, finish=35.0), PredictionRow("job-2", 10.0, "fifo", 40.0)]
-        )
+        put(own, [PredictionRow("job-0", 10.0, "fifo", 1.0, finish=35.0), PredictionRow("job-2", 10.0, "fifo", 40.0)])
         assert newest_database(tmp_path) == database
         first, second, third = job_progress(database)
     assert astuple(first) == ("job-0", "a name", "starting", 1, 0.25, 25.0)

@@ -17,7 +17,7 @@ import pytest
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
-from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import (
     DATABASE,
     SESSIONS,
@@ -27,6 +27,7 @@ from rlpto.ray_cluster.scheduler.session_folder import (
 )
 from rlpto.ray_cluster.settings import ProgramSettings, RaySettings, job_specs
 from rlpto.store import database as database_module
+from rlpto.store.status import nodes
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.test_cluster import elastic, make_cluster, play, specs
@@ -95,9 +96,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
             database.commanded(number + 1, number)
             database.event(number, "fault", job, detail="ValueError: no good")
             database.change(number, job, number % 3, 0.5, ("node-a",) * (number % 3))
-            database.decision(Decision(number, "fifo", 0.01, 8, 4, 6, 2, {job: 1}, {job: 2}))
+            gpus = {"capacity": 8, "held": 4, "active": 6, "waiting": 2}
+            database.decision(number, policy="fifo", latency=0.01, **gpus, observation={job: 1}, action={job: 2})
         database.note_report(JobReport("job0"), 1, 2, (10.0, None, None))
-        database.node("node-a", 0, 2, True, 0.0)
+        database.node_up("node-a", 2, "", "host", 0.0)
     return path.read_bytes()
 
 
@@ -108,7 +110,7 @@ def contents(path: Path) -> list[object]:
         commands = [database.newest_commands(), sorted(database.unsent()), database.next_generation()]
         rows = [database.jobs(), database.events(), database.decisions(), database.deciders(), database.changes()]
         specs = database.rows("SELECT spec, submit_time FROM jobs ORDER BY number")
-        return [facts, commands, rows, specs, database.nodes(), database.held()]
+        return [facts, commands, rows, specs, nodes(database), database.held()]
 
 
 class TestDamage:

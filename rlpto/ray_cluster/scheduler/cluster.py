@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from rlpto.ray_cluster.scheduler.job_tracker import JobTracker, PolicyKnowledge
 from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory, usable_nodes
 from rlpto.ray_cluster.scheduler.orders import OrderSource, Reclass, Withdraw
 from rlpto.ray_cluster.scheduler.placement import allocated_plans, known_placement
-from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import refuse_lost_database
 from rlpto.ray_cluster.scheduler.session_records import allocation_changes
 from rlpto.store.jobs import EXPECTED
@@ -116,11 +116,6 @@ class RayCluster(JobTracker):
         return self._nodes.shape.up_gpus
 
     @property
-    def hosts(self) -> Mapping[str, str]:
-        """Names of the machines of nodes that are up, or were."""
-        return self._nodes.hosts
-
-    @property
     def node_ids(self) -> tuple[str, ...]:
         """Ray's ids of the nodes that are up, in the order of `shape`."""
         return tuple(self._commands.claims.capacity)
@@ -184,18 +179,16 @@ class RayCluster(JobTracker):
             policy, latency = self._policy
             noted = [job for job in ids if after[job] or present[job].nodes]  # thousands may wait for months
             self.database.decision(
-                Decision(
-                    time=self.time,
-                    policy=policy,
-                    latency=latency,
-                    capacity=self.up_gpus,
-                    held=self.held_gpus,
-                    active=self.active_jobs,
-                    waiting=sum(gpus == 0 for gpus in after.values()),
-                    observation={job: len(present[job].nodes) for job in noted},
-                    action={job: after[job] for job in noted},
-                    batch_sizes={job: plan.batch_size for job, plan in plans.items() if plan.batch_size},
-                )
+                self.time,
+                policy=policy,
+                latency=latency,
+                capacity=self.up_gpus,
+                held=self.held_gpus,
+                active=self.active_jobs,
+                waiting=sum(gpus == 0 for gpus in after.values()),
+                observation={job: len(present[job].nodes) for job in noted},
+                action={job: after[job] for job in noted},
+                batch_sizes={job: plan.batch_size for job, plan in plans.items() if plan.batch_size},
             )
         self._commands.send_due(self.time)
         self._notify()

@@ -31,7 +31,8 @@ from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.jobs import change_job, get_job, list_jobs
 from rlpto.store.requests import Request
-from rlpto.store.status import set_policies
+from rlpto.store.rows import put_all
+from rlpto.store.status import PolicyEntry
 
 MOST_GPUS = "most_gpus"
 """Fact of the session: most GPUs that one job could ever hold."""
@@ -100,7 +101,7 @@ def open_session(
         reported=CurveWriter(settings.retention.points_per_job),
     )
     known = catalogue_of(settings.scheduler.policies)
-    set_policies(database, [entry for _, entry in known.values()])
+    put_all(database, PolicyEntry, [entry for _, entry in known.values()])
     policy = SwitchablePolicy(
         database,
         lambda name: environment.make(spec_of(known, name)),
