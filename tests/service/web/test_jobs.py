@@ -8,7 +8,7 @@ import pytest
 from rlpto.store import requests, status
 from rlpto.store.jobs import change_job
 from rlpto.store.logs import OutputLog, job_folder
-from rlpto.store.rows import insert, put_all
+from rlpto.store.rows import insert, put, put_all
 from tests.service.web.helpers import Api
 
 
@@ -215,7 +215,7 @@ class TestReports:
     def test_queue_and_prediction(self, api: Api) -> None:
         job = api.submit()["id"]
         status.set_queue(api.store, [status.QueueRow(job, 1, 3, "3 GPUs are ahead")])
-        status.set_predictions(api.store, [status.PredictionRow(job, 1.0, "fifo", start=2.0, finish=9.0)])
+        put(api.store, [status.PredictionRow(job, 1.0, "fifo", start=2.0, finish=9.0)])
         shown = api("GET", f"jobs/{job}").json()
         assert shown["queue"] == {"job": job, "position": 1, "gpus_ahead": 3, "reason": "3 GPUs are ahead"}
         assert (shown["prediction"]["start"], shown["prediction"]["policy"]) == (2.0, "fifo")
