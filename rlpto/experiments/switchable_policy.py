@@ -13,7 +13,7 @@ from rlpto.io.errors import RlptoError
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.store.events import add_event
-from rlpto.store.requests import Request, add_switch, answer, is_open, switch_in_force, switches
+from rlpto.store.requests import Request, add_switch, answer, get_request, switch_in_force, switches
 from rlpto.store.users import note_change
 
 SCHEDULER = "scheduler"
@@ -102,7 +102,8 @@ class SwitchablePolicy:
             answer(self._database, request.seq, self._time(now), problem)
             return False
         with self._database.transaction():
-            if not is_open(self._database, request.seq):
+            asked = get_request(self._database, request.seq)
+            if asked is None or asked.done_at is not None:
                 return False  # it was withdrawn
             self._enter(name, policy, now)
             self._note(name, now, request.by, str(request.body.get("reason", "")), request.at)

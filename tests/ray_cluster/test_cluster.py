@@ -29,7 +29,7 @@ from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.builders import Scripted, linear_tables, with_batch_sizes
 from tests.builders import job as make_job
-from tests.ray_cluster.fakes import FakeBackend, FakeTime
+from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
 
 RULES = SessionTiming(interval=10.0)
 CHOOSING = "max_throughput:choose_batch_size=true"
@@ -258,7 +258,7 @@ class TestFaults:
         backend = FakeBackend(FakeTime(), {"l": 1, "m": 2, "n": 2})
         cluster = make_cluster(backend, [elastic(0, epochs=10.0, most=5)], database)
         play(Interrupted(cluster, 12.0, lambda: [backend.kill_node(node) for node in ("m", "n")]))
-        kinds = [event[1] for event in database.events()]
+        kinds = [event[1] for event in events_of(database)]
         assert kinds.count("node_down") == 2
         assert "finished" in kinds
         assert (cluster.up_gpus, cluster.shape.capacity) == (1, 5)

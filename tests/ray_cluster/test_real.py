@@ -41,6 +41,7 @@ from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, read_table, remove_sessions
 from rlpto.store.status import PredictionRow
 from tests.ray_cluster.conftest import GPUS
+from tests.ray_cluster.fakes import events_of
 
 CELL = Cell("equal_share", "jobs", 0)
 STEPS = 6
@@ -147,7 +148,7 @@ def test_a_scheduler_that_is_killed_comes_back_and_no_step_is_lost(
         assert cluster.held_gpus == sum(len(cluster.nodes_of(job)) for job in cluster.ids) > 0
         run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
         assert all(row.step == 12 * STEPS and row.recoveries == 0 for row in again.jobs())
-        (returned,) = [event[4] for event in again.events() if event[1] == "scheduler_returned"]
+        (returned,) = [event[4] for event in events_of(again) if event[1] == "scheduler_returned"]
         print(f"re-attached within {returned:.2f} s")
         cluster.close()
 
@@ -172,7 +173,7 @@ def test_a_frozen_controller_is_replaced_and_no_other_job_notices(
         cluster = real_cluster(experiment, "jobs", 0, backend, database, session, [freeze])
         run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
         cluster.close()
-        lost = [event for event in database.events() if event[1] == "controller_lost"]
+        lost = [event for event in events_of(database) if event[1] == "controller_lost"]
         assert [event[2] for event in lost] == ["job-000000"]
         assert "left a call unanswered for" in lost[0][5]
         assert [row.step for row in database.jobs()] == [15 * STEPS] * 2
@@ -239,7 +240,7 @@ def test_jobs_of_a_node_that_dies_go_on_and_a_new_node_counts(
         with SessionDatabase(tmp_path / "state.sqlite") as database:
             cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), database, session, [interfere])
             run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
-            kinds = [event[1] for event in database.events()]
+            kinds = [event[1] for event in events_of(database)]
             assert kinds.count("node_down") == 1
             assert kinds.count("node_up") == 5
             assert cluster.columns.finished.all()

@@ -26,6 +26,7 @@ from rlpto.ray_cluster.scheduler.session_folder import (
 from rlpto.store.requests import answer, open_requests
 from rlpto.store.rows import put
 from rlpto.store.status import PredictionRow
+from tests.ray_cluster.fakes import events_of
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ class TestSessionDatabase:
         )
         subprocess.run([sys.executable, "-c", program, str(path)], check=False)
         with SessionDatabase(path) as database:
-            assert [event[1] for event in database.events()] == ["submitted"]
+            assert [event[1] for event in events_of(database)] == ["submitted"]
 
     def test_who_looks_while_a_database_is_made_finds_none_or_all_of_their_tables(self, tmp_path: Path) -> None:
         paths = [tmp_path / f"{number}.sqlite" for number in range(20)]

@@ -29,7 +29,7 @@ from rlpto.ray_cluster.settings import ProgramSettings, RaySettings, job_specs
 from rlpto.store import database as database_module
 from rlpto.store.status import nodes
 from tests.builders import job as make_job
-from tests.ray_cluster.fakes import FakeBackend, FakeTime
+from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
 from tests.ray_cluster.test_cluster import elastic, make_cluster, play, specs
 
 FLIPS = 50
@@ -108,7 +108,7 @@ def contents(path: Path) -> list[object]:
     with SessionDatabase(path) as database:
         facts = [database.fact(key) for key in ("began", "beat")]
         commands = [database.newest_commands(), sorted(database.unsent()), database.next_generation()]
-        rows = [database.jobs(), database.events(), database.decisions(), database.deciders(), database.changes()]
+        rows = [database.jobs(), events_of(database), database.decisions(), database.deciders(), database.changes()]
         specs = database.rows("SELECT spec, submit_time FROM jobs ORDER BY number")
         return [facts, commands, rows, specs, nodes(database), database.held()]
 
@@ -201,7 +201,7 @@ class TestFullDisk:
             play(cluster)
             emptied.join()
             assert cluster.columns.finished.all()
-            kinds = [event[1] for event in database.events()]
+            kinds = [event[1] for event in events_of(database)]
             assert kinds.count("finished") == 3
             assert kinds.count("disk_full") >= 1
             assert len(database.decisions()) == len({row[0] for row in database.decisions()})

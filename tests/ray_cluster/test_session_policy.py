@@ -22,7 +22,7 @@ from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, policy_answer, request_policy
 from rlpto.ray_cluster.scheduler.session_records import decision_records, last_line, policy_switches
 from rlpto.store.requests import add_switch
-from tests.ray_cluster.fakes import FakeBackend, FakeTime
+from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
 from tests.ray_cluster.test_cluster import Interrupted, elastic, make_cluster
 
 
@@ -43,7 +43,7 @@ class TestSwitching:
     def test_decisions_before_are_of_the_one_policy_and_those_after_of_the_other(self, tmp_path: Path) -> None:
         cluster, policy = play(tmp_path, 10.0, "equal_share")
         with cluster.database as database:
-            switches = [event for event in database.events() if event[1] == "policy"]
+            switches = [event for event in events_of(database) if event[1] == "policy"]
             assert [event[5] for event in switches] == ["fifo -> equal_share"]
             taken = database.deciders()
             assert all(policy == ("fifo" if time < switches[0][0] else "equal_share") for time, policy in taken)
@@ -54,7 +54,7 @@ class TestSwitching:
         cluster, _ = play(tmp_path, 10.0, "no_such")
         with cluster.database as database:
             assert str(policy_answer(database.path, 1)).startswith("no policy 'no_such'")
-            assert not [event for event in database.events() if event[1] == "policy"]
+            assert not [event for event in events_of(database) if event[1] == "policy"]
         assert np.isfinite(cluster.store.finish_time).all()
 
     def test_a_restarted_scheduler_takes_up_the_policy_it_was_switched_to(self, tmp_path: Path) -> None:
@@ -62,14 +62,14 @@ class TestSwitching:
         with cluster.database as database:
             again = switching(make_policy("fifo"))
             SwitchablePolicy(database, make_policy, again).reset(0)
-            (switched,) = [event[0] for event in database.events() if event[1] == "policy"]
+            (switched,) = [event[0] for event in events_of(database) if event[1] == "policy"]
             assert again.present(switched).name == "equal_share"
             assert again.present(switched - 1e-6).name == "fifo"
 
     def test_set_times_are_noted_like_requests_and_a_request_holds_until_the_next_one(self, tmp_path: Path) -> None:
         cluster, policy = play(tmp_path, 4.0, "srtf", "fifo>20:equal_share")
         with cluster.database as database:
-            switches = [(event[0], event[5]) for event in database.events() if event[1] == "policy"]
+            switches = [(event[0], event[5]) for event in events_of(database) if event[1] == "policy"]
             assert [detail for _, detail in switches] == ["fifo -> srtf", "srtf -> equal_share"]
             assert switches[1][0] >= 20.0
             kept = policy_switches(database)

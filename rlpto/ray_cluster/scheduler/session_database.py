@@ -23,9 +23,9 @@ from rlpto.ray_cluster.scheduler.session_folder import SessionLock
 from rlpto.store.curves import close_spans
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
-from rlpto.store.jobs import ENDED, SessionJob, State, change_job, get_job, session_jobs
+from rlpto.store.jobs import ENDED, SessionJob, State, change_job, get_job
 from rlpto.store.requests import answer, open_requests
-from rlpto.store.rows import insert
+from rlpto.store.rows import find, insert
 
 SUPERSEDED_KEPT = 10_000
 """Generations after which a plan that was superseded may be forgotten."""
@@ -147,7 +147,7 @@ class SessionDatabase(Store):
 
     def jobs(self) -> list[SessionJob]:
         """All jobs that the session knows, in order of submission."""
-        return session_jobs(self)
+        return find(self, SessionJob, "WHERE number IS NOT NULL ORDER BY number")
 
     def set_job(self, job: str, **columns: object) -> None:
         """Change columns of the job with this id."""
@@ -300,15 +300,6 @@ class SessionDatabase(Store):
         newest = self.row("SELECT at FROM events WHERE job = ? ORDER BY seq DESC LIMIT 1", (job,))
         at = at if newest is None else max(at, newest[0])
         add_event(self, "job", at, job, None if owner is None else owner[0], body, time)
-
-    def events(self) -> list[tuple[float, str, str, str, float | None, str]]:
-        """Time, kind, job, node, value and detail of all events of the session, in order."""
-        rows = self.rows("SELECT time, job, body FROM events WHERE time IS NOT NULL ORDER BY seq")
-        found = [(time, job or "", json.loads(body)) for time, job, body in rows]
-        return [
-            (time, body["what"], job, body.get("node", ""), body.get("value"), body.get("detail", ""))
-            for time, job, body in found
-        ]
 
     def decision(self, time: float, **columns: object) -> None:
         """Enter a decision that has just been taken. columns: of the table of decisions."""
