@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from rlpto.store.database import Store
 from rlpto.store.rows import Row, find, first, put, put_all
 
 HEARTBEAT, DRAIN = "heartbeat", "drain"
-"""Keys of `status`."""
+"""Keys of facts."""
 MOST_GONE_NODES = 100
 """Nodes that are gone and still shown."""
 
@@ -134,37 +133,28 @@ class PreviewRow(Row):
     gpu_hours: float
 
 
-def set_status(store: Store, key: str, at: float, value: object) -> None:
-    """Keep a value (JSON) under a key, in place of the one before."""
-    store.write("INSERT OR REPLACE INTO status (key, at, value) VALUES (?, ?, ?)", (key, at, json.dumps(value)))
-
-
-def get_status(store: Store, key: str) -> tuple[float, Any] | None:
-    """When a key was last set, and to what."""
-    row = store.row("SELECT at, value FROM status WHERE key = ?", (key,))
-    return None if row is None else (row[0], json.loads(row[1]))
-
-
-def set_drained(store: Store, drained: bool, by: str, at: float) -> None:
+def set_drained(store: Store, drained: bool) -> None:
     """Note that no job may start from now on, or that jobs may start again."""
-    set_status(store, DRAIN, at, {"on": drained, "by": by})
+    store.set_fact(DRAIN, json.dumps(drained))
 
 
 def is_drained(store: Store) -> bool:
     """Whether no job may start."""
-    found = get_status(store, DRAIN)
-    return found is not None and bool(found[1]["on"])
+    return bool(json.loads(store.fact(DRAIN) or "false"))
 
 
 def beat(store: Store, heartbeat: Heartbeat, at: float) -> None:
     """Say that the scheduler is alive."""
-    set_status(store, HEARTBEAT, at, asdict(heartbeat))
+    store.set_fact(HEARTBEAT, json.dumps([at, asdict(heartbeat)]))
 
 
 def heartbeat(store: Store) -> tuple[float, Heartbeat] | None:
     """The last sign of life of a scheduler, and when [s] it was given."""
-    found = get_status(store, HEARTBEAT)
-    return None if found is None else (found[0], Heartbeat(**found[1]))
+    kept = store.fact(HEARTBEAT)
+    if kept is None:
+        return None
+    at, found = json.loads(kept)
+    return at, Heartbeat(**found)
 
 
 def nodes(store: Store) -> list[NodeRow]:

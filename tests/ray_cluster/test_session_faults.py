@@ -108,7 +108,13 @@ def contents(path: Path) -> list[object]:
     with SessionDatabase(path) as database:
         facts = [database.fact(key) for key in ("began", "beat")]
         commands = [database.newest_commands(), sorted(database.unsent()), database.next_generation()]
-        rows = [database.jobs(), events_of(database), database.decisions(), database.deciders(), database.changes()]
+        rows = [
+            database.jobs(),
+            events_of(database),
+            database.decisions(),
+            database.rows("SELECT time, policy FROM decisions ORDER BY seq"),
+            database.changes(),
+        ]
         specs = database.rows("SELECT spec, submit_time FROM jobs ORDER BY number")
         return [facts, commands, rows, specs, nodes(database), database.held()]
 

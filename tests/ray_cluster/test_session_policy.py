@@ -45,7 +45,7 @@ class TestSwitching:
         with cluster.database as database:
             switches = [event for event in events_of(database) if event[1] == "policy"]
             assert [event[5] for event in switches] == ["fifo -> equal_share"]
-            taken = database.deciders()
+            taken = database.rows("SELECT time, policy FROM decisions ORDER BY seq")
             assert all(policy == ("fifo" if time < switches[0][0] else "equal_share") for time, policy in taken)
             assert policy_answer(database.path, 1) == ""
         assert policy.name == "fifo"

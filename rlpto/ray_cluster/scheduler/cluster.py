@@ -25,7 +25,6 @@ from rlpto.ray_cluster.scheduler.orders import OrderSource, Reclass, Withdraw
 from rlpto.ray_cluster.scheduler.placement import allocated_plans, known_placement
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import refuse_lost_database
-from rlpto.ray_cluster.scheduler.session_records import allocation_changes
 from rlpto.store.jobs import EXPECTED
 
 WRITE_INTERVAL_S = 1.0
@@ -148,7 +147,13 @@ class RayCluster(JobTracker):
 
     def changes(self) -> AllocationChanges:
         """Every change of the GPUs that a job's controller has reported to hold, restarts of the scheduler included."""
-        return allocation_changes(self.database, self._number)
+        rows = self.database.changes()
+        return AllocationChanges(
+            time=np.array([row[0] for row in rows], dtype=np.float64),
+            job=np.array([self._number[row[1]] for row in rows], dtype=np.int64),
+            gpus=np.array([row[2] for row in rows], dtype=np.int64),
+            accuracy=np.array([row[3] for row in rows], dtype=np.float64),
+        )
 
     # what the scheduler does
 

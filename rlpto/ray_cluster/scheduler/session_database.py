@@ -93,19 +93,10 @@ class SessionDatabase(Store):
 
     # facts
 
-    def fact(self, key: str) -> str | None:
-        """A single value of the session; None if it was never set."""
-        row = self.row("SELECT value FROM facts WHERE key = ?", (key,))
-        return None if row is None else str(row[0])
-
     def number(self, key: str) -> float | None:
         """A fact that is a number; None if it was never set."""
         value = self.fact(key)
         return None if value is None else float(value)
-
-    def set_fact(self, key: str, value: str) -> None:
-        """Keep a single value of the session."""
-        self.write("INSERT OR REPLACE INTO facts (key, value) VALUES (?, ?)", (key, value))
 
     # jobs
 
@@ -318,11 +309,6 @@ class SessionDatabase(Store):
         """Time, latency, capacity, held, active, waiting and what is in `FOLLOWED`, of all decisions in order."""
         columns = ("time", "latency", "capacity", "held", "active", "waiting", *FOLLOWED)
         return self.rows(f"SELECT {', '.join(columns)} FROM decisions ORDER BY seq")
-
-    def deciders(self) -> list[tuple[float, str]]:
-        """Time of all decisions in order, and the policy that took each."""
-        rows = self.rows("SELECT time, policy FROM decisions ORDER BY seq")
-        return [(float(time), str(policy)) for time, policy in rows]
 
     def change(self, time: float, job: str, gpus: int, accuracy: float, nodes: Nodes) -> None:
         """A job holds other GPUs from now on."""

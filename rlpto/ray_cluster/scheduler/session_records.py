@@ -1,26 +1,16 @@
-"""What a session database says of a run: records of decisions, changes of GPUs and policies, and events of reports."""
+"""What a session database says of a run: records of decisions and of policies, and events of reports."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 
-from rlpto.core.records import AllocationChanges, DecisionRecords, PolicySwitches, intervals
+from rlpto.core.records import DecisionRecords, PolicySwitches, intervals
 from rlpto.core.rewards import RewardWeights, reward_terms
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-
-
-def allocation_changes(database: SessionDatabase, numbers: Mapping[str, int]) -> AllocationChanges:
-    """Every change of the GPUs that a job's controller has reported to hold. numbers: of jobs, by id."""
-    rows = database.changes()
-    return AllocationChanges(
-        time=np.array([row[0] for row in rows], dtype=np.float64),
-        job=np.array([numbers[row[1]] for row in rows], dtype=np.int64),
-        gpus=np.array([row[2] for row in rows], dtype=np.int64),
-        accuracy=np.array([row[3] for row in rows], dtype=np.float64),
-    )
 
 
 def decision_records(database: SessionDatabase, weights: RewardWeights) -> DecisionRecords:
@@ -33,8 +23,8 @@ def decision_records(database: SessionDatabase, weights: RewardWeights) -> Decis
 
 def policy_switches(database: SessionDatabase) -> PolicySwitches:
     """Which policy took the decisions of a session when; empty if one took them all."""
-    taken = database.deciders()
-    firsts = [taken[i] for i in range(len(taken)) if i == 0 or taken[i][1] != taken[i - 1][1]]
+    taken = database.rows("SELECT time, policy FROM decisions ORDER BY seq")
+    firsts = [next(group) for _, group in groupby(taken, key=lambda row: row[1])]
     if len(firsts) < 2:
         return PolicySwitches()
     return PolicySwitches(np.array([time for time, _ in firsts]), tuple(name for _, name in firsts))

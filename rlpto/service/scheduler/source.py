@@ -132,6 +132,6 @@ class JobQueueSource:
     def _drain(self, request: Request) -> None:
         self.drained, at = bool(request.body.get("on", True)), self._wall()
         with self._store.transaction():
-            set_drained(self._store, self.drained, request.by, at)
+            set_drained(self._store, self.drained)
             add_event(self._store, "drain", at, body={"on": self.drained})
             answer(self._store, request.seq, at)

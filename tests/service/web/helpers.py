@@ -148,5 +148,5 @@ class Answering:
                 said = request.body
                 requests.add_switch(store, said["policy"], request.by, said["reason"], request.at, now)
         if request.kind == "drain":
-            status.set_drained(store, request.body["on"], request.by, now)
+            status.set_drained(store, request.body["on"])
         requests.answer(store, request.seq, now, problem)
