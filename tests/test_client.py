@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 from rlpto.cli.main import make_app
 from rlpto.client import Client, ServiceError, note_service
 from rlpto.io.errors import RlptoError
-from rlpto.store import curves, status
+from rlpto.store import status
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import change_job
 from rlpto.store.logs import OutputLog, job_folder
+from rlpto.store.rows import insert, put
 from tests.service.web.helpers import Answering, fill, make_settings
 from tests.service.web.serving import WebProcess, web_process
 
@@ -95,7 +96,7 @@ class TestClient:
             writer = OutputLog(job_folder(running.folder, job))
             for number in range(3):
                 writer.write(f"epoch {number}", time.time())
-                curves.add_point(running.store, job, time.time(), number, 1, loss=1.0)
+                insert(running.store, "points", job=job, at=time.time(), epoch=number, gpus=1, loss=1.0)
             assert [line["text"] for line in client.logs(job)] == ["epoch 0", "epoch 1", "epoch 2"]
             assert [line["n"] for line in client.logs(job, -1)] == [3]
             assert [point["epoch"] for point in client.curves(job)] == [0, 1, 2]
@@ -189,7 +190,7 @@ class TestCommand:
         job = json.loads(command("submit", "-p", "digits", "--json"))["id"]
         status.set_queue(running.store, [status.QueueRow(job, 1, 3, "3 GPUs are ahead")])
         said = status.PredictionRow(job, time.time(), "fifo", start=time.time() + 600, finish=time.time() + 7200)
-        status.set_predictions(running.store, [said])
+        put(running.store, [said])
         assert "place 1, 3 GPUs ahead" in command("job", "show", job)
         assert "in 10 min" in command("queue", "--start")
         assert "are simulated under the present policy" in command("queue", "--start")

@@ -57,13 +57,6 @@ def evaluate(
         Path | None,
         typer.Option(metavar="FILE", help="Jobs of another trace, in any format that can be imported."),
     ] = None,
-    follow: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help='Jobs of a file that is being written: JSON lines, up to {"closed": true}; see docs/simulator.md.',
-        ),
-    ] = None,
     policies: Annotated[
         str | None,
         typer.Option(
@@ -124,8 +117,7 @@ def evaluate(
     )
 
     overrides = [
-        *([] if trace is None else jobs_of_file(trace, follow=False)),
-        *([] if follow is None else jobs_of_file(follow, follow=True)),
+        *([] if trace is None else jobs_of_file(trace)),
         *(set_ or ()),
         *([] if limit is None else [f"workload.windows.limit={limit}"]),
         *([] if seeds is None else [f"evaluation.seeds={seeds}"]),

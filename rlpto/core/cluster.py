@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -264,59 +264,6 @@ class FastForward(Protocol):
 
         Returns [P] `rlpto.core.records.INTERVAL`, one for each decision point.
         """
-
-
-class JobSource(Protocol):
-    """Gives jobs in order of submission, as they become known."""
-
-    @property
-    def closed(self) -> bool:
-        """True once no further job will be given."""
-
-    def poll(self) -> list[Job]:
-        """The jobs that have become known since this was last asked; none was submitted before those given earlier."""
-
-    def wait(self) -> None:
-        """Come back after a while, or earlier if more may be known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    """End the job of this name: it was cancelled."""
-
-    job: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reclass:
-    """The job of this name belongs to another priority class from now on."""
-
-    job: str
-    priority: int
-
-
-@dataclass(frozen=True, slots=True)
-class DecideNow:
-    """A decision is due at once, although nothing has happened to jobs or nodes: another policy is to take it."""
-
-
-Order: TypeAlias = Withdraw | Reclass | DecideNow
-"""What a source may ask of a cluster other than to take jobs."""
-
-
-@runtime_checkable
-class OrderSource(JobSource, Protocol):
-    """A source that never knows what comes, and through which jobs are withdrawn and moved to other classes too.
-
-    A cluster whose source is open is never done, however idle it is.
-    """
-
-    @property
-    def known_until(self) -> float:
-        """Second until which all jobs have been given that are submitted by then. Virtual time may go so far."""
-
-    def orders(self, now: float) -> Sequence[Order]:
-        """What has been asked for by second `now` since this was last asked."""
 
 
 class Cluster(Protocol):

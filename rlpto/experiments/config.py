@@ -85,10 +85,9 @@ class ClusterSettings(Settings):
 class WorkloadSettings(Settings):
     """Where jobs come from, how they are cut into windows, and what they train."""
 
-    source: Literal["synthetic", "trace", "files", "jobs", "follow"] = "synthetic"
+    source: Literal["synthetic", "trace", "files", "jobs"] = "synthetic"
     """synthetic: drawn from a calibration; trace: one file, cut into windows; files: every file is one window, or
-    gives several (`draws`); jobs: those listed below, in one window called jobs; follow: a file of JSON lines, each a
-    job as listed below, which may be appended to while it is evaluated, until a line {"closed": true}."""
+    gives several (`draws`); jobs: those listed below, in one window called jobs."""
     jobs: tuple[ListedJob, ...] = ()
     """jobs: each with model and submit time, and any settings that differ from the defaults."""
     calibration: NameOrPath = "philly"
@@ -125,13 +124,11 @@ class WorkloadSettings(Settings):
 
     @model_validator(mode="after")
     def _needs_path(self) -> WorkloadSettings:
-        if self.source in ("trace", "files", "follow") and not self.path:
+        if self.source in ("trace", "files") and not self.path:
             raise ValueError(f"source {self.source} needs a path")
-        if self.source == "follow" and len(self.path) != 1:
-            raise ValueError(f"path: source follow expects one file, got {len(self.path)}")
         if (self.source == "jobs") != bool(self.jobs):
             raise ValueError(f"source {self.source}: jobs are listed with source jobs, and only then")
-        if self.source in ("jobs", "follow") and self.load is not None:
+        if self.source == "jobs" and self.load is not None:
             raise ValueError("load: listed jobs are taken as they are, expected null")
         if self.source == "files" and self.load is not None and not self.draws:
             raise ValueError("load: files are taken as they are, expected null, or draws of 1 or more")

@@ -34,14 +34,11 @@ if TYPE_CHECKING:
     from rlpto.evaluation.plots import Plot
 
 
-def jobs_of_file(file: Path, follow: bool) -> list[str]:
-    """Overrides that take jobs from a file that is followed, or from another trace, every window of it for testing."""
+def jobs_of_file(file: Path) -> list[str]:
+    """Overrides that take jobs from another trace, every window of it for testing."""
     values: dict[str, object] = {"path": [str(file)], "draws": 0, "train_path": [], "validation_path": []}
-    if follow:
-        values |= {"source": "follow", "jobs": [], "load": None}
-    else:
-        values |= {"source": "trace", "format": None, "skip_days": 0}
-        values |= {"windows.train": 0, "windows.validation": 0, "windows.test": 1}
+    values |= {"source": "trace", "format": None, "skip_days": 0}
+    values |= {"windows.train": 0, "windows.validation": 0, "windows.test": 1}
     return [*(f"workload.{key}={json.dumps(value)}" for key, value in values.items()), "evaluation.split=test"]
 
 

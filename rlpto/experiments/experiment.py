@@ -31,7 +31,6 @@ from rlpto.knowledge.known import AS_POLLUX, BatchCache, Knowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
-from rlpto.performance.metrics import METRICS
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.planning.planner import Planner
 from rlpto.planning.predictor import prediction_settings
@@ -40,7 +39,7 @@ from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.workloads.listed import FollowedFile, jobs_of_entry, listed_jobs
+from rlpto.workloads.listed import listed_jobs
 from rlpto.workloads.mapping import job_types, map_jobs, requested_work, type_order
 from rlpto.workloads.trace import Trace
 
@@ -79,6 +78,11 @@ class Experiment:
         """Programs of real jobs without measurements: their speed is a guess."""
         folder, programs = self.config.profiles.folder, set(self.config.ray.programs)
         return frozenset(programs if folder is None else programs - set(load_profiles(folder).models))
+
+    def speed_ratio(self, model: str, gpu: str, other: str) -> float:
+        """How many times as fast as another kind of GPU one trains a model alone."""
+        own, its = (self.profiles.one_gpu_throughput(model, kind) for kind in (gpu, other))
+        return own / its
 
     def without_guesses(self, record: RunRecord) -> RunRecord:
         """The record of real jobs, without times computed from guessed speeds."""
@@ -132,8 +136,6 @@ class Experiment:
     def _job_types(self) -> tuple[list[JobType], int]:
         """Every job type of the workload, and the most GPUs a job may hold."""
         workload, most = self.config.workload, self.shape.most_gpus
-        if workload.source == "follow":
-            return [JobType(model, None, metric) for model in self.models for metric in METRICS], most
         if workload.source == "jobs":
             jobs = self._listed_jobs()
             types = {job.type for job in jobs}
@@ -152,10 +154,9 @@ class Experiment:
         return sorted(types, key=type_order), most
 
     def jobs(self, window: str, seed: int) -> list[Job]:
-        """The jobs of a window; of a file that is followed, those by now. Raises JobError for a job that the cluster
-        cannot run."""
+        """The jobs of a window. Raises JobError for a job that the cluster cannot run."""
         workload, shape = self.config.workload, self.shape
-        if workload.source in ("jobs", "follow"):
+        if workload.source == "jobs":
             jobs = self._listed_jobs()
         else:
             jobs = map_jobs(
@@ -179,8 +180,7 @@ class Experiment:
         policy: its speed tables cover what this policy may choose. max_hours: stop earlier than the settings say.
         """
         self.check_simulated()
-        source, settings, known = self.source(), self.config.simulator, self.config.knowledge
-        jobs = [] if source is not None else self.jobs(window, seed)
+        settings, known, jobs = self.config.simulator, self.config.knowledge, self.jobs(window, seed)
         own_seed = self.window_seed(window, seed)
         if max_hours is not None:
             settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
@@ -195,7 +195,7 @@ class Experiment:
             beliefs=self._facts if known.mode == "online" else None,
             rules=replace(AS_POLLUX, shared=known.rules.shared) if isinstance(policy, Pollux) else known.rules,
         )
-        return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, knowledge, source, self.background)
+        return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, knowledge, self.background)
 
     def check_simulated(self) -> None:
         """Raise ConfigError for knowledge.mode online with settings under which observations are not simulated, and for
@@ -275,9 +275,6 @@ class Experiment:
         for spec in self.config.policies:
             self.policy(spec)
         _ = self.forecasts
-        if self.config.workload.source == "follow":
-            JobStore.from_jobs(self._listed_jobs(), self.tables())
-            return
         for window in self.windows():
             jobs = self.jobs(window, self.config.seed)
             check_servers_fit(jobs, JobStore.from_jobs(jobs, self.tables()), self.tables(), self.shape)
@@ -291,28 +288,9 @@ class Experiment:
         """What decides how a cell comes out, as plain data; see `outcome_of`."""
         return outcome_of(self.config, self.traces.files)
 
-    def _followed(self) -> FollowedFile:
-        """The file that is followed, from its start. Raises ConfigError for settings that need to know future jobs."""
-        if self.config.knowledge.mode != "exact" or self.config.forecast.mode != "off":
-            raise ConfigError(
-                "workload.source follow: knowledge other than exact, and forecasts, need to know all jobs; expected "
-                "knowledge.mode exact and forecast.mode off"
-            )
-        facts, capacity, workload = self.profiles.facts, self.shape.most_gpus, self.config.workload
-        return FollowedFile(
-            workload.path[0],
-            lambda entry, i: jobs_of_entry(entry, i, facts(entry.model), capacity, workload.metric)[0],
-        )
-
-    def source(self) -> FollowedFile | None:
-        """Where jobs come from while a cluster runs; None: all are known from the start."""
-        return self._followed() if self.config.workload.source == "follow" else None
-
     def _listed_jobs(self) -> list[Job]:
-        """Jobs that the configuration lists, or that a followed file holds by now."""
+        """Jobs that the configuration lists."""
         workload = self.config.workload
-        if workload.source == "follow":
-            return self._followed().poll()
         return listed_jobs(workload.jobs, self.profiles.facts, self.shape.most_gpus, workload.metric)
 
     def window_seed(self, window: str, seed: int) -> int:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from rlpto.core.cluster import ClusterState
 from rlpto.core.jobs import Job
-from rlpto.core.loop import DecisionLoop, run
+from rlpto.core.loop import DecisionLoop, job_records, run
 from rlpto.core.policy import Policy
 from rlpto.core.queues import Queue
 from rlpto.core.records import RunRecord
@@ -22,30 +20,27 @@ from rlpto.evaluation.runner import Cell, FinishedCell
 from rlpto.experiments.config import ClusterSettings, Config, NodeGroup
 from rlpto.experiments.evaluate import labelled, run_cells
 from rlpto.experiments.experiment import Experiment, estimate_noise, prepare
+from rlpto.experiments.session_loop import SessionLoop, session_predictor, session_timing
 from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.performance.tables import ONE_KIND
-from rlpto.planning.predictor import THREAD_SHARE, Predictions, Predictor, predict, prediction_settings
+from rlpto.planning.predictor import THREAD_SHARE, Predictor, predict, prediction_settings
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.switching import switching
-from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import Backend, RayBackend
-from rlpto.ray_cluster.scheduler.clock import SessionTiming
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.connection import Connection, check_training, only_scheduler
 from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
-from rlpto.ray_cluster.scheduler.live_metrics import LiveCurves, LiveGauges
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import place
-from rlpto.ray_cluster.scheduler.run_tables import decision_records, last_line, policy_switches, write_tables
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, say_on_stderr
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, read_table, remove_sessions, session_name
+from rlpto.ray_cluster.scheduler.session_records import decision_records, last_line, policy_switches
 from rlpto.ray_cluster.settings import job_specs
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.store.status import set_predictions
+from rlpto.store.database import looking
 
-HOUR = 3600.0
 REAL, SIMULATED = "real", "simulated"
 """Folders of the two evaluations inside a run that compares them."""
 
@@ -56,7 +51,7 @@ class RealRun:
 
     address: of an existing cluster; None: a local one with the nodes of the configuration and logical GPUs, ended
     afterwards. keep: after Ctrl-C let jobs go on; the same command takes them over again. progress: show a bar.
-    say: prints a line; style: dim for where live curves are, red for jobs that have failed and for a full disk.
+    say: prints a line; style: red for jobs that have failed and for a full disk.
     on_wait: called with what the command waits for before the first job starts, and then with the empty text.
     """
 
@@ -84,13 +79,11 @@ def run_real_cells(config: Config, folder: Path, how: RealRun) -> tuple[Config, 
         experiment.check()
         how.on_wait("importing training programs on the cluster")
         check_programs(experiment, cells)
-        how.on_wait("compiling what policies need")
-        compile_ahead(experiment, dict.fromkeys(cell.policy for cell in cells))
-        how.on_wait("")
         if how.fresh:
             remove_sessions(folder)
-        if config.ray.tensorboard:
-            how.say(f"live curves: tensorboard --logdir {folder / SESSIONS}", style="dim")
+        how.on_wait("compiling what policies need")
+        compile_ahead(experiment, dict.fromkeys([*(cell.policy for cell in cells), *restored_policies(folder, cells)]))
+        how.on_wait("")
         run_real = RealCells(config, folder, how.keep, lambda line: how.say(line, style="red"))
         finished = run_cells(config, folder, run_real, fresh=how.fresh, progress=how.progress)
     for failure in failures(folder, cells):
@@ -167,6 +160,21 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
     place(nodes, {"shrinks": ("first", "second")}, {"shrinks": 1, "grows": 2})
 
 
+def restored_policies(folder: Path, cells: Sequence[Cell]) -> list[str]:
+    """Specs of the policies that are in force in the sessions that earlier commands have left."""
+    found = []
+    for cell in cells:
+        if (path := session_folder(folder, cell) / DATABASE).exists():
+            with looking(path) as base:
+                found += base.execute("SELECT policy FROM switches ORDER BY number DESC LIMIT 1").fetchall()
+    return [policy for (policy,) in found]
+
+
+def predictor_in_thread(config: Config, database: SessionDatabase) -> Predictor:
+    """Predicts in a thread of this process: for a cell that takes minutes, another process would start too late."""
+    return session_predictor(config, database, executor=ThreadPoolExecutor(1, "predictions"), share=THREAD_SHARE)
+
+
 @dataclass(frozen=True)
 class RealCells:
     """Runs cells on the Ray cluster that this process is connected to. keep: as in `RealRun`. warn: called with a
@@ -182,11 +190,10 @@ class RealCells:
         experiment, own = prepare(self.config), session_folder(self.folder, cell)
         session = session_of(self.folder, cell)
         with (
-            recorded_session(self.config, own, session, self.warn) as (database, observers),
-            closing(session_predictor(experiment, database)) as predictor,
+            SessionDatabase(own / DATABASE, self.warn) as database,
+            closing(predictor_in_thread(self.config, database)) as predictor,
         ):
-            observers.append(lambda _: predictor.publish())
-            backend, keep = RayBackend(session), False
+            backend, keep, observers = RayBackend(session), False, [lambda _: predictor.publish()]
             cluster = real_cluster(experiment, cell.window, cell.seed, backend, database, session, observers)
             try:
                 record = run_session(experiment, cell, cluster, predictor)
@@ -195,24 +202,7 @@ class RealCells:
                 raise
             finally:
                 cluster.close(keep)
-            write_tables(database, own)
         return experiment.without_guesses(record)
-
-
-@contextmanager
-def recorded_session(
-    config: Config, folder: Path, session: str, warn: Callable[[str], object] = say_on_stderr
-) -> Iterator[tuple[SessionDatabase, list[Callable[[RayCluster], None]]]]:
-    """The database of a session in its folder, and observers of its cluster, which publish gauges and live curves.
-
-    warn: as in `RealCells`.
-    """
-    with ExitStack() as stack:
-        database = stack.enter_context(SessionDatabase(folder / DATABASE, warn))
-        observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
-        if config.ray.tensorboard:
-            observers.append(stack.enter_context(closing(LiveCurves(folder, config.reward, warn))))
-        yield database, observers
 
 
 def real_cluster(
@@ -228,83 +218,52 @@ def real_cluster(
 
     database: of the session; files of jobs lie in the same folder.
     """
-    config, source = experiment.config, experiment.source()
-    settings, timing = config.ray, config.simulator
-    jobs = experiment.jobs(window, seed) if source is None else source.poll()
-    own_seed = experiment.window_seed(window, seed)
-
-    def specs_of(some: Sequence[Job], first: int) -> list[JobSpec]:
-        return job_specs(some, settings, session, database.path.parent / "jobs", own_seed, first)
-
-    specs = specs_of(jobs, 0)
-    limit = math.inf if timing.max_hours is None else timing.max_hours * HOUR
-    rules = SessionTiming(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
-    online = _online_estimates(experiment, jobs, specs) if config.knowledge.mode == "online" else None
-    noise = None if online is not None else estimate_noise(config.knowledge, len(jobs), own_seed)
+    config, jobs, own_seed = experiment.config, experiment.jobs(window, seed), experiment.window_seed(window, seed)
+    specs = job_specs(jobs, config.ray, session, database.path.parent / "jobs", own_seed)
+    tables = experiment.tables(batch_sizes=True, servers=True)
+    online = None
+    if config.knowledge.mode == "online":
+        kinds = experiment.shape.kind_sizes
+        online = OnlineEstimates(jobs, specs, config.ray.programs, tables, kinds, experiment.speed_ratio)
+    noise = estimate_noise(config.knowledge, len(jobs), own_seed)
     return RayCluster(
-        backend=backend,
-        jobs=jobs,
-        specs=specs,
-        tables=experiment.tables(batch_sizes=True, servers=True),
-        database=database,
-        rules=rules,
-        observers=observers,
-        knowledge=PolicyKnowledge(noise, online, config.knowledge.remaining, config.knowledge.tail),
-        source=None if online is not None else source,
-        specs_of=specs_of,
+        backend,
+        jobs,
+        specs,
+        tables,
+        database,
+        session_timing(config),
+        observers,
+        PolicyKnowledge(noise, online, config.knowledge.remaining, config.knowledge.tail),
         background=config.workload.background,
     )
 
 
-def _online_estimates(experiment: Experiment, jobs: Sequence[Job], specs: Sequence[JobSpec]) -> OnlineEstimates:
-    """What a scheduler learns of jobs from their reports."""
-
-    def ratio(model: str, gpu: str, other: str) -> float:
-        own, its = (experiment.profiles.one_gpu_throughput(model, kind) for kind in (gpu, other))
-        return own / its
-
-    profiles, kinds = experiment.tables(batch_sizes=True, servers=True), experiment.shape.kind_sizes
-    return OnlineEstimates(jobs, specs, experiment.config.ray.programs, profiles, kinds, ratio)
-
-
-def session_predictor(experiment: Experiment, database: SessionDatabase) -> Predictor:
-    """Predicts next to a scheduler, and writes that to the session's database."""
-
-    def publish(found: Predictions) -> None:
-        set_predictions(database, found.rows(database.wall))
-
-    def failed(reason: str) -> None:
-        set_predictions(database, ())
-        database.set_fact("no_predictions", reason)
-
-    settings, executor = prediction_settings(experiment.config.simulator), ThreadPoolExecutor(1, "predictions")
-    return Predictor(experiment.config.queue, settings, publish, failed, executor=executor, share=THREAD_SHARE)
-
-
-def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster, predictor: Predictor) -> RunRecord:
+def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster, predictor: Predictor | None) -> RunRecord:
     """Let the policy of a cell schedule the jobs of a real cluster; what a scheduler before this one did counts too."""
-    config, resumed = experiment.config, bool(cluster.database.decisions())
+    config, database = experiment.config, cluster.database
 
     def make(spec: str) -> Policy:
         return experiment.policy(spec, real=True)
 
-    deciding = switching(make(cell.policy))
-
-    def ahead(state: ClusterState) -> None:
-        if predictor.due:
-            predictor.begin(cluster, cluster.ids, deciding, state, deciding.name)
-
-    policy = SwitchablePolicy(cluster.database, make, deciding, cluster.deciding, ahead)
-    forecasts = experiment.forecasts
-    window = experiment.traces.by_name[cell.window].window
+    policy = SwitchablePolicy(database, make, switching(make(cell.policy)), cluster.deciding)
+    policy.reset(cell.seed)
+    forecasts, window = experiment.forecasts, experiment.traces.by_name[cell.window].window
     forecaster = None if forecasts is None else forecasts.for_run(window, cluster.jobs)
-    record = run(
-        cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed, forecaster=forecaster
+    loop = SessionLoop(cluster, policy, config.queue, predictor, forecaster)
+    while not cluster.done:
+        loop.step()
+    return RunRecord(
+        policy=policy.name,
+        window=cell.window,
+        seed=cell.seed,
+        capacity=cluster.shape.capacity,
+        jobs=job_records(cluster),
+        decisions=decision_records(database, config.reward),
+        changes=cluster.changes(),
+        wall_seconds=cluster.time,
+        switches=policy_switches(database),
     )
-    record = replace(record, switches=policy_switches(cluster.database))
-    if not resumed:
-        return record
-    return replace(record, decisions=decision_records(cluster.database, config.reward), wall_seconds=cluster.time)
 
 
 def session_of(folder: Path, cell: Cell) -> str:

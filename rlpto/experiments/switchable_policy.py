@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.policy import Policy, StandingPolicy
+from rlpto.core.policy import Policy
 from rlpto.io.errors import RlptoError
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.store.events import add_event
-from rlpto.store.requests import Request, add_switch, answer, is_open, open_requests, switch_in_force, switches
+from rlpto.store.requests import Request, add_switch, answer, get_request, switch_in_force, switches
 from rlpto.store.users import note_change
 
 SCHEDULER = "scheduler"
@@ -24,12 +24,12 @@ class SwitchablePolicy:
     """Decides as the policy in force does. Every change of it is noted in the database with who asked and why.
 
     make: a policy by its name. first: name of the policy of the very first start; later the one of the last switch is
-    in force. Or policies at set times, for a session without web: it looks for requests at each decision, and what is
-    asked for decides until the next set time. deciding: notified of the name of the policy that has just decided, and
-    the seconds it took. ahead: notified of what is about to be decided on. wall: time [s since 1970] now; None: that of
-    the session. fallback: name of the policy that decides where another one fails; None: a failure ends the session.
+    in force. Or policies at set times: one that is asked for decides until the next set time. deciding: notified of the
+    name of the policy that has just decided, and the seconds it took. wall: time [s since 1970] now; None: that of the
+    session. fallback: name of the policy that decides where another one fails; None: a failure ends the session.
 
-    name: of `first`. in_force: name of the policy in force. switched: times that another one was put in force.
+    name: of `first`. in_force: name of the policy in force; empty before the first decision of those at set times.
+    plan: the policies as one, to look ahead with.
     """
 
     def __init__(
@@ -38,20 +38,19 @@ class SwitchablePolicy:
         make: Callable[[str], Policy],
         first: str | SwitchingPolicy,
         deciding: Callable[[str, float], None] = lambda *_: None,
-        ahead: Callable[[ClusterState], None] = lambda _: None,
         *,
         wall: Callable[[], float] | None = None,
         seed: int = 0,
         fallback: str | None = None,
     ) -> None:
-        self._database, self._make, self._deciding, self._ahead = database, make, deciding, ahead
+        self._database, self._make, self._deciding = database, make, deciding
         self._wall, self._seed, self._fallback = wall, seed, fallback
         self._set_times = isinstance(first, SwitchingPolicy)
         self.latency = 0.0
         last = switch_in_force(database)
         self.in_force = "" if last is None else last.policy
         if isinstance(first, SwitchingPolicy):
-            self.name, self._asked, self._plan = first.name, first.name, first
+            self.name, self._asked, self.plan = first.name, first.name, first
             self.policy: Policy = first
             asked = next((one for one in switches(database, limit=10_000) if one.by != SCHEDULER), None)
             if asked is not None:
@@ -72,21 +71,17 @@ class SwitchablePolicy:
     def reset(self, seed: int | None = None) -> None:
         """Forget the jobs, as when they have new numbers. The policy in force stays."""
         self._seed = self._seed if seed is None else seed
-        self._plan.reset(self._seed)
+        self.plan.reset(self._seed)
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Decide."""
         if self._set_times:
-            for request in open_requests(self._database):
-                if request.kind == "policy":
-                    self.obey(request, state.time)
-            present = self._plan.present(state.time)
+            present = self.plan.present(state.time)
             name = self._asked if present is self.policy else present.name
             if name != self.in_force:
                 self._note(name, state.time, SCHEDULER, "its set time" if self.in_force else "the first start")
-        self._ahead(state)
         began = time.perf_counter()
-        allocation = self._plan(state)
+        allocation = self.plan(state)
         self.latency = time.perf_counter() - began
         self._deciding(self.in_force, self.latency)
         return allocation
@@ -107,7 +102,8 @@ class SwitchablePolicy:
             answer(self._database, request.seq, self._time(now), problem)
             return False
         with self._database.transaction():
-            if not is_open(self._database, request.seq):
+            asked = get_request(self._database, request.seq)
+            if asked is None or asked.done_at is not None:
                 return False  # it was withdrawn
             self._enter(name, policy, now)
             self._note(name, now, request.by, str(request.body.get("reason", "")), request.at)
@@ -123,11 +119,6 @@ class SwitchablePolicy:
         said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         self._note(name, now, SCHEDULER, f"{failed} failed: {said}")
 
-    @property
-    def standing(self) -> StandingPolicy | None:
-        """The policy in force, if it can say for how long a decision stands."""
-        return self.policy if isinstance(self.policy, StandingPolicy) else None
-
     def _made(self, name: str) -> Policy:
         policy = self._make(name)
         policy.reset(self._seed)
@@ -136,9 +127,9 @@ class SwitchablePolicy:
     def _enter(self, name: str, policy: Policy, now: float) -> None:
         self._asked, self.policy = name, policy
         if self._set_times:
-            self._plan.switch(policy, now)
+            self.plan.switch(policy, now)
         else:
-            self._plan = SwitchingPolicy(name, policy)
+            self.plan = SwitchingPolicy(name, policy)
 
     def _note(self, name: str, now: float, by: str, reason: str, asked: float | None = None) -> None:
         """Note that a policy is in force from `now` on. asked [s since 1970]: when; None: no user did."""

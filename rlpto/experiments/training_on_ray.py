@@ -18,15 +18,15 @@ from rlpto.evaluation.runner import Cell
 from rlpto.experiments.cache_key import Result, deciding
 from rlpto.experiments.config import Config, resolved_yaml
 from rlpto.experiments.experiment import Experiment, prepare
-from rlpto.experiments.on_ray import check_programs, real_cluster, real_nodes, recorded_session
+from rlpto.experiments.on_ray import check_programs, real_cluster, real_nodes
 from rlpto.experiments.run_folder import begin_run, command_line, members
 from rlpto.experiments.training_runs import digest_of, provenance, training_seed
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import digest, file_there
 from rlpto.io.interrupts import Interrupted, interruptible
 from rlpto.ray_cluster.scheduler.backend import RayBackend
-from rlpto.ray_cluster.scheduler.run_tables import write_tables
-from rlpto.ray_cluster.scheduler.session_folder import SESSIONS, remove_sessions, session_name
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
 
 FOLDER = "ray"
 """Default folder of a run with the fine-tuned agent."""
@@ -110,23 +110,20 @@ def fine_tune_run(
 def episodes(experiment: Experiment, windows: list[str], folder: Path) -> Generator[Cluster, None, None]:
     """Real clusters one after the other: each window in turn, then all windows again with the next seed.
 
-    folder: holds a folder for each episode: session database, checkpoints of its jobs, tables and live curves. The
-    numbers continue after those in the folder. A cluster ends when the next one begins, or the iterator is closed.
+    folder: holds a folder for each episode: session database and checkpoints of its jobs. The numbers
+    continue after those in the folder. A cluster ends when the next one begins, or the iterator is closed.
     """
     config, sessions = experiment.config, folder / SESSIONS
     there = [path.name.rpartition("-")[2] for path in sessions.glob("episode-*")]
     for number in count(max((int(done) + 1 for done in there if done.isdecimal()), default=0)):
         window, seed = windows[number % len(windows)], config.seed + number // len(windows)
         session = session_name(folder, f"{number:04d}")
-        own = sessions / f"episode-{number:04d}"
-        with recorded_session(config, own, session) as (database, observers):
-            cluster = real_cluster(experiment, window, seed, RayBackend(session), database, session, observers)
-            try:
-                with closing(cluster):
-                    cluster.deciding("agent", 0.0)
-                    yield cluster
-            finally:
-                write_tables(database, own)
+        with (
+            SessionDatabase(sessions / f"episode-{number:04d}" / DATABASE) as database,
+            closing(real_cluster(experiment, window, seed, RayBackend(session), database, session)) as cluster,
+        ):
+            cluster.deciding("agent", 0.0)
+            yield cluster
 
 
 def _refuse_what_takes_episodes(config: Config) -> None:

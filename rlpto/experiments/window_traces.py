@@ -94,11 +94,9 @@ class WindowTraces:
         source = self._config.workload.source
         if source == "files":
             found = self._file_windows()
-        elif source in ("jobs", "follow"):
+        elif source == "jobs":
             trace = listed_trace(self._listed())
-            end = 0.0 if source == "follow" else float(trace.submit_time[-1])
-            listed = WindowTrace(Window(LISTED_WINDOW, "test", 0.0, end), trace)
-            return {LISTED_WINDOW: listed}
+            found = [WindowTrace(Window(LISTED_WINDOW, "test", 0.0, float(trace.submit_time[-1])), trace)]
         else:
             trace, span, _ = self._scaled
             settings = self._config.workload.windows.model_copy(update={"limit": None})

@@ -138,8 +138,6 @@ class RaySettings(Settings):
     """Longest time in seconds between two looks at the cluster."""
     without_gpus: float = Field(300.0, gt=0)
     """Seconds to wait for a node while none with GPUs is alive."""
-    tensorboard: bool = True
-    """Write live curves."""
 
     @model_validator(mode="after")
     def _names_are_plain(self) -> RaySettings:
@@ -149,11 +147,9 @@ class RaySettings(Settings):
         return self
 
 
-def job_specs(
-    jobs: Sequence[Job], settings: RaySettings, session: str, folder: Path, seed: int, first: int = 0
-) -> list[JobSpec]:
+def job_specs(jobs: Sequence[Job], settings: RaySettings, session: str, folder: Path, seed: int) -> list[JobSpec]:
     """What the controller of every job needs. folder: holds a folder for each job. seed: of the run; every job has its
-    own. first: number of the first of these jobs in the session.
+    own.
 
     Ids count the jobs in the order given. Raises ConfigError for a model without a program.
     """
@@ -171,7 +167,7 @@ def job_specs(
             data_size=max(round(job.data_size), 1),
             stop=job.stop,
         )
-        for number, job in enumerate(jobs, first)
+        for number, job in enumerate(jobs)
     ]
 
 

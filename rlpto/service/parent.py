@@ -113,8 +113,8 @@ def serve(
     _make_folder(settings.folder)
     logs = settings.folder / "logs"
     logs.mkdir(exist_ok=True)
-    with _alone_in(settings.folder), _listening(settings) as listening, _stopped() as stopped:
-        is_new = prepare(settings)
+    with _alone_in(settings.folder), _listening(settings) as listening:
+        stopped, is_new = _stopped(), prepare(settings)
         number, host = listening.fileno(), settings.web.host
         arguments = ["rlpto.service.web", str(path), "--fd", str(number)]
         web = Child("web", arguments, logs / "web.log", signal.SIGTERM, [number])
@@ -197,8 +197,7 @@ def _answers(address: str) -> bool:
         return False
 
 
-@contextmanager
-def _listening(settings: ServiceSettings) -> Iterator[socket.socket]:
+def _listening(settings: ServiceSettings) -> socket.socket:
     """The socket, which outlives the web process: who connects while that is restarted only waits."""
     web = settings.web
     family = socket.AF_INET6 if ":" in web.host else socket.AF_INET
@@ -209,9 +208,8 @@ def _listening(settings: ServiceSettings) -> Iterator[socket.socket]:
         raise ConfigError(
             f"web: cannot listen on {web.host} port {web.port}: {reason}; choose another web.port"
         ) from None
-    with listening:
-        listening.set_inheritable(True)
-        yield listening
+    listening.set_inheritable(True)
+    return listening
 
 
 @contextmanager
@@ -225,17 +223,12 @@ def _alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _stopped() -> Iterator[list[int]]:
-    """A list that gets the signals that ask to end."""
+def _stopped() -> list[int]:
+    """A list that gets the signals that ask to end from now on."""
     asked: list[int] = []
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in signals}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: asked.append(number))
+    return asked
 
 
 def _last_line(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, OrderSource, Placement, Progress
+from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node, Placement, Progress
 from rlpto.core.external_load import HeldByOthers, background_at
 from rlpto.core.gpu_kinds import kinds_of
 from rlpto.core.job_store import JobStore
@@ -23,7 +23,7 @@ from rlpto.simulator.allocating import apply_placement, change_scale, choose_typ
 from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
 from rlpto.simulator.failures import schedule_failures
 from rlpto.simulator.job_kernels import reread_row, take_row
-from rlpto.simulator.kernels import advance, advance_until, apply_and_look, next_point, outlook, take_up_all
+from rlpto.simulator.kernels import advance, advance_until, apply_and_look, outlook, take_up_all
 from rlpto.simulator.online import ROWS_PER_JOB, OnlineJobs, group_sizes, with_own_rows
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 from rlpto.simulator.sharing import SharedGpus, check_sharing, with_places
@@ -37,9 +37,7 @@ class SimulatedCluster:
 
     jobs: sorted by submit time. tables must hold the types of all jobs. seed fixes node failures.
     nodes have the GPUs that there are; under `share` each counts as several, see `rlpto.simulator.sharing`.
-    knowledge: what policies and jobs know. source: where further jobs come from while time passes, submitted
-    no earlier than `jobs`; time waits for it, so that the result is what it would be had all been known. background:
-    what other processes hold of the nodes, and until when.
+    knowledge: what policies and jobs know. background: what other processes hold of the nodes, and until when.
     Raises JobError for a job that wants more GPUs than the cluster has, ConfigError for a cluster without GPUs.
     """
 
@@ -51,7 +49,6 @@ class SimulatedCluster:
         settings: SimulatorSettings,
         seed: int = 0,
         knowledge: Knowledge = TRUTH,
-        source: JobSource | None = None,
         background: Sequence[HeldByOthers] = (),
     ) -> None:
         tables = tables.with_rescale_delay(settings.rescale_delay)
@@ -60,9 +57,8 @@ class SimulatedCluster:
         check_sharing(jobs, shape, settings.share)
         store = JobStore.from_jobs(jobs, tables)
         check_servers_fit(jobs, store, tables, shape)
-        self._set_up(shape, jobs, store, tables, settings, seed, knowledge, background, source)
+        self._set_up(shape, jobs, store, tables, settings, seed, knowledge, background)
         schedule_failures(self._world, 0)
-        self._await_jobs()
         advance(self._world, 0)
         self._see(outlook(self._world, 0))
         self._learn()
@@ -77,10 +73,9 @@ class SimulatedCluster:
         seed: int,
         knowledge: Knowledge,
         background: Sequence[HeldByOthers] = (),
-        source: JobSource | None = None,
     ) -> None:
         """The state before any time has passed."""
-        self._background, self._source = tuple(background), source
+        self._background = tuple(background)
         if background:
             shape = shape.with_background(*background_at(background, 0.0, len(shape)))
         self._shape = shape
@@ -117,23 +112,6 @@ class SimulatedCluster:
         """Take over where the compiled code stands."""
         self.time, self.up_gpus, self.held_gpus, self.active_jobs, changed, self._logged, self.done = outlook
         self.changed = bool(changed)
-        if self._source is not None and self.time < self._world.rules[0]["limit"]:
-            self.done = self.done and self._source.closed
-
-    def _await_jobs(self) -> None:
-        """Take in jobs until all that are submitted by the next decision point are known."""
-        while self._source is not None and not self._source.closed:
-            if isinstance(self._source, OrderSource):
-                known_until = self._source.known_until
-            else:
-                known_until = self.store.records["submit_time"][-1] if len(self.store) else 0.0
-            if next_point(self._world, 0) < known_until:
-                return
-            added = self._source.poll()
-            if added:
-                self.append(added)
-            elif not self._source.closed:
-                self._source.wait()
 
     def append(self, jobs: Sequence[Job]) -> None:
         """Add jobs, sorted by submit time, submitted neither before those there are nor before the present time.
@@ -262,9 +240,6 @@ class SimulatedCluster:
 
         Returns [P] `INTERVAL`, one for each of them, which is good until the next call. It may be fewer.
         """
-        self._await_jobs()
-        if self._source is not None and not self._source.closed:
-            until = -np.inf  # what is known by now is enough for one decision point
         if self._online is not None:
             until = -np.inf  # jobs look at what they have observed
         count, seen = advance_until(self._world, 0, until, self._passed)

@@ -157,16 +157,6 @@ def next_decision(w: World, b: int) -> float:
 
 
 @kernel()
-def next_point(w: World, b: int) -> float:
-    """Time [s] of the next decision point at the latest, were no further jobs to come; at most the time limit."""
-    cluster, due = w.clusters[b], next_decision(w, b)
-    if cluster.next_toggle < due and cluster.arrived < cluster.jobs:
-        # A node that goes or comes before makes it later: should no job be left by then, it is put off till the next.
-        due = max(due, tick_from(w.jobs[b, cluster.arrived].submit_time, w.rules[0].interval))
-    return float(min(due, w.rules[0].limit))
-
-
-@kernel()
 def clear_sums(w: World, b: int) -> None:
     """Begin a new interval's sums."""
     sums = w.sums[b]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlpto.store.database import Store
-from rlpto.store.rows import Row, find, insert
+from rlpto.store.rows import Row, find
 
 
 @dataclass(frozen=True)
@@ -39,23 +39,6 @@ class Span(Row):
     ended: float | None
 
 
-def add_point(
-    store: Store,
-    job: str,
-    at: float,
-    epoch: float,
-    gpus: int,
-    *,
-    loss: float | None = None,
-    accuracy: float | None = None,
-    goodput: float | None = None,
-    noise_scale: float | None = None,
-) -> int:
-    """Note a report of a job; its number."""
-    optional = {"loss": loss, "accuracy": accuracy, "goodput": goodput, "noise_scale": noise_scale}
-    return insert(store, "points", job=job, at=at, epoch=epoch, gpus=gpus, **optional)
-
-
 def points_after(store: Store, job: str, seq: int = 0, limit: int = 2000) -> list[Point]:
     """Points of a job that follow number `seq`, in order."""
     return find(store, Point, "WHERE job = ? AND seq > ? ORDER BY seq LIMIT ?", (job, seq, limit))
@@ -72,11 +55,6 @@ def thin_points(store: Store, job: str, most: int) -> None:
             "FROM points WHERE job = ? AND seq < ?) WHERE place % 2 = 0)",
             (job, row[1]),
         )
-
-
-def open_span(store: Store, job: str, owner: str, node: str, gpus: int, at: float) -> int:
-    """Note that a job holds GPUs of a node from now on; the number of the span."""
-    return insert(store, "spans", job=job, owner=owner, node=node, gpus=gpus, started=at)
 
 
 def close_spans(store: Store, job: str, at: float) -> None:

@@ -81,6 +81,15 @@ class Store:
             found: tuple[Any, ...] | None = self._base.execute(query, values).fetchone()
             return found
 
+    def fact(self, key: str) -> str | None:
+        """A single value of the service or session; None if it was never set."""
+        row = self.row("SELECT value FROM facts WHERE key = ?", (key,))
+        return None if row is None else str(row[0])
+
+    def set_fact(self, key: str, value: str) -> None:
+        """Keep a single value."""
+        self.write("INSERT OR REPLACE INTO facts (key, value) VALUES (?, ?)", (key, value))
+
     def write(self, statement: str, *rows: Values) -> int:
         """Run a statement once for each of `rows`, which hold its values; the number of rows changed."""
         with self.transaction():

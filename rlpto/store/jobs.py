@@ -109,14 +109,9 @@ _CHANGEABLE = {
 }  # fmt: skip
 
 
-def new_job_id() -> str:
-    """A name that cannot be guessed and that every file system takes: j and 12 letters of base 32."""
-    return "j" + "".join(secrets.choice(_LETTERS) for _ in range(_ID_LETTERS))
-
-
-def insert_job(store: Store, job: NewJob, at: float, job_id: str | None = None) -> JobRow:
-    """A new job in state `submitted`. job_id: None: a new one."""
-    made = job_id or new_job_id()
+def insert_job(store: Store, job: NewJob, at: float) -> JobRow:
+    """A new job in state `submitted`. Its id cannot be guessed and is a file name anywhere."""
+    made = "j" + "".join(secrets.choice(_LETTERS) for _ in range(_ID_LETTERS))
     asked = {name: getattr(job, name) for name in _ASKED}
     with store.transaction():
         seq = insert(store, "jobs", **asked, id=made, submitted=at, changed=at)
@@ -160,11 +155,6 @@ def change_asked(store: Store, job: JobRow, at: float, priority: Priority, label
     return changed > 0
 
 
-def session_jobs(store: Store) -> list[SessionJob]:
-    """The jobs that the scheduler of the session knows, in its order."""
-    return find(store, SessionJob, "WHERE number IS NOT NULL ORDER BY number")
-
-
 def list_jobs(
     store: Store,
     *,
@@ -205,17 +195,6 @@ def count_open(store: Store, owner: str) -> int:
 def count_by_state(store: Store) -> dict[str, int]:
     """How many jobs are in each state; states without any are left out."""
     return {row[0]: int(row[1]) for row in store.rows("SELECT state, count(*) FROM jobs GROUP BY state")}
-
-
-def submitted_before(store: Store, user: str, key: str) -> tuple[str, str] | None:
-    """Digest of the body and id of the job that a user has submitted under an idempotency key."""
-    row = store.row("SELECT digest, job FROM idempotency WHERE user = ? AND key = ?", (user, key))
-    return None if row is None else (row[0], row[1])
-
-
-def keep_key(store: Store, user: str, key: str, digest: str, job: str, at: float) -> None:
-    """Remember what was submitted under an idempotency key."""
-    insert(store, "idempotency", user=user, key=key, digest=digest, job=job, at=at)
 
 
 def _note_labels(store: Store, seq: int, labels: Mapping[str, str]) -> None:

@@ -63,11 +63,6 @@ def get_request(store: Store, seq: int) -> Request | None:
     return first(store, Request, "WHERE seq = ?", (seq,))
 
 
-def is_open(store: Store, seq: int) -> bool:
-    """Whether a request has no answer yet."""
-    return store.row("SELECT 1 FROM requests WHERE seq = ? AND done_at IS NULL", (seq,)) is not None
-
-
 def is_asked(store: Store, kind: Kind, job: str) -> bool:
     """Whether such a request about a job is open."""
     query = "SELECT 1 FROM requests WHERE done_at IS NULL AND kind = ? AND job = ?"

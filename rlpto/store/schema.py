@@ -11,7 +11,7 @@ import sqlite3
 import zlib
 from contextlib import closing
 
-SCHEMA = 10
+SCHEMA = 11
 """Version of the tables, in SQLite's `user_version`. Lower ones are of states before the first release: refused."""
 
 # STRICT and the checks let SQLite's integrity check notice damage.
@@ -91,7 +91,7 @@ CREATE INDEX spans_open ON spans (job) WHERE ended IS NULL;
 CREATE INDEX spans_ended ON spans (ended);
 -- gain_high and what follows: what has happened since.
 CREATE TABLE decisions (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, time REAL NOT NULL, policy TEXT NOT NULL,
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, time REAL NOT NULL DEFAULT 0, policy TEXT NOT NULL,
     latency REAL NOT NULL, capacity INTEGER NOT NULL, held INTEGER NOT NULL, active INTEGER NOT NULL,
     waiting INTEGER NOT NULL, reward REAL, parts TEXT NOT NULL DEFAULT '{}', steering TEXT NOT NULL DEFAULT '{}',
     observation TEXT NOT NULL DEFAULT '{}', action TEXT NOT NULL DEFAULT '{}', batch_sizes TEXT NOT NULL DEFAULT '{}',
@@ -110,12 +110,12 @@ CREATE TABLE changes (
     id INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, gpus INTEGER NOT NULL, accuracy REAL NOT NULL,
     nodes TEXT NOT NULL) STRICT;
 CREATE INDEX changes_of_job ON changes (job);
+-- In the order in which they were first seen. jobs: GPUs that each job holds there.
 CREATE TABLE nodes (
-    id TEXT PRIMARY KEY, number INTEGER NOT NULL, gpus INTEGER NOT NULL, alive INTEGER NOT NULL, since REAL NOT NULL
-) STRICT;
+    id TEXT PRIMARY KEY, gpus INTEGER NOT NULL, alive INTEGER NOT NULL, kind TEXT NOT NULL DEFAULT '',
+    jobs TEXT NOT NULL DEFAULT '{}', host TEXT NOT NULL DEFAULT '') STRICT;
 CREATE TABLE volume (
     at REAL PRIMARY KEY, seen REAL, forecast REAL, low REAL, high REAL) STRICT;
-CREATE TABLE status (key TEXT PRIMARY KEY, at REAL NOT NULL, value TEXT NOT NULL) STRICT;
 
 CREATE TABLE idempotency (
     user TEXT NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL, job TEXT NOT NULL, at REAL NOT NULL,

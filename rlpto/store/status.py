@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from rlpto.store.database import Store
-from rlpto.store.rows import Row, find, first, insert, put, put_all
+from rlpto.store.rows import Row, find, first, put, put_all
 
-HEARTBEAT, NODES, DRAIN = "heartbeat", "nodes", "drain"
-"""Keys of `status`."""
+HEARTBEAT, DRAIN = "heartbeat", "drain"
+"""Keys of facts."""
+MOST_GONE_NODES = 100
+"""Nodes that are gone and still shown."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,10 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
-class NodeRow:
+class NodeRow(Row):
     """A node. kind: of its GPUs. jobs: GPUs that each job holds there now. host: name of its machine."""
+
+    TABLE = "nodes"
 
     id: str
     gpus: int
@@ -130,48 +133,40 @@ class PreviewRow(Row):
     gpu_hours: float
 
 
-def set_status(store: Store, key: str, at: float, value: object) -> None:
-    """Keep a value (JSON) under a key, in place of the one before."""
-    store.write("INSERT OR REPLACE INTO status (key, at, value) VALUES (?, ?, ?)", (key, at, json.dumps(value)))
-
-
-def get_status(store: Store, key: str) -> tuple[float, Any] | None:
-    """When a key was last set, and to what."""
-    row = store.row("SELECT at, value FROM status WHERE key = ?", (key,))
-    return None if row is None else (row[0], json.loads(row[1]))
-
-
-def set_drained(store: Store, drained: bool, by: str, at: float) -> None:
+def set_drained(store: Store, drained: bool) -> None:
     """Note that no job may start from now on, or that jobs may start again."""
-    set_status(store, DRAIN, at, {"on": drained, "by": by})
+    store.set_fact(DRAIN, json.dumps(drained))
 
 
 def is_drained(store: Store) -> bool:
     """Whether no job may start."""
-    found = get_status(store, DRAIN)
-    return found is not None and bool(found[1]["on"])
+    return bool(json.loads(store.fact(DRAIN) or "false"))
 
 
 def beat(store: Store, heartbeat: Heartbeat, at: float) -> None:
     """Say that the scheduler is alive."""
-    set_status(store, HEARTBEAT, at, asdict(heartbeat))
+    store.set_fact(HEARTBEAT, json.dumps([at, asdict(heartbeat)]))
 
 
 def heartbeat(store: Store) -> tuple[float, Heartbeat] | None:
     """The last sign of life of a scheduler, and when [s] it was given."""
-    found = get_status(store, HEARTBEAT)
-    return None if found is None else (found[0], Heartbeat(**found[1]))
-
-
-def set_nodes(store: Store, nodes: Sequence[NodeRow], at: float) -> None:
-    """Replace what is known of the nodes."""
-    set_status(store, NODES, at, [asdict(node) for node in nodes])
+    kept = store.fact(HEARTBEAT)
+    if kept is None:
+        return None
+    at, found = json.loads(kept)
+    return at, Heartbeat(**found)
 
 
 def nodes(store: Store) -> list[NodeRow]:
-    """The nodes as they were last seen."""
-    found = get_status(store, NODES)
-    return [] if found is None else [NodeRow(**node) for node in found[1]]
+    """The nodes that are up, and those that have gone last."""
+    newest = "SELECT rowid FROM nodes WHERE NOT alive ORDER BY rowid DESC LIMIT ?"
+    return find(store, NodeRow, f"WHERE alive OR rowid IN ({newest}) ORDER BY alive DESC, rowid", (MOST_GONE_NODES,))
+
+
+def note_held(store: Store, held: Mapping[str, Mapping[str, int]]) -> None:
+    """Note GPUs that each job holds on some nodes now."""
+    if held:
+        store.write("UPDATE nodes SET jobs = ? WHERE id = ?", *((json.dumps(held[node]), node) for node in held))
 
 
 def set_queue(store: Store, rows: Sequence[QueueRow], before: Sequence[QueueRow] = ()) -> None:
@@ -197,11 +192,6 @@ def queue_row(store: Store, job: str) -> QueueRow | None:
     return first(store, QueueRow, "WHERE job = ?", (job,))
 
 
-def set_predictions(store: Store, rows: Sequence[PredictionRow]) -> None:
-    """Replace all predictions."""
-    put_all(store, PredictionRow, rows)
-
-
 def prediction(store: Store, job: str) -> PredictionRow | None:
     """When a job will start and finish; None: not predicted yet."""
     return first(store, PredictionRow, "WHERE job = ?", (job,))
@@ -210,11 +200,6 @@ def prediction(store: Store, job: str) -> PredictionRow | None:
 def predictions(store: Store) -> dict[str, PredictionRow]:
     """All predictions by job."""
     return {row.job: row for row in find(store, PredictionRow)}
-
-
-def add_decision(store: Store, row: DecisionRow, time: float = 0.0) -> None:
-    """Note a decision that changed nothing. time: s of the session."""
-    insert(store, "decisions", **asdict(row), time=time)
 
 
 def describe_decision(store: Store, row: DecisionRow) -> None:
@@ -245,19 +230,9 @@ def volume(store: Store, since: float, limit: int = 500) -> list[VolumeRow]:
     return find(store, VolumeRow, "WHERE at >= ? ORDER BY at DESC LIMIT ?", (since, limit))[::-1]
 
 
-def set_policies(store: Store, rows: Sequence[PolicyEntry]) -> None:
-    """Replace the catalogue of policies."""
-    put_all(store, PolicyEntry, rows)
-
-
 def policies(store: Store) -> list[PolicyEntry]:
     """Policies that may be switched to, by name."""
     return find(store, PolicyEntry, "ORDER BY name")
-
-
-def set_previews(store: Store, program: str, rows: Sequence[PreviewRow]) -> None:
-    """Replace the previews of a program."""
-    put_all(store, PreviewRow, rows, "WHERE program = ?", (program,))
 
 
 def previews(store: Store, program: str) -> list[PreviewRow]:

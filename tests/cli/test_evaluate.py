@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import os
 import textwrap
-import threading
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -109,30 +107,6 @@ def test_switch_adds_a_run_in_which_others_take_over(rlpto) -> None:
     assert answer.out.count("only fifo, equal_share took decisions before the run ended") == 2
 
 
-def test_a_file_that_is_followed_gives_what_the_whole_file_gives(rlpto, project: Path) -> None:
-    """Written to while it is evaluated, or complete from the start: the same cells."""
-    jobs = [{"model": "cifar10", "submit": 400 * i, "epochs": 3, "gpus": 1 + i % 3} for i in range(6)]
-    lines = [json.dumps(job) for job in [*jobs, {"closed": True}]]
-    (project / "whole.jsonl").write_text("\n".join(lines) + "\n")
-    with (project / "growing.jsonl").open("w", buffering=1) as growing:
-        growing.write(lines[0] + "\n")
-
-        def write() -> None:
-            for line in lines[1:]:
-                time.sleep(0.05)
-                growing.write(line + "\n")
-
-        writer = threading.Thread(target=write)
-        writer.start()
-        answer = rlpto("evaluate", "exp.yaml", "--follow", "growing.jsonl", "--no-report", "--run-dir", "one")
-        writer.join()
-    assert answer.code == 0, answer.err
-    rlpto("evaluate", "exp.yaml", "--follow", "whole.jsonl", "--no-report", "--run-dir", "two")
-    frame = untimed("one")
-    assert set(frame["jobs"]) == {6}
-    pd.testing.assert_frame_equal(frame, untimed("two"))
-
-
 def test_a_reference_that_is_not_evaluated_is_refused(rlpto) -> None:
     answer = rlpto("evaluate", "exp.yaml", "--set", "evaluation.reference=srtf")
     answer.assert_refused("evaluation.reference: srtf is not evaluated, expected one of: fifo, las")
@@ -144,9 +118,7 @@ def test_a_reference_that_is_not_evaluated_is_refused(rlpto) -> None:
         (["--set", "simulator.intervall=3"], ["--set: simulator.intervall", "did you mean simulator.interval?"]),
         (["--policies", "fifo,lass"], ["lass", "did you mean las?"]),
         (["--policies", "fifo,,las"], ["--policies fifo,,las", "separated by commas"]),
-        (["--follow", "no.jsonl"], ["no.jsonl: cannot be read: no such file"]),
-        (["--follow", "exp.yaml"], ["exp.yaml:1: truncated, damaged or foreign"]),
-        (["--follow", "exp.yaml", "--set", "knowledge.mode=noisy"], ["workload.source follow", "knowledge.mode exact"]),
+        (["--set", "workload.source=follow"], ["workload.source: expected 'synthetic', 'trace', 'files' or 'jobs'"]),
         (["--switch", "600:las,lass"], ["--switch 600:las,lass: ", "switch 'lass': expected SECONDS:POLICY"]),
         (["--switch", "600:las,500:srtf"], ["switch 500:srtf: expected a time later", "600 s"]),
         (["--switch", "600:lass"], ["--switch 600:lass: 600:lass: no policy 'lass'; did you mean las?"]),

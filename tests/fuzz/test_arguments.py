@@ -38,7 +38,7 @@ from rlpto.simulator.settings import SimulatorSettings
 from rlpto.workloads.trace import make_trace, read_trace
 from tests.fuzz.harness import ARGUMENT_ERRORS, EXPECTED_ERRORS, Draw, fuzzed, put_file
 from tests.fuzz.mutations import NASTY, WORDS, broken_text, broken_tree
-from tests.fuzz.test_given_files import CONFIGS, COUNTS, FOLLOWED
+from tests.fuzz.test_given_files import CONFIGS, COUNTS
 from tests.workloads.test_importers import SAMPLES
 
 KEYS = [tuple(map(str, key)) for key in all_keys(Config)]
@@ -201,7 +201,6 @@ def _lines(folder: Path) -> list[list[object]]:
     out, model, into = folder / "out.parquet", folder / "model.npz", f"--no-report --run-dir {folder / 'run'}"
     log = put_file(folder, "log.csv", SAMPLES["philly_csv"].encode())
     counts = put_file(folder, "counts.csv", COUNTS.encode())
-    jobs = put_file(folder, "jobs.jsonl", FOLLOWED)
     experiment = put_file(folder, "exp.yaml", SMALL_EXPERIMENT)
     lines = f"""\
 trace import philly_csv {log} -o {out} -q
@@ -217,7 +216,6 @@ export {folder} -o {folder / "agent.zip"}
 compare {folder} {folder}
 forecast fit {counts} --every 1h --value count --method smoothing -o {model}
 evaluate {experiment} --windows train --limit 1 {into}
-evaluate {experiment} --follow {jobs} {into}
 train {experiment} --seed 0 --run-dir {folder / "run"}"""
     return [list(line.split()) for line in lines.splitlines()]
 

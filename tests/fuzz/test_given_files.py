@@ -26,11 +26,10 @@ from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.describe import tables
 from rlpto.workloads.files import read_any
 from rlpto.workloads.importers import detect_format, format_names, import_trace
-from rlpto.workloads.listed import FollowedFile, jobs_of_entry
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import make_trace, read_trace, write_trace
 from tests.fuzz.harness import Draw, fuzzed, put_file
-from tests.fuzz.mutations import as_json, broken_bytes, broken_text, broken_tree, broken_yaml
+from tests.fuzz.mutations import broken_bytes, broken_text, broken_yaml
 from tests.workloads.test_importers import SAMPLES
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -118,19 +117,6 @@ JOBS: list[Any] = [
     {"name": "second", "model": "ncf", "submit": 60.5, "epochs": 3, "priority": "high", "max_gpus": 4},
     {"closed": True},
 ]
-FOLLOWED = b"".join(as_json(job) + b"\n" for job in JOBS)
-
-
-@fuzzed()
-def test_followed_jobs(draw: Draw, folder: Path) -> None:
-    at = draw(st.integers(0, len(JOBS) - 1))
-    lines = broken_tree(JOBS[at]).map(lambda job: FOLLOWED.replace(as_json(JOBS[at]), as_json(job)))
-    content = draw(broken_text(FOLLOWED.decode()) | lines)
-    facts = FittedProfiles(builtin_profiles()).facts
-    path = put_file(folder, "jobs.jsonl", content)
-    source = FollowedFile(path, lambda entry, i: jobs_of_entry(entry, i, facts(entry.model), 8, "goodput")[0])
-    source.poll()
-    source.poll()
 
 
 COUNTS = "time,count\n" + "".join(f"2020-04-01 {hour:02d}:00:00,{hour}\n" for hour in range(24))

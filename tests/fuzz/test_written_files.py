@@ -32,9 +32,9 @@ from rlpto.forecasting.registry import make_method
 from rlpto.ray_cluster.messages import JobSpec, Plan
 from rlpto.ray_cluster.nodes.persistent_cluster import noted_cluster
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
-from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches, write_tables
-from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import read_table
+from rlpto.ray_cluster.scheduler.session_records import decision_records, policy_switches
 from tests.evaluation.helpers import tiny_record
 from tests.fuzz.harness import Draw, fuzzed, put_file
 from tests.fuzz.mutations import NASTY, as_json, broken_archive, broken_bytes, broken_json, broken_yaml
@@ -128,8 +128,10 @@ def _enter_session(path: Path) -> None:
         database.enter_jobs([(spec, 60.0 * i) for i, spec in enumerate(specs)])
         for key in ("began", "beat"):
             database.set_fact(key, "5.0")
-        database.node("n1", 0, 4, True, 0.0)
-        database.decision(Decision(1.0, "fifo", 0.01, 4, 2, 2, 1, {"job-0": 0}, {"job-0": 2}, {"job-0": 8}))
+        database.node_up("n1", 4, "", "host", 0.0)
+        database.decision(
+            1.0, policy="fifo", latency=0.01, capacity=4, held=2, active=2, waiting=1, action={"job-0": 2}
+        )
         database.followed(passed)
         database.plan(["job-0"], [Command("job-0", database.next_generation(), Plan(("n1", "n1")))], 1.0)
         database.change(1.0, "job-0", 2, 0.5, ("n1", "n1"))
@@ -159,7 +161,6 @@ def test_session_database(draw: Draw, folder: Path) -> None:
                 base.execute(f"UPDATE {table} SET {column} = ?", (value,))
     read_table(path, "jobs")
     with SessionDatabase(path, lambda _: None) as database:
-        write_tables(database, folder)
         decision_records(database, RewardWeights())
         policy_switches(database)
         database.newest_commands()

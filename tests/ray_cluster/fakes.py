@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
@@ -11,6 +12,7 @@ from rlpto.ray_cluster.messages import Checkpoint, JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
 from rlpto.ray_cluster.scheduler.clock import Clock
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 
 class FakeTime:
@@ -233,3 +235,13 @@ class FakeBackend:
         )
         for node, slots in served.items():
             assert slots <= self.cpus.get(node, 0), f"{slots} servers on {node}, which has {self.cpus.get(node)} slots"
+
+
+def events_of(database: SessionDatabase) -> list[tuple[float, str, str, str, float | None, str]]:
+    """Time, kind, job, node, value and detail of all events of a session, in order."""
+    rows = database.rows("SELECT time, job, body FROM events WHERE time IS NOT NULL ORDER BY seq")
+    found = [(time, job or "", json.loads(body)) for time, job, body in rows]
+    return [
+        (time, body["what"], job, body.get("node", ""), body.get("value"), body.get("detail", ""))
+        for time, job, body in found
+    ]

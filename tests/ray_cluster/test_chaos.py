@@ -80,7 +80,6 @@ def jobs_of_equal_length(folder: Path, minutes: float, epochs: int) -> Path:
             "checkpoint_interval": INTERVAL,
             "heartbeat_timeout": 5,
             "retries": 5,
-            "tensorboard": False,
         },
         policies=["equal_share"],
         evaluation={"reference": "equal_share"},

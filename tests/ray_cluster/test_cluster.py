@@ -29,7 +29,7 @@ from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.builders import Scripted, linear_tables, with_batch_sizes
 from tests.builders import job as make_job
-from tests.ray_cluster.fakes import FakeBackend, FakeTime
+from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
 
 RULES = SessionTiming(interval=10.0)
 CHOOSING = "max_throughput:choose_batch_size=true"
@@ -75,21 +75,13 @@ class Later:
     def closed(self) -> bool:
         return not self._left
 
-    def poll(self) -> list[Job]:
+    def poll(self) -> list[tuple[Job, JobSpec]]:
         due = [job for at, job in self._left if self._world.wall - self._began >= at]
         self._left = self._left[len(due) :]
-        return due
+        return list(zip(due, specs(due), strict=True))
 
-    def wait(self) -> None:
-        raise AssertionError("real time does not wait")
-
-
-def grow(backend: FakeBackend, jobs: list[Job], source: Later, database: SessionDatabase) -> RayCluster:
-    def specs_of(some: Sequence[Job], first: int) -> list[JobSpec]:
-        assert not some or some[0].name == f"job{first}"
-        return specs(list(some))
-
-    return make_cluster(backend, jobs, database, source=source, specs_of=specs_of)
+    def orders(self) -> tuple[()]:
+        return ()
 
 
 class TestClocks:
@@ -122,7 +114,7 @@ class TestSources:
     def test_jobs_that_come_while_others_train_run_to_their_end(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
         later = [(3.0, elastic(1, 3.0)), (70.0, elastic(2, 70.0)), (70.0, elastic(3, 70.0))]
-        cluster = grow(backend, [elastic(0)], Later(backend.world, later), database)
+        cluster = make_cluster(backend, [elastic(0)], database, source=Later(backend.world, later))
         record = play(cluster)
         assert record.jobs.names == ("job0", "job1", "job2", "job3")
         assert np.isfinite(record.jobs.finish_time).all()
@@ -134,14 +126,14 @@ class TestSources:
         backend = FakeBackend(FakeTime(), {"m": 2})
         with SessionDatabase(tmp_path / "state.sqlite") as database:
             jobs = [(0.0, elastic(0, epochs=9.0)), (1e6, elastic(9, 1e6))]
-            cluster = grow(backend, [], Later(backend.world, jobs), database)
+            cluster = make_cluster(backend, [], database, source=Later(backend.world, jobs))
             state = cluster.state()
             cluster.apply(state, Allocation(np.array([2])))
             cluster.advance()
             cluster.close(keep=True)
         with SessionDatabase(tmp_path / "state.sqlite") as database:
             everything = [elastic(0, epochs=9.0), elastic(1, 2.0)]
-            record = play(grow(backend, everything, Later(backend.world, []), database))
+            record = play(make_cluster(backend, everything, database, source=Later(backend.world, [])))
             assert np.isfinite(record.jobs.finish_time).all()
             assert len(database.jobs()) == 2
 
@@ -266,7 +258,7 @@ class TestFaults:
         backend = FakeBackend(FakeTime(), {"l": 1, "m": 2, "n": 2})
         cluster = make_cluster(backend, [elastic(0, epochs=10.0, most=5)], database)
         play(Interrupted(cluster, 12.0, lambda: [backend.kill_node(node) for node in ("m", "n")]))
-        kinds = [event[1] for event in database.events()]
+        kinds = [event[1] for event in events_of(database)]
         assert kinds.count("node_down") == 2
         assert "finished" in kinds
         assert (cluster.up_gpus, cluster.shape.capacity) == (1, 5)

@@ -20,6 +20,7 @@ from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.ray_cluster.conftest import GPUS, NODES
+from tests.ray_cluster.fakes import events_of
 from tests.ray_cluster.test_real import CELL, STEPS
 
 EPOCHS = 100
@@ -68,7 +69,7 @@ def test_a_job_grows_in_workers_and_servers_and_no_step_is_lost(ray_cluster: Loc
         cluster.close()
         (job,) = database.jobs()
         assert (job.step, job.recoveries) == (EPOCHS * STEPS, 0)
-        assert not [event for event in database.events() if event[1] == "rolled_back"]
+        assert not [event for event in events_of(database) if event[1] == "rolled_back"]
     assert [event.after for event in policy.events] == [(4, 1), (4, 2)]
     assert max(most) == (4, 2)
     assert all(later >= earlier for earlier, later in pairwise(steps)), "the global step went back"

@@ -18,6 +18,7 @@ from rlpto.policies.registry import BUILT_IN, is_complete
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.ray_cluster.conftest import GPUS
+from tests.ray_cluster.fakes import events_of
 from tests.ray_cluster.test_real import CELL, wait_until
 
 DECISIONS_EACH = 2
@@ -69,7 +70,7 @@ def test_every_policy_schedules_real_jobs(tmp_path: Path, request: pytest.Fixtur
                     decide(name)
                 progress.append(cluster.store.progress.sum())
             wait_until(all_have_trained)  # on a busy machine workers may still be starting
-            events, rows = database.events(), database.jobs()
+            events, rows = events_of(database), database.jobs()
             cluster.close()
     finally:
         if backend.find():

@@ -16,12 +16,13 @@ import pytest
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
-from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import prepare
 from rlpto.experiments.on_ray import compile_ahead
+from rlpto.experiments.session_loop import SessionLoop
 from rlpto.experiments.switchable_policy import SwitchablePolicy
+from rlpto.io.arrays import FloatArray
 from rlpto.planning.predictor import Predictions, Predictor, predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import BUILT_IN, make_policy
@@ -50,33 +51,29 @@ class AtOnce(Executor):
         return done
 
 
-def run_with_predictions(name: str, folder: Path) -> tuple[RunRecord, list[Predictions], list[str]]:
-    """A session under a policy: what came of it, and the predictions that were made meanwhile."""
+def run_with_predictions(name: str, folder: Path) -> tuple[FloatArray, list[Predictions], list[str]]:
+    """A session under a policy: when its jobs finished [s], and the predictions that were made meanwhile."""
     made: list[Predictions] = []
     wrong: list[str] = []
     predictor = Predictor(QueueSettings(), TIMES, made.append, wrong.append, 0.0, AtOnce(), share=1.0)
     jobs = [elastic(0, epochs=8.0), elastic(1, epochs=5.0), elastic(2)]
     with SessionDatabase(folder / "state.sqlite") as database:
         cluster = make_cluster(FakeBackend(FakeTime(), {"m": 2, "n": 2}), jobs, database)
-        cluster._observers = (lambda _: predictor.publish(),)
-        inner = switching(make_policy(name))
-
-        def ahead(state: ClusterState) -> None:
-            if predictor.due:
-                predictor.begin(cluster, cluster.ids, inner, state, name)
-
-        policy: Any = SwitchablePolicy(database, make_policy, inner, cluster.deciding, ahead)
-        return run(cluster, policy, QueueSettings(), RewardWeights()), made, wrong
+        policy = SwitchablePolicy(database, make_policy, switching(make_policy(name)), cluster.deciding)
+        loop = SessionLoop(cluster, policy, QueueSettings(), predictor)
+        while not cluster.done:
+            loop.step()
+        return cluster.store.finish_time.copy(), made, wrong
 
 
 def test_what_is_predicted_while_jobs_run_comes_true(tmp_path: Path) -> None:
     """Within the moments that workers take to start, and the interval between two looks."""
-    record, made, wrong = run_with_predictions("equal_share", tmp_path)
+    finished, made, wrong = run_with_predictions("equal_share", tmp_path)
     assert len(made) >= 2
     assert wrong == []
     for found in made:
         index = [int(job.removeprefix("job")) for job in found.ids]
-        assert found.finish == pytest.approx(record.jobs.finish_time[index], abs=3.0)
+        assert found.finish == pytest.approx(finished[index], abs=3.0)
         rows = found.rows(lambda second: 1000.0 + second)
         assert [row.finish for row in rows] == pytest.approx((1000.0 + found.finish).tolist())
 

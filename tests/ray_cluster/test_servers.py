@@ -23,7 +23,7 @@ from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 from rlpto.ray_cluster.scheduler.placement import place_servers
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.builders import Scripted, linear_tables
-from tests.ray_cluster.fakes import FakeBackend, FakeTime, said
+from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of, said
 from tests.ray_cluster.test_cluster import elastic, make_cluster, play
 from tests.simulator.test_servers import with_servers
 
@@ -135,7 +135,7 @@ def test_a_job_whose_growth_is_rolled_back_keeps_what_trains(database: SessionDa
     record = run(cluster, policy, QueueSettings(), RewardWeights())
     assert np.isfinite(record.jobs.finish_time).all()
     assert [event.after for event in policy.events] == [(3, 0)]
-    rolled = [event for event in database.events() if event[1] == "rolled_back"]
+    rolled = [event for event in events_of(database) if event[1] == "rolled_back"]
     assert [event[5] for event in rolled] == ["new workers or servers did not come up"]
     assert set(record.changes.gpus.tolist()) <= {0, 1, 3}
     assert record.changes.gpus.tolist()[-2:] == [1, 0]

@@ -24,7 +24,9 @@ from rlpto.ray_cluster.scheduler.session_folder import (
     request_policy,
 )
 from rlpto.store.requests import answer, open_requests
-from rlpto.store.status import PredictionRow, set_predictions
+from rlpto.store.rows import put
+from rlpto.store.status import PredictionRow
+from tests.ray_cluster.fakes import events_of
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ class TestSessionDatabase:
         )
         subprocess.run([sys.executable, "-c", program, str(path)], check=False)
         with SessionDatabase(path) as database:
-            assert [event[1] for event in database.events()] == ["submitted"]
+            assert [event[1] for event in events_of(database)] == ["submitted"]
 
     def test_who_looks_while_a_database_is_made_finds_none_or_all_of_their_tables(self, tmp_path: Path) -> None:
         paths = [tmp_path / f"{number}.sqlite" for number in range(20)]
@@ -143,9 +145,7 @@ def test_state_gpus_progress_and_end_of_every_job(tmp_path: Path) -> None:
             own.change(1.0, f"job-{number}", gpus, 0.5, ())
         own.set_job("job-0", progress=2.0)
         own.set_job("job-1", state="finished", progress=8.0)
-        set_predictions(
-            own, [PredictionRow("job-0", 10.0, "fifo", 1.0, finish=35.0), PredictionRow("job-2", 10.0, "fifo", 40.0)]
-        )
+        put(own, [PredictionRow("job-0", 10.0, "fifo", 1.0, finish=35.0), PredictionRow("job-2", 10.0, "fifo", 40.0)])
         assert newest_database(tmp_path) == database
         first, second, third = job_progress(database)
     assert astuple(first) == ("job-0", "a name", "starting", 1, 0.25, 25.0)

@@ -13,14 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-from tensorboard.compat.proto.event_pb2 import Event
 
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
-from rlpto.ray_cluster.scheduler.live_metrics import EventFile
-from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import (
     DATABASE,
     SESSIONS,
@@ -30,8 +27,9 @@ from rlpto.ray_cluster.scheduler.session_folder import (
 )
 from rlpto.ray_cluster.settings import ProgramSettings, RaySettings, job_specs
 from rlpto.store import database as database_module
+from rlpto.store.status import nodes
 from tests.builders import job as make_job
-from tests.ray_cluster.fakes import FakeBackend, FakeTime
+from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
 from tests.ray_cluster.test_cluster import elastic, make_cluster, play, specs
 
 FLIPS = 50
@@ -98,9 +96,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
             database.commanded(number + 1, number)
             database.event(number, "fault", job, detail="ValueError: no good")
             database.change(number, job, number % 3, 0.5, ("node-a",) * (number % 3))
-            database.decision(Decision(number, "fifo", 0.01, 8, 4, 6, 2, {job: 1}, {job: 2}))
+            gpus = {"capacity": 8, "held": 4, "active": 6, "waiting": 2}
+            database.decision(number, policy="fifo", latency=0.01, **gpus, observation={job: 1}, action={job: 2})
         database.note_report(JobReport("job0"), 1, 2, (10.0, None, None))
-        database.node("node-a", 0, 2, True, 0.0)
+        database.node_up("node-a", 2, "", "host", 0.0)
     return path.read_bytes()
 
 
@@ -109,9 +108,15 @@ def contents(path: Path) -> list[object]:
     with SessionDatabase(path) as database:
         facts = [database.fact(key) for key in ("began", "beat")]
         commands = [database.newest_commands(), sorted(database.unsent()), database.next_generation()]
-        rows = [database.jobs(), database.events(), database.decisions(), database.deciders(), database.changes()]
+        rows = [
+            database.jobs(),
+            events_of(database),
+            database.decisions(),
+            database.rows("SELECT time, policy FROM decisions ORDER BY seq"),
+            database.changes(),
+        ]
         specs = database.rows("SELECT spec, submit_time FROM jobs ORDER BY number")
-        return [facts, commands, rows, specs, database.nodes(), database.held()]
+        return [facts, commands, rows, specs, nodes(database), database.held()]
 
 
 class TestDamage:
@@ -202,27 +207,12 @@ class TestFullDisk:
             play(cluster)
             emptied.join()
             assert cluster.columns.finished.all()
-            kinds = [event[1] for event in database.events()]
+            kinds = [event[1] for event in events_of(database)]
             assert kinds.count("finished") == 3
             assert kinds.count("disk_full") >= 1
             assert len(database.decisions()) == len({row[0] for row in database.decisions()})
         assert "database or disk is full): jobs go on, the scheduler waits" in said[0]
         assert "can be written again" in said[1]
-
-    def test_curves_wait_for_room_without_a_word_too_many(self, small_disk: Path) -> None:
-        said: list[str] = []
-        disk, events = FullDisk(small_disk), EventFile(small_disk / "curves", said.append)
-        events.flush()
-        disk.fill()
-        for step in range(300):  # more than is left of the last page
-            events.add(Event(wall_time=float(step), step=step).SerializeToString())
-            events.flush()
-        assert len(said) == 1
-        assert "curves: live curves cannot be written now (no space left on device): jobs go on" in said[0]
-        disk.empty()
-        events.flush()
-        read = EventFileLoader(str(next((small_disk / "curves").iterdir()))).Load()
-        assert [event.step for event in read] == [0, *range(300)]
 
     def test_ctrl_c_ends_the_wait_and_the_session(self, small_disk: Path) -> None:
         said: list[str] = []

@@ -20,7 +20,7 @@ from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.worker.training import Trainer
 from tests.builders import job as make_job
-from tests.ray_cluster.fakes import FakeBackend, FakeTime
+from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
 from tests.ray_cluster.running import KILL, SESSION, Running, make_spec
 from tests.ray_cluster.test_cluster import make_cluster, specs
 
@@ -101,5 +101,5 @@ def check(cluster: RayCluster, database: SessionDatabase) -> None:
     assert records.final_accuracy[0] == 0.9
     assert np.isnan(records.full_accuracy).tolist() == [False, True]
     assert cluster.state().jobs.index.tolist() == [1]
-    notes = [event[5] for event in database.events() if event[1] == "finished"]
+    notes = [event[5] for event in events_of(database) if event[1] == "finished"]
     assert notes == [f"stopped early at epoch {records.trained_epochs[0]:g}"]

@@ -16,31 +16,31 @@ def test_two_processes_meet_in_one_file(tmp_path: Path) -> None:
     path = tmp_path / "store"
     web, scheduler = Store(path), Store(path, durable=False)
     with web.transaction():
-        web.write("INSERT INTO status VALUES ('a', 1.0, '1')")
-        assert scheduler.rows("SELECT * FROM status") == [], "nobody sees half of a transaction"
-    assert len(scheduler.rows("SELECT * FROM status")) == 1
+        web.write("INSERT INTO facts (key, value) VALUES ('a', '1')")
+        assert scheduler.rows("SELECT * FROM facts") == [], "nobody sees half of a transaction"
+    assert len(scheduler.rows("SELECT * FROM facts")) == 1
 
 
 def test_a_transaction_is_kept_whole_or_not_at_all(store: Store) -> None:
     def write_half() -> None:
         with store.transaction():
-            store.write("INSERT INTO status VALUES ('a', 1.0, '1')")
+            store.write("INSERT INTO facts (key, value) VALUES ('a', '1')")
             with store.transaction():
-                store.write("INSERT INTO status VALUES ('b', 1.0, '1')")
+                store.write("INSERT INTO facts (key, value) VALUES ('b', '1')")
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         write_half()
-    assert store.rows("SELECT * FROM status") == []
+    assert store.rows("SELECT * FROM facts") == []
 
 
 def test_a_savepoint_undoes_one_of_several_writes(store: Store) -> None:
     with store.transaction():
-        store.write("INSERT INTO status VALUES ('a', 1.0, '1')")
+        store.write("INSERT INTO facts (key, value) VALUES ('a', '1')")
         with suppress(RuntimeError), store.savepoint():
-            store.write("INSERT INTO status VALUES ('b', 1.0, '1')")
+            store.write("INSERT INTO facts (key, value) VALUES ('b', '1')")
             raise RuntimeError
-    assert [row[0] for row in store.rows("SELECT * FROM status")] == ["a"]
+    assert [row[0] for row in store.rows("SELECT * FROM facts")] == ["a"]
 
 
 def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:

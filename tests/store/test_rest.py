@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlpto.store import curves, programs, requests, status
 from rlpto.store.database import Store
+from rlpto.store.rows import insert
 
 
 def test_requests_are_answered_once_and_in_order(store: Store) -> None:
@@ -29,9 +30,13 @@ def test_switches_are_numbered(store: Store) -> None:
     assert [switch.number for switch in requests.switches(store, before=2)] == [1]
 
 
+def add_point(store: Store, job: str, at: float) -> int:
+    return insert(store, "points", job=job, at=at, epoch=at, gpus=2)
+
+
 def test_points_are_thinned_and_keep_the_newest(store: Store) -> None:
-    numbers = [curves.add_point(store, "j1", float(i), float(i), 2, loss=1.0 / (i + 1)) for i in range(11)]
-    curves.add_point(store, "j2", 0.0, 0.0, 1)
+    numbers = [add_point(store, "j1", float(i)) for i in range(11)]
+    add_point(store, "j2", 0.0)
     curves.thin_points(store, "j1", 11)
     assert len(curves.points_after(store, "j1")) == 11
     curves.thin_points(store, "j1", 10)
@@ -42,9 +47,9 @@ def test_points_are_thinned_and_keep_the_newest(store: Store) -> None:
 
 
 def test_spans_are_found_by_the_time_they_overlap(store: Store) -> None:
-    curves.open_span(store, "j1", "ann", "n0", 2, 10.0)
+    insert(store, "spans", job="j1", owner="ann", node="n0", gpus=2, started=10.0)
     curves.close_spans(store, "j1", 20.0)
-    curves.open_span(store, "j2", "bob", "n1", 1, 15.0)
+    insert(store, "spans", job="j2", owner="bob", node="n1", gpus=1, started=15.0)
     assert [span.job for span in curves.spans_between(store, 0.0, 12.0)] == ["j1"]
     assert [span.job for span in curves.spans_between(store, 16.0, 30.0)] == ["j2", "j1"]
     assert [span.job for span in curves.spans_between(store, 21.0, 30.0)] == ["j2"], "one without an end goes on"

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
-from rlpto.core.cluster import (
-    Allocation,
-    ClusterShape,
-    ClusterState,
-    JobSource,
-    Node,
-    OrderSource,
-    Placement,
-    Progress,
-    Reclass,
-    Withdraw,
-)
+from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node, Placement, Progress
 from rlpto.core.external_load import BackgroundLoad
 from rlpto.core.gpu_kinds import kinds_of
 from rlpto.core.job_store import JobStore
@@ -32,9 +21,9 @@ from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
 from rlpto.ray_cluster.scheduler.clock import SessionTiming
 from rlpto.ray_cluster.scheduler.job_tracker import JobTracker, PolicyKnowledge
 from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory, usable_nodes
+from rlpto.ray_cluster.scheduler.orders import OrderSource, Reclass, Withdraw
 from rlpto.ray_cluster.scheduler.placement import allocated_plans, known_placement
-from rlpto.ray_cluster.scheduler.run_tables import allocation_changes
-from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import refuse_lost_database
 from rlpto.store.jobs import EXPECTED
 
@@ -49,9 +38,7 @@ class RayCluster(JobTracker):
     order. tables: speeds that policies know. database: what the session has come to so far; if it is not
     empty, the session goes on: its controllers are taken over, and jobs whose controller is gone go on from their
     checkpoints. knowledge: what policies know.
-    source: where further jobs come from while the session lasts, with `specs_of` to say what the controllers of some
-    jobs need, given the number of the first of them. Through an `OrderSource` jobs are withdrawn and reclassed too, and
-    nothing that fails ends the session.
+    source: where further jobs and orders come from while the session lasts; with one, nothing that fails ends it.
     background: what other processes hold of the nodes, from the session's start; it is only counted, not held.
     observers: called about once a second, and after every event and decision. reported: called with each report that is
     written, in the same transaction, and whether it is the last of its job.
@@ -76,13 +63,11 @@ class RayCluster(JobTracker):
         rules: SessionTiming,
         observers: Iterable[Callable[[RayCluster], None]] = (),
         knowledge: PolicyKnowledge | None = None,
-        source: JobSource | None = None,
-        specs_of: Callable[[Sequence[Job], int], Sequence[JobSpec]] | None = None,
+        source: OrderSource | None = None,
         background: Sequence[BackgroundLoad] = (),
         reported: Callable[[RayCluster, JobReport, bool], None] = lambda *_: None,
     ) -> None:
-        self._source, self._specs_of = source, specs_of
-        self._orders = source if isinstance(source, OrderSource) else None
+        self._source = source
         found = usable_nodes(backend.nodes(), tables.kinds)
         whole = ClusterShape(Node(node.gpus, node.cpus, node.gpu) for node in found)
         if whole.most_gpus == 0:
@@ -112,7 +97,7 @@ class RayCluster(JobTracker):
     def _check_fit(self, jobs: Sequence[Job], tables: SpeedTables, shape: ClusterShape) -> None:
         """Raise JobError for a job that needs more than the cluster can ever give."""
         large = next((job for job in jobs if job.requested_gpus > shape.most_gpus), None)
-        if large is not None and self._orders is None:
+        if large is not None and self._source is None:
             gpus = f"{large.requested_gpus} GPUs, but the Ray cluster has {shape.most_gpus} in all"
             raise JobError(f"job {large.name} wants {gpus}")
         check_servers_fit(jobs, JobStore.from_jobs(jobs, tables), tables, shape)
@@ -128,11 +113,6 @@ class RayCluster(JobTracker):
     def up_gpus(self) -> int:
         """GPUs of nodes that are up."""
         return self._nodes.shape.up_gpus
-
-    @property
-    def hosts(self) -> Mapping[str, str]:
-        """Names of the machines of nodes that are up, or were."""
-        return self._nodes.hosts
 
     @property
     def node_ids(self) -> tuple[str, ...]:
@@ -167,7 +147,13 @@ class RayCluster(JobTracker):
 
     def changes(self) -> AllocationChanges:
         """Every change of the GPUs that a job's controller has reported to hold, restarts of the scheduler included."""
-        return allocation_changes(self.database, self._number)
+        rows = self.database.changes()
+        return AllocationChanges(
+            time=np.array([row[0] for row in rows], dtype=np.float64),
+            job=np.array([self._number[row[1]] for row in rows], dtype=np.int64),
+            gpus=np.array([row[2] for row in rows], dtype=np.int64),
+            accuracy=np.array([row[3] for row in rows], dtype=np.float64),
+        )
 
     # what the scheduler does
 
@@ -198,18 +184,16 @@ class RayCluster(JobTracker):
             policy, latency = self._policy
             noted = [job for job in ids if after[job] or present[job].nodes]  # thousands may wait for months
             self.database.decision(
-                Decision(
-                    time=self.time,
-                    policy=policy,
-                    latency=latency,
-                    capacity=self.up_gpus,
-                    held=self.held_gpus,
-                    active=self.active_jobs,
-                    waiting=sum(gpus == 0 for gpus in after.values()),
-                    observation={job: len(present[job].nodes) for job in noted},
-                    action={job: after[job] for job in noted},
-                    batch_sizes={job: plan.batch_size for job, plan in plans.items() if plan.batch_size},
-                )
+                self.time,
+                policy=policy,
+                latency=latency,
+                capacity=self.up_gpus,
+                held=self.held_gpus,
+                active=self.active_jobs,
+                waiting=sum(gpus == 0 for gpus in after.values()),
+                observation={job: len(present[job].nodes) for job in noted},
+                action={job: after[job] for job in noted},
+                batch_sizes={job: plan.batch_size for job, plan in plans.items() if plan.batch_size},
             )
         self._commands.send_due(self.time)
         self._notify()
@@ -305,7 +289,7 @@ class RayCluster(JobTracker):
             self._take_beliefs()
         if self._written == now:
             self._notify()
-        if self._fatal is not None and self._orders is None:
+        if self._fatal is not None and self._source is None:
             raise self._fatal
 
     def _look_at_nodes(self, alive: Sequence[NodeInfo]) -> None:
@@ -323,10 +307,11 @@ class RayCluster(JobTracker):
 
     def _take_in(self) -> None:
         """Take in jobs and orders that have become known."""
-        jobs = [] if self._source is None else self._source.poll()
-        if jobs and self._specs_of is not None:
-            self._append(jobs, self._specs_of(jobs, len(self.jobs)))
-        for order in () if self._orders is None else self._orders.orders(self.time):
+        if self._source is None:
+            return
+        if found := self._source.poll():
+            self._append([job for job, _ in found], [spec for _, spec in found])
+        for order in self._source.orders():
             self.changed = True
             if isinstance(order, Withdraw):
                 self._withdraw(order.job)

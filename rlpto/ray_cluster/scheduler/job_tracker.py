@@ -23,8 +23,8 @@ from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import remaining_plans
-from rlpto.ray_cluster.scheduler.run_tables import last_line, note_events
 from rlpto.ray_cluster.scheduler.session_database import CANCELLED, SessionDatabase
+from rlpto.ray_cluster.scheduler.session_records import last_line, note_events
 
 STARTS = "starts"
 """Key of the fact with the seconds from the decision that gave a job its first GPUs to its first step, of the newest

@@ -32,7 +32,7 @@ class NodeInventory:
     if the nodes do not have so much.
 
     claims: who may use what nodes offer. shape: the nodes as they are now; what was up at some time and is missing is
-    down. hosts: names of their machines.
+    down.
     """
 
     def __init__(
@@ -40,8 +40,6 @@ class NodeInventory:
     ) -> None:
         self._database = database
         self._known: dict[str, NodeInfo] = {node.id: node for node in nodes}
-        self._numbers: dict[str, int] = {}
-        self.hosts: dict[str, str] = {}
         kept = database.fact(FACT)
         if kept is None:
             shape = ClusterShape(Node(node.gpus, node.cpus, node.gpu) for node in nodes)
@@ -79,18 +77,14 @@ class NodeInventory:
 
     def add(self, node: NodeInfo, time: float) -> None:
         """A node of the claims is up."""
-        number = self._numbers.setdefault(node.id, len(self._numbers))
-        self.hosts[node.id] = node.host
         self._reshape(time)
-        self._database.node(node.id, number, node.gpus, True, time)
-        self._database.event(time, "node_up", node=node.id, value=node.gpus)
+        self._database.node_up(node.id, node.gpus, node.gpu, node.host, time)
 
     def remove(self, nodes: Sequence[str], time: float) -> dict[str, Plan]:
         """Nodes are gone. Returns what is left of the plans that had workers or servers there."""
         for node in nodes:
             gpus = self._known[node].gpus if node in self._known else 0
-            self._database.node(node, self._numbers.get(node, -1), gpus, False, time)
-            self._database.event(time, "node_down", node=node, value=gpus)
+            self._database.node_down(node, gpus, time)
         left = self.claims.remove_nodes(nodes)
         self._reshape(time)
         return left

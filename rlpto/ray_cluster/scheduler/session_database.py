@@ -12,7 +12,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.session_folder import SessionLock
-from rlpto.store.curves import close_spans, open_span
+from rlpto.store.curves import close_spans
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
-from rlpto.store.jobs import ENDED, SessionJob, State, change_job, get_job, session_jobs
+from rlpto.store.jobs import ENDED, SessionJob, State, change_job, get_job
 from rlpto.store.requests import answer, open_requests
-from rlpto.store.rows import insert
+from rlpto.store.rows import find, insert
 
 SUPERSEDED_KEPT = 10_000
 """Generations after which a plan that was superseded may be forgotten."""
@@ -44,24 +43,6 @@ _ENTER = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (id) DO UPDATE SET spec = excluded.spec, submit_time = excluded.submit_time, number = excluded.number"
 )
-
-
-@dataclass(frozen=True)
-class Decision:
-    """A decision of a policy. time: s. latency: s the policy took. capacity, held: GPUs up, and held after it.
-    active, waiting: jobs. observation, action: GPUs of each active job before and after. batch_sizes: samples of a step
-    of those jobs for which the policy has chosen them."""
-
-    time: float
-    policy: str
-    latency: float
-    capacity: int
-    held: int
-    active: int
-    waiting: int
-    observation: Mapping[str, int] = field(default_factory=dict)
-    action: Mapping[str, int] = field(default_factory=dict)
-    batch_sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 def say_on_stderr(line: str) -> None:
@@ -112,19 +93,10 @@ class SessionDatabase(Store):
 
     # facts
 
-    def fact(self, key: str) -> str | None:
-        """A single value of the session; None if it was never set."""
-        row = self.row("SELECT value FROM facts WHERE key = ?", (key,))
-        return None if row is None else str(row[0])
-
     def number(self, key: str) -> float | None:
         """A fact that is a number; None if it was never set."""
         value = self.fact(key)
         return None if value is None else float(value)
-
-    def set_fact(self, key: str, value: str) -> None:
-        """Keep a single value of the session."""
-        self.write("INSERT OR REPLACE INTO facts (key, value) VALUES (?, ?)", (key, value))
 
     # jobs
 
@@ -166,7 +138,7 @@ class SessionDatabase(Store):
 
     def jobs(self) -> list[SessionJob]:
         """All jobs that the session knows, in order of submission."""
-        return session_jobs(self)
+        return find(self, SessionJob, "WHERE number IS NOT NULL ORDER BY number")
 
     def set_job(self, job: str, **columns: object) -> None:
         """Change columns of the job with this id."""
@@ -320,18 +292,9 @@ class SessionDatabase(Store):
         at = at if newest is None else max(at, newest[0])
         add_event(self, "job", at, job, None if owner is None else owner[0], body, time)
 
-    def events(self) -> list[tuple[float, str, str, str, float | None, str]]:
-        """Time, kind, job, node, value and detail of all events of the session, in order."""
-        rows = self.rows("SELECT time, job, body FROM events WHERE time IS NOT NULL ORDER BY seq")
-        found = [(time, job or "", json.loads(body)) for time, job, body in rows]
-        return [
-            (time, body["what"], job, body.get("node", ""), body.get("value"), body.get("detail", ""))
-            for time, job, body in found
-        ]
-
-    def decision(self, taken: Decision) -> None:
-        """Enter a decision that has just been taken."""
-        insert(self, "decisions", at=self.wall(taken.time), **vars(taken))
+    def decision(self, time: float, **columns: object) -> None:
+        """Enter a decision that has just been taken. columns: of the table of decisions."""
+        insert(self, "decisions", at=self.wall(time), time=time, **columns)
 
     def followed(self, passed: Progress) -> None:
         """Add what has happened to the newest decision; before the first one there is nothing to add it to."""
@@ -347,11 +310,6 @@ class SessionDatabase(Store):
         columns = ("time", "latency", "capacity", "held", "active", "waiting", *FOLLOWED)
         return self.rows(f"SELECT {', '.join(columns)} FROM decisions ORDER BY seq")
 
-    def deciders(self) -> list[tuple[float, str]]:
-        """Time of all decisions in order, and the policy that took each."""
-        rows = self.rows("SELECT time, policy FROM decisions ORDER BY seq")
-        return [(float(time), str(policy)) for time, policy in rows]
-
     def change(self, time: float, job: str, gpus: int, accuracy: float, nodes: Nodes) -> None:
         """A job holds other GPUs from now on."""
         at = self._began + time
@@ -362,7 +320,7 @@ class SessionDatabase(Store):
             if row is None:
                 return
             for node, count in Counter(nodes).items():
-                open_span(self, job, row.owner, node, count, at)
+                insert(self, "spans", job=job, owner=row.owner, node=node, gpus=count, started=at)
             if row.state in ENDED:
                 change_job(self, job, at, gpus_held=gpus)
                 return
@@ -382,17 +340,19 @@ class SessionDatabase(Store):
         """GPUs that each job held last; jobs that hold none may be missing."""
         return dict(self.rows("SELECT id, gpus_held FROM jobs WHERE number IS NOT NULL AND gpus_held > 0"))
 
-    def node(self, node: str, number: int, gpus: int, alive: bool, time: float) -> None:
-        """A node has come or gone."""
+    def node_up(self, node: str, gpus: int, kind: str, host: str, time: float) -> None:
+        """A node has come, or offers other GPUs."""
         self.write(
-            "INSERT OR REPLACE INTO nodes (id, number, gpus, alive, since) VALUES (?, ?, ?, ?, ?)",
-            (node, number, gpus, int(alive), time),
+            "INSERT INTO nodes (id, gpus, alive, kind, host) VALUES (?, ?, 1, ?, ?) ON CONFLICT (id) DO UPDATE "
+            "SET gpus = excluded.gpus, alive = 1, kind = excluded.kind, host = excluded.host",
+            (node, gpus, kind, host),
         )
+        self.event(time, "node_up", node=node, value=gpus)
 
-    def nodes(self) -> list[tuple[str, int, int, bool]]:
-        """Id, number, GPUs and whether it is alive, of all nodes there ever were."""
-        rows = self.rows("SELECT id, number, gpus, alive FROM nodes ORDER BY number")
-        return [(node, number, gpus, bool(alive)) for node, number, gpus, alive in rows]
+    def node_down(self, node: str, gpus: int, time: float) -> None:
+        """A node has gone."""
+        self.write("UPDATE nodes SET alive = 0, jobs = '{}' WHERE id = ?", (node,))
+        self.event(time, "node_down", node=node, value=gpus)
 
     def close(self) -> None:
         """Write what is open, and let others in."""

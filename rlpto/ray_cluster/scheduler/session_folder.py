@@ -23,7 +23,7 @@ from rlpto.store.database import looking
 from rlpto.store.jobs import ENDED
 
 SESSIONS = "ray"
-"""Folder of a run that holds a folder for each session: its database, checkpoints, tables and live curves."""
+"""Folder of a run that holds a folder for each session: its database and the jobs' checkpoints."""
 DATABASE = "state.sqlite"
 """The session database in the folder of a session."""
 

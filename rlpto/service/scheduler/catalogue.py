@@ -25,7 +25,8 @@ from rlpto.ray_cluster.settings import ProgramSettings, program_spec
 from rlpto.store.database import Store
 from rlpto.store.jobs import JobRow
 from rlpto.store.programs import ProgramRow, all_programs, get_program, note_check
-from rlpto.store.status import PreviewRow, set_previews
+from rlpto.store.rows import put_all
+from rlpto.store.status import PreviewRow
 
 PREVIEW_GPUS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of GPUs in previews, as far as the cluster has them."""
@@ -198,4 +199,4 @@ class Catalogue:
                 except RlptoError:
                     found = []  # nothing is known of it: the form shows no preview
                 rows = [PreviewRow(name, one.metric, one.gpus, one.hours, one.gpu_hours) for one in found]
-                set_previews(self._store, name, rows)
+                put_all(self._store, PreviewRow, rows, "WHERE program = ?", (name,))

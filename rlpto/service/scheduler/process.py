@@ -121,7 +121,8 @@ def _serve(parts: SchedulerComponents, loop: SchedulerLoop, stop: StopRequest) -
     """Serve until a signal, and leave the session in order."""
     parts.source.stopping = lambda: stop.asked
     try:
-        loop.run(lambda: stop.asked)
+        while not stop.asked:
+            loop.step()
     finally:
         parts.source.closed = True
         if parts.predictor is not None:

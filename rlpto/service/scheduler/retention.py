@@ -67,31 +67,29 @@ class Retention:
     def _trim_database(self, now: float) -> None:
         """Remove the oldest rows of what there is too much of."""
         store, kept = self.store, self.settings
-        for table, most in (("events", kept.events), ("decisions", kept.decisions)):
-            store.write(f"DELETE FROM {table} WHERE seq <= (SELECT max(seq) FROM {table}) - ?", (most,))
-        store.write(
-            "DELETE FROM spans WHERE ended IS NOT NULL AND seq <= (SELECT max(seq) FROM spans) - ?", (kept.spans,)
-        )
-        store.write("DELETE FROM audit WHERE seq <= (SELECT max(seq) FROM audit) - ?", (kept.audit,))
-        store.write("DELETE FROM switches WHERE number <= (SELECT max(number) FROM switches) - ?", (kept.audit,))
+        most = {"events": kept.events, "decisions": kept.decisions, "audit": kept.audit, "switches": kept.audit}
+        for table, rows in most.items():  # the key of each counts its rows
+            store.write(f"DELETE FROM {table} WHERE rowid <= (SELECT max(rowid) FROM {table}) - ?", (rows,))
+        over = "ended IS NOT NULL AND seq <= (SELECT max(seq) FROM spans) - ?"
+        store.write(f"DELETE FROM spans WHERE {over}", (kept.spans,))
         old = now - kept.logs_days * DAY_S
-        store.write("DELETE FROM volume WHERE at < ?", (old,))
-        store.write("DELETE FROM requests WHERE done_at < ?", (old,))
-        store.write("DELETE FROM tokens WHERE coalesce(revoked, expires) < ?", (old,))
+        times = {"volume": "at", "requests": "done_at", "tokens": "coalesce(revoked, expires)"}
+        for table, time_of in times.items():
+            store.write(f"DELETE FROM {table} WHERE {time_of} < ?", (old,))
         store.write("DELETE FROM idempotency WHERE at < ?", (now - KEYS_KEPT_S,))
         marks = ", ".join("?" * len(ENDED))
-        over = store.row(f"SELECT count(*) FROM jobs WHERE number IS NULL AND state IN ({marks})", ENDED)
-        left = max(0 if over is None else int(over[0]) - kept.jobs, 0)
+        ((count,),) = store.rows(f"SELECT count(*) FROM jobs WHERE number IS NULL AND state IN ({marks})", ENDED)
+        left = max(count - kept.jobs, 0)
         while left > 0:
             query = f"SELECT seq, id FROM jobs WHERE number IS NULL AND state IN ({marks}) ORDER BY seq LIMIT ?"
-            rows = store.rows(query, (*ENDED, min(left, ROWS_AT_ONCE)))
-            left -= len(rows)
+            found = store.rows(query, (*ENDED, min(left, ROWS_AT_ONCE)))
+            left -= len(found)
             with store.transaction():
                 for table in ("points", "spans", "events", "predictions"):
-                    store.write(f"DELETE FROM {table} WHERE job = ?", *((job,) for _, job in rows))
-                store.write("DELETE FROM labels WHERE job = ?", *((seq,) for seq, _ in rows))
-                store.write("DELETE FROM jobs WHERE seq = ?", *((seq,) for seq, _ in rows))
-            for _, job in rows:
+                    store.write(f"DELETE FROM {table} WHERE job = ?", *((job,) for _, job in found))
+                store.write("DELETE FROM labels WHERE job = ?", *((seq,) for seq, _ in found))
+                store.write("DELETE FROM jobs WHERE seq = ?", *((seq,) for seq, _ in found))
+            for _, job in found:
                 shutil.rmtree(job_folder(self.folder, job), ignore_errors=True)
 
     def _tidy_files(self, now: float) -> None:

@@ -11,13 +11,12 @@ from rlpto.arrivals.volume import VolumeForecast
 from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.jobs import Job
 from rlpto.core.policy import Policy
-from rlpto.core.queues import QueueSettings
 from rlpto.experiments.config import Config
+from rlpto.experiments.session_loop import session_predictor, session_timing
 from rlpto.experiments.switchable_policy import SwitchablePolicy
-from rlpto.planning.predictor import Predictions, Predictor, prediction_settings
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend
-from rlpto.ray_cluster.scheduler.clock import Clock, SessionTiming
+from rlpto.ray_cluster.scheduler.clock import Clock
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
@@ -32,7 +31,8 @@ from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.jobs import change_job, get_job, list_jobs
 from rlpto.store.requests import Request
-from rlpto.store.status import set_policies, set_predictions
+from rlpto.store.rows import put_all
+from rlpto.store.status import PolicyEntry
 
 MOST_GPUS = "most_gpus"
 """Fact of the session: most GPUs that one job could ever hold."""
@@ -74,7 +74,8 @@ def open_session(
 
     config: the experiment, with the nodes that were found. Raises ClusterError if no node has GPUs.
     """
-    shape, queue = _shape(config, database), _queue(settings, config)
+    config = _as_served(config, settings)
+    shape = _shape(config, database)
     folder = settings.folder / "jobs"
     catalogue = Catalogue(database, config, shape, environment.session, folder, environment.checks)
     catalogue.write_previews()
@@ -83,21 +84,24 @@ def open_session(
     latest = max((job.submit_time for job in jobs), default=0.0)
     source = JobQueueSource(database, catalogue, (spec.id for spec in specs), environment.wall, clock, latest)
     status = StatusWriter(database, environment.wall, environment.timer, environment.address)
+    every, executor, timer = settings.scheduler.predict_every, environment.executor, environment.timer
+    ahead = None
+    if environment.look_ahead:
+        ahead = session_predictor(config, database, every=every, executor=executor, timer=timer)
     cluster = RayCluster(
         environment.backend,
         jobs,
         specs,
         catalogue.tables,
         database,
-        _rules(config, clock),
-        (status,),
+        session_timing(config, lambda *_: clock),
+        (status, *([] if ahead is None else [lambda _: ahead.publish()])),
         knowledge=PolicyKnowledge(estimates=_estimates(catalogue, jobs, specs, shape)),
         source=source,
-        specs_of=source.specs_of,
         reported=CurveWriter(settings.retention.points_per_job),
     )
     known = catalogue_of(settings.scheduler.policies)
-    set_policies(database, [entry for _, entry in known.values()])
+    put_all(database, PolicyEntry, [entry for _, entry in known.values()])
     policy = SwitchablePolicy(
         database,
         lambda name: environment.make(spec_of(known, name)),
@@ -116,11 +120,10 @@ def open_session(
     volume = _volume(config, catalogue, shape, database, clock, environment.wall())
     if volume is not None:
         source.heard = lambda some: volume.arrived(some, catalogue.tables, shape.gpus_per_node)
-    ahead = _predictor(settings, config, queue, database, environment) if environment.look_ahead else None
     retention = Retention(database, settings.folder, settings.retention, timer=environment.timer)
     parts = SchedulerComponents(database, catalogue, source, cluster, policy, status, retention, ahead, volume)
-    served = _served(database, environment.wall(), queue.user_half_life)
-    return parts, SchedulerLoop(parts, queue, config.reward, environment.wall, settings.quotas.gpus_held, served)
+    served = _served(database, environment.wall(), config.queue.user_half_life)
+    return parts, SchedulerLoop(parts, config.queue, config.reward, environment.wall, settings.quotas.gpus_held, served)
 
 
 def _shape(config: Config, database: SessionDatabase) -> ClusterShape:
@@ -136,14 +139,11 @@ def _shape(config: Config, database: SessionDatabase) -> ClusterShape:
     return found
 
 
-def _queue(settings: ServiceSettings, config: Config) -> QueueSettings:
-    fair = settings.scheduler.fair_users
-    return config.queue.model_copy(update={"inside": "fair_users"}) if fair else config.queue
-
-
-def _rules(config: Config, clock: Clock) -> SessionTiming:
-    """Decisions are taken at events too, so that no job waits while GPUs are free."""
-    return SessionTiming(config.simulator.interval, "events", poll=config.ray.poll, clock=lambda *_: clock)
+def _as_served(config: Config, settings: ServiceSettings) -> Config:
+    """The experiment as a service has it: for ever, and decided at events too, so that no job waits for free GPUs."""
+    times = config.simulator.model_copy(update={"decide_on": "events", "max_hours": None})
+    fair = {"inside": "fair_users"} if settings.scheduler.fair_users else {}
+    return config.model_copy(update={"simulator": times, "queue": config.queue.model_copy(update=fair)})
 
 
 def _known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> tuple[list[Job], list[JobSpec]]:
@@ -191,33 +191,6 @@ def _volume(
     ]  # fmt: skip
     volume.arrived(before, catalogue.tables, shape.gpus_per_node)
     return volume
-
-
-def _predictor(
-    settings: ServiceSettings,
-    config: Config,
-    queue: QueueSettings,
-    database: SessionDatabase,
-    environment: Environment,
-) -> Predictor:
-    """Predictions for the database."""
-
-    def publish(found: Predictions) -> None:
-        rows = found.rows(database.wall)
-        over = {job.id for job in database.jobs() if job.is_over}
-        set_predictions(database, [row for row in rows if row.job not in over])
-
-    simulator = prediction_settings(config.simulator).model_copy(update={"decide_on": "events"})
-    every = settings.scheduler.predict_every
-    return Predictor(
-        queue,
-        simulator,
-        publish,
-        lambda _: set_predictions(database, ()),
-        every,
-        environment.executor,
-        environment.timer,
-    )
 
 
 def _served(store: Store, now: float, half_life: float) -> Mapping[str, float]:

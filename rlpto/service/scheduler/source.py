@@ -1,15 +1,15 @@
-"""Jobs and requests from the database, as a cluster takes them: see `rlpto.core.cluster.OrderSource`."""
+"""Jobs and requests from the database, as a cluster takes them: see `rlpto.ray_cluster.scheduler.orders`."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-from rlpto.core.cluster import DecideNow, Order, Reclass, Withdraw
 from rlpto.core.jobs import PRIORITY_CLASSES, Job
-from rlpto.io.errors import RlptoError
+from rlpto.io.errors import JobError, RlptoError
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.clock import Clock
+from rlpto.ray_cluster.scheduler.orders import DecideNow, Order, Reclass, Withdraw
 from rlpto.service.scheduler.catalogue import Catalogue
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
@@ -26,7 +26,7 @@ class JobQueueSource:
 
     given: ids of jobs that the cluster has already. wall: time [s] now. clock: of the cluster.
 
-    known_until: the present second. switches: unanswered requests for another policy. drained: no job may start.
+    switches: unanswered requests for another policy. drained: no job may start.
     closed: nothing more is taken from the database. stopping: whether the cluster should return at once. heard: is
     called with the jobs that are given. can_switch: whether a policy that is asked for is ready to decide.
     """
@@ -44,7 +44,6 @@ class JobQueueSource:
         self._given, self._wall, self._clock = set(given), wall, clock
         self._latest = since
         self._ordered: set[int] = set()
-        self._specs: dict[str, JobSpec] = {}
         self.switches: deque[Request] = deque()
         self.stopping: Callable[[], bool] = lambda: False
         self.heard: Callable[[list[Job]], None] = lambda _: None
@@ -52,15 +51,7 @@ class JobQueueSource:
         self.closed = False
         self.drained = is_drained(store)
 
-    @property
-    def known_until(self) -> float:
-        """What has been submitted by now is known, and nothing else."""
-        return self._clock.now()
-
-    def wait(self) -> None:
-        """Nothing to do: real time passes."""
-
-    def poll(self) -> list[Job]:
+    def poll(self) -> list[tuple[Job, JobSpec]]:
         """Jobs that may run from now on. Those that may not are rejected, others wait until their program is known."""
         if self.closed:
             return []
@@ -75,25 +66,19 @@ class JobQueueSource:
                 if row.state == "submitted":
                     self._set(row, "checking", "its program is being checked")
                 continue
-            job = None if problem else self._made(row)
-            if isinstance(job, Job):
-                jobs.append(job)
-                self._given.add(row.id)
+            # The clock of the machine may have been set since.
+            submitted = max(self._latest, min(self._clock.of(row.submitted), self._clock.now()))
+            try:
+                if problem:
+                    raise JobError(problem)
+                jobs.append((self._catalogue.job(row, submitted), self._catalogue.spec(row)))
+            except RlptoError as wrong:
+                self._set(row, "rejected", str(wrong))
             else:
-                self._set(row, "rejected", problem or str(job))
-        self.heard(jobs)
+                self._latest = submitted
+                self._given.add(row.id)
+        self.heard([job for job, _ in jobs])
         return jobs
-
-    def _made(self, row: JobRow) -> Job | str | None:
-        """The job of a row, or what is wrong with it."""
-        # The clock of the machine may have been set since.
-        submitted = max(self._latest, min(self._clock.of(row.submitted), self._clock.now()))
-        try:
-            job, self._specs[row.id] = self._catalogue.job(row, submitted), self._catalogue.spec(row)
-        except RlptoError as wrong:
-            return str(wrong)
-        self._latest = submitted
-        return job
 
     def _set(self, row: JobRow, state: State, reason: str) -> None:
         at = self._wall()
@@ -102,11 +87,7 @@ class JobQueueSource:
             change_job(self._store, row.id, at, state=state, reason=reason, **over)
             add_event(self._store, "job", at, row.id, row.owner, {"state": state, "reason": reason})
 
-    def specs_of(self, jobs: Sequence[Job], first: int) -> list[JobSpec]:  # noqa: ARG002
-        """What the controllers of jobs need that have just been given."""
-        return [self._specs.pop(job.name) for job in jobs]
-
-    def orders(self, now: float) -> list[Order]:  # noqa: ARG002
+    def orders(self) -> list[Order]:
         """What has been asked of the scheduler since this was last asked."""
         if self.closed:
             return []
@@ -151,6 +132,6 @@ class JobQueueSource:
     def _drain(self, request: Request) -> None:
         self.drained, at = bool(request.body.get("on", True)), self._wall()
         with self._store.transaction():
-            set_drained(self._store, self.drained, request.by, at)
+            set_drained(self._store, self.drained)
             add_event(self._store, "drain", at, body={"on": self.drained})
             answer(self._store, request.seq, at)

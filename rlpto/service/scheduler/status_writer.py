@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -15,17 +15,16 @@ from rlpto.performance.efficiency import efficiency
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.store.curves import add_point, thin_points
+from rlpto.store.curves import thin_points
 from rlpto.store.events import add_event
+from rlpto.store.rows import insert
 from rlpto.store.status import (
     DecisionRow,
     Heartbeat,
-    NodeRow,
     QueueRow,
-    add_decision,
     beat,
     describe_decision,
-    set_nodes,
+    note_held,
     set_queue,
 )
 
@@ -33,8 +32,6 @@ POINT_INTERVAL_S = 2.0
 """Least time between two points of a job's curves."""
 POINTS_BETWEEN_LOOKS = 50
 """Points of a job that are added before it is looked whether there are too many."""
-MOST_GONE_NODES = 100
-"""Nodes that are gone and still shown."""
 BEAT_INTERVAL_S = 1.0
 """Least time between two signs of life."""
 
@@ -70,12 +67,13 @@ class CurveWriter:
 
     def _add(self, cluster: RayCluster, report: JobReport, curve: Curve) -> None:
         curve.point_at, curve.epoch, curve.points = cluster.time, report.progress, curve.points + 1
-        add_point(
+        insert(
             cluster.database,
-            report.job,
-            cluster.database.wall(cluster.time),
-            report.progress,
-            len(report.training_on),
+            "points",
+            job=report.job,
+            at=cluster.database.wall(cluster.time),
+            epoch=report.progress,
+            gpus=len(report.training_on),
             loss=_known(report.loss),
             accuracy=_known(report.accuracy),
             goodput=_known(goodput(report, cluster.spec_of(report.job).batch_size)),
@@ -99,7 +97,7 @@ class StatusWriter:
     _since: float = field(default=0.0, init=False)
     _beat_at: float = field(default=-math.inf, init=False)
     _longest_wait_s: float = field(default=0.0, init=False)
-    _nodes: tuple[NodeRow, ...] = field(default=(), init=False)
+    _held: dict[str, dict[str, int]] = field(default_factory=dict, init=False)
     _queue: tuple[QueueRow, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
@@ -112,10 +110,9 @@ class StatusWriter:
             return
         self._beat_at = self.timer()
         with self.database.transaction():
-            rows = node_rows(cluster)
-            if rows != self._nodes:
-                self._nodes = rows
-                set_nodes(self.database, rows, self.wall())
+            held = held_by_node(cluster)
+            note_held(self.database, {node: jobs for node, jobs in held.items() if jobs != self._held.get(node)})
+            self._held = held
             self._longest_wait_s = max(self._longest_wait_s, self.database.longest_wait_s)
             alive = Heartbeat(os.getpid(), self._since, self.address, self.decisions, self._longest_wait_s)
             beat(self.database, alive, self.wall())
@@ -129,18 +126,17 @@ class StatusWriter:
             set_queue(self.database, rows, before)
             add_event(self.database, "queue", self.wall(), body={"waiting": len(rows)})
 
-    def decided(self, row: DecisionRow, reward: FloatArray | None, time: float, applied: bool) -> None:
+    def decided(self, row: DecisionRow, reward: FloatArray, time: float, applied: bool) -> None:
         """Write down a decision. reward: [TERMS] of the time since the one before. time: s of the session. applied:
         whether the session has noted it already."""
         self.decisions += 1
-        if reward is not None:
-            parts = dict(zip(REWARD_PARTS, reward.tolist(), strict=True))
-            row = replace(row, reward=float(reward.sum()), parts=parts)
+        parts = dict(zip(REWARD_PARTS, reward.tolist(), strict=True))
+        row = replace(row, reward=float(reward.sum()), parts=parts)
         with self.database.transaction():
             if applied:
                 describe_decision(self.database, row)
             else:
-                add_decision(self.database, row, time)
+                insert(self.database, "decisions", **asdict(row), time=time)
             body = {"policy": row.policy, "held": row.held, "active": row.active, "waiting": row.waiting}
             add_event(self.database, "decision", row.at, body=body)
 
@@ -152,20 +148,16 @@ def goodput(report: JobReport, base: int) -> float:
     return report.samples_per_second * float(efficiency(np.array([report.noise_scale]), report.batch_size, base)[0])
 
 
-def node_rows(cluster: RayCluster) -> tuple[NodeRow, ...]:
-    """The nodes that are up, with the GPUs that jobs hold there, and those that are gone."""
-    held: dict[str, dict[str, int]] = {}
+def held_by_node(cluster: RayCluster) -> dict[str, dict[str, int]]:
+    """GPUs that jobs hold, by node that is up and by job."""
+    held: dict[str, dict[str, int]] = {node: {} for node in cluster.node_ids}
     for number in np.flatnonzero(cluster.columns.held).tolist():
         job = cluster.ids[number]
         report = cluster.reports.get(job)
         for node in () if report is None else report.holding:
-            jobs = held.setdefault(node, {})
-            jobs[job] = jobs.get(job, 0) + 1
-    up = dict(zip(cluster.node_ids, cluster.shape, strict=False))
-    gone = [(name, gpus) for name, _, gpus, _ in cluster.database.nodes() if name not in up]
-    hosts = cluster.hosts
-    alive = (NodeRow(name, up[name].gpus, True, up[name].gpu, held.get(name, {}), hosts.get(name, "")) for name in up)
-    return (*alive, *(NodeRow(name, gpus, False, host=hosts.get(name, "")) for name, gpus in gone[-MOST_GONE_NODES:]))
+            if node in held:
+                held[node][job] = held[node].get(job, 0) + 1
+    return held
 
 
 def _known(value: float) -> float | None:

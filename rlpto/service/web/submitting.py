@@ -19,10 +19,9 @@ from rlpto.store.jobs import (
     count_open,
     get_job,
     insert_job,
-    keep_key,
-    submitted_before,
 )
 from rlpto.store.programs import get_program
+from rlpto.store.rows import insert
 from rlpto.store.status import PreviewRow, previews
 from rlpto.store.users import User, over_quota
 
@@ -102,7 +101,8 @@ def submit(
 
     Raises Problem for a key that was used for another body, and for more jobs than the user may have.
     """
-    seen = None if key is None else submitted_before(store, user.name, key)
+    query = "SELECT digest, job FROM idempotency WHERE user = ? AND key = ?"
+    seen = None if key is None else store.row(query, (user.name, key))
     if seen is not None:
         before = get_job(store, seen[1])
         if seen[0] != digest or before is None:
@@ -114,7 +114,7 @@ def submit(
     row = insert_job(store, job, at)
     add_event(store, "job", at, row.id, row.owner, {"state": row.state, "name": row.name})
     if key is not None:
-        keep_key(store, user.name, key, digest, row.id, at)
+        insert(store, "idempotency", user=user.name, key=key, digest=digest, job=row.id, at=at)
     return row, True
 
 

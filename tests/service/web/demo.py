@@ -12,6 +12,7 @@ from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import NewJob, change_job, insert_job
 from rlpto.store.logs import OutputLog, job_folder
+from rlpto.store.rows import insert, put, put_all
 
 NODES, GPUS = 4, 2
 
@@ -49,7 +50,8 @@ def fill_demo(settings: ServiceSettings, jobs: int = 46, seed: int = 1) -> dict[
         ids["failed"] = failed.id
         one = insert_job(store, NewJob("ann", "one report", "digits", 5.0), now - 30)
         change_job(store, one.id, now, state="running", started=now - 20, progress=1.0, gpus_held=1)
-        curves.add_point(store, one.id, now - 5, 1.0, 1, loss=2.0, accuracy=0.3, goodput=900.0, noise_scale=300.0)
+        said = {"loss": 2.0, "accuracy": 0.3, "goodput": 900.0, "noise_scale": 300.0}
+        insert(store, "points", job=one.id, at=now - 5, epoch=1.0, gpus=1, **said)
         ids["one"] = one.id
         ids["submitted"] = insert_job(store, NewJob("ann", "just now", "digits", 5.0), now).id
         _state(store, now, rng)
@@ -66,7 +68,7 @@ def _trained(
     store: Store, job: str, owner: str, node: int, gpus: int, start: float, end: float, now: float, rng: random.Random
 ) -> None:
     """What a job that has trained from start to end has left."""
-    curves.open_span(store, job, owner, f"node-{node}", gpus, start)
+    insert(store, "spans", job=job, owner=owner, node=f"node-{node}", gpus=gpus, started=start)
     over = end < now
     if over:
         curves.close_spans(store, job, end)
@@ -78,7 +80,7 @@ def _trained(
         accuracy = 0.97 * (1 - math.exp(-epoch / 4)) - rng.uniform(0, 0.02)
         at = start + (end - start) * step / 60
         more = {"loss": loss, "accuracy": accuracy, "goodput": 900 * gpus**0.8, "noise_scale": 300 + 90 * epoch}
-        curves.add_point(store, job, at, epoch, gpus, **more)
+        insert(store, "points", job=job, at=at, epoch=epoch, gpus=gpus, **more)
     until = min(now, end)
     changes = {"state": "finished", "ended": end} if over else {"state": "running", "gpus_held": gpus}
     seen = {"loss": loss, "accuracy": accuracy, "progress": 20.0 * share, "gpu_seconds": gpus * (until - start)}
@@ -95,7 +97,7 @@ def _state(store: Store, now: float, rng: random.Random) -> None:
         if span.ended is None:
             held[span.node][span.job] = span.gpus
     nodes = [status.NodeRow(node, GPUS, True, "", jobs, f"host-{node[-1]}.example") for node, jobs in held.items()]
-    status.set_nodes(store, nodes, now)
+    put_all(store, status.NodeRow, nodes)
     waiting = [row[0] for row in store.rows("SELECT id FROM jobs WHERE state = 'queued' ORDER BY seq")]
     running = [row[0] for row in store.rows("SELECT id FROM jobs WHERE state = 'running' ORDER BY seq")]
     queue, said = [], []
@@ -108,14 +110,14 @@ def _state(store: Store, now: float, rng: random.Random) -> None:
     ends = {"finish": now + 300, "finish_low": now + 280, "finish_high": now + 330}
     said += [status.PredictionRow(job, now, "fifo", **ends) for job in running]
     status.set_queue(store, queue)
-    status.set_predictions(store, said)
+    put_all(store, status.PredictionRow, said)
     requests.add_switch(store, "elastic_fifo", "olga", "many short jobs", now - 1800, now - 1800)
     for number in range(60):
         at = now - 3600 + 60 * number
         parts = {"throughput": rng.uniform(1, 3), "waiting": -rng.uniform(0, 2), "rescales": -rng.uniform(0, 0.5)}
         steering = {"shrink": rng.uniform(-1, 1), "spread": rng.uniform(-1, 1)} if number > 30 else {}
         row = status.DecisionRow(at, "elastic_fifo", 0.004, 8, 7, 9, 3, sum(parts.values()), parts, steering)
-        status.add_decision(store, row)
+        put(store, [row])
     rows = []
     for number in range(-30, 10):
         level = 7200 * (1 + 0.5 * math.sin(number / 5))

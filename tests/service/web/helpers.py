@@ -17,6 +17,7 @@ from rlpto.service.web.app import make_app
 from rlpto.store import requests, status
 from rlpto.store.database import Store
 from rlpto.store.programs import set_program
+from rlpto.store.rows import put_all
 from rlpto.store.users import Role, add_token, add_user
 
 PROGRAM = CatalogueProgram(
@@ -63,14 +64,16 @@ def fill(settings: ServiceSettings) -> dict[str, str]:
     store, now = Store(settings.database), time.time()
     with store.transaction():
         set_program(store, "digits", PROGRAM.model_dump(mode="json"), "settings", now)
-        status.set_policies(store, [status.PolicyEntry(name, f"the policy {name}", "a paper") for name in POLICIES])
-        status.set_nodes(store, [status.NodeRow(f"node-{n}", 2, True) for n in range(4)], now)
+        put_all(
+            store, status.PolicyEntry, [status.PolicyEntry(name, f"the policy {name}", "a paper") for name in POLICIES]
+        )
+        put_all(store, status.NodeRow, [status.NodeRow(f"node-{n}", 2, True) for n in range(4)])
         rows = [
             status.PreviewRow("digits", metric, gpus, 0.5 / gpus**power, 0.5 * gpus ** (1 - power))
             for metric, power in (("goodput", 0.8), ("throughput", 0.9), ("efficiency", 0.6))
             for gpus in (1, 2, 4, 8)
         ]
-        status.set_previews(store, "digits", rows)
+        put_all(store, status.PreviewRow, rows)
         requests.add_switch(store, "fifo", "settings", "", now, now)
         tokens = {}
         for name, role in ROLES:
@@ -145,5 +148,5 @@ class Answering:
                 said = request.body
                 requests.add_switch(store, said["policy"], request.by, said["reason"], request.at, now)
         if request.kind == "drain":
-            status.set_drained(store, request.body["on"], request.by, now)
+            status.set_drained(store, request.body["on"])
         requests.answer(store, request.seq, now, problem)

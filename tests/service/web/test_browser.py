@@ -173,12 +173,12 @@ class TestPages:
             tabs.append(tab)
         for tab in tabs:
             tab.wait_for_selector("#live[data-state=on]", timeout=15_000)
-        status.set_drained(site.store, True, "olga", time.time())
+        status.set_drained(site.store, True)
         add_event(site.store, "drain", time.time(), body={"on": True})
         for tab in tabs:
             tab.bring_to_front()
             tab.wait_for_selector("text=drained: no job starts", timeout=15_000)
-        status.set_drained(site.store, False, "olga", time.time())
+        status.set_drained(site.store, False)
 
     def test_allocations_are_read_by_keyboard_and_name_the_hosts(self, sign_in: Any) -> None:
         page = sign_in("root")

@@ -8,6 +8,7 @@ import pytest
 
 from rlpto.service.web.routes import cluster
 from rlpto.store import requests, status
+from rlpto.store.rows import put, put_all
 from tests.service.web.helpers import Answering, Api
 from tests.service.web.test_jobs import problem
 
@@ -56,7 +57,7 @@ class TestPolicies:
         assert api("GET", "policy").json()["number"] == 1
 
     def test_a_scheduler_that_is_starting_is_to_be_asked_again(self, api: Api) -> None:
-        status.set_policies(api.store, [])
+        put_all(api.store, status.PolicyEntry, [])
         answer = api("PUT", "policy", "olga", json={"policy": "las"}, headers={"If-Match": '"1"'})
         assert "starting" in problem(answer, 503, "no-scheduler")
         assert answer.headers["Retry-After"] == "5"
@@ -96,7 +97,7 @@ def test_draining(api: Api) -> None:
 
 def test_decisions_and_volume(api: Api) -> None:
     now = time.time()
-    status.add_decision(api.store, status.DecisionRow(now, "fifo", 0.01, 8, 4, 2, 1, -1.0, {"waiting": -1.0}))
+    put(api.store, [status.DecisionRow(now, "fifo", 0.01, 8, 4, 2, 1, -1.0, {"waiting": -1.0})])
     status.set_volume(api.store, [status.VolumeRow(now, 5.0, 4.0, 1.0, 9.0)])
     assert api("GET", "decisions").json()["decisions"][0]["parts"] == {"waiting": -1.0}
     assert api("GET", "volume").json()["volume"][0]["high"] == 9.0

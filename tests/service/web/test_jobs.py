@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from rlpto.store import curves, requests, status
+from rlpto.store import requests, status
 from rlpto.store.jobs import change_job
 from rlpto.store.logs import OutputLog, job_folder
+from rlpto.store.rows import insert, put, put_all
 from tests.service.web.helpers import Api
 
 
@@ -150,8 +151,8 @@ class TestOtherPeoplesJobs:
         job = api.submit("ann", name="secret")["id"]
         now = time.time()
         status.set_queue(api.store, [status.QueueRow(job, 1, 0, "because of secret")])
-        status.set_nodes(api.store, [status.NodeRow("n", 2, True, jobs={job: 2})], now)
-        curves.open_span(api.store, job, "ann", "n", 2, now)
+        put_all(api.store, status.NodeRow, [status.NodeRow("n", 2, True, jobs={job: 2})])
+        insert(api.store, "spans", job=job, owner="ann", node="n", gpus=2, started=now)
         for path in ("jobs", "jobs?owner=ann", "queue", "nodes", "allocations", "events?once=1", "audit", "users"):
             text = api("GET", path, "bob").text
             assert job not in text
@@ -205,7 +206,8 @@ class TestReports:
     def test_curves_since_a_number(self, api: Api) -> None:
         job = api.submit()["id"]
         for epoch in range(3):
-            curves.add_point(api.store, job, float(epoch), float(epoch), 2, loss=1.0, noise_scale=50.0)
+            known = {"loss": 1.0, "noise_scale": 50.0}
+            insert(api.store, "points", job=job, at=float(epoch), epoch=float(epoch), gpus=2, **known)
         page = api("GET", f"jobs/{job}/curves", params={"limit": 2}).json()
         rest = api("GET", f"jobs/{job}/curves", params={"since": page["next"]}).json()
         assert [point["epoch"] for point in page["points"] + rest["points"]] == [0.0, 1.0, 2.0]
@@ -213,7 +215,7 @@ class TestReports:
     def test_queue_and_prediction(self, api: Api) -> None:
         job = api.submit()["id"]
         status.set_queue(api.store, [status.QueueRow(job, 1, 3, "3 GPUs are ahead")])
-        status.set_predictions(api.store, [status.PredictionRow(job, 1.0, "fifo", start=2.0, finish=9.0)])
+        put(api.store, [status.PredictionRow(job, 1.0, "fifo", start=2.0, finish=9.0)])
         shown = api("GET", f"jobs/{job}").json()
         assert shown["queue"] == {"job": job, "position": 1, "gpus_ahead": 3, "reason": "3 GPUs are ahead"}
         assert (shown["prediction"]["start"], shown["prediction"]["policy"]) == (2.0, "fifo")
