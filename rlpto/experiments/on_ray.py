@@ -32,6 +32,7 @@ from rlpto.ray_cluster.scheduler.backend import Backend, RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.connection import Connection, check_training, only_scheduler
 from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
+from rlpto.ray_cluster.scheduler.live_curves import LiveCurves
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import place
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, say_on_stderr
@@ -84,6 +85,7 @@ def run_real_cells(config: Config, folder: Path, how: RealRun) -> tuple[Config, 
         how.on_wait("compiling what policies need")
         compile_ahead(experiment, dict.fromkeys([*(cell.policy for cell in cells), *restored_policies(folder, cells)]))
         how.on_wait("")
+        how.say(f"live curves: tensorboard --logdir {folder / SESSIONS}", style="dim")
         run_real = RealCells(config, folder, how.keep, lambda line: how.say(line, style="red"))
         finished = run_cells(config, folder, run_real, fresh=how.fresh, progress=how.progress)
     for failure in failures(folder, cells):
@@ -192,8 +194,9 @@ class RealCells:
         with (
             SessionDatabase(own / DATABASE, self.warn) as database,
             closing(predictor_in_thread(self.config, database)) as predictor,
+            closing(LiveCurves(own, self.config.reward, self.warn)) as curves,
         ):
-            backend, keep, observers = RayBackend(session), False, [lambda _: predictor.publish()]
+            backend, keep, observers = RayBackend(session), False, (curves, lambda _: predictor.publish())
             cluster = real_cluster(experiment, cell.window, cell.seed, backend, database, session, observers)
             try:
                 record = run_session(experiment, cell, cluster, predictor)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
@@ -109,6 +110,10 @@ def test_jobs_train_to_their_end_under_predictions(tmp_path: Path, monkeypatch: 
     assert steps == [10 * STEPS] * 2
     assert list(own.glob("**/step-*.ckpt"))
     assert "no_predictions" not in dict(row[:2] for row in read_table(own / DATABASE, "facts")[1])
+    curves = EventAccumulator(str(own))
+    curves.Reload()
+    assert curves.Scalars("jobs/a/progress")[-1].value > 5.0
+    assert len({curve.step for curve in curves.Scalars("reward/sum")}) >= 2
     assert predicted
     for rows in predicted:
         assert all(row.finish is not None and row.finish > max(row.start or 0.0, row.as_of) for row in rows)

@@ -13,10 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
 
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
+from rlpto.ray_cluster.scheduler.live_curves import EventFile
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import (
     DATABASE,
@@ -213,6 +216,21 @@ class TestFullDisk:
             assert len(database.decisions()) == len({row[0] for row in database.decisions()})
         assert "database or disk is full): jobs go on, the scheduler waits" in said[0]
         assert "can be written again" in said[1]
+
+    def test_curves_wait_for_room_without_a_word_too_many(self, small_disk: Path) -> None:
+        said: list[str] = []
+        disk, events = FullDisk(small_disk), EventFile(small_disk / "curves", said.append)
+        events.flush()
+        disk.fill()
+        for step in range(300):  # more than is left of the last page
+            events.add(Event(wall_time=float(step), step=step).SerializeToString())
+            events.flush()
+        assert len(said) == 1
+        assert "curves: live curves cannot be written now (no space left on device): jobs go on" in said[0]
+        disk.empty()
+        events.flush()
+        read = EventFileLoader(str(next((small_disk / "curves").iterdir()))).Load()
+        assert [event.step for event in read] == [0, *range(300)]
 
     def test_ctrl_c_ends_the_wait_and_the_session(self, small_disk: Path) -> None:
         said: list[str] = []

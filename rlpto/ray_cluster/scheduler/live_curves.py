@@ -1,0 +1,134 @@
+"""What can be watched in TensorBoard while jobs run: reward, GPUs, and every job's progress."""
+
+from __future__ import annotations
+
+import errno
+import io
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlpto.core.records import intervals
+from rlpto.core.rewards import REWARD_PARTS, RewardWeights, reward_terms
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
+from rlpto.ray_cluster.scheduler.session_database import say_on_stderr
+
+FLUSH_INTERVAL_S = 5.0
+"""How long a curve may lag behind."""
+MAX_WAITING_BYTES = 1_000_000
+"""Most bytes of events that wait for a full disk; what comes after them is dropped."""
+
+
+class LiveCurves:
+    """TensorBoard scalars of one session; the step of all of them is the second of the session.
+
+    jobs/NAME/...: loss, accuracy, progress [epochs], GPUs held, samples_per_second, noise_scale. cluster/...: GPUs up
+    and held, jobs active. reward/...: the reward since this scheduler began, in all and in its parts.
+    folder: of the events. weights: of the reward. say: called with one line when the disk refuses them.
+    """
+
+    def __init__(self, folder: Path, weights: RewardWeights, say: Callable[[str], object] = say_on_stderr) -> None:
+        self._file = EventFile(folder, say)
+        self._weights = weights
+
+    def __call__(self, cluster: RayCluster) -> None:
+        """Note how things stand."""
+        step = round(cluster.time)
+        for number, (job, key) in enumerate(zip(cluster.jobs, cluster.ids, strict=True)):
+            report = cluster.reports.get(key)
+            if report is None:
+                continue
+            curves = {
+                "loss": report.loss,
+                "accuracy": report.accuracy,
+                "progress": report.progress,
+                "gpus": float(cluster.columns.held[number]),
+                "samples_per_second": report.samples_per_second,
+                "noise_scale": report.noise_scale,
+            }
+            self._write(f"jobs/{job.name}", curves, step)
+        self._write("cluster", _counts(cluster), step)
+        *gains, unfinished, gpu_seconds, delay, high, normal, low = cluster.columns.totals.tolist()
+        passed = intervals(np.array([gains]), unfinished, gpu_seconds, delay, np.array([[high, normal, low]]))
+        parts = reward_terms(passed, self._weights)[0]
+        reward = {"sum": float(parts.sum()), **dict(zip(REWARD_PARTS, parts.tolist(), strict=True))}
+        self._write("reward", reward, step)
+
+    def _write(self, group: str, values: Mapping[str, float], step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        event: Any = Event(wall_time=time.time(), step=step)
+        scalar: Any = Summary.Value
+        finite = [scalar(tag=f"{group}/{name}", simple_value=x) for name, x in values.items() if math.isfinite(x)]
+        event.summary.value.extend(finite)
+        self._file.add(event.SerializeToString())
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._file.flush()
+
+
+class EventFile:
+    """A new file of TensorBoard events in `folder`. Where the disk refuses them they wait, up to `MAX_WAITING_BYTES`,
+    and `say` is called once: curves are no reason to disturb jobs. TensorBoard's own writer ends its thread then.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], object]) -> None:
+        # Rather than torch's: a scheduler needs no torch, which takes seconds to import.
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
+        self._path, self._say = folder / name, say
+        self._waiting = io.BytesIO()
+        writer: Any = RecordWriter
+        self._records = writer(self._waiting)
+        self._flushed_at, self._refused = time.monotonic(), False
+        first: Any = Event
+        self.add(first(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+
+    def add(self, event: bytes) -> None:
+        """Append an event; it is in the file within `FLUSH_INTERVAL_S`, if there is room."""
+        if self._waiting.tell() < MAX_WAITING_BYTES:
+            self._records.write(event)
+        if time.monotonic() >= self._flushed_at + FLUSH_INTERVAL_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits: all of it, or nothing."""
+        self._flushed_at = time.monotonic()
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab", buffering=0) as file:
+                end = file.tell()
+                if file.write(self._waiting.getbuffer()) != self._waiting.tell():
+                    file.truncate(end)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as refused:
+            if not self._refused:
+                reason = (refused.strerror or str(refused)).lower()
+                self._say(f"{self._path.parent}: live curves cannot be written now ({reason}): jobs go on")
+            self._refused = True
+            return
+        self._refused = False
+        self._waiting.seek(0)
+        self._waiting.truncate()
+
+
+def _counts(cluster: RayCluster) -> dict[str, float]:
+    """GPUs and jobs of a cluster as they are now."""
+    held, active = cluster.columns.held, cluster.columns.active
+    return {
+        "jobs_running": float(np.count_nonzero(active & (held > 0))),
+        "jobs_waiting": float(np.count_nonzero(active & (held == 0))),
+        "gpus_up": float(cluster.up_gpus),
+        "gpus_held": float(held.sum()),
+        "rescales": float(cluster.store.rescales.sum()),
+    }
