@@ -41,7 +41,7 @@ class JobFits:
 
     jobs: as in the store, whose `believed_type` of active jobs is kept up to date. model_tables: of the jobs' models;
     their speeds are not looked at. source: limits of batch sizes, and one GPU's throughput on every kind.
-    left: [n] epochs that jobs number [n] are believed to have left.
+    rules: how observations become beliefs. left: [n] epochs that jobs number [n] are believed to have left.
     """
 
     def __init__(
