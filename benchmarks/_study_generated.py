@@ -1,7 +1,7 @@
 """What knowledge of remaining work is worth, on 20 workloads that nothing was tuned on.
 
-160 jobs in 8 hours each, as Pollux's authors drew theirs: a job of the Philly trace gives the submit time and, by its GPU
-time, the model.
+160 jobs in 8 hours each, as Pollux's authors drew theirs: a job of the Philly trace gives the submit time and, by its
+GPU time, the model.
 """
 
 from __future__ import annotations
