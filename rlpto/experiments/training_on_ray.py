@@ -25,6 +25,7 @@ from rlpto.io.errors import ConfigError
 from rlpto.io.files import digest, file_there
 from rlpto.io.interrupts import Interrupted, interruptible
 from rlpto.ray_cluster.scheduler.backend import RayBackend
+from rlpto.ray_cluster.scheduler.live_curves import LiveCurves
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
 
@@ -110,7 +111,7 @@ def fine_tune_run(
 def episodes(experiment: Experiment, windows: list[str], folder: Path) -> Generator[Cluster, None, None]:
     """Real clusters one after the other: each window in turn, then all windows again with the next seed.
 
-    folder: holds a folder for each episode: session database and checkpoints of its jobs. The numbers
+    folder: holds a folder for each episode: session database, live curves and checkpoints of its jobs. The numbers
     continue after those in the folder. A cluster ends when the next one begins, or the iterator is closed.
     """
     config, sessions = experiment.config, folder / SESSIONS
@@ -118,9 +119,13 @@ def episodes(experiment: Experiment, windows: list[str], folder: Path) -> Genera
     for number in count(max((int(done) + 1 for done in there if done.isdecimal()), default=0)):
         window, seed = windows[number % len(windows)], config.seed + number // len(windows)
         session = session_name(folder, f"{number:04d}")
+        own = sessions / f"episode-{number:04d}"
         with (
-            SessionDatabase(sessions / f"episode-{number:04d}" / DATABASE) as database,
-            closing(real_cluster(experiment, window, seed, RayBackend(session), database, session)) as cluster,
+            SessionDatabase(own / DATABASE) as database,
+            closing(LiveCurves(own, config.reward)) as curves,
+            closing(
+                real_cluster(experiment, window, seed, RayBackend(session), database, session, [curves])
+            ) as cluster,
         ):
             cluster.deciding("agent", 0.0)
             yield cluster

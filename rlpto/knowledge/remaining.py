@@ -42,13 +42,12 @@ class RemainingWork:
         progress = self._store.progress[index]
         if self._how == "declared":
             return self._store.epochs[index] - progress
-        by_curve = self._how in ("curve", "learnt_or_curve")
-        done = self._by_curve(index) if by_curve else np.full(len(index), 1 / (1 + self._tail))
-        left = np.maximum(progress * (1 - done) / done, LEAST_EPOCHS)
+        times = self._by_curve(index) if self._how in ("curve", "learnt_or_curve") else self._tail
+        left = np.maximum(times * progress, LEAST_EPOCHS)
         return self._learnt(index, left) if self._how in ("learnt", "learnt_or_curve") else left
 
     def _by_curve(self, index: IntArray) -> FloatArray:
-        """[n] parts of their training that jobs are believed to have done, by their accuracy so far."""
+        """[n] epochs left, in multiples of those done, by the accuracy of jobs so far."""
         progress = self._store.progress[index]
         start, half, now = (self._accuracy_at(index, part * progress) for part in (0.0, 0.5, 1.0))
         models, gains = self._models[self._store.type_index[index]], recent_gain(start, half, now)
@@ -56,7 +55,7 @@ class RemainingWork:
         for model in np.unique(models):
             rows = models == model
             done[rows] = parts_done(str(model), gains[rows], 1 / (1 + self._tail))
-        return done
+        return (1 - done) / done
 
     def _learnt(self, index: IntArray, otherwise: FloatArray) -> FloatArray:
         """[n] epochs left as finished jobs of the same type suggest; `otherwise` [n] where there are none."""

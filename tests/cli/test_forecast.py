@@ -74,7 +74,7 @@ def test_fit_writes_a_forecaster_that_goes_on_where_the_trace_ends(forecast: Ver
     assert "f/log.pt: arima_log fitted to 240 intervals of 1h" in answer.output
     forecaster = load(folder / "f/log.pt")
     found = forecaster.predict(2, [0.1, 0.9])
-    assert found.index[0] == pd.Timestamp("2020-04-11 00:00")
+    assert found.start == pd.Timestamp("2020-04-11 00:00").timestamp()
     jobs = forecaster.update(5).predict(1).point[0]
     forecast("fit", "jobs.parquet", "--every", "1h", "--method", "naive", "--what", "gpus", "-o", "gpus")
     forecast("fit", "jobs.parquet", "--every", "1h", "--method", "naive", "--group", "a", "-o", "a")
@@ -90,7 +90,7 @@ def test_start_leaves_out_earlier_days(forecast: Verb, folder: Path) -> None:
         "--start", "2020-04-05", "-o", "g",
     )  # fmt: skip
     for name in ("f", "g"):
-        assert load(folder / name).predict(1).index[0] == pd.Timestamp("2020-04-11")
+        assert load(folder / name).predict(1).start == pd.Timestamp("2020-04-11").timestamp()
         assert len(load(folder / name).state().arrays["history"]) == 144
 
 

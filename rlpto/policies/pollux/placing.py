@@ -113,7 +113,9 @@ def _place_new(costs: Costs, job: int, gpus: int, placed: Placed) -> None:
     free, rows, one = placed.free, placed.rows, costs.moved[job, 0]
     best = _best_fit(gpus, free)
     if best < 0:
-        most = free.max()
+        most = free[0]
+        for node in range(1, len(free)):  # numba's max() allocates unless it was compiled before, outside a kernel
+            most = max(most, free[node])
         several = _spread(costs, job, gpus, placed)
         gpus = 0
         for fewer in range(1, min(most, costs.most[job]) + 1):

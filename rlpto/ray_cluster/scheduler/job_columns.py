@@ -42,7 +42,9 @@ class JobColumns:
     given_at: s, when a decision last gave the job other GPUs. delay: s that such a change is believed to take.
     first_given: s, when a decision gave the job its first GPUs; NaN: it has none, or has taken its first step.
     gained: share of the accuracy that the job can gain.
-    A job has what was measured last until the next measurement.
+    totals: accuracy gained by class, job-seconds, GPU-seconds and seconds of rescales, then seconds by class counted by
+    the share of accuracy that a job was missing, all summed over what was taken. A job has what was measured last until
+    the next measurement.
     """
 
     def __init__(self, jobs: Sequence[Job], tables: SpeedTables) -> None:
@@ -50,6 +52,7 @@ class JobColumns:
         self.store = JobStore.from_jobs(jobs, tables)
         self._own: AnyArray = np.zeros(0, dtype=OWN)
         self._extend(len(jobs))
+        self.totals: FloatArray = np.zeros(2 * len(PRIORITY_CLASSES) + 3)
         self._begin()
 
     def append(self, jobs: Sequence[Job]) -> None:
@@ -239,5 +242,6 @@ class JobColumns:
             arrived=self._arrived,
             finished=self._finished,
         )
+        self.totals += (*self._gain, self._unfinished, self._gpu_seconds, self._delay, *self._shortfall)
         self._begin()
         return progress
