@@ -15,7 +15,7 @@ import pandas as pd
 from _cells import finished, shown
 from _plan import Part, Plan
 from _study_planner import TUNED
-from _study_pollux import ONLINE, config_of
+from _study_pollux import config_of
 
 from rlpto.evaluation.statistics import bootstrap_interval
 
@@ -23,34 +23,29 @@ WORKLOADS, JOBS, FIRST_HOUR, HOURS = 20, 160, 2, 8
 FIRST_SEED = 201
 GPU_HOURS = {1.0: ("cifar10", "ncf"), 10.0: ("deepspeech2", "bert"), 100.0: ("yolov3",), 1000.0: ("imagenet",)}
 """Models of jobs below so much GPU time; longer ones and those below a minute are left out."""
-SPEEDS: dict[str, tuple[str, ...]] = {"true speeds": (), "own fits": ONLINE}
 WORK = ("unknown", "curve", "declared")
 
 
 def remaining(plan: Plan) -> Part:
-    """Mean JCT of the tuned index by what it knows of remaining work, over that where work is unknown; paired."""
+    """Mean JCT of the tuned index, with true speeds, by what it knows of remaining work; paired."""
     assert plan.data is not None
     folder = plan.folder / "generated"
     write_workloads(plan.data, folder)
     found = Part()
-    for speeds, settings in SPEEDS.items():
-        minutes = {work: mean_jct(plan, folder, (*settings, f"knowledge.remaining={work}")) for work in WORK}
-        row = {"known": speeds, "unknown [min]": f"{minutes['unknown'].mean() / 60:.1f}"}
-        for work in WORK[1:]:
-            log_ratio = np.log(minutes[work] / minutes["unknown"])
-            interval = bootstrap_interval(
-                log_ratio, statistic=lambda units, counts: np.exp(counts @ units / counts.sum(1))
-            )
-            found.figures[f"{work} against unknown, {speeds}, upper end"] = interval.high
-            row[f"{work} / unknown"] = shown(interval, ".3f")
-        found.rows.append(row)
+    seconds = {work: mean_jct(plan, folder, f"knowledge.remaining={work}") for work in WORK}
+    for work, jct in seconds.items():
+        log_ratio = np.log(jct / seconds["unknown"])
+        interval = bootstrap_interval(log_ratio, statistic=lambda units, counts: np.exp(counts @ units / counts.sum(1)))
+        found.figures[f"{work} against unknown, upper end"] = interval.high
+        row = {"remaining work": work, "mean JCT [min]": f"{jct.mean() / 60:.1f}"}
+        found.rows.append({**row, "geometric mean of the ratio": "1" if work == "unknown" else shown(interval, ".3f")})
     return found
 
 
-def mean_jct(plan: Plan, folder: Path, settings: tuple[str, ...]) -> np.ndarray:
+def mean_jct(plan: Plan, folder: Path, setting: str) -> np.ndarray:
     """[workloads] seconds."""
     path = f"workload.path={json.dumps(str(folder / '*.csv'))}"
-    done = finished(plan, config_of(plan, *settings, path), [TUNED], "generated")
+    done = finished(plan, config_of(plan, setting, path), [TUNED], "generated")
     return np.array([one.metrics["jct_mean"] for one in done])
 
 
