@@ -205,7 +205,7 @@ class JobFits:
         return stages
 
     def _kinds_seen(self, job: int) -> list[int]:
-        """Kinds of GPU whose speed a job's evidence tells."""
+        """Kinds of GPU on which a job's evidence rests."""
         return [kind for kind in range(len(self._kinds)) if self.fit_of(job, kind).params is not None]
 
     def _score(self, job: int, kind: int, sqr: float, var: float) -> FloatArray:

@@ -1,7 +1,7 @@
 """How the gradient noise scale grows with the batch size: an exponent by type of job, learnt from jobs of the type.
 
 The noise scale changes much more from epoch to epoch than with the batch, so only what was seen in the same epoch
-with different batches tells it.
+with different batches shows it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ COORDINATES = 7
 log (beta_n / alpha_n), log (gamma - LEAST_GAMMA)."""
 LEAST_GAMMA = 0.95
 _LEAST_ALPHA, _LEAST_BETA = 0.003, 0.0003
-"""Of t0: cheaper synchronisation is not told apart from none."""
+"""Of t0: cheaper synchronisation counts as this."""
 _SHARE = (0.02, 0.98)
 """Bounds of the constant part of t0."""
 _MOST_GAMMA = 5.0

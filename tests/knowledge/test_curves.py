@@ -40,7 +40,7 @@ def test_a_part_is_a_part(model: str, gain: float, quantile: float) -> None:
 
 
 def test_a_flat_curve_means_that_little_is_left() -> None:
-    """Of its own model nothing is used: other models' curves alone tell how far a job is."""
+    """Of its own model nothing is used: other models' curves alone say how far a job is."""
     early, late = (left_after(part * EPOCHS, "curve") / (part * EPOCHS) for part in (0.1, 0.9))
     assert late < 1.0 < early
     assert abs(np.log(left_after(0.9 * EPOCHS, "curve") / (0.1 * EPOCHS))) < abs(
