@@ -27,13 +27,7 @@ install: $(VENV)/.installed  ## make .venv with RLPTO in it
 
 dev: $(VENV)/.dev  ## the same, with the tools for tests and checks
 
-test: $(VENV)/.dev  ## run all tests: those of a Ray cluster, which wait most of the time, beside the others
-	.ci/chromium
-	@log=$$(mktemp); \
-	$(CLUSTER_TESTS) > $$log 2>&1 & cluster=$$!; \
-	$(QUICK_TESTS); quick=$$?; \
-	echo "waiting for the tests of a Ray cluster"; wait $$cluster; status=$$?; \
-	cat $$log; rm $$log; exit $$((quick || status))
+test: test-quick test-cluster  ## run all tests
 
 test-quick: $(VENV)/.dev  ## run those that need no Ray cluster, on all cores; Chromium for those of pages is installed if possible
 	.ci/chromium
