@@ -22,6 +22,16 @@ MOST_ROWS = 30
 _ITERATIONS, _CONVERGED = 30, 1e-6
 
 
+class PooledSteps(NamedTuple):
+    """Observed steps [n]: several nodes (1) or one (0), GPUs, local batch, log seconds of computing and of the step."""
+
+    several: FloatArray
+    gpus: FloatArray
+    local: FloatArray
+    log_compute: FloatArray
+    log_step: FloatArray
+
+
 class BayesFit(NamedTuple):
     """Most probable coordinates [7] of a law, see `rlpto.knowledge.prior`, and their covariance [7, 7]."""
 
@@ -34,17 +44,16 @@ def fit_with_prior(
 ) -> BayesFit:
     """The fit to observed steps. reference: as `rlpto.knowledge.prior.reference_batch`. start: of the search, the last
     fit for instance. Deterministic."""
-    several, gpus, local, compute, step = _pooled(rows)
+    steps = _pooled(rows)
     if start is None:
         start = prior.mean.copy()
-        start[0] = float(np.mean(compute))  # the level, unless batches were far from the reference
-    point, hessian = _search(several, gpus, local, compute, step, prior.mean, prior.precision, reference, start)
+        start[0] = float(np.mean(steps.log_compute))  # the level, unless batches were far from the reference
+    point, hessian = _search(steps, prior.mean, prior.precision, reference, start)
     return BayesFit(point, np.linalg.inv(hessian).astype(np.float64))
 
 
-def _pooled(rows: StepMeasurements) -> tuple[FloatArray, ...]:
-    """[n] several nodes, GPUs, local batch, log compute time and log step time; of
-    too many rows, means of like ones."""
+def _pooled(rows: StepMeasurements) -> PooledSteps:
+    """The steps; of too many rows, means of like ones."""
     compute = np.maximum(rows.step_time - rows.sync_time, 1e-3 * rows.step_time)
     columns = np.stack(
         [rows.nodes > 1, rows.replicas, np.log(rows.local_batch), np.log(compute), np.log(rows.step_time)]
@@ -55,16 +64,12 @@ def _pooled(rows: StepMeasurements) -> tuple[FloatArray, ...]:
         sizes = np.bincount(group.ravel())
         columns = np.stack([np.bincount(group.ravel(), column) / sizes for column in columns])
     several, gpus, local, log_compute, log_step = columns
-    return several, gpus, np.exp(local), log_compute, log_step
+    return PooledSteps(several, gpus, np.exp(local), log_compute, log_step)
 
 
 @njit(error_model="numpy")
 def _search(
-    several: FloatArray,
-    gpus: FloatArray,
-    local: FloatArray,
-    log_compute: FloatArray,
-    log_step: FloatArray,
+    steps: PooledSteps,
     mean: FloatArray,
     precision: FloatArray,
     reference: float,
@@ -72,14 +77,14 @@ def _search(
 ) -> tuple[FloatArray, FloatArray]:
     """The most probable point [7], and the matrix of second derivatives there [7, 7]."""
     point, damping = start.copy(), 1e-3
-    cost, gradient, hessian = _expand(several, gpus, local, log_compute, log_step, mean, precision, reference, point)
+    cost, gradient, hessian = _expand(steps, mean, precision, reference, point)
     for _ in range(_ITERATIONS):
         damped = hessian.copy()
         for at in range(COORDINATES):
             damped[at, at] *= 1.0 + damping
         step = np.linalg.solve(damped, gradient)
         trial = point - step
-        found = _expand(several, gpus, local, log_compute, log_step, mean, precision, reference, trial)
+        found = _expand(steps, mean, precision, reference, trial)
         if found[0] < cost:
             gain = cost - found[0]
             point, cost, gradient, hessian = trial, found[0], found[1], found[2]
@@ -95,11 +100,7 @@ def _search(
 
 @njit(error_model="numpy")
 def _expand(
-    several: FloatArray,
-    gpus: FloatArray,
-    local: FloatArray,
-    log_compute: FloatArray,
-    log_step: FloatArray,
+    steps: PooledSteps,
     mean: FloatArray,
     precision: FloatArray,
     reference: float,
@@ -110,9 +111,10 @@ def _expand(
     gradient, hessian = precision @ away, precision.copy()
     cost = float(away @ gradient)
     slopes = np.zeros((2, COORDINATES))
-    for row in range(len(local)):
-        compute, step = log_times(point, reference, several[row] > 0.0, gpus[row], local[row], slopes)
-        for part, error in enumerate((compute - log_compute[row], step - log_step[row])):
+    for row in range(len(steps.local)):
+        size = steps.several[row] > 0.0, steps.gpus[row], steps.local[row]
+        compute, step = log_times(point, reference, *size, slopes)
+        for part, error in enumerate((compute - steps.log_compute[row], step - steps.log_step[row])):
             weighed = error / STEP_ERROR**2
             cost += error * weighed
             for i in range(COORDINATES):
