@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from rlpto.io.arrays import AnyArray
+from rlpto import __version__
+from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import CheckpointError
 from rlpto.io.files import whole_file
-from rlpto.io.reading import one_line, parse_json, read_arrays, read_entry
+from rlpto.io.reading import check_finite, one_line, parse_json, read_arrays, read_entry
+from rlpto.policies.index_weights import LARGEST_WEIGHT, VECTOR_SIZES, steering_meaning
 
 CHECKPOINT = "rlpto checkpoint 1"
 """Format of a checkpoint: an agent, and all that its training needs to go on."""
@@ -26,8 +28,10 @@ AGENT = "rlpto agent 1"
 KINDS = (CHECKPOINT, AGENT)
 MANIFEST = "manifest.json"
 ARRAYS = "arrays/"
+STEERING, STEERING_START = "steering/agent", "steering/start"
+"""Arrays of an agent that is a steering vector: its numbers, and those that its training started from."""
 NOT_TRAINED = "start, not trained"
-"""Said of an agent whose action head is all zeros: it acts as the heuristic it starts from, in every state."""
+"""Said of an agent that acts as the heuristic it starts from, in every state."""
 TRAINED = "trained"
 
 
@@ -45,12 +49,14 @@ class Archive:
 
     @property
     def state(self) -> str:
-        """TRAINED or NOT_TRAINED, by the weights of the action head."""
+        """See `state_of`."""
         return state_of(self.arrays)
 
 
 def state_of(arrays: Mapping[str, AnyArray]) -> str:
-    """TRAINED, or NOT_TRAINED where the network's last layer is all zeros."""
+    """TRAINED, or NOT_TRAINED where the network's last layer is all zeros, or a steering vector is its start."""
+    if STEERING in arrays:
+        return NOT_TRAINED if np.array_equal(arrays[STEERING], arrays.get(STEERING_START, ())) else TRAINED
     head = [array for name, array in arrays.items() if name.startswith("policy/action_net.")]
     return TRAINED if any(np.any(array) for array in head) else NOT_TRAINED
 
@@ -80,3 +86,38 @@ def read_archive(path: Path, kinds: tuple[str, ...]) -> Archive:
     if kind not in kinds:
         raise CheckpointError(f"{path}: its format is {one_line(repr(kind))}, expected {expected}")
     return Archive(manifest, read_arrays(path, expected, CheckpointError, ARRAYS))
+
+
+def check_meaning(path: Path, manifest: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise CheckpointError, saying what differs, if the file's numbers mean something else than `here`."""
+    there = manifest.get("meaning")
+    if not isinstance(there, dict):
+        raise CheckpointError(f"{path}: its manifest lacks meaning, expected a file of RLPTO {__version__}")
+    for key, value in here.items():
+        if there.get(key) != value:
+            raise CheckpointError(
+                f"{path}: made by RLPTO {manifest.get('rlpto')}, {key}: {_difference(there.get(key), value)}; "
+                f"expected a file of RLPTO {__version__}, train or export it again"
+            )
+
+
+def steering_of(archive: Archive, path: Path) -> FloatArray:
+    """The steering vector [S] of an agent's file. Raises CheckpointError if it cannot be used."""
+    vector = archive.arrays[STEERING]
+    if vector.ndim != 1 or len(vector) not in VECTOR_SIZES:
+        raise CheckpointError(f"{path}: {STEERING}: shape {vector.shape}, expected that of a steering vector")
+    check_meaning(path, archive.manifest, steering_meaning(len(vector)))
+    check_finite({STEERING: vector}, f"{path}: arrays", LARGEST_WEIGHT, CheckpointError)
+    return vector
+
+
+def _difference(there: object, here: object) -> str:
+    """What two versions have, as briefly as it can be said."""
+    if isinstance(there, list) and isinstance(here, list) and set(map(str, there)) != set(map(str, here)):
+        lacking, surplus = [x for x in here if x not in there], [x for x in there if x not in here]
+        return "; ".join(
+            f"{word} {', '.join(map(str, names))}" for word, names in (("without", lacking), ("with", surplus)) if names
+        )
+    if isinstance(there, list) and isinstance(here, list):
+        return "in another order"
+    return f"{there}, expected {here}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,21 @@ import torch
 
 from rlpto import __version__
 from rlpto.agents import compat
-from rlpto.agents.archive import AGENT, CHECKPOINT, Archive, read_archive, state_of, write_archive
+from rlpto.agents.archive import (
+    AGENT,
+    CHECKPOINT,
+    STEERING,
+    Archive,
+    check_meaning,
+    read_archive,
+    state_of,
+    steering_of,
+    write_archive,
+)
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import AgentSettings
-from rlpto.agents.trained import agent_manifest, agent_of, check_meaning, load_weights, weight_arrays
+from rlpto.agents.trained import agent_manifest, agent_of, load_weights, meaning, weight_arrays
 from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.io.errors import CheckpointError
@@ -40,18 +50,25 @@ class Identity:
 
 @dataclass(frozen=True)
 class Notes:
-    """What a training remembers in addition to the learner's state. best: largest validation reward per job so far.
+    """What a training remembers in addition to the learner's state. best: largest figure on validation windows so far.
 
-    history: a row of figures for each evaluation.
+    history: a row of figures for each evaluation. figure: name of the one that chooses among checkpoints.
     """
 
     best: float | None = None
     history: tuple[Mapping[str, float], ...] = ()
+    figure: str = "reward_per_job"
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any], figure: str = "reward_per_job") -> Notes:
+        """Those in the manifest of a checkpoint."""
+        history = tuple({key: _number(value) for key, value in row.items()} for row in manifest["history"])
+        return cls(manifest["best"], history, figure)
 
     @property
     def best_steps(self) -> int | None:
         """Steps after which the best validation reward was found first; None before an evaluation."""
-        found = (int(row["steps"]) for row in self.history if row["reward_per_job"] == self.best)
+        found = (int(row["steps"]) for row in self.history if row[self.figure] == self.best)
         return next(found, None)
 
 
@@ -79,7 +96,7 @@ def save_checkpoint(
         "provenance": dict(identity.provenance),
         "steps": model.num_timesteps,
         "best": notes.best,
-        "history": [{key: _plain(value) for key, value in row.items()} for row in notes.history],
+        "history": plain_history(notes.history),
         "learner": {
             "updates": compat.updates(model),
             "episodes": list(model.ep_info_buffer or ()),
@@ -106,8 +123,13 @@ def save_checkpoint(
     write_archive(path, manifest, arrays, "a checkpoint")
 
 
-def read_checkpoint(path: Path, identity: Identity) -> Archive:
-    """A checkpoint of the training `identity`.
+def plain_history(history: Sequence[Mapping[str, float]]) -> list[dict[str, float | None]]:
+    """Rows of figures as JSON can hold them."""
+    return [{key: _plain(value) for key, value in row.items()} for row in history]
+
+
+def read_checkpoint(path: Path, identity: Identity, here: Mapping[str, Any] | None = None) -> Archive:
+    """A checkpoint of the training `identity`. here: what its numbers mean; None: those of a network of decisions.
 
     Raises CheckpointError, saying why, if it is damaged, of another version, or of another training.
     """
@@ -118,7 +140,7 @@ def read_checkpoint(path: Path, identity: Identity) -> Archive:
             f"{path}: made by RLPTO {manifest.get('rlpto')}, training cannot be resumed exactly by {__version__}; "
             "expected the same version"
         )
-    check_meaning(path, manifest)
+    check_meaning(path, manifest, meaning() if here is None else here)
     if manifest.get("seed") != identity.seed:
         raise CheckpointError(f"{path}: of a training with seed {manifest.get('seed')}, expected {identity.seed}")
     if manifest.get("digest") != identity.digest:
@@ -152,8 +174,7 @@ def restore(model: TimedPPO, archive: Archive, path: Path) -> Notes:
         cuda = archive.group("random/cuda")
         if cuda and model.device.type == "cuda":
             torch.cuda.set_rng_state_all([torch.as_tensor(cuda[str(i)]) for i in range(len(cuda))])
-        history = tuple({key: _number(value) for key, value in row.items()} for row in archive.manifest["history"])
-        return Notes(archive.manifest["best"], history)
+        return Notes.of(archive.manifest)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: incomplete ({error}), expected a checkpoint of `rlpto train`") from None
 
@@ -165,14 +186,15 @@ def export_agent(checkpoint: Path, out: Path) -> tuple[int, str]:
     if the checkpoint cannot be used, or the agent is too large.
     """
     archive = read_archive(checkpoint, (CHECKPOINT, AGENT))
-    agent_of(archive, checkpoint)  # refuses what could not be used later
+    refuse = steering_of if STEERING in archive.arrays else agent_of
+    refuse(archive, checkpoint)  # what could not be used later
     kept = ("rlpto", "meaning", "env", "network", "start", "seed", "steps", "best", "provenance")
     manifest = {
         "format": AGENT,
         "state": archive.state,
         **{key: archive.manifest[key] for key in kept if key in archive.manifest},
     }
-    weights = {f"policy/{name}": array for name, array in archive.group("policy").items()}
+    weights = {key: array for key, array in archive.arrays.items() if key.startswith(("policy/", "steering/"))}
     size = sum(array.nbytes for array in weights.values())
     if size > LARGEST_EXPORT_BYTES:
         raise CheckpointError(

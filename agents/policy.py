@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field, ValidationError
 
-from rlpto.agents.archive import KINDS, NOT_TRAINED, read_archive
+from rlpto.agents.archive import KINDS, NOT_TRAINED, STEERING, read_archive, steering_of
 from rlpto.agents.settings import BEST, LAST
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.envs.actions import action_weights
 from rlpto.envs.observation import Observation, observe
-from rlpto.envs.settings import EnvSettings
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import ConfigError, PolicyError, RlptoError
 from rlpto.io.files import file_there
@@ -60,7 +59,7 @@ class PretrainedOptions(Settings):
 
 
 class Agent:
-    """Decides as its network says; between decisions of the network (`env.hold`) the last one is repeated."""
+    """A steering vector that decides like the index; or, where a network steers it by state, what that says last."""
 
     summary = "trained agent that steers the index, elastic"
     source = "this project; PPO (Schulman et al. 2017) over a set of jobs (Zaheer et al. 2017)"
@@ -73,17 +72,17 @@ class Agent:
         """trained: used instead of what `options` name."""
         self.name = "agent"
         self.options = options or AgentOptions()
+        self._trained, self._vector = trained, None
         if trained is None:
-            from rlpto.agents.trained import load_agent
+            path = self.options.checkpoint()
+            archive = read_archive(path, KINDS)
+            if STEERING in archive.arrays:
+                self._vector = steering_of(archive, path)
+            else:
+                from rlpto.agents.trained import agent_of
 
-            trained = load_agent(self.options.checkpoint(), self.options.max_jobs)
-        self._trained = trained
+                self._trained = agent_of(archive, path, self.options.max_jobs)
         self.reset(0)
-
-    @property
-    def env(self) -> EnvSettings:
-        """What the agent sees and does."""
-        return self._trained.env
 
     @property
     def steering(self) -> dict[str, float]:
@@ -101,6 +100,9 @@ class Agent:
         if state.gpus_per_node < 1:
             raise PolicyError(f"policy {self.name}: the cluster has no GPUs, expected nodes with at least one")
         jobs = state.jobs
+        if self._trained is None:
+            assert self._vector is not None
+            return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, self._vector[None]))
         if state.time >= self._until:
             env = self._trained.env
             seen = observe(state, int(jobs.gpus.sum()), env.max_jobs, env.horizon)

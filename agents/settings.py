@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlpto.io.settings import LARGEST_SEED, Settings
 
@@ -61,9 +61,49 @@ class EvolutionSettings(Settings):
     """First standard deviation of candidates, in units of an action."""
 
 
+class WindowSettings(Settings):
+    """Training on whole windows: constants of the index, and a network of bonuses for every job."""
+
+    trainer: Literal["evolution", "ppo"] = "evolution"
+    """evolution: by the ranks of antithetic draws; ppo: several steps on the same draws, see
+    `rlpto.agents.window_trainers`."""
+    windows: int = Field(200_000, ge=2, le=10**9)
+    """Windows played in all, each by one draw; the same window comes back to other draws."""
+    rollout: int = Field(512, ge=4, le=10**6)
+    """Windows between two updates; an even number, since draws come in pairs."""
+    constants: float = Field(0.1, ge=0, le=10)
+    """Standard deviation of draws of the index's weights, relative to each; 0: they stay as they are."""
+    network: float = Field(0.3, ge=0, le=10)
+    """Standard deviation of draws of the network's numbers; 0: there is no network."""
+    learning_rate: float | None = Field(None, gt=0, le=10)
+    """Step size of Adam, in standard deviations of draws; null: 0.1 for evolution, 0.02 for ppo."""
+    epochs: int = Field(5, ge=1, le=1000)
+    """ppo: steps on the same draws."""
+    clip: float = Field(0.2, gt=0, lt=1)
+    """ppo: clip range of the probability ratio of each number."""
+    interval: float = Field(600.0, gt=0)
+    """Seconds between decisions without an event while training, if the simulator's interval is shorter: idle
+    decisions take most of the time. Validation is by the simulator's interval."""
+    evaluate_every: int = Field(20_000, ge=1)
+    """Windows between evaluations on validation windows, each followed by a checkpoint."""
+
+    @model_validator(mode="after")
+    def _check(self) -> WindowSettings:
+        if self.rollout % 2:
+            raise ValueError(f"rollout: {self.rollout}, but draws come in pairs: expected an even number")
+        if self.constants == 0 and self.network == 0:
+            raise ValueError("constants and network: both 0, so that nothing is learnt; expected one above 0")
+        return self
+
+
 class AgentSettings(Settings):
     """How the agent is trained."""
 
+    learns: Literal["windows", "decisions"] = "decisions"
+    """windows: constants and per-job bonuses of the index from whole windows, see `whole_windows`; decisions: weights
+    of the index by state, by PPO in `rlpto/Cluster-v0`, from what follows each of its actions (`steps` and below)."""
+    whole_windows: WindowSettings = WindowSettings()
+    """Training on whole windows."""
     steps: int = Field(500_000, ge=1)
     """Environment steps in all."""
     seed: int | None = Field(None, ge=0, le=LARGEST_SEED)

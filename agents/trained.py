@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from rlpto import __version__
-from rlpto.agents.archive import KINDS, Archive, read_archive
+from rlpto.agents.archive import KINDS, Archive, check_meaning, read_archive
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST
@@ -94,19 +93,6 @@ def load_weights(network: JobSetPolicy, archive: Archive, path: Path) -> None:
         raise CheckpointError(f"{path}: its weights do not fit the network it describes: {detail}") from None
 
 
-def check_meaning(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Raise CheckpointError, saying what differs, if the file's numbers mean something else in this version."""
-    there, here = manifest.get("meaning"), meaning()
-    if not isinstance(there, dict):
-        raise CheckpointError(f"{path}: its manifest lacks meaning, expected a file of RLPTO {__version__}")
-    for key, value in here.items():
-        if there.get(key) != value:
-            raise CheckpointError(
-                f"{path}: made by RLPTO {manifest.get('rlpto')}, {key}: {_difference(there.get(key), value)}; "
-                f"expected a file of RLPTO {__version__}, train or export it again"
-            )
-
-
 def load_agent(path: Path, max_jobs: int | None = None) -> TrainedAgent:
     """The agent of a checkpoint or an exported file. max_jobs: jobs it sees, instead of as many as in training.
 
@@ -118,7 +104,7 @@ def load_agent(path: Path, max_jobs: int | None = None) -> TrainedAgent:
 def agent_of(archive: Archive, path: Path, max_jobs: int | None = None) -> TrainedAgent:
     """The agent of a file that has been read. See `load_agent`."""
     manifest = archive.manifest
-    check_meaning(path, manifest)
+    check_meaning(path, manifest, meaning())
     try:
         env = EnvSettings.model_validate(manifest["env"])
         network = NetworkSettings.model_validate(manifest["network"])
@@ -163,15 +149,3 @@ class StartingAgent:
                 raise ConfigError(f"env.{key}: {asked}, but the agent of {self.file} was trained with {there}")
         given = {key: getattr(wanted, key) for key in ("episode", "reward_scale", "hold")}
         return own.model_copy(update={**given, "baseline": "none", "start": None})
-
-
-def _difference(there: object, here: object) -> str:
-    """What two versions have, as briefly as it can be said."""
-    if isinstance(there, list) and isinstance(here, list) and set(map(str, there)) != set(map(str, here)):
-        lacking, surplus = [x for x in here if x not in there], [x for x in there if x not in here]
-        return "; ".join(
-            f"{word} {', '.join(map(str, names))}" for word, names in (("without", lacking), ("with", surplus)) if names
-        )
-    if isinstance(there, list) and isinstance(here, list):
-        return "in another order"
-    return f"{there}, expected {here}"

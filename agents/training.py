@@ -39,7 +39,7 @@ PERIODIC = "checkpoints"
 
 @dataclass(frozen=True)
 class Status:
-    """Where a training stands. doing: what it is at. best: largest validation reward so far."""
+    """Where a training stands. doing: what it is at. steps, total: or windows. best: largest validation figure."""
 
     doing: str
     steps: int
@@ -52,7 +52,7 @@ class TrainingResult:
     """How a training ended. finished: False if it was asked to stop. best: largest validation reward per job.
 
     best_steps: steps after which it was reached; 0: the best checkpoint is the start, not trained.
-    metrics: of the last evaluation.
+    metrics: of the last evaluation. unit: of the steps.
     """
 
     steps: int
@@ -60,6 +60,7 @@ class TrainingResult:
     best: float | None
     best_steps: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    unit: str = "steps"
 
 
 def train(

@@ -20,7 +20,7 @@ from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.batch import EnvBatch
 from rlpto.envs.clusters import SimulatedClusters
 from rlpto.envs.episodes import EnvSetup, Episode
-from rlpto.envs.whole_windows import WindowPlayer, per_job
+from rlpto.envs.whole_windows import WindowPlayer, per_job, play_window
 from rlpto.evaluation.metrics import jct_metrics, queueing_metrics
 from rlpto.io.arrays import AnyArray, FloatArray
 
@@ -84,6 +84,18 @@ def validate(setup: EnvSetup, trained: TrainedAgent) -> Validation:
             batch.begin(b, Episode(b, 0.0, np.inf))  # goes on idly until the others are over
         running &= ~steps.ended
         seen = batch.observe()
+    return Validation(parts, {str(name): float(mean) for name, mean in pd.DataFrame(metrics).mean().items()})
+
+
+def validate_steering(setup: EnvSetup, vector: FloatArray) -> Validation:
+    """Let a steering vector [S] schedule every workload of `setup`; one that it leaves unfinished has no figures."""
+    batch, windows = setup.compiled(), len(setup.workloads)
+    parts, metrics = np.full((windows, len(REWARD_PARTS)), np.nan), []
+    longest = CONSTANTS_TIME_LIMIT_FACTOR * HOUR * max(workload.hours for workload in setup.workloads)
+    for window in range(windows):
+        play_window(batch, window, vector[None], longest, parts[window], np.zeros(1))
+        jobs = batch.world.jobs[0, : batch.counts[window]]
+        metrics.append(job_metrics(jobs, setup.shape.capacity))
     return Validation(parts, {str(name): float(mean) for name, mean in pd.DataFrame(metrics).mean().items()})
 
 

@@ -22,7 +22,7 @@ from rlpto.io.errors import ConfigError
 from rlpto.io.settings import LARGEST_SEED
 from rlpto.knowledge.known import Knowledge
 from rlpto.performance.tables import SpeedTables
-from rlpto.policies.index_weights import STEERING_FEATURES
+from rlpto.policies.index_weights import VECTOR_SIZES
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
@@ -35,7 +35,7 @@ MOST_ENVS = 10_000
 class EnvSetup:
     """Everything a simulated environment needs.
 
-    workloads: episodes are drawn from them. start: [STEERING_FEATURES] weights of the heuristic that the agent starts
+    workloads: episodes are drawn from them. start: steering vector [S] of the heuristic that the agent starts
     from, that is, of action zero; it also warms up episodes and plays the baseline rollouts.
     """
 
@@ -49,8 +49,8 @@ class EnvSetup:
     start: FloatArray
 
     def __post_init__(self) -> None:
-        if self.start.shape != (len(STEERING_FEATURES),):
-            raise ValueError(f"start: expected {len(STEERING_FEATURES)} weights, got shape {self.start.shape}")
+        if self.start.ndim != 1 or len(self.start) not in VECTOR_SIZES:
+            raise ValueError(f"start: expected a vector of {VECTOR_SIZES} numbers, got shape {self.start.shape}")
 
     @property
     def interval(self) -> float:

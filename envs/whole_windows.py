@@ -1,15 +1,33 @@
-"""Whole workloads under constant index weights: what searches of weights try, and the baseline of rewards."""
+"""Whole workloads under one steering vector: what searches of weights and trainings of agents try, and the baseline of
+rewards.
+
+A steering vector has the weights of the index, and if wanted a network of bonuses after them
+(`rlpto.policies.bonus_network`).
+"""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 
+from rlpto.core.records import INTERVAL
+from rlpto.core.rewards import TERMS, weigh
 from rlpto.envs.compiled_batch import PARTS, CompiledBatch, begin, run_hold
+from rlpto.envs.episodes import EnvSetup
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
+from rlpto.io.cores import cores
+from rlpto.planning.compiled_loop import run_until
+from rlpto.planning.rollout import copy_of
 from rlpto.simulator.kernels import is_over
+
+TIME = [term.name for term in TERMS].index("time")
+TIME_LIMIT_FACTOR = 3.0
+"""A candidate is stopped after this multiple of the start heuristic's time: some rescale jobs for ever."""
+LARGEST_LOSS = 1.0
+"""Of a window; also that of one whose jobs a candidate leaves unfinished."""
 
 
 class Played(NamedTuple):
@@ -122,3 +140,81 @@ def _play(batch: CompiledBatch, workload: int, weights: FloatArray) -> tuple[Flo
         time.append(batch.loop.world.clusters[0].time)
         total.append(total[-1] + terms.sum())
     return np.array(time), np.array(total)
+
+
+class WindowPool:
+    """Windows of a setup, and what its start heuristic earns on each, which is computed when first asked for.
+
+    interval: seconds between regular decisions; None: those of the setup.
+    """
+
+    def __init__(self, setup: EnvSetup, interval: float | None = None, threads: int = 0) -> None:
+        self.groups: IntArray = np.array([workload.group for workload in setup.workloads])
+        batch = setup.compiled()
+        if interval is not None:
+            batch.world.rules["interval"] = interval
+        self._batches = [_own_copy(batch) for _ in range(threads or cores())]
+        self._start, self._limit = setup.start[None], float(batch.world.rules["limit"][0])
+        self._base, self._ends = np.full((len(self.groups), PARTS), np.nan), np.zeros(len(self.groups))
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def losses(self, candidates: FloatArray, windows: IntArray) -> FloatArray:
+        """[n] losses of candidates [n, S] on windows number [n]: reward lost against the start heuristic, relative to
+        what time cost that; where time alone is rewarded, the relative change of the mean JCT. At most LARGEST_LOSS,
+        either way."""
+        played, unknown = np.unique(windows), np.isnan(self._base[:, 0])
+        self._learn_base(played[unknown[played]])
+        base, ends = self._base[windows], self._ends[windows]
+        found, _ = self._play(candidates, windows, TIME_LIMIT_FACTOR * ends)
+        lost = (base - found).sum(axis=1) / np.maximum(-base[:, TIME], 1e-9)
+        return np.where(np.isnan(lost), LARGEST_LOSS, np.clip(lost, -LARGEST_LOSS, LARGEST_LOSS))
+
+    def _learn_base(self, windows: IntArray) -> None:
+        start = np.repeat(self._start, len(windows), axis=0)
+        self._base[windows], self._ends[windows] = self._play(start, windows, np.full(len(windows), np.inf))
+
+    def _play(self, candidates: FloatArray, windows: IntArray, limits: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """[n, PARTS] terms of the reward, NaN where jobs are left, and [n] end [s] of candidates on windows."""
+        found, ends = np.full((len(windows), PARTS), np.nan), np.zeros(len(windows))
+        jobs, rows = iter(range(len(windows))), np.minimum(limits, self._limit)
+
+        def work(batch: CompiledBatch) -> None:
+            for i in jobs:
+                play_window(batch, int(windows[i]), candidates[i : i + 1], rows[i], found[i], ends[i : i + 1])
+
+        if len(self._batches) == 1 or len(windows) == 1:
+            work(self._batches[0])
+        else:
+            with ThreadPoolExecutor(len(self._batches), "windows") as pool:
+                list(pool.map(work, self._batches))
+        return found, ends
+
+
+def _own_copy(batch: CompiledBatch) -> CompiledBatch:
+    """The same, for another thread."""
+    loop = copy_of(batch.loop)
+    return batch._replace(loop=loop._replace(world=loop.world._replace(rules=loop.world.rules.copy())))
+
+
+@njit(nogil=True)
+def play_window(
+    batch: CompiledBatch, workload: int, weights: FloatArray, limit: float, parts: FloatArray, end: FloatArray
+) -> None:
+    """Let a steering vector [1, S] schedule a whole workload in the first cluster, until `limit` s at most.
+
+    Fills parts [PARTS] with the terms of the reward, unless jobs are left, and end [1] with the time [s].
+    """
+    world = batch.loop.world
+    before = world.rules[0].limit
+    world.rules[0].limit = limit
+    total = np.zeros(1, INTERVAL)
+    begin(batch, 0, workload)
+    if not is_over(world, 0):
+        run_until(batch.loop, 0, weights, np.inf, total)
+    cluster = world.clusters[0]
+    if cluster.active == 0 and cluster.arrived == cluster.jobs:
+        weigh(total, batch.reward, parts)
+    end[0] = cluster.time
+    world.rules[0].limit = before

@@ -18,6 +18,7 @@ from rlpto.agents.settings import BEST, LAST
 from rlpto.agents.start_search import CHECKPOINT as EVOLUTION
 from rlpto.agents.training import PERIODIC, Status, TrainingResult, train
 from rlpto.agents.validation import Evaluator
+from rlpto.agents.window_training import train_on_windows
 from rlpto.core.policy import Policy
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import Cell
@@ -101,7 +102,8 @@ def train_folder(run: Path, *, progress: bool, on_progress: Callable[[Status], N
             if on_progress is not None:
                 on_progress(status)
 
-        return train(
+        learn = train_on_windows if config.agent.learns == "windows" else train
+        return learn(
             setup,
             config.agent,
             run,
@@ -230,13 +232,16 @@ def has_begun(run: Path) -> bool:
 
 def summary(run: Path, outcome: TrainingResult) -> str:
     """One line on how a training ended."""
-    text = f"{run}: {outcome.steps} steps"
-    if outcome.best is not None:
+    text = f"{run}: {outcome.steps} {outcome.unit}"
+    if outcome.best is not None and outcome.unit == "windows":
+        text += f", best validation gain over the start {outcome.best:+.2%}"
+    elif outcome.best is not None:
         text += f", best validation reward per job {outcome.best:+.4f}"
+    if outcome.best is not None:
         if outcome.best_steps == 0:
-            text += f" before the first step: {run / BEST} holds the {NOT_TRAINED}"
+            text += f" before the first one: {run / BEST} holds the {NOT_TRAINED}"
         elif outcome.best_steps is not None:
-            text += f" after {outcome.best_steps} steps"
+            text += f" after {outcome.best_steps} {outcome.unit}"
     if (rank := outcome.metrics.get("rank")) is not None:
         baselines = sum(name.startswith("wins/") for name in outcome.metrics)
         text += f", in the end rank {rank:.0f} among {baselines + 1:.0f}"

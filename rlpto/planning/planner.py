@@ -83,8 +83,10 @@ class Planner(BasePolicy[PlannerOptions]):
     ) -> None:
         """queue, simulator, reward: of the experiment; None: the defaults."""
         given = options or PlannerOptions()
-        self._base = IndexWeights().vector() if given.base is None else load_weights(given.base)
-        self._named = [load_weights(path)[None] for path in given.candidates]
+        base = IndexWeights().vector() if given.base is None else load_weights(given.base)
+        named = [load_weights(path) for path in given.candidates]
+        size = max(map(len, [base, *named]))  # numbers of a network are the last, and with zeros it does nothing
+        self._base, *self._named = (np.pad(vector, (0, size - len(vector))) for vector in [base, *named])
         weights = given.weights or reward or RewardWeights()
         known = (queue or QueueSettings(), simulator or SimulatorSettings(), given.interval)
         self._rollout_states = RolloutStates(*known, follow_accuracy=weights.shortfall > 0)
@@ -125,7 +127,7 @@ class Planner(BasePolicy[PlannerOptions]):
         """[C, STEERING_FEATURES] what is tried: the plan that stands comes first, it stays where nothing is better."""
         near = np.repeat(self._plan[None], self.options.perturbations, axis=0)
         near = perturbed(near, self.options.spread, self._rng)
-        return np.concatenate([self._plan[None], self._base[None], *self._named, near])
+        return np.concatenate([[self._plan, self._base, *self._named], near])
 
     def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
         """[C] what each candidate costs; infinity for those that the budget left no time for."""

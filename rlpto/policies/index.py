@@ -31,6 +31,7 @@ from rlpto.core.rewards import HOUR
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
 from rlpto.io.settings import Settings
+from rlpto.policies.bonus_network import add_bonuses
 from rlpto.policies.greedy import GrowthSteps, growing, hull_steps
 from rlpto.policies.index_weights import STEERING_FEATURES, IndexWeights, load_weights
 
@@ -54,6 +55,7 @@ _PACE, _PACE_REMAINING = _AT["pace"], _AT["pace_remaining"]
 _START_REMAINING, _START_LOAD = _AT["start_remaining"], _AT["start_load"]
 _PRICE, _PATIENCE = _AT["price"], _AT["patience"]
 _SLOPE, _SLOPE_START = _AT["slope"], _AT["slope_start"]
+_WEIGHTS = len(STEERING_FEATURES)
 
 
 _NAMES = "unit", "base", "growth", "pace", "start", "class_start", "sticky", "hours", "max_price", "rescale_cost"
@@ -159,6 +161,8 @@ def steer_by(
     lowest = view["min_gpus"].copy()
     inputs = np.empty(len(view), SCORE_INPUTS)
     fill_score_inputs(now, capacity, view, weights, speed, inputs)
+    if weights.shape[1] > _WEIGHTS:
+        add_bonuses(now, capacity, view, speed, weights[0, _WEIGHTS:], inputs)
     return _grow(np.zeros_like(lowest), steps.target, (view, speed, steps, inputs), lowest, capacity, -np.inf)
 
 

@@ -8,14 +8,15 @@ others let a learned policy depend on the state:
     price                        log of the hours a further GPU-hour must save, or the step is left out,
     patience                     rescale delays that growing a running job must save, or it is left out,
 with r = log(hours the job has left on one GPU) and load = log(1 + GPUs all jobs could use / capacity).
-A file may leave out weights; they are then off (`OFF`).
+A file may leave out weights; they are then off (`OFF`). A vector may go on with a network of bonuses for every job
+(`rlpto.policies.bonus_network`), and the file with an entry for it: a *steering vector*.
 """
 
 from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import yaml
@@ -27,6 +28,7 @@ from rlpto.io.files import write_text
 from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
 from rlpto.io.yaml_file import YamlFile, read_yaml
+from rlpto.policies.bonus_network import CLUSTER_FEATURES, HIDDEN, JOB_FEATURES, NETWORK_SIZE
 
 FORMAT = "rlpto index weights 1"
 """First entry of a weights file: its format and version."""
@@ -95,6 +97,8 @@ STEERING_FEATURES: tuple[str, ...] = (
     *SLOPE_FEATURES,
 )
 """Names of the weights in the order of every vector of them."""
+VECTOR_SIZES = len(STEERING_FEATURES), len(STEERING_FEATURES) + NETWORK_SIZE
+"""Numbers of a steering vector, without a network and with one."""
 OFF = {name: NO_PRICE if name == "price" else 0.0 for name in STEERING_FEATURES}
 """Weights that change no score and reject no step."""
 
@@ -108,21 +112,36 @@ def index_weights(weights: FloatArray) -> IndexWeights:
     return IndexWeights(**{name: named[name] for name in INDEX_FEATURES})
 
 
-def save_weights(weights: FloatArray, path: Path) -> None:
-    """Write [STEERING_FEATURES] weights, without those that are off. Raises CheckpointError if the file cannot be
+def steering_meaning(size: int) -> dict[str, Any]:
+    """What the numbers of a steering vector of a size mean, in this version of RLPTO."""
+    network = {"job_features": list(JOB_FEATURES), "cluster_features": list(CLUSTER_FEATURES), "hidden": HIDDEN}
+    return {"steering_features": list(STEERING_FEATURES), "network": network if size == VECTOR_SIZES[1] else None}
+
+
+def save_weights(vector: FloatArray, path: Path) -> None:
+    """Write a steering vector [S], without weights that are off. Raises CheckpointError if the file cannot be
     written."""
-    named = zip(STEERING_FEATURES, map(float, weights), strict=True)
-    entries = {name: value for name, value in named if value != OFF[name]}
-    write_text(path, yaml.safe_dump({"format": FORMAT, "weights": entries}, sort_keys=False), "index weights")
+    named = zip(STEERING_FEATURES, map(float, vector[: len(OFF)]), strict=True)
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "weights": {name: value for name, value in named if value != OFF[name]},
+    }
+    if len(vector) > len(OFF):
+        content["network"] = {**steering_meaning(len(vector))["network"], "numbers": vector[len(OFF) :].tolist()}
+    text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)
+    write_text(path, text, "index weights")
 
 
 def load_weights(path: Path) -> FloatArray:
-    """[STEERING_FEATURES] weights of a file. Raises CheckpointError, naming file, line and key, if it has none."""
+    """The steering vector [S] of a file: weights, and the network if it has one.
+
+    Raises CheckpointError, naming file, line and key, if there is none, or its network is of other features.
+    """
     file = read_yaml(path, "index weights", CheckpointError)
     if file.data.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a file of index weights, expected format: {FORMAT}")
-    if unknown := next((key for key in file.data if key not in ("format", "weights")), None):
-        raise CheckpointError(f"{file.place((unknown,))}: unknown key {unknown}, expected format and weights")
+    if unknown := next((key for key in file.data if key not in ("format", "weights", "network")), None):
+        raise CheckpointError(f"{file.place((unknown,))}: unknown key {unknown}, expected format, weights and network")
     weights = file.data.get("weights")
     if not isinstance(weights, dict):
         raise CheckpointError(f"{file.place(('weights',))}: weights: expected numbers by feature")
@@ -131,7 +150,25 @@ def load_weights(path: Path) -> FloatArray:
             near = difflib.get_close_matches(str(name), STEERING_FEATURES, 1, 0.0)[0]
             place = f"{file.place(('weights', str(name)))}: weights.{name}"
             raise CheckpointError(f"{place}: unknown feature, did you mean {near}?")
-    return np.array([_number(file, name, weights.get(name, off)) for name, off in OFF.items()])
+    found = np.array([_number(file, name, weights.get(name, off)) for name, off in OFF.items()])
+    return found if file.data.get("network") is None else np.concatenate([found, _network(file)])
+
+
+def _network(file: YamlFile) -> FloatArray:
+    """The network of a file [NETWORK_SIZE], checked."""
+    given, place = file.data["network"], file.place(("network",))
+    meaning = steering_meaning(len(OFF) + NETWORK_SIZE)["network"]
+    if not isinstance(given, dict) or {key: given.get(key) for key in meaning} != meaning:
+        raise CheckpointError(
+            f"{place}: network: of other features than this version's, expected it to be trained again"
+        )
+    numbers = np.array(given.get("numbers"), dtype=object).reshape(-1)
+    plain = all(isinstance(value, int | float) and abs(value) <= LARGEST_WEIGHT for value in numbers)
+    if len(numbers) != NETWORK_SIZE or not plain:
+        raise CheckpointError(
+            f"{place}: network.numbers: expected {NETWORK_SIZE} numbers from {-LARGEST_WEIGHT:g} to {LARGEST_WEIGHT:g}"
+        )
+    return numbers.astype(np.float64)
 
 
 def _number(file: YamlFile, name: str, value: object) -> float:

@@ -1,0 +1,276 @@
+"""Training on whole windows: one visible loop of draws and updates, looked at now and then, that can be left anywhere.
+
+What is learnt is a steering vector: the index's constants, and a network of per-job bonuses
+(`rlpto.policies.bonus_network`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.logger import Logger
+
+from rlpto import __version__
+from rlpto.agents.archive import CHECKPOINT, STEERING, STEERING_START, Archive, state_of, write_archive
+from rlpto.agents.checkpoint import Identity, Notes, plain_history, read_checkpoint
+from rlpto.agents.logs import log_figures, log_outcome, log_texts, make_logger, write_history
+from rlpto.agents.settings import BEST, LAST, AgentSettings
+from rlpto.agents.start_search import priced
+from rlpto.agents.training import Status, TrainingResult
+from rlpto.agents.validation import Evaluator, standing, validate_steering
+from rlpto.agents.window_trainers import Learner, make_trainer
+from rlpto.core.rewards import REWARD_PARTS
+from rlpto.envs.actions import ACTION_FEATURES
+from rlpto.envs.episodes import EnvSetup
+from rlpto.envs.whole_windows import WindowPool
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.errors import CheckpointError
+from rlpto.policies.bonus_network import first_network
+from rlpto.policies.index_weights import NO_PRICE, STEERING_FEATURES, save_weights, steering_meaning
+
+WEIGHTS = "agent.yaml"
+"""File of a run with the best steering vector, for `index:weights=` and `planner:base=`."""
+KEPT = ("gain",)
+"""Weights of the index that stay as they start, since only ratios count. A price that is off stays off."""
+SMALLEST = 0.3
+"""A weight smaller than this is drawn as if it were this large."""
+
+
+@dataclass(frozen=True)
+class SteeringSpace:
+    """Steering vectors by what is learnt of them. start: [S] vector at the origin. sigma: [S] one standard deviation of
+    draws; 0: stays as it is."""
+
+    start: FloatArray
+    sigma: FloatArray
+
+    @classmethod
+    def around(cls, start: FloatArray, constants: float, network: float, seed: int) -> SteeringSpace:
+        """The space around start [S], of weights alone or with a network. constants, network: as in `WindowSettings`.
+
+        seed: of the hidden layer of a new network.
+        """
+        count = len(STEERING_FEATURES)
+        if network > 0 and len(start) == count:
+            start = np.concatenate([start, first_network(seed)])
+        sigma = np.zeros(len(start))
+        for at, name in enumerate(STEERING_FEATURES):
+            if name in ACTION_FEATURES and name not in KEPT and start[at] != NO_PRICE:
+                sigma[at] = constants * max(abs(start[at]), SMALLEST)
+        sigma[count:] = network
+        return cls(start, sigma)
+
+    @property
+    def size(self) -> int:
+        """Numbers that are learnt."""
+        return int(np.count_nonzero(self.sigma))
+
+    def vectors(self, points: FloatArray) -> FloatArray:
+        """[n, S] of points [n, size] in standard deviations."""
+        vectors = np.repeat(self.start[None], len(points), axis=0)
+        vectors[:, self.sigma > 0] += points * self.sigma[self.sigma > 0]
+        return vectors
+
+
+def train_on_windows(
+    setup: EnvSetup,
+    settings: AgentSettings,
+    folder: Path,
+    identity: Identity,
+    evaluator: Evaluator | None = None,
+    *,
+    resume: bool = False,
+    texts: Mapping[str, str] | None = None,
+    on_progress: Callable[[Status], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> TrainingResult:
+    """Learn a steering vector on the workloads of `setup`, from its start on.
+
+    Arguments as in `rlpto.agents.training.train`.
+
+    Raises CheckpointError if there is nothing to resume or it belongs to another training.
+    """
+    torch.set_num_threads(1)
+    run = WindowTraining(setup, settings, folder, identity, evaluator, on_progress)
+    if resume:
+        run.restore(read_checkpoint(folder / LAST, identity, run.meaning()), folder / LAST)
+    return run.loop(texts or {}, stop, begun=resume)
+
+
+@dataclass
+class WindowTraining:
+    """One training under way. Counts are of windows played."""
+
+    setup: EnvSetup
+    settings: AgentSettings
+    folder: Path
+    identity: Identity
+    evaluator: Evaluator | None
+    on_progress: Callable[[Status], None] | None
+    notes: Notes = field(default_factory=Notes)
+    played: int = 0
+
+    def __post_init__(self) -> None:
+        chosen, seed = self.settings.whole_windows, self.identity.seed
+        self._rng = np.random.default_rng([seed, 19])
+        start = priced(self.setup.start, self.setup.reward) if chosen.constants else self.setup.start
+        self._space = SteeringSpace.around(start, chosen.constants, chosen.network, seed)
+        rate = chosen.learning_rate or (0.1 if chosen.trainer == "evolution" else 0.02)
+        self._learner, self._trainer = Learner(self._space.size, rate), make_trainer(chosen)
+        self._pool = WindowPool(self.setup, max(chosen.interval, self.setup.interval))
+        self._logger = Logger(str(self.folder), [])
+
+    @cached_property
+    def _validation(self) -> WindowPool:
+        """The windows that choose among checkpoints."""
+        assert self.evaluator is not None
+        return WindowPool(self.evaluator.setup)
+
+    @cached_property
+    def _baselines(self) -> Mapping[str, FloatArray]:
+        return {} if self.evaluator is None else self.evaluator.baselines()
+
+    @property
+    def vector(self) -> FloatArray:
+        """[S] what would be kept now."""
+        vector: FloatArray = self._space.vectors(self._learner.average[None])[0]
+        return vector
+
+    def loop(self, texts: Mapping[str, str], stop: Callable[[], bool] | None, *, begun: bool) -> TrainingResult:
+        """Draw, play and learn until enough windows are played, or until `stop` says so between two updates."""
+        total = self.settings.whole_windows.windows
+        self._logger = make_logger(self.folder, self.played)
+        try:
+            if not begun:
+                log_texts(self._logger, texts)
+                self.look()
+            self.report("training")
+            while self.played < total:
+                if stop is not None and stop():
+                    self.save(LAST)
+                    return self.outcome(finished=False)
+                self.update()
+            if self._last_row().get("steps") != self.played:
+                self.look()
+            log_outcome(self._logger, self.settings, {"seed": self.identity.seed}, self._last_row())
+            self._logger.dump(self.played)
+            self.report("done")
+        finally:
+            self._logger.close()
+        return self.outcome(finished=True)
+
+    def update(self) -> None:
+        """One rollout of draws, and one update; looks at the agent where that is due."""
+        chosen, before = self.settings.whole_windows, self.played
+        pairs = chosen.rollout // 2
+        drawn, windows = self._learner.draw(self._rng, pairs), self.windows(pairs)
+        both = np.concatenate([windows, windows])
+        losses = self._pool.losses(self._space.vectors(drawn), both)
+        figures = self._trainer.learn(self._learner, drawn, losses)
+        self._learner.remember()
+        self.played += chosen.rollout
+        log_figures(self._logger, "train", {"gain": -float(losses.mean()), **figures})
+        log_figures(self._logger, "train", by_load("gain", -losses, self._pool.groups[both], self.setup))
+        log_figures(self._logger, "train", {"distance": float(np.sqrt((self._learner.average**2).mean()))})
+        if before // chosen.evaluate_every < self.played // chosen.evaluate_every:
+            self.look()
+        self._logger.dump(self.played)
+        self.report("training")
+
+    def windows(self, count: int) -> IntArray:
+        """[count] numbers of windows, spread evenly over the loads."""
+        groups, drawn = np.unique(self._pool.groups), np.zeros(count, dtype=np.int64)
+        for at, group in enumerate(groups):
+            members = np.flatnonzero(self._pool.groups == group)
+            mine = drawn[at :: len(groups)]
+            rounds = [self._rng.permutation(members) for _ in range(-(-len(mine) // len(members)))]
+            mine[:] = np.concatenate([*rounds, members[:0]])[: len(mine)]
+        return drawn
+
+    def look(self) -> None:
+        """Look at the agent on the validation windows; keep it if it is the best so far, and all that goes on."""
+        if self.evaluator is not None:
+            self.report("evaluating")
+            pool, vector = self._validation, self.vector
+            gains = -pool.losses(np.repeat(vector[None], len(pool), axis=0), np.arange(len(pool)))
+            found = validate_steering(self.evaluator.setup, vector)
+            parts = dict(zip(REWARD_PARTS, found.parts.mean(axis=0), strict=True))
+            figures = {
+                "gain": float(gains.mean()),
+                "reward": float(found.rewards.mean()),
+                **{f"reward_{name}": float(part) for name, part in parts.items()},
+                **found.metrics,
+                **by_load("gain", gains, pool.groups, self.evaluator.setup),
+                **by_load("reward", found.rewards, pool.groups, self.evaluator.setup),
+                **standing(found.rewards, self._baselines),
+            }
+            log_figures(self._logger, "validation", figures)
+            best = self.notes.best is None or figures["gain"] > self.notes.best
+            history = (*self.notes.history, {"steps": float(self.played), **figures})
+            self.notes = Notes(figures["gain"] if best else self.notes.best, history, "gain")
+            write_history(self.folder, history)
+            if best:
+                self.save(BEST)
+                save_weights(vector, self.folder / WEIGHTS)
+        self.save(LAST)
+
+    def save(self, name: str) -> None:
+        """Write all that the training needs to go on, and the agent as it is now."""
+        arrays = {STEERING: self.vector, STEERING_START: self._space.start}
+        arrays |= {f"learner/{key}": value for key, value in self._learner.arrays().items()}
+        manifest = {
+            "format": CHECKPOINT,
+            "rlpto": __version__,
+            "meaning": self.meaning(),
+            "state": state_of(arrays),
+            "digest": self.identity.digest,
+            "seed": self.identity.seed,
+            "provenance": dict(self.identity.provenance),
+            "steps": self.played,
+            "best": self.notes.best,
+            "history": plain_history(self.notes.history),
+            "random": json.loads(json.dumps(self._rng.bit_generator.state)),
+        }
+        write_archive(self.folder / name, manifest, arrays, "a checkpoint")
+
+    def restore(self, archive: Archive, path: Path) -> None:
+        """Go on where a checkpoint of the same training was written. Raises CheckpointError if it lacks something."""
+        try:
+            self._learner.restore(archive.group("learner"))
+            self._rng.bit_generator.state = archive.manifest["random"]
+            self.played = int(archive.manifest["steps"])
+            self.notes = Notes.of(archive.manifest, "gain")
+        except (KeyError, TypeError, ValueError, CheckpointError) as error:
+            raise CheckpointError(f"{path}: incomplete ({error}), expected a checkpoint of `rlpto train`") from None
+
+    def meaning(self) -> dict[str, Any]:
+        """What the numbers of a steering vector mean, in this version of RLPTO."""
+        return steering_meaning(len(self._space.start))
+
+    def outcome(self, finished: bool) -> TrainingResult:
+        """How the training stands."""
+        notes = self.notes
+        return TrainingResult(self.played, finished, notes.best, notes.best_steps, self._last_row(), "windows")
+
+    def report(self, doing: str) -> None:
+        """Report where the training stands."""
+        if self.on_progress is not None:
+            self.on_progress(Status(doing, self.played, self.settings.whole_windows.windows, self.notes.best))
+
+    def _last_row(self) -> Mapping[str, float]:
+        return self.notes.history[-1] if self.notes.history else {}
+
+
+def by_load(name: str, values: FloatArray, groups: IntArray, setup: EnvSetup) -> dict[str, float]:
+    """Means of values [n] by load, where there are several; groups: [n] as in `rlpto.envs.compiled_batch.Workload`."""
+    labels = {workload.group: workload.name.split("/")[0] for workload in setup.workloads}
+    if len(labels) == 1:
+        return {}
+    return {f"{name}_at_load_{label}": float(values[groups == at].mean()) for at, label in labels.items()}

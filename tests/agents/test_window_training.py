@@ -1,0 +1,206 @@
+"""Training on whole windows: steering vectors with a network of per-job bonuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rlpto.agents.archive import KINDS, NOT_TRAINED, STEERING, TRAINED, read_archive, write_archive
+from rlpto.agents.checkpoint import Identity, export_agent
+from rlpto.agents.policy import Agent, AgentOptions, shown_label
+from rlpto.agents.settings import AgentSettings, WindowSettings
+from rlpto.agents.training import TrainingResult
+from rlpto.agents.window_trainers import Learner, make_trainer
+from rlpto.agents.window_training import WEIGHTS, SteeringSpace, train_on_windows
+from rlpto.core.rewards import REWARD_PARTS
+from rlpto.envs.episodes import EnvSetup
+from rlpto.envs.whole_windows import LARGEST_LOSS, WindowPool
+from rlpto.experiments.training_runs import summary
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import CheckpointError
+from rlpto.policies.bonus_network import NETWORK_SIZE
+from rlpto.policies.index import Index, IndexOptions
+from rlpto.policies.index_weights import NO_PRICE, STEERING_FEATURES, VECTOR_SIZES, IndexWeights, load_weights
+from tests.agents.helpers import IDENTITY, make_evaluator, make_setup, schedule, workload
+from tests.agents.test_training import stop_after
+
+POOR = IndexWeights(remaining=0.5, held=0.0, start=-1.0).vector()
+"""A start that puts short jobs off: nearly anything is better."""
+
+
+def train_small(folder: Path, setup: EnvSetup | None = None, **more: Any) -> TrainingResult:
+    """Six updates of eight windows."""
+    setup = make_setup() if setup is None else setup
+    given = {"windows": 48, "rollout": 8, "evaluate_every": 16, **more.pop("chosen", {})}
+    settings = AgentSettings(learns="windows", whole_windows=WindowSettings.model_validate(given))
+    return train_on_windows(setup, settings, folder, more.pop("identity", IDENTITY), make_evaluator(setup), **more)
+
+
+def random_vector(seed: int) -> FloatArray:
+    """Weights of the index, and a network that gives bonuses."""
+    return np.concatenate([IndexWeights().vector(), np.random.default_rng(seed).normal(size=NETWORK_SIZE)])
+
+
+@pytest.mark.parametrize("trainer", ["evolution", "ppo"])
+def test_a_resumed_training_is_bit_for_bit_one_that_was_never_stopped(tmp_path: Path, trainer: str) -> None:
+    chosen = {"trainer": trainer}
+    whole = train_small(tmp_path / "whole", chosen=chosen)
+    assert whole.finished
+    assert whole.steps == 48
+    stopped = train_small(tmp_path / "parts", chosen=chosen, stop=stop_after(3))
+    assert not stopped.finished
+    assert stopped.steps == 24
+    resumed = train_small(tmp_path / "parts", chosen=chosen, resume=True)
+    assert resumed.metrics == pytest.approx(whole.metrics, abs=0.0, nan_ok=True)
+    for name in ("validation.csv", "last.zip", WEIGHTS):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("trainer", ["evolution", "ppo"])
+def test_a_learner_comes_closer_to_what_loses_least(trainer: str) -> None:
+    goal, rng = np.linspace(-2.0, 2.0, 6), np.random.default_rng(0)
+    settings = WindowSettings(trainer=trainer, rollout=64)
+    learner, method = Learner(6, 0.1), make_trainer(settings)
+    for _ in range(150):
+        drawn = learner.draw(rng, 32)
+        method.learn(learner, drawn, ((drawn - goal) ** 2).sum(axis=1) + rng.normal(size=64))
+        learner.remember()
+    np.testing.assert_allclose(learner.average, goal, atol=0.4)
+
+
+def test_training_mends_a_poor_start(tmp_path: Path) -> None:
+    setup = make_setup(tuple(range(1, 13)))
+    poor = EnvSetup(**{**setup.__dict__, "start": POOR})
+    found = train_small(
+        tmp_path, poor, chosen={"windows": 1024, "rollout": 64, "evaluate_every": 512, "constants": 0.5}
+    )
+    assert found.best is not None
+    assert found.best > 0.05
+    fresh = WindowPool(EnvSetup(**{**poor.__dict__, "workloads": tuple(map(workload, range(20, 30)))}))
+    vector = load_weights(tmp_path / WEIGHTS)
+    assert fresh.losses(np.repeat(vector[None], 10, axis=0), np.arange(10)).mean() < 0
+
+
+def test_before_the_first_update_it_is_the_index(tmp_path: Path) -> None:
+    setup = make_setup()
+    space = SteeringSpace.around(setup.start, 0.1, 0.3, 7)
+    vector = space.vectors(np.zeros((1, space.size)))[0]
+    pool = WindowPool(setup)
+    assert not pool.losses(np.repeat(vector[None], 3, axis=0), np.arange(3)).any()
+    outcome = train_small(tmp_path, chosen={"learning_rate": 1e-15})
+    assert outcome.best_steps == 0
+    assert f"holds the {NOT_TRAINED}" in summary(tmp_path, outcome)
+    assert read_archive(tmp_path / "best.zip", KINDS).state == NOT_TRAINED
+    assert shown_label(f"agent:label=mine,run={tmp_path}") == f"mine ({NOT_TRAINED})"
+
+
+@pytest.mark.parametrize(("chosen", "moves"), [({"network": 0.0}, "weights"), ({"constants": 0.0}, "network")])
+def test_constants_and_network_can_be_learnt_apart(tmp_path: Path, chosen: dict[str, float], moves: str) -> None:
+    train_small(tmp_path, chosen=chosen)
+    vector, start = read_archive(tmp_path / "last.zip", KINDS).arrays[STEERING], IndexWeights().vector()
+    assert np.array_equal(vector[: len(start)], start) == (moves == "network")
+    assert len(vector) == VECTOR_SIZES[moves == "network"]
+
+
+def test_losses_do_not_depend_on_the_number_of_threads_or_the_order() -> None:
+    setup = make_setup(tuple(range(1, 7)))
+    candidates, windows = np.stack([random_vector(seed) for seed in range(12)]), np.arange(12) % 6
+    one, two = (WindowPool(setup, threads=threads).losses(candidates, windows) for threads in (1, 3))
+    assert one.tobytes() == two.tobytes()
+    backwards = WindowPool(setup, threads=1).losses(candidates[::-1], windows[::-1])[::-1]
+    np.testing.assert_array_equal(one, backwards)
+    assert np.ptp(one) > 0
+    assert np.abs(one).max() <= LARGEST_LOSS
+
+
+def test_the_agent_decides_as_in_training_wherever_its_vector_is_used(tmp_path: Path) -> None:
+    setup = make_setup()
+    train_small(tmp_path / "run", setup, chosen={"learning_rate": 2.0, "windows": 64})
+    export_agent(tmp_path / "run" / "last.zip", tmp_path / "agent.zip")
+    archive = read_archive(tmp_path / "agent.zip", KINDS)
+    assert archive.state == TRAINED
+    assert set(archive.arrays) == {STEERING, "steering/start"}
+    agent = Agent(AgentOptions(file=tmp_path / "agent.zip"))
+    jobs = setup.workloads[0].jobs
+    mine, its = schedule(agent, jobs, setup.workloads[0].seed), schedule(Index(steering=archive.arrays[STEERING]), jobs)
+    np.testing.assert_array_equal(mine.jobs.finish_time, its.jobs.finish_time)
+    plain = schedule(Index(), jobs)
+    assert not np.array_equal(mine.jobs.finish_time, plain.jobs.finish_time)
+    pool = WindowPool(setup)
+    lost = pool.losses(archive.arrays[STEERING][None], np.zeros(1, dtype=np.int64))[0]
+    earned, base = mine.decisions.reward.sum(), plain.decisions.reward
+    time = -base[:, REWARD_PARTS.index("time")].sum()
+    assert (base.sum() - earned) / time == pytest.approx(lost, rel=1e-9)
+
+
+def test_a_best_vector_is_a_file_of_weights_for_the_index(tmp_path: Path) -> None:
+    train_small(tmp_path, chosen={"learning_rate": 0.5})
+    best = read_archive(tmp_path / "best.zip", KINDS).arrays[STEERING]
+    np.testing.assert_array_equal(load_weights(tmp_path / WEIGHTS), best)
+    Index(IndexOptions(weights=tmp_path / WEIGHTS))
+
+
+def test_what_is_off_and_gain_stay_as_they_start() -> None:
+    space = SteeringSpace.around(IndexWeights().vector(), 0.1, 0.0, 0)
+    fixed = {name for name, sigma in zip(STEERING_FEATURES, space.sigma, strict=True) if sigma == 0}
+    assert fixed == {"gain", "price", "slope", "slope_start"}
+    assert space.start[STEERING_FEATURES.index("price")] == NO_PRICE
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("network: {hidden: 8}", "agent.yaml:3: network: of other features"),
+        ("network: 5", "of other features"),
+    ],
+)
+def test_a_network_of_other_features_is_refused(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / "agent.yaml").write_text(f"format: rlpto index weights 1\nweights: {{gain: 1.0}}\n{content}\n")
+    with pytest.raises(CheckpointError, match=reason):
+        load_weights(tmp_path / "agent.yaml")
+
+
+@pytest.mark.parametrize("numbers", ["[]", "[1.0]", "null", "[.nan]"])
+def test_a_network_that_lacks_numbers_is_refused(tmp_path: Path, numbers: str) -> None:
+    train_small(tmp_path)
+    text = (tmp_path / WEIGHTS).read_text()
+    (tmp_path / "bad.yaml").write_text(text[: text.index("numbers:")] + f"numbers: {numbers}\n")
+    with pytest.raises(CheckpointError, match=f"network.numbers: expected {NETWORK_SIZE} numbers"):
+        load_weights(tmp_path / "bad.yaml")
+
+
+def test_a_file_of_another_version_or_training_is_refused(tmp_path: Path) -> None:
+    train_small(tmp_path, stop=stop_after(2))
+    with pytest.raises(CheckpointError, match="other settings"):
+        train_small(tmp_path, identity=Identity("other", 5, {}), resume=True)
+    archive = read_archive(tmp_path / "last.zip", KINDS)
+    meaning = {**archive.manifest["meaning"], "steering_features": ["gain"]}
+    write_archive(tmp_path / "old.zip", {**archive.manifest, "meaning": meaning}, archive.arrays, "a test")
+    with pytest.raises(CheckpointError, match=r"old.zip: made by RLPTO .*steering_features: without"):
+        Agent(AgentOptions(file=tmp_path / "old.zip"))
+
+
+def test_tensorboard_shows_gains_and_parts_of_the_reward(tmp_path: Path) -> None:
+    train_small(tmp_path)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert {"train/gain", "validation/gain", "validation/reward_time", "wins/fifo"} <= set(events.Tags()["scalars"])
+    assert [event.step for event in events.Scalars("train/gain")] == [8, 16, 24, 32, 40, 48]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"rollout": 7}, "draws come in pairs: expected an even number"),
+        ({"constants": 0, "network": 0}, "nothing is learnt"),
+        ({"trainer": "cma"}, "evolution"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        WindowSettings.model_validate(given)
