@@ -189,6 +189,8 @@ class WindowTraining:
         groups, drawn = np.unique(self._pool.groups), np.zeros(count, dtype=np.int64)
         for at, group in enumerate(groups):
             members = np.flatnonzero(self._pool.groups == group)
+            small = members[self._pool.jobs[members] <= self.settings.whole_windows.most_jobs]
+            members = small if len(small) else members
             mine = drawn[at :: len(groups)]
             rounds = [self._rng.permutation(members) for _ in range(-(-len(mine) // len(members)))]
             mine[:] = np.concatenate([*rounds, members[:0]])[: len(mine)]

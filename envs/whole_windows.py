@@ -151,6 +151,8 @@ class WindowPool:
     def __init__(self, setup: EnvSetup, interval: float | None = None, threads: int = 0) -> None:
         self.groups: IntArray = np.array([workload.group for workload in setup.workloads])
         batch = setup.compiled()
+        self.jobs: IntArray = batch.counts
+        self.names = tuple(workload.name for workload in setup.workloads)
         if interval is not None:
             batch.world.rules["interval"] = interval
         self._batches = [_own_copy(batch) for _ in range(threads or cores())]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,11 +30,19 @@ from rlpto.workloads.windows import Window, select, split_windows
 HOUR, DAY = 3600.0, 86_400.0
 
 
-class WindowTrace(NamedTuple):
-    """A window and the jobs recorded in it, times counted from its start."""
+@dataclass(frozen=True)
+class WindowTrace:
+    """A window and the jobs recorded in it, times counted from its start; `make` is called when they are first asked
+    for. drawn: from a file, so that there are jobs in any case."""
 
     window: Window
-    trace: Trace
+    make: Callable[[], Trace]
+    drawn: bool = False
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The jobs."""
+        return self.make()
 
 
 REPEATED = 1.5
@@ -96,16 +105,16 @@ class WindowTraces:
             found = self._file_windows()
         elif source == "jobs":
             trace = listed_trace(self._listed())
-            found = [WindowTrace(Window(LISTED_WINDOW, "test", 0.0, float(trace.submit_time[-1])), trace)]
+            found = [WindowTrace(Window(LISTED_WINDOW, "test", 0.0, float(trace.submit_time[-1])), lambda: trace)]
         else:
             trace, span, _ = self._scaled
             settings = self._config.workload.windows.model_copy(update={"limit": None})
             found = [
-                WindowTrace(window, trace.slice(window.start, window.end))
+                WindowTrace(window, partial(trace.slice, window.start, window.end))
                 for windows in split_windows(span, settings).values()
                 for window in windows
             ]
-        windows = {cut.window.name: cut for cut in found if len(cut.trace)}
+        windows = {cut.window.name: cut for cut in found if cut.drawn or len(cut.trace)}
         if not windows:
             raise TraceError(f"{self.description}: no jobs in any window")
         return windows
@@ -145,7 +154,7 @@ class WindowTraces:
             else:
                 trace = self.by_file[path]
                 end = float(trace.submit_time[-1]) if len(trace) else 0.0
-                found.append(WindowTrace(Window(stem(path), split, 0.0, end), trace))
+                found.append(WindowTrace(Window(stem(path), split, 0.0, end), partial(self.by_file.__getitem__, path)))
         return found
 
     def _drawn(self, path: Path, split: str, number: int) -> WindowTrace:
@@ -155,7 +164,8 @@ class WindowTraces:
         target = None if workload.load is None else workload.load * self._shape.capacity * span
         name = f"{stem(path)}-{number:02d}"
         seed = (self._config.seed, zlib.crc32(name.encode()))
-        return WindowTrace(Window(name, split, 0.0, span), draw_trace(trace, self._work(trace), target, span, seed))
+        window = Window(name, split, 0.0, span)
+        return WindowTrace(window, lambda: draw_trace(trace, self._work(trace), target, span, seed), drawn=True)
 
     @property
     def repetition(self) -> Repetition | None:

@@ -1,0 +1,122 @@
+"""Agents that learn from whole windows, against the tuned index that they start from; see docs/agent.md.
+
+Every figure is of test windows that nothing was trained or tuned on, played whole by compiled code. Time alone is
+rewarded, and classes weigh, except where total reward is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import _common
+import numpy as np
+from _cells import shown, trained
+from _plan import TIME_ONLY, Part, Plan, Workload
+
+from rlpto.agents.archive import KINDS, STEERING, read_archive
+from rlpto.agents.policy import run_file
+from rlpto.envs.whole_windows import WindowPool
+from rlpto.evaluation.statistics import Interval, bootstrap_interval
+from rlpto.experiments.environments import training_setup
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.arrays import FloatArray
+
+WINDOWS: dict[Workload, int] = {"synthetic": 100_000, "philly": 100_000, "pollux": 200_000}
+"""That a training plays: those of Pollux take a fifth of the others' time."""
+DRAWS = {"train": 100, "test": 60}
+"""Of each file of Pollux's workloads."""
+SEEDS = {"train": 3, "test": 4}
+"""Repetitions of each window of the others, with other models and work of the jobs."""
+WAYS = {
+    "constants alone, by evolution": ("agent.whole_windows.network=0",),
+    "network alone, by evolution": ("agent.whole_windows.constants=0",),
+    "both, by evolution": (),
+    "both, by PPO": ("agent.whole_windows.trainer=ppo",),
+}
+EVERY = (
+    *("agent.learns=windows", "agent.baselines=[]", "agent.validation_windows=60", "queue.classes=weighted"),
+    "agent.whole_windows.evaluate_every=25000",
+)
+
+
+def jct(plan: Plan) -> Part:
+    """Mean JCT of the agent relative to the tuned index, at every load."""
+    return compared(plan, "JCT", TIME_ONLY, "{configs}/tuned/{workload}-jct-weighted.yaml")
+
+
+def reward(plan: Plan) -> Part:
+    """Total reward of the agent against the tuned index, at every load: what it gains, relative to the cost of time."""
+    return compared(plan, "reward", (), "{configs}/tuned/{workload}.yaml")
+
+
+def compared(plan: Plan, what: str, rewarded: Sequence[str], start: str) -> Part:
+    """One agent for each workload at all loads, by the loss that it was trained for."""
+    part, estimates = Part(), []
+    for workload in plan.workloads:
+        vectors = [vector_of(plan, workload, what, (*rewarded, f"env.start={start}"), 0)]
+        for load in plan.loads:
+            losses = losses_at(plan, workload, load, (*rewarded, *started(start, workload)), vectors)
+            interval = relative(losses)
+            estimates.append(interval)
+            row = {"workload": workload, "load": load, "windows": interval.samples}
+            part.rows.append({**row, "agent / tuned index": shown(interval, ".3f")})
+    mean = float(np.exp(np.mean(np.log([interval.estimate for interval in estimates]))))
+    below = sum(interval.high < 1 for interval in estimates)
+    part.figures = {f"{what}: geometric mean of {len(estimates)} cells": mean, f"{what}: cells below 1": float(below)}
+    return part
+
+
+def ways(plan: Plan) -> Part:
+    """What is learnt, and how, at equal numbers of windows: Pollux's workloads at all loads."""
+    part, workload = Part(), plan.workloads[-1]
+    start = "{configs}/tuned/{workload}-jct-weighted.yaml"
+    for name, overrides in WAYS.items():
+        settings = (*TIME_ONLY, f"env.start={start}", *overrides)
+        variant = name if overrides else "JCT"  # the agent of the first table
+        vectors = [vector_of(plan, workload, variant, settings, seed) for seed in range(plan.seeds)]
+        here = (*TIME_ONLY, *started(start, workload))
+        each = [losses_at(plan, workload, load, here, vectors) for load in plan.loads]
+        pooled = relative(np.concatenate(each))
+        means = [f"{relative(one).estimate:.3f}" for one in each]
+        by_load = {f"load {load:g}": mean for load, mean in zip(plan.loads, means, strict=True)}
+        by_seed = [float(np.exp(np.log1p(np.concatenate(each)[:, seed]).mean())) for seed in range(plan.seeds)]
+        row = {"learnt": name, **by_load, "all loads": shown(pooled, ".3f")}
+        part.rows.append({**row, "seeds": ", ".join(f"{mean:.3f}" for mean in by_seed)})
+        part.figures[f"{name}, upper end"] = pooled.high
+    return part
+
+
+def vector_of(plan: Plan, workload: Workload, variant: str, overrides: Sequence[str], seed: int) -> FloatArray:
+    """[S] the best steering vector of a training, which is run if that is not done yet."""
+    label = variant.replace(" ", "-").replace(",", "")
+    more = f"workload.draws={DRAWS['train']}" if workload == "pollux" else f"agent.window_seeds={SEEDS['train']}"
+    windows = f"agent.whole_windows.windows={WINDOWS[workload]}"
+    given = (*EVERY, more, windows, *(one.format(configs=_common.CONFIGS, workload=workload) for one in overrides))
+    run = trained(plan, workload, f"windows-{label}", given, seed)
+    return read_archive(run_file(Path(run)), KINDS).arrays[STEERING]
+
+
+def started(start: str, workload: Workload) -> tuple[str, ...]:
+    """The override that names the tuned index."""
+    return (f"env.start={start.format(configs=_common.CONFIGS, workload=workload)}",)
+
+
+def losses_at(
+    plan: Plan, workload: Workload, load: float, overrides: Sequence[str], vectors: Sequence[FloatArray]
+) -> FloatArray:
+    """[windows, vectors] losses against the tuned index at a load; repetitions of a window count as one."""
+    more = (f"workload.draws={DRAWS['test']}",) if workload == "pollux" else ()
+    experiment = Experiment(plan.config(workload, load, "queue.classes=weighted", *more, *overrides, windows=10**6))
+    seeds = range(1 if workload == "pollux" else SEEDS["test"])
+    pool = WindowPool(training_setup(experiment, plan.split, [experiment.config.seed + seed for seed in seeds]))
+    every = np.arange(len(pool))
+    lost = [pool.losses(np.repeat(vector[None], len(every), axis=0), every) for vector in vectors]
+    names = np.array([name.rpartition("/")[0] for name in pool.names])
+    return np.stack([[mine[names == name].mean() for name in dict.fromkeys(names)] for mine in lost], axis=1)
+
+
+def relative(losses: FloatArray) -> Interval:
+    """Geometric mean over windows [W, vectors] of 1 + loss, windows resampled."""
+    logs = np.log1p(losses).mean(axis=1)
+    return bootstrap_interval(logs, statistic=lambda units, counts: np.exp(counts @ units / counts.sum(1)))
