@@ -18,7 +18,7 @@ from rlpto.agents.settings import BEST, LAST
 from rlpto.agents.start_search import CHECKPOINT as EVOLUTION
 from rlpto.agents.training import PERIODIC, Status, TrainingResult, train
 from rlpto.agents.validation import Evaluator
-from rlpto.agents.window_training import train_on_windows
+from rlpto.agents.window_training import WEIGHTS, train_on_windows
 from rlpto.core.policy import Policy
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import Cell
@@ -259,7 +259,7 @@ def how_to_go_on(folder: Path, steps: int | None = None) -> str:
 def _remove_training(folder: Path) -> None:
     """Remove what a training has written, and its seeds'."""
     for run in members(folder):
-        for name in (BEST, LAST, HISTORY, EVOLUTION):
+        for name in (BEST, LAST, HISTORY, EVOLUTION, WEIGHTS):
             (run / name).unlink(missing_ok=True)
         for name in (EVENTS, PERIODIC, BASELINES):
             shutil.rmtree(run / name, ignore_errors=True)

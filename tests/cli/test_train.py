@@ -81,6 +81,22 @@ def test_from_training_to_an_exported_agent_that_is_evaluated(rlpto, project: Pa
     assert exported.to_dict() == agent.to_dict()
 
 
+def test_an_agent_that_learns_from_windows_is_evaluated_and_planned_with(rlpto, project: Path) -> None:
+    windows = ("--set", "agent.learns=windows", "--set", "agent.whole_windows={windows: 64, rollout: 16}")
+    answer = rlpto("train", "exp.yaml", *windows)
+    assert answer.code == 0, answer.err
+    assert "64 windows, best validation gain over the start" in answer.out
+    rlpto("train", "exp.yaml", *windows).assert_refused("holds a training")
+    assert rlpto("train", "--resume", "runs/small").code == 0
+    policies = "index:weights=runs/small/agent.yaml,planner:base=runs/small/agent.yaml,perturbations=2"
+    answer = rlpto("evaluate", "--run", "runs/small", "--policies", policies, "--no-report")
+    assert answer.code == 0, answer.err
+    rewards = read_cells(project / "runs/small/evaluation/cells.csv").pivot(index="window", columns="policy")["reward"]
+    assert len(rewards.columns) == 4  # the bound is one
+    np.testing.assert_array_equal(rewards["agent"], rewards["index:weights=runs/small/agent.yaml"])
+    assert rlpto("train", "exp.yaml", *windows, "--fresh", "-q").code == 0
+
+
 def test_an_agent_is_evaluated_on_any_other_trace(rlpto, project: Path) -> None:
     rlpto("train", "exp.yaml", "-q", *FAST)
     other = {"submit_time": 60.0 * np.arange(90), "duration": 300.0 + 10 * np.arange(90), "gpus": 1 + np.arange(90) % 4}

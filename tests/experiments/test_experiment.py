@@ -186,7 +186,8 @@ def test_files_give_windows_for_every_split_at_the_wanted_load(tmp_path: Path) -
     assert experiment.windows("train") == ["w-1-00", "w-1-01", "w-1-02", "w-2-00", "w-2-01", "w-2-02"]
     assert experiment.windows("validation") == ["w-1-03", "w-1-04", "w-1-05"]  # the same file, other draws
     assert experiment.windows("test") == ["w-3-00", "w-3-01", "w-3-02"]
-    for window, trace in experiment.traces.by_name.values():
+    for cut in experiment.traces.by_name.values():
+        window, trace = cut.window, cut.trace
         work = requested_work(trace, experiment.tables(), experiment.config.workload.mapping, 4)
         assert work.sum() / (16 * 7200) == pytest.approx(0.4, rel=0.2)
         assert window.end - window.start == 7200
