@@ -1,4 +1,4 @@
-"""What knowledge of remaining work is worth, on 20 workloads that nothing was tuned on.
+"""What knowledge of remaining work is worth, and planning with it, on 20 workloads that nothing was tuned on.
 
 160 jobs in 8 hours each, as Pollux's authors drew theirs: a job of the Philly trace gives the submit time and, by its
 GPU time, the model.
@@ -13,17 +13,25 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from _cells import finished, shown
-from _plan import Part, Plan
-from _study_planner import TUNED
+from _plan import TIME_ONLY, Part, Plan
+from _study_planner import PLANNER, SHARED, TUNED
 from _study_pollux import config_of
 
-from rlpto.evaluation.statistics import bootstrap_interval
+from rlpto.evaluation.statistics import Interval, bootstrap_interval
 
 WORKLOADS, JOBS, FIRST_HOUR, HOURS = 20, 160, 2, 8
 FIRST_SEED = 201
 GPU_HOURS = {1.0: ("cifar10", "ncf"), 10.0: ("deepspeech2", "bert"), 100.0: ("yolov3",), 1000.0: ("imagenet",)}
 """Models of jobs below so much GPU time; longer ones and those below a minute are left out."""
 WORK = ("unknown", "curve", "declared")
+PLANNED: dict[str, tuple[str, ...]] = {
+    "shared fits, declared": SHARED,
+    "shared fits, learnt or by the curve": (*SHARED, "knowledge.remaining=learnt_or_curve"),
+    "true speeds, declared": (),
+    "true speeds, learnt or by the curve": ("knowledge.remaining=learnt_or_curve",),
+    "true speeds, learnt": ("knowledge.remaining=learnt",),
+}
+"""What is known where the planner is compared; where work is unknown or by the curve it decides as its base."""
 
 
 def remaining(plan: Plan) -> Part:
@@ -32,10 +40,9 @@ def remaining(plan: Plan) -> Part:
     folder = plan.folder / "generated"
     write_workloads(plan.data, folder)
     found = Part()
-    seconds = {work: mean_jct(plan, folder, f"knowledge.remaining={work}") for work in WORK}
+    seconds = {work: mean_jct(plan, folder, TUNED, f"knowledge.remaining={work}") for work in WORK}
     for work, jct in seconds.items():
-        log_ratio = np.log(jct / seconds["unknown"])
-        interval = bootstrap_interval(log_ratio, statistic=lambda units, counts: np.exp(counts @ units / counts.sum(1)))
+        interval = mean_ratio(jct, seconds["unknown"])
         if work == "curve":
             found.figures["curve against unknown, upper end"] = interval.high
         row = {"remaining work": work, "mean JCT [min]": f"{jct.mean() / 60:.1f}"}
@@ -43,10 +50,36 @@ def remaining(plan: Plan) -> Part:
     return found
 
 
-def mean_jct(plan: Plan, folder: Path, setting: str) -> np.ndarray:
+def planner(plan: Plan) -> Part:
+    """Mean JCT of the planner by its base's, the tuned index; paired."""
+    assert plan.data is not None
+    folder = plan.folder / "generated"
+    write_workloads(plan.data, folder)
+    found = Part()
+    for known, settings in PLANNED.items():
+        index, planned = (mean_jct(plan, folder, spec, *TIME_ONLY, *settings) for spec in (TUNED, PLANNER))
+        interval = mean_ratio(planned, index)
+        found.figures[f"planner against its base, {known}"] = interval.estimate
+        row = {
+            "known": known,
+            "tuned index [min]": f"{index.mean() / 60:.1f}",
+            "planner [min]": f"{planned.mean() / 60:.1f}",
+        }
+        found.rows.append({**row, "geometric mean of the ratio": shown(interval, ".3f")})
+    return found
+
+
+def mean_ratio(jct: np.ndarray, base: np.ndarray) -> Interval:
+    """Geometric mean over workloads [workloads] of jct / base, with its interval."""
+    return bootstrap_interval(
+        np.log(jct / base), statistic=lambda units, counts: np.exp(counts @ units / counts.sum(1))
+    )
+
+
+def mean_jct(plan: Plan, folder: Path, spec: str, *settings: str) -> np.ndarray:
     """[workloads] seconds."""
     path = f"workload.path={json.dumps(str(folder / '*.csv'))}"
-    done = finished(plan, config_of(plan, setting, path), [TUNED], "generated")
+    done = finished(plan, config_of(plan, *settings, path), [spec], "generated")
     return np.array([one.metrics["jct_mean"] for one in done])
 
 

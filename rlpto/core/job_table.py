@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -46,13 +47,23 @@ class BelievedSpeeds:
     noise: EstimateNoise | None
 
 
+class RemainingBeliefs(Protocol):
+    """What is believed of the work that is left, where it is not the truth."""
+
+    def __call__(self, index: IntArray) -> FloatArray:
+        """[n] epochs that jobs number `index` [n] are believed to have left."""
+
+    def known(self, index: IntArray) -> BoolArray:
+        """[n] True where that is more than a guess."""
+
+
 class JobTable:
     """n active jobs of a store as columns, gathered when first asked for.
 
     Every column of `VIEW` is an attribute, [n]; further ones are properties below.
     store, tables: where they are gathered from. index: [n] positions of the jobs in the store. effective_priority: [n]
-    priority class after aging. noise: errors of what is believed, or None. left: epochs [n] that are believed
-    jobs number [n] have left; None: the truth. class_weights: [3] by which classes weigh, high to low; or STRICT.
+    priority class after aging. noise: errors of what is believed, or None. left: epochs that jobs are believed to have
+    left; None: the truth. class_weights: [3] by which classes weigh, high to low; or STRICT.
     """
 
     def __init__(
@@ -63,7 +74,7 @@ class JobTable:
         effective_priority: IntArray,
         gpus_per_node: int,
         noise: EstimateNoise | None = None,
-        left: Callable[[IntArray], FloatArray] | None = None,
+        left: RemainingBeliefs | None = None,
         class_weights: FloatArray = STRICT,
     ) -> None:
         self.store = store
@@ -132,6 +143,11 @@ class JobTable:
     def keepable(self) -> IntArray:
         """[n] GPUs a job may keep: what it holds, or its limit where that has been lowered since."""
         return np.minimum(self.gpus, self.max_gpus)
+
+    @property
+    def remaining_known(self) -> BoolArray:
+        """[n] True for jobs whose `remaining` is declared or learnt from others; of the rest it is a guess."""
+        return np.ones(len(self.index), dtype=bool) if self._left is None else self._left.known(self.index)
 
     @property
     def metric(self) -> IntArray:

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from rlpto.core.job_store import JobStore
-from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.knowledge.curves import parts_done, recent_gain
 from rlpto.performance.tables import SpeedTables
 
@@ -44,7 +44,12 @@ class RemainingWork:
             return self._store.epochs[index] - progress
         times = self._by_curve(index) if self._how in ("curve", "learnt_or_curve") else self._tail
         left = np.maximum(times * progress, LEAST_EPOCHS)
-        return self._learnt(index, left) if self._how in ("learnt", "learnt_or_curve") else left
+        learnt = self._learnt(index)
+        return np.where(np.isnan(learnt), left, learnt)
+
+    def known(self, index: IntArray) -> BoolArray:
+        """[n] True where what jobs number `index` [n] have left is declared or learnt: the rest is a guess."""
+        return np.full(len(index), self._how == "declared") | ~np.isnan(self._learnt(index))
 
     def _by_curve(self, index: IntArray) -> FloatArray:
         """[n] epochs left, in multiples of those done, by the accuracy of jobs so far."""
@@ -57,9 +62,11 @@ class RemainingWork:
             done[rows] = parts_done(str(model), gains[rows], 1 / (1 + self._tail))
         return (1 - done) / done
 
-    def _learnt(self, index: IntArray, otherwise: FloatArray) -> FloatArray:
-        """[n] epochs left as finished jobs of the same type suggest; `otherwise` [n] where there are none."""
-        store, left = self._store, otherwise.copy()
+    def _learnt(self, index: IntArray) -> FloatArray:
+        """[n] epochs left as finished jobs of the same type suggest; NaN where there are none, or nothing is learnt."""
+        store, left = self._store, np.full(len(index), np.nan)
+        if self._how not in ("learnt", "learnt_or_curve"):
+            return left
         finished, types = np.isfinite(store.finish_time), self._own[store.type_index]
         lengths, kinds = store.progress[finished], types[finished]
         for at, job in enumerate(index.tolist()):

@@ -57,6 +57,9 @@ class PlannerOptions(Settings):
     what is left is estimated."""
     jobs: int = Field(1_000, ge=1)
     """With more active jobs no plan is made: the base decides."""
+    known: float = Field(0.5, ge=0, le=1)
+    """Least share of the active jobs whose remaining work is declared or learnt from others; with less no plan is made,
+    since rollouts would end when a guess says so. In rollouts the other jobs are as long as is guessed. 0: always."""
     budget_ms: float | None = Field(None, gt=0)
     """Milliseconds after which no further candidate is tried; null: all are, and the same seed gives the same plans."""
     threads: int = Field(0, ge=0)
@@ -106,7 +109,7 @@ class Planner(BasePolicy[PlannerOptions]):
         seen = (state.capacity, *sorted(state.jobs.index.tolist()))
         if seen != self._seen or state.time >= self._due:
             self._seen, self._due = seen, state.time + self.options.every
-            self._plan = self._base if len(state.jobs) > self.options.jobs or not state.capacity else self._best(state)
+            self._plan = self._best(state) if self._worth_planning(state) else self._base
         jobs = state.jobs
         return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, self._plan[None]))
 
@@ -114,10 +117,14 @@ class Planner(BasePolicy[PlannerOptions]):
         """The index with the weights of the present plan."""
         return Index(steering=self._plan)
 
+    def _worth_planning(self, state: ClusterState) -> bool:
+        """Whether there is something to choose, and rollouts would not end mostly when guesses say so."""
+        if not state.capacity or not 1 < len(state.jobs) <= self.options.jobs:
+            return False
+        return float(state.jobs.remaining_known.mean()) >= self.options.known
+
     def _best(self, state: ClusterState) -> FloatArray:
         """[STEERING_FEATURES] weights that come out cheapest from a state on."""
-        if len(state.jobs) == 1:
-            return self._base
         candidates = self._candidates()
         cost = self._costs(*self._rollout_states.build(state), candidates)
         best: FloatArray = candidates[int(np.where(np.isnan(cost), np.inf, cost).argmin())]
