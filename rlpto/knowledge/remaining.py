@@ -24,9 +24,9 @@ class RemainingWork:
 
     declared: the truth. unknown: `tail` times what they have done, which is what a heavy tail suggests. curve: by how
     much their accuracy has flattened, see `rlpto.knowledge.curves`; where that says nothing it is the rule of unknown.
-    learnt: up to the mean length of finished jobs of the same type that were longer than what the job has done; of a
-    job that stopped early, what it trained until then. What is not learnt is as if unknown, with learnt_or_curve by the
-    curve.
+    learnt: up to the mean length of finished jobs of the same type and user that were longer than what the job has
+    done, else of all users' jobs of the type; of a job that stopped early, what it trained until then. Users that are
+    not known count as one. What is not learnt is as if unknown, with learnt_or_curve by the curve.
     tables: of the jobs' models; batch sizes, servers and kinds of GPU that were chosen make no other type of a job.
     """
 
@@ -34,6 +34,10 @@ class RemainingWork:
         self, how: RemainingKnowledge, tail: float, store: JobStore, tables: SpeedTables, accuracy_at: AccuracyAt
     ) -> None:
         self._how, self._tail, self._store, self._accuracy_at = how, tail, store, accuracy_at
+        self.take_tables(tables)
+
+    def take_tables(self, tables: SpeedTables) -> None:
+        """From now on these are the tables of the jobs' models."""
         self._own = tables.own
         self._models = np.array([kind.model for kind in tables.types])
 
@@ -58,13 +62,15 @@ class RemainingWork:
         return (1 - done) / done
 
     def _learnt(self, index: IntArray, otherwise: FloatArray) -> FloatArray:
-        """[n] epochs left as finished jobs of the same type suggest; `otherwise` [n] where there are none."""
+        """[n] epochs left as finished jobs suggest; `otherwise` [n] where there are none."""
         store, left = self._store, otherwise.copy()
         finished, types = np.isfinite(store.finish_time), self._own[store.type_index]
-        lengths, kinds = store.progress[finished], types[finished]
+        lengths, kinds, users = store.progress[finished], types[finished], store.user[finished]
         for at, job in enumerate(index.tolist()):
             done = store.progress[job]
-            longer = lengths[(kinds == types[job]) & (lengths > done)]
+            alike = (kinds == types[job]) & (lengths > done)
+            by_user = alike & (users == store.user[job])
+            longer = lengths[by_user if by_user.any() else alike]
             if len(longer):
                 left[at] = longer.mean() - done
         return left
