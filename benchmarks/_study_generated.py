@@ -1,4 +1,4 @@
-"""What knowledge of remaining work is worth, and planning with it, on 20 workloads that nothing was tuned on.
+"""What beliefs are worth to the tuned index, on 20 workloads that nothing was tuned on; about 50 CPU-minutes.
 
 160 jobs in 8 hours each, as Pollux's authors drew theirs: a job of the Philly trace gives the submit time and, by its
 GPU time, the model.
@@ -7,7 +7,8 @@ GPU time, the model.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,34 @@ import pandas as pd
 from _cells import finished, shown
 from _plan import TIME_ONLY, Part, Plan
 from _study_planner import PLANNER, SHARED, TUNED
-from _study_pollux import config_of
+from _study_pollux import ONLINE, config_of
+from _systems import play
 
+from rlpto.core.jobs import Job
+from rlpto.core.stopping import StopRule
 from rlpto.evaluation.statistics import Interval, bootstrap_interval
+from rlpto.experiments.config import Config
+from rlpto.experiments.experiment import Experiment, prepare
+from rlpto.io.arrays import FloatArray
+from rlpto.knowledge.known import Knowledge
+from rlpto.knowledge.remaining import RemainingKnowledge
 
 WORKLOADS, JOBS, FIRST_HOUR, HOURS = 20, 160, 2, 8
 FIRST_SEED = 201
 GPU_HOURS = {1.0: ("cifar10", "ncf"), 10.0: ("deepspeech2", "bert"), 100.0: ("yolov3",), 1000.0: ("imagenet",)}
 """Models of jobs below so much GPU time; longer ones and those below a minute are left out."""
 WORK = ("unknown", "curve", "declared")
+LEARNT: tuple[RemainingKnowledge, ...] = ("unknown", "curve", "learnt", "learnt_or_curve")
+FITS = {"jobs choose their batches": ONLINE, "batches are fixed": (*ONLINE, "workload.mapping.adaptive_batch=false")}
+SHARED_FITS = "knowledge.fits=shared"
+REMAINING, ATTAINED = "pollux:favour=remaining", "pollux:favour=attained"
+"""Forms of Pollux: the second does not look at the work that is left."""
+KNOWN = {
+    "own fits, by the curve": ("knowledge.remaining=curve",),
+    "shared fits, learnt or by the curve": (SHARED_FITS, "knowledge.remaining=learnt_or_curve"),
+    "own fits, declared epochs": (),
+    "shared fits, declared epochs": (SHARED_FITS,),
+}
 PLANNED: dict[str, tuple[str, ...]] = {
     "shared fits, declared": SHARED,
     "shared fits, learnt or by the curve": (*SHARED, "knowledge.remaining=learnt_or_curve"),
@@ -32,55 +52,125 @@ PLANNED: dict[str, tuple[str, ...]] = {
     "true speeds, learnt": ("knowledge.remaining=learnt",),
 }
 """What is known where the planner is compared; where work is unknown or by the curve it decides as its base."""
+TARGETS = (0.8, 1.0)
+"""Shares of the accuracy that a model gains, between which users' targets lie."""
 
 
 def remaining(plan: Plan) -> Part:
     """Mean JCT of the tuned index, with true speeds, by what it knows of remaining work; paired."""
-    assert plan.data is not None
-    folder = plan.folder / "generated"
-    write_workloads(plan.data, folder)
     found = Part()
-    seconds = {work: mean_jct(plan, folder, TUNED, f"knowledge.remaining={work}") for work in WORK}
+    seconds = {work: mean_jct(plan, TUNED, f"knowledge.remaining={work}") for work in WORK}
     for work, jct in seconds.items():
-        interval = mean_ratio(jct, seconds["unknown"])
+        ratio = ratio_of(jct, seconds["unknown"])
         if work == "curve":
-            found.figures["curve against unknown, upper end"] = interval.high
+            found.figures["curve against unknown, upper end"] = ratio.high
         row = {"remaining work": work, "mean JCT [min]": f"{jct.mean() / 60:.1f}"}
-        found.rows.append({**row, "geometric mean of the ratio": "1" if work == "unknown" else shown(interval, ".3f")})
+        found.rows.append({**row, "geometric mean of the ratio": "1" if work == "unknown" else shown(ratio, ".3f")})
     return found
 
 
 def planner(plan: Plan) -> Part:
     """Mean JCT of the planner by its base's, the tuned index; paired."""
-    assert plan.data is not None
-    folder = plan.folder / "generated"
-    write_workloads(plan.data, folder)
     found = Part()
     for known, settings in PLANNED.items():
-        index, planned = (mean_jct(plan, folder, spec, *TIME_ONLY, *settings) for spec in (TUNED, PLANNER))
-        interval = mean_ratio(planned, index)
-        found.figures[f"planner against its base, {known}"] = interval.estimate
-        row = {
-            "known": known,
-            "tuned index [min]": f"{index.mean() / 60:.1f}",
-            "planner [min]": f"{planned.mean() / 60:.1f}",
-        }
-        found.rows.append({**row, "geometric mean of the ratio": shown(interval, ".3f")})
+        index, planned = (mean_jct(plan, spec, *TIME_ONLY, *settings) for spec in (TUNED, PLANNER))
+        ratio = ratio_of(planned, index)
+        found.figures[f"planner against its base, {known}"] = ratio.estimate
+        minutes = {"tuned index [min]": f"{index.mean() / 60:.1f}", "planner [min]": f"{planned.mean() / 60:.1f}"}
+        found.rows.append({"known": known, **minutes, "geometric mean of the ratio": shown(ratio, ".3f")})
     return found
 
 
-def mean_ratio(jct: np.ndarray, base: np.ndarray) -> Interval:
-    """Geometric mean over workloads [workloads] of jct / base, with its interval."""
-    return bootstrap_interval(
-        np.log(jct / base), statistic=lambda units, counts: np.exp(counts @ units / counts.sum(1))
+def fits(plan: Plan) -> Part:
+    """The fit with a prior against Pollux's fit, epochs declared, each job its own; paired."""
+    found = Part()
+    for name, settings in FITS.items():
+        bayes, pollux = (mean_jct(plan, TUNED, *settings, f"knowledge.fit={fit}") for fit in ("bayes", "pollux"))
+        ratio = ratio_of(bayes, pollux)
+        found.figures[f"fit with a prior against Pollux's, {name}, upper end"] = ratio.high
+        minutes = {"fit with a prior [min]": f"{bayes.mean() / 60:.1f}", "Pollux's [min]": f"{pollux.mean() / 60:.1f}"}
+        found.rows.append({"": name, **minutes, "ratio": shown(ratio, ".3f")})
+    return found
+
+
+def rivals(plan: Plan) -> Part:
+    """The tuned index against the better one of two forms of Pollux; paired."""
+    found = Part()
+    for name, settings in KNOWN.items():
+        index, left = (mean_jct(plan, spec, *ONLINE, *settings) for spec in (TUNED, REMAINING))
+        attained = mean_jct(plan, ATTAINED, *ONLINE, *(setting for setting in settings if setting == SHARED_FITS))
+        ratio = ratio_of(index, min(left, attained, key=lambda jct: float(np.log(jct).mean())))
+        found.figures[f"against pollux, {name}, upper end"] = ratio.high
+        jct = {"tuned index": index, REMAINING: left, ATTAINED: attained}
+        minutes = {spec: f"{seconds.mean() / 60:.1f}" for spec, seconds in jct.items()}
+        found.rows.append({"known": name, **minutes, "index / best of pollux": shown(ratio, ".3f")})
+    return found
+
+
+def ends(plan: Plan) -> Part:
+    """What the curve and finished jobs say, with true speeds, by how jobs end; paired."""
+    found = Part()
+    experiment = prepare(workloads(plan))
+    for how in ("at fixed epochs", "at a target accuracy", "once flat", "by their users"):
+        seconds = {work: [] for work in LEARNT}
+        for number, window in enumerate(experiment.windows()):
+            jobs = ended(experiment, experiment.jobs(window, 0), how, np.random.default_rng(number))
+            for work, jct in seconds.items():
+                jct.append(mean_of(experiment, jobs, work))
+        unknown = np.array(seconds["unknown"])
+        row = {"jobs end": how, "unknown [min]": f"{unknown.mean() / 60:.1f}"}
+        ratios = {work: ratio_of(np.array(jct), unknown) for work, jct in seconds.items() if work != "unknown"}
+        found.rows.append({**row, **{work: shown(ratio, ".3f") for work, ratio in ratios.items()}})
+    return found
+
+
+def ended(experiment: Experiment, jobs: Sequence[Job], how: str, rng: np.random.Generator) -> list[Job]:
+    """The jobs, made to end another way. Of what decides their ends nothing is shown to a policy.
+
+    at a target accuracy: of the user's choice. once flat: by the rule of early stopping. by their users: in the midst.
+    """
+    tables, found = experiment.tables(), []
+    for job in jobs:
+        kind, chance = tables.type_index(job.type), rng.random()
+        curve = tables.accuracy[kind, : tables.epochs[kind] + 1]
+        target = curve[0] + np.interp(chance, (0, 1), TARGETS) * (curve.max() - curve[0])
+        epochs = {
+            "at a target accuracy": float(max(np.argmax(curve >= target), 1)),
+            "by their users": max(chance, 0.01) * job.epochs,
+        }
+        stop = StopRule() if how == "once flat" else None
+        found.append(replace(job, epochs=epochs.get(how, job.epochs), stop=stop))
+    return found
+
+
+def mean_of(experiment: Experiment, jobs: Sequence[Job], work: RemainingKnowledge) -> float:
+    """Mean JCT [s] of the tuned index."""
+    config, knowledge = experiment.config, Knowledge(remaining=work, tail=experiment.config.knowledge.tail)
+    policy, settings = experiment.policy(TUNED), (config.simulator, config.queue)
+    done = play(experiment.shape, jobs, experiment.tables(), policy, *settings, knowledge=knowledge).jobs
+    return float(np.mean(done.finish_time - done.submit_time))
+
+
+def ratio_of(jct: FloatArray, reference: FloatArray) -> Interval:
+    """Geometric mean of the ratio over workloads."""
+    log_ratio = np.log(jct / reference)
+    return bootstrap_interval(log_ratio, statistic=lambda units, counts: np.exp(counts @ units / counts.sum(1)))
+
+
+def mean_jct(plan: Plan, spec: str, *settings: str) -> FloatArray:
+    """[workloads] seconds."""
+    return np.array(
+        [one.metrics["jct_mean"] for one in finished(plan, workloads(plan, *settings), [spec], "generated")]
     )
 
 
-def mean_jct(plan: Plan, folder: Path, spec: str, *settings: str) -> np.ndarray:
-    """[workloads] seconds."""
-    path = f"workload.path={json.dumps(str(folder / '*.csv'))}"
-    done = finished(plan, config_of(plan, *settings, path), [spec], "generated")
-    return np.array([one.metrics["jct_mean"] for one in done])
+def workloads(plan: Plan, *settings: str) -> Config:
+    """The configuration with these workloads, which are written if they are not there."""
+    assert plan.data is not None
+    folder = plan.folder / "generated"
+    if len(list(folder.glob("*.csv"))) < WORKLOADS:
+        write_workloads(plan.data, folder)
+    return config_of(plan, f"workload.path={json.dumps(str(folder / '*.csv'))}", *settings)
 
 
 def write_workloads(data: Path, folder: Path) -> None:

@@ -58,8 +58,7 @@ FOLDERS = ("traces/pollux", "pollux/generated")
 """Pollux's published workloads, and those that the weights were tuned on, with true speeds."""
 BELIEFS: dict[str, tuple[str, ...]] = {
     "Pollux's fit, jobs not observed look short": ("knowledge.fit=pollux",),
-    "fit with a prior, most probable speed": ("knowledge.quantile=0",),
-    "fit with a prior, half a standard deviation below": (),
+    "fit with a prior": (),
     "the same, epochs unknown: as many left as done": (UNKNOWN, "knowledge.tail=1"),
     "the same, epochs unknown: twice as many left as done": (UNKNOWN,),
     "the same, epochs by the curve": ("knowledge.remaining=curve",),

@@ -23,7 +23,17 @@ from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
 from rlpto.io.errors import ConfigError
 from rlpto.performance.tables import SpeedTables
-from rlpto.planning.compiled_loop import Loop, build_loop, carry_out, forget, look_around, look_at_queue, run_until
+from rlpto.planning.compiled_loop import (
+    DECLARED,
+    GuessedWork,
+    Loop,
+    build_loop,
+    carry_out,
+    forget,
+    look_around,
+    look_at_queue,
+    run_until,
+)
 from rlpto.simulator.arrays import World, build_world
 from rlpto.simulator.cluster import check_jobs_fit
 from rlpto.simulator.failures import schedule_failures
@@ -91,10 +101,12 @@ def build_batch(
     queue: QueueSettings,
     reward: RewardWeights,
     *,
+    work: GuessedWork = DECLARED,
     follow_accuracy: bool = False,
 ) -> CompiledBatch:
     """A batch of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them.
 
+    work: how policies believe in remaining work.
     follow_accuracy: note when jobs reach levels of accuracy, though no reward depends on it.
     """
     _check_supported(shape, workloads, tables, simulator, queue)
@@ -116,7 +128,7 @@ def build_batch(
     noise = _joint_noise(workloads, most, tables.max_gpus + 1)
     reserve = _joint_steps(workloads, lambda workload: workload.reserve)
     return CompiledBatch(
-        loop=build_loop(world(count), tables, queue, shape.gpus_per_node, noise, reserve, step),
+        loop=build_loop(world(count), tables, queue, shape.gpus_per_node, noise, reserve, step, work),
         blank=world(1),
         pool=pool,
         counts=counts,

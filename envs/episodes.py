@@ -21,7 +21,9 @@ from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.io.settings import LARGEST_SEED
 from rlpto.knowledge.known import Knowledge
+from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.tables import SpeedTables
+from rlpto.planning.compiled_loop import GuessedWork
 from rlpto.policies.index_weights import VECTOR_SIZES
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
@@ -37,6 +39,7 @@ class EnvSetup:
 
     workloads: episodes are drawn from them. start: steering vector [S] of the heuristic that the agent starts
     from, that is, of action zero; it also warms up episodes and plays the baseline rollouts.
+    remaining, tail: what policies believe of remaining work, as in `rlpto.knowledge.known.Knowledge`.
     """
 
     shape: ClusterShape
@@ -47,6 +50,8 @@ class EnvSetup:
     reward: RewardWeights
     settings: EnvSettings
     start: FloatArray
+    remaining: RemainingKnowledge = "declared"
+    tail: float = 1.0
 
     def __post_init__(self) -> None:
         if self.start.ndim != 1 or len(self.start) not in VECTOR_SIZES:
@@ -60,12 +65,14 @@ class EnvSetup:
     def compiled(self, count: int = 1) -> CompiledBatch:
         """A compiled batch of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them."""
         parts = (self.tables, self.simulator, self.queue, self.reward)
-        return build_batch(count, self.shape, self.workloads, *parts)
+        work = GuessedWork.of(self.remaining, self.tail)
+        return build_batch(count, self.shape, self.workloads, *parts, work=work)
 
     def make_cluster(self, workload: int) -> Cluster:
         """A simulated cluster at the start of workload number `workload`."""
         own = self.workloads[workload]
-        return SimulatedCluster(self.shape, own.jobs, self.tables, self.simulator, own.seed, Knowledge(own.noise))
+        knowledge = Knowledge(own.noise, self.remaining, self.tail)
+        return SimulatedCluster(self.shape, own.jobs, self.tables, self.simulator, own.seed, knowledge)
 
 
 @dataclass(frozen=True)

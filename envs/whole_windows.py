@@ -169,18 +169,22 @@ class WindowPool:
         played, unknown = np.unique(windows), np.isnan(self._base[:, 0])
         self._learn_base(played[unknown[played]])
         base, ends = self._base[windows], self._ends[windows]
-        found, _ = self._play(candidates, windows, TIME_LIMIT_FACTOR * ends)
+        found, _ = self.play(candidates, windows, TIME_LIMIT_FACTOR * ends)
         lost = (base - found).sum(axis=1) / np.maximum(-base[:, TIME], 1e-9)
         return np.where(np.isnan(lost), LARGEST_LOSS, np.clip(lost, -LARGEST_LOSS, LARGEST_LOSS))
 
     def _learn_base(self, windows: IntArray) -> None:
         start = np.repeat(self._start, len(windows), axis=0)
-        self._base[windows], self._ends[windows] = self._play(start, windows, np.full(len(windows), np.inf))
+        self._base[windows], self._ends[windows] = self.play(start, windows)
 
-    def _play(self, candidates: FloatArray, windows: IntArray, limits: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """[n, PARTS] terms of the reward, NaN where jobs are left, and [n] end [s] of candidates on windows."""
+    def play(
+        self, candidates: FloatArray, windows: IntArray, limits: FloatArray | float = np.inf
+    ) -> tuple[FloatArray, FloatArray]:
+        """[n, PARTS] terms of the reward, NaN where jobs are left, and [n] end [s] of candidates on windows [n].
+
+        limits: [n] s after which a window is left."""
         found, ends = np.full((len(windows), PARTS), np.nan), np.zeros(len(windows))
-        jobs, rows = iter(range(len(windows))), np.minimum(limits, self._limit)
+        jobs, rows = iter(range(len(windows))), np.minimum(np.broadcast_to(limits, len(windows)), self._limit)
 
         def work(batch: CompiledBatch) -> None:
             for i in jobs:

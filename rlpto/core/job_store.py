@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlpto.core.jobs import JOB, Job
+from rlpto.core.jobs import JOB, Job, user_code
 from rlpto.core.stopping import StopRule, stop_epoch
 from rlpto.io.arrays import AnyArray, IntArray
 from rlpto.io.errors import JobError
@@ -68,6 +68,7 @@ class JobStore:
         index = {tables.types[i]: i for i in np.flatnonzero(tables.own == np.arange(len(tables.own))).tolist()}
         for column in ("submit_time", "epochs", "data_size", "requested_gpus", "min_gpus", "max_gpus", "priority"):
             records[column] = [getattr(job, column) for job in jobs]
+        records["user"] = [user_code(job.user) for job in jobs]
         if np.any(np.diff(records["submit_time"]) < 0):
             raise JobError("jobs must be sorted by submit_time")
         types = [job.type for job in jobs]

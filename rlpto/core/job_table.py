@@ -117,6 +117,11 @@ class JobTable:
                 view["remaining"] = left
             view["epochs"] = view["progress"] + left
             view["final_accuracy"] = tables.accuracy_at(view["type_index"], view["epochs"])
+        if tables.sizes_seen is not None and tables.speed_sigma is not None:
+            kind, more = view["type_index"], np.clip(2 * view["gpus"], 1, view["max_gpus"])
+            spread = more > np.minimum(self._gpus_per_node, tables.node_gpus[kind])
+            view["sizes_seen"] = tables.sizes_seen[kind]
+            view["speed_sigma"] = tables.speed_sigma[kind, spread.astype(np.int64), more]
         return view
 
     @cached_property

@@ -8,6 +8,8 @@ one record of `VIEW`, filled in one place for a policy, an environment and a bat
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
+from hashlib import blake2b
 
 import numpy as np
 
@@ -77,6 +79,12 @@ class Job:
         return JobType(self.model, self.batch_size, self.metric)
 
 
+@cache
+def user_code(user: str) -> int:
+    """A number that stands for a user wherever jobs are kept: a digest of the name; 0 if that is empty."""
+    return int.from_bytes(blake2b(user.encode(), digest_size=8).digest(), "big", signed=True) if user else 0
+
+
 ACCURACY_LEVELS = (0.9, 0.95, 0.99)
 """Shares of the accuracy that a job can gain; it is noted when each is reached."""
 
@@ -112,6 +120,7 @@ JOB = np.dtype(
         ("data_size", "f8"),
         ("base_progress", "f8"),
         ("type_index", "i8"),
+        ("user", "i8"),
         ("believed_type", "i8"),
         ("measured_accuracy", "f8"),
         ("row", "i8"),
@@ -130,6 +139,7 @@ JOB = np.dtype(
 Given by the workload:
     submit_time [s], epochs, data_size [samples], requested_gpus, min_gpus, max_gpus, priority,
     type_index (into the speed tables), scale (profile samples / data_size: factor on rates).
+    user: a number for who submitted it, the same in every store, see `user_code`; 0: not known.
     stop_epoch: epochs after which a simulated job has finished, `epochs` unless it stops early; a fact of the future,
     which no policy knows and no snapshot holds.
 Changed by any cluster:
@@ -182,6 +192,8 @@ VIEW = np.dtype(
         ("priority", "i8"),
         ("rescales", "i8"),
         ("peak_gpus", "i8"),
+        ("sizes_seen", "f8"),
+        ("speed_sigma", "f8"),
     ],
     align=True,
 )
@@ -197,6 +209,8 @@ work is estimated with errors, or not known, this is not the number of epochs af
 rescale_delay [s] without progress that a change of its GPUs costs. max_gpus and requested_gpus may be lower than the
 job's own where the queue shrinks it. accuracy, first_accuracy, final_accuracy: now, before training, and once finished.
 accuracy_ahead: largest share of all it can gain per share of the work left, over any stretch of epochs from now on.
+sizes_seen: numbers of GPUs whose steps the believed speed rests on. speed_sigma: standard deviation of the logarithm of
+that speed with twice the GPUs that the job holds (at least 1, at most max_gpus). Both are 0 where speeds are exact.
 """
 
 
@@ -295,6 +309,8 @@ def fill_estimates(
         row.priority = job.priority
         row.rescales = job.rescales
         row.peak_gpus = job.peak_gpus
+        row.sizes_seen = 0.0
+        row.speed_sigma = 0.0
 
 
 @kernel()

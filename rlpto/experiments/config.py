@@ -155,15 +155,14 @@ class KnowledgeSettings(Settings):
     fits: Literal["own", "shared"] = "own"
     """online, simulated jobs; own: each job fits its own observations; shared: jobs of a model share theirs."""
     fit: FitMethod = "bayes"
-    """online, simulated jobs; bayes: fits with a prior from other models, and gradient noise that grows with the batch;
-    pollux: Pollux's fits. Policy pollux has its own in any case. Jobs not observed yet look short with both."""
-    quantile: float = Field(-0.5, ge=-3, le=3)
-    """fit bayes: standard deviations above the most probable speed that policies are shown; negative: cautious."""
+    """online; bayes: fits with a prior from other models, and simulated gradient noise grows with the batch; pollux:
+    by Pollux's rules. Policy pollux has its own fit of simulated jobs in any case. Jobs that nothing was observed of
+    look short with both."""
     remaining: RemainingKnowledge = "declared"
     """Source of the remaining epochs that policies see; declared: the true number (with the errors below, if noisy);
-    learnt: estimated from finished jobs of the same model; curve: from how much a job's accuracy has flattened,
-    compared with curves of other models; learnt_or_curve: learnt where such a job has finished, else curve; unknown:
-    `tail` times those that a job has done, as in all others where they know nothing."""
+    learnt: from finished jobs of the same model and user, else of the model; curve: from how much a job's accuracy has
+    flattened, compared with curves of other models; learnt_or_curve: learnt where such a job has finished, else curve;
+    unknown: `tail` times those that a job has done, as in all others where they know nothing."""
     tail: float = Field(2.0, gt=0, le=100)
     """Remaining epochs of a job of unknown length, as a multiple of those it has done."""
     remaining_sigma: float = Field(0.3, ge=0, le=10)
@@ -179,7 +178,7 @@ class KnowledgeSettings(Settings):
         shared = self.fits == "shared"
         if self.fit == "pollux":
             return BeliefRules(shared=shared, unseen_hours=UNSEEN_HOURS)
-        return BeliefRules(shared, "bayes", self.quantile, NOISE_SLOPE, UNSEEN_HOURS)
+        return BeliefRules(shared, "bayes", NOISE_SLOPE, UNSEEN_HOURS)
 
 
 class EvaluationSettings(Settings):

@@ -32,6 +32,7 @@ from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.planning.compiled_loop import COMPILED_WORK
 from rlpto.planning.planner import Planner
 from rlpto.planning.predictor import prediction_settings
 from rlpto.policies.pollux.policy import Pollux
@@ -319,12 +320,12 @@ def run_cell(config: Config, cell: Cell) -> RunRecord:
 
 def refuse_for_learning(knowledge: KnowledgeSettings) -> None:
     """Raise ConfigError for knowledge that the compiled clusters, on which agents learn, do not support."""
-    if knowledge.mode == "online" or knowledge.remaining != "declared":
-        key, value = ("mode", "online") if knowledge.mode == "online" else ("remaining", knowledge.remaining)
-        raise ConfigError(
-            f"knowledge.{key} {value}: agents learn on clusters with exact knowledge or estimates with errors; "
-            "expected knowledge.mode exact or noisy, and remaining declared"
-        )
+    refused = [("mode", knowledge.mode, ("exact", "noisy")), ("remaining", knowledge.remaining, COMPILED_WORK)]
+    for key, value, expected in refused:
+        if value not in expected:
+            raise ConfigError(
+                f"knowledge.{key} {value}: agents learn on compiled clusters; expected {' or '.join(expected)}"
+            )
 
 
 def estimate_noise(knowledge: KnowledgeSettings, jobs: int, seed: int) -> EstimateNoise | None:

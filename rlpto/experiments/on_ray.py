@@ -227,7 +227,8 @@ def real_cluster(
     online = None
     if config.knowledge.mode == "online":
         kinds = experiment.shape.kind_sizes
-        online = OnlineEstimates(jobs, specs, config.ray.programs, tables, kinds, experiment.speed_ratio)
+        programs, method = config.ray.programs, config.knowledge.fit
+        online = OnlineEstimates(jobs, specs, programs, tables, kinds, experiment.speed_ratio, method=method)
     noise = estimate_noise(config.knowledge, len(jobs), own_seed)
     return RayCluster(
         backend,

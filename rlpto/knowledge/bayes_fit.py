@@ -1,7 +1,8 @@
 """A fit of a job's throughput to the steps it has seen, with a prior from other models, and how sure it is.
 
 The law is Pollux's. The most probable coordinates are found by Levenberg-Marquardt; their covariance is that of the
-normal distribution with the same curvature there (Laplace). Sizes far from those that were seen get large errors.
+normal distribution with the same curvature there (Laplace). Sizes far from those that were seen get large errors. A
+step far off the law that the others suggest, such as one in which a job paused, counts little.
 """
 
 from __future__ import annotations
@@ -19,17 +20,22 @@ STEP_ERROR = 0.05
 """Standard deviation of the logarithm of a step time about the law: laws are not exact."""
 MOST_ROWS = 30
 """Observations above which like ones are averaged, so that a fit stays fast."""
+ODD = 4.0
+"""Standard deviations off the law beyond which a step counts the less the farther it is off."""
 _ITERATIONS, _CONVERGED = 30, 1e-6
+_REWEIGHTINGS, _SETTLED = 20, 1e-3
 
 
 class PooledSteps(NamedTuple):
-    """Observed steps [n]: several nodes (1) or one (0), GPUs, local batch, log seconds of computing and of the step."""
+    """Observed steps [n]: several nodes (1) or one (0), GPUs, local batch, log seconds of computing (NaN: not known),
+    of the step, and how much they count (0 to 1)."""
 
     several: FloatArray
     gpus: FloatArray
     local: FloatArray
     log_compute: FloatArray
     log_step: FloatArray
+    weight: FloatArray
 
 
 class BayesFit(NamedTuple):
@@ -43,12 +49,13 @@ def fit_with_prior(
     rows: StepMeasurements, prior: ThroughputPrior, reference: float, start: FloatArray | None = None
 ) -> BayesFit:
     """The fit to observed steps. reference: as `rlpto.knowledge.prior.reference_batch`. start: of the search, the last
-    fit for instance. Deterministic."""
+    fit for instance. Where the time of synchronising is not known (NaN), the whole step alone counts. Deterministic."""
     steps = _pooled(rows)
     if start is None:
-        start = prior.mean.copy()
-        start[0] = float(np.mean(steps.log_compute))  # the level, unless batches were far from the reference
-    point, hessian = _search(steps, prior.mean, prior.precision, reference, start)
+        known = steps.log_compute[~np.isnan(steps.log_compute)]
+        start = prior.mean.copy()  # and a level that is right unless batches were far from the reference
+        start[0] = float(np.mean(known if len(known) else steps.log_step))
+    point, hessian = _fit(steps, prior.mean, prior.precision, reference, start)
     return BayesFit(point, np.linalg.inv(hessian).astype(np.float64))
 
 
@@ -64,7 +71,39 @@ def _pooled(rows: StepMeasurements) -> PooledSteps:
         sizes = np.bincount(group.ravel())
         columns = np.stack([np.bincount(group.ravel(), column) / sizes for column in columns])
     several, gpus, local, log_compute, log_step = columns
-    return PooledSteps(several, gpus, np.exp(local), log_compute, log_step)
+    return PooledSteps(several, gpus, np.exp(local), log_compute, log_step, np.ones(len(gpus)))
+
+
+@njit(error_model="numpy")
+def _fit(
+    steps: PooledSteps, mean: FloatArray, precision: FloatArray, reference: float, start: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """As `_search`, again as long as steps turn out to count for more or less; their weights are written."""
+    point, hessian = _search(steps, mean, precision, reference, start)
+    for _ in range(_REWEIGHTINGS):
+        if not _reweigh(steps, reference, point):
+            break
+        before = point
+        point, hessian = _search(steps, mean, precision, reference, before)
+        if np.abs(point - before).max() < _SETTLED:
+            break
+    return point, hessian
+
+
+@njit(error_model="numpy")
+def _reweigh(steps: PooledSteps, reference: float, point: FloatArray) -> bool:
+    """Write the weights of steps by how far they are off the law at a point; True if some are not 1."""
+    slopes, odd = np.zeros((2, COORDINATES)), False
+    for row in range(len(steps.local)):
+        size = steps.several[row] > 0.0, steps.gpus[row], steps.local[row]
+        compute, step = log_times(point, reference, *size, slopes)
+        off = np.abs(step - steps.log_step[row])
+        if not np.isnan(steps.log_compute[row]):
+            off = max(off, np.abs(compute - steps.log_compute[row]))
+        weight = min((ODD * STEP_ERROR / off) ** 2, 1.0) if off > 0.0 else 1.0
+        odd |= weight != 1.0 or steps.weight[row] != 1.0
+        steps.weight[row] = weight
+    return odd
 
 
 @njit(error_model="numpy")
@@ -115,12 +154,15 @@ def _expand(
         size = steps.several[row] > 0.0, steps.gpus[row], steps.local[row]
         compute, step = log_times(point, reference, *size, slopes)
         for part, error in enumerate((compute - steps.log_compute[row], step - steps.log_step[row])):
-            weighed = error / STEP_ERROR**2
+            if np.isnan(error):
+                continue
+            weight = steps.weight[row]
+            weighed = weight * error / STEP_ERROR**2
             cost += error * weighed
             for i in range(COORDINATES):
                 gradient[i] += weighed * slopes[part, i]
                 for j in range(COORDINATES):
-                    hessian[i, j] += slopes[part, i] * slopes[part, j] / STEP_ERROR**2
+                    hessian[i, j] += weight * slopes[part, i] * slopes[part, j] / STEP_ERROR**2
     return cost, gradient, hessian
 
 

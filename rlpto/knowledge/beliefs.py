@@ -15,7 +15,7 @@ from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.compiled import njit
 from rlpto.knowledge.bayes_fit import BayesFit, fill_log_speeds, fit_with_prior
 from rlpto.knowledge.online_fit import fit_observed
-from rlpto.knowledge.prior import ThroughputPrior, law_at, reference_batch
+from rlpto.knowledge.prior import LEVEL_SIGMA, ThroughputPrior, law_at, reference_batch
 from rlpto.performance.efficiency import BatchCandidates, BatchLimits, batch_candidates
 from rlpto.performance.fitted import SPANS
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams
@@ -37,13 +37,20 @@ class ChoiceRule(NamedTuple):
     above: float = 1.0
 
 
+class Score(NamedTuple):
+    """[SPANS, most] with 1.. GPUs: best score, in samples per second counted as at the base batch, and the standard
+    deviation of the logarithm of the believed speed."""
+
+    best: FloatArray
+    sigma: FloatArray
+
+
 @dataclass
 class ThroughputBelief:
     """Steps that one job, or all jobs of a model, have observed, and the fit to them.
 
     limits: of the batch size. batch: the fixed batch size, or None. most: GPUs that tables go up to. exponent: see
-    `ChoiceRule`. prior: of the law; None: Pollux's fit, which has none. quantile: see
-    `rlpto.knowledge.known.BeliefRules`.
+    `ChoiceRule`. prior: of the law; None: Pollux's fit, which has none.
     """
 
     limits: BatchLimits
@@ -51,11 +58,10 @@ class ThroughputBelief:
     most: int
     exponent: float = 1.0
     prior: ThroughputPrior | None = None
-    quantile: float = 0.0
     steps: dict[Observed, tuple[float, float]] = field(default_factory=dict)
     params: ThroughputParams | None = None
     _candidates: dict[int, BatchCandidates] = field(default_factory=dict)
-    _table: FloatArray | None = None
+    _table: tuple[FloatArray, FloatArray] | None = None
     _bayes: BayesFit | None = None
 
     def observe(self, key: Observed, step: float, sync: float) -> bool:
@@ -80,6 +86,11 @@ class ThroughputBelief:
             self.params = law_at(self._bayes.point, reference)
         self._table = None
 
+    @property
+    def sizes(self) -> int:
+        """Different numbers of GPUs whose steps were observed."""
+        return len({gpus for _, gpus, _ in self.steps})
+
     def candidates(self, gpus: int) -> BatchCandidates:
         """The choices with this number of GPUs."""
         if gpus not in self._candidates:
@@ -93,27 +104,30 @@ class ThroughputBelief:
         seconds = self.params.step_time(nodes, gpus, found.local, found.accumulation)
         return np.where(found.usable, found.weighed / seconds, 0.0)
 
-    def score(self, sqr: float, var: float, slope: float = 0.0) -> FloatArray:
-        """[SPANS, most] best score with 1.. GPUs on one node and on several: samples per second, counted as at the base
-        batch. Where the efficiency has another exponent than 1, one GPU has its goodput all the same.
+    def score(self, sqr: float, var: float, slope: float = 0.0) -> Score:
+        """What policies are shown, with 1.. GPUs on one node and on several. Where the efficiency has another exponent
+        than 1, one GPU has its goodput all the same.
 
         sqr, var: gradient statistics at the base batch. Before the first fit a job is taken to scale perfectly from one
         base batch per second and GPU.
         """
         if self.params is None:
-            return np.tile(self.limits.base * np.arange(1.0, self.most + 1), (SPANS, 1))
+            best = np.tile(self.limits.base * np.arange(1.0, self.most + 1), (SPANS, 1))
+            return Score(best, np.full(best.shape, LEVEL_SIGMA))
         if self._table is None:
             self._table = self._tabulate()
+        speed, sigma = self._table
         rule = ChoiceRule(self.exponent, slope)
-        score = best_score(self._table, self._scales, sqr, var, rule)
+        best, chosen = best_score(speed, self._scales, sqr, var, rule)
         if self.exponent != 1:
-            chosen = choose(self._table[0, 0], self._scales[0], sqr, var, rule)
-            goodput = self._table[0, 0, chosen] * efficiency_seen(sqr, var, self._scales[0, chosen], slope)
-            score *= goodput / score[0, 0]
-        return score
+            alone = chosen[0, 0]
+            goodput = speed[0, 0, alone] * efficiency_seen(sqr, var, self._scales[0, alone], slope)
+            best *= goodput / best[0, 0]
+        return Score(best, np.take_along_axis(sigma, chosen[:, :, None], axis=2)[:, :, 0])
 
-    def _tabulate(self) -> FloatArray:
-        """[SPANS, most, C] samples per second of all candidates with 1.. GPUs, as policies are shown them."""
+    def _tabulate(self) -> tuple[FloatArray, FloatArray]:
+        """[SPANS, most, C] samples per second of all candidates with 1.. GPUs, and standard deviation of its logarithm
+        (0 by Pollux's fit)."""
         assert self.params is not None
         sizes = [self.candidates(gpus) for gpus in range(1, self.most + 1)]
         self._scales = np.stack([size.weighed for size in sizes]) / self.limits.base
@@ -122,24 +136,32 @@ class ThroughputBelief:
         if self._bayes is None:
             nodes, gpus = np.arange(1, SPANS + 1)[:, None, None], np.arange(1, self.most + 1)[:, None]
             seconds = self.params.step_time(nodes, gpus, local, accumulation)
+            sigma = np.zeros(seconds.shape)
         else:
             log_seconds, sigma = np.empty((SPANS, *local.shape)), np.empty((SPANS, *local.shape))
             reference = reference_batch(self.limits)
             fill_log_speeds(*self._bayes, reference, local, accumulation, log_seconds, sigma)
-            seconds = np.exp(log_seconds - self.quantile * sigma)
-        return np.where(usable, self._scales * self.limits.base / seconds, 0.0)
+            seconds = np.exp(log_seconds)
+        return np.where(usable, self._scales * self.limits.base / seconds, 0.0), sigma
 
 
 @njit(error_model="numpy")
-def best_score(throughput: FloatArray, scales: FloatArray, sqr: float, var: float, rule: ChoiceRule) -> FloatArray:
-    """[S, K] largest score over the candidates of throughput [S, K, C] samples/s. scales: [K, C] base batches."""
-    best = np.zeros(throughput.shape[:2])
+def best_score(
+    throughput: FloatArray, scales: FloatArray, sqr: float, var: float, rule: ChoiceRule
+) -> tuple[FloatArray, IntArray]:
+    """[S, K] largest score over the candidates of throughput [S, K, C] samples/s, and number of the candidate.
+
+    scales: [K, C] base batches.
+    """
+    best, chosen = np.zeros(throughput.shape[:2]), np.zeros(throughput.shape[:2], dtype=np.int64)
     for gpus in range(scales.shape[0]):
         for at in range(scales.shape[1]):
             useful = efficiency_seen(sqr, var, scales[gpus, at], rule.slope) ** rule.exponent
             for span in range(throughput.shape[0]):
-                best[span, gpus] = max(best[span, gpus], throughput[span, gpus, at] * useful)
-    return best
+                score = throughput[span, gpus, at] * useful
+                if score > best[span, gpus]:
+                    best[span, gpus], chosen[span, gpus] = score, at
+    return best, chosen
 
 
 @njit(error_model="numpy")

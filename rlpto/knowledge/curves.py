@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from rlpto.io.arrays import FloatArray
-from rlpto.performance.profiles import builtin_profiles
+from rlpto.knowledge.prior import others_than
 
 _EDGES = np.linspace(0.0, 1.0, 51)
 _PARTS = (_EDGES[1:] + _EDGES[:-1]) / 2
@@ -47,10 +47,9 @@ def parts_done(model: str, gain: FloatArray, quantile: float) -> FloatArray:
 
 @cache
 def _gains_without(model: str) -> FloatArray:
-    """[models, parts] recent gain of all built-in models but the one of that name, if there is one."""
+    """[models, parts] recent gain of all built-in models but the one of that name, see `others_than`."""
     gains = []
-    for name, profile in builtin_profiles().items():
-        if name != model:
-            done = _PARTS * profile.epochs
-            gains.append(recent_gain(*(profile.accuracy(part * done) for part in (0.0, 0.5, 1.0))))
+    for profile in others_than(model, least=1):
+        done = _PARTS * profile.epochs
+        gains.append(recent_gain(*(profile.accuracy(part * done) for part in (0.0, 0.5, 1.0))))
     return np.array(gains)

@@ -11,11 +11,12 @@ import numpy as np
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.knowledge.beliefs import Observed, ThroughputBelief
+from rlpto.knowledge.beliefs import Observed, Score, ThroughputBelief
 from rlpto.knowledge.job_types import JobTypes
 from rlpto.knowledge.known import BeliefRules
 from rlpto.knowledge.noise_slope import NoiseSlopes
 from rlpto.knowledge.prior import prior_without
+from rlpto.performance.fitted import SPANS
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.profiles import BatchPerformanceSource
 from rlpto.performance.tables import JobType, SpeedTables
@@ -55,8 +56,15 @@ class JobFits:
     ) -> None:
         self._jobs, self._store, self._source, self._rules, self._left = jobs, store, source, rules, left
         self._kinds, self._kind_of = model_tables.kinds, model_tables.kind
+        types, most = len(model_tables.types), model_tables.max_gpus
         unknown = replace(
-            model_tables, elapsed=np.zeros((0, 0)), known_remaining=None, known_speed=None, score_rates=None
+            model_tables,
+            elapsed=np.zeros((0, 0)),
+            known_remaining=None,
+            known_speed=None,
+            score_rates=None,
+            sizes_seen=np.zeros(types),
+            speed_sigma=np.zeros((types, SPANS, most + 1)),
         )
         self._types: JobTypes[int] = JobTypes(unknown, len(self._kinds))
         self._fits: dict[tuple[int | JobType, int], ThroughputBelief] = {}
@@ -84,8 +92,7 @@ class JobFits:
             own = self.type_of(job)
             limits, exponent = self._source.limits(own.model, self._kinds[kind]), METRICS[own.metric].exponent
             prior = prior_without(own.model) if self._rules.method == "bayes" else None
-            most, quantile = self.tables.max_gpus, self._rules.quantile
-            self._fits[key] = ThroughputBelief(limits, own.batch_size, most, exponent, prior, quantile)
+            self._fits[key] = ThroughputBelief(limits, own.batch_size, self.tables.max_gpus, exponent, prior)
         return self._fits[key]
 
     def seen_by(self, job: int) -> tuple[float, float] | None:
@@ -166,18 +173,24 @@ class JobFits:
         last = len(worth) - 1
         by_epoch = worth[np.minimum(np.arange(tables.rates.shape[1]), last)]
         stages = self._stages(job, (1.0, 0.0) if seen is None else seen, last)
+        sizes, sigma = tables.sizes_seen, tables.speed_sigma
+        assert sizes is not None
+        assert sigma is not None
         hours = None if self._kinds_seen(job) else self._rules.unseen_hours
         self._unseen.pop(job, None)
         if hours is not None:
             self._unseen[job] = float(self._left(np.array([job]))[0])
         for kind in range(len(self._kinds)):
-            rows = tables.row[self._types.first[job] + kind, :, 1:].reshape(-1)
+            own = self._types.first[job] + kind
+            rows = tables.row[own, :, 1:].reshape(-1)
             rates = tables.rates[rows[0] : rows[-1] + 1]
+            scores = [(first, self._score(job, kind, *expected)) for first, expected in stages]
+            sizes[own], sigma[own, :, 1:] = self.fit_of(job, kind).sizes, scores[0][1].sigma
             if hours is not None:
-                rates[:] = self._unseen[job] / (3600.0 * hours)
+                rates[:] = self._unseen[job] / (3600.0 * hours * self._store.records["scale"][job])
                 continue
-            for first, expected in stages:
-                rates[:, first:] = self._score(job, kind, *expected).reshape(-1, 1) / by_epoch[first:]
+            for first, score in scores:
+                rates[:, first:] = score.best.reshape(-1, 1) / by_epoch[first:]
 
     def _stages(self, job: int, seen: tuple[float, float], last: int) -> list[tuple[int, tuple[float, float]]]:
         """From which epoch on a job is expected to see which gradient statistics, as the base batch would show them;
@@ -208,7 +221,7 @@ class JobFits:
         """Kinds of GPU on which a job's evidence rests."""
         return [kind for kind in range(len(self._kinds)) if self.fit_of(job, kind).params is not None]
 
-    def _score(self, job: int, kind: int, sqr: float, var: float) -> FloatArray:
+    def _score(self, job: int, kind: int, sqr: float, var: float) -> Score:
         """As `ThroughputBelief.score`, on a kind of GPU.
 
         A kind that the job has not run on is projected from the first one it has: by the ratio of one GPU's
@@ -220,4 +233,5 @@ class JobFits:
         first = self._first_kind.get(self._evidence_of(job), known[0])
         model, one_gpu = self.type_of(job).model, self._source.one_gpu_throughput
         ratio = one_gpu(model, self._kinds[kind]) / one_gpu(model, self._kinds[first])
-        return self.fit_of(job, first).score(sqr, var, slope) * ratio
+        score = self.fit_of(job, first).score(sqr, var, slope)
+        return score._replace(best=score.best * ratio)

@@ -73,8 +73,11 @@ class JobTypes(Generic[Key]):
             (before.samples, self.tables.samples),
             (before.rescale_delay, self.tables.rescale_delay),
             (before.accuracy_ahead, self.tables.accuracy_ahead),
+            (before.sizes_seen, self.tables.sizes_seen),
+            (before.speed_sigma, self.tables.speed_sigma),
         ):
-            new[:known] = old
+            if old is not None and new is not None:
+                new[:known] = old
         self.tables.rates[: len(before.rates)] = before.rates
 
 
@@ -106,6 +109,8 @@ def with_job_types(base: SpeedTables, jobs: int, kinds: int = 1) -> SpeedTables:
         score_rates=None if base.score_rates is None else more_rows(base.score_rates),
         known_remaining=None if base.known_remaining is None else room(base.known_remaining),
         known_speed=None if base.known_speed is None else room(base.known_speed),
+        sizes_seen=None if base.sizes_seen is None else room(base.sizes_seen),
+        speed_sigma=None if base.speed_sigma is None else room(base.speed_sigma),
         row=row,
         exact_keys=np.zeros(0, dtype=np.int64),
         exact_rows=np.zeros(0, dtype=np.int32),

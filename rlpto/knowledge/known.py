@@ -37,15 +37,13 @@ class BeliefRules:
     """How the observations of jobs become beliefs; without arguments as in Pollux's simulator.
 
     shared: jobs of a type share what they observe. method: pollux: `rlpto.knowledge.online_fit`; bayes:
-    `rlpto.knowledge.bayes_fit`. quantile: standard deviations (of a fit by bayes) that speeds shown to policies lie
-    above the most probable ones. noise_slope: how the gradient noise scale grows with the batch size, as an exponent,
+    `rlpto.knowledge.bayes_fit`. noise_slope: how the gradient noise scale grows with the batch size, as an exponent,
     until a model has shown otherwise (shared) or for good; 0: it does not, and no slope is learnt. unseen_hours: see
     UNSEEN_HOURS; None: a job that nothing was observed of looks as if it trained one base batch per second and GPU.
     """
 
     shared: bool = False
     method: FitMethod = "pollux"
-    quantile: float = 0.0
     noise_slope: float = 0.0
     unseen_hours: float | None = None
 

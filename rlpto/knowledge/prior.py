@@ -13,8 +13,9 @@ from functools import cache
 import numpy as np
 
 from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ConfigError
 from rlpto.performance.efficiency import BatchLimits
-from rlpto.performance.profiles import builtin_profiles
+from rlpto.performance.profiles import Profile, builtin_profiles
 from rlpto.performance.throughput import MAX_GAMMA, ThroughputParams
 
 COORDINATES = 7
@@ -26,7 +27,7 @@ _LEAST_ALPHA, _LEAST_BETA = 0.003, 0.0003
 _SHARE = (0.02, 0.98)
 """Bounds of the constant part of t0."""
 _MOST_GAMMA = 5.0
-_LEVEL_SIGMA = 1.5
+LEVEL_SIGMA = 1.5
 """Standard deviation of log t0: other models say little about a model's step time."""
 _SHRINKAGE, _MODEL_SIGMA = 0.4, 0.2
 """How much correlations between coordinates are shrunk, and a standard deviation added to each of them: with a handful
@@ -43,20 +44,35 @@ class ThroughputPrior:
 
 @cache
 def prior_without(model: str) -> ThroughputPrior:
-    """The prior from all built-in models on all their kinds of GPU but the one of that name, if there is one."""
+    """The prior from all built-in models on all their kinds of GPU but the one of that name, if there is one.
+
+    Raises ConfigError without two others.
+    """
+    profiles = others_than(model, least=2)
     rows = [
         coordinates(speed.throughput, reference_batch(profile.on(kind).batch))
-        for name, profile in builtin_profiles().items()
+        for profile in profiles
         for kind, speed in profile.kinds.items()
-        if name != model and isinstance(speed.throughput, ThroughputParams)
+        if isinstance(speed.throughput, ThroughputParams)
     ]
     sample = np.array(rows)
     covariance = (1 - _SHRINKAGE) * np.cov(sample.T, bias=True)
     variance = sample.var(axis=0) + _MODEL_SIGMA**2
-    variance[0] = _LEVEL_SIGMA**2
+    variance[0] = LEVEL_SIGMA**2
     covariance[0, :] = covariance[:, 0] = 0.0
     np.fill_diagonal(covariance, variance)
     return ThroughputPrior(sample.mean(axis=0), np.linalg.inv(covariance).astype(np.float64))
+
+
+def others_than(model: str, least: int) -> list[Profile]:
+    """All built-in profiles but the one of that name. Raises ConfigError if there are fewer than `least`."""
+    found = [profile for name, profile in builtin_profiles().items() if name != model]
+    if len(found) < least:
+        raise ConfigError(
+            f"knowledge: what is believed of {model} rests on profiles of other models; expected {least} built-in ones "
+            f"or more, found {len(found)} (knowledge.fit pollux and knowledge.remaining unknown need none)"
+        )
+    return found
 
 
 def reference_batch(limits: BatchLimits) -> float:

@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 
 from rlpto.core.job_store import JobStore
-from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from rlpto.io.compiled import kernel
 from rlpto.knowledge.curves import parts_done, recent_gain
 from rlpto.performance.tables import SpeedTables
 
@@ -24,9 +25,9 @@ class RemainingWork:
 
     declared: the truth. unknown: `tail` times what they have done, which is what a heavy tail suggests. curve: by how
     much their accuracy has flattened, see `rlpto.knowledge.curves`; where that says nothing it is the rule of unknown.
-    learnt: up to the mean length of finished jobs of the same type that were longer than what the job has done; of a
-    job that stopped early, what it trained until then. What is not learnt is as if unknown, with learnt_or_curve by the
-    curve.
+    learnt: up to the mean length of finished jobs of the same type and user that were longer than what the job has
+    done, else of all users' jobs of the type; of a job that stopped early, what it trained until then. Users that are
+    not known count as one. What is not learnt is as if unknown, with learnt_or_curve by the curve.
     tables: of the jobs' models; batch sizes, servers and kinds of GPU that were chosen make no other type of a job.
     """
 
@@ -34,6 +35,10 @@ class RemainingWork:
         self, how: RemainingKnowledge, tail: float, store: JobStore, tables: SpeedTables, accuracy_at: AccuracyAt
     ) -> None:
         self._how, self._tail, self._store, self._accuracy_at = how, tail, store, accuracy_at
+        self.take_tables(tables)
+
+    def take_tables(self, tables: SpeedTables) -> None:
+        """From now on these are the tables of the jobs' models."""
         self._own = tables.own
         self._models = np.array([kind.model for kind in tables.types])
 
@@ -63,15 +68,33 @@ class RemainingWork:
         return (1 - done) / done
 
     def _learnt(self, index: IntArray) -> FloatArray:
-        """[n] epochs left as finished jobs of the same type suggest; NaN where there are none, or nothing is learnt."""
-        store, left = self._store, np.full(len(index), np.nan)
-        if self._how not in ("learnt", "learnt_or_curve"):
-            return left
-        finished, types = np.isfinite(store.finish_time), self._own[store.type_index]
-        lengths, kinds = store.progress[finished], types[finished]
-        for at, job in enumerate(index.tolist()):
-            done = store.progress[job]
-            longer = lengths[(kinds == types[job]) & (lengths > done)]
-            if len(longer):
-                left[at] = longer.mean() - done
+        """[n] epochs left as finished jobs suggest; NaN where there are none, or nothing is learnt."""
+        left = np.full(len(index), np.nan)
+        if self._how in ("learnt", "learnt_or_curve"):
+            fill_learnt(self._store.records, self._own, index, left)
         return left
+
+
+@kernel()
+def fill_learnt(jobs: AnyArray, own: IntArray, index: IntArray, left: FloatArray) -> None:
+    """Fill left [n] with epochs that jobs number index [n] have left as finished ones suggest, where there are some.
+
+    jobs: [M] JOB. own: [T] as in the speed tables. The mean is of those of the same type and user that were longer than
+    what the job has done; without any, of those of all users.
+    """
+    for i in range(len(index)):
+        job = jobs[index[i]]
+        every_sum, every_count, own_sum, own_count = 0.0, 0, 0.0, 0
+        for j in range(len(jobs)):
+            other = jobs[j]
+            alike = np.isfinite(other.finish_time) and own[other.type_index] == own[job.type_index]
+            if alike and other.progress > job.progress:
+                every_sum += other.progress
+                every_count += 1
+                if other.user == job.user:
+                    own_sum += other.progress
+                    own_count += 1
+        if own_count:
+            left[i] = own_sum / own_count - job.progress
+        elif every_count:
+            left[i] = every_sum / every_count - job.progress

@@ -79,6 +79,9 @@ class SpeedTables:
     most_servers: [T] int64, largest number of parameter servers of a job; empty: the number it has.
     score_rates: [R, P] float64 or None: shown to policies in place of `rates`, so that they allocate GPUs by the same
     metric by which jobs choose their batch size. A job's own score with one GPU on one node counts as its rate there.
+    sizes_seen, speed_sigma: [T] numbers of GPUs whose steps the speeds rest on, and [T, SPANS, K + 1] standard
+    deviation of the logarithm of the speed, on one node and on several; None: speeds are exact, or their errors are not
+    known.
     """
 
     types: tuple[JobType, ...]
@@ -101,6 +104,8 @@ class SpeedTables:
     servers: IntArray = field(default_factory=_no_types)
     most_servers: IntArray = field(default_factory=_no_types)
     score_rates: FloatArray | None = None
+    sizes_seen: FloatArray | None = None
+    speed_sigma: FloatArray | None = None
     _packed: dict[int, IntArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _best: dict[int, FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _delayed: dict[float, SpeedTables] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.core.jobs import VIEW, fill_estimates, fill_limits, fill_speed
+from rlpto.core.jobs import VIEW, curve_at, fill_estimates, fill_limits, fill_speed
 from rlpto.core.queue_order import next_promotion, order_rows
 from rlpto.core.queues import QueueSettings, admit, shrink_converging
 from rlpto.core.records import add_interval
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
+from rlpto.knowledge.remaining import LEAST_EPOCHS, RemainingKnowledge, fill_learnt
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.greedy import GrowthSteps, walk_hull
 from rlpto.policies.index import steer_by
@@ -29,6 +30,25 @@ KNOWN = np.dtype([("job", "i8"), ("epoch", "i8"), ("max_gpus", "i8")], align=Tru
 """What speed and steps of a row are of; job -1: of nothing. All else that they follow from stays while a job lives."""
 
 
+class GuessedWork(NamedTuple):
+    """How remaining work is believed, where it is not declared; see `rlpto.knowledge.remaining.RemainingWork`."""
+
+    guessed: bool = False
+    learnt: bool = False
+    tail: float = 1.0
+
+    @classmethod
+    def of(cls, remaining: RemainingKnowledge, tail: float) -> GuessedWork:
+        """That of settings, one of COMPILED_WORK."""
+        return cls(remaining != "declared", remaining == "learnt", tail)
+
+
+COMPILED_WORK: tuple[RemainingKnowledge, ...] = ("declared", "learnt", "unknown")
+"""Knowledge of remaining work that compiled loops support."""
+DECLARED = GuessedWork()
+"""It is declared."""
+
+
 class Loop(NamedTuple):
     """B simulated clusters under one queue, W workloads that they can run, M jobs at most in one.
 
@@ -37,6 +57,7 @@ class Loop(NamedTuple):
     of that, theirs: as `look_around` left them. known: [B, M] `KNOWN`, what the last two are of. chain: [K + 1] memory.
     packed: [T, K + 1] rows of the speed tables, and shown_rates: [R, P] theirs. accuracy_ahead: [T, P].
     known_remaining, known_speed: as in the speed tables, or empty.
+    work, own: how remaining work is believed, and [T] types of jobs by their models alone. left: [M] memory for it.
     noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
     reserve: [W, T] GPUs to hold back from second t x `reserve_step` on, or empty.
     aging: [2] s, normal and low. strict: whether a higher class comes first. shrink_lower.
@@ -58,6 +79,9 @@ class Loop(NamedTuple):
     accuracy_ahead: FloatArray
     known_remaining: FloatArray
     known_speed: FloatArray
+    work: GuessedWork
+    own: IntArray
+    left: FloatArray
     noise: FloatArray
     reserve: IntArray
     reserve_step: float
@@ -80,8 +104,9 @@ def build_loop(
     noise: FloatArray,
     reserve: IntArray = NO_RESERVE,
     reserve_step: float = 1.0,
+    work: GuessedWork = DECLARED,
 ) -> Loop:
-    """The loop of a world. tables: what policies are shown. noise, reserve, reserve_step: as in `Loop`."""
+    """The loop of a world. tables: what policies are shown. noise, reserve, reserve_step, work: as in `Loop`."""
     count, most = world.jobs.shape
     packed = tables.packed_rows(gpus_per_node)
     by_gpus = count, most, packed.shape[1]
@@ -100,6 +125,9 @@ def build_loop(
         accuracy_ahead=tables.accuracy_ahead,
         known_remaining=tables.shown_remaining,
         known_speed=tables.shown_speed,
+        work=work,
+        own=np.ascontiguousarray(tables.own),
+        left=np.zeros(most),
         noise=noise,
         reserve=reserve,
         reserve_step=reserve_step,
@@ -125,6 +153,8 @@ def look_around(loop: Loop, b: int) -> None:
     w, n, noise = loop.world, loop.world.clusters[b].active, loop.noise[loop.current[b]]
     view, speed, target, gain = loop.shown[b, :n], loop.speed[b, :n], loop.steps.target[b], loop.steps.gain[b]
     fill_estimates(w.jobs[b], w.types, w.accuracy, loop.accuracy_ahead, loop.known_remaining, noise, view)
+    if loop.work.guessed:
+        guess_work(loop, b, view)
     for row in range(n):
         job, known = view[row], loop.known[b, row]
         if known.job != job.index or known.epoch != job.epoch:
@@ -139,6 +169,28 @@ def look_around(loop: Loop, b: int) -> None:
         if known.max_gpus != job.max_gpus:
             known.max_gpus = job.max_gpus
             walk_hull(speed[row], job.min_gpus, job.max_gpus, loop.chain, target[row], gain[row])
+
+
+@kernel()
+def guess_work(loop: Loop, b: int, view: AnyArray) -> None:
+    """Put what is believed of remaining work into view [n] of cluster b: as `rlpto.core.job_table.JobTable.records`."""
+    w, noise, left = loop.world, loop.noise[loop.current[b]], loop.left[: len(view)]
+    for row in range(len(view)):
+        loop.numbers[row] = view[row].index
+        left[row] = max(loop.work.tail * view[row].progress, LEAST_EPOCHS)
+    if loop.work.learnt:
+        fill_learnt(w.jobs[b], loop.own, loop.numbers[: len(view)], left)
+    for row in range(len(view)):
+        job, epochs = view[row], w.types[view[row].type_index].epochs
+        if loop.known_remaining.size:  # in a unit of its own, of a whole training
+            whole = epochs - job.progress
+            job.remaining *= left[row] / whole if whole > 0 else 1.0
+        if noise.size:
+            left[row] *= noise[job.index, 0]
+        if not loop.known_remaining.size:
+            job.remaining = left[row]
+        job.epochs = job.progress + left[row]
+        job.final_accuracy = curve_at(w.accuracy, job.type_index, epochs, job.epochs)
 
 
 @kernel()

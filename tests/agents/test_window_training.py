@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from rlpto.agents.settings import AgentSettings, WindowSettings
 from rlpto.agents.training import TrainingResult
 from rlpto.agents.window_trainers import Learner, make_trainer
 from rlpto.agents.window_training import WEIGHTS, SteeringSpace, train_on_windows
+from rlpto.core.jobs import EstimateNoise
+from rlpto.core.loop import run
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.whole_windows import LARGEST_LOSS, WindowPool
 from rlpto.experiments.training_runs import summary
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError
+from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.policies.bonus_network import NETWORK_SIZE
 from rlpto.policies.index import Index, IndexOptions
 from rlpto.policies.index_weights import NO_PRICE, STEERING_FEATURES, VECTOR_SIZES, IndexWeights, load_weights
@@ -75,13 +79,13 @@ def test_a_learner_comes_closer_to_what_loses_least(trainer: str) -> None:
 
 def test_training_mends_a_poor_start(tmp_path: Path) -> None:
     setup = make_setup(tuple(range(1, 13)))
-    poor = EnvSetup(**{**setup.__dict__, "start": POOR})
+    poor = replace(setup, start=POOR)
     found = train_small(
         tmp_path, poor, chosen={"windows": 1024, "rollout": 64, "evaluate_every": 512, "constants": 0.5}
     )
     assert found.best is not None
     assert found.best > 0.05
-    fresh = WindowPool(EnvSetup(**{**poor.__dict__, "workloads": tuple(map(workload, range(20, 30)))}))
+    fresh = WindowPool(replace(poor, workloads=tuple(map(workload, range(20, 30)))))
     vector = load_weights(tmp_path / WEIGHTS)
     assert fresh.losses(np.repeat(vector[None], 10, axis=0), np.arange(10)).mean() < 0
 
@@ -136,6 +140,21 @@ def test_the_agent_decides_as_in_training_wherever_its_vector_is_used(tmp_path: 
     earned, base = mine.decisions.reward.sum(), plain.decisions.reward
     time = -base[:, REWARD_PARTS.index("time")].sum()
     assert (base.sum() - earned) / time == pytest.approx(lost, rel=1e-9)
+
+
+@pytest.mark.parametrize("remaining", ["declared", "unknown", "learnt"])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_windows_are_played_as_the_simulator_runs_them(remaining: RemainingKnowledge, noisy: bool) -> None:
+    setup = make_setup()
+    rng = np.random.default_rng(3)
+    noise = EstimateNoise(*np.exp(rng.normal(0.0, 0.2, (3, 12)))) if noisy else None
+    workloads = tuple(replace(own, noise=noise) for own in setup.workloads)
+    setup = replace(setup, workloads=workloads, remaining=remaining, tail=2.0)
+    pool, vector = WindowPool(setup), random_vector(1)
+    parts, _ = pool.play(np.repeat(vector[None], 3, axis=0), np.arange(3))
+    for window in range(3):
+        record = run(setup.make_cluster(window), Index(steering=vector), setup.queue, setup.reward)
+        np.testing.assert_allclose(parts[window], record.decisions.reward.sum(axis=0), rtol=1e-9)
 
 
 def test_a_best_vector_is_a_file_of_weights_for_the_index(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_settings_that_make_no_sense_there(rlpto, agent: Path, setting: str, mes
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("knowledge.mode=online", "agents learn on clusters with exact knowledge"),
+        ("knowledge.mode=online", "agents learn on compiled clusters; expected exact or noisy"),
         ("knowledge.remaining=learnt", "knowledge.remaining learnt"),
     ],
 )

@@ -69,6 +69,7 @@ def test_values_are_read_and_the_rest_are_defaults(write) -> None:
             "queue:\n  inside: lifo\n",
             "exp.yaml:2: queue.inside: expected 'fifo', 'shortest_first' or 'fair_users', got 'lifo'",
         ),
+        ("knowledge:\n  fit: gauss\n", "exp.yaml:2: knowledge.fit: expected 'pollux' or 'bayes', got 'gauss'"),
         ("reward:\n  classes: [1, 2]\n", "exp.yaml:2: reward.classes.2: missing, expected one more entry"),
         ("name: a b\n", "exp.yaml:1: name: expected text that matches"),
         ("seed: 1\nseed: 2\n", "exp.yaml:2: not valid YAML: seed: key given twice, first on line 1"),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlpto.io.errors import ConfigError
+from rlpto.knowledge import curves
 from rlpto.knowledge.bayes_fit import MOST_ROWS, fit_with_prior, log_times
 from rlpto.knowledge.beliefs import ThroughputBelief
 from rlpto.knowledge.noise_slope import NoiseSlopes
@@ -28,10 +32,10 @@ def observed(law: ThroughputParams, sizes: list[tuple[int, int]], locals_: tuple
     return StepMeasurements(nodes, gpus, local, step, np.where(gpus > 1, step - gradient_time(law, local), 0.0))
 
 
-def belief_after(model: str, sizes: list[tuple[int, int]], quantile: float = 0.0) -> ThroughputBelief:
+def belief_after(model: str, sizes: list[tuple[int, int]]) -> ThroughputBelief:
     profile = PROFILES[model]
     assert isinstance(profile.throughput, ThroughputParams)
-    belief = ThroughputBelief(profile.batch, None, 64, prior=prior_without(model), quantile=quantile)
+    belief = ThroughputBelief(profile.batch, None, 64, prior=prior_without(model))
     local = int(reference_batch(profile.batch))
     rows = observed(profile.throughput, sizes, (local,))
     for (nodes, gpus), step, sync in zip(sizes, rows.step_time, rows.sync_time, strict=True):
@@ -79,14 +83,44 @@ def test_sizes_that_were_seen_are_believed(model: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_one_gpu_says_little_about_many(model: str) -> None:
     """Speeds grow from what was seen, less than perfectly; they become surer with every size."""
-    speeds = {}
+    sigma = {}
     for sizes in (ONE_NODE[:1], ONE_NODE, SEVERAL):
-        sure, cautious = (belief_after(model, sizes, quantile).score(1.0, 0.0) for quantile in (0.0, -1.0))
-        speeds[len(sizes)] = np.log(sure / cautious)[1, [0, 3, 15, 63]]
-        assert (sure[0, 1:8] < np.arange(2, 9) * sure[0, 0] * 1.001).all()
-    assert speeds[1][2] > 3 * speeds[1][0]
-    assert speeds[5][2] < 0.8 * speeds[1][2]
-    assert speeds[5][0] < 0.1
+        belief = belief_after(model, sizes)
+        shown = belief.score(1.0, 0.0)
+        assert belief.sizes == len(sizes)
+        sigma[len(sizes)] = shown.sigma[1, [0, 3, 15, 63]]
+        assert (shown.best[0, 1:8] < np.arange(2, 9) * shown.best[0, 0] * 1.001).all()
+    assert sigma[1][2] > 3 * sigma[1][0]
+    assert sigma[5][2] < 0.8 * sigma[1][2]
+    assert sigma[5][0] < 0.1
+
+
+@pytest.mark.parametrize("odd", range(3))
+@pytest.mark.parametrize("model", MODELS)
+def test_one_step_far_off_the_others_counts_little(model: str, odd: int) -> None:
+    """It took ten times as long, since its job paused. Of several GPUs only whole steps are known, as of real jobs."""
+    profile = PROFILES[model]
+    reference = reference_batch(profile.batch)
+    assert isinstance(profile.throughput, ThroughputParams)
+    rows = observed(profile.throughput, [(1, 1), (1, 2), (1, 4), (2, 8), (4, 16)], (reference,))
+    rows = replace(rows, sync_time=np.where(rows.replicas > 1, np.nan, 0.0))
+    slow = np.where(np.arange(len(rows)) == odd, 10.0, 1.0)
+    fine, off = (
+        law_at(fit_with_prior(given, prior_without(model), reference).point, reference)
+        for given in (rows, replace(rows, step_time=slow * rows.step_time))
+    )
+    np.testing.assert_allclose(off.step_time(8, 32, reference), fine.step_time(8, 32, reference), rtol=0.3)
+
+
+def test_without_other_models_there_is_no_prior_and_no_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line says what was expected."""
+    monkeypatch.setattr("rlpto.knowledge.prior.builtin_profiles", lambda: {"bert": PROFILES["bert"]})
+    with pytest.raises(ConfigError, match=r"knowledge: what is believed of bert .* expected 2 .* found 0"):
+        prior_without.__wrapped__("bert")
+    with pytest.raises(ConfigError, match="expected 2 built-in ones or more, found 1"):
+        prior_without.__wrapped__("cifar10")
+    with pytest.raises(ConfigError, match="expected 1 built-in ones or more, found 0"):
+        curves._gains_without.__wrapped__("bert")
 
 
 def test_a_model_is_no_prior_of_itself() -> None:

@@ -55,7 +55,7 @@ def test_the_same_batch_follows_from_the_same_parameters(cases: list[dict]) -> N
 
 def test_nearly_the_same_goodput_follows_from_a_fit_to_the_same_steps(cases: list[dict]) -> None:
     for case in cases:
-        goodput = belief_of(case, own_fit=True).score(case["grad_sqr"], case["grad_var"])
+        goodput = belief_of(case, own_fit=True).score(case["grad_sqr"], case["grad_var"]).best
         for best in case["best"]:
             span = min(best["nodes"], 2) - 1
             assert goodput[span, best["gpus"] - 1] == pytest.approx(best["goodput"], rel=0.01)
@@ -120,7 +120,7 @@ def test_what_is_chosen_from_is_within_the_limits(gpus: int, base: int, more: fl
 
 
 def test_nothing_observed_means_perfect_scaling() -> None:
-    goodput = ThroughputBelief(LIMITS, None, 8).score(1.0, 0.0)
+    goodput = ThroughputBelief(LIMITS, None, 8).score(1.0, 0.0).best
     np.testing.assert_allclose(goodput, np.tile(goodput[0, 0] * np.arange(1, 9), (2, 1)))
 
 
@@ -167,3 +167,37 @@ def test_jobs_whose_batch_size_was_chosen_are_learnt_from() -> None:
     assert remaining_work("declared", store, tables)(np.array([1])).tolist() == [3.0]
     store.progress[1] = 3.0
     assert remaining_work("unknown", store, tables)(np.array([1])).tolist() == [6.0]
+
+
+def with_users(*users: str) -> JobStore:
+    """Jobs of one model, all of them but the last finished, after as many epochs as their number and one."""
+    jobs = [job(i, epochs=90.0, user=user) for i, user in enumerate(users)]
+    store = JobStore.from_jobs(jobs, linear_tables())
+    for i in range(len(users) - 1):
+        store.finish_time[i], store.progress[i] = 50.0, i + 1.0
+    return store
+
+
+@pytest.mark.parametrize(
+    ("users", "done", "left"),
+    [
+        (("ann", "bob", "ann", "bob"), 0.0, 2.0),  # bob's own job took 2
+        (("ann", "bob", "ann", "eve"), 0.0, 2.0),  # eve has finished none: the mean of all
+        (("ann", "bob", "ann", "bob"), 2.5, 0.5),  # bob's were shorter than what this one has done
+        (("ann", "bob", "ann", "ann"), 1.5, 1.5),
+        (("", "", "", ""), 0.0, 2.0),
+        (("ann", "bob", "ann", "bob"), 5.0, 10.0),  # longer than all: twice what was done
+    ],
+)
+def test_lengths_are_learnt_from_the_user_s_own_jobs_first(users: tuple[str, ...], done: float, left: float) -> None:
+    store = with_users(*users)
+    store.progress[-1] = done
+    last = np.array([len(users) - 1])
+    assert remaining_work("learnt", store, linear_tables())(last).tolist() == [left]
+
+
+def test_a_user_is_the_same_in_every_store() -> None:
+    store = with_users("ann", "bob")
+    store.append(JobStore.from_jobs([job(2, epochs=9.0, user="ann"), job(3, epochs=9.0)], linear_tables()).records)
+    assert store.user[2] == store.user[0] != store.user[1]
+    assert store.user[3] == 0

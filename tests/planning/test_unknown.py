@@ -87,7 +87,7 @@ def cluster_of(tables: SpeedTables, mode: str, remaining: RemainingKnowledge, no
     return SimulatedCluster(NODES, jobs, tables, TIMES, knowledge=known)
 
 
-BAYES = BeliefRules(True, "bayes", -0.5, 0.2, 0.25)
+BAYES = BeliefRules(True, "bayes", 0.2, 0.25)
 POLICIES = (
     *BUILT_IN,
     *("max_throughput:choose_batch_size=true", "coach:probes=corners", "coach:form=parabola"),

@@ -35,6 +35,7 @@ from ..builders import give, played
 MODELS = ("cifar10", "deepspeech2")
 NODES = (Node(4), Node(4))
 FIXED = 256
+BAYES = BeliefRules(method="bayes", noise_slope=0.2, unseen_hours=0.25)
 
 
 @cache
@@ -115,8 +116,8 @@ def test_speeds_are_shown_as_they_were_observed() -> None:
 @pytest.mark.parametrize("left", ["declared", "unknown"])
 def test_a_job_that_was_never_observed_looks_short(left: RemainingKnowledge) -> None:
     """Else a policy that puts long jobs off never starts it, and never learns what it is."""
-    rules = BeliefRules(method="bayes", quantile=-0.5, noise_slope=0.2, unseen_hours=0.25)
-    cluster = online([job(0, epochs=90.0), job(1, 600.0, epochs=90.0)], remaining=left, rules=rules)
+    large = replace(job(1, 600.0, epochs=90.0), data_size=50 * job().data_size)
+    cluster = online([job(0, epochs=90.0), large], remaining=left, rules=BAYES)
     hours = cluster.state().jobs.remaining / shown(cluster)[:, 1:].T / 3600
     np.testing.assert_allclose(hours, 0.25)
     while cluster.time < 600:
@@ -127,6 +128,34 @@ def test_a_job_that_was_never_observed_looks_short(left: RemainingKnowledge) -> 
     if left == "declared":
         assert seen > 0.5
     assert make_policy("srtf")(cluster.state()).gpus[1] > 0
+
+
+def test_what_is_shown_of_a_job_says_how_sure_it_is() -> None:
+    """Of the size that it could take next, which it has not had: surer with every size that it has seen."""
+    cluster = online([job(epochs=90.0)], rules=BAYES)
+    sizes, sigma = [], []
+    for gpus in (1, 2, 4):
+        jobs = cluster.state().jobs
+        sizes.append(float(jobs.sizes_seen[0]))
+        sigma.append(float(jobs.speed_sigma[0]))
+        give(cluster, [gpus])
+        for _ in range(4):
+            cluster.advance()
+    assert sizes == [0.0, 1.0, 2.0]
+    assert sigma[0] > 3 * sigma[1] > 0.03
+    exact = SimulatedCluster(NODES, [job()], tables(), SimulatorSettings()).state().jobs
+    assert (exact.sizes_seen[0], exact.speed_sigma[0]) == (0.0, 0.0)
+    pollux = cluster_after(4, AS_POLLUX).state().jobs
+    assert (pollux.sizes_seen[0], pollux.speed_sigma[0]) == (1.0, 0.0), "its fit has no errors"
+
+
+def cluster_after(rounds: int, rules: BeliefRules) -> SimulatedCluster:
+    """One job with one GPU."""
+    cluster = online([job(epochs=90.0)], rules=rules)
+    for _ in range(rounds):
+        give(cluster, [1])
+        cluster.advance()
+    return cluster
 
 
 def test_jobs_that_share_their_fits_know_what_others_have_seen() -> None:

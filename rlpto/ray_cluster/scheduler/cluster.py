@@ -228,6 +228,7 @@ class RayCluster(JobTracker):
         """Speeds of further models are known, besides those of all present ones."""
         self.tables = tables
         self.columns.take_tables(tables, self.jobs)
+        self._work.take_tables(tables)
         if self.estimates is None:
             self.store.believed_type[:] = self.store.type_index
         self._take_beliefs()

@@ -13,6 +13,7 @@ from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import JobError, RlptoError
+from rlpto.knowledge.known import UNSEEN_HOURS
 from rlpto.knowledge.remaining import RemainingKnowledge, RemainingWork
 from rlpto.performance.tables import NO_TYPE, SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
@@ -73,8 +74,8 @@ class JobTracker:
         self._nodes = nodes
         self._commands = CommandLog(backend, database, self._specs, nodes.claims)
         self._noise, self.estimates = knowledge.noise, knowledge.estimates
-        left_work = RemainingWork(knowledge.remaining, knowledge.tail, self.store, tables, self._accuracy_at)
-        self._left = None if knowledge.remaining == "declared" else left_work
+        self._work = RemainingWork(knowledge.remaining, knowledge.tail, self.store, tables, self._accuracy_at)
+        self._left = None if knowledge.remaining == "declared" else self._work
         self._losses: dict[str, tuple[float, int]] = {}
         self._starts: list[float] = json.loads(database.fact(STARTS) or "[]")
         self._learned = False
@@ -174,6 +175,7 @@ class JobTracker:
         at = max(self._reported_at(report), self.jobs[number].submit_time)
         if report.state == "finished":
             self.columns.finish(number, at, report.progress if report.note else None)
+            self._learned = True  # others may be believed to be as long
             self.database.set_job(job, finish_time=at)
         else:
             self.columns.fail(number)
@@ -258,6 +260,9 @@ class JobTracker:
         """Take over what is believed of each job now; by their estimates jobs are of other types, by number."""
         own, types = self.tables, self.store.type_index
         if self.estimates is not None:
+            if len(unseen := self.estimates.unseen):
+                hours = UNSEEN_HOURS * self.store.scale[unseen]
+                self.estimates.show_unseen(self._work(unseen) / (3600 * hours))
             own, types = self.estimates.tables, self.estimates.type_of
         self.believed = with_starts(own, self._starts)
         self.columns.delay[:] = self.believed.rescale_delay[types]

@@ -1,13 +1,12 @@
 """What policies believe of jobs that were never measured before: fits of what each job has reported itself.
 
-As in Pollux (Qiao et al., OSDI 2021, section 4.1) a job is taken to scale perfectly until it has trained with several
-numbers of workers; from then on the throughput model is fitted to what was seen. Sizes that were seen have the speed
-that was measured. Before a job has trained at all, the `guess` in its program's settings stands in.
+Sizes that were seen have the speed that was measured; others that of a fit, with the same prior as simulated jobs have
+(`rlpto.knowledge.bayes_fit`), or by Pollux's rules (Qiao et al., OSDI 2021, section 4.1): perfect scaling until a job
+has trained with several numbers of workers, then a fit without a prior. Real jobs report whole steps, by number of
+nodes and of parameter servers: what of a step is synchronising is not known.
 
-This is another form than `rlpto.knowledge`, where a job has Pollux's own fit of separate times of computing and
-synchronising, and rows for one node and for several. Real jobs report whole steps, by number of nodes and of parameter
-servers, and policies are to know every size as it was measured; the fit (`fit_throughput`) is robust against outliers.
-Parity with Pollux's simulator rests on the order of operations there: in one form, one of the two would give others.
+Before a job has trained at all, the `guess` in its program's settings stands in; where they say nothing of a step's
+time, the job looks short, as simulated ones do (`rlpto.knowledge.known.UNSEEN_HOURS`).
 
 What was seen on one kind of GPU says nothing of how a job scales on another: every kind has a fit of its own. A kind
 that a job has not trained on is projected from the first that it has, by the ratio of one GPU's throughputs, as
@@ -21,28 +20,32 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.knowledge.bayes_fit import fill_log_speeds, fit_with_prior
+from rlpto.knowledge.known import FitMethod
+from rlpto.knowledge.prior import LEVEL_SIGMA, ThroughputPrior, coordinates, law_at, prior_without
 from rlpto.performance.accuracy import AccuracyCurve, Metric, fit_accuracy
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.efficiency import NoiseCurve, efficiency
-from rlpto.performance.fitted import FittedProfiles
+from rlpto.performance.fitted import SPANS, FittedProfiles
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.parameter_server import PARAMETERS, Probes, ServerParams, fit_speed
 from rlpto.performance.profiles import ModelLimits, Profile, TypeTables
 from rlpto.performance.tables import ONE_KIND, JobType, SpeedTables
-from rlpto.performance.throughput import ThroughputLaw, fit_throughput
+from rlpto.performance.throughput import StepMeasurements, ThroughputLaw, ThroughputParams, fit_throughput
 from rlpto.ray_cluster.measuring.profiling import batch_limits, by_epoch, steps_of
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
 from rlpto.ray_cluster.settings import ProgramSettings
 
 Ratio = Callable[[str, str], float]
 """How many times as fast one GPU of a kind is as one of another, given both."""
-Fit = Callable[[ProgramSettings, tuple[Measured, ...]], ThroughputLaw]
-"""As `estimated_throughput`."""
+Fit = Callable[[ProgramSettings, tuple[Measured, ...]], "SpeedFit"]
+"""As `estimated_throughput`, of a certain model."""
 ENOUGH_STEPS = 5
 """Steps of a size before its speed counts as measured."""
 SPEED_CHANGE, NOISE_CHANGE, CURVE_CHANGE = 0.05, 0.2, 0.1
@@ -73,13 +76,22 @@ def evidence_of(report: JobReport) -> Evidence:
     return Evidence(speeds, report.noise_scale if known else math.nan, report.accuracy_curve)
 
 
+class SpeedFit(NamedTuple):
+    """A law of throughput, and [SPANS, K] the standard deviation of the logarithm of its speed with 1 to K workers on
+    one node and on several; None: not known."""
+
+    law: ThroughputLaw
+    sigma: FloatArray | None = None
+
+
 @dataclass(frozen=True)
 class Estimate:
     """What is believed of one job, or of like ones, and the evidence that it rests on.
 
     like: the same for jobs that share evidence. program: with the job's own batch size. profile: its throughput is that
-    on the first kind of GPU that the job has trained on. ratio: of the job's model. metric: of its speeds. laws:
-    throughput on every kind that it has trained on, the first of them first.
+    on the first kind of GPU that the job has trained on. ratio: of the job's model. metric: of its speeds. fits: to its
+    speed on every kind that it has trained on, the first of them first. rate: epochs per second of the profile that are
+    shown at any size while nothing was measured; None: as the profile says.
     """
 
     like: str
@@ -88,17 +100,18 @@ class Estimate:
     ratio: Ratio
     metric: str
     evidence: Evidence = Evidence()
-    laws: Mapping[str, ThroughputLaw] = field(default_factory=dict)
+    fits: Mapping[str, SpeedFit] = field(default_factory=dict)
+    rate: float | None = None
 
     def after(self, newer: Evidence, fit: Fit) -> Estimate:
         """What is believed after newer evidence; the very same object unless that says something notably new."""
-        kept, profile, laws = self.evidence, self.profile, dict(self.laws)
+        kept, profile, fits = self.evidence, self.profile, dict(self.fits)
         if newer.speeds and not _same_speeds(kept.speeds, newer.speeds):
             for gpu, speeds in _by_kind(newer.speeds).items():
-                if gpu not in laws or not _same_speeds(_by_kind(kept.speeds).get(gpu, ()), speeds):
-                    laws[gpu] = fit(self.program, speeds)
+                if gpu not in fits or not _same_speeds(_by_kind(kept.speeds).get(gpu, ()), speeds):
+                    fits[gpu] = fit(self.program, speeds)
             kept = replace(kept, speeds=newer.speeds)
-            profile = replace(profile, throughput=next(iter(laws.values())))
+            profile = replace(profile, throughput=next(iter(fits.values())).law)
         if not math.isnan(newer.noise_scale) and not _near(kept.noise_scale, newer.noise_scale, NOISE_CHANGE):
             kept = replace(kept, noise_scale=newer.noise_scale)
             profile = replace(profile, noise=NoiseCurve((0.0,), (newer.noise_scale,)))
@@ -106,7 +119,26 @@ class Estimate:
         if trained >= SHAPE_EPOCHS and not _near(_trained(kept), trained, CURVE_CHANGE):
             kept = replace(kept, accuracy=newer.accuracy)
             profile = replace(profile, accuracy=estimated_curve(self.program, newer.accuracy))
-        return self if kept is self.evidence else replace(self, profile=profile, evidence=kept, laws=laws)
+        return self if kept is self.evidence else replace(self, profile=profile, evidence=kept, fits=fits)
+
+    @property
+    def guessed(self) -> bool:
+        """Whether the settings say how long a step takes."""
+        return self.program.pace is not None or "step_seconds" in self.program.guess.model_fields_set
+
+    @property
+    def sizes(self) -> int:
+        """Numbers of workers that the speeds rest on."""
+        return len({size.workers for size in self.evidence.speeds})
+
+    def sigma(self, most: int) -> FloatArray:
+        """[SPANS, most + 1] standard deviation of the logarithm of the speed with 0 to `most` workers."""
+        first = next(iter(self.fits.values()), None)
+        found = np.full((SPANS, most + 1), LEVEL_SIGMA if first is None else 0.0)
+        if first is not None and first.sigma is not None:
+            count = min(most, first.sigma.shape[1])
+            found[:, 1 : count + 1], found[:, count + 1 :] = first.sigma[:, :count], first.sigma[:, -1:]
+        return found
 
     @property
     def type(self) -> JobType:
@@ -117,10 +149,12 @@ class Estimate:
 
     def type_tables(self, kind: JobType, gpu: str, max_gpus: int, kinds: Mapping[str, int]) -> TypeTables:
         """Speeds by size: as measured where they were, else by the model; on a kind without any, projected."""
-        seen = gpu if gpu in self.laws else next(iter(self.laws), gpu)
-        profile = replace(self.profile, throughput=self.laws.get(seen, self.profile.throughput))
+        seen = gpu if gpu in self.fits else next(iter(self.fits), gpu)
+        profile = replace(self.profile, throughput=self.fits[seen].law) if self.fits else self.profile
         source = FittedProfiles({profile.name: profile})
         found, there = (source.type_tables(kind, max_gpus, kinds[of]) for of in (gpu, seen))
+        if self.rate is not None and not self.fits:
+            return replace(found, rates=np.full_like(found.rates, self.rate), score=None)
         servers = kind.servers or found.facts.servers
         rates, score = found.rates.copy(), None if found.score is None else found.score.copy()
         for size in self.evidence.speeds:
@@ -178,6 +212,7 @@ class OnlineEstimates:
     epoch has, with the most GPUs of a job; what is believed while there are no jobs. kinds: of GPU, and the size of the
     largest node of each.
     ratio: how many times as fast one GPU of a kind is as one of another, given the model, the kind and the other.
+    method: of the fits, see `rlpto.knowledge.known`.
     pooled: jobs of one program with the same options and batch size share evidence of speed and noise; all that wait,
     thousands perhaps, are of one type then. most_epochs: of a job's table, whose last epoch stands for those that
     follow; None: all.
@@ -192,14 +227,16 @@ class OnlineEstimates:
         kinds: Mapping[str, int],
         ratio: Callable[[str, str, str], float] = lambda *_: 1.0,
         *,
+        method: FitMethod = "bayes",
         pooled: bool = False,
         most_epochs: int | None = None,
     ) -> None:
-        self._programs, self._ratio, self._pooled = programs, ratio, pooled
+        self._programs, self._ratio, self._method, self._pooled = programs, ratio, method, pooled
         self._profiles, self._kinds = profiles, dict(kinds)
         self._most_epochs = most_epochs or math.inf
         self._pool: dict[str, Evidence] = {}
-        self._fits: dict[tuple[str, str], tuple[tuple[Measured, ...], ThroughputLaw]] = {}
+        self._fits: dict[tuple[str, str], tuple[tuple[Measured, ...], SpeedFit]] = {}
+        self._models: list[str] = []
         self._shared: dict[tuple[object, ...], Estimate] = {}
         self._made = 0
         self._estimates: list[Estimate] = []
@@ -219,15 +256,17 @@ class OnlineEstimates:
             before = self._shared.get(key) or self._named(
                 _first_estimate(like, job, spec, program, own, epochs, partial(self._ratio, job.model))
             )
-            after = before.after(self._pool[like], partial(self._fit, like)) if like in self._pool else before
+            after = before.after(self._pool[like], self._fit_of(like, job.model)) if like in self._pool else before
             self._shared[key] = before if after is before else self._named(after)
             self._estimates.append(self._shared[key])
+            self._models.append(job.model)
         self._compile()
 
     def keep(self, index: IntArray) -> None:
         """Forget all jobs but those at `index` [n], which get the numbers 0 to n - 1."""
         kept = index.tolist()
         self._estimates = [self._estimates[job] for job in kept]
+        self._models = [self._models[job] for job in kept]
         self._news = {new: self._news[job] for new, job in enumerate(kept) if job in self._news}
         there = set(map(id, self._estimates))
         self._shared = {key: estimate for key, estimate in self._shared.items() if id(estimate) in there}
@@ -260,12 +299,32 @@ class OnlineEstimates:
             self._fits = {key: kept for key, kept in self._fits.items() if key[0] != lost}
         return Evidence(speeds, noise, own.accuracy)
 
-    def _fit(self, like: str, program: ProgramSettings, speeds: tuple[Measured, ...]) -> ThroughputLaw:
-        """A fit that like jobs share, as long as what was measured has hardly changed: one may take half a second."""
-        key = like, speeds[0].gpu
-        if key not in self._fits or not _same_speeds(self._fits[key][0], speeds):
-            self._fits[key] = speeds, estimated_throughput(program, speeds)
-        return self._fits[key][1]
+    def _fit_of(self, like: str, model: str) -> Fit:
+        """Fits that like jobs share, as long as what was measured has hardly changed: one may take half a second."""
+        prior = prior_without(model) if self._method == "bayes" else None
+
+        def fit(program: ProgramSettings, speeds: tuple[Measured, ...]) -> SpeedFit:
+            key = like, speeds[0].gpu
+            if key not in self._fits or not _same_speeds(self._fits[key][0], speeds):
+                self._fits[key] = speeds, estimated_throughput(program, speeds, prior, self._profiles.max_gpus)
+            return self._fits[key][1]
+
+        return fit
+
+    @property
+    def unseen(self) -> IntArray:
+        """[n] jobs of whose speed nothing was measured, nor guessed."""
+        known = [bool(estimate.fits) or estimate.guessed for estimate in self._estimates]
+        return np.flatnonzero(~np.array(known, dtype=np.bool_))
+
+    def show_unseen(self, rates: FloatArray) -> None:
+        """Show jobs `unseen` [n] with rates [n], in epochs per second of their profiles, at every size."""
+        for job, rate in zip(self.unseen.tolist(), rates.tolist(), strict=True):
+            estimate = self._estimates[job]
+            if estimate.rate != rate:
+                name = f"{estimate.profile.name.split()[0]} {rate!r}"  # alike: one type
+                self._estimates[job] = replace(estimate, profile=replace(estimate.profile, name=name), rate=rate)
+        self._compile()
 
     def learn(self) -> bool:
         """Take in reports until one job needs a new fit, which may take some tenths of a second.
@@ -274,7 +333,7 @@ class OnlineEstimates:
         """
         for job in list(self._news):
             before = self._estimates[job]
-            after = before.after(self._news.pop(job), partial(self._fit, before.like))
+            after = before.after(self._news.pop(job), self._fit_of(before.like, self._models[job]))
             if after is not before:
                 self._estimates[job] = self._named(after)
                 self._compile()
@@ -308,6 +367,10 @@ class OnlineEstimates:
             choose_servers=True,
             kinds=self._kinds,
         )
+        made, own = list(self._source.estimates.values()), self.tables.own
+        sizes = np.array([float(estimate.sizes) for estimate in made])
+        sigma = np.stack([estimate.sigma(self.tables.max_gpus) for estimate in made])
+        self.tables = replace(self.tables, sizes_seen=sizes[own], speed_sigma=sigma[own])
 
 
 def _first_estimate(
@@ -327,20 +390,45 @@ def _first_estimate(
     return Estimate(like, own, profile, ratio, job.metric)
 
 
-def estimated_throughput(program: ProgramSettings, speeds: tuple[Measured, ...]) -> ThroughputLaw:
-    """The model fitted to the speeds of several numbers of workers; of a single number: perfect scaling from there.
+def estimated_throughput(
+    program: ProgramSettings, speeds: tuple[Measured, ...], prior: ThroughputPrior | None, most: int
+) -> SpeedFit:
+    """The law fitted to speeds of a program on one kind of GPU; most: workers of a job.
 
-    With parameter servers the model is Optimus's, once the numbers of workers and servers that were seen determine it.
+    Without a prior a single number of workers means perfect scaling from there. With parameter servers the law is
+    Optimus's, once the numbers of workers and servers that were seen determine it, and scaling is perfect before.
     """
     smallest = min(speeds, key=lambda size: (size.workers, size.nodes))
     alone = smallest.samples_per_second / smallest.workers
     if program.has_servers:
-        return _server_law(program, speeds) or program.law(1.0 / alone)
+        return SpeedFit(_server_law(program, speeds) or program.law(1.0 / alone))
+    if prior is not None:
+        return _fit_with_prior(program, speeds, prior, most)
     if len({size.workers for size in speeds}) == 1:
-        return program.law(1.0 / alone)
+        return SpeedFit(program.law(1.0 / alone))
     if smallest.workers > 1:  # the fit needs to know what a single worker takes
         speeds = (Measured(1, 1, alone, smallest.count), *speeds)
-    return fit_throughput(steps_of(program, speeds))
+    return SpeedFit(fit_throughput(steps_of(program, speeds)))
+
+
+def _fit_with_prior(
+    program: ProgramSettings, speeds: tuple[Measured, ...], prior: ThroughputPrior, most: int
+) -> SpeedFit:
+    """As simulated jobs fit their speed, where of several workers whole steps alone are known."""
+    batch, fixed = float(program.batch_size), program.batch_rule == "fixed"
+    sizes = np.array([(size.nodes, size.workers, size.samples_per_second) for size in speeds], dtype=np.float64)
+    nodes, workers, speed = sizes.T
+    local = batch / workers if fixed else np.full(len(workers), batch)
+    if program.pace is not None:  # steps are stretched in proportion to the samples: that is no guess
+        perfect = program.law(program.pace / batch)
+        assert isinstance(perfect, ThroughputParams)
+        prior = replace(prior, mean=coordinates(perfect, batch))
+    rows = StepMeasurements(nodes, workers, local, workers * local / speed, np.where(workers > 1, np.nan, 0.0))
+    fit = fit_with_prior(rows, prior, batch)
+    each = np.ceil(batch / np.arange(1, most + 1) if fixed else np.full(most, batch)).astype(np.int64)[:, None]
+    log_seconds, sigma = np.empty((2, SPANS, most, 1))
+    fill_log_speeds(*fit, batch, each, np.zeros_like(each), log_seconds, sigma)
+    return SpeedFit(law_at(fit.point, batch), sigma[:, :, 0])
 
 
 def estimated_curve(program: ProgramSettings, points: tuple[tuple[float, float], ...]) -> AccuracyCurve:

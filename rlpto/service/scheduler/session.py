@@ -96,7 +96,9 @@ def open_session(
         database,
         session_timing(config, lambda *_: clock),
         (status, *([] if ahead is None else [lambda _: ahead.publish()])),
-        knowledge=PolicyKnowledge(estimates=_estimates(catalogue, jobs, specs, shape)),
+        knowledge=PolicyKnowledge(
+            None, _estimates(config, catalogue, jobs, specs, shape), config.knowledge.remaining, config.knowledge.tail
+        ),
         source=source,
         reported=CurveWriter(settings.retention.points_per_job),
     )
@@ -166,10 +168,19 @@ def _known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> 
     return jobs, specs
 
 
-def _estimates(catalogue: Catalogue, jobs: list[Job], specs: list[JobSpec], shape: ClusterShape) -> OnlineEstimates:
+def _estimates(
+    config: Config, catalogue: Catalogue, jobs: list[Job], specs: list[JobSpec], shape: ClusterShape
+) -> OnlineEstimates:
     """What is believed of jobs: what they report, like jobs share; before that, the guess of their program."""
     return OnlineEstimates(
-        jobs, specs, catalogue.programs, catalogue.tables, shape.kind_sizes, pooled=True, most_epochs=MOST_TABLE_EPOCHS
+        jobs,
+        specs,
+        catalogue.programs,
+        catalogue.tables,
+        shape.kind_sizes,
+        method=config.knowledge.fit,
+        pooled=True,
+        most_epochs=MOST_TABLE_EPOCHS,
     )
 
 
