@@ -69,7 +69,7 @@ class WindowSettings(Settings):
     `rlpto.agents.window_trainers`."""
     windows: int = Field(200_000, ge=2, le=10**9)
     """Windows played in all, each by one draw; the same window comes back to other draws."""
-    rollout: int = Field(256, ge=4, le=10**6)
+    rollout: int = Field(128, ge=4, le=10**6)
     """Windows between two updates; an even number, since draws come in pairs."""
     constants: float = Field(0.1, ge=0, le=10)
     """Standard deviation of draws of the index's weights, relative to each; 0: they stay as they are."""

@@ -1,12 +1,12 @@
 """Agents that learn from whole windows, against the tuned index that they start from; see docs/agent.md.
 
 Every figure is of test windows that nothing was trained or tuned on, played whole by compiled code. Time alone is
-rewarded, and classes weigh, except where total reward is compared.
+rewarded, and classes weigh.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import _common
@@ -28,61 +28,73 @@ DRAWS = {"train": 100, "test": 60}
 """Of each file of Pollux's workloads."""
 SEEDS = {"train": 3, "test": 4}
 """Repetitions of each window of the others, with other models and work of the jobs."""
-WAYS = {
-    "constants alone, by evolution": ("agent.whole_windows.network=0",),
+CONSTANTS, BOTH = "constants alone, by evolution", "both, by evolution"
+WAYS: dict[str, tuple[str, ...]] = {
+    CONSTANTS: ("agent.whole_windows.network=0",),
     "network alone, by evolution": ("agent.whole_windows.constants=0",),
-    "both, by evolution": (),
+    BOTH: (),
     "both, by PPO": ("agent.whole_windows.trainer=ppo",),
 }
+GUESSED = {
+    "lengths learnt from finished jobs": "knowledge.remaining=learnt",
+    "lengths unknown": "knowledge.remaining=unknown",
+}
 EVERY = (
-    *("agent.learns=windows", "agent.baselines=[]", "agent.validation_windows=60", "queue.classes=weighted"),
+    *(
+        "agent.learns=windows",
+        *TIME_ONLY,
+        "agent.baselines=[]",
+        "agent.validation_windows=60",
+        "queue.classes=weighted",
+    ),
     "agent.whole_windows.evaluate_every=25000",
 )
+START = "env.start={configs}/tuned/{workload}-jct-weighted.yaml"
 
 
 def jct(plan: Plan) -> Part:
     """Mean JCT of the agent relative to the tuned index, at every load."""
-    return compared(plan, "JCT", TIME_ONLY, "{configs}/tuned/{workload}-jct-weighted.yaml")
-
-
-def reward(plan: Plan) -> Part:
-    """Total reward of the agent against the tuned index, at every load: what it gains, relative to the cost of time."""
-    return compared(plan, "reward", (), "{configs}/tuned/{workload}.yaml")
-
-
-def compared(plan: Plan, what: str, rewarded: Sequence[str], start: str) -> Part:
-    """One agent for each workload at all loads, by the loss that it was trained for."""
     part, estimates = Part(), []
     for workload in plan.workloads:
-        vectors = [vector_of(plan, workload, what, (*rewarded, f"env.start={start}"), 0)]
+        vectors = [vector_of(plan, workload, "JCT", (), 0)]
         for load in plan.loads:
-            losses = losses_at(plan, workload, load, (*rewarded, *started(start, workload)), vectors)
-            interval = relative(losses)
+            interval = relative(losses_at(plan, workload, load, (), vectors))
             estimates.append(interval)
             row = {"workload": workload, "load": load, "windows": interval.samples}
             part.rows.append({**row, "agent / tuned index": shown(interval, ".3f")})
     mean = float(np.exp(np.mean(np.log([interval.estimate for interval in estimates]))))
     below = sum(interval.high < 1 for interval in estimates)
-    part.figures = {f"{what}: geometric mean of {len(estimates)} cells": mean, f"{what}: cells below 1": float(below)}
+    part.figures = {"geometric mean of the cells": mean, "cells whose interval lies below 1": float(below)}
     return part
 
 
 def ways(plan: Plan) -> Part:
     """What is learnt, and how, at equal numbers of windows: Pollux's workloads at all loads."""
+    return by_way(plan, "", WAYS, ())
+
+
+def guessed(plan: Plan) -> Part:
+    """The same where work is not declared: constants and agents that learnt there, against the same tuned index."""
+    part = Part()
+    for name, setting in GUESSED.items():
+        found = by_way(plan, f"{name}: ", {way: WAYS[way] for way in (CONSTANTS, BOTH)}, (setting,))
+        part.figures |= found.figures
+        part.rows += found.rows
+    return part
+
+
+def by_way(plan: Plan, prefix: str, chosen: Mapping[str, Sequence[str]], known: Sequence[str]) -> Part:
+    """A row for each way to learn, on Pollux's workloads. known: overrides of what is known."""
     part, workload = Part(), plan.workloads[-1]
-    start = "{configs}/tuned/{workload}-jct-weighted.yaml"
-    for name, overrides in WAYS.items():
-        settings = (*TIME_ONLY, f"env.start={start}", *overrides)
-        variant = name if overrides else "JCT"  # the agent of the first table
-        vectors = [vector_of(plan, workload, variant, settings, seed) for seed in range(plan.seeds)]
-        here = (*TIME_ONLY, *started(start, workload))
-        each = [losses_at(plan, workload, load, here, vectors) for load in plan.loads]
+    for way, overrides in chosen.items():
+        name = f"{prefix}{way}"
+        variant = name if overrides or known else "JCT"  # the agent of the first table
+        vectors = [vector_of(plan, workload, variant, (*known, *overrides), seed) for seed in range(plan.seeds)]
+        each = [losses_at(plan, workload, load, known, vectors) for load in plan.loads]
         pooled = relative(np.concatenate(each))
         means = [f"{relative(one).estimate:.3f}" for one in each]
         by_load = {f"load {load:g}": mean for load, mean in zip(plan.loads, means, strict=True)}
-        by_seed = [float(np.exp(np.log1p(np.concatenate(each)[:, seed]).mean())) for seed in range(plan.seeds)]
-        row = {"learnt": name, **by_load, "all loads": shown(pooled, ".3f")}
-        part.rows.append({**row, "seeds": ", ".join(f"{mean:.3f}" for mean in by_seed)})
+        part.rows.append({"learnt": name, **by_load, "all loads": shown(pooled, ".3f")})
         part.figures[f"{name}, upper end"] = pooled.high
     return part
 
@@ -92,14 +104,14 @@ def vector_of(plan: Plan, workload: Workload, variant: str, overrides: Sequence[
     label = variant.replace(" ", "-").replace(",", "")
     more = f"workload.draws={DRAWS['train']}" if workload == "pollux" else f"agent.window_seeds={SEEDS['train']}"
     windows = f"agent.whole_windows.windows={WINDOWS[workload]}"
-    given = (*EVERY, more, windows, *(one.format(configs=_common.CONFIGS, workload=workload) for one in overrides))
+    given = (*EVERY, more, windows, started(workload), *overrides)
     run = trained(plan, workload, f"windows-{label}", given, seed)
     return read_archive(run_file(Path(run)), KINDS).arrays[STEERING]
 
 
-def started(start: str, workload: Workload) -> tuple[str, ...]:
+def started(workload: Workload) -> str:
     """The override that names the tuned index."""
-    return (f"env.start={start.format(configs=_common.CONFIGS, workload=workload)}",)
+    return START.format(configs=_common.CONFIGS, workload=workload)
 
 
 def losses_at(
@@ -107,7 +119,7 @@ def losses_at(
 ) -> FloatArray:
     """[windows, vectors] losses against the tuned index at a load; repetitions of a window count as one."""
     more = (f"workload.draws={DRAWS['test']}",) if workload == "pollux" else ()
-    experiment = Experiment(plan.config(workload, load, "queue.classes=weighted", *more, *overrides, windows=10**6))
+    experiment = Experiment(plan.config(workload, load, *EVERY, started(workload), *more, *overrides, windows=10**6))
     seeds = range(1 if workload == "pollux" else SEEDS["test"])
     pool = WindowPool(training_setup(experiment, plan.split, [experiment.config.seed + seed for seed in seeds]))
     every = np.arange(len(pool))
