@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from rlpto import __version__
-from rlpto.agents.archive import KINDS, Archive, check_meaning, read_archive
+from rlpto.agents.archive import KINDS, STEERING, Archive, check_meaning, read_archive
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST
@@ -130,6 +130,11 @@ class StartingAgent:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.archive: Archive = read_archive(file, KINDS)
+        if STEERING in self.archive.arrays:
+            raise CheckpointError(
+                f"{file}: learnt from whole windows; expected an agent of agent.learns: decisions, since real jobs "
+                "cannot play thousands of windows"
+            )
         self.trained: TrainedAgent = agent_of(self.archive, file)
 
     def settings(self, wanted: AgentSettings) -> AgentSettings:

@@ -15,6 +15,7 @@ from rlpto.agents.archive import KINDS, NOT_TRAINED, STEERING, TRAINED, read_arc
 from rlpto.agents.checkpoint import Identity, export_agent
 from rlpto.agents.policy import Agent, AgentOptions, shown_label
 from rlpto.agents.settings import AgentSettings, WindowSettings
+from rlpto.agents.trained import StartingAgent
 from rlpto.agents.training import TrainingResult
 from rlpto.agents.window_trainers import Learner, make_trainer
 from rlpto.agents.window_training import WEIGHTS, SteeringSpace, train_on_windows
@@ -202,6 +203,12 @@ def test_a_file_of_another_version_or_training_is_refused(tmp_path: Path) -> Non
     write_archive(tmp_path / "old.zip", {**archive.manifest, "meaning": meaning}, archive.arrays, "a test")
     with pytest.raises(CheckpointError, match=r"old.zip: made by RLPTO .*steering_features: without"):
         Agent(AgentOptions(file=tmp_path / "old.zip"))
+
+
+def test_it_does_not_go_on_learning_on_real_jobs(tmp_path: Path) -> None:
+    train_small(tmp_path)
+    with pytest.raises(CheckpointError, match=r"best.zip: learnt from whole windows; expected .* decisions"):
+        StartingAgent(tmp_path / "best.zip")
 
 
 def test_tensorboard_shows_gains_and_parts_of_the_reward(tmp_path: Path) -> None:
