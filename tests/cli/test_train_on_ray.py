@@ -50,9 +50,11 @@ def test_settings_that_make_no_sense_there(rlpto, agent: Path, setting: str, mes
     ("setting", "message"),
     [
         ("knowledge.mode=online", "agents learn on compiled clusters; expected exact or noisy"),
-        ("knowledge.remaining=learnt", "knowledge.remaining learnt"),
+        ("knowledge.remaining=curve", "expected declared or learnt or unknown"),
     ],
 )
-def test_agents_do_not_learn_from_what_jobs_report(rlpto, tmp_path: Path, setting: str, message: str) -> None:
+def test_agents_do_not_learn_where_compiled_clusters_lack_what_is_known(
+    rlpto, tmp_path: Path, setting: str, message: str
+) -> None:
     rlpto("train", SMOKE, "--set", setting, "--run-dir", tmp_path / "run").assert_refused(message)
     assert not (tmp_path / "run").exists()
