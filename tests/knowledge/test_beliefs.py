@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from rlpto.core.job_store import JobStore
 from rlpto.knowledge.beliefs import ChoiceRule, ThroughputBelief, choose, choose_again, efficiency_seen, follow_choices
 from rlpto.knowledge.online_fit import fit_observed
+from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams, gradient_time, sync_time
 
@@ -201,3 +203,19 @@ def test_a_user_is_the_same_in_every_store() -> None:
     store.append(JobStore.from_jobs([job(2, epochs=9.0, user="ann"), job(3, epochs=9.0)], linear_tables()).records)
     assert store.user[2] == store.user[0] != store.user[1]
     assert store.user[3] == 0
+
+
+def test_what_is_declared_or_learnt_is_known_and_what_is_guessed_is_not() -> None:
+    store = JobStore.from_jobs([job(0, epochs=7.0), job(1, epochs=9.0), job(2, epochs=9.0)], linear_tables())
+    store.finish_time[0], store.progress[:] = 50.0, [7.0, 3.0, 8.0]
+    active = np.array([1, 2])
+    ways = get_args(RemainingKnowledge)
+    known = {how: remaining_work(how, store, linear_tables()).known(active).tolist() for how in ways}
+    learnt = [True, False]  # the second has trained for longer than any that has finished
+    assert known == {
+        "declared": [True, True],
+        "learnt": learnt,
+        "learnt_or_curve": learnt,
+        "curve": [False, False],
+        "unknown": [False, False],
+    }

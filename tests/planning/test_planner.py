@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.core.cluster import Cluster, Node
+from rlpto.core.cluster import Allocation, Cluster, ClusterState, Node
 from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
@@ -20,6 +20,7 @@ from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray
 from rlpto.knowledge.known import Knowledge
+from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning import planner as planner_module
 from rlpto.planning.compiled_loop import Loop
@@ -34,7 +35,7 @@ from rlpto.policies.switching import SwitchingPolicy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import linear_tables, random_jobs, random_tables
+from ..builders import Scripted, linear_tables, random_jobs, random_tables
 
 NODES = (Node(4), Node(4))
 QUEUE = QueueSettings(aging_normal=500.0, aging_low=700.0)
@@ -237,6 +238,34 @@ class TestPlans:
         record = schedule(Planner(PlannerOptions(jobs=1), QUEUE, times, TIME_ONLY), jobs, tables, times)
         base = schedule(Index(), jobs, tables, times)
         np.testing.assert_array_equal(record.jobs.finish_time, base.jobs.finish_time)
+
+    @pytest.mark.parametrize("remaining", ["unknown", "curve"])
+    def test_where_all_work_is_guessed_it_decides_as_its_base(self, remaining: RemainingKnowledge) -> None:
+        tables, times, found = random_tables(5, 8, 13.0), SimulatorSettings(), []
+        for policy in (Index(), Planner(None, QUEUE, times, TIME_ONLY), Noted(times, known=0.0)):
+            cluster = SimulatedCluster(NODES, at_once(5), tables, times, knowledge=Knowledge(remaining=remaining))
+            record = run(cluster, policy, QUEUE, TIME_ONLY, seed=5)
+            found.append((record.changes.time.tolist(), record.changes.gpus.tolist()))
+        assert found[0] == found[1]
+        assert found[0] != found[2], "plans of guesses decide otherwise"
+
+    def test_it_plans_while_the_work_of_half_of_the_jobs_is_known(self) -> None:
+        tables, times = random_tables(5, 8, 13.0), SimulatorSettings()
+        cluster = SimulatedCluster(NODES, at_once(5), tables, times, knowledge=Knowledge(remaining="learnt"))
+        planner, seen = Noted(times, every=1e-3), set()
+
+        def look(state: ClusterState) -> Allocation:
+            before, known = len(planner.costs), float(state.jobs.remaining_known.mean())
+            given = planner(state)
+            if len(state.jobs) > 1:
+                assert (len(planner.costs) > before) == (known >= 0.5)
+                seen.add(known)
+            return given
+
+        planner.reset(5)
+        run(cluster, Scripted(look), QUEUE, TIME_ONLY)
+        assert min(seen) == 0.0
+        assert any(0.5 <= known < 1.0 for known in seen)
 
     def test_jobs_that_wait_for_a_node_that_is_down_do_not_keep_a_plan(self) -> None:
         """It is not known when it comes back; a rollout until they finish would never end."""

@@ -178,7 +178,7 @@ def test_what_is_not_known_changes_nothing_that_is_shown_or_decided(
             policy.reset(1)
             given = policy(Queue(QUEUE).order(cluster.state()))
             decisions[name] = given.gpus, given.batch_size, given.servers
-        planner = Noted(TIMES)
+        planner = Noted(TIMES, known=0.0)
         decisions["planner"] = planner(Queue(QUEUE).order(cluster.state())).gpus, None, None
         figures["planner"] = planner.costs[0]
         made = predict(take_snapshot(cluster, state), make_policy("srtf"), QUEUE, TIMES)

@@ -348,6 +348,23 @@ class TestCluster:
         assert math.isfinite(last[2][0])
         assert cluster.columns.finished.all()
 
+    def test_policies_see_whose_remaining_work_is_learnt(self, database: SessionDatabase) -> None:
+        jobs = [make_job(0, 0.0, 2.0, max_gpus=4), make_job(1, 0.0, 20.0, max_gpus=4), make_job(2, 0.0, 2.0, gpus=4)]
+        backend, seen = Reporting(FakeTime(), {"n": 8}), []
+        cluster = make_cluster(
+            backend, jobs, database, tables=linear_tables(0.1, 8), knowledge=PolicyKnowledge(remaining="learnt")
+        )
+        policy = make_policy("fifo")
+
+        def look(state: ClusterState) -> Allocation:
+            seen.append(dict(zip(state.jobs.index.tolist(), state.jobs.remaining_known.tolist(), strict=True)))
+            return policy(state)
+
+        run(cluster, Scripted(look), QueueSettings(), RewardWeights())
+        assert not any(seen[0].values())
+        assert any(known.get(1) for known in seen), "one that has finished had trained for longer"
+        assert not seen[-1][1], "and then this one has trained for longer than any"
+
 
 @pytest.mark.parametrize("remaining", ["declared", "unknown"])
 def test_a_real_job_that_nothing_is_known_of_looks_short(
