@@ -90,10 +90,11 @@ def validate(setup: EnvSetup, trained: TrainedAgent) -> Validation:
 def validate_steering(setup: EnvSetup, vector: FloatArray) -> Validation:
     """Let a steering vector [S] schedule every workload of `setup`; one that it leaves unfinished has no figures."""
     batch, windows = setup.compiled(), len(setup.workloads)
-    parts, metrics = np.full((windows, len(REWARD_PARTS)), np.nan), []
+    parts, metrics = np.zeros((windows, len(REWARD_PARTS))), []
     longest = CONSTANTS_TIME_LIMIT_FACTOR * HOUR * max(workload.hours for workload in setup.workloads)
     for window in range(windows):
-        play_window(batch, window, vector[None], longest, parts[window], np.zeros(1))
+        if not play_window(batch, window, vector[None], longest, parts[window], np.zeros(1)):
+            parts[window] = np.nan
         jobs = batch.world.jobs[0, : batch.counts[window]]
         metrics.append(job_metrics(jobs, setup.shape.capacity))
     return Validation(parts, {str(name): float(mean) for name, mean in pd.DataFrame(metrics).mean().items()})

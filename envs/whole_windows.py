@@ -47,11 +47,9 @@ class WindowPlayer:
 
     def play(self, workload: int, weights: FloatArray, limit: float = np.inf) -> Played:
         """Run a workload with index weights [STEERING_FEATURES]; it is stopped after `limit` s."""
-        self.batch.world.rules["limit"] = min(limit, self._limit)
-        time, total = _play(self.batch, workload, np.atleast_2d(weights))
-        cluster = self.batch.world.clusters[0]
-        finished = cluster["active"] == 0 and cluster["arrived"] == cluster["jobs"]
-        return Played(float(total[-1]), float(time[-1]), bool(finished))
+        parts, end = np.zeros(PARTS), np.zeros(1)
+        finished = play_window(self.batch, workload, np.atleast_2d(weights), min(limit, self._limit), parts, end)
+        return Played(float(parts.sum()), float(end[0]), finished)
 
 
 def per_job(values: AnyArray, jobs: AnyArray, group: AnyArray) -> float:
@@ -183,12 +181,14 @@ class WindowPool:
         """[n, PARTS] terms of the reward, NaN where jobs are left, and [n] end [s] of candidates on windows [n].
 
         limits: [n] s after which a window is left."""
-        found, ends = np.full((len(windows), PARTS), np.nan), np.zeros(len(windows))
+        found, ends = np.zeros((len(windows), PARTS)), np.zeros(len(windows))
         jobs, rows = iter(range(len(windows))), np.minimum(np.broadcast_to(limits, len(windows)), self._limit)
 
         def work(batch: CompiledBatch) -> None:
             for i in jobs:
-                play_window(batch, int(windows[i]), candidates[i : i + 1], rows[i], found[i], ends[i : i + 1])
+                places = found[i], ends[i : i + 1]
+                if not play_window(batch, int(windows[i]), candidates[i : i + 1], rows[i], *places):
+                    found[i] = np.nan
 
         if len(self._batches) == 1 or len(windows) == 1:
             work(self._batches[0])
@@ -207,10 +207,10 @@ def _own_copy(batch: CompiledBatch) -> CompiledBatch:
 @njit(nogil=True)
 def play_window(
     batch: CompiledBatch, workload: int, weights: FloatArray, limit: float, parts: FloatArray, end: FloatArray
-) -> None:
+) -> bool:
     """Let a steering vector [1, S] schedule a whole workload in the first cluster, until `limit` s at most.
 
-    Fills parts [PARTS] with the terms of the reward, unless jobs are left, and end [1] with the time [s].
+    Fills parts [PARTS] with the terms of the reward until then, and end [1] with the time [s]. False if jobs are left.
     """
     world = batch.loop.world
     before = world.rules[0].limit
@@ -219,8 +219,8 @@ def play_window(
     begin(batch, 0, workload)
     if not is_over(world, 0):
         run_until(batch.loop, 0, weights, np.inf, total)
+    weigh(total, batch.reward, parts)
     cluster = world.clusters[0]
-    if cluster.active == 0 and cluster.arrived == cluster.jobs:
-        weigh(total, batch.reward, parts)
     end[0] = cluster.time
     world.rules[0].limit = before
+    return bool(cluster.active == 0 and cluster.arrived == cluster.jobs)
