@@ -101,7 +101,7 @@ def by_way(plan: Plan, prefix: str, chosen: Mapping[str, Sequence[str]], known: 
 
 def vector_of(plan: Plan, workload: Workload, variant: str, overrides: Sequence[str], seed: int) -> FloatArray:
     """[S] the best steering vector of a training, which is run if that is not done yet."""
-    label = variant.replace(" ", "-").replace(",", "")
+    label = variant.replace(" ", "-").replace(",", "").replace(":", "")
     more = f"workload.draws={DRAWS['train']}" if workload == "pollux" else f"agent.window_seeds={SEEDS['train']}"
     windows = f"agent.whole_windows.windows={WINDOWS[workload]}"
     given = (*EVERY, more, windows, started(workload), *overrides)

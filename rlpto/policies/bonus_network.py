@@ -33,8 +33,6 @@ JOB_FEATURES: tuple[str, ...] = (
     "pausing",
     "rescales",
     "left_above_mean",
-    "speed_error",
-    "sizes_seen",
 )
 """What the network sees of a job; `job_features` says what each is."""
 CLUSTER_FEATURES: tuple[str, ...] = ("load", "jobs", "share_waiting", "mean_left", "spread_left", "share_held")
@@ -128,5 +126,3 @@ def job_features(now: float, job: Any, speed: FloatArray, unit: float, mean: flo
     seen[12] = 1.0 if job.rescale_left > 0.0 else 0.0
     seen[13] = np.log1p(job.rescales) / 2.0
     seen[14] = (left - mean) / 2.0
-    seen[15] = 0.0
-    seen[16] = 0.0
