@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CASES  := $(filter-out benchmarks/_% benchmarks/study.py,$(wildcard benchmarks/*.py))
 AGENTS  := reward jct data converge ablations scale planner_windows planner_reward
-SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generated knowledge pollux schedulearn sia stopping
+SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generated knowledge planner_generated pollux rivals schedulearn sia stopping windows
 
 QUICK_TESTS   := $(BIN)/python -m pytest -n auto --dist loadfile -m "not cluster"
 CLUSTER_TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/ray_cluster tests/service
