@@ -84,7 +84,7 @@ class WindowSettings(Settings):
     most_jobs: int = Field(300, ge=1)
     """Windows with more jobs are not learnt from, where others of their load are there: a crowded window takes as long
     as a hundred others, and says no more."""
-    interval: float = Field(600.0, gt=0)
+    idle_interval: float = Field(600.0, gt=0)
     """Seconds between decisions without an event while training, if the simulator's interval is shorter: idle
     decisions take most of the time. Validation is by the simulator's interval."""
     evaluate_every: int = Field(20_000, ge=1)

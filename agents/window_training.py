@@ -124,7 +124,7 @@ class WindowTraining:
         self._space = SteeringSpace.around(start, chosen.constants, chosen.network, seed)
         rate = chosen.learning_rate or (0.1 if chosen.trainer == "evolution" else 0.02)
         self._learner, self._trainer = Learner(self._space.size, rate), make_trainer(chosen)
-        self._pool = WindowPool(self.setup, max(chosen.interval, self.setup.interval))
+        self._pool = WindowPool(self.setup, max(chosen.idle_interval, self.setup.interval))
         self._logger = Logger(str(self.folder), [])
 
     @cached_property
