@@ -23,7 +23,7 @@ from rlpto.envs.settings import EnvSettings
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.reading import check_finite
-from rlpto.policies.index_weights import STEERING_FEATURES
+from rlpto.policies.index_weights import VECTOR_SIZES
 
 LARGEST_WEIGHT = 1e6
 """Of a network, either way; trained ones stay below a hundred."""
@@ -112,8 +112,8 @@ def agent_of(archive: Archive, path: Path, max_jobs: int | None = None) -> Train
     except (ValidationError, KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path}: its manifest cannot be used ({reason}), expected that of an agent") from None
-    if start.shape != (len(STEERING_FEATURES),) or not np.isfinite(start).all():
-        raise CheckpointError(f"{path}: start: expected {len(STEERING_FEATURES)} finite numbers")
+    if start.shape not in [(size,) for size in VECTOR_SIZES] or not np.isfinite(start).all():
+        raise CheckpointError(f"{path}: start: expected {VECTOR_SIZES[0]} or {VECTOR_SIZES[1]} finite numbers")
     if max_jobs is not None:
         env = env.model_copy(update={"max_jobs": max_jobs})
     policy = JobSetPolicy(observation_space(env), action_space(), lambda _: 0.0, width=network.width)

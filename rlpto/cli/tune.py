@@ -96,7 +96,7 @@ def index(
     wanted = _parse_loads(loads)
     configs = [read_config(config, [*overrides, f"workload.load={load}"], seed) for load in wanted]
     configs = configs or [read_config(config, overrides, seed)]
-    first = IndexWeights() if start is None else index_weights(load_weights(start))
+    first = IndexWeights() if start is None else index_weights(load_weights(start), start)
     settings = SearchSettings(generations=generations, population=population, seed=configs[0].seed)
     with make_progress(quiet) as bar:
         task = bar.add_task("start", total=generations * population)

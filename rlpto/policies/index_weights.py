@@ -103,12 +103,15 @@ OFF = {name: NO_PRICE if name == "price" else 0.0 for name in STEERING_FEATURES}
 """Weights that change no score and reject no step."""
 
 
-def index_weights(weights: FloatArray) -> IndexWeights:
-    """The weights of the index in a vector [STEERING_FEATURES]. Raises CheckpointError if another one is not off."""
+def index_weights(weights: FloatArray, file: Path) -> IndexWeights:
+    """The weights of the index in a steering vector of a file. Raises CheckpointError if another one is not off, or there
+    is a network."""
+    if len(weights) > len(OFF):
+        raise CheckpointError(f"{file}: a network of bonuses: expected weights of the tuned index alone")
     named = dict(zip(STEERING_FEATURES, weights.tolist(), strict=True))
     for name, off in OFF.items():
         if name not in INDEX_FEATURES and named[name] != off:
-            raise CheckpointError(f"{name} {named[name]:g}: not a weight of the tuned index, expected {off:g}")
+            raise CheckpointError(f"{file}: {name} {named[name]:g}: not a weight of the tuned index, expected {off:g}")
     return IndexWeights(**{name: named[name] for name in INDEX_FEATURES})
 
 

@@ -30,8 +30,16 @@ from rlpto.io.errors import CheckpointError
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.policies.bonus_network import NETWORK_SIZE
 from rlpto.policies.index import Index, IndexOptions
-from rlpto.policies.index_weights import NO_PRICE, STEERING_FEATURES, VECTOR_SIZES, IndexWeights, load_weights
+from rlpto.policies.index_weights import (
+    NO_PRICE,
+    STEERING_FEATURES,
+    VECTOR_SIZES,
+    IndexWeights,
+    index_weights,
+    load_weights,
+)
 from tests.agents.helpers import IDENTITY, make_evaluator, make_setup, schedule, workload
+from tests.agents.helpers import train_small as decide_small
 from tests.agents.test_training import stop_after
 
 POOR = IndexWeights(remaining=0.5, held=0.0, start=-1.0).vector()
@@ -163,6 +171,19 @@ def test_a_best_vector_is_a_file_of_weights_for_the_index(tmp_path: Path) -> Non
     best = read_archive(tmp_path / "best.zip", KINDS).arrays[STEERING]
     np.testing.assert_array_equal(load_weights(tmp_path / WEIGHTS), best)
     Index(IndexOptions(weights=tmp_path / WEIGHTS))
+
+
+def test_what_was_learnt_is_a_start_for_either_way_but_not_for_tuning(tmp_path: Path) -> None:
+    setup = make_setup()
+    train_small(tmp_path / "first", setup, chosen={"learning_rate": 0.5})
+    learnt = replace(setup, start=load_weights(tmp_path / "first" / WEIGHTS))
+    assert train_small(tmp_path / "second", learnt).finished
+    assert decide_small(tmp_path / "third", learnt).finished
+    Agent(AgentOptions(run=tmp_path / "third"))
+    with pytest.raises(
+        CheckpointError, match="agent.yaml: a network of bonuses: expected weights of the tuned index alone"
+    ):
+        index_weights(learnt.start, Path("agent.yaml"))
 
 
 def test_what_is_off_and_gain_stay_as_they_start() -> None:
