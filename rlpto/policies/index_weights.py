@@ -104,8 +104,10 @@ OFF = {name: NO_PRICE if name == "price" else 0.0 for name in STEERING_FEATURES}
 
 
 def index_weights(weights: FloatArray, file: Path) -> IndexWeights:
-    """The weights of the index in a steering vector of a file. Raises CheckpointError if another one is not off, or there
-    is a network."""
+    """The weights of the index in a steering vector of a file.
+
+    Raises CheckpointError if another one is not off, or there is a network.
+    """
     if len(weights) > len(OFF):
         raise CheckpointError(f"{file}: a network of bonuses: expected weights of the tuned index alone")
     named = dict(zip(STEERING_FEATURES, weights.tolist(), strict=True))

@@ -180,9 +180,7 @@ def test_what_was_learnt_is_a_start_for_either_way_but_not_for_tuning(tmp_path: 
     assert train_small(tmp_path / "second", learnt).finished
     assert decide_small(tmp_path / "third", learnt).finished
     Agent(AgentOptions(run=tmp_path / "third"))
-    with pytest.raises(
-        CheckpointError, match="agent.yaml: a network of bonuses: expected weights of the tuned index alone"
-    ):
+    with pytest.raises(CheckpointError, match=r"agent\.yaml: a network of bonuses: expected weights"):
         index_weights(learnt.start, Path("agent.yaml"))
 
 
