@@ -82,8 +82,8 @@ class WindowSettings(Settings):
     clip: float = Field(0.2, gt=0, lt=1)
     """ppo: clip range of the probability ratio of each number."""
     most_jobs: int = Field(300, ge=1)
-    """Windows with more jobs are not learnt from, where others of their load are there: a crowded window takes as long
-    as a hundred others, and says no more."""
+    """Windows with more jobs are not learnt from, where others of their load are there: a few crowded ones would take
+    most of the time."""
     idle_interval: float = Field(600.0, gt=0)
     """Seconds between decisions without an event while training, if the simulator's interval is shorter: idle
     decisions take most of the time. Validation is by the simulator's interval."""

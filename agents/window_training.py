@@ -6,7 +6,6 @@ What is learnt is a steering vector: the index's constants, and a network of per
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -193,7 +192,8 @@ class WindowTraining:
             members = small if len(small) else members
             mine = drawn[at :: len(groups)]
             rounds = [self._rng.permutation(members) for _ in range(-(-len(mine) // len(members)))]
-            mine[:] = np.concatenate([*rounds, members[:0]])[: len(mine)]
+            if rounds:  # none where there are more loads than windows to draw
+                mine[:] = np.concatenate(rounds)[: len(mine)]
         return drawn
 
     def look(self) -> None:
@@ -238,7 +238,7 @@ class WindowTraining:
             "steps": self.played,
             "best": self.notes.best,
             "history": plain_history(self.notes.history),
-            "random": json.loads(json.dumps(self._rng.bit_generator.state)),
+            "random": self._rng.bit_generator.state,
         }
         write_archive(self.folder / name, manifest, arrays, "a checkpoint")
 
