@@ -62,6 +62,7 @@ class SimulatedClusters:
             **{f"world.{name}": getattr(self.batch.world, name) for name in WORLD_PARTS},
             **{f"observation.{name}": part for name, part in self.observation._asdict().items()},
             "current": self.current,
+            "seen": self.batch.loop.seen,
         }
 
 

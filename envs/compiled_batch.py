@@ -24,8 +24,8 @@ from rlpto.io.compiled import kernel, njit
 from rlpto.io.errors import ConfigError
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning.compiled_loop import (
-    DECLARED,
-    GuessedWork,
+    ALL_KNOWN,
+    CompiledBeliefs,
     Loop,
     build_loop,
     carry_out,
@@ -101,12 +101,12 @@ def build_batch(
     queue: QueueSettings,
     reward: RewardWeights,
     *,
-    work: GuessedWork = DECLARED,
+    beliefs: CompiledBeliefs = ALL_KNOWN,
     follow_accuracy: bool = False,
 ) -> CompiledBatch:
     """A batch of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them.
 
-    work: how policies believe in remaining work.
+    beliefs: what policies believe, but for the noise of workloads.
     follow_accuracy: note when jobs reach levels of accuracy, though no reward depends on it.
     """
     _check_supported(shape, workloads, tables, simulator, queue)
@@ -128,7 +128,7 @@ def build_batch(
     noise = _joint_noise(workloads, most, tables.max_gpus + 1)
     reserve = _joint_steps(workloads, lambda workload: workload.reserve)
     return CompiledBatch(
-        loop=build_loop(world(count), tables, queue, shape.gpus_per_node, noise, reserve, step, work),
+        loop=build_loop(world(count), tables, queue, shape.gpus_per_node, noise, reserve, step, beliefs),
         blank=world(1),
         pool=pool,
         counts=counts,
@@ -213,6 +213,7 @@ def begin(f: CompiledBatch, b: int, workload: int) -> None:
     w.machines[b] = f.blank.machines[0]
     w.free[b] = f.blank.free[0]
     f.loop.current[b] = workload
+    f.loop.seen[b] = 0
     forget(f.loop, b)
     clear_sums(w, b)
     schedule_failures(w, b)

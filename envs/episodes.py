@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from gymnasium import spaces
@@ -20,10 +20,9 @@ from rlpto.envs.settings import EnvSettings
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.io.settings import LARGEST_SEED
-from rlpto.knowledge.known import Knowledge
-from rlpto.knowledge.remaining import RemainingKnowledge
+from rlpto.knowledge.known import TRUTH, Knowledge
 from rlpto.performance.tables import SpeedTables
-from rlpto.planning.compiled_loop import GuessedWork
+from rlpto.planning.compiled_loop import CompiledBeliefs
 from rlpto.policies.index_weights import VECTOR_SIZES
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
@@ -39,7 +38,7 @@ class EnvSetup:
 
     workloads: episodes are drawn from them. start: steering vector [S] of the heuristic that the agent starts
     from, that is, of action zero; it also warms up episodes and plays the baseline rollouts.
-    remaining, tail: what policies believe of remaining work, as in `rlpto.knowledge.known.Knowledge`.
+    knowledge: what policies know; its noise is that of the workloads.
     """
 
     shape: ClusterShape
@@ -50,8 +49,7 @@ class EnvSetup:
     reward: RewardWeights
     settings: EnvSettings
     start: FloatArray
-    remaining: RemainingKnowledge = "declared"
-    tail: float = 1.0
+    knowledge: Knowledge = TRUTH
 
     def __post_init__(self) -> None:
         if self.start.ndim != 1 or len(self.start) not in VECTOR_SIZES:
@@ -65,13 +63,13 @@ class EnvSetup:
     def compiled(self, count: int = 1) -> CompiledBatch:
         """A compiled batch of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them."""
         parts = (self.tables, self.simulator, self.queue, self.reward)
-        work = GuessedWork.of(self.remaining, self.tail)
-        return build_batch(count, self.shape, self.workloads, *parts, work=work)
+        beliefs = CompiledBeliefs.of(self.knowledge, self.tables, self.shape.gpus_per_node)
+        return build_batch(count, self.shape, self.workloads, *parts, beliefs=beliefs)
 
     def make_cluster(self, workload: int) -> Cluster:
         """A simulated cluster at the start of workload number `workload`."""
         own = self.workloads[workload]
-        knowledge = Knowledge(own.noise, self.remaining, self.tail)
+        knowledge = replace(self.knowledge, noise=own.noise)
         return SimulatedCluster(self.shape, own.jobs, self.tables, self.simulator, own.seed, knowledge)
 
 

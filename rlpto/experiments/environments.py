@@ -118,8 +118,7 @@ def training_setup(
         reward=config.reward,
         settings=config.env,
         start=start_weights(config) if start is None else start,
-        remaining=config.knowledge.remaining,
-        tail=config.knowledge.tail,
+        knowledge=several[0].knowledge,
     )
 
 

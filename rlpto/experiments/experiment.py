@@ -189,14 +189,17 @@ class Experiment:
             batch_sizes=policy is not None and chooses_batch_sizes(policy),
             servers=policy is not None and chooses_servers(policy),
         )
-        knowledge = Knowledge(
-            noise=estimate_noise(known, len(jobs), own_seed),
-            remaining=known.remaining,
-            tail=known.tail,
-            beliefs=self._facts if known.mode == "online" else None,
-            rules=replace(AS_POLLUX, shared=known.rules.shared) if isinstance(policy, Pollux) else known.rules,
-        )
+        knowledge = replace(self.knowledge, noise=estimate_noise(known, len(jobs), own_seed))
+        if isinstance(policy, Pollux):
+            knowledge = replace(knowledge, rules=replace(AS_POLLUX, shared=known.rules.shared))
         return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, knowledge, self.background)
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """What policies and jobs know, but for the noise of a window."""
+        known = self.config.knowledge
+        beliefs = self._facts if known.mode == "online" else None
+        return Knowledge(None, known.remaining, known.tail, beliefs, known.rules)
 
     def check_simulated(self) -> None:
         """Raise ConfigError for knowledge.mode online with settings under which observations are not simulated, and for
@@ -320,12 +323,11 @@ def run_cell(config: Config, cell: Cell) -> RunRecord:
 
 def refuse_for_learning(knowledge: KnowledgeSettings) -> None:
     """Raise ConfigError for knowledge that the compiled clusters, on which agents learn, do not support."""
-    refused = [("mode", knowledge.mode, ("exact", "noisy")), ("remaining", knowledge.remaining, COMPILED_WORK)]
-    for key, value, expected in refused:
-        if value not in expected:
-            raise ConfigError(
-                f"knowledge.{key} {value}: agents learn on compiled clusters; expected {' or '.join(expected)}"
-            )
+    if knowledge.remaining not in COMPILED_WORK:
+        raise ConfigError(
+            f"knowledge.remaining {knowledge.remaining}: agents learn on compiled clusters; expected "
+            f"{' or '.join(COMPILED_WORK)}"
+        )
 
 
 def estimate_noise(knowledge: KnowledgeSettings, jobs: int, seed: int) -> EstimateNoise | None:

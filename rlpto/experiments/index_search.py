@@ -24,7 +24,7 @@ from rlpto.experiments.experiment import Experiment
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.files import is_there
 from rlpto.io.interrupts import Interrupted
-from rlpto.planning.compiled_loop import GuessedWork
+from rlpto.planning.compiled_loop import CompiledBeliefs
 from rlpto.policies.index_weights import IndexWeights
 
 HOUR = 3600.0
@@ -220,10 +220,16 @@ def _player(config: str, goal: Goal, window: str, seed: int) -> WindowPlayer:
             experiment.config.simulator,
             experiment.config.queue,
             experiment.config.reward if goal == "reward" else alone,
-            work=GuessedWork.of(experiment.config.knowledge.remaining, experiment.config.knowledge.tail),
+            beliefs=_beliefs(config),
             follow_accuracy=goal in BLENDED,
         )
     )
+
+
+@cache
+def _beliefs(config: str) -> CompiledBeliefs:
+    experiment = _experiment(config)
+    return CompiledBeliefs.of(experiment.knowledge, experiment.tables(), experiment.shape.gpus_per_node)
 
 
 @lru_cache(maxsize=16)

@@ -6,7 +6,7 @@ agents learn on steps it (`rlpto.envs.compiled_batch`), and so do the rollouts o
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from rlpto.core.queues import QueueSettings, admit, shrink_converging
 from rlpto.core.records import add_interval
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
+from rlpto.knowledge.by_size import believed_by_size
+from rlpto.knowledge.known import Knowledge
 from rlpto.knowledge.remaining import LEAST_EPOCHS, RemainingKnowledge, fill_learnt
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.greedy import GrowthSteps, walk_hull
@@ -26,27 +28,44 @@ from rlpto.simulator.kernels import advance, clear_sums, is_over
 
 NO_RESERVE: IntArray = np.zeros((0, 0), dtype=np.int64)
 """No GPUs are held back."""
-KNOWN = np.dtype([("job", "i8"), ("epoch", "i8"), ("max_gpus", "i8")], align=True)
+KNOWN = np.dtype([("job", "i8"), ("epoch", "i8"), ("level", "i8"), ("max_gpus", "i8")], align=True)
 """What speed and steps of a row are of; job -1: of nothing. All else that they follow from stays while a job lives."""
 
+UNSEEN, KNOWN_LEVEL = 0, -1
+"""Levels of what was seen of a job's speed: nothing, and speeds are known."""
 
-class GuessedWork(NamedTuple):
-    """How remaining work is believed, where it is not declared; see `rlpto.knowledge.remaining.RemainingWork`."""
+
+class CompiledBeliefs(NamedTuple):
+    """What is believed in a compiled loop.
+
+    guessed, learnt, tail: remaining work is not declared, see `rlpto.knowledge.remaining.RemainingWork`.
+    by_size: [T, L, K + 1] believed over true speed by the level of what was seen, see `rlpto.knowledge.by_size`; empty:
+    speeds are known. shared: jobs of a type see for each other. unseen: seconds that jobs look as if they had left
+    while nothing was seen, with any number of GPUs; 0: as by_size says.
+    """
 
     guessed: bool = False
     learnt: bool = False
     tail: float = 1.0
+    by_size: FloatArray = np.zeros((0, 0, 0))
+    shared: bool = False
+    unseen: float = 0.0
 
     @classmethod
-    def of(cls, remaining: RemainingKnowledge, tail: float) -> GuessedWork:
-        """That of settings, one of COMPILED_WORK."""
-        return cls(remaining != "declared", remaining == "learnt", tail)
+    def of(cls, knowledge: Knowledge, tables: SpeedTables, gpus_per_node: int) -> CompiledBeliefs:
+        """Those of knowledge whose `remaining` is one of COMPILED_WORK; noise is given by workload."""
+        work = knowledge.remaining != "declared", knowledge.remaining == "learnt", knowledge.tail
+        if knowledge.beliefs is None:
+            return cls(*work)
+        rules = knowledge.rules
+        by_size = believed_by_size(knowledge.beliefs, rules, tables, gpus_per_node)
+        return cls(*work, by_size, rules.shared, 3600.0 * (rules.unseen_hours or 0.0))
 
 
 COMPILED_WORK: tuple[RemainingKnowledge, ...] = ("declared", "learnt", "unknown")
 """Knowledge of remaining work that compiled loops support."""
-DECLARED = GuessedWork()
-"""It is declared."""
+ALL_KNOWN = CompiledBeliefs()
+"""The truth."""
 
 
 class Loop(NamedTuple):
@@ -57,7 +76,8 @@ class Loop(NamedTuple):
     of that, theirs: as `look_around` left them. known: [B, M] `KNOWN`, what the last two are of. chain: [K + 1] memory.
     packed: [T, K + 1] rows of the speed tables, and shown_rates: [R, P] theirs. accuracy_ahead: [T, P].
     known_remaining, known_speed: as in the speed tables, or empty.
-    work, own: how remaining work is believed, and [T] types of jobs by their models alone. left: [M] memory for it.
+    beliefs, own: what is believed, and [T] types of jobs by their models alone. left: [M] memory for it.
+    seen: [B, T or M] level of what was seen of each type of job, or by each job.
     noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
     reserve: [W, T] GPUs to hold back from second t x `reserve_step` on, or empty.
     aging: [2] s, normal and low. strict: whether a higher class comes first. shrink_lower.
@@ -79,9 +99,10 @@ class Loop(NamedTuple):
     accuracy_ahead: FloatArray
     known_remaining: FloatArray
     known_speed: FloatArray
-    work: GuessedWork
+    beliefs: CompiledBeliefs
     own: IntArray
     left: FloatArray
+    seen: IntArray
     noise: FloatArray
     reserve: IntArray
     reserve_step: float
@@ -104,9 +125,9 @@ def build_loop(
     noise: FloatArray,
     reserve: IntArray = NO_RESERVE,
     reserve_step: float = 1.0,
-    work: GuessedWork = DECLARED,
+    beliefs: CompiledBeliefs = ALL_KNOWN,
 ) -> Loop:
-    """The loop of a world. tables: what policies are shown. noise, reserve, reserve_step, work: as in `Loop`."""
+    """The loop of a world. tables: what policies are shown. noise, reserve, reserve_step, beliefs: as in `Loop`."""
     count, most = world.jobs.shape
     packed = tables.packed_rows(gpus_per_node)
     by_gpus = count, most, packed.shape[1]
@@ -125,9 +146,10 @@ def build_loop(
         accuracy_ahead=tables.accuracy_ahead,
         known_remaining=tables.shown_remaining,
         known_speed=tables.shown_speed,
-        work=work,
+        beliefs=beliefs,
         own=np.ascontiguousarray(tables.own),
         left=np.zeros(most),
+        seen=np.zeros((count, len(tables.own) if beliefs.shared else most), dtype=np.int64),
         noise=noise,
         reserve=reserve,
         reserve_step=reserve_step,
@@ -153,15 +175,20 @@ def look_around(loop: Loop, b: int) -> None:
     w, n, noise = loop.world, loop.world.clusters[b].active, loop.noise[loop.current[b]]
     view, speed, target, gain = loop.shown[b, :n], loop.speed[b, :n], loop.steps.target[b], loop.steps.gain[b]
     fill_estimates(w.jobs[b], w.types, w.accuracy, loop.accuracy_ahead, loop.known_remaining, noise, view)
-    if loop.work.guessed:
+    if loop.beliefs.guessed:
         guess_work(loop, b, view)
+    if loop.beliefs.by_size.size:
+        see_sizes(loop, b, view)
     for row in range(n):
         job, known = view[row], loop.known[b, row]
-        if known.job != job.index or known.epoch != job.epoch:
+        level = level_seen(loop, b, job)
+        if known.job != job.index or known.epoch != job.epoch or known.level != level or level == UNSEEN:
             # Nothing looks beyond a job's own limit, and every entry is a stride away in memory.
             at = slice(row, row + 1)
             fill_speed(view[at], loop.shown_rates, loop.packed, loop.known_speed, noise, 0, speed[at])
-            known.job, known.epoch, known.max_gpus = job.index, job.epoch, -1
+            if loop.beliefs.by_size.size:
+                believe_speed(loop.beliefs, job, level, speed[row])
+            known.job, known.epoch, known.level, known.max_gpus = job.index, job.epoch, level, -1
     if loop.converging[0] < 1:
         shrink_converging(view, loop.converging[0], loop.converging[1])
     for row in range(n):
@@ -172,13 +199,50 @@ def look_around(loop: Loop, b: int) -> None:
 
 
 @kernel()
+def see_sizes(loop: Loop, b: int, view: AnyArray) -> None:
+    """Note with how many GPUs jobs in view [n] of cluster b train."""
+    for row in range(len(view)):
+        job = loop.world.jobs[b, view[row].index]
+        if job.gpus > 0 and job.rescale_left == 0:
+            level, gpus, at = 0, job.training_gpus, slot(loop, job.type_index, view[row].index)
+            while gpus > 0:
+                level += 1
+                gpus >>= 1
+            loop.seen[b, at] = max(loop.seen[b, at], level)
+
+
+@kernel()
+def slot(loop: Loop, type_index: int, job: int) -> int:
+    """Column of `seen` of a job."""
+    return int(loop.own[type_index] if loop.beliefs.shared else job)
+
+
+@kernel()
+def level_seen(loop: Loop, b: int, job: Any) -> int:
+    """Level of what was seen of a job [VIEW] of cluster b; where speeds are known, one that is always the same."""
+    if loop.beliefs.by_size.size == 0:
+        return KNOWN_LEVEL
+    return int(loop.seen[b, slot(loop, job.type_index, job.index)])
+
+
+@kernel()
+def believe_speed(beliefs: CompiledBeliefs, job: Any, level: int, speed: FloatArray) -> None:
+    """Put what is believed of a job [VIEW] into speed [K + 1], where the truth stands."""
+    for k in range(1, min(job.max_gpus, len(speed) - 1) + 1):
+        if level == UNSEEN and beliefs.unseen > 0:
+            speed[k] = job.remaining / beliefs.unseen
+        else:
+            speed[k] *= beliefs.by_size[job.type_index, level, k]
+
+
+@kernel()
 def guess_work(loop: Loop, b: int, view: AnyArray) -> None:
     """Put what is believed of remaining work into view [n] of cluster b: as `rlpto.core.job_table.JobTable.records`."""
     w, noise, left = loop.world, loop.noise[loop.current[b]], loop.left[: len(view)]
     for row in range(len(view)):
         loop.numbers[row] = view[row].index
-        left[row] = max(loop.work.tail * view[row].progress, LEAST_EPOCHS)
-    if loop.work.learnt:
+        left[row] = max(loop.beliefs.tail * view[row].progress, LEAST_EPOCHS)
+    if loop.beliefs.learnt:
         fill_learnt(w.jobs[b], loop.own, loop.numbers[: len(view)], left)
     for row in range(len(view)):
         job, epochs = view[row], w.types[view[row].type_index].epochs

@@ -27,6 +27,7 @@ from rlpto.envs.whole_windows import LARGEST_LOSS, WindowPool
 from rlpto.experiments.training_runs import summary
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError
+from rlpto.knowledge.known import Knowledge
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.policies.bonus_network import NETWORK_SIZE
 from rlpto.policies.index import Index, IndexOptions
@@ -158,7 +159,7 @@ def test_windows_are_played_as_the_simulator_runs_them(remaining: RemainingKnowl
     rng = np.random.default_rng(3)
     noise = EstimateNoise(*np.exp(rng.normal(0.0, 0.2, (3, 12)))) if noisy else None
     workloads = tuple(replace(own, noise=noise) for own in setup.workloads)
-    setup = replace(setup, workloads=workloads, remaining=remaining, tail=2.0)
+    setup = replace(setup, workloads=workloads, knowledge=Knowledge(remaining=remaining, tail=2.0))
     pool, vector = WindowPool(setup), random_vector(1)
     parts, _ = pool.play(np.repeat(vector[None], 3, axis=0), np.arange(3))
     for window in range(3):

@@ -1,0 +1,67 @@
+"""What is believed of speeds by the largest number of GPUs that was seen: a table in place of a fit for every job.
+
+Compiled clusters, on which agents learn and constants are tuned, cannot fit as they go. For every type of job the fits
+are made before: to the true steps with 1, 2, 4, ... GPUs up to each size, halfway through the training. Jobs that fit
+for themselves may have skipped sizes, and see gradient statistics change.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlpto.io.arrays import FloatArray
+from rlpto.knowledge.beliefs import ThroughputBelief
+from rlpto.knowledge.job_fits import Statistics
+from rlpto.knowledge.known import BatchCache, BeliefRules
+from rlpto.knowledge.prior import prior_without
+from rlpto.performance.efficiency import useful_gpus
+from rlpto.performance.metrics import METRICS
+from rlpto.performance.tables import JobType, SpeedTables, packed_groups
+
+
+def levels_of(most: int) -> int:
+    """Levels of what was seen with at most `most` GPUs: 0 nothing, then up to 1, 3, 7, ... GPUs."""
+    return most.bit_length() + 1
+
+
+def believed_by_size(truth: BatchCache, rules: BeliefRules, tables: SpeedTables, gpus_per_node: int) -> FloatArray:
+    """[T, L, K + 1] believed over true speed of jobs of each type with k GPUs, packed, by the level of what was seen.
+
+    truth: performance of batches. gpus_per_node: of the nodes that jobs are packed on. Types of one kind of GPU.
+    """
+    factor = np.ones((len(tables.types), levels_of(tables.max_gpus), tables.max_gpus + 1))
+    packed = tables.packed_rows(gpus_per_node)
+    for number, own in enumerate(tables.own.tolist()):
+        if number == own:
+            job_type, middle = tables.types[own], int(tables.epochs[own]) // 2
+            true = tables.shown_rates[packed[own], min(middle, tables.rates.shape[1] - 1)]
+            worth = float(truth.source.epoch_samples(job_type.model)[middle])
+            believed = _speeds(job_type, truth, rules, tables, gpus_per_node, middle) / worth
+            np.divide(believed, true, out=factor[own], where=(true > 0) & (believed > 0))
+    return factor[tables.own]
+
+
+def _speeds(
+    job_type: JobType, truth: BatchCache, rules: BeliefRules, tables: SpeedTables, gpus_per_node: int, epoch: int
+) -> FloatArray:
+    """[L, K + 1] believed samples per second, counted as at the base batch, with steps of an epoch observed."""
+    most, kind = tables.max_gpus, tables.kinds[0]
+    limits, exponent = truth.source.limits(job_type.model, kind), METRICS[job_type.metric].exponent
+    prior = prior_without(job_type.model) if rules.method == "bayes" else None
+    belief = ThroughputBelief(limits, job_type.batch_size, most, exponent, prior)
+    spans = (np.arange(1, most + 1) > gpus_per_node).astype(np.int64)
+    found, seen = np.zeros((levels_of(most), most + 1)), (1.0, 0.0)
+    for level in range(levels_of(most)):
+        gpus = 1 << level >> 1
+        if 0 < gpus <= useful_gpus(job_type.batch_size, most, limits):
+            placement = packed_groups(gpus, gpus_per_node)
+            true = truth(job_type, placement, kind)
+            choice = int(np.argmax(true.rates[:, epoch]))
+            size = len(placement), gpus, int(true.batches.taken[choice])
+            if belief.observe(size, float(true.step[choice]), float(true.sync[choice])):
+                belief.fit()
+            gradients = float(true.grad_sqr[choice, epoch]), float(true.grad_var[choice, epoch])
+            scale = float(true.batches.weighed[choice]) / limits.base
+            seen = Statistics(*gradients, scale).at_base(rules.noise_slope)
+        found[level, 1:] = belief.score(*seen, rules.noise_slope).best[spans, np.arange(most)]
+    return found

@@ -1,0 +1,75 @@
+"""Speeds as they are believed by the largest number of GPUs that was seen, in tables and in compiled clusters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.jobs import Job
+from rlpto.core.queues import QueueSettings
+from rlpto.core.records import INTERVAL
+from rlpto.core.rewards import RewardWeights
+from rlpto.envs.compiled_batch import CompiledBatch, Workload, begin, build_batch
+from rlpto.knowledge.by_size import believed_by_size
+from rlpto.knowledge.known import BatchCache, BeliefRules, Knowledge
+from rlpto.performance.compile import compile_tables, load_profiles
+from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.planning.compiled_loop import CompiledBeliefs, decide_and_run
+from rlpto.policies.index_weights import IndexWeights
+from rlpto.simulator.settings import SimulatorSettings
+
+RULES = BeliefRules(shared=True, method="bayes", noise_slope=0.2, unseen_hours=0.25)
+TYPES = (JobType("cifar10", 256), JobType("deepspeech2"))
+MOST = 8
+
+
+@cache
+def truth() -> BatchCache:
+    return BatchCache(load_profiles(None))
+
+
+@cache
+def tables() -> SpeedTables:
+    return compile_tables(truth().source, TYPES, MOST, 4)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_beliefs_are_right_at_sizes_that_were_seen_and_better_with_more_of_them(number: int) -> None:
+    off = np.abs(np.log(believed_by_size(truth(), RULES, tables(), 4)[number, 1:, 1:]))
+    for level, gpus in enumerate((1, 2, 4, 8)):
+        assert off[level, gpus - 1] < 0.1
+    assert off[3].mean() < off[0].mean()
+
+
+def batch(shared: bool) -> CompiledBatch:
+    """Two jobs of one model, the second submitted later."""
+    samples = float(tables().samples[0])
+    jobs = tuple(Job(f"job{i}", 3000.0 * i, "cifar10", 40.0, samples, batch_size=256, max_gpus=MOST) for i in range(2))
+    shape, rules = ClusterShape((Node(4), Node(4))), replace(RULES, shared=shared)
+    beliefs = CompiledBeliefs.of(Knowledge(beliefs=truth(), rules=rules), tables(), 4)
+    workload = Workload("one", jobs, seed=0, hours=1.0)
+    return build_batch(
+        1, shape, [workload], tables(), SimulatorSettings(), QueueSettings(), RewardWeights(), beliefs=beliefs
+    )
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_jobs_look_short_until_they_or_where_fits_are_shared_one_like_them_have_trained(shared: bool) -> None:
+    found = batch(shared)
+    begin(found, 0, 0)
+    loop, weights = found.loop, IndexWeights().vector()[None]
+    first = loop.shown[0, 0]["remaining"] / loop.speed[0, 0, 1:]
+    np.testing.assert_allclose(first, 900.0)
+    while loop.world.clusters[0]["active"] < 2:
+        decide_and_run(loop, 0, weights, np.zeros(1, INTERVAL))
+    rows = {int(row["index"]): at for at, row in enumerate(loop.shown[0, :2])}
+    seconds = loop.shown[0, rows[1]]["remaining"] / loop.speed[0, rows[1], 1:]
+    assert np.allclose(seconds, 900.0) is not shared
+    known = loop.shown[0, rows[0]]["remaining"] / loop.speed[0, rows[0], 1:]
+    assert known[0] > 900.0
+    begin(found, 0, 0)
+    np.testing.assert_allclose(loop.shown[0, 0]["remaining"] / loop.speed[0, 0, 1:], 900.0)
