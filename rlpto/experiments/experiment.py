@@ -18,7 +18,7 @@ from rlpto.core.external_load import background_at, place_background
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.core.loop import run
-from rlpto.core.policy import Policy, chooses_batch_sizes, chooses_servers
+from rlpto.core.policy import LookaheadPolicy, Policy, chooses_batch_sizes, chooses_servers
 from rlpto.core.records import RunRecord
 from rlpto.core.server_slots import check_servers_fit
 from rlpto.evaluation.runner import Cell
@@ -190,8 +190,8 @@ class Experiment:
             servers=policy is not None and chooses_servers(policy),
         )
         knowledge = replace(self.knowledge, noise=estimate_noise(known, len(jobs), own_seed))
-        if isinstance(policy, Pollux):
-            knowledge = replace(knowledge, rules=replace(AS_POLLUX, shared=known.rules.shared))
+        rules = replace(AS_POLLUX, shared=known.rules.shared) if isinstance(policy, Pollux) else known.rules
+        knowledge = replace(knowledge, rules=replace(rules, ahead=isinstance(policy, LookaheadPolicy)))
         return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, knowledge, self.background)
 
     @property

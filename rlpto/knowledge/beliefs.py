@@ -62,6 +62,8 @@ class ThroughputBelief:
     params: ThroughputParams | None = None
     _candidates: dict[int, BatchCandidates] = field(default_factory=dict)
     _table: tuple[FloatArray, FloatArray] | None = None
+    _throughput: dict[tuple[int, int], FloatArray] = field(default_factory=dict)
+    _growth: tuple[float, FloatArray] | None = None
     _bayes: BayesFit | None = None
 
     def observe(self, key: Observed, step: float, sync: float) -> bool:
@@ -84,7 +86,8 @@ class ThroughputBelief:
             last = None if self._bayes is None else self._bayes.point
             self._bayes = fit_with_prior(rows, self.prior, reference, last)
             self.params = law_at(self._bayes.point, reference)
-        self._table = None
+        self._table = self._growth = None
+        self._throughput.clear()
 
     @property
     def sizes(self) -> int:
@@ -100,9 +103,11 @@ class ThroughputBelief:
     def throughput(self, nodes: int, gpus: int) -> FloatArray:
         """[C] samples per second that are believed of the candidates, 0 where a limit is broken. Needs a fit."""
         assert self.params is not None
-        found = self.candidates(gpus)
-        seconds = self.params.step_time(nodes, gpus, found.local, found.accumulation)
-        return np.where(found.usable, found.weighed / seconds, 0.0)
+        if (nodes, gpus) not in self._throughput:
+            found = self.candidates(gpus)
+            seconds = self.params.step_time(nodes, gpus, found.local, found.accumulation)
+            self._throughput[nodes, gpus] = np.where(found.usable, found.weighed / seconds, 0.0)
+        return self._throughput[nodes, gpus]
 
     def score(self, sqr: float, var: float, slope: float = 0.0) -> Score:
         """What policies are shown, with 1.. GPUs on one node and on several. Where the efficiency has another exponent
@@ -117,13 +122,14 @@ class ThroughputBelief:
         if self._table is None:
             self._table = self._tabulate()
         speed, sigma = self._table
-        rule = ChoiceRule(self.exponent, slope)
-        best, chosen = best_score(speed, self._scales, sqr, var, rule)
+        if self._growth is None or self._growth[0] != slope:
+            self._growth = slope, self._scales**slope
+        score = Score(np.zeros(speed.shape[:2]), np.zeros(speed.shape[:2]))
+        alone = fill_score(speed, sigma, self._scales, self._growth[1], sqr, var, self.exponent, score)
         if self.exponent != 1:
-            alone = chosen[0, 0]
             goodput = speed[0, 0, alone] * efficiency_seen(sqr, var, self._scales[0, alone], slope)
-            best *= goodput / best[0, 0]
-        return Score(best, np.take_along_axis(sigma, chosen[:, :, None], axis=2)[:, :, 0])
+            score.best[:] *= goodput / score.best[0, 0]
+        return score
 
     def _tabulate(self) -> tuple[FloatArray, FloatArray]:
         """[SPANS, most, C] samples per second of all candidates with 1.. GPUs, and standard deviation of its logarithm
@@ -146,22 +152,34 @@ class ThroughputBelief:
 
 
 @njit(error_model="numpy")
-def best_score(
-    throughput: FloatArray, scales: FloatArray, sqr: float, var: float, rule: ChoiceRule
-) -> tuple[FloatArray, IntArray]:
-    """[S, K] largest score over the candidates of throughput [S, K, C] samples/s, and number of the candidate.
+def fill_score(
+    throughput: FloatArray,
+    sigma: FloatArray,
+    scales: FloatArray,
+    growth: FloatArray,
+    sqr: float,
+    var: float,
+    exponent: float,
+    out: Score,
+) -> int:
+    """Fill out with the largest score over the candidates of throughput [S, K, C] samples/s, and with its sigma.
 
-    scales: [K, C] base batches.
+    sigma: [S, K, C]. scales: [K, C] base batches. growth: [K, C] of the variance `var` of the base batch. exponent: as
+    in `ChoiceRule`. Returns the candidate that is best on one GPU.
     """
-    best, chosen = np.zeros(throughput.shape[:2]), np.zeros(throughput.shape[:2], dtype=np.int64)
+    alone = 0
     for gpus in range(scales.shape[0]):
         for at in range(scales.shape[1]):
-            useful = efficiency_seen(sqr, var, scales[gpus, at], rule.slope) ** rule.exponent
+            useful = efficiency_at(sqr, var * growth[gpus, at], scales[gpus, at])
+            if exponent != 1.0:
+                useful **= exponent
             for span in range(throughput.shape[0]):
                 score = throughput[span, gpus, at] * useful
-                if score > best[span, gpus]:
-                    best[span, gpus], chosen[span, gpus] = score, at
-    return best, chosen
+                if score > out.best[span, gpus] or at == 0:
+                    out.best[span, gpus], out.sigma[span, gpus] = max(score, 0.0), sigma[span, gpus, at]
+                    if span + gpus == 0:
+                        alone = at
+    return alone
 
 
 @njit(error_model="numpy")
@@ -170,9 +188,14 @@ def efficiency_seen(sqr: float, var: float, scale: float, slope: float) -> float
 
     sqr, var: gradient statistics at the base batch; the variance is taken to grow with scale ** slope.
     """
-    there = var * scale**slope
-    below = there / scale + sqr
-    return float((there + sqr) / below / scale if below > 0.0 else 1.0 / scale)
+    return efficiency_at(sqr, var * scale**slope, scale)
+
+
+@njit(error_model="numpy")
+def efficiency_at(sqr: float, var: float, scale: float) -> float:
+    """As `efficiency_seen`, of the variance at that batch."""
+    below = var / scale + sqr
+    return float((var + sqr) / below / scale if below > 0.0 else 1.0 / scale)
 
 
 @njit(error_model="numpy")

@@ -54,7 +54,8 @@ class JobFits:
         rules: BeliefRules,
         left: Callable[[IntArray], FloatArray],
     ) -> None:
-        self._jobs, self._store, self._source, self._rules, self._left = jobs, store, source, rules, left
+        self._store, self._source, self._rules, self._left = store, source, rules, left
+        self._job_types = [job.type for job in jobs]
         self._kinds, self._kind_of = model_tables.kinds, model_tables.kind
         types, most = len(model_tables.types), model_tables.max_gpus
         unknown = replace(
@@ -69,6 +70,7 @@ class JobFits:
         self._types: JobTypes[int] = JobTypes(unknown, len(self._kinds))
         self._fits: dict[tuple[int | JobType, int], ThroughputBelief] = {}
         self._seen: dict[int, Statistics] = {}
+        self._seeing_nothing: set[int] = set()
         self._seen_by_type: dict[JobType, Statistics] = {}
         self._seen_by_epoch: dict[JobType, FloatArray] = {}
         self._slopes = NoiseSlopes(rules.noise_slope, learn=rules.shared and rules.noise_slope > 0)
@@ -83,7 +85,7 @@ class JobFits:
 
     def type_of(self, job: int) -> JobType:
         """Model of a job, and its batch size if that is fixed."""
-        return self._jobs[job].type
+        return self._job_types[job]
 
     def fit_of(self, job: int, kind: int = 0) -> ThroughputBelief:
         """What a job believes of its throughput on the kind of GPU number `kind`."""
@@ -117,8 +119,11 @@ class JobFits:
             records["believed_type"][job] = records["type_index"][job]
             self._types.drop(job)
             self._unseen.pop(job, None)
+            self._seeing_nothing.discard(job)
         for job in present - self._types.first.keys():
             self._types.add(job, records["type_index"][job])
+            if job not in self._seen:
+                self._seeing_nothing.add(job)
             self._write(job)
             self.show_kind(job)
         return finished
@@ -153,9 +158,10 @@ class JobFits:
         if refitted or seen != self._seen.get(job):
             self._stale.add(job)
         self._seen[job] = self._seen_by_type[own] = seen
+        self._seeing_nothing.discard(job)
         if self._rules.shared:
-            like = (other for other in self._types.first if self.type_of(other) == own)
-            self._stale.update(other for other in like if refitted or other not in self._seen)
+            like = self._types.first if refitted else self._seeing_nothing
+            self._stale.update(other for other in like if self.type_of(other) == own)
 
     def refresh(self) -> None:
         """Bring the tables up to date with what was learnt."""
@@ -180,6 +186,8 @@ class JobFits:
         self._unseen.pop(job, None)
         if hours is not None:
             self._unseen[job] = float(self._left(np.array([job]))[0])
+        now = min(int(self._store.records["progress"][job]), tables.rates.shape[1] - 1)
+        shown = slice(None if self._rules.ahead else now, None if self._rules.ahead else now + 1)
         for kind in range(len(self._kinds)):
             own = self._types.first[job] + kind
             rows = tables.row[own, :, 1:].reshape(-1)
@@ -187,10 +195,11 @@ class JobFits:
             scores = [(first, self._score(job, kind, *expected)) for first, expected in stages]
             sizes[own], sigma[own, :, 1:] = self.fit_of(job, kind).sizes, scores[0][1].sigma
             if hours is not None:
-                rates[:] = self._unseen[job] / (3600.0 * hours * self._store.records["scale"][job])
+                rates[:, shown] = self._unseen[job] / (3600.0 * hours * self._store.records["scale"][job])
                 continue
             for first, score in scores:
-                rates[:, first:] = score.best.reshape(-1, 1) / by_epoch[first:]
+                later = shown if len(scores) == 1 else slice(first, None)
+                rates[:, later] = score.best.reshape(-1, 1) / by_epoch[later]
 
     def _stages(self, job: int, seen: tuple[float, float], last: int) -> list[tuple[int, tuple[float, float]]]:
         """From which epoch on a job is expected to see which gradient statistics, as the base batch would show them;
@@ -199,7 +208,8 @@ class JobFits:
         What it has seen last goes on, in proportion to what others of its type saw in the epochs ahead of it, where
         they share that; in STAGES parts of what is left.
         """
-        path = self._seen_by_epoch.get(self.type_of(job)) if self._rules.shared else None
+        shared = self._rules.shared and self._rules.ahead
+        path = self._seen_by_epoch.get(self.type_of(job)) if shared else None
         stages = [(0, seen)]
         if path is None:
             return stages

@@ -40,12 +40,15 @@ class BeliefRules:
     `rlpto.knowledge.bayes_fit`. noise_slope: how the gradient noise scale grows with the batch size, as an exponent,
     until a model has shown otherwise (shared) or for good; 0: it does not, and no slope is learnt. unseen_hours: see
     UNSEEN_HOURS; None: a job that nothing was observed of looks as if it trained one base batch per second and GPU.
+    ahead: shared speeds foresee the gradients of later epochs, which takes most of the time; only policies that
+    simulate forward look at them.
     """
 
     shared: bool = False
     method: FitMethod = "pollux"
     noise_slope: float = 0.0
     unseen_hours: float | None = None
+    ahead: bool = True
 
 
 AS_POLLUX = BeliefRules()

@@ -7,7 +7,7 @@ The truth is a row of speeds for each job, rewritten whenever its batch may have
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,17 +23,27 @@ from rlpto.performance.tables import SpeedTables, elapsed_from_rates
 ROWS_PER_JOB = 2
 """Speeds of the present placement, and of the one that new workers are starting for."""
 
+NOTHING_BELIEVED = np.zeros(0)
+
 
 @dataclass
 class _Running:
-    """How a job trains: number of its kind of GPU, performance of its placement, [P] candidate it takes in each epoch,
-    and how far it had observed."""
+    """How a job trains: number of its kind of GPU, performance of its placement, [C] base batches of its candidates,
+    [P] the one it takes in each epoch, and how far it had observed.
+
+    believed, basis: what the choices rest on: [C] samples per second; epoch, candidate and slope. rates: [P] epochs per
+    second that follow.
+    """
 
     kind: int
     placement: tuple[int, ...]
     performance: BatchPerformance
+    scales: FloatArray
     choices: IntArray
     observed_progress: float
+    believed: FloatArray | None = None
+    basis: tuple[int, int, float] | None = None
+    rates: FloatArray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def epoch(self) -> int:
@@ -89,7 +99,8 @@ class OnlineJobs:
         kind = int(self._truth.kind[self._store.records["type_index"][job]])
         performance = self._performance(self.fits.type_of(job), placement, self._truth.kinds[kind])
         choices = np.zeros(performance.rates.shape[1], dtype=np.int64)
-        running = _Running(kind, placement, performance, choices, progress)
+        scales = performance.batches.weighed / self.fits.fit_of(job, kind).limits.base
+        running = _Running(kind, placement, performance, scales, choices, progress)
         self._joining.pop(job, None)
         (self._joining if joining else self._running)[job] = running
         return self._choose(job, running, None)
@@ -122,8 +133,8 @@ class OnlineJobs:
             size = len(running.placement), true.batches.gpus, int(true.batches.taken[choice])
             steps.append((size, float(true.step[choice]), float(true.sync[choice])))
         choice = running.choices[now]
-        scale = true.batches.weighed[choice] / self.fits.fit_of(job, running.kind).limits.base
-        seen = Statistics(float(true.grad_sqr[choice, now]), float(true.grad_var[choice, now]), float(scale))
+        gradients = float(true.grad_sqr[choice, now]), float(true.grad_var[choice, now])
+        seen = Statistics(*gradients, float(running.scales[choice]))
         self.fits.learn(job, running.kind, steps, seen, now, len(running.choices))
         return True
 
@@ -132,8 +143,8 @@ class OnlineJobs:
         true, progress = running.performance, float(self._store.records["progress"][job])
         epoch = min(int(progress), true.rates.shape[1] - 1)
         fit, seen = self.fits.fit_of(job, running.kind), self.fits.seen_by(job)
-        scales = true.batches.weighed / fit.limits.base
-        believed, first = np.zeros(0), 0
+        scales = running.scales
+        believed, first = NOTHING_BELIEVED, 0
         rule = ChoiceRule(fit.exponent, self.fits.slope_of(job), self._change_above)
         if fit.params is not None and seen is not None:
             believed = fit.throughput(len(running.placement), true.batches.gpus)
@@ -141,7 +152,9 @@ class OnlineJobs:
                 first = choose(believed, scales, *seen, rule)
             else:
                 first = choose_again(believed, scales, *seen, rule, held)
-        rates = np.empty(true.rates.shape[1])
-        truth = (true.grad_sqr, true.grad_var, true.rates)
-        follow_choices(believed, scales, *truth, epoch, first, rule, rates, running.choices)
-        return rates
+        basis = epoch, first, rule.slope
+        if running.believed is not believed or running.basis != basis:
+            running.believed, running.basis, running.rates = believed, basis, np.empty(true.rates.shape[1])
+            truth = (true.grad_sqr, true.grad_var, true.rates)
+            follow_choices(believed, scales, *truth, epoch, first, rule, running.rates, running.choices)
+        return running.rates
