@@ -92,6 +92,7 @@ def philly(options: Namespace) -> Found:
         "workload.load=null",
         "workload.skip_days=0",
         "workload.mapping.max_duration=1e9",
+        "workload.mapping.users=null",
         "cluster.nodes=[{count: 310, gpus: 8}]",
         "simulator.decide_on=interval",
     ]

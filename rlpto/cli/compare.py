@@ -65,7 +65,7 @@ def comparison_table(runs: Sequence[FinishedRun]) -> Table:
     from rlpto.evaluation.tables import frame, percent_change, signed_interval
     from rlpto.evaluation.tables import make_table as make_policy_table
 
-    cells = pd.concat([frame(run.cells, run.config.knowledge.mode).assign(run=run.name) for run in runs])
+    cells = pd.concat([frame(run.cells, run.config.knowledge.text).assign(run=run.name) for run in runs])
     means = cells.groupby(["policy", "run"])[list(SHOWN)].mean()
     scales = {name: scale_for(METRIC[name], means[name]) for name in SHOWN}
     caption = f"means over {len(runs[0].places)} cells; differences from {runs[0].name}, cell by cell [95%]"

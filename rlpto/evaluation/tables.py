@@ -66,7 +66,8 @@ class Results:
     """Everything the tables, plots and the report show.
 
     cells: the frame of all cells. summaries: by descending mean reward, the lower bound last.
-    comparisons: every policy against `reference`, by metric name. knowledge: exact, noisy or online.
+    comparisons: every policy against `reference`, by metric name. knowledge: exact, noisy or online, and
+    after commas what more there is to it; exact alone is an oracle.
     forecast: of arrivals: off, on, or perfect, an oracle. notes: further limits of these results.
     """
 

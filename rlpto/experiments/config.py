@@ -173,6 +173,13 @@ class KnowledgeSettings(Settings):
     """noisy: standard deviation of the exponent e in the error k**e of the speed with k GPUs."""
 
     @property
+    def text(self) -> str:
+        """In a line: "exact", "exact, remaining unknown", "online, shared fits, remaining learnt"."""
+        fits = [f"{self.fits} fits"] if self.mode == "online" else []
+        left = [] if (self.mode, self.remaining) == ("exact", "declared") else [f"remaining {self.remaining}"]
+        return ", ".join([self.mode, *fits, *left])
+
+    @property
     def rules(self) -> BeliefRules:
         """How observations become beliefs."""
         shared = self.fits == "shared"

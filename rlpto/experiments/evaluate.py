@@ -130,7 +130,7 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     repetition = prepare(config).traces.repetition
     found = results(
         finished,
-        config.knowledge.mode,
+        config.knowledge.text,
         shown_label(by_label.get(reference, reference)),
         seed=config.seed,
         forecast=config.forecast.mode,

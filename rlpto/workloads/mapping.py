@@ -42,6 +42,11 @@ class MappingSettings(Settings):
     mode: Literal["duration", "category", "given"] = "duration"
     """duration: work set so that it takes its recorded time on its requested GPUs; category: a whole model drawn by its
     GPU-time class; given: the trace names model and batch size. The first two leave out jobs of unknown duration."""
+    users: Literal["recorded", "clustered"] | None = None
+    """duration: whose jobs have a model in common; recorded: those of each user in the trace; clustered: those of users
+    that are made up, of jobs that took similar times (`rlpto.workloads.users`). How long a job takes then shows in its
+    epochs, which a scheduler may learn from the user's finished jobs, and in nothing else. null: each job draws a model
+    of its own, and how long it takes shows in the size of its data set."""
     models: dict[str, float] | None = None
     """duration: models to draw from and their weights; null: every model there is, equally likely."""
     adaptive_batch: bool = False
@@ -76,6 +81,8 @@ class MappingSettings(Settings):
             raise ValueError("models: expected weights of 0 or more, one of them above 0")
         if min(self.priority_shares) < 0 or abs(sum(self.priority_shares) - 1) > 1e-6:
             raise ValueError("priority_shares: expected three shares of 0 or more that sum to 1")
+        if self.users is not None and self.mode != "duration":
+            raise ValueError(f"users {self.users}: mode {self.mode} takes no account of users, expected mode duration")
         return self
 
 
@@ -125,10 +132,14 @@ def map_jobs(
     *duration* draws a model by the weights among those that use the requested GPUs well enough (LEAST_EFFICIENCY; where
     none does, among the best), gives it the profile's epochs, and chooses data_size such that those epochs take the
     recorded duration on the requested GPUs, packed on as few nodes as possible and without rescale delay: data_size =
-    samples x duration / elapsed. *category* takes epochs and data size of the drawn model as they are. *given* does so
-    as well, for the model and the batch size that the trace names.
+    samples x duration / elapsed. One finished job of a model then gives away the epochs of all, and with the size of
+    its data set how long any takes. With `settings.users` nothing does: jobs of a user draw one model together (another
+    one on numbers of GPUs that it does not suit), data_size is such that the profile's epochs take the same time in all
+    jobs, the geometric mean of durations, and a job has as many epochs as take its own. *category* takes epochs and
+    data size of the drawn model as they are. *given* does so as well, for the model and the batch size that the trace
+    names.
 
-    Raises JobError for a job that fits neither cluster nor tables, or one without a model where the mode needs it;
+    Raises JobError for a job that fits neither cluster nor tables, or one without a model or user where it is needed;
     ConfigError for a model that the tables do not hold.
     """
     if settings.mode != "given" and not np.isfinite(trace.duration).all():
@@ -148,23 +159,29 @@ def map_jobs(
     duration = np.clip(trace.duration * trace.gpus / gpus, settings.min_duration, settings.max_duration)
     seconds = _seconds_packed(tables, gpus_per_node)
     limits = np.array([_type_limit(kind, tables, settings, max_gpus_of) for kind in tables.types])
+    users = _users(trace, settings, seed)
     rng = np.random.default_rng([seed, 0])
     if settings.mode == "given":
         kind = _given_types(trace, tables, settings)
     elif settings.mode == "category":
         kind = _draw_by_category(trace.gpus * duration / HOUR, gpus, tables, limits, rng)
     else:
-        kind = _draw_by_weight(gpus, tables, settings, seconds, limits, rng)
-    data_size = tables.samples[kind]
+        drawer = np.arange(len(trace)) if settings.users is None else np.unique(users, return_inverse=True)[1]
+        kind = _draw_by_weight(gpus, tables, settings, seconds, limits, rng.random(len(trace))[drawer])
+    data_size, epochs = tables.samples[kind], tables.epochs[kind].astype(np.float64)
     if settings.mode == "duration":
-        data_size = data_size * duration / seconds[kind, gpus]
+        usual = duration
+        if settings.users is not None:
+            usual = np.full(len(trace), np.exp(np.log(duration).sum() / max(len(trace), 1)))
+            epochs = _epochs_taking(duration / usual, _packed_rows(tables, gpus_per_node)[kind, gpus], kind, tables)
+        data_size = data_size * usual / seconds[kind, gpus]
     most = _max_gpus(gpus, kind, settings, bound, limits, max_gpus_of is not None)
     return [
         Job(
             name=name,
             submit_time=submit,
             model=tables.types[k].model,
-            epochs=float(tables.epochs[k]),
+            epochs=work,
             data_size=size,
             requested_gpus=requested,
             min_gpus=requested if settings.rigid else 1,
@@ -175,11 +192,12 @@ def map_jobs(
             stop=stop,
             user=user,
         )
-        for name, user, submit, k, size, requested, highest, priority, chosen_by, stop in zip(
+        for name, user, submit, k, work, size, requested, highest, priority, chosen_by, stop in zip(
             trace.texts("name"),
-            trace.texts("user"),
+            users,
             trace.submit_time.tolist(),
             kind.tolist(),
+            epochs.tolist(),
             data_size.tolist(),
             gpus.tolist(),
             most.tolist(),
@@ -224,12 +242,39 @@ def _stop_rules(trace: Trace, settings: MappingSettings) -> list[StopRule | None
     return [rules[text] for text in texts]
 
 
+def _users(trace: Trace, settings: MappingSettings, seed: int) -> list[str]:
+    """User of every job; empty: not known."""
+    if settings.users == "clustered":
+        from rlpto.workloads.users import cluster_users
+
+        return [f"user-{number}" for number in cluster_users(trace, seed)]
+    users = trace.texts("user")
+    if settings.users == "recorded" and "" in users:
+        name = trace.texts("name")[users.index("")]
+        raise JobError(f"job {name}: the trace names no user, expected one (mapping.users: clustered or null)")
+    return users
+
+
 def _seconds_packed(tables: SpeedTables, gpus_per_node: int) -> FloatArray:
     """[T, K + 1] seconds that a type's own epochs over its own data take on k packed GPUs; infinity for none."""
+    return tables.elapsed[_packed_rows(tables, gpus_per_node), tables.epochs[:, None]]
+
+
+def _packed_rows(tables: SpeedTables, gpus_per_node: int) -> IntArray:
+    """[T, K + 1] rows of k packed GPUs, by size alone."""
     gpus = np.arange(tables.max_gpus + 1)
     nodes = np.clip(-(-gpus // gpus_per_node), 1, tables.row.shape[1])
-    rows = tables.row[:, nodes - 1, gpus]
-    return tables.elapsed[rows, tables.epochs[:, None]]
+    return tables.row[:, nodes - 1, gpus].astype(np.int64)
+
+
+def _epochs_taking(part: FloatArray, rows: IntArray, kind: IntArray, tables: SpeedTables) -> FloatArray:
+    """[M] epochs that take `part` [M] of the time of all that a type has, at speeds of rows [M]; the last repeats."""
+    epochs = np.empty(len(part))
+    for i, (row, k) in enumerate(zip(rows.tolist(), kind.tolist(), strict=True)):
+        ends = tables.elapsed[row, : tables.epochs[k] + 1]
+        past = max(part[i] - 1, 0.0) * ends[-1] / (ends[-1] - ends[-2])
+        epochs[i] = np.interp(part[i] * ends[-1], ends, np.arange(len(ends))) + past
+    return epochs
 
 
 def _type_index(tables: SpeedTables, model: str, batch_size: int | None) -> int:
@@ -253,16 +298,15 @@ def _draw_by_weight(
     settings: MappingSettings,
     seconds: FloatArray,
     limits: IntArray,
-    rng: np.random.Generator,
+    chance: FloatArray,
 ) -> IntArray:
-    """[M] type of every job, drawn by weight among those that make sense on its GPUs."""
+    """[M] type of every job, drawn by weight and chance [M] in [0, 1) among those that make sense on its GPUs."""
     adaptive = [kind.model for kind in tables.types if kind == JobType(kind.model)]
     weights = dict.fromkeys(adaptive, 1.0) if settings.models is None else settings.models
     types = np.array([_type_index(tables, model, None) for model in weights], dtype=np.int64)
     if len(types) == 0:
         raise ConfigError("mapping duration: no speed table for an adaptive batch size, expected one of each model")
     weight = np.array(list(weights.values()))
-    chance = rng.random(len(gpus))
     kind = np.zeros(len(gpus), dtype=np.int64)
     for count in np.unique(gpus):
         usable = np.isfinite(seconds[types, count]) & (weight > 0)

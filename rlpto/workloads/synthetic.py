@@ -12,6 +12,7 @@ from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import TraceError
 from rlpto.workloads.calibration import HOURS_OF_WEEK, LEVELS, Calibration, DurationCurve, GpuClass
 from rlpto.workloads.trace import Trace, make_trace
+from rlpto.workloads.users import SUBMISSION_PAUSE_S, mark_submissions
 
 HOUR, DAY = 3600.0, 86400.0
 MONDAY = pd.Timestamp("2018-01-01")
@@ -20,8 +21,6 @@ LONGEST_DAYS = 3650.0
 LARGEST_RATE = 1000.0
 MOST_JOBS = 5_000_000
 """Most jobs of a generated trace; one of its days has hundreds, or thousands."""
-SUBMISSION_PAUSE_S = 60.0
-"""Longest pause [s] between two jobs of one virtual cluster and size within one submission."""
 _CLASS_BOUNDS = (1, 2, 4, 8)
 _SIZE_BOUNDS = (1, 10, 100)
 _CURVE_SUBMISSIONS = 10
@@ -54,7 +53,7 @@ def calibrate(
     inside = (submit >= 0) & (submit < days * DAY) & (trace.duration > 0)
     if not inside.any():
         raise TraceError(f"{trace.source}: no job with a known duration, which a calibration needs")
-    jobs = _mark_submissions(trace.jobs.assign(submit_time=submit)[inside], pause)
+    jobs = mark_submissions(trace.jobs.assign(submit_time=submit)[inside], pause)
     heads = jobs[jobs["head"]]
     day_sigma, day_correlation = _day_factors(heads["submit_time"].to_numpy(), begin.weekday(), days)
     gaps = jobs["gap"].to_numpy()[~jobs["head"].to_numpy()]
@@ -70,17 +69,6 @@ def calibrate(
         submissions_per_hour=_hourly_rates(heads["submit_time"].to_numpy(), begin.weekday(), days),
         classes=_classes(jobs, heads),
     )
-
-
-def _mark_submissions(jobs: pd.DataFrame, pause: float) -> pd.DataFrame:
-    """Jobs with columns submission (number), head (first of it), gap (s since the one before), size (jobs)."""
-    jobs = jobs.sort_values(["group", "user", "gpus", "submit_time"], kind="stable")
-    same = (jobs[["group", "user", "gpus"]] == jobs[["group", "user", "gpus"]].shift()).all(axis=1)
-    gap = jobs["submit_time"].diff()
-    head = ~(same & (gap <= pause))
-    submission = head.cumsum()
-    size = submission.groupby(submission).transform("size")
-    return jobs.assign(submission=submission, head=head, gap=gap, size=size)
 
 
 def _hourly_rates(times: FloatArray, first_day: int, days: int) -> tuple[float, ...]:

@@ -92,10 +92,11 @@ def test_policies_setting_metrics_and_reproduction_are_all_there(html: str) -> N
 
 def test_without_a_bound_nothing_names_it(finished: list[FinishedCell]) -> None:
     unbounded = [replace(done, bound={}) for done in finished[:-1]] + finished[-1:]
-    shown = results(unbounded, "online")
+    shown = results(unbounded, "online, shared fits, remaining learnt")
     assert [summary.policy for summary in shown.summaries if summary.policy == LOWER_BOUND] == []
     text = Page(report_html(shown, all_plots(shown, unbounded), ABOUT)).text
     assert LOWER_BOUND not in text
+    assert "online, shared fits, remaining learnt (policies see what was fitted" in " ".join(text.split())
     assert "alone on the cluster" not in text.partition("What the figures mean")[0]
 
 

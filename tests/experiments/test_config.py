@@ -203,3 +203,15 @@ def test_shipped_configs_are_valid_and_named_after_their_file(path: Path) -> Non
 def test_minus_zero_is_zero(write) -> None:
     resources = load_config(write("reward: {resources: -0.0}\n")).reward.resources
     assert (resources, str(resources)) == (0.0, "0.0")
+
+
+def test_examples_know_what_a_real_scheduler_knows_and_an_oracle_is_two_settings_away() -> None:
+    for name in ("quickstart", "philly", "ray"):
+        assert load_config(name).knowledge.text == "online, shared fits, remaining learnt"
+        assert load_config(name).knowledge.fit == "bayes"
+    for name in ("quickstart", "philly"):
+        assert load_config(name).workload.mapping.users == "clustered"
+    oracle = ["knowledge.mode=exact", "knowledge.remaining=declared"]
+    assert load_config("quickstart", oracle).knowledge.text == "exact"
+    assert load_config("pollux").knowledge.text == "exact"  # published figures rest on it
+    assert load_config("pollux", ["knowledge.mode=noisy"]).knowledge.text == "noisy, remaining declared"

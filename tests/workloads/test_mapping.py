@@ -204,3 +204,32 @@ def test_job_types_name_what_the_tables_must_hold() -> None:
 def test_settings_that_contradict_themselves(values, reason) -> None:
     with pytest.raises(ValidationError, match=reason):
         MappingSettings(**values)
+
+
+def test_jobs_of_a_user_are_alike_and_nothing_but_their_epochs_says_how_long_they_take() -> None:
+    rng = np.random.default_rng(0)
+    durations = np.exp(rng.normal(np.log(1000.0), 1.0, 400)).clip(60, 86_400)
+    trace = recorded(durations.tolist(), rng.choice([1, 4, 8], 400).tolist(), user=[f"u{i % 7}" for i in range(400)])
+    jobs = map_jobs(trace, TABLES, MappingSettings(users="recorded"), 3, 64, GPUS_PER_NODE)
+    assert all(len({job.model for job in jobs if job.user == f"u{i}"}) == 1 for i in range(7))
+    assert len({(job.model, job.requested_gpus, round(job.data_size, 6)) for job in jobs}) <= 7 * 3
+    store = JobStore.from_jobs(jobs, TABLES)
+    for i, (job, duration) in enumerate(zip(jobs, durations, strict=True)):
+        row = TABLES.row[store.type_index[i], min(-(-job.requested_gpus // GPUS_PER_NODE), 2) - 1, job.requested_gpus]
+        whole = min(int(job.epochs), 2)  # in the tables; later epochs repeat the last of the type's own
+        known = int(TABLES.epochs[store.type_index[i]])
+        rates = [TABLES.rates[row, min(epoch, known - 1)] for epoch in range(whole + 1)]
+        taken = sum(1 / rate for rate in rates[:-1]) + (job.epochs - whole) / rates[-1]
+        assert taken / store.scale[i] == pytest.approx(duration)
+    assert jobs == map_jobs(trace, TABLES, MappingSettings(users="recorded"), 3, 64, GPUS_PER_NODE)
+
+
+def test_users_that_a_trace_names_are_needed_or_made_up() -> None:
+    trace = recorded([100.0, 5000.0], [1, 1], user=["ann", ""])
+    with pytest.raises(JobError, match=r"job j1: the trace names no user, expected one \(mapping.users: clustered"):
+        map_jobs(trace, TABLES, MappingSettings(users="recorded"), 0, 64, 4)
+    assert all(job.user for job in map_jobs(trace, TABLES, MappingSettings(users="clustered"), 0, 64, 4))
+    unknown = recorded([np.nan], [1])
+    assert map_jobs(unknown, TABLES, MappingSettings(users="clustered"), 0, 64, 4) == []
+    with pytest.raises(ValidationError, match="mode given takes no account of users"):
+        MappingSettings(mode="given", users="clustered")
