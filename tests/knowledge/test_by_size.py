@@ -48,7 +48,7 @@ def test_beliefs_are_right_at_sizes_that_were_seen_and_better_with_more_of_them(
 def batch(shared: bool) -> CompiledBatch:
     """Two jobs of one model, the second submitted later."""
     samples = float(tables().samples[0])
-    jobs = tuple(Job(f"job{i}", 3000.0 * i, "cifar10", 40.0, samples, batch_size=256, max_gpus=MOST) for i in range(2))
+    jobs = tuple(Job(f"job{i}", 600.0 * i, "cifar10", 400.0, samples, batch_size=256, max_gpus=MOST) for i in range(2))
     shape, rules = ClusterShape((Node(4), Node(4))), replace(RULES, shared=shared)
     beliefs = CompiledBeliefs.of(Knowledge(beliefs=truth(), rules=rules), tables(), 4)
     workload = Workload("one", jobs, seed=0, hours=1.0)
@@ -64,8 +64,9 @@ def test_jobs_look_short_until_they_or_where_fits_are_shared_one_like_them_have_
     loop, weights = found.loop, IndexWeights().vector()[None]
     first = loop.shown[0, 0]["remaining"] / loop.speed[0, 0, 1:]
     np.testing.assert_allclose(first, 900.0)
-    while loop.world.clusters[0]["active"] < 2:
+    while loop.world.clusters[0]["arrived"] < 2:
         decide_and_run(loop, 0, weights, np.zeros(1, INTERVAL))
+    assert loop.world.clusters[0]["active"] == 2
     rows = {int(row["index"]): at for at, row in enumerate(loop.shown[0, :2])}
     seconds = loop.shown[0, rows[1]]["remaining"] / loop.speed[0, rows[1], 1:]
     assert np.allclose(seconds, 900.0) is not shared
