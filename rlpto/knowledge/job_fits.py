@@ -71,6 +71,7 @@ class JobFits:
         self._fits: dict[tuple[int | JobType, int], ThroughputBelief] = {}
         self._seen: dict[int, Statistics] = {}
         self._seeing_nothing: set[int] = set()
+        self._written: dict[int, int] = {}
         self._seen_by_type: dict[JobType, Statistics] = {}
         self._seen_by_epoch: dict[JobType, FloatArray] = {}
         self._slopes = NoiseSlopes(rules.noise_slope, learn=rules.shared and rules.noise_slope > 0)
@@ -110,6 +111,11 @@ class JobFits:
     def _evidence_of(self, job: int) -> int | JobType:
         """Whose steps a job's fit rests on."""
         return self.type_of(job) if self._rules.shared else job
+
+    def _epoch_of(self, job: int) -> int:
+        """The epoch that policies look at: see `rlpto.core.jobs.VIEW`."""
+        last = int(self.tables.epochs[self._types.first[job]]) - 1
+        return min(int(self._store.records["progress"][job]), last)
 
     def follow(self, active: IntArray) -> list[int]:
         """Give every active job types, and take them from jobs that have finished, which are returned."""
@@ -168,6 +174,8 @@ class JobFits:
         if self._unseen:
             left = self._left(np.array(list(self._unseen)))
             self._stale.update(job for job, now in zip(self._unseen, left, strict=True) if now != self._unseen[job])
+        if not self._rules.ahead:  # a job whose node has failed is in an earlier epoch again
+            self._stale.update(job for job in self._types.first if self._epoch_of(job) != self._written[job])
         for job in self._stale & self._types.first.keys():
             self._write(job)
         self._stale.clear()
@@ -186,7 +194,7 @@ class JobFits:
         self._unseen.pop(job, None)
         if hours is not None:
             self._unseen[job] = float(self._left(np.array([job]))[0])
-        now = min(int(self._store.records["progress"][job]), tables.rates.shape[1] - 1)
+        now = self._written[job] = self._epoch_of(job)
         shown = slice(None if self._rules.ahead else now, None if self._rules.ahead else now + 1)
         for kind in range(len(self._kinds)):
             own = self._types.first[job] + kind
