@@ -153,7 +153,8 @@ class KnowledgeSettings(Settings):
     that the epochs of a job are those done plus an estimate of those left; online: the observations that jobs have made
     of themselves so far, by which they also choose their batch sizes."""
     fits: Literal["own", "shared"] = "own"
-    """online, simulated jobs; own: each job fits its own observations; shared: jobs of a model share theirs."""
+    """online; own: each job fits its own observations; shared: jobs of a model share theirs, on Ray those of a program
+    with the same options and batch size."""
     fit: FitMethod = "bayes"
     """online; bayes: fits with a prior from other models, and simulated gradient noise grows with the batch; pollux:
     by Pollux's rules. Policy pollux has its own fit of simulated jobs in any case. Jobs that nothing was observed of
@@ -165,6 +166,9 @@ class KnowledgeSettings(Settings):
     unknown: `tail` times those that a job has done, as in all others where they know nothing."""
     tail: float = Field(2.0, gt=0, le=100)
     """Remaining epochs of a job of unknown length, as a multiple of those it has done."""
+    unseen_hours: float = Field(UNSEEN_HOURS, gt=0, le=10**6)
+    """online; hours on one GPU that a job looks as if it had left while nothing of its speed was observed, so that it
+    is tried: any time that is short among the jobs'."""
     remaining_sigma: float = Field(0.3, ge=0, le=10)
     """noisy: standard deviation of the logarithm of the error of the remaining work."""
     speed_sigma: float = Field(0.2, ge=0, le=10)
@@ -184,8 +188,8 @@ class KnowledgeSettings(Settings):
         """How observations become beliefs."""
         shared = self.fits == "shared"
         if self.fit == "pollux":
-            return BeliefRules(shared=shared, unseen_hours=UNSEEN_HOURS)
-        return BeliefRules(shared, "bayes", NOISE_SLOPE, UNSEEN_HOURS)
+            return BeliefRules(shared=shared, unseen_hours=self.unseen_hours)
+        return BeliefRules(shared, "bayes", NOISE_SLOPE, self.unseen_hours)
 
 
 class EvaluationSettings(Settings):

@@ -222,14 +222,16 @@ def real_cluster(
     database: of the session; files of jobs lie in the same folder.
     """
     config, jobs, own_seed = experiment.config, experiment.jobs(window, seed), experiment.window_seed(window, seed)
+    known = config.knowledge
     specs = job_specs(jobs, config.ray, session, database.path.parent / "jobs", own_seed)
     tables = experiment.tables(batch_sizes=True, servers=True)
     online = None
-    if config.knowledge.mode == "online":
+    if known.mode == "online":
         kinds = experiment.shape.kind_sizes
-        programs, method = config.ray.programs, config.knowledge.fit
-        online = OnlineEstimates(jobs, specs, programs, tables, kinds, experiment.speed_ratio, method=method)
-    noise = estimate_noise(config.knowledge, len(jobs), own_seed)
+        programs, method, pooled = config.ray.programs, known.fit, known.fits == "shared"
+        ratio = experiment.speed_ratio
+        online = OnlineEstimates(jobs, specs, programs, tables, kinds, ratio, method=method, pooled=pooled)
+    noise = estimate_noise(known, len(jobs), own_seed)
     return RayCluster(
         backend,
         jobs,
@@ -238,7 +240,7 @@ def real_cluster(
         database,
         session_timing(config),
         observers,
-        PolicyKnowledge(noise, online, config.knowledge.remaining, config.knowledge.tail),
+        PolicyKnowledge(noise, online, known.remaining, known.tail, known.unseen_hours),
         background=config.workload.background,
     )
 

@@ -23,6 +23,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import _plan  # noqa: E402
 import _study_classes as classes  # noqa: E402
+import _study_ray_policies as real  # noqa: E402
 import study  # noqa: E402
 
 STUDIES = _plan.load_studies()
@@ -126,3 +127,26 @@ def test_how_late_a_job_may_come_and_still_start_before_another() -> None:
     records = run(make_cluster(jobs, linear_tables()), make_policy("fifo"), QueueSettings(), RewardWeights()).jobs
     for starts, latest in (([0, 10, 50, 90], 0.0), ([0, 60, 50, 90], 40.0), ([100, 60, 50, 90], 90.0)):
         assert classes.overtaken_by(replace(records, start_time=np.array(starts, dtype=float))) == latest
+
+
+def test_ratios_of_mean_jct_over_windows_and_over_jobs() -> None:
+    windows = [np.array([10.0, 30.0]), np.array([20.0, 60.0]), np.array([5.0, 15.0])]
+    halved = [window / 2 for window in windows]
+    for ratio in (real.windows_ratio(halved, windows), real.jobs_ratio(halved, windows)):
+        assert (ratio.estimate, ratio.low, ratio.high) == pytest.approx((0.5, 0.5, 0.5))
+    mixed = [windows[0] / 2, windows[1], windows[2]]
+    over_windows, over_jobs = real.windows_ratio(mixed, windows), real.jobs_ratio(mixed, windows)
+    assert over_windows.estimate == pytest.approx(0.5 ** (1 / 3))
+    assert over_windows.high > 1
+    assert over_jobs.estimate == pytest.approx(120 / 140)
+    assert over_jobs.low < 120 / 140 < over_jobs.high <= 1
+
+
+def test_a_gantt_chart_shows_every_job_of_both_runs() -> None:
+    jobs = [job(i, 10.0 * i, epochs=100.0) for i in range(3)]
+    record = run(make_cluster(jobs, linear_tables()), make_policy("fifo"), QueueSettings(), RewardWeights())
+    record = replace(record, jobs=replace(record.jobs, models=("m_0", "m_1", "m_2")))
+    first, second = real.gantt([("one", record), ("other", record)]).axes
+    starts = sorted({bar.get_x() for bar in first.patches if bar.get_height() > 0.2})
+    np.testing.assert_allclose(starts, sorted(set(record.jobs.start_time)))
+    assert len(first.patches) == len(second.patches) == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from rlpto.core.jobs import Job
 from rlpto.core.loop import run
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.experiments.on_ray import real_cluster
 from rlpto.knowledge.known import UNSEEN_HOURS, FitMethod
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.accuracy import AccuracyCurve
@@ -366,20 +370,20 @@ class TestCluster:
         assert not seen[-1][1], "and then this one has trained for longer than any"
 
 
-@pytest.mark.parametrize("remaining", ["declared", "unknown"])
+@pytest.mark.parametrize(("remaining", "hours"), [("declared", UNSEEN_HOURS), ("unknown", 0.001)])
 def test_a_real_job_that_nothing_is_known_of_looks_short(
-    database: SessionDatabase, remaining: RemainingKnowledge
+    database: SessionDatabase, remaining: RemainingKnowledge, hours: float
 ) -> None:
     """All of them, with few epochs or many, on little data or much."""
     jobs: list[Job] = [make_job(i, 0.0, 20.0 + 500 * i, max_gpus=4, data_size=1000.0 + 9000 * i) for i in range(2)]
     backend, made = Reporting(FakeTime(), {"n": 4}), specs(jobs)
     learned = OnlineEstimates(jobs, made, {jobs[0].model: REAL}, linear_tables(7.0, 8), {"gpu": 4})
-    knowledge = PolicyKnowledge(None, learned, remaining, 2.0)
+    knowledge = PolicyKnowledge(None, learned, remaining, 2.0, hours)
     cluster = make_cluster(backend, jobs, database, tables=linear_tables(7.0, 8), given=made, knowledge=knowledge)
     while not len(cluster.state().jobs):
         cluster.advance()
     shown = cluster.state().jobs
-    np.testing.assert_allclose(shown.remaining / shown.speed[:, 1] / 3600, UNSEEN_HOURS)
+    np.testing.assert_allclose(shown.remaining / shown.speed[:, 1] / 3600, hours)
     assert shown.sizes_seen.tolist() == [0.0, 0.0]
     cluster.apply(cluster.state(), Allocation(np.array([1, 0])))
     for _ in range(5):
@@ -387,7 +391,23 @@ def test_a_real_job_that_nothing_is_known_of_looks_short(
     shown = cluster.state().jobs
     assert shown.sizes_seen.tolist() == [1.0, 0.0]
     assert shown.speed_sigma[1] > shown.speed_sigma[0] > 0
-    assert shown.remaining[1] / shown.speed[1, 1] / 3600 == pytest.approx(UNSEEN_HOURS)
+    assert shown.remaining[1] / shown.speed[1, 1] / 3600 == pytest.approx(hours)
+
+
+@pytest.mark.parametrize(("fits", "known"), [("own", 1), ("shared", 2)])
+def test_real_jobs_of_a_program_share_what_they_observe_if_that_is_wanted(
+    database: SessionDatabase, fits: str, known: int
+) -> None:
+    entry = {"model": "digits_mlp", "count": 2, "epochs": 2000, "gpus": 1}
+    wanted = [f"knowledge.fits={fits}", "knowledge.mode=online", f"workload.jobs={json.dumps([entry])}"]
+    experiment = Experiment(load_config(Path(__file__).parents[2] / "configs" / "ray_smoke.yaml", wanted))
+    cluster = real_cluster(experiment, "jobs", 0, Reporting(FakeTime(), {"n": 4}), database, "session")
+    while not len(cluster.state().jobs):
+        cluster.advance()
+    cluster.apply(cluster.state(), Allocation(np.array([1, 0])))
+    for _ in range(5):
+        cluster.advance()
+    assert (cluster.state().jobs.sizes_seen > 0).sum() == known
 
 
 def test_policies_know_of_each_kind_what_jobs_report_of_it(tmp_path: Path) -> None:

@@ -36,12 +36,14 @@ STARTS_KEPT = 20
 @dataclass(frozen=True)
 class PolicyKnowledge:
     """What policies know of jobs. noise: errors of speeds, or None. estimates: learned from what jobs report, in place
-    of the tables; None: the tables. remaining, tail: work that is left, see `rlpto.knowledge.known`."""
+    of the tables; None: the tables. remaining, tail: work that is left, see `rlpto.knowledge.known`.
+    unseen_hours: that a job looks as if it had left on one GPU while nothing is known of its speed."""
 
     noise: EstimateNoise | None = None
     estimates: OnlineEstimates | None = None
     remaining: RemainingKnowledge = "declared"
     tail: float = 1.0
+    unseen_hours: float = UNSEEN_HOURS
 
 
 class JobTracker:
@@ -76,6 +78,7 @@ class JobTracker:
         self._noise, self.estimates = knowledge.noise, knowledge.estimates
         self._work = RemainingWork(knowledge.remaining, knowledge.tail, self.store, tables, self._accuracy_at)
         self._left = None if knowledge.remaining == "declared" else self._work
+        self._unseen_hours = knowledge.unseen_hours
         self._losses: dict[str, tuple[float, int]] = {}
         self._starts: list[float] = json.loads(database.fact(STARTS) or "[]")
         self._learned = False
@@ -261,7 +264,7 @@ class JobTracker:
         own, types = self.tables, self.store.type_index
         if self.estimates is not None:
             if len(unseen := self.estimates.unseen):
-                hours = UNSEEN_HOURS * self.store.scale[unseen]
+                hours = self._unseen_hours * self.store.scale[unseen]
                 self.estimates.show_unseen(self._work(unseen) / (3600 * hours))
             own, types = self.estimates.tables, self.estimates.type_of
         self.believed = with_starts(own, self._starts)

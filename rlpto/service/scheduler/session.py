@@ -97,7 +97,11 @@ def open_session(
         session_timing(config, lambda *_: clock),
         (status, *([] if ahead is None else [lambda _: ahead.publish()])),
         knowledge=PolicyKnowledge(
-            None, _estimates(config, catalogue, jobs, specs, shape), config.knowledge.remaining, config.knowledge.tail
+            None,
+            _estimates(config, catalogue, jobs, specs, shape),
+            config.knowledge.remaining,
+            config.knowledge.tail,
+            config.knowledge.unseen_hours,
         ),
         source=source,
         reported=CurveWriter(settings.retention.points_per_job),

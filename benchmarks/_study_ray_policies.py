@@ -1,0 +1,151 @@
+"""Policies over jobs that really train on a local Ray cluster, and the same in simulation; see docs/ray-policies.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import _common
+import numpy as np
+from _cells import shown
+from _plan import Part, Plan, Row
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from rlpto.core.records import RunRecord
+from rlpto.evaluation.fidelity import Fidelity, simulated_against_real
+from rlpto.evaluation.metrics import completion_times
+from rlpto.evaluation.plots import COLOURS, in_our_style, png
+from rlpto.evaluation.runner import FinishedCell, load_cells
+from rlpto.evaluation.statistics import Interval, bootstrap_interval
+from rlpto.experiments.evaluate import labelled
+from rlpto.io.arrays import FloatArray
+from rlpto.ray_cluster.scheduler.job_tracker import STARTS
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+
+CONFIG = _common.CONFIGS / "ray_policies.yaml"
+PLOT = _common.ROOT / "docs" / "images" / "ray-policies.png"
+FORKED = _common.ROOT / "tests" / "ray_cluster" / "fork_server.py"
+RIVALS, OURS, SHOWN = ("tiresias", "pollux"), ("tuned_index", "planner", "agent"), ("pollux", "agent")
+"""Policies that ours are compared with, ours, and those of the picture."""
+TRUE_SPEEDS = ("--set", "knowledge.mode=exact")
+"""In simulation: real jobs guess their speed from their pace, which is true within a few per cent."""
+
+
+def compared(plan: Plan) -> Part:
+    """A row for each policy: real, against the better of the rivals, and simulated in two ways."""
+    real = cells(plan, "real", "--cluster", "ray")
+    starts = f"simulator.rescale_delay={start_seconds(plan.folder / 'ray_policies' / 'real'):.2f}"
+    found = simulated_against_real(cells(plan, "simulated", *TRUE_SPEEDS), real)
+    later = simulated_against_real(cells(plan, "slow-starts", *TRUE_SPEEDS, "--set", starts), real)
+    rival = next(policy for policy in found.policies if policy in RIVALS)
+    part = Part()
+    for policy in found.policies:
+        mine, its = times_of(real, policy), times_of(real, rival)
+        by_window = windows_ratio(mine, its)
+        by_job = jobs_ratio(mine, its)
+        part.rows.append(row(policy, mine, {f"JCT / {rival}": by_window, "the same over jobs": by_job}, found, later))
+        part.figures[f"{policy}: mean JCT simulated off by"] = abs(
+            float(found.metrics.loc[policy, "jct_mean"]["relative"])
+        )
+        if policy in OURS:
+            part.figures[f"{policy} against the better of tiresias and pollux"] = by_window.estimate
+            part.figures[f"{policy} against it, upper end over windows"] = by_window.high
+            part.figures[f"{policy} against it, upper end over jobs"] = by_job.high
+    part.figures["pairs of policies ranked as simulated"] = float(found.agreeing_pairs("jct_mean")[0])
+    records = {done.cell.policy: done.record() for done in reversed(real)}
+    PLOT.write_bytes(png(gantt([(policy, records[policy]) for policy in SHOWN])))
+    return part
+
+
+def cells(plan: Plan, name: str, *options: str) -> list[FinishedCell]:
+    """Cells of an evaluation of the configuration by the command that users start, which continues what is there."""
+    folder = plan.folder / "ray_policies" / name
+    environment = {"RLPTO_WORKER_PROGRAM": str(FORKED)} | os.environ
+    command = [sys.executable, "-m", "rlpto.cli.main", "evaluate", str(CONFIG), "--no-report", "--run-dir", str(folder)]
+    subprocess.run([*command, *options], check=True, cwd=_common.ROOT, env=environment, stdout=sys.stderr)
+    return labelled(load_cells(folder))
+
+
+def start_seconds(folder: Path) -> float:
+    """Mean seconds from the decision that gave a job its first GPUs to its first step, over the sessions of a run."""
+    found: list[float] = []
+    for path in sorted(folder.glob("ray/*/state.sqlite")):
+        with closing(SessionDatabase(path)) as database:
+            found += json.loads(database.fact(STARTS) or "[]")
+    return float(np.mean(found))
+
+
+def row(policy: str, times: Sequence[FloatArray], ratios: dict[str, Interval], found: Fidelity, later: Fidelity) -> Row:
+    """A policy's row of the table. times: [windows] of [jobs] JCTs [s]."""
+    jct, reward = (found.metrics.loc[policy, name] for name in ("jct_mean", "reward"))
+    slow = later.metrics.loc[policy, "jct_mean"]
+    return {
+        "policy": policy,
+        "mean JCT [s]": f"{jct['real']:.1f}",
+        "by window": ", ".join(f"{each.mean():.1f}" for each in times),
+        **{name: shown(ratio, ".2f") for name, ratio in ratios.items()},
+        "reward": f"{reward['real']:.1f}",
+        "simulated / real: JCT": f"{jct['simulated'] / jct['real']:.3f}",
+        "with starts as slow": f"{slow['simulated'] / slow['real']:.3f}",
+        "simulated reward": f"{reward['simulated']:.1f}",
+    }
+
+
+def times_of(done: Sequence[FinishedCell], policy: str) -> list[FloatArray]:
+    """[windows] of [jobs] JCTs [s] of a policy, windows in order of their names."""
+    mine = sorted((one for one in done if one.cell.policy == policy), key=lambda one: one.cell.window)
+    return [completion_times(one.record().jobs) for one in mine]
+
+
+def windows_ratio(mine: Sequence[FloatArray], its: Sequence[FloatArray]) -> Interval:
+    """Geometric mean over windows of the ratio of mean JCTs, with Student's interval over windows."""
+    logs = bootstrap_interval(np.array([np.log(a.mean() / b.mean()) for a, b in zip(mine, its, strict=True)]))
+    return Interval(*np.exp([logs.estimate, logs.low, logs.high]).tolist(), logs.samples)
+
+
+def jobs_ratio(mine: Sequence[FloatArray], its: Sequence[FloatArray]) -> Interval:
+    """Ratio of the mean JCTs over all jobs, pairs of the same job resampled as if they were independent."""
+    a, b = np.concatenate(mine), np.concatenate(its)
+    every = np.arange(len(a), dtype=np.float64)  # the statistic looks jobs up in order, by how often they are drawn
+    return bootstrap_interval(every, statistic=lambda _, counts: (counts @ a) / (counts @ b))
+
+
+def gantt(runs: Sequence[tuple[str, RunRecord]]) -> Figure:
+    """Jobs in rows by order of submission, one run above the other: thin while in the system, thick by GPUs held."""
+    figure = Figure(figsize=(6.8, 6.4), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    models = dict(
+        zip(sorted(set(runs[0][1].jobs.models), key=lambda name: int(name.split("_")[1])), COLOURS, strict=False)
+    )
+    panels = figure.subplots(len(runs), sharex=True)
+    for axes, (policy, record) in zip(panels, runs, strict=True):
+        draw(axes, record, models)
+        mean = completion_times(record.jobs).mean()
+        axes.set_title(f"{policy}: mean JCT {mean:.0f} s", loc="left", fontsize=10)
+    panels[-1].set_xlabel("seconds")
+    patches = [Patch(color=colour, label=model) for model, colour in models.items()]
+    figure.legend(handles=patches, loc="outside upper right", ncols=len(patches), frameon=False, fontsize=9)
+    return figure
+
+
+def draw(axes: Axes, record: RunRecord, models: dict[str, str]) -> None:
+    """One run of a Gantt chart. models: colour of each."""
+    in_our_style(axes)
+    jobs, changes = record.jobs, record.changes
+    most = jobs.max_gpus.max()
+    for job, (submit, finish) in enumerate(zip(jobs.submit_time, jobs.finish_time, strict=True)):
+        axes.barh(job, finish - submit, left=submit, height=0.12, color="#c3cad1")
+        mine = changes.job == job
+        times, held = [*changes.time[mine], finish], changes.gpus[mine]
+        for start, end, gpus in zip(times, times[1:], held, strict=False):
+            axes.barh(job, end - start, left=start, height=0.95 * gpus / most, color=models[jobs.models[job]])
+    axes.set(yticks=[], ylabel="jobs by submission", xlim=(0, None))
+    axes.invert_yaxis()
