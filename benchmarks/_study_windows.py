@@ -1,7 +1,7 @@
 """Agents that learn from whole windows, against the tuned index that they start from; see docs/agent.md.
 
-Every figure is of test windows that nothing was trained or tuned on, played whole by compiled code. Time alone is
-rewarded, and classes weigh.
+Every figure is of test windows that nothing was trained or tuned on, played whole. Time alone is rewarded, and classes
+weigh.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from pathlib import Path
 
 import _common
 import numpy as np
-from _cells import shown, trained
+from _cells import finished, shown, trained
 from _plan import TIME_ONLY, Part, Plan, Workload
 
 from rlpto.agents.archive import KINDS, STEERING, read_archive
 from rlpto.agents.policy import run_file
+from rlpto.agents.window_training import WEIGHTS
 from rlpto.envs.whole_windows import WindowPool
 from rlpto.evaluation.statistics import Interval, bootstrap_interval
 from rlpto.experiments.environments import training_setup
@@ -26,6 +27,8 @@ WINDOWS: dict[Workload, int] = {"synthetic": 100_000, "philly": 100_000, "pollux
 """That a training plays: those of Pollux take a fifth of the others' time."""
 DRAWS = {"train": 100, "test": 60}
 """Of each file of Pollux's workloads."""
+OBSERVED_WINDOWS = 40
+"""At each load, where jobs fit their own speeds: a window takes a second."""
 SEEDS = {"train": 3, "test": 4}
 """Repetitions of each window of the others, with other models and work of the jobs."""
 CONSTANTS, NETWORK, BOTH = "constants alone, by evolution", "network alone, by evolution", "both, by evolution"
@@ -41,6 +44,8 @@ GUESSED = {
     "lengths learnt from finished jobs": "knowledge.remaining=learnt",
     "lengths unknown": "knowledge.remaining=unknown",
 }
+OBSERVED = ("knowledge.mode=online", "knowledge.fits=shared", "knowledge.remaining=learnt")
+"""What a real scheduler knows."""
 EVERY = (
     *(
         "agent.learns=windows",
@@ -85,6 +90,31 @@ def guessed(plan: Plan) -> Part:
     return part
 
 
+def observed(plan: Plan) -> Part:
+    """What a real scheduler knows: agents that learnt where compiled clusters look up what fits say, in clusters where
+    jobs do fit their own speeds; Pollux's workloads."""
+    part, workload = Part(), plan.workloads[-1]
+    index = f"index:weights={_common.CONFIGS}/tuned/{workload}-jct-weighted.yaml"
+    for way in (CONSTANTS, BOTH):
+        runs = [run_of(plan, workload, f"observed {way}", (*OBSERVED, *WAYS[way]), seed) for seed in range(plan.seeds)]
+        specs = [f"index:label=agent-{seed},weights={run / WEIGHTS}" for seed, run in enumerate(runs)]
+        losses = [observed_at(plan, workload, load, index, specs) for load in plan.loads]
+        each, pooled = [relative(lost) for lost in losses], relative(np.concatenate(losses))
+        by_load = {f"load {load:g}": f"{one.estimate:.3f}" for load, one in zip(plan.loads, each, strict=True)}
+        part.rows.append({"learnt": way, **by_load, "all loads": shown(pooled, ".3f")})
+        part.figures[f"speeds observed, lengths learnt: {way}, upper end"] = pooled.high
+    return part
+
+
+def observed_at(plan: Plan, workload: Workload, load: float, index: str, specs: Sequence[str]) -> FloatArray:
+    """[windows, specs] relative change of the mean JCT against the index, by cells of an evaluation."""
+    config = plan.config(workload, load, *EVERY, started(workload), *OBSERVED, windows=OBSERVED_WINDOWS)
+    done = finished(plan, config, [index, *specs], f"observed-{load:g}")
+    by_policy = np.array([cell.metrics["jct_mean"] for cell in done]).reshape(1 + len(specs), -1)
+    changes: FloatArray = (by_policy[1:] / by_policy[0] - 1).T
+    return changes
+
+
 def by_way(plan: Plan, prefix: str, chosen: Mapping[str, Sequence[str]], known: Sequence[str]) -> Part:
     """A row for each way to learn, on Pollux's workloads. known: overrides of what is known."""
     part, workload = Part(), plan.workloads[-1]
@@ -104,12 +134,16 @@ def by_way(plan: Plan, prefix: str, chosen: Mapping[str, Sequence[str]], known: 
 
 def vector_of(plan: Plan, workload: Workload, variant: str, overrides: Sequence[str], seed: int) -> FloatArray:
     """[S] the best steering vector of a training, which is run if that is not done yet."""
+    return read_archive(run_file(run_of(plan, workload, variant, overrides, seed)), KINDS).arrays[STEERING]
+
+
+def run_of(plan: Plan, workload: Workload, variant: str, overrides: Sequence[str], seed: int) -> Path:
+    """Folder of a training, which is run if that is not done yet."""
     label = variant.replace(" ", "-").replace(",", "").replace(":", "")
     more = f"workload.draws={DRAWS['train']}" if workload == "pollux" else f"agent.window_seeds={SEEDS['train']}"
     windows = f"agent.whole_windows.windows={WINDOWS[workload]}"
     given = (*EVERY, more, windows, started(workload), *overrides)
-    run = trained(plan, workload, f"windows-{label}", given, seed)
-    return read_archive(run_file(Path(run)), KINDS).arrays[STEERING]
+    return trained(plan, workload, f"windows-{label}", given, seed)
 
 
 def started(workload: Workload) -> str:
