@@ -254,7 +254,7 @@ class TestKinds:
 
 class TestUnseen:
     def test_programs_whose_steps_nothing_is_said_of_are_shown_as_they_are_asked_to_be(self) -> None:
-        """All that wait are of one type, until one of them has trained."""
+        """All that wait are of one type, and all know of it once one of them has trained."""
         found = estimates(REAL, count=300, pooled=True)
         assert found.unseen.tolist() == list(range(300))
         for rate in (0.02, 0.01):
@@ -264,7 +264,8 @@ class TestUnseen:
         after(found, 7, throughput=sizes((1, 1, 1000.0)))
         assert packed(found, 7)[0] == pytest.approx(1.0)
         assert 7 not in found.unseen
-        assert packed(found, 8) == pytest.approx(np.full(MOST, 0.01))
+        assert packed(found, 8)[0] == pytest.approx(1.0)
+        assert not len(found.unseen)
 
     @pytest.mark.parametrize("said", [{"pace": 0.1}, {"guess": GuessSettings(step_seconds=0.1)}])
     def test_what_the_settings_say_of_a_step_is_believed(self, said: dict[str, object]) -> None:
@@ -272,16 +273,16 @@ class TestUnseen:
 
 
 class TestPooled:
-    def test_jobs_that_wait_are_of_one_type_until_one_of_them_trains(self) -> None:
+    def test_jobs_that_wait_are_of_one_type_and_know_what_like_ones_have_seen(self) -> None:
         found = estimates(count=500, pooled=True)
         assert len(found.tables.types) == 1
         after(found, 3, throughput=sizes((1, 1, 1000.0)))
         assert len(found.tables.types) == 2
         assert packed(found, 3)[0] == pytest.approx(1.0)
-        assert packed(found, 0)[0] == packed(found, 499)[0] == pytest.approx(0.5), "as guessed"
+        assert packed(found, 0)[0] == packed(found, 499)[0] == pytest.approx(1.0)
         after(found, 7, throughput=sizes((1, 1, 2000.0)), noise_scale=300.0)
         assert len(found.tables.types) == 3
-        assert packed(found, 3)[0] == pytest.approx(1.0)
+        assert packed(found, 3)[0] == packed(found, 0)[0] == pytest.approx(2.0)
 
     def test_a_job_that_comes_later_knows_what_like_ones_have_seen(self) -> None:
         found = after(estimates(count=2, pooled=True), 0, throughput=sizes((1, 1, 1000.0)))
@@ -290,7 +291,7 @@ class TestPooled:
         found.append([new], [spec], profiles(new))
         assert packed(found, 2)[0] == pytest.approx(1.0)
         found.keep(np.array([1, 2]))
-        assert packed(found, 0)[0] == pytest.approx(0.5)
+        assert packed(found, 0)[0] == pytest.approx(1.0)
         assert packed(found, 1)[0] == pytest.approx(1.0)
 
 

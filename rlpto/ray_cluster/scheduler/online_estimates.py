@@ -242,6 +242,7 @@ class OnlineEstimates:
         self._estimates: list[Estimate] = []
         self._source = EstimateTables(self._kinds)
         self._news: dict[int, Evidence] = {}
+        self._grown: set[str] = set()
         self.append(jobs, specs, profiles)
 
     def append(self, jobs: Sequence[Job], specs: Sequence[JobSpec], profiles: SpeedTables) -> None:
@@ -292,6 +293,8 @@ class OnlineEstimates:
         sizes = {(size.workers, size.nodes, size.servers, size.gpu): size for size in (*pool.speeds, *own.speeds)}
         noise = pool.noise_scale if math.isnan(own.noise_scale) else own.noise_scale
         speeds = tuple(sizes[size] for size in sorted(sizes))
+        if self._pooled and not _same_speeds(pool.speeds, speeds):
+            self._grown.add(like)
         self._pool[like] = Evidence(speeds, noise)  # at the end: the one that was heard of last
         if len(self._pool) > POOLED_PROGRAMS:
             lost = next(iter(self._pool))
@@ -338,7 +341,27 @@ class OnlineEstimates:
                 self._estimates[job] = self._named(after)
                 self._compile()
                 return True
-        return False
+        if not self._grown:
+            return False
+        changed = self._share(self._grown.pop())
+        if changed:
+            self._compile()
+        return changed or self.learn()
+
+    def _share(self, like: str) -> bool:
+        """Let all like jobs, those that wait too, know what some have reported; jobs of one type stay of one type."""
+        if like not in self._pool:
+            return False
+        fit, known = partial(self._fit_of, like), self._pool[like]
+        afters: dict[int, Estimate] = {}
+        for before, model in {id(e): (e, m) for e, m in zip(self._estimates, self._models, strict=True)}.values():
+            if before.like == like:
+                after = before.after(known, fit(model))
+                if after is not before:
+                    afters[id(before)] = self._named(after)
+        self._shared = {key: afters.get(id(estimate), estimate) for key, estimate in self._shared.items()}
+        self._estimates = [afters.get(id(estimate), estimate) for estimate in self._estimates]
+        return bool(afters)
 
     def profile(self, job: int) -> Profile:
         """What is believed of a job now."""
