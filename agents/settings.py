@@ -132,7 +132,8 @@ class AgentSettings(Settings):
     """Validation windows at each load, at most."""
     baselines: tuple[str, ...] | None = None
     """Policies of the config, by the name they have in tables, whose rewards on the validation windows the agent's is
-    compared with; they run once, before training. null: all of them; []: none."""
+    compared with; they run once, before training. null: all of them; []: none. With `knowledge.mode: online` none is:
+    there the agent's windows are played with tables in place of fits."""
     checkpoint_every: int = Field(100_000, ge=1)
     """Environment steps between periodic checkpoints."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -22,8 +22,14 @@ from rlpto.agents.window_training import WEIGHTS, SteeringSpace, train_on_window
 from rlpto.core.jobs import EstimateNoise
 from rlpto.core.loop import run
 from rlpto.core.rewards import REWARD_PARTS
+from rlpto.envs.actions import ACTION_FEATURES
+from rlpto.envs.batch import EnvBatch
+from rlpto.envs.clusters import SimulatedClusters
 from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.whole_windows import LARGEST_LOSS, WindowPool
+from rlpto.experiments.config import KnowledgeSettings
+from rlpto.experiments.environments import SMALL, training_setup
+from rlpto.experiments.experiment import prepare
 from rlpto.experiments.training_runs import summary
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError
@@ -165,6 +171,26 @@ def test_windows_are_played_as_the_simulator_runs_them(remaining: RemainingKnowl
     for window in range(3):
         record = run(setup.make_cluster(window), Index(steering=vector), setup.queue, setup.reward)
         np.testing.assert_allclose(parts[window], record.decisions.reward.sum(axis=0), rtol=1e-9)
+
+
+def test_agents_learn_where_jobs_fit_their_own_speeds(tmp_path: Path) -> None:
+    """By tables in place of fits; what was seen of speeds is part of the state of environments."""
+    known = {"mode": "online", "fits": "shared", "remaining": "learnt"}
+    config = SMALL.model_copy(update={"knowledge": KnowledgeSettings.model_validate(known)})
+    setup, exact = training_setup(prepare(config), "train"), training_setup(prepare(SMALL), "train")
+    start, windows = exact.start[None], np.zeros(1, dtype=np.int64)
+    assert not np.array_equal(WindowPool(setup).play(start, windows)[0], WindowPool(exact).play(start, windows)[0])
+    settings = AgentSettings(learns="windows", whole_windows=WindowSettings(windows=16, rollout=8))
+    assert train_on_windows(setup, settings, tmp_path, IDENTITY).finished
+    batch, actions = EnvBatch(setup, 2), np.zeros((2, len(ACTION_FEATURES)))
+    batch.reset()
+    for _ in range(20):
+        batch.step(actions)
+    kept, other = batch.state(), EnvBatch(setup, 2)
+    other.restore(kept)
+    assert isinstance(other.clusters, SimulatedClusters)
+    assert other.clusters.arrays()["seen"].any()
+    assert np.array_equal(other.step(actions).reward, batch.step(actions).reward)
 
 
 def test_a_best_vector_is_a_file_of_weights_for_the_index(tmp_path: Path) -> None:

@@ -19,9 +19,11 @@ from rlpto.core.jobs import Job
 from rlpto.core.loop import run
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
+from rlpto.experiments import on_ray
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.on_ray import real_cluster
+from rlpto.experiments.session_loop import session_timing
 from rlpto.knowledge.known import UNSEEN_HOURS, FitMethod
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.accuracy import AccuracyCurve
@@ -397,13 +399,15 @@ def test_a_real_job_that_nothing_is_known_of_looks_short(
 
 @pytest.mark.parametrize(("fits", "known"), [("own", 1), ("shared", 2)])
 def test_real_jobs_of_a_program_share_what_they_observe_if_that_is_wanted(
-    database: SessionDatabase, fits: str, known: int
+    database: SessionDatabase, monkeypatch: pytest.MonkeyPatch, fits: str, known: int
 ) -> None:
+    time = FakeTime()
+    monkeypatch.setattr(on_ray, "session_timing", lambda config: session_timing(config, time.clock))
     entry = {"model": "digits_mlp", "count": 2, "epochs": 2000, "gpus": 1}
     wanted = [f"knowledge.fits={fits}", "knowledge.mode=online", f"workload.jobs={json.dumps([entry])}"]
     experiment = Experiment(load_config(Path(__file__).parents[2] / "configs" / "ray_smoke.yaml", wanted))
-    cluster = real_cluster(experiment, "jobs", 0, Reporting(FakeTime(), {"n": 4}), database, "session")
-    while not len(cluster.state().jobs):
+    cluster = real_cluster(experiment, "jobs", 0, Reporting(time, {"n": 4}), database, "session")
+    while len(cluster.state().jobs) < 2:
         cluster.advance()
     cluster.apply(cluster.state(), Allocation(np.array([1, 0])))
     for _ in range(5):

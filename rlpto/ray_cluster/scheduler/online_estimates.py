@@ -242,7 +242,7 @@ class OnlineEstimates:
         self._estimates: list[Estimate] = []
         self._source = EstimateTables(self._kinds)
         self._news: dict[int, Evidence] = {}
-        self._grown: set[str] = set()
+        self._grown: dict[str, None] = {}  # in the order in which they grew
         self.append(jobs, specs, profiles)
 
     def append(self, jobs: Sequence[Job], specs: Sequence[JobSpec], profiles: SpeedTables) -> None:
@@ -294,7 +294,7 @@ class OnlineEstimates:
         noise = pool.noise_scale if math.isnan(own.noise_scale) else own.noise_scale
         speeds = tuple(sizes[size] for size in sorted(sizes))
         if self._pooled and not _same_speeds(pool.speeds, speeds):
-            self._grown.add(like)
+            self._grown[like] = None
         self._pool[like] = Evidence(speeds, noise)  # at the end: the one that was heard of last
         if len(self._pool) > POOLED_PROGRAMS:
             lost = next(iter(self._pool))
@@ -341,12 +341,13 @@ class OnlineEstimates:
                 self._estimates[job] = self._named(after)
                 self._compile()
                 return True
-        if not self._grown:
-            return False
-        changed = self._share(self._grown.pop())
-        if changed:
-            self._compile()
-        return changed or self.learn()
+        while self._grown:
+            like = next(iter(self._grown))
+            del self._grown[like]
+            if self._share(like):
+                self._compile()
+                return True
+        return False
 
     def _share(self, like: str) -> bool:
         """Let all like jobs, those that wait too, know what some have reported; jobs of one type stay of one type."""
