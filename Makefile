@@ -4,8 +4,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+JOBS   := $(shell nproc 2>/dev/null || echo 1)
 CASES  := $(filter-out benchmarks/_% benchmarks/study.py,$(wildcard benchmarks/*.py))
-AGENTS  := reward jct data converge ablations scale planner_windows planner_reward
+AGENTS  := agents cases planner_windows planner_reward
 SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generated knowledge planner_generated pollux rivals schedulearn sia stopping windows
 
 QUICK_TESTS   := $(BIN)/python -m pytest -n auto --dist loadfile -m "not cluster"
@@ -21,7 +22,7 @@ help:  ## list the targets
 quickstart: $(VENV)/.installed  ## install, train a small agent, compare it with all baselines: runs/quickstart/evaluation/report.html
 	if [ -e runs/quickstart/last.zip ]; then $(BIN)/rlpto train --resume runs/quickstart; \
 	else $(BIN)/rlpto train configs/quickstart.yaml --run-dir runs/quickstart; fi
-	$(BIN)/rlpto evaluate --run runs/quickstart --policies all
+	$(BIN)/rlpto evaluate --run runs/quickstart --policies all --jobs $(JOBS)
 
 install: $(VENV)/.installed  ## make .venv with RLPTO in it
 

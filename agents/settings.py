@@ -48,19 +48,6 @@ class PpoSettings(Settings):
     """Longest gradient."""
 
 
-class EvolutionSettings(Settings):
-    """Evolution of the constants that the agent starts from, before PPO makes them depend on the state."""
-
-    generations: int = Field(20, ge=0, le=10_000)
-    """Generations of the evolution strategy; 0: start at the weights of `env.start` as they are."""
-    population: int = Field(12, ge=4, le=10_000)
-    """Candidates in each generation."""
-    windows: int = Field(24, ge=1, le=10_000)
-    """Training windows that a generation is tried on, other ones each time."""
-    step: float = Field(0.25, gt=0, le=10)
-    """First standard deviation of candidates, in units of an action."""
-
-
 class WindowSettings(Settings):
     """Training on whole windows: constants of the index, and a network of bonuses for every job."""
 
@@ -102,7 +89,7 @@ class WindowSettings(Settings):
 class AgentSettings(Settings):
     """How the agent is trained."""
 
-    learns: Literal["windows", "decisions"] = "decisions"
+    learns: Literal["windows", "decisions"] = "windows"
     """windows: constants and per-job bonuses of the index from whole windows, see `whole_windows`; decisions: weights
     of the index by state, by PPO in `rlpto/Cluster-v0`, from what follows each of its actions (`steps` and below)."""
     whole_windows: WindowSettings = WindowSettings()
@@ -118,10 +105,6 @@ class AgentSettings(Settings):
     """Loads at which the training windows are taken, each scaled as `workload.load`; null: the config's own only."""
     window_seeds: int = Field(1, ge=1, le=10_000)
     """Repetitions of every training window, with other models and work of the jobs."""
-    warm_start: Literal["auto", "none"] = "auto"
-    """auto: the agent begins at `env.start` by construction; none: from scratch, at an index without preferences."""
-    evolution: EvolutionSettings = EvolutionSettings()
-    """Evolution of the constants that the agent starts from; only with warm_start auto."""
     network: NetworkSettings = NetworkSettings()
     """The network."""
     ppo: PpoSettings = PpoSettings()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -20,19 +20,14 @@ from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.policy import Agent
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import BEST, LAST, AgentSettings
-from rlpto.agents.start_search import CHECKPOINT as EVOLUTION
-from rlpto.agents.start_search import evolve, evolves
 from rlpto.agents.trained import StartingAgent, TrainedAgent, load_weights
-from rlpto.agents.validation import Evaluator, reward_of_constants, reward_per_job, standing, validate
+from rlpto.agents.validation import Evaluator, reward_per_job, standing, validate
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import PolicyError, TrainingError
-from rlpto.policies.index_weights import OFF, save_weights
 
-START = "start.yaml"
-"""File of a run with the steering weights that evolution found: what action zero means to its agent."""
 PERIODIC = "checkpoints"
 """Folder of a run with a checkpoint from every `agent.checkpoint_every` steps."""
 
@@ -78,7 +73,7 @@ def train(
 ) -> TrainingResult:
     """Train an agent on the workloads of `setup`; checkpoints, events and tables go to `folder`.
 
-    starting_agent: whose weights are trained further; None: the start heuristic, first evolved. On an external
+    starting_agent: whose weights are trained further; None: the start heuristic. On an external
     cluster a rollout takes minutes: there a checkpoint follows every update, and `stop` ends a rollout, which is not
     learned from.
     resume: go on from `folder`'s last checkpoint, bit for bit as if the training had never stopped; on an external
@@ -91,9 +86,7 @@ def train(
     """
     torch.set_num_threads(settings.threads)
     check_device(settings)
-    archive = read_checkpoint(folder / LAST, identity) if resume and not _only_evolved(folder) else None
-    if isinstance(setup, EnvSetup):
-        setup = _start(setup, settings, folder, identity, evaluator, on_progress, resume=resume)
+    archive = read_checkpoint(folder / LAST, identity) if resume else None
     env = SB3ClusterEnv(setup, settings.envs, identity.seed)
     model = TimedPPO.make(env, settings, setup.interval, identity.seed)
     assert isinstance(model.policy, JobSetPolicy)
@@ -109,46 +102,6 @@ def train(
         run.notes = restore(model, archive, folder / LAST)
     total, callback = compat.begin_learning(model, settings.steps, callbacks, restored=archive is not None)
     return run.loop(callback, total, texts or {}, stop, begun=archive is not None)
-
-
-def _start(
-    setup: EnvSetup,
-    settings: AgentSettings,
-    folder: Path,
-    identity: Identity,
-    evaluator: Evaluator | None,
-    on_progress: Callable[[Status], None] | None,
-    *,
-    resume: bool,
-) -> EnvSetup:
-    """The setup an agent starts from, evolved where the settings say so."""
-    setup = starting_setup(setup, settings)
-    if not evolves(settings):
-        return setup
-    setup = evolve(
-        setup,
-        settings,
-        identity.seed,
-        folder,
-        {"digest": identity.digest},
-        lambda done: on_progress(Status(f"evolving {done:.0%}", 0, settings.steps)) if on_progress else None,
-        lambda weights: 0.0 if evaluator is None else reward_of_constants(evaluator.setup, weights),
-        resume=resume,
-    )
-    save_weights(setup.start, folder / START)
-    return setup
-
-
-def starting_setup(setup: EnvSetup, settings: AgentSettings) -> EnvSetup:
-    """The setup an agent starts from. Without warm start, action zero is an index of zero weights: no preferences."""
-    if settings.warm_start == "auto":
-        return setup
-    return replace(setup, start=np.array(list(OFF.values())))
-
-
-def _only_evolved(folder: Path) -> bool:
-    """True if a training was left before its first checkpoint: the generations so far are all there is."""
-    return (folder / EVOLUTION).is_file() and not (folder / LAST).is_file()
 
 
 def check_device(settings: AgentSettings) -> None:

@@ -20,7 +20,7 @@ from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.batch import EnvBatch
 from rlpto.envs.clusters import SimulatedClusters
 from rlpto.envs.episodes import EnvSetup, Episode
-from rlpto.envs.whole_windows import WindowPlayer, per_job, play_window
+from rlpto.envs.whole_windows import per_job, play_window
 from rlpto.evaluation.metrics import jct_metrics, queueing_metrics
 from rlpto.io.arrays import AnyArray, FloatArray
 
@@ -98,17 +98,6 @@ def validate_steering(setup: EnvSetup, vector: FloatArray) -> Validation:
         jobs = batch.world.jobs[0, : batch.counts[window]]
         metrics.append(job_metrics(jobs, setup.shape.capacity))
     return Validation(parts, {str(name): float(mean) for name, mean in pd.DataFrame(metrics).mean().items()})
-
-
-def reward_of_constants(setup: EnvSetup, weights: FloatArray) -> float:
-    """Reward per job (see `per_job`) over the workloads of `setup` of the index with weights [STEERING_FEATURES].
-
-    -infinity where they leave jobs of a workload unfinished: there are weights that rescale jobs for ever.
-    """
-    player = WindowPlayer(setup.compiled())
-    longest = CONSTANTS_TIME_LIMIT_FACTOR * HOUR * max(workload.hours for workload in setup.workloads)
-    played = [player.play(workload, weights, longest) for workload in range(len(setup.workloads))]
-    return reward_per_job(setup, np.array([each.reward if each.finished else -np.inf for each in played]))
 
 
 def reward_per_job(setup: EnvSetup, rewards: FloatArray) -> float:

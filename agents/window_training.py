@@ -21,11 +21,10 @@ from rlpto.agents.archive import CHECKPOINT, STEERING, STEERING_START, Archive, 
 from rlpto.agents.checkpoint import Identity, Notes, plain_history, read_checkpoint
 from rlpto.agents.logs import log_figures, log_outcome, log_texts, make_logger, write_history
 from rlpto.agents.settings import BEST, LAST, AgentSettings
-from rlpto.agents.start_search import priced
 from rlpto.agents.training import Status, TrainingResult
 from rlpto.agents.validation import Evaluator, standing, validate_steering
 from rlpto.agents.window_trainers import Learner, make_trainer
-from rlpto.core.rewards import REWARD_PARTS
+from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.whole_windows import WindowPool
@@ -276,3 +275,17 @@ def by_load(name: str, values: FloatArray, groups: IntArray, setup: EnvSetup) ->
     if len(labels) == 1:
         return {}
     return {f"{name}_at_load_{label}": float(values[groups == at].mean()) for at, label in labels.items()}
+
+
+def priced(weights: FloatArray, reward: RewardWeights) -> FloatArray:
+    """The same weights [STEERING_FEATURES], with a price where none is set: a third of what a GPU-hour costs.
+
+    A GPU-hour that saves less time than it costs is never worth it; without a price, the index gives GPUs away for
+    nothing, so far from any price that training would not find one.
+    """
+    price = STEERING_FEATURES.index("price")
+    if weights[price] > NO_PRICE or reward.resources == 0 or reward.time == 0:
+        return weights
+    found = weights.copy()
+    found[price] = np.log(reward.resources / reward.time / 3.0)
+    return found

@@ -28,19 +28,6 @@ MAIN = "main"
 """The training of the agents without other overrides."""
 
 
-class PlannedRun(Settings):
-    """A group of cells of a study; its keys are explained in studies.yaml."""
-
-    policies: tuple[str, ...]
-    label: str | int = ""
-    cells: str | None = None
-    variant: str = MAIN
-    overrides: tuple[str, ...] = ()
-    see: tuple[str, ...] = ()
-    keep: bool = False
-    windows: int | None = None
-
-
 class Claim(Settings):
     """What a page claims of a figure, or of all whose names match `figure` (* stands for anything)."""
 
@@ -54,25 +41,22 @@ class Claim(Settings):
 class Study(Settings):
     """One row of studies.yaml, which explains the keys."""
 
-    function: str = ""
     tables: dict[str, str] = Field(default_factory=dict)
     needs: str = ""
     page: str = ""
     claims: tuple[Claim, ...] = ()
     listed: bool = True
     settings: dict[str, Any] = Field(default_factory=dict)
-    runs: tuple[PlannedRun, ...] = ()
     places: Literal["one", "loads", "all"] = "one"
-    contenders: int = 0
 
 
 class Plan(Settings):
     """How large a study is, and where its cells are kept.
 
     seeds: of training, or of a window's jobs. windows: of each workload and load, at most. draws: of every test window,
-    with other models and work of the jobs, where policies are compared by reward. steps: of every training; None: the
-    config's own. jobs: processes. data: folder with real traces and profiles; None where there is none. spread: over
-    one workload at one load, over its loads, or over all workloads.
+    with other models and work of the jobs, where policies are compared by reward. training: windows that every
+    training plays; None: as many as the config says. jobs: processes. data: folder with real traces and profiles; None
+    where there is none. spread: over one workload at one load, over its loads, or over all workloads.
     """
 
     folder: Path
@@ -85,7 +69,7 @@ class Plan(Settings):
     seeds: Annotated[int, Field(ge=1)] = 3
     windows: Annotated[int, Field(ge=1)] = 26
     draws: Annotated[int, Field(ge=1)] = 5
-    steps: int | None = None
+    training: int | None = None
     split: Literal["test", "validation", "train"] = "test"
 
     @property
@@ -130,12 +114,11 @@ class Part:
 
 @dataclass
 class Measured:
-    """Results of a study: figures and limits of all its parts, rows by title; facts: what templates of pages show."""
+    """Results of a study: figures and limits of all its parts, rows by title."""
 
     figures: dict[str, float] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
     tables: dict[str, list[Row]] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
 
     def add(self, title: str, part: Part) -> None:
         """Add a part; without rows it has no table."""

@@ -1,4 +1,7 @@
-"""Studies of trained agents, from cells of evaluations: rewards, JCT, ablations, and other sizes of cluster."""
+"""Agents that learn from whole windows, by total reward, against all policies; and on other sizes of cluster.
+
+See docs/results.md. All policies know true speeds and remaining work.
+"""
 
 from __future__ import annotations
 
@@ -9,171 +12,121 @@ import speed
 from _cells import (
     AGENT,
     MEMBER,
-    START,
     TUNED,
     agents,
-    billed,
+    best_of,
     by_window,
-    cells_of,
     difference,
-    ends_of,
-    ratio,
+    finished,
+    label_of,
     shown,
+    with_mean_agent,
 )
-from _plan import Measured, Plan, Study
+from _plan import Part, Plan, Row, Workload
 
 from rlpto.evaluation.metrics import LOWER_BOUND
-from rlpto.evaluation.statistics import bootstrap_interval
+from rlpto.evaluation.tables import frame
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 
-OWN = (AGENT, START, LOWER_BOUND)
-"""Rows that are no rivals of the agent: itself, what it starts from, and the bound."""
-PUBLISHED = ("optimus", "hesrpt", "tiresias", "equal_share")
-TIME_TUNED = "tuned_index (time)"
-WHOLE = "the agent"
+CONTENDERS = 3
+"""Policies that have all draws, as the agents have: the best on the first draw."""
+SIZES = {4: 8, 16: 8, 64: 8, 256: 4}
+"""Nodes of 4 GPUs, and windows at most."""
+HOME_NODES = 16
+"""Nodes where the agents were trained."""
 DECISIONS = 100
 """Decisions whose latency is measured at 1,000 nodes."""
 
 
-JCT_LIMITS = {"tuned": 0.97, "published": 0.90}
-"""Of the JCT of the tuned index, and of the best published heuristic: at most what the agent's should be."""
-
-
-def reward(plan: Plan, study: Study) -> Measured:
-    """Total reward of every policy, and how far the agent is ahead of the best of the others."""
-    cells = cells_of(plan, study)
-    verdicts = pd.DataFrame([verdict(cells, *place, plan.seeds) for place in plan.places()])
-    least = verdicts.iloc[int(verdicts["difference"].argmin())]
-    facts = {
-        "agents": plan.seeds,
-        "contenders": study.contenders,
-        "above": int((verdicts["difference_low"] > 0).sum()),
-        "ahead": int((verdicts["difference"] > 0).sum()),
-        "least": {name: least[name] for name in ("difference", "workload", "load")},
-        "verdicts": verdicts,
-        "means": {workload: mean_rewards(cells, workload) for workload in plan.workloads},
-    }
-    return Measured(facts=facts)
-
-
-def jct(plan: Plan, study: Study) -> Measured:
-    """Mean JCT of the agent that is rewarded for time alone, relative to others."""
-    cells = cells_of(plan, study)
-    rows = []
+def rewards(plan: Plan) -> Part:
+    """How far the agent is ahead of the best of all other policies, at every place."""
+    rows, ahead, beyond = [], 0, 0
     for workload, load in plan.places():
-        here = at(cells, workload, load)
-        ratios = {
-            "tuned": ratio(here, AGENT, [TIME_TUNED], "jct_mean"),
-            "index": ratio(here, AGENT, ["index"], "jct_mean"),
-            "published": ratio(here, AGENT, PUBLISHED, "jct_mean"),
-            "bound": ratio(here, LOWER_BOUND, [AGENT], "jct_mean"),
-        }
-        ends = {key: value for name, found in ratios.items() for key, value in ends_of(name, found).items()}
-        rows.append({"workload": workload, "load": load, **ends})
-    found = pd.DataFrame(rows)
-    claims = {
-        name: {"least": found[name].min(), "most": found[name].max(), "reached": int((found[name] <= limit).sum())}
-        for name, limit in JCT_LIMITS.items()
+        cells = cells_at(plan, workload, load)
+        draws = cells.groupby("policy")["seed"].nunique()
+        rivals = [name for name in draws.index if not (name in (AGENT, LOWER_BOUND) or MEMBER.fullmatch(name))]
+        second = best_of(cells, [name for name in rivals if draws[name] == draws.max()])[0]
+        against, learnt = difference(cells, AGENT, second), difference(cells, AGENT, TUNED)
+        ahead, beyond = ahead + (against.low > 0), beyond + (learnt.low > 0)
+        mean, best = by_window(cells, AGENT, "reward"), by_window(cells, second, "reward")
+        seeds = [by_window(cells, f"{AGENT}-{seed}", "reward").mean() for seed in range(plan.seeds)]
+        rows.append(
+            {"workload": workload, "load": load, "windows x draws": f"{against.samples} x {draws.max()}"}
+            | {"agent (seeds)": f"{mean.mean():.1f} ({min(seeds):.1f} to {max(seeds):.1f})"}
+            | {"runner-up": f"{second} {best.mean():.1f}", "agent - runner-up": shown(against, "+.2f")}
+            | {"windows won": f"{(mean > best).mean():.0%}", "agent - tuned index": shown(learnt, "+.2f")}
+            | {"bound": f"{by_window(cells, LOWER_BOUND, 'reward').mean():.1f}"}
+        )
+    figures = {
+        "cells where the agent's total reward is above every other policy's": ahead,
+        "cells where it is above the tuned index's": beyond,
     }
-    return Measured(facts={"ratios": found, "claims": claims, "limits": JCT_LIMITS})
+    return Part(figures, rows)
 
 
-def ablations(plan: Plan, study: Study) -> Measured:
-    """The agent without one of its parts, against the whole agent."""
-    cells = cells_of(plan, study)
-    cells = cells[cells["policy"] == AGENT].drop(columns="policy").rename(columns={"label": "policy"})
-    here = {load: at(cells, plan.home, load) for load in plan.loads}
-    alike = len({frozenset(mine["window"]) for mine in here.values()}) == 1
-    rows = []
-    for name in [run.label for run in study.runs if run.label != WHOLE]:
-        gains = [by_window(mine, name, "reward") - by_window(mine, WHOLE, "reward") for mine in here.values()]
-        pooled = bootstrap_interval(np.mean(gains, axis=0) if alike else np.concatenate(gains))
-        by_load = zip(here, map(bootstrap_interval, gains), strict=True)
-        verdict = "worse" if pooled.high < 0 else "better" if pooled.low > 0 else "not worse"
-        at_loads = {f"load {load:g}": shown(gain, "+.2f") for load, gain in by_load}
-        rows.append({"": name, **at_loads, "all loads": shown(pooled, ".2f"), "verdict": verdict})
-    found = pd.DataFrame(rows)
-    facts = {"home": plan.home, "seeds": plan.seeds, "worse": int((found["verdict"] == "worse").sum())}
-    return Measured(facts={"differences": found, **facts})
+def by_policy(plan: Plan) -> Part:
+    """Mean reward of every policy on the first draw of each window, best first."""
+    means: dict[str, dict[str, float]] = {}
+    for workload, load in plan.places():
+        cells = cells_at(plan, workload, load)
+        for policy, mine in cells[cells["seed"] == cells["seed"].min()].groupby("policy"):
+            if not MEMBER.fullmatch(policy):
+                means.setdefault(policy, {})[f"{workload} {load:g}"] = float(mine["reward"].mean())
+    ranked = pd.DataFrame(means).rank(axis=1).mean().sort_values(ascending=False)
+    return Part(
+        rows=[{"policy": name, **{at: f"{mean:.1f}" for at, mean in means[name].items()}} for name in ranked.index]
+    )
 
 
-def scale(plan: Plan, study: Study) -> Measured:
-    """The agent on other sizes of cluster, without another training."""
-    cells = cells_of(plan, study).rename(columns={"label": "gpus"}).drop(columns=["workload", "load"])
-    rows = pd.DataFrame([_normalised(int(gpus), mine) for gpus, mine in cells.groupby("gpus", sort=False)])
-    home = rows.loc[rows["gpus"] == 64, "normalised"].item()
-    spec = agents(plan, plan.home)[0]
-    with billed(plan, "evaluation"):
-        latency = decision_latency(spec)
-    facts = {"home": plan.home, "busy": plan.busy, "active": speed.ACTIVE, "decisions": DECISIONS}
-    apart = float((rows["normalised"] - home).abs().max())
-    return Measured(facts={"sizes": rows, "apart": apart, "latency": latency, **facts})
+def cells_at(plan: Plan, workload: Workload, load: float) -> pd.DataFrame:
+    """Metrics of all policies, the mean agent and the lower bound: one row a policy, window and draw.
+
+    The first draw of each window is for all policies; the best ones and the agents have further draws, which say more
+    about who is ahead where windows differ by the draw of their jobs.
+    """
+    config, name = plan.config(workload, load), f"{workload}-{load:g}"
+    own, known = agents(plan, workload), config.knowledge.mode
+    first = frame(finished(plan, config, [*config.policies, *own], name, [config.seed]), known)
+    best = best_of(first, list(map(label_of, config.policies)))[:CONTENDERS]
+    further = [*(spec for spec in config.policies if label_of(spec) in best), *own]
+    drawn = frame(finished(plan, config, further, name, range(config.seed + 1, config.seed + plan.draws)), known)
+    return with_mean_agent(pd.concat([first, drawn], ignore_index=True), ["knowledge", "window", "seed"])
 
 
-def _normalised(gpus: int, cells: pd.DataFrame) -> dict[str, object]:
-    """Means of jobs and rewards; the agent's reward where FIFO is 0 and the tuned index, or the bound, is 1."""
-    mean = {name: by_window(cells, name, "reward").mean() for name in (AGENT, TUNED, "fifo", LOWER_BOUND)}
-    ahead = mean[AGENT] - mean["fifo"]
-    return {
-        "gpus": gpus,
-        "jobs": by_window(cells, AGENT, "jobs").mean(),
-        **mean,
-        "normalised": ahead / (mean[TUNED] - mean["fifo"]),
-        "of_bound": ahead / (mean[LOWER_BOUND] - mean["fifo"]),
+def scale(plan: Plan) -> Part:
+    """The agents on other sizes of cluster, without another training, and the latency of a decision at 1,000 nodes.
+
+    Normalised: FIFO's reward is 0 and the tuned index's, or the lower bound's, is 1.
+    """
+    rows: list[Row] = []
+    normalised: dict[int, float] = {}
+    for nodes, windows in SIZES.items():
+        size = f"cluster.nodes=[{{count: {nodes}, gpus: 4}}]"
+        config = plan.config(plan.home, plan.busy, size, windows=windows)
+        own = {label_of(spec): spec for spec in config.policies}
+        specs = [*agents(plan, plan.home), own[TUNED], own["fifo"]]
+        cells = frame(finished(plan, config, specs, f"scale-{nodes}", [config.seed]), config.knowledge.mode)
+        cells = with_mean_agent(cells, ["knowledge", "window", "seed"])
+        mean = {name: by_window(cells, name, "reward").mean() for name in ("fifo", TUNED, AGENT, LOWER_BOUND)}
+        ahead = mean[AGENT] - mean["fifo"]
+        normalised[nodes] = ahead / (mean[TUNED] - mean["fifo"])
+        rows.append(
+            {"GPUs": 4 * nodes, "jobs in a window": f"{by_window(cells, AGENT, 'jobs').mean():.0f}"}
+            | {name: f"{value:.1f}" for name, value in mean.items()}
+            | {"normalised": f"{normalised[nodes]:.3f}"}
+            | {"of the bound": f"{ahead / (mean[LOWER_BOUND] - mean['fifo']):.3f}"}
+        )
+    figures = {
+        "reward at other sizes, normalised: furthest from that at 64 GPUs": max(
+            abs(value - normalised[HOME_NODES]) for value in normalised.values()
+        ),
+        "decision with 10,000 jobs on 1,000 nodes, p99": decision_latency(agents(plan, plan.home)[0]),
     }
+    return Part(figures, rows)
 
 
 def decision_latency(spec: str) -> float:
     """99th percentile of a decision's milliseconds at 1,000 nodes with 10,000 active jobs."""
     experiment = Experiment(load_config(_common.CONFIGS / "large.yaml"))
     return float(np.percentile(speed.latencies(experiment, spec, speed.crowd(experiment), DECISIONS), 99))
-
-
-def contenders(cells: pd.DataFrame) -> list[str]:
-    """Rivals of the agent that have been run on all draws."""
-    draws = cells.groupby("policy")["seed"].nunique()
-    return [name for name in rivals(cells) if draws[name] == cells["seed"].nunique()]
-
-
-def at(cells: pd.DataFrame, workload: str, load: float) -> pd.DataFrame:
-    """Cells of one workload at one load."""
-    return cells[(cells["workload"] == workload) & (cells["load"] == load)]
-
-
-def rivals(cells: pd.DataFrame) -> list[str]:
-    """Policies other than the agent in any form."""
-    return [name for name in cells["policy"].unique() if name not in OWN and not MEMBER.fullmatch(name)]
-
-
-def verdict(cells: pd.DataFrame, workload: str, load: float, seeds: int) -> dict[str, object]:
-    """The agent against the best of the others, against its start, and the bound."""
-    here = at(cells, workload, load)
-    second = max(contenders(here), key=lambda name: by_window(here, name, "reward").mean())
-    ahead, learned = difference(here, AGENT, second), difference(here, AGENT, START)
-    of_seeds = [by_window(here, f"{AGENT}-{seed}", "reward").mean() for seed in range(seeds)]
-    return {
-        "workload": workload,
-        "load": load,
-        "windows": ahead.samples,
-        "draws": here["seed"].nunique(),
-        "agent": by_window(here, AGENT, "reward").mean(),
-        "runner_up": second,
-        "runner_up_reward": by_window(here, second, "reward").mean(),
-        **ends_of("difference", ahead),
-        "won": float((by_window(here, AGENT, "reward") > by_window(here, second, "reward")).mean()),
-        **ends_of("learned", learned),
-        "lowest_seed": min(of_seeds),
-        "highest_seed": max(of_seeds),
-        "lower_bound": by_window(here, LOWER_BOUND, "reward").mean(),
-    }
-
-
-def mean_rewards(cells: pd.DataFrame, workload: str) -> pd.DataFrame:
-    """Mean reward of every policy of a workload by load on the first draws, best first at the highest load."""
-    mine = cells[(cells["workload"] == workload) & (cells["seed"] == cells["seed"].min())]
-    mine = mine[~mine["policy"].str.fullmatch(MEMBER.pattern)]
-    means = mine.pivot_table(index="policy", columns="load", values="reward", aggfunc="mean")
-    means = means.sort_values(means.columns[-1], ascending=False)
-    means = means.loc[[*(name for name in means.index if name != LOWER_BOUND), LOWER_BOUND]]
-    return means.rename(columns="load {:g}".format).map("{:.1f}".format).reset_index()

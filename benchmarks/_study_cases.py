@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from _cells import AGENT, GAINED, billed, kept_cells, make, shown, specs_of, with_mean_agent
-from _plan import Measured, Plan, Study
+from _cells import AGENT, KEEPING, TUNED, agents, kept_cells, label_of, make, shown, with_mean_agent
+from _plan import Part, Plan
 from scipy.stats import spearmanr
 
 from rlpto.core.cluster import Node
@@ -24,6 +24,8 @@ from rlpto.performance.solo import seconds_to_finish
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.simulator.cluster import SimulatedCluster
 
+POLICIES = (TUNED, "optimus", "hesrpt", "equal_share")
+"""Compared with the agents where jobs differ in their data."""
 SIZES = (0.1, 0.316, 1.0, 3.16, 10.0)
 """Sizes of the data, times that of the middle job."""
 MIDDLE_HOURS, MIDDLE_GPUS = 1.0, 4
@@ -37,6 +39,11 @@ CONVERGING_GPUS = 8
 """Half of the GPUs; 9 of 16 there, but here a ninth would be on a node of its own, which slows it down."""
 SLOWER = 6.0
 """The case of two jobs, times as long: our rescales cost 10 s and more, there they cost less."""
+GAINED = 0.9
+"""Share of its accuracy from which a job counts as converging, where the queue has that rule."""
+ALONE, RULED = "on its own", "with the rule"
+WAYS = {ALONE: (), RULED: (f"queue.converging.gained={GAINED:g}",)}
+"""Settings under which jobs may shrink."""
 FIRST, SECOND_FIRST, SECOND_ALONE, SECOND_AT = 551.0, 351.0, 431.0, 200.0
 """Seconds in that case without shrinking: of the converging job on its GPUs; of the other on the rest meanwhile, then
 on all; and the moment the other comes."""
@@ -49,8 +56,12 @@ class Case(NamedTuple):
     jobs: tuple[Job, ...]
 
 
-def data(plan: Plan, study: Study) -> Measured:
-    """Peak GPUs of jobs that differ in their data alone."""
+def data(plan: Plan) -> Part:
+    """Five jobs of one model whose data differ by a factor of 100, submitted at once to an empty cluster.
+
+    Mean of the most GPUs a job held at once by the size of its data; Spearman's correlation of size with these means,
+    and the mean of that inside windows (ties take their mean rank; 0 where all peaks are equal).
+    """
     config = plan.config(plan.home, plan.busy)
     experiment = prepare(config)
     cases = {
@@ -58,28 +69,21 @@ def data(plan: Plan, study: Study) -> Measured:
         for model in sorted({kind.model for kind in experiment.tables().types})
         for repeat in range(REPEATS)
     }
-    done = run_cases(plan, config, cases, specs_of(plan, config, plan.home, study.runs[0]), "data")
-    found = pd.DataFrame([_peaks(cell) for cell in done])
-    found = with_mean_agent(found, ["window"])
+    done = run_cases(plan, config, cases, specs_of(plan, config, POLICIES), "data")
+    found = with_mean_agent(pd.DataFrame([_peaks(cell) for cell in done]), ["window"])
     sizes = [f"{size:g}" for size in SIZES]
-    rows, overall = [], {}
+    part = Part()
     for policy, mine in found.groupby("policy", sort=False):
         means = mine[sizes].mean()
-        overall[policy] = float(np.nan_to_num(spearmanr(SIZES, means).statistic))
+        overall = float(np.nan_to_num(spearmanr(SIZES, means).statistic))
         each = bootstrap_interval(mine["spearman"].to_numpy(dtype=np.float64))
         peaks = {f"x {size}": f"{means[size]:.1f}" for size in sizes}
-        rows.append(
-            {"policy": policy, **peaks, "of the means": f"{overall[policy]:.2f}", "inside windows": shown(each, ".2f")}
+        part.rows.append(
+            {"policy": policy, **peaks, "of the means": f"{overall:.2f}", "inside windows": shown(each, ".2f")}
         )
-    facts = {
-        "agent": overall[AGENT],
-        "capacity": experiment.shape.capacity,
-        "middle_hours": MIDDLE_HOURS,
-        "middle_gpus": MIDDLE_GPUS,
-        "cases": len(cases),
-        "repeats": REPEATS,
-    }
-    return Measured(facts={"peaks": pd.DataFrame(rows), **facts})
+        if policy == AGENT:
+            part.figures["more data, more GPUs: Spearman of data size and mean peak GPUs"] = overall
+    return part
 
 
 def _five_jobs(experiment: Experiment, model: str, repeat: int) -> tuple[Job, ...]:
@@ -121,7 +125,7 @@ def _peaks(done: FinishedCell) -> dict[str, object]:
     }
 
 
-def converge(plan: Plan, study: Study) -> Measured:
+def converge(plan: Plan) -> Part:
     """Two jobs: what the second gains, and the first loses, if the first may be shrunk as it converges."""
     config = plan.config(plan.home, plan.busy)
     experiment = prepare(config)
@@ -130,46 +134,41 @@ def converge(plan: Plan, study: Study) -> Measured:
     cases = {
         f"{model}-{other}": Case(CASE_NODES, _pair(experiment, model, other)) for model in models for other in scaling
     }
-    kept, *ways = (
-        run_cases(plan, own, cases, specs_of(plan, own, plan.home, run), name)
-        for run, name in zip(study.runs, ("converge-keeping", "converge", "converge-ruled"), strict=True)
-        for own in [plan.config(plan.home, plan.busy, *(text.format(gained=GAINED) for text in run.see))]
-    )
-    labels = [run.label for run in study.runs[1:]]
-    found = pd.concat(
-        [_compared(str(way), done, kept) for way, done in zip(labels, ways, strict=True)], ignore_index=True
-    )
-    rows = [
-        {
-            "policy": policy,
-            "shrinks": way,
-            "JCT of the other": _change(mine["other"]),
-            "JCT of the converging one": _change(mine["converging"]),
-            "makespan": _change(mine["makespan"]),
-            "accuracy": f"{100 * mine['accuracy'].abs().max():.2f}",
-        }
-        for (way, policy), mine in found.groupby(["way", "policy"], sort=False)
-    ]
-    means = found[found["policy"] == AGENT].groupby("way")[["other", "converging", "accuracy"]].mean()
-    facts = {
-        **{name: means.loc[label].to_dict() for name, label in zip(("alone", "ruled"), labels, strict=True)},
-        "gpus": CONVERGING_GPUS,
-        "cases": len(cases),
-        "scaling": ", ".join(scaling),
-        "gained": GAINED,
-    }
-    return Measured(facts={"effects": pd.DataFrame(rows), **facts})
+    specs = specs_of(plan, config, (TUNED,))
+    kept = run_cases(plan, config, cases, [KEEPING + spec for spec in specs], "converge-keeping")
+    part = Part()
+    for way, settings in WAYS.items():
+        own = plan.config(plan.home, plan.busy, *settings)
+        done = run_cases(plan, own, cases, specs, f"converge-{way.replace(' ', '-')}")
+        effects = [_effect(shrunk, whole) for shrunk, whole in zip(done, kept, strict=True)]
+        for policy, mine in with_mean_agent(pd.DataFrame(effects), ["window"]).groupby("policy", sort=False):
+            part.rows.append(
+                {
+                    "policy": policy,
+                    "shrinks": way,
+                    "JCT of the other": _change(mine["other"]),
+                    "JCT of the converging one": _change(mine["converging"]),
+                    "makespan": _change(mine["makespan"]),
+                    "accuracy": f"{100 * mine['accuracy'].abs().max():.2f}",
+                }
+            )
+            if policy == AGENT:
+                part.figures[f"a converging job shrinks {way}: JCT of the other"] = 100 * float(mine["other"].mean())
+                if way == RULED:
+                    part.figures[f"... {way}: JCT of the converging one"] = 100 * float(mine["converging"].mean())
+                    part.figures[f"... {way}: final accuracy"] = 100 * float(mine["accuracy"].max())
+    return part
+
+
+def specs_of(plan: Plan, config: Config, policies: Sequence[str]) -> list[str]:
+    """Specs of the agents, and of policies by the names that they have in tables."""
+    own = {label_of(spec): spec for spec in config.policies}
+    return [*agents(plan, plan.home), *(own[name] for name in policies)]
 
 
 def _change(shares: pd.Series[float]) -> str:
     """Mean with interval over cases, as a signed share."""
     return shown(bootstrap_interval(shares.to_numpy(dtype=np.float64)), "+.1%")
-
-
-def _compared(way: str, done: Sequence[FinishedCell], kept: Sequence[FinishedCell]) -> pd.DataFrame:
-    """What shrinking in one way does, a row a policy and case, those of the mean agent among them."""
-    found = pd.DataFrame([_effect(shrunk, whole) for shrunk, whole in zip(done, kept, strict=True)])
-    return with_mean_agent(found, ["window"]).assign(way=way)
 
 
 def _scales(tables: SpeedTables, kind: int) -> bool:
@@ -212,8 +211,7 @@ def run_cases(
     """Every policy on every case, kept like the cells of an evaluation; policies in order, cases inside."""
     outcome = prepare(config).outcome() | {"cases": {key: repr(case) for key, case in cases.items()}}
     cells = [Cell(spec, case, config.seed) for spec in specs for case in cases]
-    with billed(plan, "evaluation"):
-        return kept_cells(plan, cells, partial(_run_case, config, cases), outcome, name, config)
+    return kept_cells(plan, cells, partial(_run_case, config, cases), outcome, name, config)
 
 
 def _run_case(config: Config, cases: dict[str, Case], cell: Cell) -> RunRecord:

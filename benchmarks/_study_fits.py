@@ -15,7 +15,7 @@ from rlpto.knowledge.prior import prior_without
 from rlpto.performance.measured import MeasuredProfiles
 from rlpto.performance.tables import JobType
 from rlpto.ray_cluster.messages import Measured
-from rlpto.ray_cluster.scheduler.online_estimates import estimated_throughput
+from rlpto.ray_cluster.scheduler.speed_fits import estimated_throughput
 from rlpto.ray_cluster.settings import ProgramSettings
 
 PER_NODE, MOST = 4, 64

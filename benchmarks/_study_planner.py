@@ -14,7 +14,7 @@ from itertools import islice
 import _common
 import numpy as np
 import pandas as pd
-from _cells import best_of, by_window, difference, finished, label_of, ratio, shown
+from _cells import agents, best_of, by_window, difference, finished, label_of, ratio, shown
 from _plan import TIME_ONLY, Part, Plan, Workload, tuned
 from _study_pollux import ONLINE, PUBLISHED_JCT_S, config_of
 from speed import decided
@@ -111,27 +111,27 @@ def by_jct(plan: Plan, label: str, settings: tuple[str, ...]) -> Part:
 
 
 def rewards(plan: Plan) -> Part:
-    """Test windows by total reward: against every policy of the configs, and against the planner's own base."""
+    """Test windows by total reward: against every policy of the configs, and the agent that is the planner's base."""
     rows, ahead, beyond = [], 0, 0
     for workload, load in plan.places():
         config = plan.config(workload, load, FRESH_SEED, windows=WINDOWS[workload])
-        start, name = _common.CONFIGS / "tuned" / f"{workload}-steering.yaml", f"{workload}-{load:g}"
+        name, base = f"{workload}-{load:g}", agents(plan, workload)[0]
         labels = {label_of(spec): spec for spec in config.policies}
         first = frame(finished(plan, config, config.policies, name), config.knowledge.mode)
         best = [labels[label] for label in best_of(first, list(labels))[:2]]
-        own = [f"index:label=base,weights={start}", f"planner:base={start}"]
+        own = [base, f"planner:base={base.partition('weights=')[2]}"]
         cells = named(finished(plan, config, [*best, *own], name, range(plan.draws)), config.knowledge.mode)
         runner_up = best_of(cells, list(map(label_of, best)))[0]
-        against, by_base = difference(cells, "planner", runner_up), difference(cells, "planner", "base")
+        against, by_base = difference(cells, "planner", runner_up), difference(cells, "planner", label_of(base))
         ahead, beyond = ahead + (against.low > 0), beyond + (by_base.low > 0)
         rows.append(
             {"workload": workload, "load": load, "windows x draws": f"{against.samples} x {plan.draws}"}
             | {"planner": f"{by_window(cells, 'planner', 'reward').mean():.1f}", "runner-up": runner_up}
-            | {"planner - runner-up": shown(against, "+.2f"), "planner - agent_start": shown(by_base, "+.2f")}
+            | {"planner - runner-up": shown(against, "+.2f"), "planner - agent": shown(by_base, "+.2f")}
         )
     figures = {
         "cells where the planner's total reward is above every other policy's": ahead,
-        "cells where it is above its base's, agent_start": beyond,
+        "cells where it is above its base's, the agent's": beyond,
     }
     return Part(figures, rows)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import _common
 import numpy as np
-from _cells import finished, shown, trained
+from _cells import MORE, finished, shown, trained
 from _plan import TIME_ONLY, Part, Plan, Workload
 
 from rlpto.agents.archive import KINDS, STEERING, read_archive
@@ -23,14 +23,12 @@ from rlpto.experiments.environments import training_setup
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.arrays import FloatArray
 
-WINDOWS: dict[Workload, int] = {"synthetic": 100_000, "philly": 100_000, "pollux": 200_000}
-"""That a training plays: those of Pollux take a fifth of the others' time."""
-DRAWS = {"train": 100, "test": 60}
-"""Of each file of Pollux's workloads."""
+DRAWS = 60
+"""Of each file of Pollux's workloads, for testing."""
 OBSERVED_WINDOWS = 40
 """At each load, where jobs fit their own speeds: a window takes a second."""
-SEEDS = {"train": 3, "test": 4}
-"""Repetitions of each window of the others, with other models and work of the jobs."""
+SEEDS = 4
+"""Repetitions of each test window of the others, with other models and work of the jobs."""
 CONSTANTS, NETWORK, BOTH = "constants alone, by evolution", "network alone, by evolution", "both, by evolution"
 WAYS: dict[str, tuple[str, ...]] = {
     CONSTANTS: ("agent.whole_windows.network=0",),
@@ -46,16 +44,7 @@ GUESSED = {
 }
 OBSERVED = ("knowledge.mode=online", "knowledge.fits=shared", "knowledge.remaining=learnt")
 """What a real scheduler knows."""
-EVERY = (
-    *(
-        "agent.learns=windows",
-        *TIME_ONLY,
-        "agent.baselines=[]",
-        "agent.validation_windows=60",
-        "queue.classes=weighted",
-    ),
-    "agent.whole_windows.evaluate_every=25000",
-)
+EVERY = (*TIME_ONLY, "agent.baselines=[]", "queue.classes=weighted")
 START = "env.start={configs}/tuned/{workload}-jct-weighted.yaml"
 
 
@@ -141,9 +130,7 @@ def vector_of(plan: Plan, workload: Workload, variant: str, overrides: Sequence[
 def run_of(plan: Plan, workload: Workload, variant: str, overrides: Sequence[str], seed: int) -> Path:
     """Folder of a training, which is run if that is not done yet."""
     label = variant.replace(" ", "-").replace(",", "").replace(":", "")
-    more = f"workload.draws={DRAWS['train']}" if workload == "pollux" else f"agent.window_seeds={SEEDS['train']}"
-    windows = f"agent.whole_windows.windows={WINDOWS[workload]}"
-    given = (*EVERY, more, windows, started(workload), *overrides)
+    given = (*EVERY, *MORE.get(workload, ()), started(workload), *overrides)
     return trained(plan, workload, f"windows-{label}", given, seed)
 
 
@@ -156,9 +143,9 @@ def losses_at(
     plan: Plan, workload: Workload, load: float, overrides: Sequence[str], vectors: Sequence[FloatArray]
 ) -> FloatArray:
     """[windows, vectors] losses against the tuned index at a load; repetitions of a window count as one."""
-    more = (f"workload.draws={DRAWS['test']}",) if workload == "pollux" else ()
+    more = (f"workload.draws={DRAWS}",) if workload == "pollux" else ()
     experiment = Experiment(plan.config(workload, load, *EVERY, started(workload), *more, *overrides, windows=10**6))
-    seeds = range(1 if workload == "pollux" else SEEDS["test"])
+    seeds = range(1 if workload == "pollux" else SEEDS)
     pool = WindowPool(training_setup(experiment, plan.split, [experiment.config.seed + seed for seed in seeds]))
     every = np.arange(len(pool))
     lost = [pool.losses(np.repeat(vector[None], len(every), axis=0), every) for vector in vectors]

@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import json
 import math
+import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import _common
-import pandas as pd
 import yaml
-from _cells import cpu_account
 from _common import Check
 from _plan import Measured, Plan, Row, Study, load_studies
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pydantic import ValidationError
 
 from rlpto.io.errors import ConfigError
@@ -35,10 +33,6 @@ from rlpto.io.files import write_text
 from rlpto.io.reading import parsing
 
 HERE, PAGES = Path(__file__).parent, _common.ROOT / "docs"
-TEMPLATES = {"results.md": "results.md.j2", "notes/results-details.md": "results_details.md.j2"}
-"""Pages on the studies of agents, and what writes them. Other studies have their claims and tables written."""
-AGENTS = "results"
-"""The mark of those studies on their pages."""
 CONTEXT = ("folder", "cells", "data", "jobs", "spread")
 """Fields of a plan that are no settings of a study."""
 INTERRUPTED = 130
@@ -55,7 +49,7 @@ def main() -> None:
                 plan = plan_of(study, options.set, options.folder, options.jobs)
                 found = measured(name, study, plan, fresh=options.fresh)
                 checks += [check for check, missed in claims_of(study, found) if not missed]
-                write(name, studies, plan, found, None if options.no_page else options.pages)
+                write(name, study, found, None if options.no_page else options.pages)
     except KeyboardInterrupt:
         print("interrupted; the same command continues where it was", file=sys.stderr)
         sys.exit(INTERRUPTED)
@@ -81,10 +75,10 @@ def arguments(studies: Mapping[str, Study]) -> Any:
 def plan_of(study: Study, settings: Sequence[str], folder: Path, jobs: int = 1) -> Plan:
     """How large a study is: its row's settings, and those given. Raises ConfigError for wrong ones.
 
-    Cells of agents are kept when sources change, as trainings are; those of other studies are not.
+    Trainings are kept when sources change; cells are not.
     """
     data = _common.data_folder()
-    cells = folder / ("cells" if study.runs else f"cells-{sources_digest()[:8]}")
+    cells = folder / f"cells-{sources_digest()[:8]}"
     given = {key: yaml.safe_load(text) for key, _, text in (setting.partition("=") for setting in settings)}
     known = [key for key in Plan.model_fields if key not in CONTEXT]
     if unknown := [key for key in given if key not in known]:
@@ -99,9 +93,9 @@ def plan_of(study: Study, settings: Sequence[str], folder: Path, jobs: int = 1) 
 
 
 def functions_of(name: str, study: Study) -> dict[str, Callable[..., Any]]:
-    """What measures a study: a function for each of its tables by their titles, or one for all, under no title."""
+    """What measures a study: a function for each of its tables, by their titles."""
     found = {}
-    for title, given in (study.tables or {"": study.function}).items():
+    for title, given in study.tables.items():
         module, _, function = given.rpartition(".")
         found[title] = getattr(importlib.import_module(module or f"_study_{name}"), function)
     return found
@@ -120,11 +114,8 @@ def measure(name: str, study: Study, plan: Plan) -> Measured:
     """Run a study; nothing without the real data that it needs."""
     if study.needs and (plan.data is None or not (plan.data / study.needs).exists()):
         return Measured()
-    functions = functions_of(name, study)
-    if study.runs:
-        return functions[""](plan, study)  # type: ignore[no-any-return]
     found = Measured()
-    for title, part in functions.items():
+    for title, part in functions_of(name, study).items():
         _common.progress(f"{name}: {part.__name__}")
         found.add(title.format(plan=plan), part(plan))
     return found
@@ -137,10 +128,16 @@ def measured(name: str, study: Study, plan: Plan, *, fresh: bool) -> dict[str, A
     if not fresh and (kept := kept_results(path)) is not None and kept["digest"] == digest:
         return kept
     _common.progress(f"measuring {name}")
-    began = time.process_time()
-    found = asdict(measure(name, study, plan)) | {"digest": digest, "cpu_minutes": (time.process_time() - began) / 60}
+    began = cpu_seconds()
+    found = asdict(measure(name, study, plan)) | {"digest": digest, "cpu_minutes": (cpu_seconds() - began) / 60}
     write_text(path, json.dumps(found, default=plain, indent=1), "a measurement")
     return json.loads(json.dumps(found, default=plain))  # type: ignore[no-any-return]
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of those that it has waited for, such as trainings."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def kept_results(path: Path) -> dict[str, Any] | None:
@@ -153,8 +150,8 @@ def kept_results(path: Path) -> dict[str, Any] | None:
 
 
 def plain(value: Any) -> object:
-    """A frame as a list of rows, a number of NumPy as one of Python."""
-    return value.to_dict("records") if isinstance(value, pd.DataFrame) else value.item()
+    """A number of NumPy as one of Python."""
+    return value.item()
 
 
 def claims_of(study: Study, found: Mapping[str, Any]) -> list[tuple[Check, bool]]:
@@ -178,27 +175,13 @@ def claims_of(study: Study, found: Mapping[str, Any]) -> list[tuple[Check, bool]
     return sorted(checks, key=lambda pair: not pair[1])
 
 
-def write(name: str, studies: Mapping[str, Study], plan: Plan, found: Mapping[str, Any], pages: Path | None) -> None:
-    """Put what was found into its pages, or print it without any."""
-    study = studies[name]
-    if study.runs:
-        texts = {page: (AGENTS, page_text(plan, studies, template)) for page, template in TEMPLATES.items()}
+def write(name: str, study: Study, found: Mapping[str, Any], pages: Path | None) -> None:
+    """Put what was found into its page, or print it without any."""
+    text = block(name, study, found)
+    if pages is None:
+        print(text)
     else:
-        texts = {study.page: (name, block(name, study, found))}
-    for page, (mark, text) in texts.items():
-        if pages is None:
-            print(text)
-        else:
-            write_block(pages / page, mark, text)
-
-
-def page_text(plan: Plan, studies: Mapping[str, Study], template: str) -> str:
-    """What a template makes of the studies of agents that have been run. Raises ConfigError if one cannot be read."""
-    kept = {name: kept_results(plan.folder / f"{name}.json") for name, study in studies.items() if study.runs}
-    facts = {name: found["facts"] if found else None for name, found in kept.items()}
-    loader = FileSystemLoader(HERE)
-    environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.get_template(template).render(facts, cpu=cpu_account(plan)).rstrip()
+        write_block(pages / study.page, name, text)
 
 
 def block(name: str, study: Study, found: Mapping[str, Any]) -> str:

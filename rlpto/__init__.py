@@ -1,3 +1,3 @@
 """RLPTO: a research testbed for scheduling distributed deep-learning training."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from rlpto.evaluation.runner import FinishedCell
     from rlpto.experiments.config import Config
 
-ALL = "all"
+ALL, AGENT = "all", "agent"
+"""Of `--policies`: every policy; and those of the run."""
 
 
 class Where(StrEnum):
@@ -61,7 +63,8 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="A,B|all",
-            help="Policies to run, instead of the config's; see rlpto policies. With --run its agents come on top.",
+            help="Policies to run, instead of the config's: by name, see rlpto policies, or as the config labels them. "
+            "With --run its agents come on top.",
         ),
     ] = None,
     switch: Annotated[
@@ -125,7 +128,13 @@ def evaluate(
         *_window_keys(windows, trace),
     ]
     source = _source(config, run)
-    resolved = read_config(source, [*overrides, *_policy_keys(policies, run)], seed)
+    resolved = read_config(source, overrides, seed)
+    if policies is not None and (run is None or policies.strip() != ALL):
+        chosen = _chosen_policies(policies, resolved.policies, run)
+        if chosen:
+            resolved = read_config(source, [*overrides, f"policies={json.dumps(chosen)}"], seed)
+        else:
+            resolved = resolved.model_copy(update={"policies": ()})
     resolved = resolved if run is None else with_agents(resolved, run)
     resolved = with_reference(resolved if switch is None else with_switches(resolved, switch), policies is not None)
     folder = run_dir or _default_folder(resolved.name, run, trace, cluster)
@@ -199,17 +208,18 @@ def _window_keys(windows: Split | None, trace: Path | None) -> list[str]:
     return [] if windows is None else [f"evaluation.split={windows.value}"]
 
 
-def _policy_keys(policies: str | None, run: Path | None) -> list[str]:
-    """Overrides that choose policies; `all` of a run are those of its configuration."""
-    from rlpto.policies.registry import available, is_complete
-    from rlpto.policies.spec import split_specs
+def _chosen_policies(text: str, configured: Sequence[str], run: Path | None) -> list[str]:
+    """Specs of the policies that are asked for; those of the config may go by their labels.
 
-    if policies is None or (run is not None and policies.strip() == ALL):
-        return []
-    every = policies.strip() == ALL
-    complete = [name for name, policy in available().items() if is_complete(policy)]
-    listed = complete if every else split_specs(policies)
-    return [f"policies={json.dumps(listed)}"]
+    run: its agents are there in any case, so that the name `agent` asks for nothing else.
+    """
+    from rlpto.policies.registry import available, is_complete
+    from rlpto.policies.spec import policy_label, split_specs
+
+    if text.strip() == ALL:
+        return [name for name, policy in available().items() if is_complete(policy)]
+    labels = {policy_label(spec): spec for spec in configured}
+    return [labels.get(name, name) for name in split_specs(text) if run is None or name != AGENT]
 
 
 VERB = Verb(evaluate, EXPERIMENTS, "rlpto evaluate quickstart --policies fifo,las,index")

@@ -134,8 +134,6 @@ def episodes(experiment: Experiment, windows: list[str], folder: Path) -> Genera
 def _refuse_what_takes_episodes(config: Config) -> None:
     """Raise ConfigError for settings of a training that takes thousands of episodes, or many clusters."""
     agent = config.agent
-    if agent.evolution.generations and "evolution" in agent.model_fields_set:
-        raise ConfigError("agent.evolution: takes thousands of episodes of real jobs; expected 0 generations")
     if agent.envs != 1 and "envs" in agent.model_fields_set:
         raise ConfigError(f"agent.envs: {agent.envs}, but there is one real cluster; expected 1")
     if agent.loads is not None:

@@ -15,7 +15,6 @@ from rlpto.agents.archive import NOT_TRAINED
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.logs import EVENTS, HISTORY
 from rlpto.agents.settings import BEST, LAST
-from rlpto.agents.start_search import CHECKPOINT as EVOLUTION
 from rlpto.agents.training import PERIODIC, Status, TrainingResult, train
 from rlpto.agents.validation import Evaluator
 from rlpto.agents.window_training import WEIGHTS, train_on_windows
@@ -227,8 +226,8 @@ def has_checkpoints(run: Path) -> bool:
 
 
 def has_begun(run: Path) -> bool:
-    """True if a run, or one of its seeds, can be continued: it has a checkpoint, or generations."""
-    return any(file_there(folder / name) for folder in members(run) for name in (LAST, EVOLUTION))
+    """True if a run, or one of its seeds, can be continued: it has a checkpoint."""
+    return any(file_there(folder / LAST) for folder in members(run))
 
 
 def summary(run: Path, outcome: TrainingResult) -> str:
@@ -260,7 +259,7 @@ def how_to_go_on(folder: Path, steps: int | None = None) -> str:
 def _remove_training(folder: Path) -> None:
     """Remove what a training has written, and its seeds'."""
     for run in members(folder):
-        for name in (BEST, LAST, HISTORY, EVOLUTION, WEIGHTS):
+        for name in (BEST, LAST, HISTORY, WEIGHTS):
             (run / name).unlink(missing_ok=True)
         for name in (EVENTS, PERIODIC, BASELINES):
             shutil.rmtree(run / name, ignore_errors=True)

@@ -184,9 +184,7 @@ class JobFits:
         """Write what is believed of a job into its rows."""
         seen, tables = self.seen_by(job), self.tables
         worth = self._source.epoch_samples(self.type_of(job).model)
-        last = len(worth) - 1
-        by_epoch = worth[np.minimum(np.arange(tables.rates.shape[1]), last)]
-        stages = self._stages(job, (1.0, 0.0) if seen is None else seen, last)
+        stages = self._stages(job, (1.0, 0.0) if seen is None else seen, len(worth) - 1)
         sizes, sigma = tables.sizes_seen, tables.speed_sigma
         assert sizes is not None
         assert sigma is not None
@@ -195,7 +193,7 @@ class JobFits:
         if hours is not None:
             self._unseen[job] = float(self._left(np.array([job]))[0])
         now = self._written[job] = self._epoch_of(job)
-        shown = slice(None if self._rules.ahead else now, None if self._rules.ahead else now + 1)
+        shown = slice(0, tables.rates.shape[1]) if self._rules.ahead else slice(now, now + 1)
         for kind in range(len(self._kinds)):
             own = self._types.first[job] + kind
             rows = tables.row[own, :, 1:].reshape(-1)
@@ -206,8 +204,9 @@ class JobFits:
                 rates[:, shown] = self._unseen[job] / (3600.0 * hours * self._store.records["scale"][job])
                 continue
             for first, score in scores:
-                later = shown if len(scores) == 1 else slice(first, None)
-                rates[:, later] = score.best.reshape(-1, 1) / by_epoch[later]
+                later = slice(max(first, shown.start), shown.stop)
+                samples = worth[np.minimum(np.arange(later.start, later.stop), len(worth) - 1)]
+                rates[:, later] = score.best.reshape(-1, 1) / samples
 
     def _stages(self, job: int, seen: tuple[float, float], last: int) -> list[tuple[int, tuple[float, float]]]:
         """From which epoch on a job is expected to see which gradient statistics, as the base batch would show them;

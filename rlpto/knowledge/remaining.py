@@ -71,30 +71,33 @@ class RemainingWork:
         """[n] epochs left as finished jobs suggest; NaN where there are none, or nothing is learnt."""
         left = np.full(len(index), np.nan)
         if self._how in ("learnt", "learnt_or_curve"):
-            fill_learnt(self._store.records, self._own, index, left)
+            fill_learnt(self._store.records, self._own, index, np.empty((len(index), 4)), left)
         return left
 
 
 @kernel()
-def fill_learnt(jobs: AnyArray, own: IntArray, index: IntArray, left: FloatArray) -> None:
+def fill_learnt(jobs: AnyArray, own: IntArray, index: IntArray, sums: FloatArray, left: FloatArray) -> None:
     """Fill left [n] with epochs that jobs number index [n] have left as finished ones suggest, where there are some.
 
-    jobs: [M] JOB. own: [T] as in the speed tables. The mean is of those of the same type and user that were longer than
-    what the job has done; without any, of those of all users.
+    jobs: [M] JOB. own: [T] as in the speed tables. sums: [n, 4] memory. The mean is of those of the same type and user
+    that were longer than what the job has done; without any, of those of all users.
     """
+    sums[: len(index)] = 0.0
+    for j in range(len(jobs)):
+        other = jobs[j]
+        if not np.isfinite(other.finish_time):
+            continue
+        kind, user, progress = own[other.type_index], other.user, other.progress
+        for i in range(len(index)):
+            job = jobs[index[i]]
+            if progress > job.progress and own[job.type_index] == kind:
+                sums[i, 0] += progress
+                sums[i, 1] += 1
+                if job.user == user:
+                    sums[i, 2] += progress
+                    sums[i, 3] += 1
     for i in range(len(index)):
-        job = jobs[index[i]]
-        every_sum, every_count, own_sum, own_count = 0.0, 0, 0.0, 0
-        for j in range(len(jobs)):
-            other = jobs[j]
-            alike = np.isfinite(other.finish_time) and own[other.type_index] == own[job.type_index]
-            if alike and other.progress > job.progress:
-                every_sum += other.progress
-                every_count += 1
-                if other.user == job.user:
-                    own_sum += other.progress
-                    own_count += 1
-        if own_count:
-            left[i] = own_sum / own_count - job.progress
-        elif every_count:
-            left[i] = every_sum / every_count - job.progress
+        if sums[i, 3]:
+            left[i] = sums[i, 2] / sums[i, 3] - jobs[index[i]].progress
+        elif sums[i, 1]:
+            left[i] = sums[i, 0] / sums[i, 1] - jobs[index[i]].progress

@@ -76,7 +76,7 @@ class Loop(NamedTuple):
     of that, theirs: as `look_around` left them. known: [B, M] `KNOWN`, what the last two are of. chain: [K + 1] memory.
     packed: [T, K + 1] rows of the speed tables, and shown_rates: [R, P] theirs. accuracy_ahead: [T, P].
     known_remaining, known_speed: as in the speed tables, or empty.
-    beliefs, own: what is believed, and [T] types of jobs by their models alone. left: [M] memory for it.
+    beliefs, own: what is believed, and [T] types of jobs by their models alone. left: [M], sums: [M, 4] memory for it.
     seen: [B, T or M] level of what was seen of each type of job, or by each job.
     noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
     reserve: [W, T] GPUs to hold back from second t x `reserve_step` on, or empty.
@@ -102,6 +102,7 @@ class Loop(NamedTuple):
     beliefs: CompiledBeliefs
     own: IntArray
     left: FloatArray
+    sums: FloatArray
     seen: IntArray
     noise: FloatArray
     reserve: IntArray
@@ -149,6 +150,7 @@ def build_loop(
         beliefs=beliefs,
         own=np.ascontiguousarray(tables.own),
         left=np.zeros(most),
+        sums=np.zeros((most, 4)),
         seen=np.zeros((count, len(tables.own) if beliefs.shared else most), dtype=np.int64),
         noise=noise,
         reserve=reserve,
@@ -243,7 +245,7 @@ def guess_work(loop: Loop, b: int, view: AnyArray) -> None:
         loop.numbers[row] = view[row].index
         left[row] = max(loop.beliefs.tail * view[row].progress, LEAST_EPOCHS)
     if loop.beliefs.learnt:
-        fill_learnt(w.jobs[b], loop.own, loop.numbers[: len(view)], left)
+        fill_learnt(w.jobs[b], loop.own, loop.numbers[: len(view)], loop.sums, left)
     for row in range(len(view)):
         job, epochs = view[row], w.types[view[row].type_index].epochs
         if loop.known_remaining.size:  # in a unit of its own, of a whole training

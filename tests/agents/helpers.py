@@ -57,7 +57,6 @@ def make_settings(**more: Any) -> AgentSettings:
         "checkpoint_every": 128,
         "ppo": {"rollout": 16, "batch_size": 32, "epochs": 2, "learning_rate": 3e-3, **more.pop("ppo", {})},
         "network": {"width": 8},
-        "evolution": {"generations": 0},
         "device": "cpu",
     }
     return AgentSettings.model_validate(given | more)

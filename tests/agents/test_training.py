@@ -12,12 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rlpto.agents.archive import CHECKPOINT, Archive, read_archive
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.ppo import TimedPPO
-from rlpto.agents.training import starting_setup
 from rlpto.agents.validation import standing
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.io.errors import CheckpointError, TrainingError
-from rlpto.policies.index_weights import NO_PRICE
 from tests.agents.helpers import IDENTITY, make_settings, make_setup, train_small
 
 
@@ -144,13 +142,6 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(TrainingError, match="no CUDA device"):
         train_small(tmp_path, settings=make_settings(device="cuda"))
     assert not list(tmp_path.iterdir())
-
-
-def test_without_warm_start_the_index_has_no_preferences() -> None:
-    setup = make_setup()
-    assert starting_setup(setup, make_settings()) is setup
-    scratch = starting_setup(setup, make_settings(warm_start="none"))
-    assert set(scratch.start) == {0.0, NO_PRICE}
 
 
 def test_standing_among_baselines() -> None:

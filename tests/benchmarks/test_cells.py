@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import ConfigError
-from rlpto.policies.registry import make_policy
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
 import _cells  # noqa: E402
 import _plan  # noqa: E402
-import _study_agents  # noqa: E402
+import _study_agents as agents  # noqa: E402
 import _study_cases as cases  # noqa: E402
-import study  # noqa: E402
 
 SMALL = """
 name: small
@@ -35,8 +31,7 @@ workload:
 policies: [fifo, equal_share, "index:label=tuned_index,weights=%s"]
 evaluation: {reference: fifo}
 """
-STUDIES = _plan.load_studies()
-AGENTS = {name: row for name, row in STUDIES.items() if row.runs}
+MEMBERS = {"agent-0", "agent-1"}
 
 
 @pytest.fixture
@@ -47,55 +42,62 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _plan.Plan:
     config.write_text(SMALL % weights)
     monkeypatch.setattr(_plan, "config_file", lambda _: config)
 
-    def agents(*_: object) -> list[str]:
-        return ["index:label=agent-0", f"index:label=agent-1,weights={weights}"]
-
-    monkeypatch.setattr(_cells, "agents", agents)
-    monkeypatch.setattr(_cells, "starts", lambda *_: [f"index:label=agent_start-{seed}" for seed in (0, 1)])
+    specs = ["index:label=agent-0", f"index:label=agent-1,weights={weights}"]
+    monkeypatch.setattr(agents, "agents", lambda *_: specs)
     return _plan.Plan(
         folder=tmp_path,
         cells=tmp_path / "cells",
         workloads=("synthetic",),
         loads=(0.5, 0.9),
         seeds=2,
+        draws=2,
         windows=3,
         spread="all",
     )
 
 
 def test_rewards_compare_the_mean_agent_and_no_cell_runs_twice(plan: _plan.Plan, monkeypatch) -> None:
-    found = study.measured("reward", STUDIES["reward"], plan, fresh=True)
-    pages = [study.page_text(plan, STUDIES, template) for template in study.TEMPLATES.values()]
-    assert all(f"| {policy} |" in pages[1] for policy in ("fifo", "agent", "lower bound"))
-    cells = _cells.cells_of(plan, STUDIES["reward"])
-    own = {f"{name}{seed}" for name in ("agent", "agent_start") for seed in ("", "-0", "-1")}
-    assert set(cells["policy"]) == {"fifo", "equal_share", "tuned_index", "lower bound", *own}
-    verdicts = found["facts"]["verdicts"]
-    assert [row["load"] for row in verdicts] == [0.5, 0.9]
-    for row in verdicts:
-        here = cells[cells["load"] == row["load"]].pivot_table(index="window", columns="policy", values="reward")
-        assert len(here) == row["windows"] == 3
+    found = agents.rewards(plan)
+    assert [row["load"] for row in found.rows] == [0.5, 0.9]
+    above = 0
+    for row in found.rows:
+        cells = agents.cells_at(plan, "synthetic", row["load"])
+        assert set(cells["policy"]) == {"fifo", "equal_share", "tuned_index", "lower bound", "agent", *MEMBERS}
+        here = cells.pivot_table(index="window", columns="policy", values="reward")
         np.testing.assert_allclose(here["agent"], (here["agent-0"] + here["agent-1"]) / 2)
         second = here[["fifo", "equal_share", "tuned_index"]].mean().idxmax()
-        assert row["runner_up"] == second
-        assert row["difference"] == pytest.approx((here["agent"] - here[second]).mean())
-        assert row["learned"] == pytest.approx((here["agent"] - here["agent_start"]).mean())
+        ahead = _cells.difference(cells, "agent", second)
+        above += ahead.low > 0
+        assert row["runner-up"].startswith(f"{second} ")
+        assert ahead.estimate == pytest.approx((here["agent"] - here[second]).mean())
+        assert row["agent - runner-up"] == _cells.shown(ahead, "+.2f")
+        assert row["windows x draws"] == "3 x 2"
         assert (here["lower bound"] >= here["agent"]).all()
-    above = sum(row["difference_low"] > 0 for row in verdicts)
-    assert f"in {above} of 2 (ahead on average in {sum(row['difference'] > 0 for row in verdicts)})" in pages[0]
-    assert pages[0].splitlines()[4].endswith("| yes |" if above == 2 else "| **no** |")
-    assert _cells.cpu_account(plan)["evaluation"] > 0
+    assert found.figures["cells where the agent's total reward is above every other policy's"] == above
 
     def never(*_: object) -> None:
         raise AssertionError("a finished cell was run again")
 
     monkeypatch.setattr(Experiment, "run_policy", never)
-    again = study.measured("reward", STUDIES["reward"], plan, fresh=True)
-    assert again["facts"] == found["facts"]
+    assert agents.rewards(plan) == found
+    means = {row["policy"]: row for row in agents.by_policy(plan).rows}
+    assert means.keys() == {"fifo", "equal_share", "tuned_index", "lower bound", "agent"}
+    assert float(means["lower bound"]["synthetic 0.9"]) >= float(means["agent"]["synthetic 0.9"])
+
+
+def test_other_sizes_of_cluster_are_compared_with_where_the_agents_were_trained(plan: _plan.Plan, monkeypatch) -> None:
+    monkeypatch.setattr(agents, "SIZES", {4: 2, 8: 1})
+    monkeypatch.setattr(agents, "HOME_NODES", 4)
+    monkeypatch.setattr(agents, "decision_latency", lambda _: 7.0)
+    found = agents.scale(plan)
+    assert [row["GPUs"] for row in found.rows] == [16, 32]
+    home, other = (float(row["normalised"]) for row in found.rows)
+    furthest = found.figures["reward at other sizes, normalised: furthest from that at 64 GPUs"]
+    assert furthest == pytest.approx(abs(home - other), abs=2e-3)
 
 
 def test_ratios_divide_means_over_windows(plan: _plan.Plan) -> None:
-    cells = _cells.cells_of(plan.model_copy(update={"loads": (0.9,)}), STUDIES["reward"])
+    cells = agents.cells_at(plan, "synthetic", 0.9)
     found = _cells.ratio(cells, "tuned_index", ["fifo", "equal_share"], "jct_mean")
     jct = cells.pivot_table(index="window", columns="policy", values="jct_mean").mean()
     assert found.estimate == pytest.approx(jct["tuned_index"] / min(jct["fifo"], jct["equal_share"]))
@@ -143,48 +145,17 @@ def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(plan: _p
         commands.append(command)
         run = plan.folder / "training" / "synthetic-main-1"
         run.mkdir(parents=True, exist_ok=True)
-        (run / "evolution.json").write_text("some generations")
+        (run / "last.zip").write_text("a checkpoint")
         return SimpleNamespace(returncode=1 if len(commands) == 1 else 0)
 
     monkeypatch.setattr(_cells.subprocess, "run", process)
-    short = plan.model_copy(update={"steps": 1000})
+    short = plan.model_copy(update={"training": 1000})
     with pytest.raises(ConfigError, match="synthetic-main-1: training ended with exit code 1"):
         _cells.trained(short, "synthetic", _plan.MAIN, (), 1)
     run = _cells.trained(short, "synthetic", _plan.MAIN, (), 1)
     assert _cells.trained(short, "synthetic", _plan.MAIN, (), 1) == run
     assert len(commands) == 2
-    assert {"agent.loads=[0.5,0.9]", "agent.steps=1000", "--seed"} <= set(commands[0])
+    assert {"agent.loads=[0.5,0.9]", "agent.whole_windows.windows=1000", "--seed"} <= set(commands[0])
     assert "--resume" in commands[1]
     with pytest.raises(ConfigError, match="a training with other settings is there"):
         _cells.trained(plan, "synthetic", _plan.MAIN, (), 1)
-
-
-def test_every_run_of_the_studies_is_a_valid_configuration() -> None:
-    config = load_config(_plan.config_file("synthetic"))
-    for row in AGENTS.values():
-        for run in row.runs:
-            load_config(_plan.config_file("synthetic"), _cells._filled((*run.overrides, *run.see), "synthetic"))
-            for policy in _cells._filled(
-                set(run.policies) - {"config", "agents", "starts", "tuned_index"}, "synthetic"
-            ):
-                make_policy(policy)
-    assert "tuned_index" in map(_cells.label_of, config.policies)
-
-
-def test_the_templates_show_every_study_that_has_been_run(plan: _plan.Plan) -> None:
-    ends = [f"{name}{end}" for name in ("tuned", "index", "published", "bound") for end in ("", "_low", "_high")]
-    ratios = [{"workload": "philly", "load": load} | dict.fromkeys(ends, 0.5) for load in (0.5, 1.1)]
-    claims = {name: {"least": 0.5, "most": most, "reached": 1} for name, most in (("tuned", 0.97), ("published", 1))}
-    facts = {"ratios": ratios, "claims": claims, "limits": _study_agents.JCT_LIMITS}
-    kept = plan.folder / "jct.json"
-    kept.write_text(study.json.dumps(asdict(_plan.Measured(facts=facts))))
-    (plan.folder / "cpu.json").write_text('{"training": 7200.0, "evaluation": 1800.0}')
-    text = study.page_text(plan, STUDIES, "results.md.j2")
-    assert text.startswith("CPU time of all that is below: 2.50 h (evaluation 0.50, training 2.00).\n")
-    assert "at most 0.97 of the tuned index's | 0.500 to 0.970; reached in 1 of 2 | yes |" in text
-    assert "equal share | 0.500 to 1.000; reached in 1 of 2 | **no** |" in text
-    assert "| philly | 1.1 | 0.500 [0.500, 0.500] |" in text
-    assert "## Total reward" not in text
-    kept.write_text("{")
-    with pytest.raises(ConfigError, match=r"jct\.json: .*the results of a study"):
-        study.page_text(plan, STUDIES, "results.md.j2")

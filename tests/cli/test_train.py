@@ -20,16 +20,16 @@ pytestmark = pytest.mark.usefixtures("small_agent")
 AGENT = """
 env: {max_jobs: 6, horizon: 2, episode: {min_hours: 0.3, max_hours: 1}}
 agent:
+  learns: decisions
   steps: 192
   envs: 4
   evaluate_every: 128
   checkpoint_every: 64
   ppo: {rollout: 16, batch_size: 32, epochs: 2}
   network: {width: 8}
-  evolution: {generations: 2, population: 4, windows: 2}
   device: cpu
 """
-FAST = ("--set", "agent.steps=64", "--set", "agent.baselines=[]", "--set", "agent.evolution.generations=0")
+FAST = ("--set", "agent.steps=64", "--set", "agent.baselines=[]")
 
 
 @pytest.fixture
@@ -94,7 +94,18 @@ def test_an_agent_that_learns_from_windows_is_evaluated_and_planned_with(rlpto, 
     rewards = read_cells(project / "runs/small/evaluation/cells.csv").pivot(index="window", columns="policy")["reward"]
     assert len(rewards.columns) == 4  # the bound is one
     np.testing.assert_array_equal(rewards["agent"], rewards["index:weights=runs/small/agent.yaml"])
+    answer = rlpto("evaluate", "--run", "runs/small", "--policies", "agent", "--no-report")
+    assert answer.code == 0, answer.err
+    assert set(read_cells(project / "runs/small/evaluation/cells.csv")["policy"]) == {"agent", "lower bound"}
     assert rlpto("train", "exp.yaml", *windows, "--fresh", "-q").code == 0
+
+
+def test_policies_of_the_config_are_chosen_by_their_labels(rlpto, project: Path) -> None:
+    rlpto("train", "exp.yaml", "-q", *FAST, "--set", 'policies=[fifo,"index:label=mine,held=0.5"]')
+    answer = rlpto("evaluate", "--run", "runs/small", "--policies", "agent,mine", "--no-report")
+    assert answer.code == 0, answer.err
+    assert set(read_cells(project / "runs/small/evaluation/cells.csv")["policy"]) == {"agent", "mine", "lower bound"}
+    rlpto("evaluate", "--run", "runs/small", "--policies", "agent,yours").assert_refused("yours")
 
 
 def test_an_agent_is_evaluated_on_any_other_trace(rlpto, project: Path) -> None:

@@ -192,7 +192,7 @@ SMALL_EXPERIMENT = b"""\
 cluster: {nodes: [{count: 1, gpus: 8}]}
 workload: {days: 0.5, load: 0.5, windows: {hours: 2}, mapping: {oversized: clip}}
 policies: [fifo]
-agent: {steps: 256, envs: 4, ppo: {rollout: 16}, evolution: {generations: 1}}
+agent: {learns: decisions, steps: 256, envs: 4, ppo: {rollout: 16}}
 """
 
 

@@ -30,8 +30,9 @@ from rlpto.performance.accuracy import AccuracyCurve
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
+from rlpto.ray_cluster.scheduler.estimates import ENOUGH_STEPS
 from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
-from rlpto.ray_cluster.scheduler.online_estimates import ENOUGH_STEPS, OnlineEstimates
+from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.settings import GuessSettings, ProgramSettings
 from tests.builders import Scripted, linear_tables, with_kinds

@@ -1,0 +1,226 @@
+"""What is believed of a job that was never measured before, from what it, or like ones, have reported.
+
+Before a job has trained at all, the `guess` in its program's settings stands in; where they say nothing of a step's
+time, the job looks short, as simulated ones do (`rlpto.knowledge.known.UNSEEN_HOURS`).
+
+What was seen on one kind of GPU says nothing of how a job scales on another: every kind has a fit of its own. A kind
+that a job has not trained on is projected from the first that it has, by the ratio of one GPU's throughputs, as
+simulated jobs do (`rlpto.simulator.online`) and Sia does (Jayaram Subramanya et al., SOSP 2023).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rlpto.core.jobs import Job
+from rlpto.io.arrays import FloatArray
+from rlpto.knowledge.prior import LEVEL_SIGMA
+from rlpto.performance.efficiency import NoiseCurve, efficiency
+from rlpto.performance.fitted import SPANS, FittedProfiles
+from rlpto.performance.metrics import METRICS
+from rlpto.performance.profiles import ModelLimits, Profile, TypeTables
+from rlpto.performance.tables import ONE_KIND, JobType
+from rlpto.ray_cluster.measuring.profiling import batch_limits
+from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
+from rlpto.ray_cluster.scheduler.speed_fits import SpeedFit, estimated_curve
+from rlpto.ray_cluster.settings import ProgramSettings
+
+Ratio = Callable[[str, str], float]
+"""How many times as fast one GPU of a kind is as one of another, given both."""
+Fit = Callable[[ProgramSettings, tuple[Measured, ...]], SpeedFit]
+"""As `rlpto.ray_cluster.scheduler.speed_fits.estimated_throughput`, of a certain model."""
+ENOUGH_STEPS = 5
+"""Steps of a size before its speed counts as measured."""
+SPEED_CHANGE, NOISE_CHANGE, CURVE_CHANGE = 0.05, 0.2, 0.1
+"""Relative changes of a speed, of the noise scale and of the epochs in the accuracy curve that call for a new fit."""
+SHAPE_EPOCHS = 4.0
+"""Epochs from which on an accuracy curve can be fitted to its points; until then the guess stands."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a job has reported so far.
+
+    speeds: of every size with enough steps, on every kind of GPU. noise_scale: samples, NaN if unknown. accuracy:
+        (epochs, accuracy) pairs.
+    """
+
+    speeds: tuple[Measured, ...] = ()
+    noise_scale: float = math.nan
+    accuracy: tuple[tuple[float, float], ...] = ()
+
+
+def evidence_of(report: JobReport) -> Evidence:
+    """What a report says about speed, noise and accuracy."""
+    speeds = tuple(size for size in report.throughput if size.count >= ENOUGH_STEPS and size.samples_per_second > 0)
+    known = math.isfinite(report.noise_scale) and report.noise_scale > 0
+    return Evidence(speeds, report.noise_scale if known else math.nan, report.accuracy_curve)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is believed of one job, or of like ones, and the evidence that it rests on.
+
+    like: the same for jobs that share evidence. program: with the job's own batch size. profile: its throughput is that
+    on the first kind of GPU that the job has trained on. ratio: of the job's model. metric: of its speeds. fits: to its
+    speed on every kind that it has trained on, the first of them first. rate: epochs per second of the profile that are
+    shown at any size while nothing was measured; None: as the profile says.
+    """
+
+    like: str
+    program: ProgramSettings
+    profile: Profile
+    ratio: Ratio
+    metric: str
+    evidence: Evidence = Evidence()
+    fits: Mapping[str, SpeedFit] = field(default_factory=dict)
+    rate: float | None = None
+
+    def after(self, newer: Evidence, fit: Fit) -> Estimate:
+        """What is believed after newer evidence; the very same object unless that says something notably new."""
+        kept, profile, fits = self.evidence, self.profile, dict(self.fits)
+        if newer.speeds and not same_speeds(kept.speeds, newer.speeds):
+            for gpu, speeds in _by_kind(newer.speeds).items():
+                if gpu not in fits or not same_speeds(_by_kind(kept.speeds).get(gpu, ()), speeds):
+                    fits[gpu] = fit(self.program, speeds)
+            kept = replace(kept, speeds=newer.speeds)
+            profile = replace(profile, throughput=next(iter(fits.values())).law)
+        if not math.isnan(newer.noise_scale) and not _near(kept.noise_scale, newer.noise_scale, NOISE_CHANGE):
+            kept = replace(kept, noise_scale=newer.noise_scale)
+            profile = replace(profile, noise=NoiseCurve((0.0,), (newer.noise_scale,)))
+        trained = _trained(newer)
+        if trained >= SHAPE_EPOCHS and not _near(_trained(kept), trained, CURVE_CHANGE):
+            kept = replace(kept, accuracy=newer.accuracy)
+            profile = replace(profile, accuracy=estimated_curve(self.program, newer.accuracy))
+        return self if kept is self.evidence else replace(self, profile=profile, evidence=kept, fits=fits)
+
+    @property
+    def guessed(self) -> bool:
+        """Whether the settings say how long a step takes."""
+        return self.program.pace is not None or "step_seconds" in self.program.guess.model_fields_set
+
+    @property
+    def sizes(self) -> int:
+        """Numbers of workers that the speeds rest on."""
+        return len({size.workers for size in self.evidence.speeds})
+
+    def sigma(self, most: int) -> FloatArray:
+        """[SPANS, most + 1] standard deviation of the logarithm of the speed with 0 to `most` workers."""
+        first = next(iter(self.fits.values()), None)
+        found = np.full((SPANS, most + 1), LEVEL_SIGMA if first is None else 0.0)
+        if first is not None and first.sigma is not None:
+            count = min(most, first.sigma.shape[1])
+            found[:, 1 : count + 1], found[:, count + 1 :] = first.sigma[:, :count], first.sigma[:, -1:]
+        return found
+
+    @property
+    def type(self) -> JobType:
+        """The one type of job that the estimate is about."""
+        # With a batch for each worker, what a job does is what one that adapts its batch would.
+        batch = self.program.batch_size if self.program.batch_rule == "fixed" else None
+        return JobType(self.profile.name, batch, self.metric)
+
+    def type_tables(self, kind: JobType, gpu: str, max_gpus: int, kinds: Mapping[str, int]) -> TypeTables:
+        """Speeds by size: as measured where they were, else by the model; on a kind without any, projected."""
+        seen = gpu if gpu in self.fits else next(iter(self.fits), gpu)
+        profile = replace(self.profile, throughput=self.fits[seen].law) if self.fits else self.profile
+        source = FittedProfiles({profile.name: profile})
+        found, there = (source.type_tables(kind, max_gpus, kinds[of]) for of in (gpu, seen))
+        if self.rate is not None and not self.fits:
+            return replace(found, rates=np.full_like(found.rates, self.rate), score=None)
+        servers = kind.servers or found.facts.servers
+        rates, score = found.rates.copy(), None if found.score is None else found.score.copy()
+        for size in self.evidence.speeds:
+            if size.workers <= max_gpus and size.servers == servers and size.gpu == seen:
+                row = there.row[min(size.nodes, len(there.row)) - 1, size.workers - 1]
+                rates[row] = self._measured_rate(size, 1.0)
+                if score is not None:
+                    score[row] = self._measured_rate(size, METRICS[self.metric].exponent)
+        factor = 1.0 if seen == gpu else self.ratio(gpu, seen)
+        return replace(found, rates=factor * rates, score=None if score is None else factor * score)
+
+    def _measured_rate(self, size: Measured, exponent: float) -> FloatArray:
+        """[epochs] epochs per second at a size that was measured. exponent: of the efficiency, see `JobMetric`."""
+        base = self.program.batch_size
+        batch = base * size.workers if self.program.batch_rule == "per_worker" else base
+        useful = efficiency(self.profile.noise(np.arange(self.profile.epochs)), batch, base)
+        return size.samples_per_second * useful**exponent / self.profile.samples
+
+
+@dataclass
+class EstimateTables:
+    """The tables of estimates, which go by the names of their profiles: a source of them like profiles, that makes each
+    once. kinds: of GPU, and the size of the largest node of each."""
+
+    kinds: Mapping[str, int]
+    estimates: dict[str, Estimate] = field(default_factory=dict)
+    _made: dict[tuple[JobType, str], TypeTables] = field(default_factory=dict)
+
+    def take(self, estimates: Iterable[Estimate]) -> None:
+        """From now on these are the estimates."""
+        self.estimates = {estimate.profile.name: estimate for estimate in estimates}
+        self._made = {key: made for key, made in self._made.items() if key[0].model in self.estimates}
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the estimates, sorted."""
+        return tuple(sorted(self.estimates))
+
+    def facts(self, model: str) -> ModelLimits:
+        """Size and limits of an estimate's profile."""
+        return FittedProfiles({model: self.estimates[model].profile}).facts(model)
+
+    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:  # noqa: ARG002
+        """The tables of an estimate's type on GPUs of a kind."""
+        key = job_type, gpu
+        if key not in self._made:
+            self._made[key] = self.estimates[job_type.model].type_tables(job_type, gpu, max_gpus, self.kinds)
+        return self._made[key]
+
+
+def first_estimate(
+    like: str, job: Job, spec: JobSpec, program: ProgramSettings, samples: float, epochs: int, ratio: Ratio
+) -> Estimate:
+    """What is believed of a job that has not trained: its guess, and that it scales perfectly."""
+    own = program.model_copy(update={"batch_size": spec.batch_size})
+    guess = own.guessed_profile(job.name)
+    step = own.guess.step_seconds if own.pace is None else own.pace
+    profile = replace(
+        guess,
+        samples=samples,
+        epochs=epochs,
+        batch=batch_limits(own, job.max_gpus),
+        throughput=own.law(step / own.batch_size),
+    )
+    return Estimate(like, own, profile, ratio, job.metric)
+
+
+def _by_kind(speeds: Iterable[Measured]) -> dict[str, tuple[Measured, ...]]:
+    """Speeds by kind of GPU, those with most steps first."""
+    found: dict[str, tuple[Measured, ...]] = {}
+    for size in speeds:
+        found[size.gpu] = (*found.get(size.gpu, ()), size)
+    return dict(sorted(found.items(), key=lambda item: -sum(size.count for size in item[1])))
+
+
+def same_speeds(old: tuple[Measured, ...], new: tuple[Measured, ...]) -> bool:
+    """True if the same sizes have about the same speeds."""
+    before, after = (
+        {(size.gpu, size.workers, size.nodes, size.servers): size.samples_per_second for size in speeds}
+        for speeds in (old, new)
+    )
+    return before.keys() == after.keys() and all(_near(before[key], after[key], SPEED_CHANGE) for key in after)
+
+
+def _near(old: float, new: float, tolerance: float) -> bool:
+    """True if a number has hardly changed; false if it was not known."""
+    return abs(new - old) <= tolerance * abs(old)
+
+
+def _trained(evidence: Evidence) -> float:
+    """Epochs that the accuracy curve covers."""
+    return evidence.accuracy[-1][0] if evidence.accuracy else 0.0
