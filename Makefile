@@ -53,7 +53,7 @@ bench: $(VENV)/.dev  ## run every program in benchmarks/, fail if one falls shor
 results: $(VENV)/.installed  ## train agents, compare them with everything, write docs/results.md (hours; resumable)
 	$(BIN)/python benchmarks/study.py $(AGENTS)
 
-systems: $(VENV)/.installed  ## measure the published systems and small studies, write their tables (an hour; resumable)
+systems: $(VENV)/.installed  ## measure the published systems and small studies, write their tables (hours; resumable)
 	$(BIN)/python benchmarks/study.py $(SYSTEMS)
 
 clean:  ## remove .venv and all caches; runs/ and traces/ stay

@@ -130,7 +130,7 @@ def gantt(runs: Sequence[tuple[str, RunRecord]]) -> Figure:
         draw(axes, record, models)
         mean = completion_times(record.jobs).mean()
         axes.set_title(f"{policy}: mean JCT {mean:.0f} s", loc="left", fontsize=10)
-    panels[-1].set_xlabel("seconds")
+    panels[-1].set(xlabel="seconds", xlim=(0, max(record.jobs.finish_time.max() for _, record in runs)))
     patches = [Patch(color=colour, label=model) for model, colour in models.items()]
     figure.legend(handles=patches, loc="outside upper right", ncols=len(patches), frameon=False, fontsize=9)
     return figure
@@ -147,5 +147,5 @@ def draw(axes: Axes, record: RunRecord, models: dict[str, str]) -> None:
         times, held = [*changes.time[mine], finish], changes.gpus[mine]
         for start, end, gpus in zip(times, times[1:], held, strict=False):
             axes.barh(job, end - start, left=start, height=0.95 * gpus / most, color=models[jobs.models[job]])
-    axes.set(yticks=[], ylabel="jobs by submission", xlim=(0, None))
+    axes.set(yticks=[], ylabel="jobs by submission")
     axes.invert_yaxis()

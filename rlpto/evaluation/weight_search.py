@@ -1,4 +1,4 @@
-"""The search of constants by an evolution strategy, resumable after every generation: of a policy, of an agent's start.
+"""The search of constants by an evolution strategy, resumable after every generation.
 
 CMA-ES as in Hansen, "The CMA Evolution Strategy: A Tutorial" (arXiv:1604.00772), from the package
 `cma`. A checkpoint holds the costs of every candidate so far, as JSON. On resume, candidates are drawn

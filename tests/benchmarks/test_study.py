@@ -147,3 +147,4 @@ def test_a_gantt_chart_shows_every_job_of_both_runs() -> None:
     starts = sorted({bar.get_x() for bar in first.patches if bar.get_height() > 0.2})
     np.testing.assert_allclose(starts, sorted(set(record.jobs.start_time)))
     assert len(first.patches) == len(second.patches) >= 6
+    assert first.get_xlim() == second.get_xlim() == (0.0, record.jobs.finish_time.max())
