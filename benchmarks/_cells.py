@@ -182,11 +182,14 @@ class Keeping:
         return Allocation(gpus)
 
 
-def with_mean_agent(found: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """The rows with AGENT as a further policy: in every place (columns `by`) the mean over all seeds."""
-    members = found[found["policy"].str.fullmatch(MEMBER.pattern)]
-    mean = members.drop(columns="policy").groupby(list(by), as_index=False).mean().assign(policy=AGENT)
-    return pd.concat([found, mean], ignore_index=True)[list(found.columns)]
+def with_mean_agent(found: pd.DataFrame, by: Sequence[str], *, alone: bool = False) -> pd.DataFrame:
+    """The rows with AGENT as a further policy: in every place (columns `by`) the mean over all seeds.
+
+    alone: without the agents of single seeds.
+    """
+    members = found["policy"].str.fullmatch(MEMBER.pattern)
+    mean = found[members].drop(columns="policy").groupby(list(by), as_index=False).mean().assign(policy=AGENT)
+    return pd.concat([mean, found[~members] if alone else found], ignore_index=True)[list(found.columns)]
 
 
 # Figures of cells ---------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def data(plan: Plan) -> Part:
         for repeat in range(REPEATS)
     }
     done = run_cases(plan, config, cases, specs_of(plan, config, POLICIES), "data")
-    found = with_mean_agent(pd.DataFrame([_peaks(cell) for cell in done]), ["window"])
+    found = with_mean_agent(pd.DataFrame([_peaks(cell) for cell in done]), ["window"], alone=True)
     sizes = [f"{size:g}" for size in SIZES]
     part = Part()
     for policy, mine in found.groupby("policy", sort=False):
@@ -141,7 +141,8 @@ def converge(plan: Plan) -> Part:
         own = plan.config(plan.home, plan.busy, *settings)
         done = run_cases(plan, own, cases, specs, f"converge-{way.replace(' ', '-')}")
         effects = [_effect(shrunk, whole) for shrunk, whole in zip(done, kept, strict=True)]
-        for policy, mine in with_mean_agent(pd.DataFrame(effects), ["window"]).groupby("policy", sort=False):
+        cells = with_mean_agent(pd.DataFrame(effects), ["window"], alone=True)
+        for policy, mine in cells.groupby("policy", sort=False):
             part.rows.append(
                 {
                     "policy": policy,
