@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import rlpto  # noqa: F401 - before NumPy: it decides the last digits
+
 # Tests run in as many processes as there are cores: threads of all of them would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

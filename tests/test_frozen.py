@@ -3,7 +3,7 @@
 The figures are in `tests/frozen.json`. `python -m tests.test_frozen` shows what has moved and writes the file again.
 Write it again only in a commit that is meant to change results, and name the cells that moved, and why, in its message:
 a mended error, another default, or a policy, workload or case added here. A change of structure moves no figure. The
-digits hold for the versions in `constraints.txt` on x86-64; elsewhere fits of speeds may differ in the last of them.
+digits hold for the versions in `constraints.txt` on x86-64 with AVX2; elsewhere they may differ in the last place.
 """
 
 from __future__ import annotations

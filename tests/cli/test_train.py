@@ -101,7 +101,7 @@ def test_an_agent_that_learns_from_windows_is_evaluated_and_planned_with(rlpto, 
 
 
 def test_policies_of_the_config_are_chosen_by_their_labels(rlpto, project: Path) -> None:
-    rlpto("train", "exp.yaml", "-q", *FAST, "--set", 'policies=[fifo,"index:label=mine,held=0.5"]')
+    rlpto("train", "exp.yaml", "-q", *FAST, "--set", 'policies=[fifo,"index:label=mine"]')
     answer = rlpto("evaluate", "--run", "runs/small", "--policies", "agent,mine", "--no-report")
     assert answer.code == 0, answer.err
     assert set(read_cells(project / "runs/small/evaluation/cells.csv")["policy"]) == {"agent", "mine", "lower bound"}
