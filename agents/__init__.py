@@ -1,1 +1,1 @@
-"""The PPO agent: its network, its training, and the trained agent as a policy."""
+"""Agents: learning from whole windows, or by PPO from decisions, and the trained agent as a policy."""
