@@ -53,7 +53,7 @@ def rewards(plan: Plan) -> Part:
         seeds = [by_window(cells, f"{AGENT}-{seed}", "reward").mean() for seed in range(plan.seeds)]
         rows.append(
             {"workload": workload, "load": load, "windows x draws": f"{against.samples} x {draws.max()}"}
-            | {"agent (seeds)": f"{mean.mean():.1f} ({min(seeds):.1f} to {max(seeds):.1f})"}
+            | {"agent": f"{mean.mean():.1f}" + (f" ({min(seeds):.1f} to {max(seeds):.1f})" if len(seeds) > 1 else "")}
             | {"runner-up": f"{second} {best.mean():.1f}", "agent - runner-up": shown(against, "+.2f")}
             | {"windows won": f"{(mean > best).mean():.0%}", "agent - tuned index": shown(learnt, "+.2f")}
             | {"bound": f"{by_window(cells, LOWER_BOUND, 'reward').mean():.1f}"}
