@@ -59,6 +59,9 @@ def test_a_wheel_has_every_package_config_and_agent_of_the_checkout(wheel: Path)
     assert any("templates/parts" in name for name in data)
     assert data <= held
     assert "rlpto/configs/pretrained/synthetic.zip" in held
+    traces = {f"rlpto/{path.relative_to(REPOSITORY)}" for path in (REPOSITORY / "configs" / "microsoft").iterdir()}
+    assert len(traces) == 10  # eight traces, their licence and where they are from
+    assert traces <= held
     assert {name.split("/")[0] for name in held} == {"rlpto", next(n for n in held if "dist-info" in n).split("/")[0]}
 
 

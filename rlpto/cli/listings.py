@@ -25,7 +25,7 @@ def list_configs(
 
     from rlpto.experiments.config import load_config
     from rlpto.io.files import folder_there
-    from rlpto.io.paths import example_names
+    from rlpto.io.paths import example_names, trace_names
 
     if folder is not None and not folder_there(folder):
         raise ConfigError(f"{folder}: no such folder, expected one with experiment files (*.yaml)")
@@ -43,6 +43,7 @@ def list_configs(
         weights, agents = example_names("tuned"), example_names("pretrained", ".zip")
         console.print(f"\n[bold]weights[/] for index:weights=NAME.yaml: {', '.join(weights)}")
         console.print(f"[bold]agents[/] for agent:file=NAME.zip: {', '.join(agents)}")
+        console.print(f"[bold]traces[/] for workload.path=NAME: {', '.join(trace_names())}")
 
 
 @app.command(epilog="Example: rlpto configs show philly --set simulator.interval=30")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console
+from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console, make_table
 from rlpto.workloads.importers import detect_format, format_names, import_trace
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Import, describe, generate and calibrate traces.", no_args_is_help=True)
 
+_TRACE = "Trace (parquet), a file of any format, or the name of a trace of RLPTO, such as microsoft/cluster04"
 OutOption = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write (parquet).")]
 
 
@@ -60,24 +61,37 @@ def _print_import(result: ImportResult, out: Path, console: Console) -> None:
 
 @app.command(epilog="Example: rlpto trace describe traces/philly.parquet --gpus 2480")
 def describe(
-    path: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace (parquet), or a file of any format.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="TRACE...", help=f"{_TRACE}; several are put in a table.")],
     gpus: Annotated[
         int | None,
         typer.Option(min=1, max=10**9, metavar="N", help="Also state the load on a cluster of N GPUs."),
     ] = None,
 ) -> None:
     """Count jobs, and show when they arrive, how many GPUs they want, how long they run."""
-    from rlpto.workloads.describe import tables
+    from rich.markup import escape
+
+    from rlpto.workloads.describe import summary, tables
     from rlpto.workloads.files import read_any
 
-    make_console().print(tables(read_any(path), gpus))
+    if len(paths) == 1:
+        make_console().print(tables(read_any(paths[0]), gpus))
+        return
+    found = {path: summary(read_any(path), gpus) for path in paths}
+    table = make_table("trace", *found[paths[0]])
+    for path, figures in found.items():
+        table.add_row(escape(str(path)), *figures.values())
+    make_console().print(table)
 
 
 @app.command(epilog="Example: rlpto trace generate --like philly --days 7 -o traces/synthetic.parquet")
 def generate(
     out: OutOption,
     like: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Calibration: philly, or a YAML made by `rlpto trace calibrate`.")
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Calibration: philly, microsoft02 (03, 04, 05, 07, 09), or a YAML made by `rlpto trace calibrate`.",
+        ),
     ] = "philly",
     days: Annotated[float, typer.Option(help="Days to generate, from a Monday at 0:00.")] = 7.0,
     rate: Annotated[float, typer.Option(help="Factor on the number of submissions.")] = 1.0,
@@ -96,7 +110,7 @@ def generate(
 
 @app.command(epilog="Example: rlpto trace calibrate traces/philly.parquet --start 2017-10-03 -o philly.yaml")
 def calibrate(
-    path: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace (parquet) to take the statistics from.")],
+    path: Annotated[Path, typer.Argument(metavar="TRACE", help=f"{_TRACE}, to take the statistics from.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write (YAML).")],
     start: Annotated[
         datetime | None, typer.Option(formats=["%Y-%m-%d"], metavar="DATE", help="Day from which to count.")
@@ -108,11 +122,11 @@ def calibrate(
     import pandas as pd
 
     from rlpto.workloads.calibration import write_calibration
+    from rlpto.workloads.files import read_any
     from rlpto.workloads.synthetic import calibrate as measure
-    from rlpto.workloads.trace import read_trace
 
     first = None if start is None else pd.Timestamp(start)
-    calibration = measure(read_trace(path), name=out.stem, source=source, start=first)
+    calibration = measure(read_any(path), name=out.stem, source=source, start=first)
     write_calibration(calibration, out)
     make_console(quiet).print(f"{out}: statistics of {calibration.days} days")
 

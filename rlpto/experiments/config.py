@@ -95,8 +95,8 @@ class WorkloadSettings(Settings):
     days: float = Field(14.0, gt=0, le=3650)
     """synthetic: days to generate, before they are cut into windows."""
     path: Annotated[tuple[ConfigPath, ...], BeforeValidator(_one_or_more)] = ()
-    """trace, files: file or list of files, `*` allowed; relative to this file, `${NAME:-default}` is filled in.
-    files: these are the test windows."""
+    """trace, files: file or list of files, `*` allowed; relative to this file, `${NAME:-default}` is filled in. Or a
+    trace that comes with RLPTO, such as microsoft/cluster04. files: these are the test windows."""
     train_path: Annotated[tuple[ConfigPath, ...], BeforeValidator(_one_or_more)] = ()
     """files: further files, whose windows are for training; none of them may be a test file."""
     validation_path: Annotated[tuple[ConfigPath, ...], BeforeValidator(_one_or_more)] = ()

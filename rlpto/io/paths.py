@@ -13,20 +13,21 @@ _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^
 
 
 EXAMPLES = Path(__file__).parents[1].joinpath("configs").resolve()
-"""Experiment files, tuned weights and trained agents that come with RLPTO, in a checkout as when installed."""
+"""Experiment files, tuned weights, trained agents and recorded traces that come with RLPTO, in a checkout as when
+installed."""
 _EXAMPLE_ENDINGS = (".yaml", ".zip")
 _OTHER_EXAMPLES = ("service",)
 """Files in the folder of experiments that are no experiments: settings of the job service."""
 
 
-def example_config(name: str | Path) -> Path | None:
+def example_config(name: str | Path, endings: tuple[str, ...] = _EXAMPLE_ENDINGS) -> Path | None:
     """The example of a name, with or without its ending: `quickstart`, `results/philly`, `tuned/philly.yaml`,
     `pretrained/synthetic`. None if there is none."""
     path = Path(name)
     if path.is_absolute() or ".." in path.parts or not path.name:
         return None
-    named = (EXAMPLES / path.with_name(path.name + ending) for ending in ("", *_EXAMPLE_ENDINGS))
-    return next((found for found in named if found.suffix in _EXAMPLE_ENDINGS and os.path.isfile(found)), None)
+    named = (EXAMPLES / path.with_name(path.name + ending) for ending in ("", *endings))
+    return next((found for found in named if found.suffix in endings and os.path.isfile(found)), None)
 
 
 def example_names(folder: str = "", ending: str = ".yaml") -> list[str]:
@@ -34,6 +35,16 @@ def example_names(folder: str = "", ending: str = ".yaml") -> list[str]:
     found = sorted(EXAMPLES.joinpath(folder).glob(f"*{ending}"))
     names = [path.relative_to(EXAMPLES).with_suffix("").as_posix() for path in found]
     return [name for name in names if name not in _OTHER_EXAMPLES]
+
+
+def example_trace(name: str | Path) -> Path | None:
+    """The trace of a name, with or without its ending: `microsoft/cluster04`. None if there is none."""
+    return example_config(name, (".parquet",))
+
+
+def trace_names() -> list[str]:
+    """Names of the traces, without their ending."""
+    return example_names(ending="/*.parquet")
 
 
 class TypedOnCommandLine(str):
@@ -45,7 +56,8 @@ class TypedOnCommandLine(str):
 def expand_path(value: object, info: ValidationInfo) -> object:
     """Fill in `${NAME}` and `${NAME:-default}`, then make the path relative to the config file.
 
-    A file that is not there may be an example: `tuned/philly.yaml` is found from wherever it is named.
+    A file that is not there may be an example: `tuned/philly.yaml` and the trace `microsoft/cluster04` are found from
+    wherever they are named.
     """
     if not isinstance(value, str | Path):
         return value
@@ -53,8 +65,9 @@ def expand_path(value: object, info: ValidationInfo) -> object:
     folder = (info.context or {}).get("folder", Path())
     base = Path() if isinstance(value, TypedOnCommandLine | Path) else folder
     path = os.path.normpath(base / _expanded(text))
-    example = example_config(text) if text.endswith(_EXAMPLE_ENDINGS) and not os.path.exists(path) else None
-    return path if example is None else str(example)
+    if os.path.exists(path):
+        return path
+    return str((example_config(text) if text.endswith(_EXAMPLE_ENDINGS) else example_trace(text)) or path)
 
 
 def _expanded(text: str) -> Path:

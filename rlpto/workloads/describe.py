@@ -14,6 +14,7 @@ from rlpto.workloads.trace import Trace
 
 HOUR, DAY = 3600.0, 86400.0
 HOURS_OF_WEEK = 168
+_SIZES = {"1 GPU": 1, "2": 2, "to 4": 4, "to 8": 8, "to 16": 16, "to 32": 32}
 QUANTILES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 
 
@@ -45,6 +46,29 @@ def figures(trace: Trace, capacity: int | None = None) -> dict[str, str]:
     if capacity and span > 0:
         load = offered_load(trace.gpus, trace.duration, capacity, span)
         found[f"load on {capacity:,} GPUs"] = f"{load:.2f} (durations cut at {span_text(DURATION_CAP_S)})"
+    return found
+
+
+def summary(trace: Trace, capacity: int | None = None) -> dict[str, str]:
+    """Figures that traces are compared by, as text by their labels: all traces have the same.
+
+    Shares of jobs by GPUs requested, and what the 1 % of jobs with most GPU-time have of all of it. capacity: as in
+    `figures`; GPU-time is cut as it is there. Raises TraceError if the trace is empty.
+    """
+    if len(trace) == 0:
+        raise TraceError(f"{trace.source}: no jobs to describe")
+    span = float(trace.submit_time[-1] - trace.submit_time[0])
+    known = trace.duration[np.isfinite(trace.duration)]
+    counts = np.bincount(np.searchsorted([*_SIZES.values()], trace.gpus), minlength=len(_SIZES) + 1)
+    work = np.sort(np.nan_to_num(np.minimum(trace.duration, DURATION_CAP_S)) * trace.gpus)
+    found = {"jobs": f"{len(trace):,}", "span": span_text(span)}
+    for label, figure in (("median", np.median), ("mean", np.mean)):
+        found[label] = span_text(float(figure(known))) if len(known) else "unknown"
+    found |= {label: f"{count / len(trace):.1%}" for label, count in zip((*_SIZES, "more"), counts, strict=True)}
+    found["top 1 %"] = f"{work[-max(len(work) // 100, 1) :].sum() / work.sum():.0%}" if work.any() else "unknown"
+    if capacity:
+        load = f"{offered_load(trace.gpus, trace.duration, capacity, span):.2f}" if span > 0 else "unknown"
+        found[f"load on {capacity:,} GPUs"] = load
     return found
 
 

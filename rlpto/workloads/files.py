@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlpto.io.errors import ConfigError, TraceError
 from rlpto.io.files import file_there, is_there
+from rlpto.io.paths import example_trace, trace_names
 from rlpto.workloads.importers import detect_format, format_names, import_trace
 from rlpto.workloads.trace import Trace, is_trace_file, read_trace
 
@@ -18,11 +19,18 @@ KEYS = {"train": "train_path", "validation": "validation_path", "test": "path"}
 def read_any(path: Path, format: str | None = None) -> Trace:
     """A trace in RLPTO's own form, or in any format that can be imported (None: detected from the file).
 
+    path: a file, or the name of a trace that comes with RLPTO, such as microsoft/cluster04.
+
     Raises TraceError if the file is missing or broken.
     """
-    if not file_there(path):
+    found = path if file_there(path) else example_trace(path)
+    if found is None:
         name = path.stem if path.stem in format_names() else "FORMAT"
-        raise TraceError(f"{path}: no such trace; make it with `rlpto trace import {name} FILE -o {path}`")
+        raise TraceError(
+            f"{path}: no such trace; make it with `rlpto trace import {name} FILE -o {path}`, "
+            f"or take one that comes with RLPTO: {', '.join(trace_names())}"
+        )
+    path = found
     if is_trace_file(path):
         return read_trace(path)
     return import_trace(format or detect_format(path), path).trace

@@ -49,6 +49,17 @@ _MOST_JOBS = 20_000_000
 EARLIEST, LATEST = pd.Timestamp("1970-01-01"), pd.Timestamp("2200-01-01")
 """Allowed local times of a trace's second 0."""
 _ARROW_TYPES = {str: pa.string(), float: pa.float64(), int: pa.int64()}
+_PACKING: dict[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 15,
+    "use_dictionary": ["gpus", "priority", "batch_size", "user", "group", "model", "metric", "stop"],
+    "column_encoding": {
+        "name": "DELTA_BYTE_ARRAY",
+        "submit_time": "BYTE_STREAM_SPLIT",
+        "duration": "BYTE_STREAM_SPLIT",
+    },
+}
+"""How traces are packed: a quarter to a half of what parquet makes of them by default."""
 _ARROW = pa.schema([(name, _ARROW_TYPES[kind]) for name, (kind, _) in _COLUMNS.items()])
 
 
@@ -195,7 +206,7 @@ def write_trace(trace: Trace, path: Path) -> None:
     table = pa.Table.from_pandas(trace.jobs[list(COLUMNS)], preserve_index=False)
     table = table.replace_schema_metadata({_METADATA_KEY: json.dumps(about).encode()})
     with whole_file(path, "a trace", TraceError) as unfinished:
-        pq.write_table(table, unfinished)
+        pq.write_table(table, unfinished, **_PACKING)
 
 
 def read_trace(path: Path) -> Trace:

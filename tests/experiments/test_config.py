@@ -206,10 +206,10 @@ def test_minus_zero_is_zero(write) -> None:
 
 
 def test_examples_know_what_a_real_scheduler_knows_and_an_oracle_is_two_settings_away() -> None:
-    for name in ("quickstart", "philly", "ray"):
+    for name in ("quickstart", "philly", "microsoft04", "ray"):
         assert load_config(name).knowledge.text == "online, shared fits, remaining learnt"
         assert load_config(name).knowledge.fit == "bayes"
-    for name in ("quickstart", "philly"):
+    for name in ("quickstart", "philly", "microsoft04"):
         assert load_config(name).workload.mapping.users == "clustered"
     oracle = ["knowledge.mode=exact", "knowledge.remaining=declared"]
     assert load_config("quickstart", oracle).knowledge.text == "exact"

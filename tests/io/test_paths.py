@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from rlpto.experiments.config import load_config
-from rlpto.io.errors import ConfigError
-from rlpto.io.paths import EXAMPLES, example_config, example_names
+from rlpto.io.errors import ConfigError, TraceError
+from rlpto.io.paths import EXAMPLES, example_config, example_names, example_trace, trace_names
 from rlpto.policies.spec import parse_spec
+from rlpto.workloads.files import read_any
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +53,24 @@ def test_weights_of_an_example_are_found_from_any_file(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("policies: ['index:weights=tuned/philly.yaml', 'agent:file=mine.zip']\n")
     paths = [path for spec in load_config("mine.yaml").policies for path in parse_spec(spec).paths]
     assert paths == [EXAMPLES / "tuned" / "philly.yaml", Path("mine.zip")]
+
+
+def test_a_trace_goes_by_its_name_in_any_config_unless_a_file_is_there(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("workload: {source: trace, path: microsoft/cluster04}\n")
+    shipped = EXAMPLES / "microsoft" / "cluster04.parquet"
+    assert load_config("mine.yaml").workload.path == (shipped,)
+    other = load_config("mine.yaml", ["workload.path=microsoft/cluster03.parquet"])
+    assert other.workload.path == (EXAMPLES / "microsoft" / "cluster03.parquet",)
+    (tmp_path / "microsoft").mkdir()
+    (tmp_path / "microsoft" / "cluster04").write_text("mine")
+    assert load_config("mine.yaml").workload.path == (Path("microsoft/cluster04"),)
+
+
+def test_a_wrong_name_of_a_trace_lists_those_there_are(tmp_path: Path) -> None:
+    assert all(example_trace(name) for name in trace_names())
+    (tmp_path / "mine.yaml").write_text("workload: {source: trace, path: microsoft/cluster06}\n")
+    listed = (
+        "microsoft/cluster06: no such trace; .* or take one that comes with RLPTO: microsoft/cluster01, .*cluster10$"
+    )
+    with pytest.raises(TraceError, match=listed):
+        read_any(load_config("mine.yaml").workload.path[0])

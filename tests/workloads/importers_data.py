@@ -36,6 +36,17 @@ PAI_TASKS = """\
 """
 PAI_TASKS_HEADER = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type\n"
 
+MICROSOFT = """\
+job_id,submission_time,duration,num_gpu
+c9c620ea-4336-c1a9-8abe-e26bd13076b8,5810,288476,16
+be631d51-a07b-5693-739f-f4379ec5d0cc,5813,292893,1
+492ce47f-0925-1906-bc3c-7b65ba6ecbfe,5880,311900,8
+"""
+MICROSOFT_USED = """\
+job_id,submission_time,num_iteration,model_name,deadline,batch_size,num_gpu,duration
+6b2d9ccc-6279-403c-e1a2-cfe7810d5c57,16566,40285,bert,21347,64,4,3890
+"""
+
 OPENB = """\
 name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
 openb-pod-0000,12000,16384,1,1000,,LS,Running,0,12537496,0

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from rlpto.io.errors import TraceError
-from rlpto.workloads.describe import figures, hour_of_week_profile, tables
+from rlpto.workloads.describe import figures, hour_of_week_profile, summary, tables
 from rlpto.workloads.trace import Trace, make_trace
 
 HOUR, DAY = 3600.0, 86_400.0
@@ -76,5 +76,12 @@ def test_traces_with_little_in_them() -> None:
     assert (found["jobs"], found["span"], found["unknown durations"]) == ("1", "0 s", "1")
     assert found.keys().isdisjoint(("hour of week", "load on 4 GPUs"))
     assert "Durations" not in shown(lone)
+    assert summary(lone, capacity=4).keys() == summary(two_weeks(), capacity=4).keys()
+    assert [label for label, text in summary(lone, capacity=4).items() if text == "unknown"] == [
+        "median",
+        "mean",
+        "top 1 %",
+        "load on 4 GPUs",
+    ]
     with pytest.raises(TraceError, match="no jobs to describe"):
         tables(lone.slice(6.0, 7.0))

@@ -20,6 +20,7 @@ SAMPLES = {
     "helios": data.HELIOS,
     "pai": data.PAI,
     "pai_tasks": data.PAI_TASKS,
+    "microsoft": data.MICROSOFT,
     "openb": data.OPENB,
     "acme": data.KALOS,
     "swf": data.SWF,
@@ -93,6 +94,20 @@ def test_pai_tasks_make_one_job(file, header) -> None:
     assert trace.origin == pd.Timestamp(1739110, unit="s") + pd.Timedelta(hours=8)
     assert result.cpu_jobs == 1
     assert list(result.skipped) == [(6 + bool(header), NEVER_RAN)]
+
+
+def test_microsoft(file) -> None:
+    trace = import_trace("microsoft", file(data.MICROSOFT)).trace
+    assert (trace.gpus.tolist(), trace.duration.tolist()) == ([16, 1, 8], [288476.0, 292893.0, 311900.0])
+    assert trace.submit_time.tolist() == [0.0, 3.0, 70.0]
+    assert trace.origin == pd.Timestamp("2021-03-04 01:36:50")
+    assert trace.texts("name") == ["microsoft-2", "microsoft-3", "microsoft-4"]
+    used = file(data.MICROSOFT_USED)
+    trace = import_trace(detect_format(used), used).trace
+    assert (trace.gpus.tolist(), trace.duration.tolist()) == ([4], [3890.0])
+    assert (trace.texts("model"), trace.integers("batch_size").tolist()) == (["bert"], [64])
+    with pytest.raises(TraceError, match="column duration missing, expected a header with num_gpu,submission_time,dur"):
+        import_trace("microsoft", file(data.MICROSOFT_USED.replace("duration", "gpu_type")))
 
 
 def test_openb(file) -> None:
@@ -179,6 +194,8 @@ BROKEN = [
     ("pai", "7592,2,160,", "7592,2,,", 3, "submit_time '', expected a number"),
     ("pai_tasks", "1739200.0", "1739100.0", 1, "end_time 1.7391e+06, expected start_time"),
     ("pai_tasks", "25.0,T4", "-25.0,T4", 3, "plan_gpu '-25.0', expected a number, 0 or more"),
+    ("microsoft", "5813,292893", "5813,long", 3, "duration 'long', expected a number, 0 or more"),
+    ("microsoft", "5880,311900,8", "5880,311900,", 4, "num_gpu '', expected an integer, 0 or more"),
     ("openb", "10020052,10019990", "10019980,10019990", 6, "deletion_time '10019980', expected scheduled_time '100199"),
     ("acme", "2023-05-17 11:01:16+00:00,2023", "2023-05-17 10:01:16+00:00,2023", 2, "end_time '2023-05-17 10:01:16"),
     ("swf", "  700     10     60", "  700     10     sixty", 7, "run time 'sixty', expected a number, -1 or more"),

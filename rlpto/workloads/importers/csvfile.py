@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from rlpto.core.stopping import RULE_TEXT, are_rules
 from rlpto.io.arrays import AnyArray, FloatArray
@@ -116,7 +117,8 @@ def _read_jobs(name: str, table: Table, found: Columns, lines: Lines) -> ImportR
     lines.without_gpus(columns["gpus"] == 0)
     if table.start:
         lines.never_ran(is_blank(found[table.start]))
-    return lines.finish(columns, origin=EPOCH if table.dates else None, rebase=table.rebase)
+    origin = pd.Timestamp(table.origin) if table.origin else EPOCH if table.dates else None
+    return lines.finish(columns, origin, rebase=table.rebase)
 
 
 def _training_columns(table: Table, found: Columns, lines: Lines) -> dict[str, AnyArray]:

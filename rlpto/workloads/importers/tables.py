@@ -6,6 +6,7 @@ Helios: Hu et al., "Characterization and Prediction of Deep Learning Workloads i
 Acme: Hu et al., "Characterization of Large Language Model Development in the Datacenter", NSDI 2024.
 openb: Weng et al., "Beware of Fragmentation", ATC 2023. PAI: Weng et al., "MLaaS in the Wild", NSDI 2022.
 Pollux and Sia: the workloads of the artifacts of OSDI 2021 and SOSP 2023.
+Microsoft 2021: Gu et al., "ElasticFlow", ASPLOS 2023; github.com/microsoft/elasticflow-traces.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ class Table:
     end: a job has run from the one to the other; where one of them is missing, `duration` counts. A job without a start
     never ran. optional: columns that may be missing. gpu_share: thousandths of each of `gpus`. model, batch_size,
     metric, stop: as in `rlpto.workloads.trace.Trace`. dates: times are dates, else seconds. rebase: the first
-    submission is second 0, else the file's own. hours_from_utc: the clusters' own clock, for dates with an offset.
-    fractions: GPUs may be fractions; they are rounded up, since a worker here holds a GPU alone. unknown: durations and
-    numbers of GPUs may be empty: not known, and none.
+    submission is second 0, else the file's own. origin: local date of the file's own second 0. hours_from_utc: the
+    clusters' own clock, for dates with an offset. fractions: GPUs may be fractions; they are rounded up, since a worker
+    here holds a GPU alone. unknown: durations and numbers of GPUs may be empty: not known, and none.
     """
 
     description: str
@@ -45,6 +46,7 @@ class Table:
     optional: tuple[str, ...] = ()
     dates: bool = False
     rebase: bool = True
+    origin: str = ""
     hours_from_utc: int = 0
     fractions: bool = False
     unknown: bool = True
@@ -83,6 +85,18 @@ TABLES: Mapping[str, Table] = {
         start="start_time",
         duration="duration",
         dates=True,
+    ),
+    "microsoft": Table(
+        "Microsoft 2021 cluster*.csv of elasticflow-traces (job_id,submission_time,duration,num_gpu)",
+        begins="job_id,submission_time",
+        gpus="num_gpu",  # jobs go by their lines: the identifiers were drawn at publication
+        submit="submission_time",
+        duration="duration",
+        model="model_name",  # this column and the next are in elasticflow-traces.tar.gz alone, drawn at random
+        batch_size="batch_size",
+        optional=("model_name", "batch_size"),
+        origin="2021-03-04",  # the beginning of the collection; its time zone is not stated
+        unknown=False,
     ),
     "openb": Table(
         "Alibaba openb 2023 openb_pod_list_*.csv",
