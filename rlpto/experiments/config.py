@@ -85,9 +85,10 @@ class ClusterSettings(Settings):
 class WorkloadSettings(Settings):
     """Where jobs come from, how they are cut into windows, and what they train."""
 
-    source: Literal["synthetic", "trace", "files", "jobs"] = "synthetic"
+    source: Literal["synthetic", "trace", "files", "jobs", "frozen"] = "synthetic"
     """synthetic: drawn from a calibration; trace: one file, cut into windows; files: every file is one window, or
-    gives several (`draws`); jobs: those listed below, in one window called jobs."""
+    gives several (`draws`); jobs: those listed below, in one window called jobs; frozen: one file with the jobs of test
+    windows as they were drawn, as `rlpto bench build` writes it."""
     jobs: tuple[ListedJob, ...] = ()
     """jobs: each with model and submit time, and any settings that differ from the defaults."""
     calibration: NameOrPath = "philly"
@@ -95,8 +96,8 @@ class WorkloadSettings(Settings):
     days: float = Field(14.0, gt=0, le=3650)
     """synthetic: days to generate, before they are cut into windows."""
     path: Annotated[tuple[ConfigPath, ...], BeforeValidator(_one_or_more)] = ()
-    """trace, files: file or list of files, `*` allowed; relative to this file, `${NAME:-default}` is filled in. Or a
-    trace that comes with RLPTO, such as microsoft/cluster04. files: these are the test windows."""
+    """trace, files, frozen: file or list of files, `*` allowed; relative to this file, `${NAME:-default}` is filled in.
+    Or a trace that comes with RLPTO, such as microsoft/cluster04. files: these are the test windows."""
     train_path: Annotated[tuple[ConfigPath, ...], BeforeValidator(_one_or_more)] = ()
     """files: further files, whose windows are for training; none of them may be a test file."""
     validation_path: Annotated[tuple[ConfigPath, ...], BeforeValidator(_one_or_more)] = ()
@@ -124,12 +125,12 @@ class WorkloadSettings(Settings):
 
     @model_validator(mode="after")
     def _needs_path(self) -> WorkloadSettings:
-        if self.source in ("trace", "files") and not self.path:
+        if self.source in ("trace", "files", "frozen") and not self.path:
             raise ValueError(f"source {self.source} needs a path")
         if (self.source == "jobs") != bool(self.jobs):
             raise ValueError(f"source {self.source}: jobs are listed with source jobs, and only then")
-        if self.source == "jobs" and self.load is not None:
-            raise ValueError("load: listed jobs are taken as they are, expected null")
+        if self.source in ("jobs", "frozen") and self.load is not None:
+            raise ValueError(f"load: jobs of source {self.source} are taken as they are, expected null")
         if self.source == "files" and self.load is not None and not self.draws:
             raise ValueError("load: files are taken as they are, expected null, or draws of 1 or more")
         if self.source != "files" and (self.draws or self.train_path or self.validation_path):

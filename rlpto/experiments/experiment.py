@@ -137,8 +137,9 @@ class Experiment:
     def _job_types(self) -> tuple[list[JobType], int]:
         """Every job type of the workload, and the most GPUs a job may hold."""
         workload, most = self.config.workload, self.shape.most_gpus
-        if workload.source == "jobs":
-            jobs = self._listed_jobs()
+        if workload.source in ("jobs", "frozen"):
+            drawn = self.traces.frozen.values() if workload.source == "frozen" else [self._listed_jobs()]
+            jobs = [job for window in drawn for job in window]
             types = {job.type for job in jobs}
             most = max(job.max_gpus for job in jobs)
         else:
@@ -159,6 +160,13 @@ class Experiment:
         workload, shape = self.config.workload, self.shape
         if workload.source == "jobs":
             jobs = self._listed_jobs()
+        elif workload.source == "frozen":
+            jobs = self.traces.frozen[window]
+            if large := next((job for job in jobs if job.max_gpus > shape.most_gpus), None):
+                raise JobError(
+                    f"job {large.name} of window {window} may hold {large.max_gpus} GPUs, but the cluster has "
+                    f"{shape.most_gpus} for one job"
+                )
         else:
             jobs = map_jobs(
                 self.traces.by_name[window].trace,

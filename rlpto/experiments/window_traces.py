@@ -21,6 +21,7 @@ from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError, TraceError
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.files import KEYS, files_by_split, read_any, stem
+from rlpto.workloads.frozen import read_jobs
 from rlpto.workloads.listed import LISTED_WINDOW, listed_trace
 from rlpto.workloads.load import draw_trace, offered_load, scale_load
 from rlpto.workloads.synthetic import generate
@@ -106,6 +107,11 @@ class WindowTraces:
         elif source == "jobs":
             trace = listed_trace(self._listed())
             found = [WindowTrace(Window(LISTED_WINDOW, "test", 0.0, float(trace.submit_time[-1])), lambda: trace)]
+        elif source == "frozen":
+            found = [
+                WindowTrace(Window(name, "test", 0.0, jobs[-1].submit_time), partial(listed_trace, jobs))
+                for name, jobs in self.frozen.items()
+            ]
         else:
             trace, span, _ = self._scaled
             settings = self._config.workload.windows.model_copy(update={"limit": None})
@@ -118,6 +124,14 @@ class WindowTraces:
         if not windows:
             raise TraceError(f"{self.description}: no jobs in any window")
         return windows
+
+    @cached_property
+    def frozen(self) -> dict[str, list[Job]]:
+        """Jobs by window, of a workload that is frozen. Raises ConfigError or TraceError."""
+        files = self.files["test"]
+        if len(files) != 1:
+            raise ConfigError(f"workload.path: source frozen expects one file, got {len(files)}")
+        return {window: sorted(jobs, key=lambda job: job.submit_time) for window, jobs in read_jobs(files[0]).items()}
 
     def names(self, split: str | None = None, required: bool = True) -> list[str]:
         """Names of the windows of a split (None: that of the evaluation), at most as many as wanted.
@@ -215,7 +229,7 @@ class WindowTraces:
         """Jobs submitted before a window, at the load of the windows; none if files are the windows."""
         mapping, step = self._config.workload.mapping, self._config.forecast.step
         usual, start = np.array(mapping.priority_shares), self.local_start(window)
-        if self._config.workload.source in ("files", "jobs"):
+        if self._config.workload.source in ("files", "jobs", "frozen"):
             nothing = np.zeros((0, len(usual)))
             return Past(nothing, nothing, usual, start)
         trace, _, _ = self._scaled

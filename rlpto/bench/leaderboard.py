@@ -1,0 +1,106 @@
+"""The leaderboard: all submissions of a folder, by division, as one page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlpto.bench.results import RESAMPLES, Scores, read_rows
+from rlpto.bench.submissions import CARD, RESULTS, Card, read_card
+from rlpto.bench.suite import EXACT, REALISTIC, VERSION
+from rlpto.io.errors import ConfigError, RlptoError
+
+HEADINGS = {
+    REALISTIC: "What a real scheduler knows",
+    EXACT: "An oracle's knowledge",
+}
+_ABOUT = {
+    REALISTIC: "Speeds that jobs have shown, shared among jobs of a model; lengths of finished jobs of the same user.",
+    EXACT: "True speeds and true remaining work.",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A submission and what it scores in a division."""
+
+    card: Card
+    scores: Scores
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """Its row of the table."""
+        score, low, high = self.scores.interval
+        mean = self.scores.mean
+        return {
+            "policy": self.card.name,
+            "score": f"{score:.1f} [{low:.1f}, {high:.1f}]",
+            "mean JCT [h]": f"{mean('jct') / 3600:.2f}",
+            "p95 [h]": f"{mean('p95') / 3600:.2f}",
+            "rho": f"{mean('rho'):.2f}",
+            "GPU-hours": f"{mean('gpu_hours'):.0f}",
+            "rescales": f"{mean('rescales'):.1f}",
+            "unfinished": f"{mean('unfinished'):.1f}",
+            "CPU-ms a decision": f"{self.scores.cpu_ms:.1f}",
+            "training CPU-s": f"{self.card.training_cpu_s:.0f}",
+            "tuned on": self.card.tuned_on,
+        }
+
+
+def entries_of(folder: Path) -> tuple[dict[str, list[Entry]], list[str]]:
+    """Entries by division, best first, and a line on each submission that is left out of one.
+
+    Raises ConfigError if the folder has no submission.
+    """
+    folders = sorted(path.parent for path in folder.glob(f"*/{CARD}"))
+    if not folders:
+        raise ConfigError(f"{folder}: no submissions, expected folders with {CARD} and {RESULTS}")
+    found: dict[str, list[Entry]] = {division: [] for division in HEADINGS}
+    left_out = []
+    for path in folders:
+        try:
+            card, rows = read_card(path), read_rows(path / RESULTS)
+        except RlptoError as wrong:
+            left_out.append(str(wrong))
+            continue
+        for division, entries in found.items():
+            scores = Scores(rows, division)
+            if scores.missing:
+                left_out.append(f"{card.name}: not ranked in {division}: {', '.join(scores.missing)} missing")
+            else:
+                entries.append(Entry(card, scores))
+    for entries in found.values():
+        entries.sort(key=lambda entry: -entry.scores.interval[0])
+    return found, left_out
+
+
+def page(divisions: dict[str, list[Entry]]) -> str:
+    """The leaderboard in Markdown."""
+    lines = [
+        "# Leaderboard",
+        "",
+        f"rlpto-bench, version {VERSION}. A case scores 0 with the mean JCT of `fifo`, and 100 with its lower bound,",
+        "which no policy can reach. A score is the mean over the shipped cases of a division, with a 95 % bootstrap",
+        f"interval over windows and seeds of training ({RESAMPLES:,} resamples). How cases are run and checked:",
+        "[bench.md](bench.md).",
+        "`rlpto bench table submissions -o docs/leaderboard.md` wrote this page.",
+    ]
+    for division, entries in divisions.items():
+        if entries:
+            lines += ["", f"## {HEADINGS[division]}", "", _ABOUT[division], "", *_table([e.cells for e in entries])]
+            names = entries[0].scores.cases
+            by_policy = [(entry.card.name, entry.scores.by_case()) for entry in entries]
+            rows = [
+                {"case": case.removesuffix(f"-{EXACT}")}
+                | {name: f"{scores[case]:.1f}" if case in scores else "" for name, scores in by_policy}
+                for case in names
+            ]
+            lines += ["", "Score by case:", "", *_table(rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Sequence[dict[str, str]]) -> list[str]:
+    names = list(rows[0])
+    lines = [names, ["---"] * len(names), *([row[name] for name in names] for row in rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]

@@ -1,0 +1,167 @@
+"""Results of a submission, row by row, and what they score."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from rlpto.bench.suite import FIFO_FILE, cases
+from rlpto.core.records import RunRecord
+from rlpto.evaluation.metrics import completion_times, lower_bound, measure
+from rlpto.evaluation.timeline import run_span
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import CheckpointError
+from rlpto.io.files import write_text
+from rlpto.io.reading import one_line, read_text
+
+FIGURES = ("jct", "p95", "rho", "reward", "gpu_hours", "rescales", "unfinished", "bound")
+"""What a cell comes to, the same on every machine: mean and 95th percentile of JCTs [s], where unfinished jobs count
+until the run's end, mean finish-time fairness, total reward, GPU-hours held, rescales per job, unfinished jobs, and the
+lower bound of the mean JCT [s]."""
+MEASURED = "cpu_ms"
+"""Milliseconds of CPU time per decision, the simulation included; differs from run to run."""
+_KEYS = ("case", "digest", "policy", "window")
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cell: a policy, as its card writes it, on a window of a case."""
+
+    case: str
+    digest: str
+    policy: str
+    window: str
+    figures: tuple[float, ...]
+    cpu_ms: float
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Case, policy and window."""
+        return self.case, self.policy, self.window
+
+
+def row_of(case: str, digest: str, policy: str, record: RunRecord) -> Row:
+    """The row of a run whose time was taken as CPU time."""
+    metrics = measure(record)
+    end, jct = run_span(record)[1], completion_times(record.jobs)
+    jct = np.where(np.isfinite(jct), jct, end - record.jobs.submit_time)
+    figures = (
+        float(jct.mean()),
+        float(np.percentile(jct, 95)),
+        metrics["fairness_mean"],
+        metrics["reward"],
+        metrics["gpu_hours"],
+        metrics["rescales_per_job"],
+        metrics["unfinished"],
+        lower_bound(record)["jct_mean"],
+    )
+    cpu_ms = 1000 * record.wall_seconds / max(len(record.decisions.time), 1)
+    return Row(case, digest, policy, record.window, figures, round(cpu_ms, 3))
+
+
+def write_rows(rows: Iterable[Row], path: Path) -> None:
+    """Write rows as CSV with all digits, whole or not at all."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_KEYS, *FIGURES, MEASURED])
+    for row in rows:
+        writer.writerow([row.case, row.digest, row.policy, row.window, *map(repr, row.figures), row.cpu_ms])
+    write_text(path, text.getvalue(), "results")
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read what `write_rows` wrote. Raises CheckpointError with the line of what is wrong."""
+    header = [*_KEYS, *FIGURES, MEASURED]
+    reader = csv.reader(io.StringIO(read_text(path, "results of rlpto bench", CheckpointError)))
+    rows: list[Row] = []
+    for number, cells in enumerate(reader, 1):
+        if number == 1:
+            if cells != header:
+                raise CheckpointError(f"{path}:1: header {one_line(','.join(cells))}, expected {','.join(header)}")
+            continue
+        try:
+            *figures, cpu_ms = map(float, cells[len(_KEYS) :])
+            row = Row(cells[0], cells[1], cells[2], cells[3], tuple(figures), cpu_ms)
+        except (ValueError, IndexError):
+            row = None
+        if row is None or len(row.figures) != len(FIGURES):
+            raise CheckpointError(f"{path}:{number}: expected {len(header)} values, as {','.join(header)}")
+        rows.append(row)
+    places = [row.place for row in rows]
+    if len(set(places)) < len(places):
+        twice = next(place for i, place in enumerate(places) if place in places[:i])
+        raise CheckpointError(f"{path}: {' · '.join(twice)} is there twice, expected every cell once")
+    return rows
+
+
+class Scores:
+    """What complete results of one division come to.
+
+    A case scores 0 with the mean JCT of `fifo` and 100 with its lower bound; a division scores the mean of its cases.
+    rows: of all policies of a submission (seeds of training, if there are several) on every window of the cases.
+    """
+
+    def __init__(self, rows: Sequence[Row], division: str) -> None:
+        have = {row.case for row in rows}
+        self.cases = [case.id for case in cases() if case.division == division and case.id in have]
+        self.missing = [case.id for case in cases() if case.division == division and case.ships and case.id not in have]
+        self._rows = [row for row in rows if row.case in self.cases]
+
+    def by_case(self) -> dict[str, float]:
+        """Score of every case."""
+        return {case: _score(*self._times[case]) for case in self.cases}
+
+    @cached_property
+    def interval(self) -> tuple[float, float, float]:
+        """Score of the shipped cases, with its 95 % bootstrap interval over windows and policies together."""
+        shipped = [case.id for case in cases() if case.ships and case.id in self.cases]
+        rng = np.random.default_rng(0)
+        policies = len({row.policy for row in self._rows})
+        members = rng.integers(0, policies, (RESAMPLES, policies))
+        drawn = []
+        for case in shipped:
+            mine, fifo, bound = self._times[case]
+            windows = rng.integers(0, len(fifo), (RESAMPLES, len(fifo)))
+            means = mine[members[:, :, None], windows[:, None, :]].mean(axis=(1, 2))
+            low, high = bound[windows].mean(axis=1), fifo[windows].mean(axis=1)
+            drawn.append(100 * (high - means) / (high - low))
+        score = float(np.mean([_score(*self._times[case]) for case in shipped]))
+        low, high = np.quantile(np.mean(drawn, axis=0), [0.025, 0.975])
+        return score, float(low), float(high)
+
+    def mean(self, figure: str) -> float:
+        """Mean of a figure over all cells."""
+        at = FIGURES.index(figure)
+        return float(np.mean([row.figures[at] for row in self._rows]))
+
+    @property
+    def cpu_ms(self) -> float:
+        """Median milliseconds of CPU time per decision."""
+        return float(np.median([row.cpu_ms for row in self._rows]))
+
+    @cached_property
+    def _times(self) -> dict[str, tuple[FloatArray, FloatArray, FloatArray]]:
+        """By case: mean JCT [policies, windows], that of fifo [windows], and the bound [windows]."""
+        fifo = {(row.case, row.window): row.figures[0] for row in read_rows(FIFO_FILE)}
+        found = {}
+        for case in self.cases:
+            mine = [row for row in self._rows if row.case == case]
+            windows = list(dict.fromkeys(row.window for row in mine))
+            policies = list(dict.fromkeys(row.policy for row in mine))
+            at = {row.place: row for row in mine}
+            table = [[at[case, policy, window] for window in windows] for policy in policies]
+            jct = np.array([[row.figures[0] for row in line] for line in table])
+            bound = np.array([row.figures[FIGURES.index("bound")] for row in table[0]])
+            found[case] = (jct, np.array([fifo[case, window] for window in windows]), bound)
+        return found
+
+
+def _score(mine: FloatArray, fifo: FloatArray, bound: FloatArray) -> float:
+    return float(100 * (fifo.mean() - mine.mean()) / (fifo.mean() - bound.mean()))

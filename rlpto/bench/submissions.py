@@ -1,0 +1,215 @@
+"""Submissions: a folder with a card, results and the files of its policies, made by runs and checked by more runs."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import yaml
+from pydantic import Field, ValidationError
+
+from rlpto import __version__
+from rlpto.bench.results import Row, read_rows, row_of, write_rows
+from rlpto.bench.suite import VERSION, Case, find_case
+from rlpto.core.records import RunRecord
+from rlpto.evaluation.runner import Cell, evaluate
+from rlpto.experiments.config import Config
+from rlpto.experiments.experiment import Experiment, run_cell
+from rlpto.io.errors import ConfigError, RlptoError
+from rlpto.io.files import write_text
+from rlpto.io.paths import example_config
+from rlpto.io.reading import one_line
+from rlpto.io.settings import Settings
+from rlpto.io.settings_text import first_problem
+from rlpto.io.yaml_file import read_yaml
+from rlpto.policies.registry import make_policy
+from rlpto.policies.spec import parse_spec
+from rlpto.workloads.frozen import digest_of, write_jobs
+
+CARD, RESULTS = "card.yaml", "results.csv"
+CHECKED_SHARE = 0.05
+"""Share of the cells that are run again."""
+
+
+class Card(Settings):
+    """What a submission is."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=60)
+    """Name on the leaderboard."""
+    policies: tuple[str, ...] = Field(min_length=1)
+    """Specs as `rlpto policies` lists them, files relative to the card; several are seeds of one training."""
+    author: str = ""
+    """Who submits it."""
+    about: str = ""
+    """What it is, in a sentence, with a link."""
+    tuned_on: str = "nothing"
+    """Which windows its constants or weights were learnt from. Test windows are not for tuning."""
+    training_cpu_s: float = Field(0.0, ge=0)
+    """CPU-seconds of all training and tuning."""
+    deterministic: bool = True
+    """Whether running it again gives the same results; where not, figures may differ by a hundredth."""
+    rlpto: str = __version__
+    """Version of RLPTO that made the results."""
+    suite: int = VERSION
+    """Version of the suite."""
+
+
+def run(
+    card: Card, chosen: Sequence[Case], folder: Path, jobs: int, say: Callable[[str], None], *, progress: bool = True
+) -> list[Row]:
+    """Run the policies of a card on cases, and write the submission; what is finished is kept and not run again.
+
+    say: shows which case is run. Raises ConfigError for policies that cannot be submitted.
+    """
+    old = read_card(folder) if (folder / CARD).is_file() else card
+    if old.policies != (kept := tuple(_with_own_files(spec, folder) for spec in card.policies)) and old is not card:
+        raise ConfigError(f"{folder / CARD}: a submission of {', '.join(old.policies)}; expected another folder")
+    card = replace_fields(old, name=card.name, policies=kept, rlpto=__version__)
+    for spec in card.policies:
+        make_policy(runnable(spec, folder))
+    rows = {row.place: row for row in (read_rows(folder / RESULTS) if (folder / RESULTS).is_file() else [])}
+    for number, case in enumerate(chosen, 1):
+        say(f"{case.id} ({number} of {len(chosen)})")
+        config = case.config()
+        specs = {runnable(spec, folder): spec for spec in card.policies}
+        config = config.model_copy(update={"policies": tuple(specs)})
+        experiment = Experiment(config)
+        finished = evaluate(
+            experiment.cells(),
+            partial(_timed, config),
+            folder / "cells" / case.id,
+            progress,
+            jobs,
+            config=experiment.outcome(),
+        )
+        for done in finished:
+            row = row_of(case.id, case.digest, specs[done.cell.policy], done.record())
+            rows[row.place] = row
+        write_rows(rows.values(), folder / RESULTS)
+        write_text(folder / CARD, yaml.safe_dump(card.model_dump(mode="json"), sort_keys=False), "a card")
+    return list(rows.values())
+
+
+def replace_fields(card: Card, **fields: object) -> Card:
+    """The card with other values."""
+    return Card.model_validate({**card.model_dump(), **fields})
+
+
+def read_card(folder: Path) -> Card:
+    """The card of a submission. Raises ConfigError for a broken one."""
+    file = read_yaml(folder / CARD, "the card of a submission")
+    try:
+        return Card.model_validate(file.data)
+    except ValidationError as error:
+        location, said = first_problem(error, Card)
+        raise ConfigError(f"{file.place(location)}: {said}") from None
+
+
+def verify(folder: Path, share: float = CHECKED_SHARE, seed: int | None = None) -> Iterator[str]:
+    """Lines on what is wrong with a submission, after running a part of it again; none: it is right.
+
+    seed: of the choice of cells; None: the digest of its results, so that no one chooses. Raises ConfigError or
+    CheckpointError if its files cannot be read.
+    """
+    card, rows = read_card(folder), read_rows(folder / RESULTS)
+    if card.suite != VERSION:
+        raise ConfigError(f"{folder / CARD}: suite {card.suite}, expected {VERSION}")
+    good: list[tuple[Case, Row]] = []
+    for name in dict.fromkeys(row.case for row in rows):
+        mine = [row for row in rows if row.case == name]
+        try:
+            case = find_case(name)
+            windows = Experiment(case.config()).windows()
+            yield from _incomplete(name, mine, card.policies, windows)
+            if foreign := next((row for row in mine if row.digest != case.digest), None):
+                raise ConfigError(f"case {name}: digest {one_line(foreign.digest)}, expected {case.digest}")
+            good += [(case, row) for row in mine if row.policy in card.policies and row.window in windows]
+        except RlptoError as wrong:
+            yield str(wrong)
+    if seed is None:
+        seed = int.from_bytes(hashlib.sha256((folder / RESULTS).read_bytes()).digest()[:8])
+    count = min(math.ceil(share * len(good)), len(good))
+    tolerance = 0.0 if card.deterministic else 0.01
+    for at in np.sort(np.random.default_rng(seed).choice(len(good), count, replace=False)) if good else ():
+        case, row = good[at]
+        yield from _again(folder, case, row, tolerance)
+
+
+def _incomplete(case: str, rows: Sequence[Row], policies: Iterable[str], windows: Sequence[str]) -> Iterator[str]:
+    """Lines on cells of a case that are missing or too many."""
+    have, wanted = {row.place for row in rows}, {(case, policy, window) for policy in policies for window in windows}
+    for what, places in (("is missing", wanted - have), ("belongs to no policy of the card or window", have - wanted)):
+        if places:
+            more = f", and {len(places) - 1} more" if len(places) > 1 else ""
+            yield f"case {case}: {' · '.join(min(places)[1:])} {what}{more}"
+
+
+def _again(folder: Path, case: Case, row: Row, tolerance: float) -> Iterator[str]:
+    """Run a cell again; a line if it comes out otherwise."""
+    config = case.config()
+    cell = Cell(runnable(row.policy, folder), row.window, config.seed)
+    where = f"case {case.id}: {row.policy} · {row.window}"
+    try:
+        found = row_of(case.id, case.digest, row.policy, run_cell(config, cell)).figures
+    except RlptoError as wrong:
+        yield f"{where}: {wrong}"
+    except Exception as wrong:
+        yield f"{where}: the policy raised {type(wrong).__name__}: {one_line(str(wrong))}"
+    else:
+        if not np.allclose(found, row.figures, rtol=tolerance, atol=0.0, equal_nan=True):
+            yield f"{where}: mean JCT {row.figures[0]!r} s and the rest, but running again gives {found[0]!r} s"
+
+
+def runnable(spec: str, folder: Path) -> str:
+    """A spec of a card, with the files of its folder. Raises ConfigError for a file outside of it."""
+
+    def found(name: str) -> str:
+        path = Path(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise ConfigError(f"policy {spec}: file {name}, expected one in the folder of the submission")
+        own = (folder / path).absolute()
+        return str(own if own.is_file() else example_config(name) or own)
+
+    return str(parse_spec(spec).with_paths(found))
+
+
+def _with_own_files(spec: str, folder: Path) -> str:
+    """A spec as its card writes it; its files are copied next to the card."""
+
+    def copied(name: str) -> str:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            raise ConfigError(f"policy {spec}: {name} is a folder, expected a file: `rlpto export {name} -o agent.zip`")
+        if not path.is_file():
+            return name  # one that ships
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / path.name
+        if target.exists() and target.read_bytes() != path.read_bytes():
+            raise ConfigError(f"policy {spec}: {target} is another file than {name}, expected another folder")
+        if not target.exists():
+            shutil.copyfile(path, target)
+        return path.name
+
+    return str(parse_spec(spec).with_paths(copied))
+
+
+def _timed(config: Config, cell: Cell) -> RunRecord:
+    """A run whose run time is that of the processor."""
+    begun = time.process_time()
+    record = run_cell(config, cell)
+    return replace(record, wall_seconds=time.process_time() - begun)
+
+
+def freeze(case: Case, path: Path) -> str:
+    """Draw the jobs of a case's test windows and write them. Returns their digest."""
+    experiment = Experiment(case.drawing)
+    windows = {window: experiment.jobs(window, experiment.config.seed) for window in experiment.windows("test")}
+    write_jobs(windows, path)
+    return digest_of(windows)

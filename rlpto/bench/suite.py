@@ -1,0 +1,153 @@
+"""The cases of rlpto-bench: which jobs, which cluster, what is known."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from rlpto.io.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlpto.envs.cluster_env import ClusterEnv
+    from rlpto.envs.vector import ClusterVectorEnv
+    from rlpto.experiments.config import Config
+
+FOLDER = Path(__file__).parent
+SUITE_FILE, DIGESTS_FILE, FIFO_FILE = (FOLDER / name for name in ("suite.yaml", "digests.yaml", "fifo.csv"))
+VERSION = 1
+"""Version of the suite; in the ids of its environments."""
+BUILT = Path("runs/bench/jobs")
+"""Where jobs that do not ship are built, in the working directory."""
+REALISTIC, EXACT = "realistic", "exact"
+"""Divisions: what a real scheduler knows, and an oracle's knowledge."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case.
+
+    id: such as microsoft04-0.9 or microsoft04-0.9-exact. jobs: name of its file of jobs. division: what is known.
+    settings: of the configuration that draws such jobs, `workload` included. ships: whether its jobs do.
+    """
+
+    id: str
+    jobs: str
+    division: str
+    settings: Mapping[str, Any]
+    ships: bool
+
+    @property
+    def digest(self) -> str:
+        """Of all that decides the case: its jobs after drawing, cluster, failures, knowledge and rules.
+
+        Raises ConfigError where no digest of its jobs is kept.
+        """
+        if self.jobs not in (kept := digests()):
+            raise ConfigError(f"case {self.id}: {DIGESTS_FILE.name} has no digest of its jobs")
+        decides = {key: value for key, value in self.settings.items() if key != "workload"}
+        text = json.dumps([VERSION, decides, kept[self.jobs]], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def drawing(self) -> Config:
+        """The configuration that draws its jobs: training and validation windows of the same workload."""
+        return _config(self.settings)
+
+    def config(self) -> Config:
+        """The configuration of the case itself, whose windows are frozen.
+
+        Raises ConfigError if its jobs do not ship and are not built, or are others than those of the suite.
+        """
+        from rlpto.workloads.frozen import digest_of, read_jobs
+
+        file = f"{self.jobs}.parquet"
+        path = FOLDER / "jobs" / file if self.ships else BUILT.absolute() / file
+        if not path.is_file():
+            raise ConfigError(
+                f"case {self.id}: {path} is not there; expected `rlpto bench build {self.jobs}` to have made it "
+                "from the public files that docs/workloads.md names"
+            )
+        if digest_of(read_jobs(path)) != digests().get(self.jobs):
+            raise ConfigError(f"case {self.id}: {path} has other jobs than version {VERSION} of the suite")
+        return _config({**self.settings, "workload": {"source": "frozen", "path": str(path)}})
+
+
+def case_ids() -> list[str]:
+    """Names of all cases, realistic ones first."""
+    return [case.id for case in cases()]
+
+
+@lru_cache(maxsize=1)
+def cases() -> tuple[Case, ...]:
+    """All cases, realistic ones first."""
+    suite = yaml.safe_load(SUITE_FILE.read_text(encoding="utf-8"))
+    common, drawn = suite["common"], dict[str, tuple[Any, bool]]()
+    for ships, sources in ((True, suite["sources"]), (False, suite["built"])):
+        for name, settings in sources.items():
+            for load in suite["loads"]:
+                at_load = _merged(settings, {"workload": {"load": load}})
+                drawn[f"{name}-{load}"] = (_merged(common, at_load), ships)
+    for name, settings in suite["variants"].items():
+        drawn[name] = (_merged(common, settings), True)
+    return tuple(
+        Case(name if division == REALISTIC else f"{name}-{division}", name, division, _known(settings, known), ships)
+        for division, known in suite["knowledge"].items()
+        for name, (settings, ships) in drawn.items()
+    )
+
+
+def find_case(name: str) -> Case:
+    """The case of a name. Raises ConfigError, with all names, if there is none."""
+    found = next((case for case in cases() if case.id == name), None)
+    if found is None:
+        raise ConfigError(f"case {name}: no such case, expected one of {', '.join(case_ids())}")
+    return found
+
+
+@lru_cache(maxsize=1)
+def digests() -> dict[str, str]:
+    """Digest of the jobs of every file, by its name."""
+    found: dict[str, str] = yaml.safe_load(DIGESTS_FILE.read_text(encoding="utf-8")) or {}
+    return found
+
+
+def case_env(case: str, **settings: Any) -> ClusterEnv:
+    """An environment of training windows like those of a case; arguments as of `rlpto/Cluster-v0`, but for config."""
+    from rlpto.experiments.environments import cluster_env
+
+    return cluster_env(find_case(case).drawing, **settings)
+
+
+def case_vector_env(num_envs: int = 1, *, case: str, **settings: Any) -> ClusterVectorEnv:
+    """Many such environments that step together."""
+    from rlpto.experiments.environments import vector_env
+
+    return vector_env(num_envs, find_case(case).drawing, **settings)
+
+
+def _config(settings: Mapping[str, Any]) -> Config:
+    from rlpto.experiments.config import Config
+
+    return Config.model_validate(settings, context={"folder": FOLDER})
+
+
+def _known(settings: Mapping[str, Any], knowledge: Mapping[str, Any]) -> dict[str, Any]:
+    return {**settings, "knowledge": knowledge}
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings merged key by key, `over` winning."""
+    both = {key: over.get(key, base.get(key)) for key in {**base, **over}}
+    return {
+        key: _merged(base[key], over[key])
+        if isinstance(base.get(key), Mapping) and isinstance(over.get(key), Mapping)
+        else value
+        for key, value in both.items()
+    }

@@ -1,0 +1,151 @@
+"""`rlpto bench`: frozen cases, submissions, the leaderboard."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlpto.cli.common import EXPERIMENTS, QuietOption, Verb, make_console, make_table
+from rlpto.io.errors import ConfigError
+
+app = typer.Typer(help="Run policies on frozen cases, and check and rank submissions.", no_args_is_help=True)
+
+FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a submission.")]
+
+
+@app.command("list", epilog="Example: rlpto bench list")
+def list_cases() -> None:
+    """List the cases."""
+    from rlpto.bench.suite import cases
+
+    table = make_table("case", "knows", "jobs ship", "digest")
+    for case in cases():
+        table.add_row(case.id, case.division, "yes" if case.ships else "built", case.digest)
+    make_console().print(table)
+
+
+@app.command(epilog="Example: rlpto bench run fifo --case microsoft04-0.9")
+def run(
+    policies: Annotated[
+        list[str], typer.Argument(metavar="POLICY...", help="Policy, or those of several seeds of one training.")
+    ],
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--case", help="A case, or a division: realistic, exact; may be repeated. All that ship by default."
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name on the leaderboard; that of the policy if not given.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", metavar="FOLDER", help="The submission; runs/bench/NAME if not given.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes.")] = 1,
+    quiet: QuietOption = False,
+) -> None:
+    """Run a policy on cases and write a submission: card.yaml, results.csv, the policy's files. May be interrupted."""
+    from rlpto.bench.results import Scores
+    from rlpto.bench.submissions import Card
+    from rlpto.bench.submissions import run as run_cases
+    from rlpto.bench.suite import EXACT, REALISTIC, cases, find_case
+    from rlpto.policies.spec import parse_spec
+
+    wanted = [
+        found
+        for text in case or (REALISTIC, EXACT)
+        for found in (
+            [one for one in cases() if one.ships and one.division == text]
+            if text in (REALISTIC, EXACT)
+            else [find_case(text)]
+        )
+    ]
+    called = name or parse_spec(policies[0]).first.name
+    folder = run_dir or Path("runs/bench") / called
+    card = Card(name=called, policies=tuple(policies))
+    rows = run_cases(
+        card, wanted, folder, jobs, lambda text: _say(text, quiet), progress=not quiet and sys.stderr.isatty()
+    )
+    table = make_table("case", "score")
+    for division in (REALISTIC, EXACT):
+        scores = Scores(rows, division)
+        for one, score in scores.by_case().items():
+            table.add_row(one, f"{score:.1f}")
+        if scores.cases and not scores.missing:
+            table.add_row(f"[bold]{division}[/]", "[bold]{:.1f} [{:.1f}, {:.1f}][/]".format(*scores.interval))
+    console = make_console(quiet)
+    console.print(table)
+    console.print(f"{folder}: 0 is fifo, 100 the lower bound of mean JCT. Fill in card.yaml before you submit it.")
+
+
+@app.command(epilog="Example: rlpto bench verify submissions/planner")
+def verify(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders of submissions.")],
+    share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the cells to run again.")] = 0.05,
+) -> None:
+    """Check submissions: all cells are there, and a random part of them comes out the same to the last digit."""
+    from rlpto.bench.submissions import verify as problems_of
+    from rlpto.io.errors import RlptoError
+
+    wrong = 0
+    for folder in folders:
+        try:
+            found = list(problems_of(folder, share))
+        except RlptoError as error:
+            found = [str(error)]
+        for line in found:
+            print(f"{folder}: {line}")
+        if not found:
+            print(f"{folder}: verified")
+        wrong += bool(found)
+    if wrong:
+        raise ConfigError(f"{wrong} of {len(folders)} submissions are wrong")
+
+
+@app.command(epilog="Example: rlpto bench table submissions -o docs/leaderboard.md")
+def table(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with submissions.")] = Path("submissions"),
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the page there.")] = None,
+) -> None:
+    """Rank the submissions in a folder, on one page."""
+    from rlpto.bench.leaderboard import entries_of, page
+    from rlpto.io.files import write_text
+
+    divisions, left_out = entries_of(folder)
+    for line in left_out:
+        print(f"rlpto: {line}", file=sys.stderr)
+    if out is None:
+        print(page(divisions), end="")
+    else:
+        write_text(out, page(divisions), "the leaderboard")
+
+
+@app.command(epilog="Example: rlpto bench build philly-0.9")
+def build(
+    names: Annotated[list[str], typer.Argument(metavar="JOBS...", help="Cases, whose jobs are drawn.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder; runs/bench/jobs if not given.")] = None,
+    unchecked: Annotated[bool, typer.Option(hidden=True, help="For a new version: print digests.")] = False,
+) -> None:
+    """Draw the jobs of cases that do not ship, from public files, and check that they are those of the suite."""
+    from rlpto.bench.submissions import freeze
+    from rlpto.bench.suite import BUILT, digests, find_case
+
+    for name in names:
+        case = find_case(name)
+        path = (out or BUILT) / f"{case.jobs}.parquet"
+        digest = freeze(case, path)
+        if not unchecked and digest != digests().get(case.jobs):
+            path.unlink()
+            raise ConfigError(
+                f"case {name}: other jobs than those of the suite were drawn; expected the published file"
+            )
+        print(f"{case.jobs}: {digest}")
+
+
+def _say(text: str, quiet: bool) -> None:
+    if not quiet:
+        print(f"rlpto: {text}", file=sys.stderr, flush=True)
+
+
+VERB = Verb(app, EXPERIMENTS)
