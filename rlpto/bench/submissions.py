@@ -75,11 +75,10 @@ def run(
     for spec in card.policies:
         make_policy(runnable(spec, folder))
     rows = {row.place: row for row in (read_rows(folder / RESULTS) if (folder / RESULTS).is_file() else [])}
-    for number, case in enumerate(chosen, 1):
+    specs = {runnable(spec, folder): spec for spec in card.policies}
+    configs = [case.config().model_copy(update={"policies": tuple(specs)}) for case in chosen]
+    for number, (case, config) in enumerate(zip(chosen, configs, strict=True), 1):
         say(f"{case.id} ({number} of {len(chosen)})")
-        config = case.config()
-        specs = {runnable(spec, folder): spec for spec in card.policies}
-        config = config.model_copy(update={"policies": tuple(specs)})
         experiment = Experiment(config)
         finished = evaluate(
             experiment.cells(),
@@ -154,9 +153,9 @@ def _incomplete(case: str, rows: Sequence[Row], policies: Iterable[str], windows
 def _again(folder: Path, case: Case, row: Row, tolerance: float) -> Iterator[str]:
     """Run a cell again; a line if it comes out otherwise."""
     config = case.config()
-    cell = Cell(runnable(row.policy, folder), row.window, config.seed)
     where = f"case {case.id}: {row.policy} · {row.window}"
     try:
+        cell = Cell(runnable(row.policy, folder), row.window, config.seed)
         found = row_of(case.id, case.digest, row.policy, run_cell(config, cell)).figures
     except RlptoError as wrong:
         yield f"{where}: {wrong}"

@@ -19,7 +19,7 @@ import yaml
 from ray.util import list_named_actors
 
 from rlpto.agents.archive import CHECKPOINT, read_archive
-from rlpto.agents.settings import BEST, LAST
+from rlpto.agents.settings import LAST
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.controllers import all_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster
@@ -36,7 +36,6 @@ LISTENS = "0A"
 """State of a socket in the tables of /proc/net."""
 IDLE = "ray::IDLE"
 """In the title of a process that no actor is in."""
-PRETRAINED = REPOSITORY / "configs" / "pretrained" / "synthetic.zip"
 
 
 def experiment(folder: Path, program: Mapping[str, object] = PLAIN, **changes: object) -> Path:
@@ -202,8 +201,11 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(ray_cluster: Lo
 
 def test_an_agent_goes_on_learning_on_real_jobs_and_can_be_left(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     agent, folder = tmp_path / "agent", tmp_path / "agent" / "ray"
-    agent.mkdir()
-    (agent / BEST).write_bytes(PRETRAINED.read_bytes())
+    few = ("agent.learns=decisions", "agent.steps=64", "agent.baselines=[]", "agent.validation_windows=1")
+    exact = ("knowledge.mode=exact", "knowledge.remaining=declared", "workload.days=14")
+    changes = (part for change in (*few, *exact) for part in ("--set", change))
+    with command("train", "quickstart", *changes, "--run-dir", str(agent), "-q") as trained:
+        said(trained, 0)
     learning = {"agent": {"steps": 6, "ppo": {"rollout": 2, "batch_size": 2}}}
     path = experiment(tmp_path, simulator={"interval": 1}, **learning)
     train = ("train", str(path), "--cluster", "ray", "--address", ray_cluster.address, "--resume", str(agent), "-q")

@@ -1,0 +1,168 @@
+"""rlpto-bench: its cases are frozen, and submissions are what running them again gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+from rlpto.bench.leaderboard import entries_of, page
+from rlpto.bench.results import FIGURES, Row, Scores, read_rows, row_of, write_rows
+from rlpto.bench.submissions import CARD, RESULTS, Card, freeze, run, verify
+from rlpto.bench.suite import FIFO_FILE, FOLDER, VERSION, cases, digests, find_case
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.errors import CheckpointError, ConfigError
+from rlpto.workloads.frozen import digest_of, read_jobs
+
+SMALL = "microsoft04-1.1-exact"
+
+
+def submit(folder: Path, *policies: str, name: str = "mine", case: str = SMALL) -> list[Row]:
+    """Run policies on a case."""
+    return run(Card(name=name, policies=policies), [find_case(case)], folder, 1, lambda _: None, progress=False)
+
+
+@pytest.fixture(scope="module")
+def submission(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A submission of two policies on one case."""
+    folder = tmp_path_factory.mktemp("submissions") / "mine"
+    submit(folder, "srtf", "equal_share")
+    return folder
+
+
+@pytest.fixture
+def copied(submission: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be spoilt."""
+    for name in (CARD, RESULTS):
+        (tmp_path / name).write_bytes((submission / name).read_bytes())
+    return tmp_path
+
+
+def test_the_jobs_of_all_cases_that_ship_are_those_of_their_digests() -> None:
+    shipped = [case for case in cases() if case.ships]
+    assert len(shipped) >= 24
+    assert {case.division for case in shipped} == {"realistic", "exact"}
+    for name in {case.jobs for case in shipped}:
+        windows = read_jobs(FOLDER / "jobs" / f"{name}.parquet")
+        assert digest_of(windows) == digests()[name], name
+        assert len(windows) >= 5
+    assert len({case.digest for case in cases()}) == len(cases())
+
+
+def test_jobs_drawn_again_are_the_frozen_ones(tmp_path: Path) -> None:
+    assert freeze(find_case("microsoft03-0.7"), tmp_path / "jobs.parquet") == digests()["microsoft03-0.7"]
+
+
+@pytest.mark.parametrize("name", ["microsoft04-0.9", "synthetic-0.7-exact", "synthetic-failures", "kinds-exact"])
+def test_no_result_has_moved(name: str) -> None:
+    """A change of any digit asks for another version of the suite."""
+    case, kept = find_case(name), {row.place: row for row in read_rows(FIFO_FILE)}
+    experiment = Experiment(case.config())
+    jobs = {window: len(experiment.jobs(window, experiment.config.seed)) for window in experiment.windows()}
+    window = min(jobs, key=lambda name: jobs[name])
+    record = experiment.run_policy(experiment.policy("fifo"), window, experiment.config.seed)
+    found = row_of(case.id, case.digest, "fifo", record)
+    assert replace(found, cpu_ms=0.0) == replace(kept[found.place], cpu_ms=0.0)
+
+
+def test_fifo_scores_zero_and_the_bound_a_hundred(submission: Path) -> None:
+    fifo = [row for row in read_rows(FIFO_FILE) if row.case == SMALL]
+    assert Scores(fifo, "exact").by_case() == {SMALL: 0.0}
+    bound = FIGURES.index("bound")
+    best = [replace(row, figures=(row.figures[bound], *row.figures[1:])) for row in fifo]
+    assert Scores(best, "exact").by_case()[SMALL] == pytest.approx(100)
+    mine = Scores(read_rows(submission / RESULTS), "exact")
+    score, low, high = mine.interval
+    assert 0 < low < score < high < 100
+    assert SMALL not in mine.missing
+    assert "kinds-exact" in mine.missing
+
+
+def test_a_submission_that_is_right_is_verified_and_can_be_continued(submission: Path) -> None:
+    assert list(verify(submission, share=0.2)) == []
+    before = (submission / RESULTS).read_bytes()
+    submit(submission, "srtf", "equal_share")
+    assert (submission / RESULTS).read_bytes() == before, "nothing ran again, CPU times included"
+    with pytest.raises(ConfigError, match="expected another folder"):
+        submit(submission, "las")
+
+
+def test_everything_that_is_wrong_is_named_and_the_rest_checked(copied: Path) -> None:
+    rows = read_rows(copied / RESULTS)
+    changed = replace(rows[0], figures=(float(np.nextafter(rows[0].figures[0], 0.0)), *rows[0].figures[1:]))
+    foreign = replace(rows[1], case="none")
+    stale = [replace(row, case="kinds-exact", digest="0" * 16) for row in rows[:1]]
+    write_rows([changed, foreign, *stale, *rows[2:]], copied / RESULTS)
+    said = list(verify(copied, share=1.0))
+    assert len([line for line in said if "running again gives" in line]) == 1
+    for expected in ("case none: no such case", f"case {SMALL}: ", "is missing", "digest 0000000000000000, expected"):
+        assert any(expected in line for line in said), (expected, said)
+
+
+def test_a_policy_that_raises_is_named(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("of mine")
+
+    policy = type(Experiment(find_case(SMALL).config()).policy("srtf"))
+    monkeypatch.setattr(policy, "__call__", broken)
+    said = list(verify(copied, share=1.0))
+    assert said
+    assert all("the policy raised ZeroDivisionError: of mine" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("x,y", ":2: expected 13 values"), ("a,b,c,d,1,2,3,4,5,6,7,eight,9", ":2: expected 13 values")],
+)
+def test_broken_results_are_refused_with_their_line(copied: Path, line: str, message: str) -> None:
+    header = (copied / RESULTS).read_text().splitlines()[0]
+    (copied / RESULTS).write_text(f"{header}\n{line}\n")
+    with pytest.raises(CheckpointError, match=message):
+        list(verify(copied))
+    (copied / RESULTS).write_text("a,b\n")
+    with pytest.raises(CheckpointError, match=":1: header a,b, expected case,digest"):
+        list(verify(copied))
+
+
+def test_files_of_a_policy_travel_with_it(tmp_path: Path) -> None:
+    weights = tmp_path / "mine.yaml"
+    weights.write_bytes((FOLDER.parent / "configs" / "tuned" / "quickstart.yaml").read_bytes())
+    folder = tmp_path / "submission"
+    assert {row.policy for row in submit(folder, f"index:weights={weights}")} == {"index:weights=mine.yaml"}
+    weights.unlink()
+    assert list(verify(folder, share=0.1)) == []
+    (folder / CARD).write_text((folder / CARD).read_text().replace("=mine.yaml", "=../mine.yaml"))
+    (folder / RESULTS).write_text((folder / RESULTS).read_text().replace("=mine.yaml", "=../mine.yaml"))
+    assert all("expected one in the folder of the submission" in line for line in verify(folder, share=0.1))
+    with pytest.raises(ConfigError, match="expected a file: `rlpto export"):
+        submit(tmp_path / "other", f"agent:run={tmp_path}")
+
+
+def test_the_table_ranks_what_is_complete_and_says_what_is_not(submission: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "fifo"
+    whole.mkdir()
+    write_rows(read_rows(FIFO_FILE), whole / RESULTS)
+    (whole / CARD).write_text("name: fifo\npolicies: [fifo]\n")
+    part = tmp_path / "part"
+    part.mkdir()
+    for name in (CARD, RESULTS):
+        (part / name).write_bytes((submission / name).read_bytes())
+    divisions, left_out = entries_of(tmp_path)
+    assert [entry.card.name for entry in divisions["realistic"]] == ["fifo"]
+    assert any(line.startswith("mine: not ranked in exact") for line in left_out)
+    assert "| fifo | 0.0 [0.0, 0.0] |" in page(divisions)
+    with pytest.raises(ConfigError, match="no submissions"):
+        entries_of(tmp_path / "fifo")
+
+
+def test_agents_learn_on_windows_like_those_of_a_case() -> None:
+    env = gymnasium.make(f"rlpto.bench:rlpto/Bench-{SMALL}-v{VERSION}")
+    observation, _ = env.reset(seed=0)
+    assert env.observation_space.contains(observation)
+    env.step(0 * env.action_space.sample())
+    assert set(Experiment(find_case(SMALL).drawing).windows("train")).isdisjoint(
+        Experiment(find_case(SMALL).config()).windows()
+    )

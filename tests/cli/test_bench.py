@@ -1,0 +1,30 @@
+"""`rlpto bench`."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from rlpto.bench.submissions import RESULTS
+from rlpto.bench.suite import case_ids
+
+SMALL = "microsoft04-1.1-exact"
+
+
+def test_the_command_runs_in_an_empty_folder(rlpto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = rlpto("bench", "run", "fifo", "--case", SMALL)
+    assert answer.code == 0, answer.err
+    assert "0.0" in answer.out
+    with (tmp_path / "runs" / "bench" / "fifo" / RESULTS).open() as file:
+        assert {row["case"] for row in csv.DictReader(file)} == {SMALL}
+    assert "verified" in rlpto("bench", "verify", "runs/bench/fifo").out
+    assert all(case in rlpto("bench", "list").out for case in case_ids())
+    answer = rlpto("bench", "verify", "nowhere", "runs/bench/fifo")
+    assert answer.code == 2
+    assert "nowhere/card.yaml" in answer.out
+    assert "runs/bench/fifo: verified" in answer.out, "the others are checked all the same"
+    rlpto("bench", "run", "fifo", "--case", "nothing").assert_refused("no such case, expected one of microsoft03-0.7")
+    rlpto("bench", "run", "fifo", "--case", "philly-0.9").assert_refused("rlpto bench build philly-0.9")
