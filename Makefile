@@ -12,7 +12,7 @@ SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generate
 QUICK_TESTS   := $(BIN)/python -m pytest -n auto --dist loadfile -m "not cluster"
 CLUSTER_TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/ray_cluster tests/service
 
-.PHONY: help quickstart install dev serve test test-quick test-cluster lint bench results systems clean
+.PHONY: help quickstart install dev serve test test-quick test-cluster lint bench results systems docs clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -56,8 +56,12 @@ results: $(VENV)/.installed  ## train agents, compare them with everything, writ
 systems: $(VENV)/.installed  ## measure the published systems and small studies, write their tables (hours; resumable)
 	$(BIN)/python benchmarks/study.py $(SYSTEMS)
 
+docs: $(VENV)/.docs  ## make the documentation site: site/index.html
+	$(BIN)/python .ci/docs.py
+	$(BIN)/zensical build --strict
+
 clean:  ## remove .venv and all caches; runs/ and traces/ stay
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site .cache *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find rlpto tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -74,4 +78,8 @@ $(VENV)/.service: $(VENV)/.installed
 
 $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@

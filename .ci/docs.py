@@ -1,0 +1,100 @@
+"""Writes the pages of the documentation site into build/docs: those of docs/, files that they link to, and the API.
+
+`make docs` runs this before zensical builds the site (`mkdocs.yml`). A link from a page to a file outside docs/ leads
+to a copy of that file under repository/, so the site needs no address of the repository.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import griffe
+
+ROOT = Path(__file__).parents[1]
+DOCS, STAGED = ROOT / "docs", ROOT / "build" / "docs"
+LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
+MODULES: dict[str, list[str]] = {
+    "core.policy": ["Policy", "StandingPolicy", "LookaheadPolicy", "BasePolicy", "PolicyClass"],
+    "core.cluster": [],
+    "core.job_table": ["JobTable"],
+    "experiments.environments": [],
+    "bench.suite": [],
+    "bench.submissions": ["Card", "run", "verify"],
+    "bench.results": [],
+    "client": ["Client", "ServiceError"],
+}
+"""The public modules, and which of their names have docstrings on the site; all if none is named."""
+
+
+class Fields(griffe.Extension):
+    """Lines of a docstring that start with names and a colon, as in `time: seconds`, become a list."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Called by mkdocstrings for every object."""
+        if obj.docstring and not obj.is_module:
+            obj.docstring.value = re.sub(r"^(\w+(?:, \w+)*): (?=\S)", r"\n- `\1`: ", obj.docstring.value, flags=re.M)
+
+
+def place_of(path: Path) -> Path:
+    """Where a file of the repository is in the site."""
+    return STAGED / (path.relative_to(DOCS) if path.is_relative_to(DOCS) else "repository" / path.relative_to(ROOT))
+
+
+def stage(path: Path) -> None:
+    """Copy a file, and if it is a page all files that it links to."""
+    place_of(path).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, place_of(path))
+
+    def moved(link: re.Match[str]) -> str:
+        target = (path.parent / link[1]).resolve()
+        if not target.is_file() or not target.is_relative_to(ROOT):
+            return link[0]  # zensical reports it
+        if not place_of(target).exists():
+            stage(target)
+        return f"]({os.path.relpath(place_of(target), place_of(path).parent)}{link[2] or ''})"
+
+    if path.suffix == ".md":
+        place_of(path).write_text(LINK.sub(moved, path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def rest_page() -> str:
+    """The requests that the service answers, from its openapi.json."""
+    asked = [sys.executable, "-m", "rlpto.service.web", "configs/service.yaml", "--openapi"]
+    api = json.loads(subprocess.run(asked, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+    lines = [
+        "# REST API\n",
+        "In full: `/api/v1/openapi.json` of a running service.\n",
+        "| request | |",
+        "| --- | --- |",
+    ]
+    for path, methods in api["paths"].items():
+        for method, what in methods.items():
+            said = " ".join(what.get("description", what["summary"]).split()).replace("|", "\\|")
+            lines.append(f"| `{method.upper()} {path}` | {said} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Write everything again."""
+    shutil.rmtree(STAGED, ignore_errors=True)
+    for path in DOCS.rglob("*"):
+        if path.is_file():
+            stage(path)
+    pages = {f"api/{name}": f"# rlpto.{name}\n\n::: rlpto.{name}\n" for name in MODULES}
+    for name, members in MODULES.items():
+        pages[f"api/{name}"] += f"    options: {{members: {json.dumps(members)}}}\n" if members else ""
+    pages["api/rest"] = rest_page()
+    if not (DOCS / "leaderboard.md").exists():
+        pages["leaderboard"] = "# Leaderboard\n\nThere are no submissions yet: see [the benchmark](bench.md#submit).\n"
+    for name, text in pages.items():
+        (STAGED / f"{name}.md").parent.mkdir(exist_ok=True)
+        (STAGED / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
