@@ -81,6 +81,10 @@ def rest_page() -> str:
 
 def main() -> None:
     """Write everything again."""
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in DOCS.rglob("*.md"):
+        if f" {page.relative_to(DOCS)}\n" not in navigation:
+            sys.exit(f"mkdocs.yml: nav has no {page.relative_to(DOCS)}; expected every page of docs/")
     shutil.rmtree(STAGED, ignore_errors=True)
     for path in DOCS.rglob("*"):
         if path.is_file():
