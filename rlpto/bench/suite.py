@@ -58,7 +58,7 @@ class Case:
     @property
     def drawing(self) -> Config:
         """The configuration that draws its jobs: training and validation windows of the same workload."""
-        return _config(self.settings)
+        return _config({**self.settings, "name": f"bench-{self.id}", "description": f"Training windows of {self.id}"})
 
     def config(self) -> Config:
         """The configuration of the case itself, whose windows are frozen.

@@ -27,6 +27,15 @@ def list_cases() -> None:
     make_console().print(table)
 
 
+@app.command(epilog="Example: rlpto bench config microsoft04-0.9 > mine.yaml")
+def config(case: Annotated[str, typer.Argument(metavar="CASE", help="A case, see `rlpto bench list`.")]) -> None:
+    """Print an experiment with the training and validation windows of a case, for `rlpto train` and `rlpto tune`."""
+    from rlpto.bench.suite import find_case
+    from rlpto.experiments.config import resolved_yaml
+
+    print(resolved_yaml(find_case(case).drawing), end="")
+
+
 @app.command(epilog="Example: rlpto bench run fifo --case microsoft04-0.9")
 def run(
     policies: Annotated[
