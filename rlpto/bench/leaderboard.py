@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlpto.bench.results import RESAMPLES, Scores, read_rows
+import numpy as np
+
+from rlpto.bench.results import RESAMPLES, Scores, between, read_rows
 from rlpto.bench.submissions import CARD, RESULTS, Card, read_card
 from rlpto.bench.suite import EXACT, REALISTIC, VERSION
+from rlpto.evaluation.plots import COLOURS, DPI, INK
 from rlpto.io.errors import ConfigError, RlptoError
+from rlpto.io.files import whole_file
 
 HEADINGS = {
     REALISTIC: "What a real scheduler knows",
@@ -28,14 +32,15 @@ class Entry:
     card: Card
     scores: Scores
 
-    @property
-    def cells(self) -> dict[str, str]:
-        """Its row of the table."""
+    def cells(self, first: Entry) -> dict[str, str]:
+        """Its row of the table, with its paired difference from the first entry."""
         score, low, high = self.scores.interval
-        mean = self.scores.mean
+        behind, mean = self.scores.drawn - first.scores.drawn, self.scores.mean
+        paired = "{:+.1f} [{:+.1f}, {:+.1f}]".format(score - first.scores.interval[0], *between(behind))
         return {
             "policy": self.card.name,
             "score": f"{score:.1f} [{low:.1f}, {high:.1f}]",
+            "to the first (paired)": "" if self is first else paired,
             "mean JCT [h]": f"{mean('jct') / 3600:.2f}",
             "p95 [h]": f"{mean('p95') / 3600:.2f}",
             "rho": f"{mean('rho'):.2f}",
@@ -81,14 +86,23 @@ def page(divisions: dict[str, list[Entry]]) -> str:
         "# Leaderboard",
         "",
         f"rlpto-bench, version {VERSION}. A case scores 0 with the mean JCT of `fifo`, and 100 with its lower bound,",
-        "which no policy can reach. A score is the mean over the shipped cases of a division, with a 95 % bootstrap",
-        f"interval over windows and seeds of training ({RESAMPLES:,} resamples). How cases are run and checked:",
-        "[bench.md](bench.md).",
-        "`rlpto bench table submissions -o docs/leaderboard.md` wrote this page.",
+        "which no policy can reach. A score is the mean over the shipped cases of a division. Intervals are 95 %",
+        f"bootstrap intervals over windows, and seeds of training where there are several ({RESAMPLES:,} resamples);",
+        "differences are paired by window. How cases are run and checked: [bench.md](bench.md).",
+        "`rlpto bench table submissions -o docs/leaderboard.md --plot docs/images/leaderboard.png` wrote this page.",
+        "",
+        "![Scores of all submissions](images/leaderboard.png)",
     ]
     for division, entries in divisions.items():
         if entries:
-            lines += ["", f"## {HEADINGS[division]}", "", _ABOUT[division], "", *_table([e.cells for e in entries])]
+            lines += [
+                "",
+                f"## {HEADINGS[division]}",
+                "",
+                _ABOUT[division],
+                "",
+                *_table([entry.cells(entries[0]) for entry in entries]),
+            ]
             names = entries[0].scores.cases
             by_policy = [(entry.card.name, entry.scores.by_case()) for entry in entries]
             rows = [
@@ -98,6 +112,29 @@ def page(divisions: dict[str, list[Entry]]) -> str:
             ]
             lines += ["", "Score by case:", "", *_table(rows)]
     return "\n".join(lines) + "\n"
+
+
+def plot(divisions: dict[str, list[Entry]], path: Path) -> None:
+    """Scores of all divisions as bars with their intervals, as a picture."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shown = {division: entries for division, entries in divisions.items() if entries}
+    longest = max(map(len, shown.values()))
+    figure = Figure(figsize=(9.0, 0.9 + 0.28 * longest), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, (division, entries) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown.items(), strict=True):
+        middle, low, high = np.array([entry.scores.interval for entry in entries]).T
+        at = np.arange(len(entries))
+        axes.barh(at, middle, xerr=np.maximum([middle - low, high - middle], 0.0), color=COLOURS[0], ecolor=INK)
+        axes.set_yticks(at, [entry.card.name for entry in entries])
+        axes.invert_yaxis()
+        axes.set_xlim(min(0.0, float(low.min()) - 2), 100)
+        axes.set_title(HEADINGS[division], fontsize=10, loc="left")
+        axes.set_xlabel("score: 0 is fifo, 100 the lower bound")
+        axes.spines[["top", "right"]].set_visible(False)
+    with whole_file(path, "a plot", ConfigError) as unfinished:
+        figure.savefig(unfinished, dpi=DPI, format="png", metadata={"Software": None})
 
 
 def _table(rows: Sequence[dict[str, str]]) -> list[str]:

@@ -119,32 +119,39 @@ class Scores:
         return {case: _score(*self._times[case]) for case in self.cases}
 
     @cached_property
-    def interval(self) -> tuple[float, float, float]:
-        """Score of the shipped cases, with its 95 % bootstrap interval over windows and policies together."""
-        shipped = [case.id for case in cases() if case.ships and case.id in self.cases]
-        rng = np.random.default_rng(0)
+    def drawn(self) -> FloatArray:
+        """[RESAMPLES] scores of the division's shipped cases, with windows and policies drawn again. The n-th draw has
+        the same windows for all submissions, so that their differences are paired."""
         policies = len({row.policy for row in self._rows})
-        members = rng.integers(0, policies, (RESAMPLES, policies))
-        drawn = []
-        for case in shipped:
+        members = np.random.default_rng(1).integers(0, policies, (RESAMPLES, policies))
+        windows_of, found = np.random.default_rng(0), []
+        for case in self._shipped:
             mine, fifo, bound = self._times[case]
-            windows = rng.integers(0, len(fifo), (RESAMPLES, len(fifo)))
+            windows = windows_of.integers(0, len(fifo), (RESAMPLES, len(fifo)))
             means = mine[members[:, :, None], windows[:, None, :]].mean(axis=(1, 2))
             low, high = bound[windows].mean(axis=1), fifo[windows].mean(axis=1)
-            drawn.append(100 * (high - means) / (high - low))
-        score = float(np.mean([_score(*self._times[case]) for case in shipped]))
-        low, high = np.quantile(np.mean(drawn, axis=0), [0.025, 0.975])
-        return score, float(low), float(high)
+            found.append(100 * (high - means) / (high - low))
+        return np.asarray(np.mean(found, axis=0))
+
+    @cached_property
+    def interval(self) -> tuple[float, float, float]:
+        """Score of the shipped cases, with its 95 % bootstrap interval over windows and policies together."""
+        score = float(np.mean([_score(*self._times[case]) for case in self._shipped]))
+        return score, *between(self.drawn)
 
     def mean(self, figure: str) -> float:
-        """Mean of a figure over all cells."""
+        """Mean of a figure over the cells of shipped cases."""
         at = FIGURES.index(figure)
-        return float(np.mean([row.figures[at] for row in self._rows]))
+        return float(np.mean([row.figures[at] for row in self._rows if row.case in self._shipped]))
 
     @property
     def cpu_ms(self) -> float:
         """Median milliseconds of CPU time per decision."""
         return float(np.median([row.cpu_ms for row in self._rows]))
+
+    @cached_property
+    def _shipped(self) -> list[str]:
+        return [case.id for case in cases() if case.ships and case.id in self.cases]
 
     @cached_property
     def _times(self) -> dict[str, tuple[FloatArray, FloatArray, FloatArray]]:
@@ -161,6 +168,12 @@ class Scores:
             bound = np.array([row.figures[FIGURES.index("bound")] for row in table[0]])
             found[case] = (jct, np.array([fifo[case, window] for window in windows]), bound)
         return found
+
+
+def between(drawn: FloatArray) -> tuple[float, float]:
+    """The middle 95 % of resampled figures."""
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def _score(mine: FloatArray, fifo: FloatArray, bound: FloatArray) -> float:

@@ -116,18 +116,22 @@ def verify(
 def table(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with submissions.")] = Path("submissions"),
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the page there.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the scores, as a PNG file.")] = None,
 ) -> None:
     """Rank the submissions in a folder, on one page."""
-    from rlpto.bench.leaderboard import entries_of, page
+    from rlpto.bench import leaderboard
     from rlpto.io.files import write_text
 
-    divisions, left_out = entries_of(folder)
+    divisions, left_out = leaderboard.entries_of(folder)
     for line in left_out:
         print(f"rlpto: {line}", file=sys.stderr)
+    text = leaderboard.page(divisions)
     if out is None:
-        print(page(divisions), end="")
+        print(text, end="")
     else:
-        write_text(out, page(divisions), "the leaderboard")
+        write_text(out, text, "the leaderboard")
+    if plot is not None:
+        leaderboard.plot(divisions, plot)
 
 
 @app.command(epilog="Example: rlpto bench build philly-0.9")
