@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlpto.bench.results import RESAMPLES, Scores, between, read_rows
+from rlpto.bench.results import RESAMPLES, Scores, between, checked, read_rows
 from rlpto.bench.submissions import CARD, RESULTS, Card, read_card
 from rlpto.bench.suite import EXACT, REALISTIC, VERSION
 from rlpto.evaluation.plots import COLOURS, DPI, INK
@@ -65,9 +65,13 @@ def entries_of(folder: Path) -> tuple[dict[str, list[Entry]], list[str]]:
     left_out = []
     for path in folders:
         try:
-            card, rows = read_card(path), read_rows(path / RESULTS)
-        except RlptoError as wrong:
-            left_out.append(str(wrong))
+            card = read_card(path)
+            rows, wrong = checked(read_rows(path / RESULTS), card.policies)
+        except RlptoError as error:
+            left_out.append(str(error))
+            continue
+        if wrong:
+            left_out.append(f"{card.name}: not ranked: {'; '.join(wrong)}")
             continue
         for division, entries in found.items():
             scores = Scores(rows, division)

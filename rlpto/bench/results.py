@@ -18,7 +18,7 @@ from rlpto.evaluation.timeline import run_span
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError
 from rlpto.io.files import write_text
-from rlpto.io.reading import one_line, read_text
+from rlpto.io.reading import one_line, parsing, read_text
 
 FIGURES = ("jct", "p95", "rho", "reward", "gpu_hours", "rescales", "unfinished", "bound")
 """What a cell comes to, the same on every machine: mean and 95th percentile of JCTs [s], where unfinished jobs count
@@ -79,9 +79,12 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
 def read_rows(path: Path) -> list[Row]:
     """Read what `write_rows` wrote. Raises CheckpointError with the line of what is wrong."""
     header = [*_KEYS, *FIGURES, MEASURED]
-    reader = csv.reader(io.StringIO(read_text(path, "results of rlpto bench", CheckpointError)))
+    expected = "results of rlpto bench"
+    text = read_text(path, expected, CheckpointError)
+    with parsing(path, expected, CheckpointError):
+        lines = list(csv.reader(io.StringIO(text)))
     rows: list[Row] = []
-    for number, cells in enumerate(reader, 1):
+    for number, cells in enumerate(lines, 1):
         if number == 1:
             if cells != header:
                 raise CheckpointError(f"{path}:1: header {one_line(','.join(cells))}, expected {','.join(header)}")
@@ -91,7 +94,7 @@ def read_rows(path: Path) -> list[Row]:
             row = Row(cells[0], cells[1], cells[2], cells[3], tuple(figures), cpu_ms)
         except (ValueError, IndexError):
             row = None
-        if row is None or len(row.figures) != len(FIGURES):
+        if row is None or len(row.figures) != len(FIGURES) or not 0 < row.figures[0] < np.inf:
             raise CheckpointError(f"{path}:{number}: expected {len(header)} values, as {','.join(header)}")
         rows.append(row)
     places = [row.place for row in rows]
@@ -99,6 +102,31 @@ def read_rows(path: Path) -> list[Row]:
         twice = next(place for i, place in enumerate(places) if place in places[:i])
         raise CheckpointError(f"{path}: {' · '.join(twice)} is there twice, expected every cell once")
     return rows
+
+
+def checked(rows: Sequence[Row], policies: Sequence[str]) -> tuple[list[Row], list[str]]:
+    """The rows that are cells of these policies, and a line on everything else: other cases, digests, policies or
+    windows than there are, and cells that are missing."""
+    known, windows = {case.id: case for case in cases()}, dict[str, list[str]]()
+    for row in read_rows(FIFO_FILE):
+        windows.setdefault(row.case, []).append(row.window)
+    good, wrong = [], []
+    for name in dict.fromkeys(row.case for row in rows):
+        mine = [row for row in rows if row.case == name]
+        wanted = {(name, policy, window) for policy in policies for window in windows.get(name, ())}
+        have = {row.place for row in mine}
+        foreign = next((row.digest for row in mine if name in known and row.digest != known[name].digest), None)
+        if name not in known:
+            wrong.append(f"case {one_line(name)}: no such case, expected those of `rlpto bench list`")
+        elif foreign is not None:
+            wrong.append(f"case {name}: digest {one_line(foreign)}, expected {known[name].digest}")
+        else:
+            good += [row for row in mine if row.place in wanted]
+        for what, places in (("is missing", wanted - have), ("is no cell of the card's policies", have - wanted)):
+            if places and name in known:
+                more = f", and {len(places) - 1} more" if len(places) > 1 else ""
+                wrong.append(f"case {name}: {one_line(' · '.join(min(places)[1:]))} {what}{more}")
+    return good, wrong
 
 
 class Scores:

@@ -115,7 +115,11 @@ def test_a_policy_that_raises_is_named(copied: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("x,y", ":2: expected 13 values"), ("a,b,c,d,1,2,3,4,5,6,7,eight,9", ":2: expected 13 values")],
+    [
+        ("x,y", ":2: expected 13 values"),
+        ("a,b,c,d,nan,2,3,4,5,6,7,8,9", ":2: expected"),
+        ("a,b,c,d,1,2,3,4,5,6,7,eight,9", ":2: expected 13 values"),
+    ],
 )
 def test_broken_results_are_refused_with_their_line(copied: Path, line: str, message: str) -> None:
     header = (copied / RESULTS).read_text().splitlines()[0]
