@@ -10,7 +10,7 @@ import numpy as np
 
 from rlpto.bench.results import RESAMPLES, Scores, between, checked, read_rows
 from rlpto.bench.submissions import CARD, RESULTS, Card, read_card
-from rlpto.bench.suite import EXACT, REALISTIC, VERSION
+from rlpto.bench.suite import EXACT, REALISTIC, VERSION, cases
 from rlpto.evaluation.plots import COLOURS, DPI, INK
 from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.io.files import whole_file
@@ -31,6 +31,11 @@ class Entry:
 
     card: Card
     scores: Scores
+
+    @property
+    def ranked(self) -> bool:
+        """Whether it has all cases of the division that ship."""
+        return not self.scores.missing
 
     def cells(self, first: Entry) -> dict[str, str]:
         """Its row of the table, with its paired difference from the first entry."""
@@ -53,17 +58,14 @@ class Entry:
         }
 
 
-def entries_of(folder: Path) -> tuple[dict[str, list[Entry]], list[str]]:
-    """Entries by division, best first, and a line on each submission that is left out of one.
+def entries_of(folders: Sequence[Path]) -> tuple[dict[str, list[Entry]], list[str]]:
+    """Entries by division, best first and those that lack cases last, and a line on each submission that is wrong.
 
-    Raises ConfigError if the folder has no submission.
+    folders: of submissions, or with submissions in them. Raises ConfigError if one has none.
     """
-    folders = sorted(path.parent for path in folder.glob(f"*/{CARD}"))
-    if not folders:
-        raise ConfigError(f"{folder}: no submissions, expected folders with {CARD} and {RESULTS}")
     found: dict[str, list[Entry]] = {division: [] for division in HEADINGS}
     left_out = []
-    for path in folders:
+    for path in [path for folder in folders for path in _submissions(folder)]:
         try:
             card = read_card(path)
             rows, wrong = checked(read_rows(path / RESULTS), card.policies)
@@ -75,13 +77,19 @@ def entries_of(folder: Path) -> tuple[dict[str, list[Entry]], list[str]]:
             continue
         for division, entries in found.items():
             scores = Scores(rows, division)
-            if scores.missing:
-                left_out.append(f"{card.name}: not ranked in {division}: {', '.join(scores.missing)} missing")
-            else:
+            if scores.cases:
                 entries.append(Entry(card, scores))
     for entries in found.values():
-        entries.sort(key=lambda entry: -entry.scores.interval[0])
+        entries.sort(key=lambda entry: -entry.scores.interval[0] if entry.ranked else 1000.0)
     return found, left_out
+
+
+def _submissions(folder: Path) -> list[Path]:
+    """A submission, or those in a folder."""
+    folders = [folder] if (folder / CARD).is_file() else sorted(path.parent for path in folder.glob(f"*/{CARD}"))
+    if not folders:
+        raise ConfigError(f"{folder}: no submissions, expected folders with {CARD} and {RESULTS}")
+    return folders
 
 
 def page(divisions: dict[str, list[Entry]]) -> str:
@@ -98,23 +106,13 @@ def page(divisions: dict[str, list[Entry]]) -> str:
         "![Scores of all submissions](images/leaderboard.png)",
     ]
     for division, entries in divisions.items():
+        ranked = [entry for entry in entries if entry.ranked]
         if entries:
-            lines += [
-                "",
-                f"## {HEADINGS[division]}",
-                "",
-                _ABOUT[division],
-                "",
-                *_table([entry.cells(entries[0]) for entry in entries]),
-            ]
-            names = entries[0].scores.cases
-            by_policy = [(entry.card.name, entry.scores.by_case()) for entry in entries]
-            rows = [
-                {"case": case.removesuffix(f"-{EXACT}")}
-                | {name: f"{scores[case]:.1f}" if case in scores else "" for name, scores in by_policy}
-                for case in names
-            ]
-            lines += ["", "Score by case:", "", *_table(rows)]
+            lines += ["", f"## {HEADINGS[division]}", "", _ABOUT[division]]
+        if ranked:
+            lines += ["", *_table([entry.cells(ranked[0]) for entry in ranked])]
+        if entries:
+            lines += ["", "Score by case:", "", *_table(_by_case(entries, division))]
     return "\n".join(lines) + "\n"
 
 
@@ -123,7 +121,9 @@ def plot(divisions: dict[str, list[Entry]], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    shown = {division: entries for division, entries in divisions.items() if entries}
+    ranked = {division: [entry for entry in entries if entry.ranked] for division, entries in divisions.items()}
+    if not (shown := {division: entries for division, entries in ranked.items() if entries}):
+        raise ConfigError(f"{path}: nothing to plot, no submission has all cases of a division")
     longest = max(map(len, shown.values()))
     figure = Figure(figsize=(9.0, 0.9 + 0.28 * longest), layout="constrained")
     FigureCanvasAgg(figure)
@@ -139,6 +139,17 @@ def plot(divisions: dict[str, list[Entry]], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     with whole_file(path, "a plot", ConfigError) as unfinished:
         figure.savefig(unfinished, dpi=DPI, format="png", metadata={"Software": None})
+
+
+def _by_case(entries: Sequence[Entry], division: str) -> list[dict[str, str]]:
+    """Rows of scores, a column for every case that a submission has."""
+    scores = {entry.card.name: entry.scores.by_case() for entry in entries}
+    names = [case.id for case in cases() if any(case.id in mine for mine in scores.values())]
+    return [
+        {"policy": policy}
+        | {name.removesuffix(f"-{division}"): f"{mine[name]:.1f}" if name in mine else "" for name in names}
+        for policy, mine in scores.items()
+    ]
 
 
 def _table(rows: Sequence[dict[str, str]]) -> list[str]:

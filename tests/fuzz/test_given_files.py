@@ -133,7 +133,7 @@ def test_submission(draw: Draw, folder: Path) -> None:
     put_file(folder / "mine", "card.yaml", draw(broken_yaml(card)) if first else card.encode())
     text = "\n".join(results) + "\n"
     put_file(folder / "mine", "results.csv", text.encode() if first else draw(broken_text(text)))
-    page(entries_of(folder)[0])
+    page(entries_of([folder])[0])
     list(verify(folder / "mine", share=0.0))
 
 
