@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlpto.bench.results import RESAMPLES, Scores, read_rows
+import numpy as np
+
+from rlpto.bench.results import RESAMPLES, Scores, between, checked, read_rows
 from rlpto.bench.submissions import CARD, RESULTS, Card, read_card
-from rlpto.bench.suite import EXACT, REALISTIC, VERSION
+from rlpto.bench.suite import EXACT, REALISTIC, VERSION, cases
+from rlpto.evaluation.plots import COLOURS, DPI, INK
 from rlpto.io.errors import ConfigError, RlptoError
+from rlpto.io.files import whole_file
 
 HEADINGS = {
     REALISTIC: "What a real scheduler knows",
@@ -29,13 +33,19 @@ class Entry:
     scores: Scores
 
     @property
-    def cells(self) -> dict[str, str]:
-        """Its row of the table."""
+    def ranked(self) -> bool:
+        """Whether it has all cases of the division that ship."""
+        return not self.scores.missing
+
+    def cells(self, first: Entry) -> dict[str, str]:
+        """Its row of the table, with its paired difference from the first entry."""
         score, low, high = self.scores.interval
-        mean = self.scores.mean
+        behind, mean = self.scores.drawn - first.scores.drawn, self.scores.mean
+        paired = "{:+.1f} [{:+.1f}, {:+.1f}]".format(score - first.scores.interval[0], *between(behind))
         return {
             "policy": self.card.name,
             "score": f"{score:.1f} [{low:.1f}, {high:.1f}]",
+            "to the first (paired)": "" if self is first else paired,
             "mean JCT [h]": f"{mean('jct') / 3600:.2f}",
             "p95 [h]": f"{mean('p95') / 3600:.2f}",
             "rho": f"{mean('rho'):.2f}",
@@ -48,31 +58,38 @@ class Entry:
         }
 
 
-def entries_of(folder: Path) -> tuple[dict[str, list[Entry]], list[str]]:
-    """Entries by division, best first, and a line on each submission that is left out of one.
+def entries_of(folders: Sequence[Path]) -> tuple[dict[str, list[Entry]], list[str]]:
+    """Entries by division, best first and those that lack cases last, and a line on each submission that is wrong.
 
-    Raises ConfigError if the folder has no submission.
+    folders: of submissions, or with submissions in them. Raises ConfigError if one has none.
     """
-    folders = sorted(path.parent for path in folder.glob(f"*/{CARD}"))
-    if not folders:
-        raise ConfigError(f"{folder}: no submissions, expected folders with {CARD} and {RESULTS}")
     found: dict[str, list[Entry]] = {division: [] for division in HEADINGS}
     left_out = []
-    for path in folders:
+    for path in [path for folder in folders for path in _submissions(folder)]:
         try:
-            card, rows = read_card(path), read_rows(path / RESULTS)
-        except RlptoError as wrong:
-            left_out.append(str(wrong))
+            card = read_card(path)
+            rows, wrong = checked(read_rows(path / RESULTS), card.policies)
+        except RlptoError as error:
+            left_out.append(str(error))
+            continue
+        if wrong:
+            left_out.append(f"{card.name}: not ranked: {'; '.join(wrong)}")
             continue
         for division, entries in found.items():
             scores = Scores(rows, division)
-            if scores.missing:
-                left_out.append(f"{card.name}: not ranked in {division}: {', '.join(scores.missing)} missing")
-            else:
+            if scores.cases:
                 entries.append(Entry(card, scores))
     for entries in found.values():
-        entries.sort(key=lambda entry: -entry.scores.interval[0])
+        entries.sort(key=lambda entry: -entry.scores.interval[0] if entry.ranked else 1000.0)
     return found, left_out
+
+
+def _submissions(folder: Path) -> list[Path]:
+    """A submission, or those in a folder."""
+    folders = [folder] if (folder / CARD).is_file() else sorted(path.parent for path in folder.glob(f"*/{CARD}"))
+    if not folders:
+        raise ConfigError(f"{folder}: no submissions, expected folders with {CARD} and {RESULTS}")
+    return folders
 
 
 def page(divisions: dict[str, list[Entry]]) -> str:
@@ -81,23 +98,58 @@ def page(divisions: dict[str, list[Entry]]) -> str:
         "# Leaderboard",
         "",
         f"rlpto-bench, version {VERSION}. A case scores 0 with the mean JCT of `fifo`, and 100 with its lower bound,",
-        "which no policy can reach. A score is the mean over the shipped cases of a division, with a 95 % bootstrap",
-        f"interval over windows and seeds of training ({RESAMPLES:,} resamples). How cases are run and checked:",
-        "[bench.md](bench.md).",
-        "`rlpto bench table submissions -o docs/leaderboard.md` wrote this page.",
+        "which no policy can reach. A score is the mean over the shipped cases of a division. Intervals are 95 %",
+        f"bootstrap intervals over windows, and seeds of training where there are several ({RESAMPLES:,} resamples);",
+        "differences are paired by window. How cases are run and checked: [bench.md](bench.md).",
+        "`rlpto bench table submissions -o docs/leaderboard.md --plot docs/images/leaderboard.png` wrote this page.",
+        "",
+        "![Scores of all submissions](images/leaderboard.png)",
     ]
     for division, entries in divisions.items():
+        ranked = [entry for entry in entries if entry.ranked]
         if entries:
-            lines += ["", f"## {HEADINGS[division]}", "", _ABOUT[division], "", *_table([e.cells for e in entries])]
-            names = entries[0].scores.cases
-            by_policy = [(entry.card.name, entry.scores.by_case()) for entry in entries]
-            rows = [
-                {"case": case.removesuffix(f"-{EXACT}")}
-                | {name: f"{scores[case]:.1f}" if case in scores else "" for name, scores in by_policy}
-                for case in names
-            ]
-            lines += ["", "Score by case:", "", *_table(rows)]
+            lines += ["", f"## {HEADINGS[division]}", "", _ABOUT[division]]
+        if ranked:
+            lines += ["", *_table([entry.cells(ranked[0]) for entry in ranked])]
+        if entries:
+            lines += ["", "Score by case:", "", *_table(_by_case(entries, division))]
     return "\n".join(lines) + "\n"
+
+
+def plot(divisions: dict[str, list[Entry]], path: Path) -> None:
+    """Scores of all divisions as bars with their intervals, as a picture."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    ranked = {division: [entry for entry in entries if entry.ranked] for division, entries in divisions.items()}
+    if not (shown := {division: entries for division, entries in ranked.items() if entries}):
+        raise ConfigError(f"{path}: nothing to plot, no submission has all cases of a division")
+    longest = max(map(len, shown.values()))
+    figure = Figure(figsize=(9.0, 0.9 + 0.28 * longest), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, (division, entries) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown.items(), strict=True):
+        middle, low, high = np.array([entry.scores.interval for entry in entries]).T
+        at = np.arange(len(entries))
+        axes.barh(at, middle, xerr=np.maximum([middle - low, high - middle], 0.0), color=COLOURS[0], ecolor=INK)
+        axes.set_yticks(at, [entry.card.name for entry in entries])
+        axes.invert_yaxis()
+        axes.set_xlim(min(0.0, float(low.min()) - 2), 100)
+        axes.set_title(HEADINGS[division], fontsize=10, loc="left")
+        axes.set_xlabel("score: 0 is fifo, 100 the lower bound")
+        axes.spines[["top", "right"]].set_visible(False)
+    with whole_file(path, "a plot", ConfigError) as unfinished:
+        figure.savefig(unfinished, dpi=DPI, format="png", metadata={"Software": None})
+
+
+def _by_case(entries: Sequence[Entry], division: str) -> list[dict[str, str]]:
+    """Rows of scores, a column for every case that a submission has."""
+    scores = {entry.card.name: entry.scores.by_case() for entry in entries}
+    names = [case.id for case in cases() if any(case.id in mine for mine in scores.values())]
+    return [
+        {"policy": policy}
+        | {name.removesuffix(f"-{division}"): f"{mine[name]:.1f}" if name in mine else "" for name in names}
+        for policy, mine in scores.items()
+    ]
 
 
 def _table(rows: Sequence[dict[str, str]]) -> list[str]:

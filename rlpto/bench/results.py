@@ -18,7 +18,7 @@ from rlpto.evaluation.timeline import run_span
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError
 from rlpto.io.files import write_text
-from rlpto.io.reading import one_line, read_text
+from rlpto.io.reading import one_line, parsing, read_text
 
 FIGURES = ("jct", "p95", "rho", "reward", "gpu_hours", "rescales", "unfinished", "bound")
 """What a cell comes to, the same on every machine: mean and 95th percentile of JCTs [s], where unfinished jobs count
@@ -79,9 +79,12 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
 def read_rows(path: Path) -> list[Row]:
     """Read what `write_rows` wrote. Raises CheckpointError with the line of what is wrong."""
     header = [*_KEYS, *FIGURES, MEASURED]
-    reader = csv.reader(io.StringIO(read_text(path, "results of rlpto bench", CheckpointError)))
+    expected = "results of rlpto bench"
+    text = read_text(path, expected, CheckpointError)
+    with parsing(path, expected, CheckpointError):
+        lines = list(csv.reader(io.StringIO(text)))
     rows: list[Row] = []
-    for number, cells in enumerate(reader, 1):
+    for number, cells in enumerate(lines, 1):
         if number == 1:
             if cells != header:
                 raise CheckpointError(f"{path}:1: header {one_line(','.join(cells))}, expected {','.join(header)}")
@@ -91,7 +94,7 @@ def read_rows(path: Path) -> list[Row]:
             row = Row(cells[0], cells[1], cells[2], cells[3], tuple(figures), cpu_ms)
         except (ValueError, IndexError):
             row = None
-        if row is None or len(row.figures) != len(FIGURES):
+        if row is None or len(row.figures) != len(FIGURES) or not 0 < row.figures[0] < np.inf:
             raise CheckpointError(f"{path}:{number}: expected {len(header)} values, as {','.join(header)}")
         rows.append(row)
     places = [row.place for row in rows]
@@ -99,6 +102,31 @@ def read_rows(path: Path) -> list[Row]:
         twice = next(place for i, place in enumerate(places) if place in places[:i])
         raise CheckpointError(f"{path}: {' · '.join(twice)} is there twice, expected every cell once")
     return rows
+
+
+def checked(rows: Sequence[Row], policies: Sequence[str]) -> tuple[list[Row], list[str]]:
+    """The rows that are cells of these policies, and a line on everything else: other cases, digests, policies or
+    windows than there are, and cells that are missing."""
+    known, windows = {case.id: case for case in cases()}, dict[str, list[str]]()
+    for row in read_rows(FIFO_FILE):
+        windows.setdefault(row.case, []).append(row.window)
+    good, wrong = [], []
+    for name in dict.fromkeys(row.case for row in rows):
+        mine = [row for row in rows if row.case == name]
+        wanted = {(name, policy, window) for policy in policies for window in windows.get(name, ())}
+        have = {row.place for row in mine}
+        foreign = next((row.digest for row in mine if name in known and row.digest != known[name].digest), None)
+        if name not in known:
+            wrong.append(f"case {one_line(name)}: no such case, expected those of `rlpto bench list`")
+        elif foreign is not None:
+            wrong.append(f"case {name}: digest {one_line(foreign)}, expected {known[name].digest}")
+        else:
+            good += [row for row in mine if row.place in wanted]
+        for what, places in (("is missing", wanted - have), ("is no cell of the card's policies", have - wanted)):
+            if places and name in known:
+                more = f", and {len(places) - 1} more" if len(places) > 1 else ""
+                wrong.append(f"case {name}: {one_line(' · '.join(min(places)[1:]))} {what}{more}")
+    return good, wrong
 
 
 class Scores:
@@ -119,32 +147,39 @@ class Scores:
         return {case: _score(*self._times[case]) for case in self.cases}
 
     @cached_property
-    def interval(self) -> tuple[float, float, float]:
-        """Score of the shipped cases, with its 95 % bootstrap interval over windows and policies together."""
-        shipped = [case.id for case in cases() if case.ships and case.id in self.cases]
-        rng = np.random.default_rng(0)
+    def drawn(self) -> FloatArray:
+        """[RESAMPLES] scores of the division's shipped cases, with windows and policies drawn again. The n-th draw has
+        the same windows for all submissions, so that their differences are paired."""
         policies = len({row.policy for row in self._rows})
-        members = rng.integers(0, policies, (RESAMPLES, policies))
-        drawn = []
-        for case in shipped:
+        members = np.random.default_rng(1).integers(0, policies, (RESAMPLES, policies))
+        windows_of, found = np.random.default_rng(0), []
+        for case in self._shipped:
             mine, fifo, bound = self._times[case]
-            windows = rng.integers(0, len(fifo), (RESAMPLES, len(fifo)))
+            windows = windows_of.integers(0, len(fifo), (RESAMPLES, len(fifo)))
             means = mine[members[:, :, None], windows[:, None, :]].mean(axis=(1, 2))
             low, high = bound[windows].mean(axis=1), fifo[windows].mean(axis=1)
-            drawn.append(100 * (high - means) / (high - low))
-        score = float(np.mean([_score(*self._times[case]) for case in shipped]))
-        low, high = np.quantile(np.mean(drawn, axis=0), [0.025, 0.975])
-        return score, float(low), float(high)
+            found.append(100 * (high - means) / (high - low))
+        return np.asarray(np.mean(found, axis=0))
+
+    @cached_property
+    def interval(self) -> tuple[float, float, float]:
+        """Score of the shipped cases, with its 95 % bootstrap interval over windows and policies together."""
+        score = float(np.mean([_score(*self._times[case]) for case in self._shipped]))
+        return score, *between(self.drawn)
 
     def mean(self, figure: str) -> float:
-        """Mean of a figure over all cells."""
+        """Mean of a figure over the cells of shipped cases."""
         at = FIGURES.index(figure)
-        return float(np.mean([row.figures[at] for row in self._rows]))
+        return float(np.mean([row.figures[at] for row in self._rows if row.case in self._shipped]))
 
     @property
     def cpu_ms(self) -> float:
         """Median milliseconds of CPU time per decision."""
         return float(np.median([row.cpu_ms for row in self._rows]))
+
+    @cached_property
+    def _shipped(self) -> list[str]:
+        return [case.id for case in cases() if case.ships and case.id in self.cases]
 
     @cached_property
     def _times(self) -> dict[str, tuple[FloatArray, FloatArray, FloatArray]]:
@@ -161,6 +196,12 @@ class Scores:
             bound = np.array([row.figures[FIGURES.index("bound")] for row in table[0]])
             found[case] = (jct, np.array([fifo[case, window] for window in windows]), bound)
         return found
+
+
+def between(drawn: FloatArray) -> tuple[float, float]:
+    """The middle 95 % of resampled figures."""
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def _score(mine: FloatArray, fifo: FloatArray, bound: FloatArray) -> float:

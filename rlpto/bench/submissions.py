@@ -6,7 +6,7 @@ import hashlib
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from rlpto import __version__
-from rlpto.bench.results import Row, read_rows, row_of, write_rows
+from rlpto.bench.results import Row, checked, read_rows, row_of, write_rows
 from rlpto.bench.suite import VERSION, Case, find_case
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import Cell, evaluate
@@ -120,41 +120,22 @@ def verify(folder: Path, share: float = CHECKED_SHARE, seed: int | None = None) 
     card, rows = read_card(folder), read_rows(folder / RESULTS)
     if card.suite != VERSION:
         raise ConfigError(f"{folder / CARD}: suite {card.suite}, expected {VERSION}")
-    good: list[tuple[Case, Row]] = []
-    for name in dict.fromkeys(row.case for row in rows):
-        mine = [row for row in rows if row.case == name]
-        try:
-            case = find_case(name)
-            windows = Experiment(case.config()).windows()
-            yield from _incomplete(name, mine, card.policies, windows)
-            if foreign := next((row for row in mine if row.digest != case.digest), None):
-                raise ConfigError(f"case {name}: digest {one_line(foreign.digest)}, expected {case.digest}")
-            good += [(case, row) for row in mine if row.policy in card.policies and row.window in windows]
-        except RlptoError as wrong:
-            yield str(wrong)
+    good, wrong = checked(rows, card.policies)
+    yield from wrong
     if seed is None:
         seed = int.from_bytes(hashlib.sha256((folder / RESULTS).read_bytes()).digest()[:8])
     count = min(math.ceil(share * len(good)), len(good))
     tolerance = 0.0 if card.deterministic else 0.01
     for at in np.sort(np.random.default_rng(seed).choice(len(good), count, replace=False)) if good else ():
-        case, row = good[at]
-        yield from _again(folder, case, row, tolerance)
+        yield from _again(folder, good[at], tolerance)
 
 
-def _incomplete(case: str, rows: Sequence[Row], policies: Iterable[str], windows: Sequence[str]) -> Iterator[str]:
-    """Lines on cells of a case that are missing or too many."""
-    have, wanted = {row.place for row in rows}, {(case, policy, window) for policy in policies for window in windows}
-    for what, places in (("is missing", wanted - have), ("belongs to no policy of the card or window", have - wanted)):
-        if places:
-            more = f", and {len(places) - 1} more" if len(places) > 1 else ""
-            yield f"case {case}: {' · '.join(min(places)[1:])} {what}{more}"
-
-
-def _again(folder: Path, case: Case, row: Row, tolerance: float) -> Iterator[str]:
+def _again(folder: Path, row: Row, tolerance: float) -> Iterator[str]:
     """Run a cell again; a line if it comes out otherwise."""
-    config = case.config()
+    case = find_case(row.case)
     where = f"case {case.id}: {row.policy} · {row.window}"
     try:
+        config = case.config()
         cell = Cell(runnable(row.policy, folder), row.window, config.seed)
         found = row_of(case.id, case.digest, row.policy, run_cell(config, cell)).figures
     except RlptoError as wrong:

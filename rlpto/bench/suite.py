@@ -58,7 +58,7 @@ class Case:
     @property
     def drawing(self) -> Config:
         """The configuration that draws its jobs: training and validation windows of the same workload."""
-        return _config(self.settings)
+        return _config({**self.settings, "name": f"bench-{self.id}", "description": f"Training windows of {self.id}"})
 
     def config(self) -> Config:
         """The configuration of the case itself, whose windows are frozen.
@@ -88,18 +88,26 @@ def case_ids() -> list[str]:
 def cases() -> tuple[Case, ...]:
     """All cases, realistic ones first."""
     suite = yaml.safe_load(SUITE_FILE.read_text(encoding="utf-8"))
-    common, drawn = suite["common"], dict[str, tuple[Any, bool]]()
+    common, drawn = suite["common"], dict[str, tuple[str, Any, bool]]()
     for ships, sources in ((True, suite["sources"]), (False, suite["built"])):
         for name, settings in sources.items():
             for load in suite["loads"]:
                 at_load = _merged(settings, {"workload": {"load": load}})
-                drawn[f"{name}-{load}"] = (_merged(common, at_load), ships)
+                drawn[f"{name}-{load}"] = (f"{name}-{load}", _merged(common, at_load), ships)
+    for name, jobs in suite["failures"].items():
+        drawn[name] = (jobs, _merged(drawn[jobs][1], suite["failing"]), True)
     for name, settings in suite["variants"].items():
-        drawn[name] = (_merged(common, settings), True)
+        drawn[name] = (name, _merged(common, settings), True)
     return tuple(
-        Case(name if division == REALISTIC else f"{name}-{division}", name, division, _known(settings, known), ships)
+        Case(
+            name if division == REALISTIC else f"{name}-{division}",
+            jobs,
+            division,
+            {**settings, "knowledge": known},
+            ships,
+        )
         for division, known in suite["knowledge"].items()
-        for name, (settings, ships) in drawn.items()
+        for name, (jobs, settings, ships) in drawn.items()
     )
 
 
@@ -136,10 +144,6 @@ def _config(settings: Mapping[str, Any]) -> Config:
     from rlpto.experiments.config import Config
 
     return Config.model_validate(settings, context={"folder": FOLDER})
-
-
-def _known(settings: Mapping[str, Any], knowledge: Mapping[str, Any]) -> dict[str, Any]:
-    return {**settings, "knowledge": knowledge}
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,15 @@ def list_cases() -> None:
     make_console().print(table)
 
 
+@app.command(epilog="Example: rlpto bench config microsoft04-0.9 > mine.yaml")
+def config(case: Annotated[str, typer.Argument(metavar="CASE", help="A case, see `rlpto bench list`.")]) -> None:
+    """Print an experiment with the training and validation windows of a case, for `rlpto train` and `rlpto tune`."""
+    from rlpto.bench.suite import find_case
+    from rlpto.experiments.config import resolved_yaml
+
+    print(resolved_yaml(find_case(case).drawing), end="")
+
+
 @app.command(epilog="Example: rlpto bench run fifo --case microsoft04-0.9")
 def run(
     policies: Annotated[
@@ -76,7 +85,9 @@ def run(
             table.add_row(f"[bold]{division}[/]", "[bold]{:.1f} [{:.1f}, {:.1f}][/]".format(*scores.interval))
     console = make_console(quiet)
     console.print(table)
-    console.print(f"{folder}: 0 is fifo, 100 the lower bound of mean JCT. Fill in card.yaml before you submit it.")
+    console.print(
+        f"{folder}: 0 is fifo, 100 the lower bound of mean JCT. With others: rlpto bench table {folder.parent}"
+    )
 
 
 @app.command(epilog="Example: rlpto bench verify submissions/planner")
@@ -105,20 +116,24 @@ def verify(
 
 @app.command(epilog="Example: rlpto bench table submissions -o docs/leaderboard.md")
 def table(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with submissions.")] = Path("submissions"),
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Submissions, or folders with them.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the page there.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the scores, as a PNG file.")] = None,
 ) -> None:
-    """Rank the submissions in a folder, on one page."""
-    from rlpto.bench.leaderboard import entries_of, page
+    """Rank submissions, on one page; those that lack cases stand in the scores by case alone."""
+    from rlpto.bench import leaderboard
     from rlpto.io.files import write_text
 
-    divisions, left_out = entries_of(folder)
+    divisions, left_out = leaderboard.entries_of(folders)
     for line in left_out:
         print(f"rlpto: {line}", file=sys.stderr)
+    text = leaderboard.page(divisions)
     if out is None:
-        print(page(divisions), end="")
+        print(text, end="")
     else:
-        write_text(out, page(divisions), "the leaderboard")
+        write_text(out, text, "the leaderboard")
+    if plot is not None:
+        leaderboard.plot(divisions, plot)
 
 
 @app.command(epilog="Example: rlpto bench build philly-0.9")

@@ -115,7 +115,11 @@ def test_a_policy_that_raises_is_named(copied: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("x,y", ":2: expected 13 values"), ("a,b,c,d,1,2,3,4,5,6,7,eight,9", ":2: expected 13 values")],
+    [
+        ("x,y", ":2: expected 13 values"),
+        ("a,b,c,d,nan,2,3,4,5,6,7,8,9", ":2: expected"),
+        ("a,b,c,d,1,2,3,4,5,6,7,eight,9", ":2: expected 13 values"),
+    ],
 )
 def test_broken_results_are_refused_with_their_line(copied: Path, line: str, message: str) -> None:
     header = (copied / RESULTS).read_text().splitlines()[0]
@@ -150,12 +154,18 @@ def test_the_table_ranks_what_is_complete_and_says_what_is_not(submission: Path,
     part.mkdir()
     for name in (CARD, RESULTS):
         (part / name).write_bytes((submission / name).read_bytes())
-    divisions, left_out = entries_of(tmp_path)
+    divisions, left_out = entries_of([tmp_path])
     assert [entry.card.name for entry in divisions["realistic"]] == ["fifo"]
-    assert any(line.startswith("mine: not ranked in exact") for line in left_out)
-    assert "| fifo | 0.0 [0.0, 0.0] |" in page(divisions)
+    assert [(entry.card.name, entry.ranked) for entry in divisions["exact"]] == [("fifo", True), ("mine", False)]
+    assert left_out == []
+    text = page(divisions)
+    assert "| fifo | 0.0 [0.0, 0.0] |" in text
+    assert "| mine | " in text.partition("oracle")[2], "what lacks cases has its scores by case"
+    results = (part / RESULTS).read_text().splitlines()
+    (part / RESULTS).write_text("\n".join(results[:-1]) + "\n")
+    assert "mine: not ranked: case" in entries_of([part])[1][0]
     with pytest.raises(ConfigError, match="no submissions"):
-        entries_of(tmp_path / "fifo")
+        entries_of([tmp_path / "nowhere"])
 
 
 def test_agents_learn_on_windows_like_those_of_a_case() -> None:

@@ -21,6 +21,6 @@ def test_a_submission_comes_out_the_same_again(name: str) -> None:
 
 
 def test_the_leaderboard_is_that_of_the_submissions() -> None:
-    divisions, left_out = entries_of(SUBMISSIONS)
+    divisions, left_out = entries_of([SUBMISSIONS])
     assert left_out == []
     assert page(divisions) == (REPOSITORY / "docs" / "leaderboard.md").read_text(encoding="utf-8")

@@ -26,5 +26,9 @@ def test_the_command_runs_in_an_empty_folder(rlpto, tmp_path: Path, monkeypatch:
     assert answer.code == 2
     assert "nowhere/card.yaml" in answer.out
     assert "runs/bench/fifo: verified" in answer.out, "the others are checked all the same"
+    Path("mine.yaml").write_text(rlpto("bench", "config", SMALL).out)
+    assert (
+        rlpto("evaluate", "mine.yaml", "--policies", "fifo", "--windows", "validation", "--no-report", "-q").code == 0
+    )
     rlpto("bench", "run", "fifo", "--case", "nothing").assert_refused("no such case, expected one of microsoft03-0.7")
     rlpto("bench", "run", "fifo", "--case", "philly-0.9").assert_refused("rlpto bench build philly-0.9")

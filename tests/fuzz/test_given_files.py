@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from rlpto.bench.leaderboard import entries_of, page
+from rlpto.bench.submissions import verify
+from rlpto.bench.suite import FIFO_FILE
+from rlpto.core.jobs import Job
 from rlpto.experiments.config import load_config, resolved_yaml
 from rlpto.experiments.sweep import read_space
 from rlpto.io.settings_text import described_yaml
@@ -25,6 +29,7 @@ from rlpto.workloads.arrival_counts import CountingOptions, arrivals_per_interva
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.describe import tables
 from rlpto.workloads.files import read_any
+from rlpto.workloads.frozen import digest_of, read_jobs, write_jobs
 from rlpto.workloads.importers import detect_format, format_names, import_trace
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import make_trace, read_trace, write_trace
@@ -110,6 +115,26 @@ def test_trace_parquet(draw: Draw, folder: Path) -> None:
     write_trace(make_trace(columns, "fuzz"), path)
     path.write_bytes(draw(broken_bytes(path.read_bytes())))
     _use(read_any(path), folder)
+
+
+@fuzzed()
+def test_frozen_jobs(draw: Draw, folder: Path) -> None:
+    path = folder / "jobs.parquet"
+    write_jobs({"w": [Job("a", 0.0, "ncf", 1.0, 5.0), Job("b", 1.0, "bert", 2.0, 5.0, batch_size=48)]}, path)
+    path.write_bytes(draw(broken_bytes(path.read_bytes())))
+    digest_of(read_jobs(path))
+
+
+@fuzzed()
+def test_submission(draw: Draw, folder: Path) -> None:
+    card, results = "name: mine\npolicies: [fifo]\nauthor: me\nsuite: 1\n", FIFO_FILE.read_text().splitlines()[:12]
+    (folder / "mine").mkdir()
+    first = draw(st.booleans())
+    put_file(folder / "mine", "card.yaml", draw(broken_yaml(card)) if first else card.encode())
+    text = "\n".join(results) + "\n"
+    put_file(folder / "mine", "results.csv", text.encode() if first else draw(broken_text(text)))
+    page(entries_of([folder])[0])
+    list(verify(folder / "mine", share=0.0))
 
 
 JOBS: list[Any] = [
