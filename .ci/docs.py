@@ -52,10 +52,8 @@ def stage(path: Path) -> None:
 
     def moved(link: re.Match[str]) -> str:
         target = (path.parent / link[1]).resolve()
-        if not target.is_file() or not target.is_relative_to(ROOT):
-            return link[0]  # zensical reports it
-        if not place_of(target).exists():
-            stage(target)
+        if target.is_file() and not place_of(target).exists():
+            stage(target)  # zensical reports what is not there
         return f"]({os.path.relpath(place_of(target), place_of(path).parent)}{link[2] or ''})"
 
     if path.suffix == ".md":
