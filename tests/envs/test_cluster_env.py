@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import wrappers
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
@@ -228,3 +229,19 @@ def test_an_environment_over_an_external_cluster_goes_the_way_of_a_simulated_one
         same(seen, expected)
         assert rest == others
         ended = rest[1]
+
+
+def test_gymnasiums_wrappers_work():
+    """Statistics of episodes are those of the plain environment, normalised observations and rewards are finite."""
+    plain, env = ClusterEnv(make_setup()), wrappers.RecordEpisodeStatistics(ClusterEnv(make_setup()))
+    env = wrappers.NormalizeReward(wrappers.NormalizeObservation(wrappers.FlattenObservation(env)))
+    plain.reset(seed=3)
+    assert env.reset(seed=3)[0].shape == env.observation_space.shape
+    action, total, over, info = np.full(len(ACTION_FEATURES), 0.5, dtype=np.float32), 0.0, False, {}
+    while not over:
+        total += plain.step(action)[1]
+        observation, reward, ended, cut, info = env.step(action)
+        assert np.isfinite(observation).all()
+        assert np.isfinite(reward)
+        over = ended or cut
+    assert info["episode"]["r"] == pytest.approx(total)

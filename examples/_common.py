@@ -1,0 +1,46 @@
+"""What the examples with other libraries share: their environment, their options and the score at the end."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+Act = Callable[[NDArray[np.float32]], Any]
+CASE = "rlpto.bench:rlpto/Bench-microsoft04-0.9-exact-v1"
+
+
+def make_env(**settings: Any) -> gymnasium.Env[Any, Any]:
+    """Training windows of a case of rlpto-bench in short episodes; the observation is one vector."""
+    settings = {"max_jobs": 32, "episode": {"min_hours": 1, "max_hours": 4}, **settings}
+    return gymnasium.wrappers.FlattenObservation(gymnasium.make(CASE, **settings))
+
+
+def steps_wanted() -> int:
+    """The option `--steps`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=4096, help="steps of the environment to learn from")
+    return int(parser.parse_args().steps)
+
+
+def compare(library: str, act: Act, episodes: int = 10) -> None:
+    """Print the policy's mean total reward, and that of the index (action zero) on the same episodes."""
+    env = make_env(baseline="none")
+    policy, index = total(env, act, episodes), total(env, lambda _: np.zeros(env.action_space.shape or ()), episodes)
+    print(f"{library}: reward {policy:.3f}, index {index:.3f} over {episodes} episodes")
+
+
+def total(env: gymnasium.Env[Any, Any], act: Act, episodes: int) -> float:
+    """Mean over episodes of the sum of rewards; episode i begins with seed 1000 + i."""
+    rewards = 0.0
+    for seed in range(1000, 1000 + episodes):
+        observation, _ = env.reset(seed=seed)
+        over = False
+        while not over:
+            observation, reward, ended, cut, _ = env.step(np.asarray(act(observation), dtype=np.float32))
+            rewards, over = rewards + float(reward), ended or cut
+    return rewards / episodes

@@ -1,0 +1,41 @@
+"""PPO of RLlib (new API stack) on a case of rlpto-bench, in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from _common import compare, make_env, steps_wanted
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.tune.registry import register_env
+
+
+def main() -> None:
+    """Train, then compare with the index."""
+    steps = steps_wanted()
+    register_env("rlpto", lambda _: make_env())
+    config = (
+        PPOConfig()
+        .environment("rlpto")
+        .env_runners(num_env_runners=0)
+        .learners(num_learners=0)
+        .training(train_batch_size_per_learner=256, minibatch_size=64, num_epochs=10)
+        .debugging(seed=0)
+    )
+    agent = config.build_algo()
+    for _ in range(max(1, steps // 256)):
+        agent.train()
+    module = agent.get_module()
+
+    def act(observation: np.ndarray[Any, Any]) -> Any:
+        with torch.no_grad():
+            found = module.forward_inference({"obs": torch.as_tensor(observation)[None]})["action_dist_inputs"][0]
+        return found[: len(found) // 2].numpy()  # the means; the rest are spreads
+
+    compare("rllib", act)
+    agent.stop()
+
+
+if __name__ == "__main__":
+    main()
