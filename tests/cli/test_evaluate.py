@@ -118,7 +118,10 @@ def test_a_reference_that_is_not_evaluated_is_refused(rlpto) -> None:
         (["--set", "simulator.intervall=3"], ["--set: simulator.intervall", "did you mean simulator.interval?"]),
         (["--policies", "fifo,lass"], ["lass", "did you mean las?"]),
         (["--policies", "fifo,,las"], ["--policies fifo,,las", "separated by commas"]),
-        (["--set", "workload.source=follow"], ["workload.source: expected 'synthetic', 'trace', 'files' or 'jobs'"]),
+        (
+            ["--set", "workload.source=follow"],
+            ["workload.source: expected 'synthetic', 'trace', 'files', 'jobs' or 'frozen'"],
+        ),
         (["--switch", "600:las,lass"], ["--switch 600:las,lass: ", "switch 'lass': expected SECONDS:POLICY"]),
         (["--switch", "600:las,500:srtf"], ["switch 500:srtf: expected a time later", "600 s"]),
         (["--switch", "600:lass"], ["--switch 600:lass: 600:lass: no policy 'lass'; did you mean las?"]),
