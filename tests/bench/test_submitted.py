@@ -11,8 +11,8 @@ from rlpto.bench.submissions import CARD, verify
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUBMISSIONS = REPOSITORY / "submissions"
-SHARE = 0.008
-"""Of 260 cells, three."""
+SHARE = 0.004
+"""Of 244 cells, one: `rlpto bench verify` runs 13 again."""
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in SUBMISSIONS.glob(f"*/{CARD}")))
