@@ -62,7 +62,7 @@ class Agent:
     """A steering vector that decides like the index; or, where a network steers it by state, what that says last."""
 
     summary = "trained agent that steers the index, elastic"
-    source = "this project; PPO (Schulman et al. 2017) over a set of jobs (Zaheer et al. 2017)"
+    source = "this project; learnt from whole windows by evolution, or by PPO (Schulman et al. 2017)"
     Options: type[Settings] = AgentOptions
     COMPLETE = False
 
