@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import shutil
 import time
@@ -23,7 +22,7 @@ from rlpto.evaluation.runner import Cell, evaluate
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment, run_cell
 from rlpto.io.errors import ConfigError, RlptoError
-from rlpto.io.files import write_text
+from rlpto.io.files import digest, whole_file, write_text
 from rlpto.io.paths import example_config
 from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
@@ -31,7 +30,6 @@ from rlpto.io.settings_text import first_problem
 from rlpto.io.yaml_file import read_yaml
 from rlpto.policies.registry import make_policy
 from rlpto.policies.spec import parse_spec
-from rlpto.workloads.frozen import digest_of, write_jobs
 
 CARD, RESULTS = "card.yaml", "results.csv"
 CHECKED_SHARE = 0.05
@@ -68,10 +66,12 @@ def run(
 
     say: shows which case is run. Raises ConfigError for policies that cannot be submitted.
     """
-    old = read_card(folder) if (folder / CARD).is_file() else card
-    if old.policies != (kept := tuple(_with_own_files(spec, folder) for spec in card.policies)) and old is not card:
-        raise ConfigError(f"{folder / CARD}: a submission of {', '.join(old.policies)}; expected another folder")
-    card = replace_fields(old, name=card.name, policies=kept, rlpto=__version__)
+    kept = tuple(_with_own_files(spec, folder) for spec in card.policies)
+    if (folder / CARD).is_file():
+        card = read_card(folder)  # with what was filled in since
+        if card.policies != kept:
+            raise ConfigError(f"{folder / CARD}: a submission of {', '.join(card.policies)}; expected another folder")
+    card = card.model_copy(update={"policies": kept, "rlpto": __version__})
     for spec in card.policies:
         make_policy(runnable(spec, folder))
     rows = {row.place: row for row in (read_rows(folder / RESULTS) if (folder / RESULTS).is_file() else [])}
@@ -96,11 +96,6 @@ def run(
     return list(rows.values())
 
 
-def replace_fields(card: Card, **fields: object) -> Card:
-    """The card with other values."""
-    return Card.model_validate({**card.model_dump(), **fields})
-
-
 def read_card(folder: Path) -> Card:
     """The card of a submission. Raises ConfigError for a broken one."""
     file = read_yaml(folder / CARD, "the card of a submission")
@@ -123,7 +118,7 @@ def verify(folder: Path, share: float = CHECKED_SHARE, seed: int | None = None) 
     good, wrong = checked(rows, card.policies)
     yield from wrong
     if seed is None:
-        seed = int.from_bytes(hashlib.sha256((folder / RESULTS).read_bytes()).digest()[:8])
+        seed = int(digest(folder / RESULTS)[:16], 16)
     count = min(math.ceil(share * len(good)), len(good))
     tolerance = 0.0 if card.deterministic else 0.01
     for at in np.sort(np.random.default_rng(seed).choice(len(good), count, replace=False)) if good else ():
@@ -140,7 +135,7 @@ def _again(folder: Path, row: Row, tolerance: float) -> Iterator[str]:
         found = row_of(case.id, case.digest, row.policy, run_cell(config, cell)).figures
     except RlptoError as wrong:
         yield f"{where}: {wrong}"
-    except Exception as wrong:
+    except Exception as wrong:  # a policy may raise anything; the other cells are still checked
         yield f"{where}: the policy raised {type(wrong).__name__}: {one_line(str(wrong))}"
     else:
         if not np.allclose(found, row.figures, rtol=tolerance, atol=0.0, equal_nan=True):
@@ -169,12 +164,12 @@ def _with_own_files(spec: str, folder: Path) -> str:
             raise ConfigError(f"policy {spec}: {name} is a folder, expected a file: `rlpto export {name} -o agent.zip`")
         if not path.is_file():
             return name  # one that ships
-        folder.mkdir(parents=True, exist_ok=True)
         target = folder / path.name
-        if target.exists() and target.read_bytes() != path.read_bytes():
-            raise ConfigError(f"policy {spec}: {target} is another file than {name}, expected another folder")
         if not target.exists():
-            shutil.copyfile(path, target)
+            with whole_file(target, "a policy's file", ConfigError) as unfinished:
+                shutil.copyfile(path, unfinished)
+        elif digest(target) != digest(path):
+            raise ConfigError(f"policy {spec}: {target} is another file than {name}, expected another folder")
         return path.name
 
     return str(parse_spec(spec).with_paths(copied))
@@ -185,11 +180,3 @@ def _timed(config: Config, cell: Cell) -> RunRecord:
     begun = time.process_time()
     record = run_cell(config, cell)
     return replace(record, wall_seconds=time.process_time() - begun)
-
-
-def freeze(case: Case, path: Path) -> str:
-    """Draw the jobs of a case's test windows and write them. Returns their digest."""
-    experiment = Experiment(case.drawing)
-    windows = {window: experiment.jobs(window, experiment.config.seed) for window in experiment.windows("test")}
-    write_jobs(windows, path)
-    return digest_of(windows)

@@ -15,6 +15,7 @@ import yaml
 from rlpto.io.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rlpto.core.jobs import Job
     from rlpto.envs.cluster_env import ClusterEnv
     from rlpto.envs.vector import ClusterVectorEnv
     from rlpto.experiments.config import Config
@@ -54,6 +55,13 @@ class Case:
         decides = {key: value for key, value in self.settings.items() if key != "workload"}
         text = json.dumps([VERSION, decides, kept[self.jobs]], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def draw(self) -> dict[str, list[Job]]:
+        """Jobs of its test windows, drawn from where they come from."""
+        from rlpto.experiments.experiment import Experiment
+
+        experiment = Experiment(self.drawing)
+        return {window: experiment.jobs(window, experiment.config.seed) for window in experiment.windows("test")}
 
     @property
     def drawing(self) -> Config:

@@ -101,6 +101,7 @@ def verify(
 
     wrong = 0
     for folder in folders:
+        _say(f"running a part of {folder} again", quiet=False)
         try:
             found = list(problems_of(folder, share))
         except RlptoError as error:
@@ -143,18 +144,18 @@ def build(
     unchecked: Annotated[bool, typer.Option(hidden=True, help="For a new version: print digests.")] = False,
 ) -> None:
     """Draw the jobs of cases that do not ship, from public files, and check that they are those of the suite."""
-    from rlpto.bench.submissions import freeze
     from rlpto.bench.suite import BUILT, digests, find_case
+    from rlpto.workloads.frozen import digest_of, write_jobs
 
     for name in names:
         case = find_case(name)
-        path = (out or BUILT) / f"{case.jobs}.parquet"
-        digest = freeze(case, path)
+        windows = case.draw()
+        digest = digest_of(windows)
         if not unchecked and digest != digests().get(case.jobs):
-            path.unlink()
             raise ConfigError(
                 f"case {name}: other jobs than those of the suite were drawn; expected the published file"
             )
+        write_jobs(windows, (out or BUILT) / f"{case.jobs}.parquet")
         print(f"{case.jobs}: {digest}")
 
 

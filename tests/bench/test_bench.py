@@ -11,7 +11,7 @@ import pytest
 
 from rlpto.bench.leaderboard import entries_of, page
 from rlpto.bench.results import FIGURES, Row, Scores, read_rows, row_of, write_rows
-from rlpto.bench.submissions import CARD, RESULTS, Card, freeze, run, verify
+from rlpto.bench.submissions import CARD, RESULTS, Card, run, verify
 from rlpto.bench.suite import FIFO_FILE, FOLDER, VERSION, cases, digests, find_case
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import CheckpointError, ConfigError
@@ -52,8 +52,8 @@ def test_the_jobs_of_all_cases_that_ship_are_those_of_their_digests() -> None:
     assert len({case.digest for case in cases()}) == len(cases())
 
 
-def test_jobs_drawn_again_are_the_frozen_ones(tmp_path: Path) -> None:
-    assert freeze(find_case("microsoft03-0.7"), tmp_path / "jobs.parquet") == digests()["microsoft03-0.7"]
+def test_jobs_drawn_again_are_the_frozen_ones() -> None:
+    assert digest_of(find_case("microsoft03-0.7").draw()) == digests()["microsoft03-0.7"]
 
 
 @pytest.mark.parametrize("name", ["microsoft04-0.9", "synthetic-0.7-exact", "synthetic-failures", "kinds-exact"])
