@@ -132,7 +132,7 @@ def _again(folder: Path, row: Row, tolerance: float) -> Iterator[str]:
     try:
         config = case.config()
         cell = Cell(runnable(row.policy, folder), row.window, config.seed)
-        found = row_of(case.id, case.digest, row.policy, run_cell(config, cell)).figures
+        found = row_of(case.id, case.digest, row.policy, run_cell(config, cell, sealed=True)).figures
     except RlptoError as wrong:
         yield f"{where}: {wrong}"
     except Exception as wrong:  # a policy may raise anything; the other cells are still checked
@@ -178,5 +178,5 @@ def _with_own_files(spec: str, folder: Path) -> str:
 def _timed(config: Config, cell: Cell) -> RunRecord:
     """A run whose run time is that of the processor."""
     begun = time.process_time()
-    record = run_cell(config, cell)
+    record = run_cell(config, cell, sealed=True)
     return replace(record, wall_seconds=time.process_time() - begun)

@@ -138,6 +138,16 @@ class Placement:
     pausing: FloatArray
     starting: FloatArray
 
+    def take(self, rows: IntArray) -> Placement:
+        """Of the jobs in these rows [n]."""
+        return Placement(
+            tuple(self.nodes[row] for row in rows.tolist()),
+            self.training[rows],
+            self.spanned[rows],
+            self.pausing[rows],
+            self.starting[rows],
+        )
+
 
 def nowhere(index: IntArray) -> Placement:
     """Of n jobs that hold no GPUs."""

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from rlpto.core.job_store import JobStore
-from rlpto.core.jobs import VIEW, EstimateNoise, fill_estimates, fill_limits, fill_speed
+from rlpto.core.jobs import JOB, VIEW, EstimateNoise, fill_estimates, fill_limits, fill_speed
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.errors import ConfigError
 from rlpto.performance.tables import NO_TYPE, ONE_KIND, SpeedTables
@@ -25,6 +25,14 @@ NO_NOISE = np.zeros((0, 0))
 
 STRICT: FloatArray = np.zeros(0)
 """In place of weights of the classes: a higher class always comes first."""
+
+_SIMULATORS_OWN = {
+    "finish_at": np.inf,
+    "reached": np.nan,
+    **dict.fromkeys(("clock", "epoch_start", "epoch_end", "rate", "slope", "gain_scale", "final_accuracy"), 0.0),
+    **dict.fromkeys(("row", "next_row"), 0),
+}
+"""Columns of `JOB` that no policy is shown, and what a sealed table has in their place."""
 
 
 def seconds_for(work: FloatArray, speed: FloatArray) -> FloatArray:
@@ -55,6 +63,26 @@ class RemainingBeliefs(Protocol):
 
     def known(self, index: IntArray) -> BoolArray:
         """[n] True where that is more than a guess."""
+
+
+class _RemainingShown:
+    """What was believed of the work that n jobs have left.
+
+    index: [n] numbers of the jobs. left: [n] epochs. known: [n] True where that is more than a guess.
+    """
+
+    def __init__(self, index: IntArray, left: FloatArray, known: BoolArray) -> None:
+        size = int(index.max(initial=-1)) + 1
+        self._left, self._known = np.zeros(size), np.zeros(size, dtype=bool)
+        self._left[index], self._known[index] = left, known
+
+    def __call__(self, index: IntArray) -> FloatArray:
+        """As `RemainingBeliefs`."""
+        return self._left[index]
+
+    def known(self, index: IntArray) -> BoolArray:
+        """Likewise."""
+        return self._known[index]
 
 
 class JobTable:
@@ -231,6 +259,24 @@ class JobTable:
             columns.epochs[:] = self.epochs
         columns.stop_epoch[:] = columns.epochs
         return columns
+
+    def sealed(self, tables: SpeedTables) -> JobTable:
+        """The same table over copies that hold nothing but what it shows. tables: a copy of those it rests on.
+
+        Raises ConfigError where beliefs are the truth with errors: those who know the errors know the truth.
+        """
+        if self._noise is not None:
+            raise ConfigError("knowledge.mode noisy: what is believed cannot be kept apart from the truth")
+        shown = self.columns()
+        for name, value in _SIMULATORS_OWN.items():
+            shown.records[name] = value
+        store = JobStore(np.zeros(int(self.index.max(initial=-1)) + 1, dtype=JOB))
+        store.records[self.index] = shown.records
+        left = None if self._left is None else _RemainingShown(self.index, self._left(self.index), self.remaining_known)
+        classes, weights = self.effective_priority.copy(), self._class_weights.copy()
+        table = JobTable(store, tables, self.index.copy(), classes, self._gpus_per_node, None, left, weights)
+        table.records = self.records.copy()
+        return table
 
     def reordered(
         self, rows: IntArray, effective_priority: IntArray, class_weights: FloatArray | None = None

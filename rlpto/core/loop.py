@@ -18,6 +18,7 @@ from rlpto.core.queue_order import UserService
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.records import INTERVAL, DecisionRecords, JobRecords, RunRecord
 from rlpto.core.rewards import TERMS, RewardWeights, reward_terms
+from rlpto.core.sealed import SealedStates
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import PolicyError
 from rlpto.performance.solo import alone_bound, requested_seconds
@@ -77,14 +78,17 @@ class DecisionLoop:
         self.cluster.apply(state, admitted)
         return admitted
 
-    def stands_until(self, state: ClusterState, policy: StandingPolicy | None) -> float:
+    def stands_until(
+        self, state: ClusterState, policy: StandingPolicy | None, shown: ClusterState | None = None
+    ) -> float:
         """Time [s] until which the decision just carried out stands, unless jobs or nodes come or go.
 
-        policy: that took it; None: one that cannot say.
+        policy: that took it; None: one that cannot say. shown: the state as the policy was shown it, where that is
+        another.
         """
         if self._forecaster is not None or policy is None:
             return self.cluster.time
-        return min(policy.stands_until(state), self._queue.stands_until(state))
+        return min(policy.stands_until(state if shown is None else shown), self._queue.stands_until(state))
 
     def advance(self, until: float = -np.inf) -> AnyArray:
         """Let time pass to the next decision point, and further ones before `until` as long as nothing changes.
@@ -103,16 +107,19 @@ def run(
     window: str = "",
     seed: int = 0,
     forecaster: Callable[[ClusterState], ClusterState] | None = None,
+    sealed: bool = False,
 ) -> RunRecord:
     """Let `policy` schedule the cluster's jobs until all are finished (or its time limit is reached).
 
-    forecaster: see `DecisionLoop`, such as a new `rlpto.arrivals.online.StateForecaster`.
+    forecaster: see `DecisionLoop`, such as a new `rlpto.arrivals.online.StateForecaster`. sealed: the policy gets
+    states that do not lead to the cluster, see `rlpto.core.sealed`.
 
     Raises PolicyError if the policy returns something that is not an allocation, or lets jobs starve.
     """
     started = time.perf_counter()
     loop = DecisionLoop(cluster, queue_settings, forecaster)
     standing = policy if isinstance(policy, StandingPolicy) else None
+    shown_of = SealedStates() if sealed else None
     policy.reset(seed)
     log = DecisionLog()
     progress = ProgressWatch(cluster, policy.name)
@@ -121,9 +128,10 @@ def run(
         if cluster.active_jobs and (cluster.changed or cluster.time >= decide_at):
             asked = time.perf_counter()
             state = loop.state()
-            allocation = loop.carry_out(state, policy(state), policy.name)
+            shown = state if shown_of is None else shown_of(state)
+            allocation = loop.carry_out(state, policy(shown), policy.name)
             log.decided(cluster, time.perf_counter() - asked, allocation)
-            decide_at = loop.stands_until(state, standing)
+            decide_at = loop.stands_until(state, standing, shown)
         passed = loop.advance(decide_at)
         log.advanced(passed)
         progress.check(len(passed))

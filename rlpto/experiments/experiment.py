@@ -246,18 +246,20 @@ class Experiment:
 
         return make_policy(spec, informed)
 
-    def run_policy(self, policy: Policy, window: str, seed: int, max_hours: float | None = None) -> RunRecord:
-        """Let a policy schedule the jobs of a window, for at most `max_hours`."""
+    def run_policy(
+        self, policy: Policy, window: str, seed: int, max_hours: float | None = None, *, sealed: bool = False
+    ) -> RunRecord:
+        """Let a policy schedule the jobs of a window, for at most `max_hours`. sealed: see `rlpto.core.loop.run`."""
         cluster = self.cluster(window, seed, policy, max_hours)
         cut = self.traces.by_name[window].window
         forecaster = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
         queue, reward = self.config.queue, self.config.reward
-        record = run(cluster, policy, queue, reward, window=window, seed=seed, forecaster=forecaster)
+        record = run(cluster, policy, queue, reward, window=window, seed=seed, forecaster=forecaster, sealed=sealed)
         return replace(record, switches=policy.switches()) if isinstance(policy, SwitchingPolicy) else record
 
-    def run_cell(self, cell: Cell) -> RunRecord:
+    def run_cell(self, cell: Cell, *, sealed: bool = False) -> RunRecord:
         """Run one cell of an evaluation."""
-        return self.run_policy(self.policy(cell.policy), cell.window, cell.seed)
+        return self.run_policy(self.policy(cell.policy), cell.window, cell.seed, sealed=sealed)
 
     @cached_property
     def forecasts(self) -> WindowForecasts | None:
@@ -324,9 +326,9 @@ def _prepare(config: str) -> Experiment:
     return Experiment(Config.model_validate_json(config))
 
 
-def run_cell(config: Config, cell: Cell) -> RunRecord:
+def run_cell(config: Config, cell: Cell, *, sealed: bool = False) -> RunRecord:
     """Run one cell; with the config bound by functools.partial this can be sent to other processes."""
-    return prepare(config).run_cell(cell)
+    return prepare(config).run_cell(cell, sealed=sealed)
 
 
 def refuse_for_learning(knowledge: KnowledgeSettings) -> None:

@@ -60,6 +60,7 @@ class JobFits:
         types, most = len(model_tables.types), model_tables.max_gpus
         unknown = replace(
             model_tables,
+            rates=np.zeros_like(model_tables.rates),
             elapsed=np.zeros((0, 0)),
             known_remaining=None,
             known_speed=None,

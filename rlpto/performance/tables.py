@@ -132,6 +132,11 @@ class SpeedTables:
         """Largest number of GPUs the tables cover."""
         return int(self.row.shape[2]) - 1
 
+    @property
+    def rewritten(self) -> bool:
+        """Whether these are beliefs that are rewritten as jobs learn."""
+        return self.elapsed.size == 0
+
     @cached_property
     def type_records(self) -> AnyArray:
         """[T] TYPE."""

@@ -168,9 +168,12 @@ class SimulatedCluster:
     def placement(self, index: IntArray) -> Placement:
         """Where active jobs hold their GPUs."""
         records = self.store.records[index]
-        nodes = tuple(self.nodes_of(job) for job in index.tolist())
+        held, most = records["gpus"], int(records["gpus"].max(initial=0))
+        places = self._world.nodes[0, index, :most].astype(np.int64)
+        nodes = tuple(row[:count] for row, count in zip(places, held.tolist(), strict=True))
         joining = records["grow_left"] > 0
-        spans = np.array([np.count_nonzero(np.diff(held, prepend=-1)) for held in nodes], dtype=np.int64)
+        begins = np.diff(places, axis=1, prepend=-1) != 0  # a node's GPUs are together
+        spans = np.count_nonzero(begins & (np.arange(most) < held[:, None]), axis=1)
         rows = self._world.row[records["type_index"], :, records["training_gpus"]]
         found = np.argmax(rows == records["row"][:, None], axis=1) + 1
         return Placement(
