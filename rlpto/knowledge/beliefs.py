@@ -167,18 +167,22 @@ def fill_score(
     sigma: [S, K, C]. scales: [K, C] base batches. growth: [K, C] of the variance `var` of the base batch. exponent: as
     in `ChoiceRule`. Returns the candidate that is best on one GPU.
     """
-    alone = 0
+    alone, useful = 0, np.empty(scales.shape[1])
     for gpus in range(scales.shape[0]):
-        for at in range(scales.shape[1]):
-            useful = efficiency_at(sqr, var * growth[gpus, at], scales[gpus, at])
-            if exponent != 1.0:
-                useful **= exponent
-            for span in range(throughput.shape[0]):
-                score = throughput[span, gpus, at] * useful
-                if score > out.best[span, gpus] or at == 0:
-                    out.best[span, gpus], out.sigma[span, gpus] = max(score, 0.0), sigma[span, gpus, at]
-                    if span + gpus == 0:
-                        alone = at
+        for at in range(scales.shape[1]):  # apart from what follows, so that several are divided at once
+            useful[at] = efficiency_at(sqr, var * growth[gpus, at], scales[gpus, at])
+        if exponent != 1.0:
+            for at in range(scales.shape[1]):
+                useful[at] **= exponent
+        for span in range(throughput.shape[0]):
+            best, which = 0.0, 0
+            for at in range(scales.shape[1]):
+                score = throughput[span, gpus, at] * useful[at]
+                if score > best:
+                    best, which = score, at
+            out.best[span, gpus], out.sigma[span, gpus] = best, sigma[span, gpus, which]
+            if span + gpus == 0:
+                alone = which
     return alone
 
 
@@ -201,12 +205,7 @@ def efficiency_at(sqr: float, var: float, scale: float) -> float:
 @njit(error_model="numpy")
 def choose(throughput: FloatArray, scales: FloatArray, sqr: float, var: float, rule: ChoiceRule) -> int:
     """The candidate with the largest score, the first of equals. throughput, scales: [C]."""
-    best, most = 0, -1.0
-    for at in range(len(throughput)):
-        score = throughput[at] * efficiency_seen(sqr, var, scales[at], rule.slope) ** rule.exponent
-        if score > most:
-            best, most = at, score
-    return best
+    return _best(throughput, scales, _powers(scales, rule.slope), sqr, var, rule)
 
 
 @njit(error_model="numpy")
@@ -214,9 +213,46 @@ def choose_again(
     throughput: FloatArray, scales: FloatArray, sqr: float, var: float, rule: ChoiceRule, held: int
 ) -> int:
     """As `choose`, but candidate `held`, which is in use, stays if `rule.above` says so."""
-    best = choose(throughput, scales, sqr, var, rule)
-    found = throughput[best] * efficiency_seen(sqr, var, scales[best], rule.slope) ** rule.exponent
-    present = throughput[held] * efficiency_seen(sqr, var, scales[held], rule.slope) ** rule.exponent
+    return _best_or_held(throughput, scales, _powers(scales, rule.slope), sqr, var, rule, held)
+
+
+@njit(error_model="numpy")
+def _powers(scales: FloatArray, exponent: float) -> FloatArray:
+    """[C] powers of scales [C]."""
+    powers = np.empty(len(scales))
+    for at in range(len(scales)):
+        powers[at] = scales[at] ** exponent
+    return powers
+
+
+@njit(error_model="numpy")
+def _score(throughput: float, scale: float, growth: float, sqr: float, var: float, exponent: float) -> float:
+    """Of a candidate: `growth` is that of the base batch's variance `var`."""
+    useful = efficiency_at(sqr, var * growth, scale)
+    return throughput * (useful if exponent == 1.0 else useful**exponent)
+
+
+@njit(error_model="numpy")
+def _best(
+    throughput: FloatArray, scales: FloatArray, growth: FloatArray, sqr: float, var: float, rule: ChoiceRule
+) -> int:
+    """As `choose`. growth: [C]."""
+    best, most = 0, -1.0
+    for at in range(len(throughput)):
+        score = _score(throughput[at], scales[at], growth[at], sqr, var, rule.exponent)
+        if score > most:
+            best, most = at, score
+    return best
+
+
+@njit(error_model="numpy")
+def _best_or_held(
+    throughput: FloatArray, scales: FloatArray, growth: FloatArray, sqr: float, var: float, rule: ChoiceRule, held: int
+) -> int:
+    """As `choose_again`. growth: [C]."""
+    best = _best(throughput, scales, growth, sqr, var, rule)
+    found = _score(throughput[best], scales[best], growth[best], sqr, var, rule.exponent)
+    present = _score(throughput[held], scales[held], growth[held], sqr, var, rule.exponent)
     return best if found > rule.above * present else held
 
 
@@ -239,10 +275,11 @@ def follow_choices(
     [C, P] truth. In an epoch the job sees the statistics of its batch, by which it chooses in the next.
     """
     choice = first
+    growth, decline = _powers(scales, rule.slope), _powers(scales, -rule.slope)
     out_rates[:epoch] = rates[first, :epoch]
     out_choices[:epoch] = first
     for at in range(epoch, rates.shape[1]):
         out_rates[at], out_choices[at] = rates[choice, at], choice
         if len(throughput):
-            sqr, var = grad_sqr[choice, at], grad_var[choice, at] * scales[choice] ** -rule.slope
-            choice = choose_again(throughput, scales, sqr, var, rule, choice)
+            sqr, var = grad_sqr[choice, at], grad_var[choice, at] * decline[choice]
+            choice = _best_or_held(throughput, scales, growth, sqr, var, rule, choice)

@@ -7,7 +7,7 @@ The truth is a row of speeds for each job, rewritten whenever its batch may have
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,10 +29,9 @@ NOTHING_BELIEVED = np.zeros(0)
 @dataclass
 class _Running:
     """How a job trains: number of its kind of GPU, performance of its placement, [C] base batches of its candidates,
-    [P] the one it takes in each epoch, and how far it had observed.
+    [P] the one it takes in each epoch, [P] epochs per second that follow, and how far it had observed.
 
-    believed, basis: what the choices rest on: [C] samples per second; epoch, candidate and slope. rates: [P] epochs per
-    second that follow.
+    believed, basis: what the choices rest on: [C] samples per second; epoch, candidate and slope.
     """
 
     kind: int
@@ -40,10 +39,10 @@ class _Running:
     performance: BatchPerformance
     scales: FloatArray
     choices: IntArray
+    rates: FloatArray
     observed_progress: float
     believed: FloatArray | None = None
     basis: tuple[int, int, float] | None = None
-    rates: FloatArray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def epoch(self) -> int:
@@ -98,9 +97,11 @@ class OnlineJobs:
         progress = float(self._store.records["progress"][job])
         kind = int(self._truth.kind[self._store.records["type_index"][job]])
         performance = self._performance(self.fits.type_of(job), placement, self._truth.kinds[kind])
-        choices = np.zeros(performance.rates.shape[1], dtype=np.int64)
+        epochs = performance.rates.shape[1]
         scales = performance.batches.weighed / self.fits.fit_of(job, kind).limits.base
-        running = _Running(kind, placement, performance, scales, choices, progress)
+        running = _Running(
+            kind, placement, performance, scales, np.zeros(epochs, dtype=np.int64), np.zeros(epochs), progress
+        )
         self._joining.pop(job, None)
         (self._joining if joining else self._running)[job] = running
         return self._choose(job, running, None)
@@ -154,7 +155,7 @@ class OnlineJobs:
                 first = choose_again(believed, scales, *seen, rule, held)
         basis = epoch, first, rule.slope
         if running.believed is not believed or running.basis != basis:
-            running.believed, running.basis, running.rates = believed, basis, np.empty(true.rates.shape[1])
+            running.believed, running.basis = believed, basis
             truth = (true.grad_sqr, true.grad_var, true.rates)
             follow_choices(believed, scales, *truth, epoch, first, rule, running.rates, running.choices)
         return running.rates
