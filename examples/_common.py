@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 Act = Callable[[NDArray[np.float32]], Any]
-CASE = "rlpto.bench:rlpto/Bench-microsoft04-0.9-exact-v1"
+CASE = "microsoft04-0.9-exact"
+SETTINGS: dict[str, Any] = {"max_jobs": 32, "episode": {"min_hours": 1, "max_hours": 4}}
 
 
 def make_env(**settings: Any) -> gymnasium.Env[Any, Any]:
     """Training windows of a case of rlpto-bench in short episodes; the observation is one vector."""
-    settings = {"max_jobs": 32, "episode": {"min_hours": 1, "max_hours": 4}, **settings}
-    return gymnasium.wrappers.FlattenObservation(gymnasium.make(CASE, **settings))
+    env_id = f"rlpto.bench:rlpto/Bench-{CASE}-v1"
+    return gymnasium.wrappers.FlattenObservation(gymnasium.make(env_id, **SETTINGS, **settings))
 
 
 def steps_wanted() -> int:

@@ -137,6 +137,22 @@ def table(
         leaderboard.plot(divisions, plot)
 
 
+@app.command(epilog="Example: rlpto bench dataset microsoft04-0.9-exact --policy planner")
+def dataset(
+    case: Annotated[str, typer.Argument(metavar="CASE", help="A case, see `rlpto bench list`.")],
+    policy: Annotated[str, typer.Option(help="planner, or the index with any weights.")] = "planner",
+    name: Annotated[str | None, typer.Option(help="Name of the data set; rlpto/CASE-POLICY-v1 if not given.")] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes, each a stretch of a training window.")] = 20,
+) -> None:
+    """Record a policy in the environment of a case, as an offline data set of Minari."""
+    from rlpto.bench.dataset import record
+    from rlpto.policies.spec import parse_spec
+
+    called = name or f"rlpto/{case}-{parse_spec(policy).first.name}-v1"
+    steps = record(case, policy, called, episodes)
+    print(f"{called}: {episodes} episodes, {steps} steps; minari.load_dataset({called!r}) reads it")
+
+
 @app.command(epilog="Example: rlpto bench build philly-0.9")
 def build(
     names: Annotated[list[str], typer.Argument(metavar="JOBS...", help="Cases, whose jobs are drawn.")],

@@ -197,6 +197,12 @@ class Index(BasePolicy[IndexOptions]):
             found = (weights or IndexWeights()).vector()
         self._weights = np.atleast_2d(found)
 
+    @property
+    def weights(self) -> FloatArray:
+        """[STEERING_FEATURES], or longer: the vector that it decides by."""
+        vector: FloatArray = self._weights[0]
+        return vector
+
     def __call__(self, state: ClusterState) -> Allocation:
         """Score all steps and take the best."""
         return Allocation(steer(state.time, state.capacity, state.jobs.records, state.jobs.speed, self._weights))

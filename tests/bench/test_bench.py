@@ -9,10 +9,11 @@ import gymnasium
 import numpy as np
 import pytest
 
+from rlpto.bench.dataset import record
 from rlpto.bench.leaderboard import entries_of, page
 from rlpto.bench.results import FIGURES, Row, Scores, read_rows, row_of, write_rows
 from rlpto.bench.submissions import CARD, RESULTS, Card, run, verify
-from rlpto.bench.suite import FIFO_FILE, FOLDER, VERSION, cases, digests, find_case
+from rlpto.bench.suite import FIFO_FILE, FOLDER, VERSION, case_env, cases, digests, find_case
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.workloads.frozen import digest_of, read_jobs
@@ -176,3 +177,23 @@ def test_agents_learn_on_windows_like_those_of_a_case() -> None:
     assert set(Experiment(find_case(SMALL).drawing).windows("train")).isdisjoint(
         Experiment(find_case(SMALL).config()).windows()
     )
+
+
+def test_a_recorded_planner_earns_what_its_actions_earn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    settings: dict[str, object] = {"episode": {"min_hours": 1, "max_hours": 2}, "baseline": "none"}
+    steps = record(SMALL, "planner", "rlpto/test-v0", 4, **settings)
+    episodes = list(minari.load_dataset("rlpto/test-v0").iterate_episodes())
+    assert sum(len(episode.actions) for episode in episodes) == steps
+    assert any(episode.actions.any() for episode in episodes), "it is not the index alone"
+    for seed, episode in enumerate(episodes):
+        env = case_env(SMALL, **settings)
+        env.reset(seed=seed)
+        earned = [env.step(action)[1] for action in episode.actions]
+        np.testing.assert_allclose(earned, episode.rewards, rtol=1e-6)
+    for policy, message in (("srtf", "weights of the index alone"), ("planner", "is there already")):
+        with pytest.raises(ConfigError, match=message):
+            record(SMALL, policy, "rlpto/test-v0" if policy == "planner" else "rlpto/other-v0", 1, **settings)
+    with pytest.raises(ConfigError, match="data set no name: "):
+        record(SMALL, "index", "no name", 1, **settings)
