@@ -30,6 +30,8 @@ def export(
 
     if scores is not None and not card:
         raise ConfigError("--scores: the scores stand in the card, expected --card too")
+    if card and out.suffix == ".md":
+        raise ConfigError(f"{out}: the name of the card, expected another one for the agent, such as agent.zip")
     checkpoint = run if file_there(run) else run_file(run)
     known = [] if scores is None else agent_scores(scores, checkpoint)
     size, state = export_agent(checkpoint, out)
