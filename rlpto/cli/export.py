@@ -25,7 +25,6 @@ def export(
     from rlpto.agents.card import card_of
     from rlpto.agents.checkpoint import export_agent
     from rlpto.agents.policy import run_file
-    from rlpto.bench.leaderboard import agent_scores
     from rlpto.io.files import file_there, write_text
 
     if scores is not None and not card:
@@ -33,7 +32,11 @@ def export(
     if card and out.suffix == ".md":
         raise ConfigError(f"{out}: the name of the card, expected another one for the agent, such as agent.zip")
     checkpoint = run if file_there(run) else run_file(run)
-    known = [] if scores is None else agent_scores(scores, checkpoint)
+    known: list[str] = []
+    if scores is not None:
+        from rlpto.bench.leaderboard import agent_scores
+
+        known = agent_scores(scores, checkpoint)
     size, state = export_agent(checkpoint, out)
     if card:
         write_text(out.with_suffix(".md"), card_of(out, known), "the model card")
