@@ -52,6 +52,12 @@ class Archive:
         """See `state_of`."""
         return state_of(self.arrays)
 
+    @property
+    def deciding(self) -> tuple[object, ...]:
+        """What its decisions come from: the same for a checkpoint and what is exported from it."""
+        numbers = {key: array.tobytes() for key, array in self.arrays.items() if key.startswith((STEERING, "policy/"))}
+        return numbers, self.manifest.get("env"), self.manifest.get("start")
+
 
 def state_of(arrays: Mapping[str, AnyArray]) -> str:
     """TRAINED, or NOT_TRAINED where the network's last layer is all zeros, or a steering vector is its start."""

@@ -188,7 +188,7 @@ def export_agent(checkpoint: Path, out: Path) -> tuple[int, str]:
     archive = read_archive(checkpoint, (CHECKPOINT, AGENT))
     refuse = steering_of if STEERING in archive.arrays else agent_of
     refuse(archive, checkpoint)  # what could not be used later
-    kept = ("rlpto", "meaning", "env", "network", "start", "seed", "steps", "best", "provenance")
+    kept = ("rlpto", "meaning", "env", "network", "start", "seed", "steps", "best", "history", "digest", "provenance")
     manifest = {
         "format": AGENT,
         "state": archive.state,

@@ -8,12 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
+from rlpto.agents.archive import KINDS, read_archive
+from rlpto.agents.card import table
+from rlpto.agents.policy import Agent
 from rlpto.bench.results import RESAMPLES, Scores, between, checked, read_rows
-from rlpto.bench.submissions import CARD, RESULTS, Card, read_card
+from rlpto.bench.submissions import CARD, RESULTS, Card, read_card, runnable
 from rlpto.bench.suite import EXACT, REALISTIC, VERSION, cases
 from rlpto.evaluation.plots import COLOURS, DPI, INK
 from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.io.files import whole_file
+from rlpto.policies.registry import make_policy
 
 HEADINGS = {
     REALISTIC: "What a real scheduler knows",
@@ -110,10 +114,35 @@ def page(divisions: dict[str, list[Entry]]) -> str:
         if entries:
             lines += ["", f"## {HEADINGS[division]}", "", _ABOUT[division]]
         if ranked:
-            lines += ["", *_table([entry.cells(ranked[0]) for entry in ranked])]
+            lines += ["", *table([entry.cells(ranked[0]) for entry in ranked])]
         if entries:
-            lines += ["", "Score by case:", "", *_table(_by_case(entries, division))]
+            lines += ["", "Score by case:", "", *table(_by_case(entries, division))]
     return "\n".join(lines) + "\n"
+
+
+def agent_scores(folder: Path, agent: Path) -> list[str]:
+    """Lines for the model card of an agent, on what a submission scores. agent: a checkpoint or an exported file.
+
+    Raises ConfigError or CheckpointError if the submission is wrong, or of other policies.
+    """
+    card = read_card(folder)
+    policies = [make_policy(runnable(spec, folder)) for spec in card.policies]
+    files = [policy.options.checkpoint() for policy in policies if isinstance(policy, Agent)]
+    decide = [read_archive(file, KINDS).deciding for file in (agent, *files)]
+    if len(files) < len(policies) or decide[0] not in decide[1:]:
+        raise ConfigError(f"{folder}: a submission of {', '.join(card.policies)}; expected one of {agent}")
+    divisions, wrong = entries_of([folder])
+    if wrong:
+        raise ConfigError(f"{folder}: {'; '.join(wrong)}")
+    scored = [(division, entry.scores) for division, entries in divisions.items() for entry in entries]
+    whole = {f"**{name}**": "{:.1f} [{:.1f}, {:.1f}]".format(*one.interval) for name, one in scored if not one.missing}
+    cases = {case: f"{score:.1f}" for _, one in scored for case, score in one.by_case().items()}
+    trained = f" Training took {card.training_cpu_s:.0f} CPU-seconds." if card.training_cpu_s else ""
+    return [
+        f"\n## Scores\n\n`rlpto bench run {' '.join(card.policies)}`, suite {card.suite}: 0 is `fifo`, 100 the lower",
+        f"bound of mean JCT. Intervals (95 %) are over windows, and policies where there are several.{trained}\n",
+        *table([{"case": case, "score": score} for case, score in (whole | cases).items()]),
+    ]
 
 
 def plot(divisions: dict[str, list[Entry]], path: Path) -> None:
@@ -150,9 +179,3 @@ def _by_case(entries: Sequence[Entry], division: str) -> list[dict[str, str]]:
         | {name.removesuffix(f"-{division}"): f"{mine[name]:.1f}" if name in mine else "" for name in names}
         for policy, mine in scores.items()
     ]
-
-
-def _table(rows: Sequence[dict[str, str]]) -> list[str]:
-    names = list(rows[0])
-    lines = [names, ["---"] * len(names), *([row[name] for name in names] for row in rows)]
-    return [f"| {' | '.join(line)} |" for line in lines]

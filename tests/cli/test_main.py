@@ -13,6 +13,8 @@ VERBS = (
     ("train",),
     ("evaluate",),
     ("export",),
+    ("hub", "push"),
+    ("hub", "load"),
     ("sweep",),
     ("compare",),
     ("policies",),

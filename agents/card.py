@@ -1,0 +1,105 @@
+"""The model card of an exported agent: Markdown that says what the file's manifest says, in the form of model hubs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rlpto.agents.archive import AGENT, NOT_TRAINED, STEERING, Archive, read_archive
+from rlpto.io.files import digest
+from rlpto.policies.index_weights import VECTOR_SIZES
+
+CURVE = ("gain", "reward_per_job", "reward", "jct_mean", "jct_p95")
+"""Figures of an evaluation that the validation curve shows, where there are any."""
+_TEXT = """---
+library_name: rlpto
+tags:
+- reinforcement-learning
+- scheduling
+---
+
+# {name}
+
+An agent of RLPTO: it decides how many GPUs each job gets, in a cluster for distributed deep-learning training.
+{kind}
+
+## Use
+
+```
+rlpto hub load OWNER/NAME -o {file}
+rlpto evaluate quickstart --policies agent:file={file},fifo
+```
+
+## Where it comes from
+
+{origin}
+"""
+
+
+def card_of(file: Path, scores: Sequence[str] = ()) -> str:
+    """The card of an exported agent; what its manifest lacks is left out. scores: lines on what it scores.
+
+    Raises CheckpointError if the file is no exported agent.
+    """
+    agent = read_archive(file, (AGENT,))
+    unit, origin = "windows" if STEERING in agent.arrays else "steps", _origin(agent) | {"SHA-256": digest(file)}
+    known = [{"what": what, "value": value} for what, value in origin.items() if value is not None]
+    text = _TEXT.format(name=file.stem, file=file.name, kind=_kind(agent), origin="\n".join(table(known)))
+    history = agent.manifest.get("history")
+    rows = [row for row in history if isinstance(row, dict)] if isinstance(history, list) else []
+    if shown := [name for name in CURVE if any(name in row for row in rows)]:
+        curve = [{unit: row.get("steps")} | {name: row.get(name) for name in shown} for row in rows]
+        text += "\n".join(["\n## Validation\n\nOn windows that it does not learn from; JCT [s].\n", *table(curve), ""])
+    return text + "\n".join([*scores, ""] if scores else [])
+
+
+def table(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Lines of a table in Markdown, with the columns of the first row."""
+    names = list(rows[0])
+    lines: list[Sequence[object]] = [names, ["---"] * len(names), *([row[name] for name in names] for row in rows)]
+    return [f"| {' | '.join(map(_cell, line))} |" for line in lines]
+
+
+def _cell(value: object) -> str:
+    """A value on one line that ends no cell."""
+    text = f"{value:.6g}" if isinstance(value, float) else "" if value is None else " ".join(str(value).split())
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _kind(agent: Archive) -> str:
+    """What an agent is, and whether it is more than its start."""
+    kind = "It is a network that sets the weights of a greedy index for every state."
+    if STEERING in agent.arrays:
+        size = len(agent.arrays[STEERING])
+        network = " and a network that gives every job bonuses" if size == VECTOR_SIZES[1] else ""
+        kind = f"It is {size} numbers: weights of a greedy index{network}."
+    return f"{kind} **{agent.state}**: it decides as its start does." if agent.state == NOT_TRAINED else kind
+
+
+def _origin(agent: Archive) -> dict[str, object]:
+    """What is said of the training; None where it is not."""
+    said, best, windows = agent.manifest, agent.manifest.get("best"), STEERING in agent.arrays
+    config = ("provenance", "config")
+    if isinstance(best, float):
+        best = f"{best:+.2%} over the start" if windows else f"reward per job {best:+.4f}"
+    return {
+        "state": agent.state,
+        "experiment": _at(said, *config, "name"),
+        "about": _at(said, *config, "description"),
+        "trained further from": _at(said, "provenance", "fine_tuned_from", "config", "name"),
+        "speeds of jobs (`knowledge.mode`)": _at(said, *config, "knowledge", "mode"),
+        "remaining work (`knowledge.remaining`)": _at(said, *config, "knowledge", "remaining"),
+        "seed": said.get("seed"),
+        "windows" if windows else "steps": said.get("steps"),
+        "best validation of the training": best,
+        "RLPTO": said.get("rlpto"),
+        "commit": _at(said, "provenance", "commit"),
+        "digest of the training": said.get("digest"),
+    }
+
+
+def _at(data: object, *keys: str) -> object:
+    """What stands in nested data, None where it is not there."""
+    for key in keys:
+        data = data.get(key) if isinstance(data, dict) else None
+    return data
