@@ -12,7 +12,7 @@ SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generate
 QUICK_TESTS   := $(BIN)/python -m pytest -n auto --dist loadfile -m "not cluster"
 CLUSTER_TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/ray_cluster tests/service
 
-.PHONY: help quickstart install dev serve test test-quick test-cluster lint bench results systems docs clean
+.PHONY: help quickstart install dev serve test test-quick test-cluster lint bench results systems docs dist clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -59,6 +59,13 @@ systems: $(VENV)/.installed  ## measure the published systems and small studies,
 docs: $(VENV)/.docs  ## make the documentation site: site/index.html
 	$(BIN)/python .ci/docs.py
 	$(BIN)/zensical build --strict
+
+dist: $(VENV)/.dev  ## build the source distribution and the wheel, and check both: dist/
+	rm -rf dist build
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
 
 clean:  ## remove .venv and all caches; runs/ and traces/ stay
 	rm -rf $(VENV) build dist site .cache *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
