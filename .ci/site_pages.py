@@ -16,19 +16,20 @@ from rlpto.policies.spec import parse_spec
 from rlpto.workloads.frozen import read_jobs
 
 JOBS = {
-    "microsoft": "Jobs recorded on a Microsoft cluster in 2021",
+    "microsoft": "Jobs recorded on a Microsoft cluster in 2021 (`{path}`)",
     "synthetic": "Jobs drawn like those of Microsoft's cluster Philly",
     "kinds": "Whole trainings of models, drawn like the jobs of Microsoft's cluster Philly, on three kinds of GPU",
     "philly": "Jobs recorded on Microsoft's cluster Philly in 2017",
     "pollux": "Jobs drawn from two workloads of Pollux's benchmark",
 }
-"""What the jobs of a case are, by how its name starts."""
+"""What the jobs of a case are, by how its name starts; path: of the setting `workload`."""
 SHOWN, WINDOW, HOURS = "microsoft03-1.1-exact", "test-002", 30
 """Case, window and hours of the gallery's pictures: few jobs, which most policies schedule differently."""
 CHANGED = {"speeds": {"mode": "noisy", "remaining_sigma": 0.0}, "lengths": {"remaining": "unknown"}}
 """What a policy uses if a change of knowledge changes its schedule."""
 SPECS = {"pretrained": "pretrained:synthetic_time"}
 """Specs shown of policies whose name alone is not complete."""
+NOT_SHIPPED = "\nThey do not ship: [where they are from](../workloads.md#catalogue).\n"
 Entries = Mapping[str, list[Entry]]
 
 
@@ -39,33 +40,35 @@ def table(*rows: list[str]) -> str:
 
 def scores_of(case: Case, entries: Entries) -> list[list[str]]:
     """Submissions and their scores on a case, best first."""
-    found = [(entry.scores.by_case().get(case.id), entry.card.name) for entry in entries[case.division]]
-    return [[name, f"{score:.1f}"] for score, name in sorted(found, key=lambda one: -(one[0] or 0)) if score is not None]
+    found = [(entry.card.name, entry.scores.by_case()) for entry in entries[case.division]]
+    ranked = sorted(((name, mine[case.id]) for name, mine in found if case.id in mine), key=lambda one: -one[1])
+    return [[name, f"{score:.1f}"] for name, score in ranked]
 
 
 def case_pages(entries: Entries) -> dict[str, str]:
     """A page for every set of jobs, with both divisions, and one that lists them. entries: of the leaderboard."""
-    pages, listed = {}, [["case", "jobs", "load", "cluster", "windows", "best, realistic", "best, exact"]]
+    pages, listed = {}, [["case", "load", "cluster", "windows", "jobs in a window", "best, realistic", "best, exact"]]
     for case in (case for case in cases() if case.division == REALISTIC):
         both = (case, find_case(f"{case.id}-{EXACT}"))
         workload, failures = case.settings["workload"], case.settings["simulator"].get("failures")
-        what = JOBS[next(name for name in JOBS if case.id.startswith(name))]
         nodes = case.settings["cluster"]["nodes"]
-        cluster = ", ".join(f"{one['count']} × {one['gpus']} GPUs {one.get('gpu', '')}".strip() for one in nodes)
+        cluster = ", ".join(f"{one['count']} x {one['gpus']} GPUs {one.get('gpu', '')}".strip() for one in nodes)
         windows = f"{sum(row.case == case.id for row in read_rows(FIFO_FILE))} of {workload['windows']['hours']} h"
         fails = f"fails every {failures['mtbf_hours']} h on average" if failures else "never fails"
+        jobs = read_jobs(FOLDER / "jobs" / f"{case.jobs}.parquet") if case.ships else {}
+        asked = {name: Counter(job.requested_gpus for job in window) for name, window in jobs.items()}
+        sizes, counts = sorted(set().union(*asked.values())), [len(window) for window in jobs.values()]
+        rows = [[name, str(count.total()), *(str(count[size]) for size in sizes)] for name, count in asked.items()]
+        what = next(text for name, text in JOBS.items() if case.id.startswith(name)).format(**workload)
         pages[f"cases/{case.id}"] = (
-            f"# {case.id}\n\n{what}, at load {workload['load']}: GPU-time that jobs ask for over that of the cluster. The "
-            f"cluster has {cluster}. A node {fails}. Test windows: {windows}. How it is run and scored: "
-            f"[the benchmark](../bench.md).\n{''.join(division(one, entries) for one in both)}\n## Jobs\n{jobs_of(case)}"
+            f"# {case.id}\n\n{what}, at load {workload['load']}. The cluster has {cluster}. A node {fails}. Test "
+            f"windows: {windows}. [All cases](README.md).\n{''.join(division(one, entries) for one in both)}\n## Jobs\n"
+            + (table(["window", "jobs", *(f"ask for {size}" for size in sizes)], *rows) if rows else NOT_SHIPPED)
         )
         best = [" ".join(scores_of(one, entries)[0]) if scores_of(one, entries) else "" for one in both]
-        listed.append([f"[{case.id}]({case.id}.md)", what, str(workload["load"]), cluster, windows, *best])
-    return pages | {"cases/README": (
-        "# Cases of rlpto-bench\n\nA page has both divisions of a case: ids, commands, jobs, and the scores of all "
-        "[submissions](../leaderboard.md). The environment `rlpto/Cluster-v0` is on "
-        f"[the agent's page](../agent.md#the-environment).\n{table(*listed)}"
-    )}  # fmt: skip
+        span = f"{min(counts)} to {max(counts)}" if counts else "not shipped"
+        listed.append([f"[{case.id}]({case.id}.md)", str(workload["load"]), cluster, windows, span, *best])
+    return pages | {"cases/README": table(*listed)}
 
 
 def division(case: Case, entries: Entries) -> str:
@@ -74,22 +77,11 @@ def division(case: Case, entries: Entries) -> str:
     fifo, bound = (sum(row[FIGURES.index(key)] for row in rows) / len(rows) / 3600 for key in ("jct", "bound"))
     build = "" if case.ships else f"rlpto bench build {case.jobs}\n"
     return (
-        f"\n## {HEADINGS[case.division]}\n\n{ABOUT[case.division]} Case `{case.id}`, digest `{case.digest}`; environment "
-        f"of its training windows: `rlpto.bench:rlpto/Bench-{case.id}-v{VERSION}`.\n\n```\n{build}rlpto bench run fifo "
-        f"--case {case.id}\n```\n\nScore 0 is the mean JCT of `fifo`, {fifo:.2f} h, and 100 the bound, {bound:.2f} h.\n"
+        f"\n## {HEADINGS[case.division]}\n\n{ABOUT[case.division]} Case `{case.id}`, digest `{case.digest}`; "
+        f"environment of its training windows `rlpto.bench:rlpto/Bench-{case.id}-v{VERSION}`.\n\n```\n{build}"
+        f"rlpto bench run fifo --case {case.id}\n```\n\nScore 0 is the mean JCT of `fifo`, {fifo:.2f} h, and 100 the bound, {bound:.2f} h.\n"
         + table(["submission", "score"], *(scores_of(case, entries) or [["none yet", ""]]))
     )
-
-
-def jobs_of(case: Case) -> str:
-    """Jobs of the windows of a case, by the GPUs that they ask for."""
-    if not case.ships:
-        return "\nThey do not ship: [where they are from](../workloads.md#catalogue).\n"
-    windows = read_jobs(FOLDER / "jobs" / f"{case.jobs}.parquet")
-    asked = {name: Counter(job.requested_gpus for job in jobs) for name, jobs in windows.items()}
-    sizes = sorted(set().union(*asked.values()))
-    rows = ([name, str(count.total()), *(str(count[size]) for size in sizes)] for name, count in asked.items())
-    return table(["window", "jobs", *(f"ask for {size}" for size in sizes)], *rows)
 
 
 def gallery(entries: Entries, folder: Path, policies: Mapping[str, PolicyClass]) -> str:
@@ -99,28 +91,21 @@ def gallery(entries: Entries, folder: Path, policies: Mapping[str, PolicyClass])
     known = [base.knowledge.model_copy(update=change) for change in ({}, *CHANGED.values())]
     experiments = [Experiment(base.model_copy(update={"knowledge": one})) for one in known]
     for name, policy in policies.items():
-        sections += f"\n## {name}\n\n{policy.summary}. Source: {policy.source}.\n"
-        uses, jct, spec = "", "", SPECS.get(name, name)
+        uses, jct, picture, spec = "", "", "", SPECS.get(name, name)
         if is_complete(policy) or name in SPECS:
             runs = [experiment.run_policy(experiment.policy(spec), WINDOW, base.seed) for experiment in experiments]
             schedule, *others = (run.jobs.finish_time.tobytes() for run in runs)
-            uses = ", ".join(what for what, other in zip(CHANGED, others, strict=True) if other != schedule) or "neither"
+            changes = zip(CHANGED, others, strict=True)
+            uses = ", ".join(what for what, other in changes if other != schedule) or "neither"
             jct = f"{completion_times(runs[0].jobs).mean() / 3600:.2f}"
             (folder / "policies" / f"{name}.png").write_bytes(png(gantt(runs[0], HOURS)))
-            sections += f"\n![Jobs over time under {spec}](policies/{name}.png)\n\n`{spec}`: mean JCT {jct} h\n"
+            picture = f"Uses: {uses}.\n\n![Jobs under {spec}](policies/{name}.png)\n\n`{spec}`: mean JCT {jct} h\n"
+        sections += f"\n## {name}\n\nWhat it does: {policy.summary}.\nSource: {policy.source}. {picture}\n"
         if options := [[f"`{key}`", f"`{value}`" if value else "", said] for key, value, said in options_of(policy)]:
-            sections += "\n<details markdown><summary>Options</summary>\n"
+            sections += "<details markdown><summary>Options</summary>\n"
             sections += table(["option", "default", "meaning"], *options) + "\n</details>\n"
         listed.append([f"[{name}](#{name})", uses, *(", ".join(board(name, entries[one])) for one in HEADINGS), jct])
-    return (
-        "# Policies\n\nRealistic and exact: scores on [the board](leaderboard.md), of policies that were submitted. How "
-        f"published systems differ from their originals: [systems](systems/README.md).\n{table(*listed)}\nAll pictures "
-        f"show the first {HOURS} hours of window `{WINDOW}` of [{SHOWN}](cases/{SHOWN.removesuffix('-exact')}.md): a row "
-        "for each job, a thin line while it waits, bars while it holds GPUs. `make docs` ran the policies and drew them. "
-        "Uses, by two more runs of each: speeds, if the schedule changes with errors in the speeds that policies see "
-        "(`knowledge.mode: noisy`, `remaining_sigma: 0`); lengths, if it changes where remaining work is unknown "
-        "(`knowledge.remaining: unknown`). `gavel` compares kinds of GPU, and this cluster has one.\n" + sections
-    )
+    return table(*listed) + sections
 
 
 def board(policy: str, entries: list[Entry]) -> Iterator[str]:
