@@ -25,7 +25,10 @@ JOBS = {
 """What the jobs of a case are, by how its name starts; path: of the setting `workload`."""
 SHOWN, WINDOW, HOURS = "microsoft03-1.1-exact", "test-002", 30
 """Case, window and hours of the gallery's pictures: few jobs, which most policies schedule differently."""
-CHANGED = {"speeds": {"mode": "noisy", "remaining_sigma": 0.0}, "lengths": {"remaining": "unknown"}}
+CHANGED: dict[str, dict[str, object]] = {
+    "speeds": {"mode": "noisy", "remaining_sigma": 0.0},
+    "lengths": {"remaining": "unknown"},
+}
 """What a policy uses if a change of knowledge changes its schedule."""
 SPECS = {"pretrained": "pretrained:synthetic_time"}
 """Specs shown of policies whose name alone is not complete."""
@@ -52,7 +55,9 @@ def case_pages(entries: Entries) -> dict[str, str]:
         both = (case, find_case(f"{case.id}-{EXACT}"))
         workload, failures = case.settings["workload"], case.settings["simulator"].get("failures")
         nodes = case.settings["cluster"]["nodes"]
-        cluster = ", ".join(f"{one['count']} x {one['gpus']} GPUs {one.get('gpu', '')}".strip() for one in nodes)
+        cluster = ", ".join(f"{one['count']} x {one['gpus']} {one.get('gpu', '')} GPUs" for one in nodes).replace(
+            "  ", " "
+        )
         windows = f"{sum(row.case == case.id for row in read_rows(FIFO_FILE))} of {workload['windows']['hours']} h"
         fails = f"fails every {failures['mtbf_hours']} h on average" if failures else "never fails"
         jobs = read_jobs(FOLDER / "jobs" / f"{case.jobs}.parquet") if case.ships else {}
@@ -79,7 +84,8 @@ def division(case: Case, entries: Entries) -> str:
     return (
         f"\n## {HEADINGS[case.division]}\n\n{ABOUT[case.division]} Case `{case.id}`, digest `{case.digest}`; "
         f"environment of its training windows `rlpto.bench:rlpto/Bench-{case.id}-v{VERSION}`.\n\n```\n{build}"
-        f"rlpto bench run fifo --case {case.id}\n```\n\nScore 0 is the mean JCT of `fifo`, {fifo:.2f} h, and 100 the bound, {bound:.2f} h.\n"
+        f"rlpto bench run fifo --case {case.id}\n```\n\nScore 0 is the mean JCT of `fifo`, {fifo:.2f} h, and 100 "
+        f"the bound, {bound:.2f} h.\n"
         + table(["submission", "score"], *(scores_of(case, entries) or [["none yet", ""]]))
     )
 
@@ -88,7 +94,7 @@ def gallery(entries: Entries, folder: Path, policies: Mapping[str, PolicyClass])
     """The page of policies. entries: of the leaderboard. Pictures are written to `folder`/policies."""
     (folder / "policies").mkdir(parents=True, exist_ok=True)
     base, listed, sections = find_case(SHOWN).config(), [["policy", "uses", "realistic", "exact", "mean JCT [h]"]], ""
-    known = [base.knowledge.model_copy(update=change) for change in ({}, *CHANGED.values())]
+    known = [base.knowledge.model_copy(update=change) for change in [{}, *CHANGED.values()]]
     experiments = [Experiment(base.model_copy(update={"knowledge": one})) for one in known]
     for name, policy in policies.items():
         uses, jct, picture, spec = "", "", "", SPECS.get(name, name)
