@@ -1,4 +1,5 @@
-"""Writes the pages of the documentation site into build/docs: those of docs/, files that they link to, and the API.
+"""Writes the pages of the documentation site into build/docs: those of docs/, files that they link to, the API, and
+those of `site_pages.py`.
 
 `make docs` runs this before zensical builds the site (`mkdocs.yml`). A link from a page to a file outside docs/ leads
 to a copy of that file under repository/, so the site needs no address of the repository.
@@ -79,10 +80,12 @@ def rest_page() -> str:
 
 def main() -> None:
     """Write everything again."""
+    from site_pages import case_pages, gallery  # not where mkdocstrings imports this file
+
+    from rlpto.bench.leaderboard import entries_of
+    from rlpto.policies.registry import available
+
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    for page in DOCS.rglob("*.md"):
-        if f" {page.relative_to(DOCS)}\n" not in navigation:
-            sys.exit(f"mkdocs.yml: nav has no {page.relative_to(DOCS)}; expected every page of docs/")
     shutil.rmtree(STAGED, ignore_errors=True)
     for path in DOCS.rglob("*"):
         if path.is_file():
@@ -91,11 +94,15 @@ def main() -> None:
     for name, members in MODULES.items():
         pages[f"api/{name}"] += f"    options: {{members: {json.dumps(members)}}}\n" if members else ""
     pages["api/rest"] = rest_page()
-    if not (DOCS / "leaderboard.md").exists():
-        pages["leaderboard"] = "# Leaderboard\n\nThere are no submissions yet: see [the benchmark](bench.md#submit).\n"
+    entries, _ = entries_of([ROOT / "submissions"])
+    pages |= case_pages(entries) | {"policies": gallery(entries, STAGED, available())}
     for name, text in pages.items():
         (STAGED / f"{name}.md").parent.mkdir(exist_ok=True)
-        (STAGED / f"{name}.md").write_text(text, encoding="utf-8")
+        with (STAGED / f"{name}.md").open("a", encoding="utf-8") as page:  # after what docs/ has of it
+            page.write(text)
+    for name in (str(path.relative_to(STAGED)) for path in STAGED.rglob("*.md")):
+        if f" {name}\n" not in navigation and not name.startswith("repository/"):
+            sys.exit(f"mkdocs.yml: nav has no {name}; expected every page of docs/ and every page that is made")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ HEADINGS = {
     REALISTIC: "What a real scheduler knows",
     EXACT: "An oracle's knowledge",
 }
-_ABOUT = {
+ABOUT = {
     REALISTIC: "Speeds that jobs have shown, shared among jobs of a model; lengths of finished jobs of the same user.",
     EXACT: "True speeds and true remaining work.",
 }
@@ -112,7 +112,7 @@ def page(divisions: dict[str, list[Entry]]) -> str:
     for division, entries in divisions.items():
         ranked = [entry for entry in entries if entry.ranked]
         if entries:
-            lines += ["", f"## {HEADINGS[division]}", "", _ABOUT[division]]
+            lines += ["", f"## {HEADINGS[division]}", "", ABOUT[division]]
         if ranked:
             lines += ["", *table([entry.cells(ranked[0]) for entry in ranked])]
         if entries:

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import BoundaryNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator, PercentFormatter
@@ -259,6 +261,30 @@ def allocation_over_time(record: RunRecord, moments: int = 1000) -> Figure:
         axes.step(hours, up, where="post", color=INK, linestyle="--", linewidth=1.1)
         axes.set(xlim=(0, float(hours[-1])), ylim=(0, max(record.capacity, 1) * 1.05))
     axes.set(xlabel="hours since the first submit", ylabel="GPUs held")
+    return figure
+
+
+def gantt(record: RunRecord, hours: float | None = None) -> Figure:
+    """A row for each job in order of submission: a line from submit to finish, and bars while it holds GPUs, whose
+    colour is their number. hours: shown since the first submit; None: all."""
+    figure, axes = new_figure()
+    start, end = run_span(record)
+    jobs, order = record.jobs, np.argsort(record.changes.job, kind="stable")
+    job, begin, gpus = record.changes.job[order], record.changes.time[order], record.changes.gpus[order]
+    if len(job):
+        until = np.where(np.append(job[1:] == job[:-1], False), np.append(begin[1:], end), end)
+        levels = 2 ** np.arange(int(jobs.max_gpus.max()).bit_length() + 1)
+        shades = ScalarMappable(BoundaryNorm(levels, 256), "viridis_r")
+        gone = np.where(np.isfinite(jobs.finish_time), jobs.finish_time, end)
+        axes.hlines(range(len(gone)), (jobs.submit_time - start) / HOUR, (gone - start) / HOUR, "#8b96a1",
+                    linewidth=0.8, zorder=0.9)  # fmt: skip
+        held = gpus > 0
+        axes.barh(job[held], (until - begin)[held] / HOUR, 0.85, (begin[held] - start) / HOUR,
+                  color=shades.to_rgba(gpus[held]))  # fmt: skip
+        figure.colorbar(shades, ax=axes, ticks=levels[:-1], format="%d", label="GPUs")
+        axes.set(xlim=(0, hours or (end - start) / HOUR), ylim=(len(gone) - 0.3, -0.7))
+    axes.set_yticks([])
+    axes.set(xlabel="hours since the first submit", ylabel="jobs in order of submission")
     return figure
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.patches import Rectangle
 
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.metrics import LOWER_BOUND, completion_times
@@ -13,6 +14,7 @@ from rlpto.evaluation.plots import (
     SHOWN_JOBS,
     all_plots,
     allocation_over_time,
+    gantt,
     gpus_against_accuracy,
     jct_cdf,
     png,
@@ -58,6 +60,18 @@ def test_allocation_stacks_to_the_gpus_held() -> None:
     assert len(axes.collections) == SHOWN_JOBS + 1
 
 
+@pytest.mark.parametrize(("finish", "end"), [(350.0, 350.0), (np.nan, 350.0)])
+def test_gantt_has_a_bar_for_every_stretch_with_gpus(finish: float, end: float) -> None:
+    axes = gantt(tiny_record(finish=(100.0, 200.0, finish)), hours=0.05).axes[0]
+    bars = [bar.get_bbox().bounds for bar in axes.patches if isinstance(bar, Rectangle)]
+    seconds = [(round(y + height / 2), x * 3600, width * 3600) for x, y, width, height in bars]
+    assert seconds == [pytest.approx(bar) for bar in [(0, 0, 100), (1, 0, 200), (2, 200, end - 200)]]
+    colours = [bar.get_facecolor() for bar in axes.patches]
+    assert colours[0] == colours[1] != colours[2], "2, 2 and 4 GPUs"
+    assert axes.get_xlim() == (0, 0.05)
+    assert axes.get_ylim()[0] > axes.get_ylim()[1], "the first job is on top"
+
+
 def test_utilisation_line_averages_to_the_metric(toy_results: Results, records: dict[str, list[RunRecord]]) -> None:
     figure = utilisation_over_time({policy: runs[0] for policy, runs in records.items()})
     cells = toy_results.cells.set_index(["policy", "window", "seed"])["utilisation"]
@@ -73,7 +87,7 @@ def test_gpus_against_accuracy_of_fixed_allocations() -> None:
 
 def test_plots_survive_runs_in_which_nothing_happens() -> None:
     runs = {"a": [empty_record()], "b": [empty_record()]}
-    figures = (jct_cdf(runs), gpus_against_accuracy(runs), allocation_over_time(empty_record()),
+    figures = (jct_cdf(runs), gpus_against_accuracy(runs), allocation_over_time(empty_record()), gantt(empty_record()),
                utilisation_over_time({"a": empty_record()}))  # fmt: skip
     for figure in figures:
         assert png(figure).startswith(b"\x89PNG")

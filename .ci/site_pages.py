@@ -1,0 +1,121 @@
+"""Pages of the site that are made of results: one for each case of rlpto-bench, and the gallery of policies."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rlpto.bench.leaderboard import ABOUT, HEADINGS, Entry
+from rlpto.bench.results import FIGURES, read_rows
+from rlpto.bench.suite import EXACT, FIFO_FILE, FOLDER, REALISTIC, VERSION, Case, cases, find_case
+from rlpto.core.policy import PolicyClass
+from rlpto.evaluation.metrics import completion_times
+from rlpto.evaluation.plots import gantt, png
+from rlpto.experiments.experiment import Experiment
+from rlpto.policies.registry import is_complete, options_of
+from rlpto.policies.spec import parse_spec
+from rlpto.workloads.frozen import read_jobs
+
+JOBS = {
+    "microsoft": "Jobs recorded on a Microsoft cluster in 2021 (`{path}`)",
+    "synthetic": "Jobs drawn like those of Microsoft's cluster Philly",
+    "kinds": "Whole trainings of models, drawn like the jobs of Microsoft's cluster Philly, on three kinds of GPU",
+    "philly": "Jobs recorded on Microsoft's cluster Philly in 2017",
+    "pollux": "Jobs drawn from two workloads of Pollux's benchmark",
+}
+"""What the jobs of a case are, by how its name starts; path: of the setting `workload`."""
+SHOWN, WINDOW, HOURS = "microsoft03-1.1-exact", "test-002", 30
+"""Case, window and hours of the gallery's pictures: few jobs, which most policies schedule differently."""
+CHANGED: dict[str, dict[str, object]] = {
+    "speeds": {"mode": "noisy", "remaining_sigma": 0.0},
+    "lengths": {"remaining": "unknown"},
+}
+"""What a policy uses if a change of knowledge changes its schedule."""
+SPECS = {"pretrained": "pretrained:synthetic_time"}
+"""Specs shown of policies whose name alone is not complete."""
+NOT_SHIPPED = "\nThey do not ship: [where they are from](../workloads.md#catalogue).\n"
+Entries = Mapping[str, list[Entry]]
+
+
+def table(*rows: list[str]) -> str:
+    """Rows in Markdown, the heading first."""
+    return "\n" + "".join(f"| {' | '.join(row)} |\n" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:]))
+
+
+def scores_of(case: Case, entries: Entries) -> list[list[str]]:
+    """Submissions and their scores on a case, best first."""
+    found = [(entry.card.name, entry.scores.by_case()) for entry in entries[case.division]]
+    ranked = sorted(((name, mine[case.id]) for name, mine in found if case.id in mine), key=lambda one: -one[1])
+    return [[name, f"{score:.1f}"] for name, score in ranked]
+
+
+def case_pages(entries: Entries) -> dict[str, str]:
+    """A page for every set of jobs, with both divisions, and one that lists them. entries: of the leaderboard."""
+    pages, listed = {}, [["case", "load", "cluster", "windows", "jobs in a window", "best, realistic", "best, exact"]]
+    for case in (case for case in cases() if case.division == REALISTIC):
+        both = (case, find_case(f"{case.id}-{EXACT}"))
+        workload, failures = case.settings["workload"], case.settings["simulator"].get("failures")
+        nodes = case.settings["cluster"]["nodes"]
+        cluster = ", ".join(f"{one['count']} x {one['gpus']} {one.get('gpu', '')} GPUs" for one in nodes).replace(
+            "  ", " "
+        )
+        windows = f"{sum(row.case == case.id for row in read_rows(FIFO_FILE))} of {workload['windows']['hours']} h"
+        fails = f"fails every {failures['mtbf_hours']} h on average" if failures else "never fails"
+        jobs = read_jobs(FOLDER / "jobs" / f"{case.jobs}.parquet") if case.ships else {}
+        asked = {name: Counter(job.requested_gpus for job in window) for name, window in jobs.items()}
+        sizes, counts = sorted(set().union(*asked.values())), [len(window) for window in jobs.values()]
+        rows = [[name, str(count.total()), *(str(count[size]) for size in sizes)] for name, count in asked.items()]
+        what = next(text for name, text in JOBS.items() if case.id.startswith(name)).format(**workload)
+        pages[f"cases/{case.id}"] = (
+            f"# {case.id}\n\n{what}, at load {workload['load']}. The cluster has {cluster}. A node {fails}. Test "
+            f"windows: {windows}. [All cases](README.md).\n{''.join(division(one, entries) for one in both)}\n## Jobs\n"
+            + (table(["window", "jobs", *(f"ask for {size}" for size in sizes)], *rows) if rows else NOT_SHIPPED)
+        )
+        best = [" ".join(scores_of(one, entries)[0]) if scores_of(one, entries) else "" for one in both]
+        span = f"{min(counts)} to {max(counts)}" if counts else "not shipped"
+        listed.append([f"[{case.id}]({case.id}.md)", str(workload["load"]), cluster, windows, span, *best])
+    return pages | {"cases/README": table(*listed)}
+
+
+def division(case: Case, entries: Entries) -> str:
+    """Ids, commands and scores of a case."""
+    rows = [row.figures for row in read_rows(FIFO_FILE) if row.case == case.id]
+    fifo, bound = (sum(row[FIGURES.index(key)] for row in rows) / len(rows) / 3600 for key in ("jct", "bound"))
+    build = "" if case.ships else f"rlpto bench build {case.jobs}\n"
+    return (
+        f"\n## {HEADINGS[case.division]}\n\n{ABOUT[case.division]} Case `{case.id}`, digest `{case.digest}`; "
+        f"environment of its training windows `rlpto.bench:rlpto/Bench-{case.id}-v{VERSION}`.\n\n```\n{build}"
+        f"rlpto bench run fifo --case {case.id}\n```\n\nScore 0 is the mean JCT of `fifo`, {fifo:.2f} h, and 100 "
+        f"the bound, {bound:.2f} h.\n"
+        + table(["submission", "score"], *(scores_of(case, entries) or [["none yet", ""]]))
+    )
+
+
+def gallery(entries: Entries, folder: Path, policies: Mapping[str, PolicyClass]) -> str:
+    """The page of policies. entries: of the leaderboard. Pictures are written to `folder`/policies."""
+    (folder / "policies").mkdir(parents=True, exist_ok=True)
+    base, listed, sections = find_case(SHOWN).config(), [["policy", "uses", "realistic", "exact", "mean JCT [h]"]], ""
+    known = [base.knowledge.model_copy(update=change) for change in [{}, *CHANGED.values()]]
+    experiments = [Experiment(base.model_copy(update={"knowledge": one})) for one in known]
+    for name, policy in policies.items():
+        uses, jct, picture, spec = "", "", "", SPECS.get(name, name)
+        if is_complete(policy) or name in SPECS:
+            runs = [experiment.run_policy(experiment.policy(spec), WINDOW, base.seed) for experiment in experiments]
+            schedule, *others = (run.jobs.finish_time.tobytes() for run in runs)
+            changes = zip(CHANGED, others, strict=True)
+            uses = ", ".join(what for what, other in changes if other != schedule) or "neither"
+            jct = f"{completion_times(runs[0].jobs).mean() / 3600:.2f}"
+            (folder / "policies" / f"{name}.png").write_bytes(png(gantt(runs[0], HOURS)))
+            picture = f"Uses: {uses}.\n\n![Jobs under {spec}](policies/{name}.png)\n\n`{spec}`: mean JCT {jct} h\n"
+        sections += f"\n## {name}\n\nWhat it does: {policy.summary}.\nSource: {policy.source}. {picture}\n"
+        if options := [[f"`{key}`", f"`{value}`" if value else "", said] for key, value, said in options_of(policy)]:
+            sections += "<details markdown><summary>Options</summary>\n"
+            sections += table(["option", "default", "meaning"], *options) + "\n</details>\n"
+        listed.append([f"[{name}](#{name})", uses, *(", ".join(board(name, entries[one])) for one in HEADINGS), jct])
+    return table(*listed) + sections
+
+
+def board(policy: str, entries: list[Entry]) -> Iterator[str]:
+    """Scores of a policy's complete submissions, with their names where these differ."""
+    for card, scores in ((entry.card, entry.scores) for entry in entries if entry.ranked):
+        if policy == parse_spec(card.policies[0]).first.name:
+            yield f"{scores.interval[0]:.1f}" + ("" if card.name == policy else f" ({card.name})")
