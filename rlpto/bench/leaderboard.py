@@ -47,7 +47,7 @@ class Entry:
         behind, mean = self.scores.drawn - first.scores.drawn, self.scores.mean
         paired = "{:+.1f} [{:+.1f}, {:+.1f}]".format(score - first.scores.interval[0], *between(behind))
         return {
-            "policy": self.card.name,
+            "policy": self.card.name + (f" ({seeds} seeds)" if (seeds := len(self.card.policies)) > 1 else ""),
             "score": f"{score:.1f} [{low:.1f}, {high:.1f}]",
             "to the first (paired)": "" if self is first else paired,
             "mean JCT [h]": f"{mean('jct') / 3600:.2f}",

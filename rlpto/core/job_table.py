@@ -26,13 +26,13 @@ NO_NOISE = np.zeros((0, 0))
 STRICT: FloatArray = np.zeros(0)
 """In place of weights of the classes: a higher class always comes first."""
 
-_SIMULATORS_OWN = {
-    "finish_at": np.inf,
-    "reached": np.nan,
-    **dict.fromkeys(("clock", "epoch_start", "epoch_end", "rate", "slope", "gain_scale", "final_accuracy"), 0.0),
-    **dict.fromkeys(("row", "next_row"), 0),
-}
-"""Columns of `JOB` that no policy is shown, and what a sealed table has in their place."""
+_SHOWN = (
+    "gpus", "rescale_left", "scale", "progress", "accuracy", "trained", "attained_service", "priority", "wait_start",
+    "risen", "min_gpus", "requested_gpus", "max_gpus", "submit_time", "start_time", "finish_time", "epochs",
+    "stop_epoch", "data_size", "base_progress", "type_index", "user", "believed_type", "measured_accuracy", "rescales",
+    "peak_gpus", "grow_left", "training_gpus",
+)  # fmt: skip
+"""Columns of `JOB` that policies may see, as `JobTable.columns` has them; the others are the simulator's own."""
 
 
 def seconds_for(work: FloatArray, speed: FloatArray) -> FloatArray:
@@ -73,7 +73,7 @@ class _RemainingShown:
 
     def __init__(self, index: IntArray, left: FloatArray, known: BoolArray) -> None:
         size = int(index.max(initial=-1)) + 1
-        self._left, self._known = np.zeros(size), np.zeros(size, dtype=bool)
+        self._left, self._known = np.full(size, np.nan), np.zeros(size, dtype=bool)
         self._left[index], self._known[index] = left, known
 
     def __call__(self, index: IntArray) -> FloatArray:
@@ -267,11 +267,10 @@ class JobTable:
         """
         if self._noise is not None:
             raise ConfigError("knowledge.mode noisy: what is believed cannot be kept apart from the truth")
-        shown = self.columns()
-        for name, value in _SIMULATORS_OWN.items():
-            shown.records[name] = value
-        store = JobStore(np.zeros(int(self.index.max(initial=-1)) + 1, dtype=JOB))
-        store.records[self.index] = shown.records
+        shown, store = self.columns().records, JobStore(np.zeros(int(self.index.max(initial=-1)) + 1, dtype=JOB))
+        store.records["finish_at"] = np.inf
+        for name in _SHOWN:
+            store.records[name][self.index] = shown[name]
         left = None if self._left is None else _RemainingShown(self.index, self._left(self.index), self.remaining_known)
         classes, weights = self.effective_priority.copy(), self._class_weights.copy()
         table = JobTable(store, tables, self.index.copy(), classes, self._gpus_per_node, None, left, weights)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Generic, TypeVar
 
 import numpy as np
 
-from rlpto.core.cluster import ClusterShape, ClusterState, Placement
+from rlpto.core.cluster import ClusterShape, ClusterState, Placement, nowhere
 from rlpto.io.arrays import IntArray
 from rlpto.performance.tables import SpeedTables
-
-Source = TypeVar("Source")
 
 
 class SealedStates:
@@ -20,43 +17,34 @@ class SealedStates:
 
     A state leads to the simulator for those who look behind its columns: by `state.jobs.store`, private attributes or
     the object of a bound method. A sealed state is made of copies of what is shown: jobs as `JobTable.sealed` has them,
-    nodes, and where jobs hold their GPUs. Beliefs that are rewritten as jobs learn are not copied: the cluster does not
-    go by them. It is no sandbox: code in the same process can look for frames of the caller and for files.
+    the tables of their speeds, nodes, and where jobs hold their GPUs. It is no sandbox: code in the same process can
+    look for frames of the caller and for files, and put functions of its own in place of ours.
     """
 
     def __init__(self) -> None:
-        self._tables, self._shapes = _Copy[SpeedTables](), _Copy[ClusterShape]()
+        self._tables: tuple[SpeedTables, SpeedTables] | None = None  # and the copy
+        self._shape: tuple[ClusterShape, ClusterShape] | None = None
 
     def __call__(self, state: ClusterState) -> ClusterState:
         """A sealed state. Raises ConfigError where beliefs are the truth with errors."""
-        believed = state.jobs.believed().tables
-        jobs = state.jobs.sealed(believed if believed.rewritten else self._tables.of(believed))
-        placement = _PlacementShown(jobs.index, state.placement(jobs.index))
-        return replace(state, jobs=jobs, shape=self._shapes.of(state.shape), placement=placement)
+        believed, index = state.jobs.believed(), state.jobs.index.copy()
+        if self._tables is None or self._tables[0] is not believed.tables:
+            self._tables = believed.tables, copy.deepcopy(believed.tables)
+        else:
+            self._tables[1].take_over(believed.tables, believed.type_index)
+        if self._shape is None or self._shape[0] is not state.shape:
+            self._shape = state.shape, copy.deepcopy(state.shape)
+        row, placed = np.full(int(index.max(initial=-1)) + 1, -1), state.placement(index)
+        row[index] = np.arange(len(index))
 
+        def placement(jobs: IntArray) -> Placement:
+            there = np.array([job < len(row) and row[job] >= 0 for job in jobs.tolist()], dtype=bool)
+            return placed.take(row[jobs]) if there.all() else nowhere(jobs)
 
-class _Copy(Generic[Source]):
-    """A copy of what does not change, made once for each."""
-
-    def __init__(self) -> None:
-        self._source: Source | None = None
-        self._copy: Source | None = None
-
-    def of(self, source: Source) -> Source:
-        """The copy."""
-        if self._copy is None or source is not self._source:
-            self._source, self._copy = source, copy.deepcopy(source)
-        return self._copy
-
-
-class _PlacementShown:
-    """Where jobs hold their GPUs: `placement` of the jobs numbered `index` [n]."""
-
-    def __init__(self, index: IntArray, placement: Placement) -> None:
-        self._row = np.zeros(int(index.max(initial=-1)) + 1, dtype=np.int64)
-        self._row[index] = np.arange(len(index))
-        self._placement = placement
-
-    def __call__(self, index: IntArray) -> Placement:
-        """As `ClusterState.placement`."""
-        return self._placement.take(self._row[index])
+        return replace(
+            state,
+            jobs=state.jobs.sealed(self._tables[1]),
+            shape=self._shape[1],
+            placement=placement,
+            forecast=copy.deepcopy(state.forecast),
+        )

@@ -67,6 +67,7 @@ class JobFits:
             score_rates=None,
             sizes_seen=np.zeros(types),
             speed_sigma=np.zeros((types, SPANS, most + 1)),
+            written=np.zeros(types, dtype=np.int64),
         )
         self._types: JobTypes[int] = JobTypes(unknown, len(self._kinds))
         self._fits: dict[tuple[int | JobType, int], ThroughputBelief] = {}
@@ -186,9 +187,10 @@ class JobFits:
         seen, tables = self.seen_by(job), self.tables
         worth = self._source.epoch_samples(self.type_of(job).model)
         stages = self._stages(job, (1.0, 0.0) if seen is None else seen, len(worth) - 1)
-        sizes, sigma = tables.sizes_seen, tables.speed_sigma
+        sizes, sigma, written = tables.sizes_seen, tables.speed_sigma, tables.written
         assert sizes is not None
         assert sigma is not None
+        assert written is not None
         hours = None if self._kinds_seen(job) else self._rules.unseen_hours
         self._unseen.pop(job, None)
         if hours is not None:
@@ -197,6 +199,7 @@ class JobFits:
         shown = slice(0, tables.rates.shape[1]) if self._rules.ahead else slice(now, now + 1)
         for kind in range(len(self._kinds)):
             own = self._types.first[job] + kind
+            written[own] += 1
             rows = tables.row[own, :, 1:].reshape(-1)
             rates = tables.rates[rows[0] : rows[-1] + 1]
             scores = [(first, self._score(job, kind, *expected)) for first, expected in stages]

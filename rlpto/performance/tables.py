@@ -82,6 +82,7 @@ class SpeedTables:
     sizes_seen, speed_sigma: [T] numbers of GPUs whose steps the speeds rest on, and [T, SPANS, K + 1] standard
     deviation of the logarithm of the speed, on one node and on several; None: speeds are exact, or their errors are not
     known.
+    written: [T] how many times each type was written, where types are those of jobs that learn; None: nothing changes.
     """
 
     types: tuple[JobType, ...]
@@ -106,6 +107,7 @@ class SpeedTables:
     score_rates: FloatArray | None = None
     sizes_seen: FloatArray | None = None
     speed_sigma: FloatArray | None = None
+    written: IntArray | None = None
     _packed: dict[int, IntArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _best: dict[int, FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _delayed: dict[float, SpeedTables] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -135,7 +137,21 @@ class SpeedTables:
     @property
     def rewritten(self) -> bool:
         """Whether these are beliefs that are rewritten as jobs learn."""
-        return self.elapsed.size == 0
+        return self.written is not None
+
+    def take_over(self, other: SpeedTables, types: IntArray) -> None:
+        """Copy `types` [n] and their variants of tables that these are a copy of, where they were written since."""
+        if self.written is None or other.written is None:
+            return
+        all_types = self.variants[types]
+        changed = all_types[(all_types != NO_TYPE) & (self.written[all_types] != other.written[all_types])]
+        for name in ("accuracy", "epochs", "samples", "rescale_delay", "accuracy_ahead", "type_records", "kind",
+                     "node_gpus", "sizes_seen", "speed_sigma", "written"):  # fmt: skip
+            getattr(self, name)[changed] = getattr(other, name)[changed]
+        for kind in changed.tolist():
+            rows = self.row[kind, :, 1:]
+            first, last = int(rows.min()), int(rows.max()) + 1
+            self.rates[first:last] = other.rates[first:last]
 
     @cached_property
     def type_records(self) -> AnyArray:
