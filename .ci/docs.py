@@ -94,7 +94,9 @@ def main() -> None:
     for name, members in MODULES.items():
         pages[f"api/{name}"] += f"    options: {{members: {json.dumps(members)}}}\n" if members else ""
     pages["api/rest"] = rest_page()
-    entries, _ = entries_of([ROOT / "submissions"])
+    entries, wrong = entries_of([ROOT / "submissions"])
+    if wrong:
+        sys.exit("\n".join(wrong))
     pages |= case_pages(entries) | {"policies": gallery(entries, STAGED, available())}
     for name, text in pages.items():
         (STAGED / f"{name}.md").parent.mkdir(exist_ok=True)

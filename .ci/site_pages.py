@@ -80,10 +80,13 @@ def division(case: Case, entries: Entries) -> str:
     """Ids, commands and scores of a case."""
     rows = [row.figures for row in read_rows(FIFO_FILE) if row.case == case.id]
     fifo, bound = (sum(row[FIGURES.index(key)] for row in rows) / len(rows) / 3600 for key in ("jct", "bound"))
+    environment = f"environment of its training windows `rlpto.bench:rlpto/Bench-{case.id}-v{VERSION}`"
+    if len({node.get("gpu") for node in case.settings["cluster"]["nodes"]}) > 1:
+        environment = "no environment, as those have one kind of GPU"
     build = "" if case.ships else f"rlpto bench build {case.jobs}\n"
     return (
         f"\n## {HEADINGS[case.division]}\n\n{ABOUT[case.division]} Case `{case.id}`, digest `{case.digest}`; "
-        f"environment of its training windows `rlpto.bench:rlpto/Bench-{case.id}-v{VERSION}`.\n\n```\n{build}"
+        f"{environment}.\n\n```\n{build}"
         f"rlpto bench run fifo --case {case.id}\n```\n\nScore 0 is the mean JCT of `fifo`, {fifo:.2f} h, and 100 "
         f"the bound, {bound:.2f} h.\n"
         + table(["submission", "score"], *(scores_of(case, entries) or [["none yet", ""]]))

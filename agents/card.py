@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlpto.agents.archive import AGENT, NOT_TRAINED, STEERING, Archive, read_archive
-from rlpto.io.files import digest
+from rlpto.io.errors import ConfigError
+from rlpto.io.files import digest, is_there
+from rlpto.io.markdown import markdown_table
 from rlpto.policies.index_weights import VECTOR_SIZES
 
 CURVE = ("gain", "reward_per_job", "reward", "jct_mean", "jct_p95")
@@ -26,8 +28,8 @@ An agent of RLPTO: it decides how many GPUs each job gets, in a cluster for dist
 ## Use
 
 ```
-rlpto hub load OWNER/NAME -o {file}
-rlpto evaluate quickstart --policies agent:file={file},fifo
+rlpto hub load OWNER/NAME -o agent.zip
+rlpto evaluate quickstart --policies agent:file=agent.zip,fifo
 ```
 
 ## Where it comes from
@@ -44,26 +46,21 @@ def card_of(file: Path, scores: Sequence[str] = ()) -> str:
     agent = read_archive(file, (AGENT,))
     unit, origin = "windows" if STEERING in agent.arrays else "steps", _origin(agent) | {"SHA-256": digest(file)}
     known = [{"what": what, "value": value} for what, value in origin.items() if value is not None]
-    text = _TEXT.format(name=file.stem, file=file.name, kind=_kind(agent), origin="\n".join(table(known)))
+    text = _TEXT.format(name=file.stem, kind=_kind(agent), origin="\n".join(markdown_table(known)))
     history = agent.manifest.get("history")
     rows = [row for row in history if isinstance(row, dict)] if isinstance(history, list) else []
     if shown := [name for name in CURVE if any(name in row for row in rows)]:
         curve = [{unit: row.get("steps")} | {name: row.get(name) for name in shown} for row in rows]
-        text += "\n".join(["\n## Validation\n\nOn windows that it does not learn from; JCT [s].\n", *table(curve), ""])
+        text += "\n".join(
+            ["\n## Validation\n\nOn windows that it does not learn from; JCT [s].\n", *markdown_table(curve), ""]
+        )
     return text + "\n".join([*scores, ""] if scores else [])
 
 
-def table(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Lines of a table in Markdown, with the columns of the first row."""
-    names = list(rows[0])
-    lines: list[Sequence[object]] = [names, ["---"] * len(names), *([row[name] for name in names] for row in rows)]
-    return [f"| {' | '.join(map(_cell, line))} |" for line in lines]
-
-
-def _cell(value: object) -> str:
-    """A value on one line that ends no cell."""
-    text = f"{value:.6g}" if isinstance(value, float) else "" if value is None else " ".join(str(value).split())
-    return text.replace("|", "\\|").replace("<", "&lt;")
+def check_target(path: Path) -> None:
+    """Raise ConfigError if a card cannot be written to a path: something else is there."""
+    if is_there(path) and not (path.is_file() and path.read_bytes().startswith(_TEXT[:24].encode())):
+        raise ConfigError(f"{path}: there, and no card of an agent; expected another name for the agent")
 
 
 def _kind(agent: Archive) -> str:

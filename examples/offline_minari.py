@@ -20,8 +20,11 @@ def main() -> None:
     """Record the planner, clone it, compare the clone with the index."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["MINARI_DATASETS_PATH"] = folder  # leave this line out to keep the data set
-        print(record(CASE, "planner", NAME, episodes=max(1, steps_wanted() // 64), **SETTINGS), "steps")
+        os.environ["MINARI_DATASETS_PATH"] = (
+            folder  # without this line the data set is kept, under a name that is then taken
+        )
+        steps, _ = record(CASE, "planner", NAME, episodes=max(1, steps_wanted() // 64), **SETTINGS)
+        print(steps, "steps")
         episodes = list(minari.load_dataset(NAME).iterate_episodes())
     observations = torch.as_tensor(np.concatenate([episode.observations[:-1] for episode in episodes]))
     actions = torch.as_tensor(np.concatenate([episode.actions for episode in episodes]))

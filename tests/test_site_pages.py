@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import gymnasium
 import pytest
 
 from rlpto.bench.leaderboard import Entry, entries_of
 from rlpto.bench.suite import cases
+from rlpto.io.errors import ConfigError
 from rlpto.policies.registry import available
 
 from .test_docs_commands import check_rlpto, commands, words_of
@@ -40,7 +42,11 @@ def test_every_case_is_on_a_page_with_its_ids_scores_and_commands(
     for case in cases():
         page = pages[f"cases/{case.id.removesuffix('-exact')}"]
         assert f"`{case.id}`, digest `{case.digest}`" in page
-        assert f"`rlpto.bench:rlpto/Bench-{case.id}-v1`" in page
+        named = f"rlpto.bench:rlpto/Bench-{case.id}-v1"
+        assert (f"`{named}`" in page) == (case.jobs != "kinds")
+        if case.id == "kinds":
+            with pytest.raises(ConfigError, match="one kind of GPU"):
+                gymnasium.make(named)
         calls = [words_of(line) for line, _ in commands(page)]
         assert ["rlpto", "bench", "run", "fifo", "--case", case.id] in calls
         for call in calls:

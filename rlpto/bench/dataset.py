@@ -7,6 +7,8 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 
 from rlpto.bench.suite import VERSION, find_case
 from rlpto.core.policy import Policy, frozen
@@ -16,42 +18,47 @@ from rlpto.envs.clusters import OneCluster
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import ConfigError
+from rlpto.io.reading import one_line
 from rlpto.policies.index import Index
 
 
-def record(case: str, policy: str, name: str, episodes: int, **settings: Any) -> int:
-    """Record whole episodes in training windows of a case, as a data set of Minari; returns the number of steps.
+def record(case: str, policy: str, name: str, episodes: int, **settings: Any) -> tuple[int, float]:
+    """Record whole episodes in training windows of a case, as a data set of Minari.
 
     policy: spec of one that decides by weights of the index alone, such as `planner`: only those are actions of the
     environment. What is beyond its limits is cut. name: NAMESPACE/NAME-vNUMBER. settings: keys of `EnvSettings`.
-    Observations are flat vectors. Episode i begins with seed i. Raises ConfigError for another policy, a name that
-    is taken or is none, or where Minari is not installed.
+    Observations are flat vectors. Episode i begins with seed i. Returns the number of steps, and the share of them that
+    was cut. Raises ConfigError for another policy, for a name that is taken or is none, where Minari is not installed
+    or cannot write, and for cases with several kinds of GPU, which have no environment.
     """
     try:
         import minari
         from minari.dataset.minari_dataset import parse_dataset_id
+        from minari.storage.datasets_root_dir import get_dataset_path
     except ModuleNotFoundError as missing:
         raise ConfigError(f"{missing.name} is not installed: expected RLPTO's extra `examples`") from None
     try:
         parse_dataset_id(name)
-    except ValueError as wrong:
-        raise ConfigError(f"data set {name}: {wrong}") from None
-    if name in minari.list_local_datasets():
-        raise ConfigError(f"data set {name} is there already, expected another name")
+        if get_dataset_path(name).exists():
+            raise ConfigError(f"data set {name} is there already, expected another name")
+    except (ValueError, TypeError, OSError) as wrong:
+        raise ConfigError(f"data set {name}: {one_line(wrong)}, expected NAMESPACE/NAME-vNUMBER") from None
     decides = Experiment(find_case(case).drawing).policy(policy)
-    env_id = f"rlpto.bench:rlpto/Bench-{case}-v{VERSION}"
+    env_id, taken = f"rlpto.bench:rlpto/Bench-{case}-v{VERSION}", list[AnyArray]()
     env = gymnasium.wrappers.FlattenObservation(gymnasium.make(env_id, render_mode="ansi", **settings))
-    collector = minari.DataCollector(env)
-    for seed in range(episodes):
-        collector.reset(seed=seed)
-        decides.reset(seed)
-        over = False
-        while not over:
-            _, _, ended, cut, _ = collector.step(_action(env.unwrapped, decides))
-            over = ended or cut
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="minari")  # that it has no author and no address
-        return int(collector.create_dataset(name, algorithm_name=policy, eval_env=env).total_steps)
+        collector = minari.DataCollector(env)
+        for seed in track(range(episodes), f"recording {policy}", console=Console(stderr=True), transient=True):
+            collector.reset(seed=seed)
+            decides.reset(seed)
+            over = False
+            while not over:
+                taken.append(_action(env.unwrapped, decides))
+                _, _, ended, cut, _ = collector.step(taken[-1])
+                over = ended or cut
+        collector.create_dataset(name, algorithm_name=policy, eval_env=env)
+    return len(taken), float(np.mean([np.abs(action).max() >= LARGEST for action in taken]))
 
 
 def _action(env: Any, policy: Policy) -> AnyArray:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from rlpto.agents.archive import KINDS, read_archive
-from rlpto.agents.card import table
 from rlpto.agents.policy import Agent
 from rlpto.bench.results import RESAMPLES, Scores, between, checked, read_rows
 from rlpto.bench.submissions import CARD, RESULTS, Card, read_card, runnable
@@ -17,6 +16,7 @@ from rlpto.bench.suite import EXACT, REALISTIC, VERSION, cases
 from rlpto.evaluation.plots import COLOURS, DPI, INK
 from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.io.files import whole_file
+from rlpto.io.markdown import markdown_table
 from rlpto.policies.registry import make_policy
 
 HEADINGS = {
@@ -114,9 +114,9 @@ def page(divisions: dict[str, list[Entry]]) -> str:
         if entries:
             lines += ["", f"## {HEADINGS[division]}", "", ABOUT[division]]
         if ranked:
-            lines += ["", *table([entry.cells(ranked[0]) for entry in ranked])]
+            lines += ["", *markdown_table([entry.cells(ranked[0]) for entry in ranked])]
         if entries:
-            lines += ["", "Score by case:", "", *table(_by_case(entries, division))]
+            lines += ["", "Score by case:", "", *markdown_table(_by_case(entries, division))]
     return "\n".join(lines) + "\n"
 
 
@@ -136,12 +136,14 @@ def agent_scores(folder: Path, agent: Path) -> list[str]:
         raise ConfigError(f"{folder}: {'; '.join(wrong)}")
     scored = [(division, entry.scores) for division, entries in divisions.items() for entry in entries]
     whole = {f"**{name}**": "{:.1f} [{:.1f}, {:.1f}]".format(*one.interval) for name, one in scored if not one.missing}
+    if not scored:
+        raise ConfigError(f"{folder}: no results")
     cases = {case: f"{score:.1f}" for _, one in scored for case, score in one.by_case().items()}
     trained = f" Training took {card.training_cpu_s:.0f} CPU-seconds." if card.training_cpu_s else ""
     return [
         f"\n## Scores\n\n`rlpto bench run {' '.join(card.policies)}`, suite {card.suite}: 0 is `fifo`, 100 the lower",
         f"bound of mean JCT. Intervals (95 %) are over windows, and policies where there are several.{trained}\n",
-        *table([{"case": case, "score": score} for case, score in (whole | cases).items()]),
+        *markdown_table([{"case": case, "score": score} for case, score in (whole | cases).items()]),
     ]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from rlpto import __version__
 from rlpto.bench.results import Row, checked, read_rows, row_of, write_rows
@@ -58,6 +58,13 @@ class Card(Settings):
     suite: int = VERSION
     """Version of the suite."""
 
+    @field_validator("policies")
+    @classmethod
+    def _different(cls, policies: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(policies)) < len(policies):
+            raise ValueError("a policy is there twice, expected different ones: seeds of one training")
+        return policies
+
 
 def run(
     card: Card, chosen: Sequence[Case], folder: Path, jobs: int, say: Callable[[str], None], *, progress: bool = True
@@ -96,6 +103,15 @@ def run(
     return list(rows.values())
 
 
+def new_card(name: str, policies: Sequence[str]) -> Card:
+    """A card that says no more than this. Raises ConfigError for a name that none may have, or a policy twice."""
+    try:
+        return Card(name=name, policies=tuple(policies))
+    except ValidationError as error:
+        location, said = first_problem(error, Card)
+        raise ConfigError(f"{location[0]}: {said}") from None
+
+
 def read_card(folder: Path) -> Card:
     """The card of a submission. Raises ConfigError for a broken one."""
     file = read_yaml(folder / CARD, "the card of a submission")
@@ -116,7 +132,7 @@ def verify(folder: Path, share: float = CHECKED_SHARE, seed: int | None = None) 
     if card.suite != VERSION:
         raise ConfigError(f"{folder / CARD}: suite {card.suite}, expected {VERSION}")
     good, wrong = checked(rows, card.policies)
-    yield from wrong
+    yield from wrong if rows else ["no results"]
     if seed is None:
         seed = int(digest(folder / RESULTS)[:16], 16)
     count = min(math.ceil(share * len(good)), len(good))

@@ -56,25 +56,18 @@ def run(
 ) -> None:
     """Run a policy on cases and write a submission: card.yaml, results.csv, the policy's files. May be interrupted."""
     from rlpto.bench.results import Scores
-    from rlpto.bench.submissions import Card
+    from rlpto.bench.submissions import new_card
     from rlpto.bench.submissions import run as run_cases
     from rlpto.bench.suite import EXACT, REALISTIC, cases, find_case
     from rlpto.policies.spec import parse_spec
 
-    wanted = [
-        found
-        for text in case or (REALISTIC, EXACT)
-        for found in (
-            [one for one in cases() if one.ships and one.division == text]
-            if text in (REALISTIC, EXACT)
-            else [find_case(text)]
-        )
-    ]
+    divisions = {text: [one for one in cases() if one.ships and one.division == text] for text in (REALISTIC, EXACT)}
+    wanted = [found for text in case or divisions for found in divisions.get(text) or [find_case(text)]]
     called = name or parse_spec(policies[0]).first.name
-    folder = run_dir or Path("runs/bench") / called
-    card = Card(name=called, policies=tuple(policies))
+    folder, unique = run_dir or Path("runs/bench") / called, list({one.id: one for one in wanted}.values())
+    card = new_card(called, policies)
     rows = run_cases(
-        card, wanted, folder, jobs, lambda text: _say(text, quiet), progress=not quiet and sys.stderr.isatty()
+        card, unique, folder, jobs, lambda text: _say(text, quiet), progress=not quiet and sys.stderr.isatty()
     )
     table = make_table("case", "score")
     for division in (REALISTIC, EXACT):
@@ -144,13 +137,19 @@ def dataset(
     name: Annotated[str | None, typer.Option(help="Name of the data set; rlpto/CASE-POLICY-v1 if not given.")] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes, each a stretch of a training window.")] = 20,
 ) -> None:
-    """Record a policy in the environment of a case, as an offline data set of Minari."""
+    """Record a policy in the environment of a case, as an offline data set of Minari.
+
+    Actions beyond the limits of the environment are cut to them.
+    """
     from rlpto.bench.dataset import record
     from rlpto.policies.spec import parse_spec
 
-    called = name or f"rlpto/{case}-{parse_spec(policy).first.name}-v1"
-    steps = record(case, policy, called, episodes)
-    print(f"{called}: {episodes} episodes, {steps} steps; minari.load_dataset({called!r}) reads it")
+    called = name or f"rlpto/{case.replace('.', '_')}-{parse_spec(policy).first.name}-v1"
+    steps, cut = record(case, policy, called, episodes)
+    print(
+        f"{called}: {episodes} episodes, {steps} steps, {cut:.0%} of them cut to the limits of actions; "
+        f"minari.load_dataset({called!r}) reads it"
+    )
 
 
 @app.command(epilog="Example: rlpto bench build philly-0.9")

@@ -22,7 +22,7 @@ def export(
     quiet: QuietOption = False,
 ) -> None:
     """Write the best agent of a run to one file, with its settings and its origin; --card: what is known of it."""
-    from rlpto.agents.card import card_of
+    from rlpto.agents.card import card_of, check_target
     from rlpto.agents.checkpoint import export_agent
     from rlpto.agents.policy import run_file
     from rlpto.io.files import file_there, write_text
@@ -31,6 +31,8 @@ def export(
         raise ConfigError("--scores: the scores stand in the card, expected --card too")
     if card and out.suffix == ".md":
         raise ConfigError(f"{out}: the name of the card, expected another one for the agent, such as agent.zip")
+    if card:
+        check_target(out.with_suffix(".md"))
     checkpoint = run if file_there(run) else run_file(run)
     known: list[str] = []
     if scores is not None:

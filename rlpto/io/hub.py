@@ -68,8 +68,10 @@ def _asking(repo: str) -> Iterator[HfApi]:
         raise ConfigError(f"{repo}: {one_line(wrong)}, expected a repository as OWNER/NAME") from None
     except errors.HfHubHTTPError as refused:
         raise ConfigError(f"{repo}: {_reason(refused)}") from None
-    except Exception as failed:  # of the HTTP client, or of the hub's storage
-        raise ConfigError(f"{repo}: the hub gave no answer ({one_line(failed)})") from None
+    except Exception as failed:  # of the HTTP client, whose classes differ between versions, or of the hub's storage
+        here = isinstance(failed, OSError) and not isinstance(failed, ConnectionError)
+        what = "a file here cannot be read or written" if here else "the hub gave no answer"
+        raise ConfigError(f"{repo}: {what} ({one_line(failed)})") from None
 
 
 def _reason(refused: Any) -> str:

@@ -203,57 +203,31 @@ def efficiency_at(sqr: float, var: float, scale: float) -> float:
 
 
 @njit(error_model="numpy")
-def choose(throughput: FloatArray, scales: FloatArray, sqr: float, var: float, rule: ChoiceRule) -> int:
-    """The candidate with the largest score, the first of equals. throughput, scales: [C]."""
-    return _best(throughput, scales, _powers(scales, rule.slope), sqr, var, rule)
-
-
-@njit(error_model="numpy")
-def choose_again(
-    throughput: FloatArray, scales: FloatArray, sqr: float, var: float, rule: ChoiceRule, held: int
-) -> int:
-    """As `choose`, but candidate `held`, which is in use, stays if `rule.above` says so."""
-    return _best_or_held(throughput, scales, _powers(scales, rule.slope), sqr, var, rule, held)
-
-
-@njit(error_model="numpy")
-def _powers(scales: FloatArray, exponent: float) -> FloatArray:
+def powers(scales: FloatArray, exponent: float) -> FloatArray:
     """[C] powers of scales [C]."""
-    powers = np.empty(len(scales))
+    found = np.empty(len(scales))
     for at in range(len(scales)):
-        powers[at] = scales[at] ** exponent
-    return powers
+        found[at] = scales[at] ** exponent
+    return found
 
 
 @njit(error_model="numpy")
-def _score(throughput: float, scale: float, growth: float, sqr: float, var: float, exponent: float) -> float:
-    """Of a candidate: `growth` is that of the base batch's variance `var`."""
-    useful = efficiency_at(sqr, var * growth, scale)
-    return throughput * (useful if exponent == 1.0 else useful**exponent)
-
-
-@njit(error_model="numpy")
-def _best(
-    throughput: FloatArray, scales: FloatArray, growth: FloatArray, sqr: float, var: float, rule: ChoiceRule
-) -> int:
-    """As `choose`. growth: [C]."""
-    best, most = 0, -1.0
-    for at in range(len(throughput)):
-        score = _score(throughput[at], scales[at], growth[at], sqr, var, rule.exponent)
-        if score > most:
-            best, most = at, score
-    return best
-
-
-@njit(error_model="numpy")
-def _best_or_held(
+def choose(
     throughput: FloatArray, scales: FloatArray, growth: FloatArray, sqr: float, var: float, rule: ChoiceRule, held: int
 ) -> int:
-    """As `choose_again`. growth: [C]."""
-    best = _best(throughput, scales, growth, sqr, var, rule)
-    found = _score(throughput[best], scales[best], growth[best], sqr, var, rule.exponent)
-    present = _score(throughput[held], scales[held], growth[held], sqr, var, rule.exponent)
-    return best if found > rule.above * present else held
+    """The candidate with the largest score, the first of equals; `held`, one in use, stays if `rule.above` says so.
+
+    throughput, scales: [C]. growth: [C] of the variance `var` of the base batch. held: negative if none is in use.
+    """
+    best, most, present = 0, -1.0, 0.0
+    for at in range(len(throughput)):
+        useful = efficiency_at(sqr, var * growth[at], scales[at])
+        score = throughput[at] * (useful if rule.exponent == 1.0 else useful**rule.exponent)
+        if score > most:
+            best, most = at, score
+        if at == held:
+            present = score
+    return best if held < 0 or most > rule.above * present else held
 
 
 @njit(error_model="numpy")
@@ -275,11 +249,11 @@ def follow_choices(
     [C, P] truth. In an epoch the job sees the statistics of its batch, by which it chooses in the next.
     """
     choice = first
-    growth, decline = _powers(scales, rule.slope), _powers(scales, -rule.slope)
+    growth, decline = powers(scales, rule.slope), powers(scales, -rule.slope)
     out_rates[:epoch] = rates[first, :epoch]
     out_choices[:epoch] = first
     for at in range(epoch, rates.shape[1]):
         out_rates[at], out_choices[at] = rates[choice, at], choice
         if len(throughput):
             sqr, var = grad_sqr[choice, at], grad_var[choice, at] * decline[choice]
-            choice = _best_or_held(throughput, scales, growth, sqr, var, rule, choice)
+            choice = choose(throughput, scales, growth, sqr, var, rule, choice)

@@ -14,7 +14,7 @@ import numpy as np
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.knowledge.beliefs import ChoiceRule, choose, choose_again, follow_choices
+from rlpto.knowledge.beliefs import ChoiceRule, choose, follow_choices, powers
 from rlpto.knowledge.job_fits import JobFits, Statistics
 from rlpto.knowledge.known import BatchCache, BeliefRules
 from rlpto.performance.efficiency import BatchPerformance
@@ -149,10 +149,7 @@ class OnlineJobs:
         rule = ChoiceRule(fit.exponent, self.fits.slope_of(job), self._change_above)
         if fit.params is not None and seen is not None:
             believed = fit.throughput(len(running.placement), true.batches.gpus)
-            if held is None:
-                first = choose(believed, scales, *seen, rule)
-            else:
-                first = choose_again(believed, scales, *seen, rule, held)
+            first = choose(believed, scales, powers(scales, rule.slope), *seen, rule, -1 if held is None else held)
         basis = epoch, first, rule.slope
         if running.believed is not believed or running.basis != basis:
             running.believed, running.basis = believed, basis

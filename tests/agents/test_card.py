@@ -40,7 +40,7 @@ def test_a_card_states_the_origin_in_the_form_of_hubs(tmp_path: Path) -> None:
     front = yaml.safe_load(card.split("---\n")[1])
     assert front == {"library_name": "rlpto", "tags": ["reinforcement-learning", "scheduling"]}
     assert "# mine\n" in card
-    assert "--policies agent:file=mine.zip,fifo\n" in card
+    assert "--policies agent:file=agent.zip,fifo\n" in card
     assert dict(rows_of(card, "Where it comes from")) == {
         "what": "value",
         "state": "trained",

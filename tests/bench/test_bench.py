@@ -14,6 +14,7 @@ from rlpto.bench.leaderboard import entries_of, page
 from rlpto.bench.results import FIGURES, Row, Scores, read_rows, row_of, write_rows
 from rlpto.bench.submissions import CARD, RESULTS, Card, run, verify
 from rlpto.bench.suite import FIFO_FILE, FOLDER, VERSION, case_env, cases, digests, find_case
+from rlpto.envs.actions import LARGEST
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.workloads.frozen import digest_of, read_jobs
@@ -127,6 +128,8 @@ def test_broken_results_are_refused_with_their_line(copied: Path, line: str, mes
     (copied / RESULTS).write_text(f"{header}\n{line}\n")
     with pytest.raises(CheckpointError, match=message):
         list(verify(copied))
+    (copied / RESULTS).write_text(f"{header}\n")
+    assert list(verify(copied)) == ["no results"]
     (copied / RESULTS).write_text("a,b\n")
     with pytest.raises(CheckpointError, match=":1: header a,b, expected case,digest"):
         list(verify(copied))
@@ -183,9 +186,11 @@ def test_a_recorded_planner_earns_what_its_actions_earn_again(tmp_path: Path, mo
     minari = pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     settings: dict[str, object] = {"episode": {"min_hours": 1, "max_hours": 2}, "baseline": "none"}
-    steps = record(SMALL, "planner", "rlpto/test-v0", 4, **settings)
+    steps, cut = record(SMALL, "planner", "rlpto/test-v0", 4, **settings)
     episodes = list(minari.load_dataset("rlpto/test-v0").iterate_episodes())
     assert sum(len(episode.actions) for episode in episodes) == steps
+    taken = np.concatenate([episode.actions for episode in episodes])
+    assert cut == np.mean(np.abs(taken).max(axis=1) == LARGEST)
     assert any(episode.actions.any() for episode in episodes), "it is not the index alone"
     for seed, episode in enumerate(episodes):
         env = case_env(SMALL, **settings)
@@ -195,5 +200,10 @@ def test_a_recorded_planner_earns_what_its_actions_earn_again(tmp_path: Path, mo
     for policy, message in (("srtf", "weights of the index alone"), ("planner", "is there already")):
         with pytest.raises(ConfigError, match=message):
             record(SMALL, policy, "rlpto/test-v0" if policy == "planner" else "rlpto/other-v0", 1, **settings)
-    with pytest.raises(ConfigError, match="data set no name: "):
-        record(SMALL, "index", "no name", 1, **settings)
+    for name in ("no name", "noversion"):
+        with pytest.raises(ConfigError, match=rf"data set {name}: .*expected NAMESPACE/NAME-vNUMBER"):
+            record(SMALL, "index", name, 1, **settings)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "file"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="data set rlpto/other-v0: "):
+        record(SMALL, "index", "rlpto/other-v0", 1, **settings)

@@ -30,5 +30,19 @@ def test_the_command_runs_in_an_empty_folder(rlpto, tmp_path: Path, monkeypatch:
     assert (
         rlpto("evaluate", "mine.yaml", "--policies", "fifo", "--windows", "validation", "--no-report", "-q").code == 0
     )
+    rlpto("bench", "run", "fifo", "--case", SMALL, "--name", "a b").assert_refused("name: ", "a b")
+    rlpto("bench", "run", "fifo", "fifo", "--case", SMALL, "--name", "twice").assert_refused("policies: ", "twice")
+    assert not (tmp_path / "runs" / "bench" / "twice").exists()
     rlpto("bench", "run", "fifo", "--case", "nothing").assert_refused("no such case, expected one of microsoft03-0.7")
     rlpto("bench", "run", "fifo", "--case", "philly-0.9").assert_refused("rlpto bench build philly-0.9")
+
+
+def test_a_policy_is_recorded_under_a_name_of_the_case(rlpto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    answer = rlpto("bench", "dataset", SMALL, "--policy", "index", "--episodes", "1")
+    assert answer.code == 0, answer.err
+    name = "rlpto/microsoft04-1_1-exact-index-v1"
+    assert answer.out.startswith(f"{name}: 1 episodes, "), answer.out
+    assert minari.load_dataset(name).total_episodes == 1
+    rlpto("bench", "dataset", SMALL, "--policy", "index").assert_refused(f"{name} is there already")

@@ -38,6 +38,12 @@ def test_a_card_is_written_if_it_is_asked_for(rlpto, tmp_path: Path) -> None:
     assert (tmp_path / "a.md").read_text() == card_of(tmp_path / "a.zip")
     rlpto("export", tmp_path / "a.zip", "-o", tmp_path / "b.md", "--card").assert_refused("b.md: the name of the card")
     assert not (tmp_path / "b.md").exists()
+    for name, write in (("notes", lambda path: path.write_text("mine")), ("folder", lambda path: path.mkdir())):
+        write(tmp_path / f"{name}.md")
+        answer = rlpto("export", tmp_path / "a.zip", "-o", tmp_path / f"{name}.zip", "--card")
+        answer.assert_refused(f"{name}.md: there, and no card of an agent")
+        assert not (tmp_path / f"{name}.zip").exists()
+    assert rlpto("export", tmp_path / "a.zip", "-o", tmp_path / "a.zip", "--card").code == 0, "a card is written again"
 
 
 def test_a_card_has_the_scores_of_a_submission_of_the_agent(rlpto, submission: Path, tmp_path: Path) -> None:
@@ -72,6 +78,10 @@ def test_scores_of_others_and_broken_ones_are_refused(rlpto, submission: Path, t
     rlpto("export", mine, *asked, SRTF).assert_refused("a submission of srtf", "philly.zip")
     rlpto("export", mine, *asked, tmp_path / "none").assert_refused("none/card.yaml")
     rlpto("export", mine, "-o", "a.zip", "--scores", submission).assert_refused("--scores", "expected --card too")
+    write_rows([], tmp_path / "none.csv")
+    empty = shutil.copytree(submission, tmp_path / "empty")
+    shutil.copyfile(tmp_path / "none.csv", empty / "results.csv")
+    rlpto("export", mine, *asked, empty).assert_refused("empty: no results")
     write_rows(read_rows(submission / "results.csv")[1:], submission / "results.csv")
     rlpto("export", mine, *asked, submission).assert_refused("is missing")
     assert not list(tmp_path.glob("a.*"))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.job_store import JobStore
-from rlpto.knowledge.beliefs import ChoiceRule, ThroughputBelief, choose, choose_again, efficiency_seen, follow_choices
+from rlpto.knowledge.beliefs import ChoiceRule, ThroughputBelief, choose, efficiency_seen, follow_choices
 from rlpto.knowledge.online_fit import fit_observed
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.efficiency import BatchLimits
@@ -49,7 +49,9 @@ def test_the_same_batch_follows_from_the_same_parameters(cases: list[dict]) -> N
             found = belief.candidates(best["gpus"])
             throughput = belief.throughput(best["nodes"], best["gpus"])
             scales = found.weighed / case["base"]
-            chosen = choose(throughput, scales, case["grad_sqr"], case["grad_var"], ChoiceRule())
+            chosen = choose(
+                throughput, scales, np.ones_like(scales), case["grad_sqr"], case["grad_var"], ChoiceRule(), -1
+            )
             assert (found.taken[chosen], found.accumulation[chosen]) == (best["local"], best["accumulation"])
             useful = efficiency_seen(case["grad_sqr"], case["grad_var"], scales[chosen], 0.0)
             assert throughput[chosen] * useful == pytest.approx(best["goodput"], rel=1e-6)
@@ -137,7 +139,7 @@ def test_a_batch_in_use_is_left_for_a_notable_gain_alone(
 ) -> None:
     scales = np.arange(1.0, len(throughput) + 1)
     score = np.array([t * efficiency_seen(1.0, noise, s, 0.0) for t, s in zip(throughput, scales, strict=True)])
-    found = choose_again(np.array(throughput), scales, 1.0, noise, ChoiceRule(above=above), held)
+    found = choose(np.array(throughput), scales, np.ones_like(scales), 1.0, noise, ChoiceRule(above=above), held)
     assert found == (np.argmax(score) if score.max() > above * score[held] else held)
 
 
