@@ -217,12 +217,12 @@ def test_ctrl_c_says_how_to_go_on_and_keeps_what_is_finished(rlpto, project: Pat
     whole = Experiment.run_cell
     calls = 0
 
-    def interrupted_later(self, cell):
+    def interrupted_later(self, cell, **options):
         nonlocal calls
         calls += 1
         if calls == 3:
             raise KeyboardInterrupt
-        return whole(self, cell)
+        return whole(self, cell, **options)
 
     monkeypatch.setattr(Experiment, "run_cell", interrupted_later)
     answer = rlpto("evaluate", "exp.yaml", "--no-report")
