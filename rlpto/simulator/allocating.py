@@ -24,13 +24,28 @@ def sort_growing(growing: IntArray, gpus: IntArray, order: IntArray, most_free: 
     """Sort rows into the order in which they are placed: as `order` says under most_free, else those that
     get most GPUs first (they need whole nodes), first of equals first."""
     if most_free:
-        turn = np.empty(len(order), dtype=np.int64)
-        for place in range(len(order)):
-            turn[order[place]] = place
-        growing[:] = growing[np.argsort(turn[growing])]
-    elif len(growing) > 16:
-        growing[:] = growing[np.argsort(-gpus[growing], kind="mergesort")]
-    else:  # few rows: sorting in place spares the memory that argsort takes
+        grows = np.zeros(len(order), dtype=np.bool_)
+        for row in growing:
+            grows[row] = True
+        at = 0
+        for row in order:
+            if grows[row]:
+                growing[at] = row
+                at += 1
+    elif len(growing) > 16:  # by counting, as sorting functions take seconds to compile
+        most, unsorted = 0, np.empty(len(growing), dtype=np.int64)
+        for k in range(len(growing)):
+            unsorted[k] = growing[k]
+            most = max(most, gpus[growing[k]])
+        begins, at = np.zeros(most + 1, dtype=np.int64), 0
+        for row in unsorted:
+            begins[gpus[row]] += 1
+        for count in range(most, -1, -1):
+            begins[count], at = at, at + begins[count]
+        for row in unsorted:
+            growing[begins[gpus[row]]] = row
+            begins[gpus[row]] += 1
+    else:  # few rows: sorting in place spares the memory that this takes
         for k in range(1, len(growing)):
             row, at = growing[k], k
             while at > 0 and gpus[growing[at - 1]] < gpus[row]:
