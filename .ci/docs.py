@@ -16,6 +16,8 @@ from typing import Any
 
 import griffe
 
+from rlpto.io.markdown import markdown_table
+
 ROOT = Path(__file__).parents[1]
 DOCS, STAGED = ROOT / "docs", ROOT / "build" / "docs"
 LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
@@ -65,17 +67,13 @@ def rest_page() -> str:
     """The requests that the service answers, from its openapi.json."""
     asked = [sys.executable, "-m", "rlpto.service.web", "configs/service.yaml", "--openapi"]
     api = json.loads(subprocess.run(asked, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
-    lines = [
-        "# REST API\n",
-        "In full: `/api/v1/openapi.json` of a running service.\n",
-        "| request | |",
-        "| --- | --- |",
+    requests = [
+        {"request": f"`{method.upper()} {path}`", "": what.get("description", what["summary"])}
+        for path, methods in api["paths"].items()
+        for method, what in methods.items()
     ]
-    for path, methods in api["paths"].items():
-        for method, what in methods.items():
-            said = " ".join(what.get("description", what["summary"]).split()).replace("|", "\\|")
-            lines.append(f"| `{method.upper()} {path}` | {said} |")
-    return "\n".join(lines) + "\n"
+    head = ["# REST API", "", "In full: `/api/v1/openapi.json` of a running service.", ""]
+    return "\n".join([*head, *markdown_table(requests), ""])
 
 
 def main() -> None:

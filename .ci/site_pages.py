@@ -11,6 +11,7 @@ from rlpto.core.policy import PolicyClass
 from rlpto.evaluation.metrics import completion_times
 from rlpto.evaluation.plots import gantt, png
 from rlpto.experiments.experiment import Experiment
+from rlpto.io.markdown import markdown_table
 from rlpto.policies.registry import is_complete, options_of
 from rlpto.policies.spec import parse_spec
 from rlpto.workloads.frozen import read_jobs
@@ -36,9 +37,10 @@ NOT_SHIPPED = "\nThey do not ship: [where they are from](../workloads.md#catalog
 Entries = Mapping[str, list[Entry]]
 
 
-def table(*rows: list[str]) -> str:
-    """Rows in Markdown, the heading first."""
-    return "\n" + "".join(f"| {' | '.join(row)} |\n" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:]))
+def table(heading: list[str], *rows: list[str]) -> str:
+    """Rows in Markdown, of a page."""
+    lines = markdown_table([dict(zip(heading, row, strict=True)) for row in rows])
+    return "\n" + "\n".join(lines) + "\n"
 
 
 def scores_of(case: Case, entries: Entries) -> list[list[str]]:

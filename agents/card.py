@@ -11,11 +11,11 @@ from rlpto.io.files import digest, is_there
 from rlpto.io.markdown import markdown_table
 from rlpto.policies.index_weights import VECTOR_SIZES
 
+_START = "---\nlibrary_name: rlpto\n"
+"""How a card begins."""
 CURVE = ("gain", "reward_per_job", "reward", "jct_mean", "jct_p95")
 """Figures of an evaluation that the validation curve shows, where there are any."""
-_TEXT = """---
-library_name: rlpto
-tags:
+_TEXT = """tags:
 - reinforcement-learning
 - scheduling
 ---
@@ -46,7 +46,7 @@ def card_of(file: Path, scores: Sequence[str] = ()) -> str:
     agent = read_archive(file, (AGENT,))
     unit, origin = "windows" if STEERING in agent.arrays else "steps", _origin(agent) | {"SHA-256": digest(file)}
     known = [{"what": what, "value": value} for what, value in origin.items() if value is not None]
-    text = _TEXT.format(name=file.stem, kind=_kind(agent), origin="\n".join(markdown_table(known)))
+    text = _START + _TEXT.format(name=file.stem, kind=_kind(agent), origin="\n".join(markdown_table(known)))
     history = agent.manifest.get("history")
     rows = [row for row in history if isinstance(row, dict)] if isinstance(history, list) else []
     if shown := [name for name in CURVE if any(name in row for row in rows)]:
@@ -59,7 +59,11 @@ def card_of(file: Path, scores: Sequence[str] = ()) -> str:
 
 def check_target(path: Path) -> None:
     """Raise ConfigError if a card cannot be written to a path: something else is there."""
-    if is_there(path) and not (path.is_file() and path.read_bytes().startswith(_TEXT[:24].encode())):
+    start = ""
+    if path.is_file():
+        with path.open(encoding="utf-8", errors="replace") as there:
+            start = there.read(len(_START))
+    if is_there(path) and start != _START:
         raise ConfigError(f"{path}: there, and no card of an agent; expected another name for the agent")
 
 

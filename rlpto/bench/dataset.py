@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any
 
@@ -22,14 +23,17 @@ from rlpto.io.reading import one_line
 from rlpto.policies.index import Index
 
 
-def record(case: str, policy: str, name: str, episodes: int, **settings: Any) -> tuple[int, float]:
+def record(
+    case: str, policy: str, name: str, episodes: int, *, progress: bool = False, **settings: Any
+) -> tuple[int, float]:
     """Record whole episodes in training windows of a case, as a data set of Minari.
 
     policy: spec of one that decides by weights of the index alone, such as `planner`: only those are actions of the
     environment. What is beyond its limits is cut. name: NAMESPACE/NAME-vNUMBER. settings: keys of `EnvSettings`.
-    Observations are flat vectors. Episode i begins with seed i. Returns the number of steps, and the share of them that
-    was cut. Raises ConfigError for another policy, for a name that is taken or is none, where Minari is not installed
-    or cannot write, and for cases with several kinds of GPU, which have no environment.
+    progress: shows a bar on a terminal. Observations are flat vectors. Episode i begins with seed i. Returns the
+    number of steps, and the share of them that was cut. Raises ConfigError for another policy, for a name that is
+    taken or is none, where Minari is not installed or cannot write, and for cases with several kinds of GPU, which
+    have no environment.
     """
     try:
         import minari
@@ -49,7 +53,8 @@ def record(case: str, policy: str, name: str, episodes: int, **settings: Any) ->
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="minari")  # that it has no author and no address
         collector = minari.DataCollector(env)
-        for seed in track(range(episodes), f"recording {policy}", console=Console(stderr=True), transient=True):
+        console, shown = Console(stderr=True), progress and sys.stderr.isatty()
+        for seed in track(range(episodes), f"recording {policy}", console=console, transient=True, disable=not shown):
             collector.reset(seed=seed)
             decides.reset(seed)
             over = False
@@ -57,7 +62,10 @@ def record(case: str, policy: str, name: str, episodes: int, **settings: Any) ->
                 taken.append(_action(env.unwrapped, decides))
                 _, _, ended, cut, _ = collector.step(taken[-1])
                 over = ended or cut
-        collector.create_dataset(name, algorithm_name=policy, eval_env=env)
+        try:
+            collector.create_dataset(name, algorithm_name=policy, eval_env=env)
+        except OSError as wrong:
+            raise ConfigError(f"data set {name}: cannot write it: {one_line(wrong)}") from None
     return len(taken), float(np.mean([np.abs(action).max() >= LARGEST for action in taken]))
 
 

@@ -136,6 +136,7 @@ def dataset(
     policy: Annotated[str, typer.Option(help="planner, or the index with any weights.")] = "planner",
     name: Annotated[str | None, typer.Option(help="Name of the data set; rlpto/CASE-POLICY-v1 if not given.")] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes, each a stretch of a training window.")] = 20,
+    quiet: QuietOption = False,
 ) -> None:
     """Record a policy in the environment of a case, as an offline data set of Minari.
 
@@ -145,8 +146,8 @@ def dataset(
     from rlpto.policies.spec import parse_spec
 
     called = name or f"rlpto/{case.replace('.', '_')}-{parse_spec(policy).first.name}-v1"
-    steps, cut = record(case, policy, called, episodes)
-    print(
+    steps, cut = record(case, policy, called, episodes, progress=not quiet)
+    make_console(quiet).print(
         f"{called}: {episodes} episodes, {steps} steps, {cut:.0%} of them cut to the limits of actions; "
         f"minari.load_dataset({called!r}) reads it"
     )
