@@ -31,7 +31,7 @@ from rlpto.envs.whole_windows import WindowPool
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import CheckpointError
 from rlpto.policies.bonus_network import first_network
-from rlpto.policies.index_weights import NO_PRICE, STEERING_FEATURES, save_weights, steering_meaning
+from rlpto.policies.index_weights import NO_PRICE, SLOPE_FEATURES, STEERING_FEATURES, save_weights, steering_meaning
 
 WEIGHTS = "agent.yaml"
 """File of a run with the best steering vector, for `index:weights=` and `planner:base=`."""
@@ -50,17 +50,20 @@ class SteeringSpace:
     sigma: FloatArray
 
     @classmethod
-    def around(cls, start: FloatArray, constants: float, network: float, seed: int) -> SteeringSpace:
+    def around(
+        cls, start: FloatArray, constants: float, network: float, seed: int, *, slopes: bool = False
+    ) -> SteeringSpace:
         """The space around start [S], of weights alone or with a network. constants, network: as in `WindowSettings`.
 
-        seed: of the hidden layer of a new network.
+        seed: of the hidden layer of a new network. slopes: learn the weights that look at accuracy, too.
         """
+        learnt = {*ACTION_FEATURES, *(SLOPE_FEATURES if slopes else ())} - {*KEPT}
         count = len(STEERING_FEATURES)
         if network > 0 and len(start) == count:
             start = np.concatenate([start, first_network(seed)])
         sigma = np.zeros(len(start))
         for at, name in enumerate(STEERING_FEATURES):
-            if name in ACTION_FEATURES and name not in KEPT and start[at] != NO_PRICE:
+            if name in learnt and start[at] != NO_PRICE:
                 sigma[at] = constants * max(abs(start[at]), SMALLEST)
         sigma[count:] = network
         return cls(start, sigma)
@@ -119,7 +122,8 @@ class WindowTraining:
         chosen, seed = self.settings.whole_windows, self.identity.seed
         self._rng = np.random.default_rng([seed, 19])
         start = priced(self.setup.start, self.setup.reward) if chosen.constants else self.setup.start
-        self._space = SteeringSpace.around(start, chosen.constants, chosen.network, seed)
+        slopes = self.setup.reward.shortfall > 0
+        self._space = SteeringSpace.around(start, chosen.constants, chosen.network, seed, slopes=slopes)
         rate = chosen.learning_rate or (0.1 if chosen.trainer == "evolution" else 0.02)
         self._learner, self._trainer = Learner(self._space.size, rate), make_trainer(chosen)
         self._pool = WindowPool(self.setup, max(chosen.idle_interval, self.setup.interval))

@@ -102,12 +102,10 @@ def build_batch(
     reward: RewardWeights,
     *,
     beliefs: CompiledBeliefs = ALL_KNOWN,
-    follow_accuracy: bool = False,
 ) -> CompiledBatch:
     """A batch of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them.
 
     beliefs: what policies believe, but for the noise of workloads.
-    follow_accuracy: note when jobs reach levels of accuracy, though no reward depends on it.
     """
     _check_supported(shape, workloads, tables, simulator, queue)
     tables = tables.with_rescale_delay(simulator.rescale_delay)
@@ -121,8 +119,9 @@ def build_batch(
     def world(clusters: int) -> World:
         slots = np.zeros((clusters, most), dtype=JOB)
         slots["max_gpus"] = pool["max_gpus"].max(initial=1)  # room for the largest job of any workload
-        follows = follow_accuracy or reward.shortfall > 0
-        return build_world(slots, shape.node_gpus, tables, simulator, 0, keep_log=False, follow_accuracy=follows)
+        return build_world(
+            slots, shape.node_gpus, tables, simulator, 0, keep_log=False, follow_accuracy=reward.shortfall > 0
+        )
 
     step = _joint_step(workloads)
     noise = _joint_noise(workloads, most, tables.max_gpus + 1)

@@ -32,8 +32,8 @@ class EnvSettings(Settings):
     """Observation, action and reward of the environment."""
 
     start: ConfigPath | None = None
-    """YAML file of the heuristic that the agent starts from: index weights, as `rlpto tune index` writes them, or
-    steering weights; null: the two-parameter index. Action zero is this heuristic."""
+    """YAML file of the heuristic that the agent starts from: weights of the index, as `rlpto train` writes
+    them (agent.yaml); null: the two-parameter index. Action zero is this heuristic."""
     max_jobs: int = Field(32, ge=1, le=10_000)
     """Jobs an observation shows, the first in the queue; the others are summed up."""
     horizon: int = Field(6, ge=1, le=1000)

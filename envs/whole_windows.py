@@ -1,5 +1,4 @@
-"""Whole workloads under one steering vector: what searches of weights and trainings of agents try, and the baseline of
-rewards.
+"""Whole workloads under one steering vector: what trainings of agents try, and the baseline of rewards.
 
 A steering vector has the weights of the index, and if wanted a network of bonuses after them
 (`rlpto.policies.bonus_network`).
@@ -28,28 +27,6 @@ TIME_LIMIT_FACTOR = 3.0
 """A candidate is stopped after this multiple of the start heuristic's time: some rescale jobs for ever."""
 LARGEST_LOSS = 1.0
 """Of a window; also that of one whose jobs a candidate leaves unfinished."""
-
-
-class Played(NamedTuple):
-    """A workload that was played. reward: in all. end [s]. finished: False if jobs were left when it was stopped."""
-
-    reward: float
-    end: float
-    finished: bool
-
-
-class WindowPlayer:
-    """Lets constant weights schedule whole workloads in the first cluster of a batch."""
-
-    def __init__(self, batch: CompiledBatch) -> None:
-        self.batch = batch
-        self._limit = float(batch.world.rules["limit"][0])
-
-    def play(self, workload: int, weights: FloatArray, limit: float = np.inf) -> Played:
-        """Run a workload with index weights [STEERING_FEATURES]; it is stopped after `limit` s."""
-        parts, end = np.zeros(PARTS), np.zeros(1)
-        finished = play_window(self.batch, workload, np.atleast_2d(weights), min(limit, self._limit), parts, end)
-        return Played(float(parts.sum()), float(end[0]), finished)
 
 
 def per_job(values: AnyArray, jobs: AnyArray, group: AnyArray) -> float:

@@ -22,7 +22,7 @@ from rlpto.evaluation.runner import Cell, evaluate
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment, run_cell
 from rlpto.io.errors import ConfigError, RlptoError
-from rlpto.io.files import digest, whole_file, write_text
+from rlpto.io.files import alone_in, digest, whole_file, write_text
 from rlpto.io.paths import example_config
 from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
@@ -71,8 +71,17 @@ def run(
 ) -> list[Row]:
     """Run the policies of a card on cases, and write the submission; what is finished is kept and not run again.
 
-    say: shows which case is run. Raises ConfigError for policies that cannot be submitted.
+    say: shows which case is run. Raises ConfigError for policies that cannot be submitted, CheckpointError while
+    another process writes the submission.
     """
+    with alone_in(folder, f"{folder}: another process runs this submission: wait for its end, or use another folder"):
+        return _run(card, chosen, folder, jobs, say, progress)
+
+
+def _run(
+    card: Card, chosen: Sequence[Case], folder: Path, jobs: int, say: Callable[[str], None], progress: bool
+) -> list[Row]:
+    """As `run`, in a folder that no other process writes to."""
     kept = tuple(_with_own_files(spec, folder) for spec in card.policies)
     if (folder / CARD).is_file():
         card = read_card(folder)  # with what was filled in since

@@ -29,7 +29,7 @@ def list_cases() -> None:
 
 @app.command(epilog="Example: rlpto bench config microsoft04-0.9 > mine.yaml")
 def config(case: Annotated[str, typer.Argument(metavar="CASE", help="A case, see `rlpto bench list`.")]) -> None:
-    """Print an experiment with the training and validation windows of a case, for `rlpto train` and `rlpto tune`."""
+    """Print an experiment with the training and validation windows of a case, for `rlpto train`."""
     from rlpto.bench.suite import find_case
     from rlpto.experiments.config import resolved_yaml
 

@@ -64,6 +64,23 @@ class FileLock:
         os.close(self.descriptor)
 
 
+@contextmanager
+def alone_in(folder: Path, busy: str, error: type[RlptoError] = CheckpointError) -> Iterator[None]:
+    """Hold the lock of a folder, which is made if need be. Raises `error`: `busy` if another process holds it, or why
+    the folder cannot be used."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder.resolve(), os.O_RDONLY)
+    except BlockingIOError:
+        raise error(busy) from None
+    except OSError as refused:
+        raise error(f"{folder}: cannot write there: {(refused.strerror or str(refused)).lower()}") from None
+    try:
+        yield
+    finally:
+        lock.close()
+
+
 def is_there(path: Path) -> bool:
     """Whether a file or folder exists; False, unlike `path.exists()`, for a path too long or without permission."""
     return os.path.exists(path)

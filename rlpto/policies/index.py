@@ -3,7 +3,7 @@
 Source: index policies for parallel jobs follow Gittins and Whittle (Gittins, Glazebrook, Weber,
 "Multi-armed Bandit Allocation Indices", 2011); the marginal gain over a power of the remaining time
 sits between equal shares and SRTF (Berg, Vesilo, Harchol-Balter 2020). Constants by evolution
-strategy (`rlpto tune index`).
+on whole windows (`rlpto.agents.window_training`).
 Adapted: this project's own form. A step from k to k' GPUs scores
     sum over features of weight x feature,
 and the best steps are taken until the GPUs are gone. Steps follow the concave hull of the speed.
@@ -170,7 +170,7 @@ class IndexOptions(Settings):
     """Options of `index`."""
 
     weights: Path | None = None
-    """YAML file of weights, as `rlpto tune index` writes it; null: the two-parameter form."""
+    """YAML file of weights, as `rlpto train` writes it (agent.yaml); null: the two-parameter form."""
 
 
 class Index(BasePolicy[IndexOptions]):

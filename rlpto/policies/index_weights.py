@@ -1,7 +1,7 @@
 """Weights of the index: the vector that the index, agents and the planner decide with, and the file it is kept in.
 
-A vector has a weight for each of STEERING_FEATURES. `IndexWeights` holds those that `rlpto tune index` tunes; the
-others let a learned policy depend on the state:
+A vector has a weight for each of STEERING_FEATURES. `IndexWeights` holds those of the index as it is without learning;
+the others let a learned policy depend on the state:
     gain_remaining, gain_load    times log gain x r, and x load,
     pace, pace_remaining         times log(speed before the step, relative to one GPU), and that x r,
     start_remaining, start_load  times 1 x r, and x load, if the step starts the job,
@@ -81,9 +81,9 @@ class IndexWeights(Settings):
 
 
 INDEX_FEATURES: tuple[str, ...] = tuple(IndexWeights.model_fields)
-"""Names of the weights that are tuned. `IndexWeights` says what each is."""
+"""Names of the weights in a config. `IndexWeights` says what each is."""
 SLOPE_FEATURES: tuple[str, ...] = ("slope", "slope_start")
-"""The weights that depend on accuracy. Neither agents nor the planner change them."""
+"""The weights that depend on accuracy: learnt where the reward counts its shortfall; the planner leaves them."""
 STEERING_FEATURES: tuple[str, ...] = (
     *(name for name in INDEX_FEATURES if name not in SLOPE_FEATURES),
     "gain_remaining",
@@ -101,20 +101,6 @@ VECTOR_SIZES = len(STEERING_FEATURES), len(STEERING_FEATURES) + NETWORK_SIZE
 """Numbers of a steering vector, without a network and with one."""
 OFF = {name: NO_PRICE if name == "price" else 0.0 for name in STEERING_FEATURES}
 """Weights that change no score and reject no step."""
-
-
-def index_weights(weights: FloatArray, file: Path) -> IndexWeights:
-    """The weights of the index in a steering vector of a file.
-
-    Raises CheckpointError if another one is not off, or there is a network.
-    """
-    if len(weights) > len(OFF):
-        raise CheckpointError(f"{file}: a network of bonuses: expected weights of the tuned index alone")
-    named = dict(zip(STEERING_FEATURES, weights.tolist(), strict=True))
-    for name, off in OFF.items():
-        if name not in INDEX_FEATURES and named[name] != off:
-            raise CheckpointError(f"{file}: {name} {named[name]:g}: not a weight of the tuned index, expected {off:g}")
-    return IndexWeights(**{name: named[name] for name in INDEX_FEATURES})
 
 
 def steering_meaning(size: int) -> dict[str, Any]:

@@ -42,7 +42,6 @@ from rlpto.policies.index_weights import (
     STEERING_FEATURES,
     VECTOR_SIZES,
     IndexWeights,
-    index_weights,
     load_weights,
 )
 from tests.agents.helpers import IDENTITY, make_evaluator, make_setup, schedule, workload
@@ -200,21 +199,21 @@ def test_a_best_vector_is_a_file_of_weights_for_the_index(tmp_path: Path) -> Non
     Index(IndexOptions(weights=tmp_path / WEIGHTS))
 
 
-def test_what_was_learnt_is_a_start_for_either_way_but_not_for_tuning(tmp_path: Path) -> None:
+def test_what_was_learnt_is_a_start_for_either_way(tmp_path: Path) -> None:
     setup = make_setup()
     train_small(tmp_path / "first", setup, chosen={"learning_rate": 0.5})
     learnt = replace(setup, start=load_weights(tmp_path / "first" / WEIGHTS))
     assert train_small(tmp_path / "second", learnt).finished
     assert decide_small(tmp_path / "third", learnt).finished
     Agent(AgentOptions(run=tmp_path / "third"))
-    with pytest.raises(CheckpointError, match=r"agent\.yaml: a network of bonuses: expected weights"):
-        index_weights(learnt.start, Path("agent.yaml"))
 
 
 def test_what_is_off_and_gain_stay_as_they_start() -> None:
     space = SteeringSpace.around(IndexWeights().vector(), 0.1, 0.0, 0)
     fixed = {name for name, sigma in zip(STEERING_FEATURES, space.sigma, strict=True) if sigma == 0}
     assert fixed == {"gain", "price", "slope", "slope_start"}
+    accurate = SteeringSpace.around(IndexWeights().vector(), 0.1, 0.0, 0, slopes=True)
+    assert accurate.size == space.size + 2
     assert space.start[STEERING_FEATURES.index("price")] == NO_PRICE
 
 

@@ -17,6 +17,7 @@ from rlpto.bench.suite import FIFO_FILE, FOLDER, VERSION, case_env, cases, diges
 from rlpto.envs.actions import LARGEST
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import CheckpointError, ConfigError
+from rlpto.io.files import alone_in
 from rlpto.workloads.frozen import digest_of, read_jobs
 
 SMALL = "microsoft04-1.1-exact"
@@ -90,6 +91,8 @@ def test_a_submission_that_is_right_is_verified_and_can_be_continued(submission:
     assert (submission / RESULTS).read_bytes() == before, "nothing ran again, CPU times included"
     with pytest.raises(ConfigError, match="expected another folder"):
         submit(submission, "las")
+    with alone_in(submission, "busy"), pytest.raises(CheckpointError, match="another process runs this submission"):
+        submit(submission, "srtf", "equal_share")
 
 
 def test_everything_that_is_wrong_is_named_and_the_rest_checked(copied: Path) -> None:

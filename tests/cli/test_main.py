@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = {"numpy", "pandas", "scipy", "numba", "pyarrow", "matplotlib", "cma", "pydantic", "yaml", "torch", "ray"}
+HEAVY = {"numpy", "pandas", "scipy", "numba", "pyarrow", "matplotlib", "pydantic", "yaml", "torch", "ray"}
 HEAVY |= {"rich", "sqlite3", "rlpto.io.files"}
 VERBS = (
     ("train",),
@@ -24,7 +24,6 @@ VERBS = (
     ("trace", "calibrate"),
     ("profiles", "show"),
     ("profiles", "fit"),
-    ("tune", "index"),
     ("configs", "list"),
     ("configs", "show"),
 )

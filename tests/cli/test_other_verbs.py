@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.policies.index_weights import load_weights
 from rlpto.workloads.trace import read_trace
 
 pytestmark = pytest.mark.usefixtures("project")
@@ -158,67 +157,6 @@ def test_configs_are_listed_and_shown(rlpto, project: Path) -> None:
     assert "# Seconds between regular decisions." in shown.out
     (project / "copy.yaml").write_text(shown.out)
     assert rlpto("configs", "show", "copy.yaml").out == shown.out
-
-
-TUNE = ("tune", "index", "exp.yaml", "-o", "w.yaml", "--limit", 2, "--population", 4)
-
-
-def test_tuning_never_ends_worse_and_resumes(rlpto, project: Path) -> None:
-    answer = rlpto(*TUNE, "--generations", 1)
-    assert answer.code == 0, answer.err
-    assert "w.yaml: better by" in answer.out
-    assert "validation runs, which were not used" in answer.out
-    load_weights(project / "w.yaml")
-    first = json.loads((project / "w.checkpoint.json").read_text())
-    assert first["best_cost"] <= 0.0
-    assert rlpto(*TUNE, "--generations", 2, "--resume", "-q") == (0, "", "")
-    second = json.loads((project / "w.checkpoint.json").read_text())
-    assert second["costs"][:1] == first["costs"]
-    assert len(second["costs"]) == 2
-    assert rlpto("evaluate", "exp.yaml", "--policies", "fifo,index:weights=w.yaml", "--no-report", "-q").code == 0
-    weights = (project / "w.yaml").read_bytes()
-    answer = rlpto(*TUNE, "--generations", 2, "--resume", "--set", "simulator.interval=30")
-    answer.assert_refused("w.checkpoint.json", "another configuration")
-    (project / "w.checkpoint.json").write_bytes(b"\x80\x04\x95torch")
-    rlpto(*TUNE, "--generations", 2, "--resume").assert_refused(
-        "w.checkpoint.json", "not a text in UTF-8, expected a checkpoint"
-    )
-    assert (project / "w.yaml").read_bytes() == weights
-
-
-def test_ctrl_c_while_tuning_says_how_to_go_on(rlpto, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlpto.experiments import index_search
-
-    whole = index_search._cost
-    calls = 0
-
-    def interrupted_later(*arguments):
-        nonlocal calls
-        calls += 1
-        if calls == 2 + 8 + 3:  # the start, the first generation, some of the second
-            raise KeyboardInterrupt
-        return whole(*arguments)
-
-    monkeypatch.setattr(index_search, "_cost", interrupted_later)
-    answer = rlpto(*TUNE, "--generations", 3)
-    assert answer.code == 130
-    assert "add --resume to the same command" in answer.err
-    assert not (project / "w.yaml").exists()
-    assert len(json.loads((project / "w.checkpoint.json").read_text())["costs"]) == 1
-
-
-@pytest.mark.usefixtures("project")
-def test_tuning_for_several_loads_is_another_search(rlpto) -> None:
-    answer = rlpto(*TUNE, "--generations", 1, "--loads", ".5,1.1", "--goal", "jct")
-    assert answer.code == 0, answer.err
-    assert "of the mean JCT on 4 training runs" in answer.out  # 2 windows at 2 loads
-    rlpto(*TUNE, "--generations", 2, "--loads", ".5,.9", "--goal", "jct", "--resume").assert_refused("w.checkpoint")
-
-
-@pytest.mark.parametrize("loads", ["", "high", ".5,-1", ".5,inf", ".5,.5"])
-def test_loads_that_are_none_are_refused(rlpto, project: Path, loads: str) -> None:
-    rlpto(*TUNE, "--loads", loads).assert_refused(f"--loads {loads}: expected different numbers above 0")
-    assert not (project / "w.yaml").exists()
 
 
 def test_runs_are_compared_policy_by_policy(rlpto) -> None:

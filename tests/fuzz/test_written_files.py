@@ -23,7 +23,6 @@ from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import measure
 from rlpto.evaluation.record_files import load_record, save_record
 from rlpto.evaluation.runner import Cell, evaluate, load_cells
-from rlpto.evaluation.weight_search import read_costs
 from rlpto.experiments.config import Config
 from rlpto.experiments.environments import cluster_env
 from rlpto.experiments.run_folder import begin_run, read_run_config, refuse_foreign
@@ -99,14 +98,6 @@ def test_run_folder(draw: Draw, folder: Path) -> None:
     for finished in load_cells(folder):
         finished.record()
     evaluate(cells, lambda _: tiny_record(), folder, False, config={})
-
-
-TUNING = {"format": "rlpto tuning 1", "fingerprint": "f", "costs": [[1.0, 2.0, 3.0, 4.0]], "best": {}}
-
-
-@fuzzed()
-def test_tuning(draw: Draw, folder: Path) -> None:
-    read_costs(put_file(folder, "tuning.json", draw(broken_json(as_json(TUNING)))), "f", 4)
 
 
 STARTED = {"address": "127.0.0.1:1", "folder": "x", "gpus": [2, 2], "cpus": 4, "durable": False}

@@ -11,8 +11,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rlpto.io.errors import ClusterError
-from rlpto.io.files import FileLock, write_text
+from rlpto.io.files import alone_in, write_text
 from rlpto.ray_cluster.nodes.environment import CONTROL, ray_environment
 from rlpto.ray_cluster.nodes.processes import (
     arguments_of,
@@ -184,21 +184,10 @@ def _note(started: StartedCluster) -> None:
     write_text(state_file(), json.dumps(asdict(started)) + "\n", "the cluster's state", ClusterError)
 
 
-@contextmanager
-def _only_command() -> Iterator[None]:
+def _only_command() -> AbstractContextManager[None]:
     """While this process starts or ends the noted cluster, no other one does."""
-    folder = state_file().parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder.resolve(), os.O_RDONLY)
-    except BlockingIOError:
-        raise ClusterError(
-            "another `rlpto cluster` command is at work on the cluster: wait for its end, or end it"
-        ) from None
-    except OSError as error:
-        raise ClusterError(f"{folder}: cannot keep the cluster's state there: {error.strerror or error}") from None
-    with closing(lock):
-        yield
+    busy = "another `rlpto cluster` command is at work on the cluster: wait for its end, or end it"
+    return alone_in(state_file().parent, busy, ClusterError)
 
 
 def missing_nodes(started: StartedCluster) -> list[int]:
