@@ -175,7 +175,7 @@ def accuracy_ahead(accuracy: FloatArray, epochs: IntArray, known_remaining: Floa
     return ahead
 
 
-@kernel(error_model="numpy")
+@kernel(error_model="numpy", inline="always")
 def _slope(accuracy: FloatArray, known_remaining: FloatArray, kind: int, start: int, end: int) -> float:
     """Accuracy gained per unit of work from the beginning of one epoch to that of another."""
     gained = accuracy[kind, end] - accuracy[kind, start]
