@@ -370,20 +370,19 @@ def shrink_lower_classes(given: IntArray, view: AnyArray, left: int) -> None:
 
     A row for which all of that is not enough goes on waiting, and nothing is shrunk in vain.
     """
-    spare = np.zeros(CLASSES, dtype=np.int64)
-    runs = np.zeros(CLASSES, dtype=np.bool_)
+    spare, running = np.zeros(CLASSES, dtype=np.int64), np.zeros(CLASSES, dtype=np.int64)
     for i in range(len(given)):
         if given[i] > 0:
             spare[view[i].effective_priority] += given[i] - view[i].min_gpus
-            runs[view[i].effective_priority] = True
+            running[view[i].effective_priority] += 1
     donor = len(given) - 1
     for i in range(len(given)):
         lower, least = view[i].effective_priority + 1, view[i].min_gpus
-        donors, most = False, left
+        donors, most = 0, left
         for c in range(lower, CLASSES):
-            donors |= runs[c]
+            donors += running[c]
             most += spare[c]
-        if given[i] > 0 or not donors or most < least:
+        if given[i] > 0 or donors == 0 or most < least:
             continue
         while left < least:
             taken = 0

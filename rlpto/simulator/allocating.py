@@ -6,7 +6,7 @@ import numpy as np
 
 from rlpto.core.placement import main_node, release, shrink_in_place, take_most_free, take_packed
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
-from rlpto.io.compiled import helper, kernel, njit
+from rlpto.io.compiled import helper, kernel
 from rlpto.simulator.arrays import World
 from rlpto.simulator.job_kernels import (
     foresee_finish,
@@ -19,7 +19,7 @@ from rlpto.simulator.job_kernels import (
 )
 
 
-@njit()
+@helper(_nrt=True)
 def sort_growing(growing: IntArray, gpus: IntArray, order: IntArray, most_free: int) -> None:
     """Sort rows into the order in which they are placed: as `order` says under most_free, else those that
     get most GPUs first (they need whole nodes), first of equals first."""

@@ -105,7 +105,7 @@ def pass_epochs(w: World, job: Any, row: int, start: float, stop: float, time: f
     return float(early)
 
 
-@kernel()
+@helper()
 def note_levels(job: Any, time: float, seconds: float, before: float, after: float) -> None:
     """Note which levels a JOB record reaches while its accuracy rises from `before` to `after`, linearly.
 
@@ -118,7 +118,7 @@ def note_levels(job: Any, time: float, seconds: float, before: float, after: flo
             job.reached[level] = time + min(max(part, 0.0), 1.0) * seconds
 
 
-@kernel()
+@helper()
 def next_level(job: Any) -> float:
     """Accuracy of the lowest level that a JOB record has not reached yet; infinity: it has reached all."""
     for level in range(len(ACCURACY_LEVELS)):
