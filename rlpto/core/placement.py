@@ -12,14 +12,14 @@ from rlpto.io.arrays import AnyArray, IntArray
 from rlpto.io.compiled import kernel
 
 
-@kernel()
+@kernel(inline="always")
 def release(nodes: AnyArray, held: int, free: IntArray) -> None:
     """Give all GPUs of a job back: nodes [G] holds the node of each of its `held` GPUs."""
     for i in range(held):
         free[nodes[i]] += 1
 
 
-@kernel()
+@kernel(inline="always")
 def take_most_free(nodes: AnyArray, count: int, free: IntArray) -> None:
     """Fill nodes[:count] from the emptiest node, then the next. The cluster must have `count` free."""
     held = 0
@@ -35,7 +35,7 @@ def take_most_free(nodes: AnyArray, count: int, free: IntArray) -> None:
             held += 1
 
 
-@kernel()
+@kernel(inline="always")
 def take_packed(nodes: AnyArray, count: int, free: IntArray, home: int) -> None:
     """Fill nodes[:count] spanning few nodes. `home`: node to prefer where it is as good, or -1.
 
@@ -64,7 +64,7 @@ def take_packed(nodes: AnyArray, count: int, free: IntArray, home: int) -> None:
             held += 1
 
 
-@kernel()
+@kernel(inline="always")
 def main_node(nodes: AnyArray, held: int) -> int:
     """The node that holds most of a job's GPUs (first of equals), -1 if it holds none."""
     best, most = -1, 0
@@ -78,7 +78,7 @@ def main_node(nodes: AnyArray, held: int) -> int:
     return best
 
 
-@kernel()
+@kernel(inline="always")
 def shrink_in_place(nodes: AnyArray, held: int, count: int, free: IntArray) -> None:
     """Give GPUs back until `count` are left, emptying the nodes with fewest of the job's GPUs first."""
     while held > count:
@@ -96,7 +96,7 @@ def shrink_in_place(nodes: AnyArray, held: int, count: int, free: IntArray) -> N
         held -= given
 
 
-@kernel()
+@kernel(inline="always")
 def span(nodes: AnyArray, held: int) -> int:
     """Number of nodes a job spans (runs of equal node numbers)."""
     groups = 0
@@ -106,7 +106,7 @@ def span(nodes: AnyArray, held: int) -> int:
     return groups
 
 
-@kernel()
+@kernel(inline="always")
 def holds(nodes: AnyArray, held: int, node: int) -> bool:
     """True if one of a job's `held` GPUs is on `node`."""
     for i in range(held):  # noqa: SIM110 - compiled code without memory knows no generators

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlpto.core.cluster import Cluster, ClusterState
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
-from rlpto.io.compiled import kernel
+from rlpto.io.compiled import helper, kernel
 
 TURN_S = 600.0
 """Seconds for which a user's jobs that run, or wait before another one, are taken to hold what they ask for."""
@@ -62,7 +62,7 @@ def order_rows(
         effective[at] = after
 
 
-@kernel()
+@kernel(inline="always")
 def order_by_head_start(
     jobs: AnyArray, index: IntArray, aging_normal: float, aging_low: float, rows: IntArray, effective: IntArray
 ) -> None:
@@ -101,7 +101,7 @@ def order_by_head_start(
             low = next_of_class(jobs, index, row + 1, 2)
 
 
-@kernel()
+@helper()
 def next_of_class(jobs: AnyArray, index: IntArray, start: int, priority: int) -> int:
     """First position from `start` on in index [n] of a job that came with class `priority`; n: there is none."""
     at = start

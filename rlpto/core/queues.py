@@ -282,7 +282,7 @@ def is_permutation(order: IntArray) -> bool:
     return True
 
 
-@kernel()
+@kernel(inline="always")
 def gained_share(first: float, now: float, final: float) -> float:
     """Share of all the accuracy a job can gain that it has gained; 0 where there is none to gain."""
     return (now - first) / (final - first) if final > first else 0.0
@@ -341,7 +341,7 @@ def admit(view: AnyArray, wishes: IntArray, capacity: int, shrink_lower: bool, r
     return -1
 
 
-@kernel()
+@kernel(inline="always")
 def hold_back(given: IntArray, view: AnyArray, capacity: int, reserved: int) -> None:
     """Leave `reserved` GPUs of the capacity free, as far as jobs below class high can do without growing.
 
@@ -363,23 +363,26 @@ def hold_back(given: IntArray, view: AnyArray, capacity: int, reserved: int) -> 
                 missing -= taken
 
 
-@njit()
+@njit(inline="always")
 def shrink_lower_classes(given: IntArray, view: AnyArray, left: int) -> None:
     """Give waiting rows their min_gpus while rows of a lower class run: from `left` unused GPUs, then out
     of what those hold above their own min_gpus, the last rows giving first. `given` is changed.
 
     A row for which all of that is not enough goes on waiting, and nothing is shrunk in vain.
     """
-    spare = np.zeros(CLASSES + 1, dtype=np.int64)
-    runs = np.zeros(CLASSES + 1, dtype=np.bool_)
+    spare, running = np.zeros(CLASSES, dtype=np.int64), np.zeros(CLASSES, dtype=np.int64)
     for i in range(len(given)):
         if given[i] > 0:
             spare[view[i].effective_priority] += given[i] - view[i].min_gpus
-            runs[view[i].effective_priority] = True
+            running[view[i].effective_priority] += 1
     donor = len(given) - 1
     for i in range(len(given)):
         lower, least = view[i].effective_priority + 1, view[i].min_gpus
-        if given[i] > 0 or not runs[lower:].any() or left + spare[lower:].sum() < least:
+        donors, most = 0, left
+        for c in range(lower, CLASSES):
+            donors += running[c]
+            most += spare[c]
+        if given[i] > 0 or donors == 0 or most < least:
             continue
         while left < least:
             taken = 0

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from rlpto.io.arrays import AnyArray, FloatArray
-from rlpto.io.compiled import chained, njit
+from rlpto.io.compiled import chained, helper, njit
 from rlpto.io.settings import Settings
 
 HOUR = 3600.0
@@ -79,7 +79,7 @@ def term(unit: str, description: str) -> Callable[[TermFunction], TermFunction]:
     """Decorator: add a function to the table of terms, under its own name without leading underscores."""
 
     def add(function: TermFunction) -> TermFunction:
-        compiled = njit(error_model="numpy")(function)
+        compiled = helper(error_model="numpy")(function)
         TERMS.append(Term(function.__name__.lstrip("_"), unit, description, compiled))
         return compiled
 

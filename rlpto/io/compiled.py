@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.extending import register_jitable
 
 from rlpto.io.errors import CheckpointError
 from rlpto.io.files import write_text
@@ -41,8 +42,9 @@ def njit(**options: Any) -> Callable[[Function], Function]:
         before = _CONFIG.CACHE_DIR
         _CONFIG.CACHE_DIR = cache_folder()
         try:
-            # Set even where it is the default: otherwise a callee would inherit it from a `kernel`.
-            compiled: Any = numba.njit(cache=True, **({"_nrt": True} | options))(function)
+            # _nrt is set even where it is the default: otherwise a callee would inherit it from a `kernel`. Entry
+            # points from C, for functions that are handed on as values, would be compiled for nothing.
+            compiled: Any = numba.njit(cache=True, **({"_nrt": True, "no_cfunc_wrapper": True} | options))(function)
         finally:
             _CONFIG.CACHE_DIR = before
         return cast(Function, compiled)
@@ -57,6 +59,16 @@ def kernel(**options: Any) -> Callable[[Function], Function]:
     took more time than the work. A function that does allocate fails to compile.
     """
     return njit(_nrt=False, **options)
+
+
+def helper(**options: Any) -> Callable[[Function], Function]:
+    """`kernel` for functions that only compiled code calls: they become part of their callers and have no cache.
+
+    numba then makes no entry point from Python; where a `World` is handed over, that takes longer than to compile
+    the function. Python would run it uncompiled. Functions with a few plain arguments gain nothing.
+    """
+    compiled: Any = register_jitable(**({"_nrt": False, "no_cfunc_wrapper": True} | options))
+    return cast(Callable[[Function], Function], compiled)
 
 
 def closure(**options: Any) -> Callable[[Function], Function]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg.blas import ddot, dgemv
+from scipy.linalg.lapack import dgesv
 
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.compiled import njit
@@ -74,7 +76,6 @@ def _pooled(rows: StepMeasurements) -> PooledSteps:
     return PooledSteps(several, gpus, np.exp(local), log_compute, log_step, np.ones(len(gpus)))
 
 
-@njit(error_model="numpy")
 def _fit(
     steps: PooledSteps, mean: FloatArray, precision: FloatArray, reference: float, start: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
@@ -85,7 +86,7 @@ def _fit(
             break
         before = point
         point, hessian = _search(steps, mean, precision, reference, before)
-        if np.abs(point - before).max() < _SETTLED:
+        if float(np.abs(point - before).max()) < _SETTLED:
             break
     return point, hessian
 
@@ -106,7 +107,6 @@ def _reweigh(steps: PooledSteps, reference: float, point: FloatArray) -> bool:
     return odd
 
 
-@njit(error_model="numpy")
 def _search(
     steps: PooledSteps,
     mean: FloatArray,
@@ -121,7 +121,9 @@ def _search(
         damped = hessian.copy()
         for at in range(COORDINATES):
             damped[at, at] *= 1.0 + damping
-        step = np.linalg.solve(damped, gradient)
+        step, singular = dgesv(damped, gradient)[2:]
+        if singular or not np.isfinite(cost):
+            raise np.linalg.LinAlgError("a fit to steps that are not finite")
         trial = point - step
         found = _expand(steps, mean, precision, reference, trial)
         if found[0] < cost:
@@ -137,7 +139,6 @@ def _search(
     return point, hessian
 
 
-@njit(error_model="numpy")
 def _expand(
     steps: PooledSteps,
     mean: FloatArray,
@@ -147,8 +148,16 @@ def _expand(
 ) -> tuple[float, FloatArray, FloatArray]:
     """Half the negative log posterior at a point [7], its gradient [7] and its Gauss-Newton second derivatives."""
     away = point - mean
-    gradient, hessian = precision @ away, precision.copy()
-    cost = float(away @ gradient)
+    gradient, hessian = dgemv(1.0, precision.T, away, trans=1), precision.copy()
+    cost = _add_errors(steps, reference, point, float(ddot(away, gradient)), gradient, hessian)
+    return cost, gradient, hessian
+
+
+@njit(error_model="numpy")
+def _add_errors(
+    steps: PooledSteps, reference: float, point: FloatArray, cost: float, gradient: FloatArray, hessian: FloatArray
+) -> float:
+    """Add what the steps say to gradient [7] and hessian [7, 7]; returns the cost with theirs."""
     slopes = np.zeros((2, COORDINATES))
     for row in range(len(steps.local)):
         size = steps.several[row] > 0.0, steps.gpus[row], steps.local[row]
@@ -163,7 +172,7 @@ def _expand(
                 gradient[i] += weighed * slopes[part, i]
                 for j in range(COORDINATES):
                     hessian[i, j] += weight * slopes[part, i] * slopes[part, j] / STEP_ERROR**2
-    return cost, gradient, hessian
+    return cost
 
 
 @njit(error_model="numpy")
@@ -173,12 +182,13 @@ def log_times(
     """Logarithms of the seconds to compute a local batch, and of a step; fills slopes [2, 7], their derivatives."""
     level, share = np.exp(point[0]), 1.0 / (1.0 + np.exp(-point[1]))
     compute = level * (share + (1.0 - share) * local / reference)
-    slopes[:] = 0.0
+    for i in range(COORDINATES):  # one by one, as slices take seconds to compile
+        slopes[0, i] = slopes[1, i] = 0.0
     slopes[0, 0] = 1.0
     slopes[0, 1] = level * share * (1.0 - share) * (1.0 - local / reference) / compute
     log_compute = np.log(compute)
     if gpus <= 1.0:
-        slopes[1] = slopes[0]
+        slopes[1, 0], slopes[1, 1] = 1.0, slopes[0, 1]
         return log_compute, log_compute
     first, growth = (4, 5) if several else (2, 3)
     alpha = level * np.exp(point[2]) * (np.exp(point[4]) if several else 1.0)

@@ -202,7 +202,7 @@ def efficiency_at(sqr: float, var: float, scale: float) -> float:
     return float((var + sqr) / below / scale if below > 0.0 else 1.0 / scale)
 
 
-@njit(error_model="numpy")
+@njit(error_model="numpy", inline="always")
 def powers(scales: FloatArray, exponent: float) -> FloatArray:
     """[C] powers of scales [C]."""
     found = np.empty(len(scales))
@@ -250,8 +250,8 @@ def follow_choices(
     """
     choice = first
     growth, decline = powers(scales, rule.slope), powers(scales, -rule.slope)
-    out_rates[:epoch] = rates[first, :epoch]
-    out_choices[:epoch] = first
+    for at in range(epoch):  # assigned one by one, as slices take seconds to compile
+        out_rates[at], out_choices[at] = rates[first, at], first
     for at in range(epoch, rates.shape[1]):
         out_rates[at], out_choices[at] = rates[choice, at], choice
         if len(throughput):

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field
 
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.io.compiled import kernel, njit
+from rlpto.io.compiled import kernel
 from rlpto.io.errors import ProfileError
 
 MetricKind = Literal["share", "percent", "error_percent", "loss"]
@@ -142,7 +142,6 @@ def fit_accuracy(accuracy: FloatArray, metric: Metric, headroom: float = HEADROO
     return best, float(np.sqrt(np.mean((best(epochs) - accuracy) ** 2)))
 
 
-@njit()
 def accuracy_ahead(accuracy: FloatArray, epochs: IntArray, known_remaining: FloatArray) -> FloatArray:
     """[T, P] largest share of a type's accuracy gained per share of the work left, over any stretch from an epoch on.
 
@@ -153,7 +152,15 @@ def accuracy_ahead(accuracy: FloatArray, epochs: IntArray, known_remaining: Floa
     accuracy: [T, P + 1], known for epochs [T]. known_remaining: [T, P + 1] work left, or empty to count epochs.
     """
     ahead = np.zeros((accuracy.shape[0], accuracy.shape[1] - 1))
-    chain = np.empty(accuracy.shape[1], dtype=np.int64)  # vertices of the hull to the right, nearest last
+    _fill_ahead(accuracy, epochs, known_remaining, np.empty(accuracy.shape[1], dtype=np.int64), ahead)
+    return ahead
+
+
+@kernel()
+def _fill_ahead(
+    accuracy: FloatArray, epochs: IntArray, known_remaining: FloatArray, chain: IntArray, ahead: FloatArray
+) -> None:
+    """Fill ahead [T, P], which is 0. chain: [P + 1] memory for vertices of the hull to the right, nearest last."""
     for kind in range(len(ahead)):
         last = min(epochs[kind], accuracy.shape[1] - 1)
         in_all = accuracy[kind, last] - accuracy[kind, 0]
@@ -172,10 +179,9 @@ def accuracy_ahead(accuracy: FloatArray, epochs: IntArray, known_remaining: Floa
             ahead[kind, epoch] = min(max(steepest, 0.0) * left / in_all, STEEPEST)
             chain[size] = epoch
             size += 1
-    return ahead
 
 
-@kernel(error_model="numpy")
+@kernel(error_model="numpy", inline="always")
 def _slope(accuracy: FloatArray, known_remaining: FloatArray, kind: int, start: int, end: int) -> float:
     """Accuracy gained per unit of work from the beginning of one epoch to that of another."""
     gained = accuracy[kind, end] - accuracy[kind, start]

@@ -6,10 +6,10 @@ import numpy as np
 
 from rlpto.core.placement import main_node, release, shrink_in_place, take_most_free, take_packed
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
-from rlpto.io.compiled import kernel, njit
+from rlpto.io.compiled import helper, kernel
 from rlpto.simulator.arrays import World
 from rlpto.simulator.job_kernels import (
-    finish_time,
+    foresee_finish,
     log_change,
     run_at,
     speed_row,
@@ -19,7 +19,7 @@ from rlpto.simulator.job_kernels import (
 )
 
 
-@njit()
+@helper(_nrt=True)
 def sort_growing(growing: IntArray, gpus: IntArray, order: IntArray, most_free: int) -> None:
     """Sort rows into the order in which they are placed: as `order` says under most_free, else those that
     get most GPUs first (they need whole nodes), first of equals first."""
@@ -54,7 +54,7 @@ def sort_growing(growing: IntArray, gpus: IntArray, order: IntArray, most_free: 
             growing[at] = row
 
 
-@kernel()
+@helper()
 def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: IntArray) -> None:
     """Give job index[i] gpus[i] GPUs, for every active job; order: rows in which jobs are placed.
 
@@ -135,7 +135,7 @@ def apply_placement(w: World, b: int, index: IntArray, placement: IntArray) -> N
         log_change(w, b, j, now)
 
 
-@kernel()
+@helper()
 def gpus_on(nodes: AnyArray, held: int, node: int) -> int:
     """GPUs of a job's `held` that are on `node`."""
     count = 0
@@ -144,7 +144,7 @@ def gpus_on(nodes: AnyArray, held: int, node: int) -> int:
     return count
 
 
-@kernel()
+@kernel(inline="always")
 def holds_just(nodes: AnyArray, held: int, row: IntArray) -> bool:
     """True if a job that holds `held` GPUs has row[node] of them on every node."""
     if row.sum() != held:
@@ -178,8 +178,7 @@ def choose_types(w: World, b: int, index: IntArray, types: IntArray) -> None:
             run_at(w, b, j, row_like(w, before, kind, job.training_gpus, job.row))
         else:
             run_at(w, b, j, speed_row(w, b, j))
-        if w.rules[0].resolution == 0.0:
-            job.finish_at = finish_time(w, b, j)
+        foresee_finish(w, b, j)
 
 
 @kernel()
@@ -201,8 +200,7 @@ def restart_jobs(w: World, b: int, index: IntArray, rescales: IntArray) -> None:
         w.sums[b].rescale_seconds += delay
         job.rescale_left = delay
         train_at(w, b, j, speed_row(w, b, j))
-        if w.rules[0].resolution == 0.0:
-            job.finish_at = finish_time(w, b, j)
+        foresee_finish(w, b, j)
 
 
 @kernel()
@@ -220,11 +218,10 @@ def change_scale(w: World, b: int, index: IntArray, scale: FloatArray) -> None:
         if job.gpus == 0:
             continue
         run_at(w, b, j, job.row)
-        if w.rules[0].resolution == 0.0:
-            job.finish_at = finish_time(w, b, j)
+        foresee_finish(w, b, j)
 
 
-@kernel()
+@kernel(inline="always")
 def row_like(w: World, before: int, after: int, gpus: int, row: int) -> int:
     """Row of type `after` for GPUs that span as many nodes as those which had `row` of type `before`."""
     spans = w.row.shape[1]

@@ -21,9 +21,8 @@ from rlpto.knowledge.remaining import RemainingWork
 from rlpto.performance.tables import SpeedTables
 from rlpto.simulator.allocating import apply_placement, change_scale, choose_types, restart_jobs
 from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
-from rlpto.simulator.failures import schedule_failures
-from rlpto.simulator.job_kernels import reread_row, take_row
-from rlpto.simulator.kernels import advance, advance_until, apply_and_look, outlook, take_up_all
+from rlpto.simulator.job_kernels import take_row
+from rlpto.simulator.kernels import advance_until, apply_and_look, begin, outlook, take_up_all
 from rlpto.simulator.online import ROWS_PER_JOB, OnlineJobs, group_sizes, with_own_rows
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 from rlpto.simulator.sharing import SharedGpus, check_sharing, with_places
@@ -58,9 +57,7 @@ class SimulatedCluster:
         store = JobStore.from_jobs(jobs, tables)
         check_servers_fit(jobs, store, tables, shape)
         self._set_up(shape, jobs, store, tables, settings, seed, knowledge, background)
-        schedule_failures(self._world, 0)
-        advance(self._world, 0)
-        self._see(outlook(self._world, 0))
+        self._see(begin(self._world, 0))
         self._learn()
 
     def _set_up(
@@ -267,7 +264,6 @@ class SimulatedCluster:
                 groups = group_sizes(self.nodes_of(job))
                 self._write_row(spare, self._online.start(job, groups, joining))
                 take_row(self._world, 0, job, spare, joining)
-        self._see(outlook(self._world, 0))
 
     def _learn(self) -> None:
         """Running jobs look at what they have observed; what policies are shown follows."""
@@ -278,8 +274,9 @@ class SimulatedCluster:
         for job in active.tolist():
             record = self.store.records[job]
             if record["gpus"] and self._online.observe(job, joined=bool(record["grow_left"] == 0)):
-                self._write_row(int(record["row"]), self._online.speeds(job))
-                reread_row(self._world, 0, job)
+                row = int(record["row"])
+                self._write_row(row, self._online.speeds(job))
+                take_row(self._world, 0, job, row, False)
         self._online.fits.refresh()
 
     def _write_row(self, row: int, rates: FloatArray) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlpto.core.jobs import curve_at
 from rlpto.core.placement import holds
-from rlpto.io.compiled import kernel
+from rlpto.io.compiled import helper, kernel
 from rlpto.io.draws import uniform
 from rlpto.simulator.arrays import World
 from rlpto.simulator.job_kernels import last_epoch, log_change, stop_running, work_seconds
@@ -24,17 +24,17 @@ def next_toggle_after(now: float, mean: float, seed: int, node: int, toggles: in
     return float(now - mean * np.log(uniform(seed, node, toggles)))
 
 
-@kernel()
+@helper()
 def schedule_failures(w: World, b: int) -> None:
     """Draw the first failure of every node of cluster b."""
     rules, cluster = w.rules[0], w.clusters[b]
     for node in range(w.free.shape[1]):
-        first = next_toggle_after(0.0, rules.mtbf, cluster.seed, node, 0)
+        first = next_toggle_after(0.0, rules.mtbf, cluster.seed, node, w.machines[b, node].toggles)
         w.machines[b, node].toggle_at = first
         cluster.next_toggle = min(cluster.next_toggle, first)
 
 
-@kernel()
+@helper()
 def toggle_nodes(w: World, b: int) -> None:
     """Fail or repair the nodes whose time has come, and take over what other processes free now."""
     cluster, rules = w.clusters[b], w.rules[0]
@@ -69,7 +69,7 @@ def toggle_nodes(w: World, b: int) -> None:
         cluster.next_toggle = min(cluster.next_toggle, w.machines[b, node].toggle_at)
 
 
-@kernel()
+@kernel(inline="always")
 def stop_jobs_of(w: World, b: int, node: int) -> None:
     """Stop every job that holds a GPU of a failing node and take it back to its last checkpoint: the
     latest whole checkpoint interval of training since its last change of GPUs."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlpto.core.placement import release, span
 from rlpto.io.arrays import FloatArray
-from rlpto.io.compiled import kernel, njit
+from rlpto.io.compiled import helper, kernel
 from rlpto.performance.tables import MAX_EXACT_GROUPS, NO_GPUS, PLACEMENT_BASE, TYPE_STRIDE
 from rlpto.simulator.arrays import World
 
@@ -55,7 +55,7 @@ def enter_epoch(
         job.slope = 0.0
 
 
-@kernel()
+@helper()
 def progress_in_steps(
     rates: FloatArray, row: int, scale: float, progress: float, target: float, seconds: float, resolution: float
 ) -> tuple[float, float]:
@@ -77,33 +77,37 @@ def progress_in_steps(
     return progress, seconds
 
 
-@njit()
+@kernel(inline="always")
 def exact_row(w: World, b: int, j: int, spanned: int) -> int:
     """Row measured for exactly the placement of job j, or -1."""
     job, nodes = w.jobs[b, j], w.nodes[b, j]
-    sizes = np.zeros(spanned, dtype=np.int64)
-    group = -1
+    code, first_digit, size = np.int64(0), np.int64(1), 0
     for i in range(job.gpus):
-        if i == 0 or nodes[i] != nodes[i - 1]:
-            group += 1
-        sizes[group] += 1
-    if sizes.max() >= PLACEMENT_BASE:
-        return -1
-    smallest = np.int64(-1)
-    for first in range(spanned):
-        code = np.int64(0)
-        for i in range(spanned):
-            code = code * PLACEMENT_BASE + sizes[(first + i) % spanned]
-        if smallest < 0 or code < smallest:
-            smallest = code
+        size += 1
+        if size >= PLACEMENT_BASE:
+            return -1
+        if i + 1 == job.gpus or nodes[i + 1] != nodes[i]:
+            code, size = code * PLACEMENT_BASE + size, 0
+    for _ in range(spanned - 1):
+        first_digit *= PLACEMENT_BASE
+    smallest = code
+    for _ in range(spanned - 1):  # turned by one node
+        code = code % first_digit * PLACEMENT_BASE + code // first_digit
+        smallest = min(smallest, code)
     key = job.type_index * np.int64(TYPE_STRIDE) + smallest
-    at = np.searchsorted(w.exact_keys, key)
-    if at < len(w.exact_keys) and w.exact_keys[at] == key:
-        return int(w.exact_rows[at])
+    low, high = 0, len(w.exact_keys)
+    while low < high:
+        middle = (low + high) // 2
+        if w.exact_keys[middle] < key:
+            low = middle + 1
+        else:
+            high = middle
+    if low < len(w.exact_keys) and w.exact_keys[low] == key:
+        return int(w.exact_rows[low])
     return -1
 
 
-@kernel()
+@helper()
 def speed_row(w: World, b: int, j: int) -> int:
     """Row of the speed tables for the placement job j has now."""
     job = w.jobs[b, j]
@@ -117,7 +121,7 @@ def speed_row(w: World, b: int, j: int) -> int:
     return int(w.row[job.type_index, min(spanned, w.row.shape[1]) - 1, job.gpus])
 
 
-@kernel()
+@helper()
 def log_change(w: World, b: int, j: int, time: float) -> None:
     """Note in the log, if one is kept, how many GPUs job j holds from `time` on."""
     if w.log.shape[1] == 0:
@@ -131,7 +135,7 @@ def log_change(w: World, b: int, j: int, time: float) -> None:
     w.clusters[b].logged += 1
 
 
-@kernel()
+@helper()
 def start_running(w: World, b: int, j: int, shrinks: int) -> None:
     """Set what follows from job j's new allocation: speed, rescale delay, predicted finish.
 
@@ -160,11 +164,10 @@ def start_running(w: World, b: int, j: int, shrinks: int) -> None:
             train_at(w, b, j, row)
     else:
         train_at(w, b, j, row)
-    if w.rules[0].resolution == 0.0:
-        job.finish_at = finish_time(w, b, j)
+    foresee_finish(w, b, j)
 
 
-@kernel()
+@helper()
 def train_at(w: World, b: int, j: int, row: int) -> None:
     """Job j trains with all its GPUs, at this row of the speed tables, as soon as its start is over."""
     job = w.jobs[b, j]
@@ -173,7 +176,7 @@ def train_at(w: World, b: int, j: int, row: int) -> None:
     run_at(w, b, j, row)
 
 
-@kernel()
+@kernel(inline="always")
 def run_at(w: World, b: int, j: int, row: int) -> None:
     """Job j goes on from where it stands at this row of the speed tables."""
     job = w.jobs[b, j]
@@ -191,49 +194,49 @@ def set_clock(w: World, job: Any) -> None:
     enter_epoch(job, w.rates, w.elapsed, w.accuracy, w.types[job.type_index].epochs, epoch)
 
 
-@njit()
+@kernel()
 def take_row(w: World, b: int, j: int, row: int, joining: bool) -> None:
-    """Job j, which starts to run, trains at this row; joining: once its newest workers have joined."""
+    """Job j, which runs, trains at this row, which was written just now; joining: once its newest workers have joined.
+
+    If it trains there already, it goes on from where it stands.
+    """
+    job = w.jobs[b, j]
     if joining:
-        w.jobs[b, j].next_row = row
+        job.next_row = row
+    elif row == job.row:
+        set_clock(w, job)
     else:
         run_at(w, b, j, row)
-    if w.rules[0].resolution == 0.0:
-        w.jobs[b, j].finish_at = finish_time(w, b, j)
+    foresee_finish(w, b, j)
 
 
-@njit()
-def reread_row(w: World, b: int, j: int) -> None:
-    """The row that job j trains at has been rewritten: it goes on from where it stands."""
-    job = w.jobs[b, j]
-    set_clock(w, job)
-    if w.rules[0].resolution == 0.0:
-        job.finish_at = finish_time(w, b, j)
+@helper()
+def foresee_finish(w: World, b: int, j: int) -> None:
+    """Note when job j finishes if nothing changes: its start first, then the workers it has, then those that join them.
 
-
-@kernel()
-def finish_time(w: World, b: int, j: int) -> float:
-    """When job j finishes if nothing changes: its start first, then the workers it has, then those that join them."""
+    Where epoch ends are rounded, that is not known.
+    """
     job, now = w.jobs[b, j], w.clusters[b].time
+    if w.rules[0].resolution > 0.0:
+        return
     work = work_seconds(w.rates, w.elapsed, job.row, job.stop_epoch)
     # Rounding must not let a job that is all but done finish in the past.
-    finish = now + job.rescale_left + max(0.0, work - job.clock) / job.scale
-    if job.grow_left == 0.0 or finish <= now + job.grow_left:
-        return float(finish)
-    reached = progress_at(w, job, job.clock + (job.grow_left - job.rescale_left) * job.scale)
-    left = work_seconds(w.rates, w.elapsed, job.next_row, job.stop_epoch)
-    left -= work_seconds(w.rates, w.elapsed, job.next_row, reached)
-    return float(now + job.grow_left + max(0.0, left) / job.scale)
+    job.finish_at = now + job.rescale_left + max(0.0, work - job.clock) / job.scale
+    if job.grow_left > 0.0 and job.finish_at > now + job.grow_left:
+        reached = progress_at(w, job, job.clock + (job.grow_left - job.rescale_left) * job.scale)
+        left = work_seconds(w.rates, w.elapsed, job.next_row, job.stop_epoch)
+        left -= work_seconds(w.rates, w.elapsed, job.next_row, reached)
+        job.finish_at = now + job.grow_left + max(0.0, left) / job.scale
 
 
-@kernel()
+@helper()
 def progress_at(w: World, job: Any, clock: float) -> float:
     """Epochs a JOB record has done when its row's clock, now in `job.epoch`, shows `clock` seconds."""
     epoch = last_epoch(w.elapsed, job.row, job.epoch, w.rates.shape[1], clock)
     return float(min(job.stop_epoch, epoch + (clock - w.elapsed[job.row, epoch]) * w.rates[job.row, epoch]))
 
 
-@kernel()
+@helper()
 def stop_running(w: World, b: int, j: int, now: float) -> None:
     """Job j gives all its GPUs back and waits from `now` on (NaN: it has finished)."""
     job = w.jobs[b, j]

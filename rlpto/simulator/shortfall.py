@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from rlpto.core.jobs import ACCURACY_LEVELS, curve_at
-from rlpto.io.compiled import kernel
+from rlpto.io.compiled import helper, kernel
 from rlpto.simulator.arrays import World
 from rlpto.simulator.job_kernels import last_epoch, progress_at, progress_in_steps, work_seconds
 
 
-@kernel()
+@kernel(inline="always")
 def join_followed(w: World, b: int, j: int) -> None:
     """Job j becomes active: until now it was missing all it can gain."""
     job = w.jobs[b, j]
@@ -28,7 +28,7 @@ def join_followed(w: World, b: int, j: int) -> None:
         w.sums[b].shortfall[job.priority] += w.clusters[b].time - job.submit_time
 
 
-@kernel()
+@helper()
 def follow_accuracy(w: World, b: int, until: float) -> None:
     """Add to the sums of cluster b what its jobs will miss until `until`, and note the levels that they will reach.
 
@@ -46,7 +46,7 @@ def follow_accuracy(w: World, b: int, until: float) -> None:
             lost[job.priority] += shortfall_of(w, job, missing, now, until)
 
 
-@kernel()
+@helper()
 def shortfall_of(w: World, job: Any, missing: float, now: float, until: float) -> float:
     """Seconds until `until`, or its finish, times the share that a running JOB record misses; `missing` of it now."""
     delay = min(job.rescale_left, until - now)
@@ -73,7 +73,7 @@ def shortfall_of(w: World, job: Any, missing: float, now: float, until: float) -
     return float(missing * (end - now) - early - pass_epochs(w, job, row, start, stop, time, end))
 
 
-@kernel()
+@helper()
 def progress_after(w: World, job: Any, row: int, start: float, seconds: float) -> float:
     """Epochs that a JOB record has done after seconds of training at a row, from progress `start` on."""
     epochs = w.rates.shape[1]
@@ -83,7 +83,7 @@ def progress_after(w: World, job: Any, row: int, start: float, seconds: float) -
     return float(max(start, min(job.stop_epoch, reached)))
 
 
-@kernel()
+@helper()
 def pass_epochs(w: World, job: Any, row: int, start: float, stop: float, time: float, end: float) -> float:
     """Shares of its accuracy that a JOB record gains from progress `start` to `stop` at a row, each times the seconds
     from then to `end`.
@@ -105,7 +105,7 @@ def pass_epochs(w: World, job: Any, row: int, start: float, stop: float, time: f
     return float(early)
 
 
-@kernel()
+@helper()
 def note_levels(job: Any, time: float, seconds: float, before: float, after: float) -> None:
     """Note which levels a JOB record reaches while its accuracy rises from `before` to `after`, linearly.
 
@@ -118,7 +118,7 @@ def note_levels(job: Any, time: float, seconds: float, before: float, after: flo
             job.reached[level] = time + min(max(part, 0.0), 1.0) * seconds
 
 
-@kernel()
+@helper()
 def next_level(job: Any) -> float:
     """Accuracy of the lowest level that a JOB record has not reached yet; infinity: it has reached all."""
     for level in range(len(ACCURACY_LEVELS)):
@@ -127,13 +127,13 @@ def next_level(job: Any) -> float:
     return float(np.inf)
 
 
-@kernel()
+@kernel(inline="always")
 def accuracy_at_level(job: Any, level: int) -> float:
     """Accuracy at which a JOB record, which can gain some, reaches a level, by its number in ACCURACY_LEVELS."""
     return float(job.final_accuracy - (1.0 - ACCURACY_LEVELS[level]) / job.gain_scale)
 
 
-@kernel()
+@helper()
 def accuracy_after(w: World, job: Any, progress: float) -> float:
     """Accuracy of a JOB record after `progress` epochs."""
     return float(curve_at(w.accuracy, job.type_index, w.types[job.type_index].epochs, progress))
