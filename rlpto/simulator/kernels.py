@@ -171,7 +171,7 @@ def clear_sums(w: World, b: int) -> None:
     sums.finished = 0
 
 
-@helper()
+@kernel(inline="always")
 def advance(w: World, b: int) -> None:
     """Run cluster b to its next decision, or to the time limit where that is earlier."""
     cluster = w.clusters[b]
@@ -212,11 +212,17 @@ def outlook(w: World, b: int) -> tuple[float, int, int, int, int, int, bool]:
     )  # fmt: skip
 
 
+@helper()
+def run_on(w: World, b: int) -> None:
+    """`advance`, compiled once for all that calls this."""
+    advance(w, b)
+
+
 @kernel()
 def begin(w: World, b: int) -> tuple[float, int, int, int, int, int, bool]:
     """Run cluster b from the beginning of time to its first decision; returns `outlook`."""
     schedule_failures(w, b)
-    advance(w, b)
+    run_on(w, b)
     return outlook(w, b)
 
 
@@ -239,7 +245,7 @@ def advance_until(
     """
     cluster, count = w.clusters[b], 0
     while True:
-        advance(w, b)
+        run_on(w, b)
         passed[count] = w.sums[b]
         count += 1
         clear_sums(w, b)
