@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from scipy.stats import nbinom
 
 from rlpto.arrivals.past import CLASSES
 from rlpto.core.cluster import Forecast
@@ -84,7 +84,8 @@ def sample_paths(
     order = np.argsort(ranks.sum(axis=(1, 2)), kind="stable")
     chosen = order[((np.arange(paths) + rng.random()) * len(order) / paths).astype(np.int64)]
     levels = (ranks[chosen] + rng.random((paths, *mean.shape))) / len(order)
-    return np.clip(nbinom.ppf(levels, *_negative_binomial(mean, excess)), 0, MOST_COUNT).astype(np.int64)
+    found: IntArray = np.clip(_negative_binomial(mean, excess).ppf(levels), 0, MOST_COUNT).astype(np.int64)
+    return found
 
 
 def dispersion(mean: FloatArray, counts: FloatArray) -> FloatArray:
@@ -97,15 +98,18 @@ def dispersion(mean: FloatArray, counts: FloatArray) -> FloatArray:
 
 def _ranks(mean: FloatArray, counts: FloatArray, excess: FloatArray, rng: np.random.Generator) -> IntArray:
     """[N, H, K] rank, among the origins, of counts relative to their forecasts; ties are broken at random."""
-    below, upto = (nbinom.cdf(upper, *_negative_binomial(mean, excess)) for upper in (counts - 1, counts))
+    likely = _negative_binomial(mean, excess)
+    below, upto = likely.cdf(counts - 1), likely.cdf(counts)
     levels = below + rng.random(mean.shape) * (upto - below)
     found: IntArray = np.argsort(np.argsort(levels, axis=0), axis=0)
     return found
 
 
-def _negative_binomial(mean: FloatArray, excess: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Parameters, as scipy has them, of counts with `mean` and variance mean + excess * mean**2."""
-    return 1 / excess, 1 / (1 + excess * mean)
+def _negative_binomial(mean: FloatArray, excess: FloatArray) -> Any:
+    """scipy's distribution of counts with `mean` and variance mean + excess * mean**2."""
+    from scipy.stats import nbinom  # takes most of a second, and few runs sample arrivals
+
+    return nbinom(1 / excess, 1 / (1 + excess * mean))
 
 
 @dataclass(frozen=True)
