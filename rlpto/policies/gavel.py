@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 from pydantic import Field
-from scipy.optimize import linprog
-from scipy.sparse import block_array, csr_array
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.gpu_kinds import NO_KIND, kinds_of, place_on_kinds, room_of
@@ -88,6 +86,9 @@ def fair_shares(speed: FloatArray, gpus: IntArray, room: IntArray) -> FloatArray
     The least normalised throughput over jobs is as large as can be: sum_k share x speed, by that of a job whose time is
     spread over kinds in proportion to their GPUs, times its GPUs. speed: [n, G] on `gpus` [n] GPUs. room: [G] GPUs.
     """
+    from scipy.optimize import linprog  # a third of a second, for this policy alone
+    from scipy.sparse import block_array, csr_array
+
     count, kinds = speed.shape
     fits = (gpus[:, None] <= room) & (speed > 0)
     equal = np.maximum(speed @ (room / max(room.sum(), 1)), 1e-300)

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState
 from rlpto.core.gpu_kinds import kinds_of, place_on_kinds, room_of
@@ -150,6 +148,9 @@ def solve(choices: Choices, room: IntArray, waiting: float) -> IntArray:
 
     A job without a choice costs `waiting`. Ties are resolved by the solver (HiGHS), always in the same way.
     """
+    from scipy.optimize import Bounds, LinearConstraint, milp  # a third of a second, for this policy alone
+    from scipy.sparse import csr_array
+
     useful = np.flatnonzero(choices.cost < waiting)
     if len(useful) == 0:
         return useful
