@@ -29,7 +29,8 @@ def schedule_failures(w: World, b: int) -> None:
     """Draw the first failure of every node of cluster b."""
     rules, cluster = w.rules[0], w.clusters[b]
     for node in range(w.free.shape[1]):
-        first = next_toggle_after(0.0, rules.mtbf, cluster.seed, node, w.machines[b, node].toggles)
+        toggles = w.machines[b, node].toggles  # 0 yet; a literal would be compiled apart
+        first = next_toggle_after(0.0, rules.mtbf, cluster.seed, node, toggles)
         w.machines[b, node].toggle_at = first
         cluster.next_toggle = min(cluster.next_toggle, first)
 

@@ -95,7 +95,7 @@ def exact_row(w: World, b: int, j: int, spanned: int) -> int:
         code = code % first_digit * PLACEMENT_BASE + code // first_digit
         smallest = min(smallest, code)
     key = job.type_index * np.int64(TYPE_STRIDE) + smallest
-    low, high = 0, len(w.exact_keys)
+    low, high = 0, len(w.exact_keys)  # as searchsorted finds it, which takes half a second to compile
     while low < high:
         middle = (low + high) // 2
         if w.exact_keys[middle] < key:

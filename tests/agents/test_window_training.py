@@ -21,7 +21,7 @@ from rlpto.agents.window_trainers import Learner, make_trainer
 from rlpto.agents.window_training import WEIGHTS, SteeringSpace, train_on_windows
 from rlpto.core.jobs import EstimateNoise
 from rlpto.core.loop import run
-from rlpto.core.rewards import REWARD_PARTS
+from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.batch import EnvBatch
 from rlpto.envs.clusters import SimulatedClusters
@@ -158,14 +158,17 @@ def test_the_agent_decides_as_in_training_wherever_its_vector_is_used(tmp_path: 
 
 
 @pytest.mark.parametrize("remaining", ["declared", "unknown", "learnt"])
-@pytest.mark.parametrize("noisy", [False, True])
-def test_windows_are_played_as_the_simulator_runs_them(remaining: RemainingKnowledge, noisy: bool) -> None:
-    setup = make_setup()
+@pytest.mark.parametrize(("noisy", "shortfall"), [(False, 0.0), (True, 0.0), (True, 8.0)])
+def test_windows_are_played_as_the_simulator_runs_them(
+    remaining: RemainingKnowledge, noisy: bool, shortfall: float
+) -> None:
+    setup = replace(make_setup(), reward=RewardWeights(shortfall=shortfall))
     rng = np.random.default_rng(3)
     noise = EstimateNoise(*np.exp(rng.normal(0.0, 0.2, (3, 12)))) if noisy else None
     workloads = tuple(replace(own, noise=noise) for own in setup.workloads)
     setup = replace(setup, workloads=workloads, knowledge=Knowledge(remaining=remaining, tail=2.0))
     pool, vector = WindowPool(setup), random_vector(1)
+    vector[STEERING_FEATURES.index("slope")] = shortfall / 8
     parts, _ = pool.play(np.repeat(vector[None], 3, axis=0), np.arange(3))
     for window in range(3):
         record = run(setup.make_cluster(window), Index(steering=vector), setup.queue, setup.reward)
@@ -206,6 +209,15 @@ def test_what_was_learnt_is_a_start_for_either_way(tmp_path: Path) -> None:
     assert train_small(tmp_path / "second", learnt).finished
     assert decide_small(tmp_path / "third", learnt).finished
     Agent(AgentOptions(run=tmp_path / "third"))
+
+
+def test_weights_that_look_at_accuracy_are_learnt_where_the_reward_counts_its_shortfall(tmp_path: Path) -> None:
+    at = STEERING_FEATURES.index("slope")
+    for shortfall in (0.0, 8.0):
+        setup = replace(make_setup(), reward=RewardWeights(shortfall=shortfall))
+        train_small(tmp_path / str(shortfall), setup, chosen={"network": 0.0})
+        learnt = read_archive(tmp_path / str(shortfall) / "last.zip", KINDS).arrays[STEERING]
+        assert (learnt[at] != 0.0) == (shortfall > 0.0)
 
 
 def test_what_is_off_and_gain_stay_as_they_start() -> None:
