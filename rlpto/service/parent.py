@@ -9,13 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
 from rlpto.io.errors import ClusterError, ConfigError
-from rlpto.io.files import alone_in, whole_file
+from rlpto.io.files import FileLock, whole_file
 from rlpto.service.settings import DATABASE, ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.programs import set_program
@@ -113,8 +113,7 @@ def serve(
     _make_folder(settings.folder)
     logs = settings.folder / "logs"
     logs.mkdir(exist_ok=True)
-    busy = f"{settings.folder}: another service is at work in this folder"
-    with alone_in(settings.folder, busy, ClusterError), _listening(settings) as listening:
+    with _alone_in(settings.folder), _listening(settings) as listening:
         stopped, is_new = _stopped(), prepare(settings)
         number, host = listening.fileno(), settings.web.host
         arguments = ["rlpto.service.web", str(path), "--fd", str(number)]
@@ -211,6 +210,17 @@ def _listening(settings: ServiceSettings) -> socket.socket:
         ) from None
     listening.set_inheritable(True)
     return listening
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, a file: its cluster locks the folder itself. Raises ClusterError if another does."""
+    try:
+        lock = FileLock(folder / "lock")
+    except BlockingIOError:
+        raise ClusterError(f"{folder}: another service is at work in this folder") from None
+    with closing(lock):
+        yield
 
 
 def _stopped() -> list[int]:

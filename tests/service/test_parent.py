@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import signal
 import socket
 import time
@@ -9,7 +10,6 @@ import pytest
 import yaml
 
 from rlpto.io.errors import ClusterError, ConfigError
-from rlpto.io.files import alone_in
 from rlpto.service import parent
 from rlpto.service.parent import FIRST_BACKOFF_S, TOKEN_FILE, Child, prepare, serve
 from rlpto.service.scheduler.process import check
@@ -94,11 +94,10 @@ class TestServe:
     def test_a_folder_where_another_is_at_work(self, tmp_path: Path) -> None:
         settings = make_settings(tmp_path / "new")
         settings.folder.mkdir()
-        with (
-            alone_in(settings.folder, ""),
-            pytest.raises(ClusterError, match="another service is at work in this folder"),
-        ):
-            serve_settings(settings)
+        with (settings.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with pytest.raises(ClusterError, match="another service is at work in this folder"):
+                serve_settings(settings)
 
     @pytest.mark.usefixtures("unchecked")
     def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
