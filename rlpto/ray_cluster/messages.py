@@ -24,6 +24,7 @@ from typing import Any, Literal
 from rlpto.core.stopping import StopRule
 from rlpto.io.errors import JobError
 from rlpto.performance.tables import ONE_KIND
+from rlpto.store.checkpoints import Checkpoint
 
 KIND_RESOURCE = "gpu_kind:"
 """Prefix of the name of the Ray resource for a node's kind of GPU, such as `gpu_kind:t4`."""
@@ -152,15 +153,6 @@ def global_batch(spec: JobSpec, workers: int, chosen: int | None) -> int:
     if chosen is not None:
         return chosen
     return spec.batch_size * (workers if spec.batch_rule == "per_worker" else 1)
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint on the controller's disk. step: training step it holds. sha256: of the file, in hexadecimal."""
-
-    step: int
-    path: str
-    sha256: str
 
 
 @dataclass(frozen=True)

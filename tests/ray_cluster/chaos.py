@@ -24,10 +24,10 @@ from rlpto.evaluation.runner import Cell
 from rlpto.experiments.on_ray import session_folder, session_of
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.controllers import alive_nodes, find_controllers
-from rlpto.ray_cluster.job.job_folder import list_checkpoints
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, request_policy
+from rlpto.store.checkpoints import list_checkpoints
 
 CELL = Cell("equal_share", "jobs", 0)
 

@@ -8,13 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlpto.io.errors import CheckpointError
-from rlpto.ray_cluster.job.job_folder import (
-    JobFolder,
-    drop_checkpoints,
-    list_checkpoints,
-    read_newest,
-    write_checkpoint,
-)
+from rlpto.ray_cluster.job.job_folder import JobFolder
+from rlpto.store.checkpoints import drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
 from tests.ray_cluster.running import make_spec
 
 

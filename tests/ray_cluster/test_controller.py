@@ -14,10 +14,10 @@ import torch
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.ray_cluster.controllers import alive_nodes, control_node, find_controllers
 from rlpto.ray_cluster.job.controller import start_controller
-from rlpto.ray_cluster.job.job_folder import read_newest
 from rlpto.ray_cluster.messages import JobSpec, Plan
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.worker.training import Trainer
+from rlpto.store.checkpoints import read_newest
 from rlpto.store.logs import LOG
 from tests.ray_cluster.conftest import NODES
 from tests.ray_cluster.running import KILL, SESSION, Running, make_spec

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlpto.ray_cluster.job.job_folder import list_checkpoints, read_newest, write_checkpoint
 from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.store.checkpoints import list_checkpoints, read_newest, write_checkpoint
 from tests.ray_cluster.running import FREEZE, KILL, Running, make_spec
 
 FAULTY = "tests.ray_cluster.programs:Faulty"

@@ -13,12 +13,12 @@ from rlpto.core.cluster import Allocation
 from rlpto.core.loop import job_records
 from rlpto.core.stopping import StopRule, has_flattened
 from rlpto.ray_cluster.controllers import find_controllers
-from rlpto.ray_cluster.job.job_folder import read_newest
 from rlpto.ray_cluster.job.reporting import MAX_CHUNKS_IN_FLIGHT
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.worker.training import Trainer
+from rlpto.store.checkpoints import read_newest
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
 from tests.ray_cluster.running import KILL, SESSION, Running, make_spec

@@ -6,80 +6,19 @@ Checkpoints are written to disk while the job goes on training.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rlpto.io.errors import CheckpointError
-from rlpto.io.files import whole_file, write_text
+from rlpto.io.files import write_text
 from rlpto.ray_cluster.job.worker_actors import WorkerLostError, result_of
-from rlpto.ray_cluster.messages import Checkpoint, JobSpec
+from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.worker.actor import Failure
+from rlpto.store.checkpoints import Checkpoint, drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
 from rlpto.store.logs import OutputLog
-
-KEPT_CHECKPOINTS = 2
-"""Number of checkpoints kept, so that the previous one is available if the newest is damaged."""
-
-_NAME = re.compile(r"step-(\d{12})-([0-9a-f]{64})\.ckpt")
-
-
-def write_checkpoint(folder: Path, step: int, state: bytes) -> Checkpoint:
-    """Write `state` as the checkpoint of `step` and drop all but the newest `KEPT_CHECKPOINTS`.
-
-    The file's name holds its hash. Raises CheckpointError if the disk is full or the folder may not be written;
-    older checkpoints are then all there.
-    """
-    digest = hashlib.sha256(state).hexdigest()
-    path = folder / f"step-{step:012d}-{digest}.ckpt"
-    with whole_file(path, "a checkpoint") as unfinished:
-        unfinished.write_bytes(state)
-    for old in list_checkpoints(folder)[KEPT_CHECKPOINTS:]:
-        Path(old.path).unlink(missing_ok=True)
-    return Checkpoint(step, str(path), digest)
-
-
-def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """All checkpoints of a folder by name, newest first, without checking that they are sound."""
-    if not folder.is_dir():
-        return []
-    found = ((path, _NAME.fullmatch(path.name)) for path in folder.iterdir())
-    named = [Checkpoint(int(match[1]), str(path), match[2]) for path, match in found if match]
-    return sorted(named, key=lambda checkpoint: checkpoint.step, reverse=True)
-
-
-def read_newest(folder: Path) -> tuple[Checkpoint, bytes, list[str]] | None:
-    """The newest sound checkpoint, its content, and what was wrong with newer ones; None if there are no checkpoints.
-
-    Raises CheckpointError if there are some, but none of them is sound.
-    """
-    wrong: list[str] = []
-    for checkpoint in list_checkpoints(folder):
-        try:
-            state = Path(checkpoint.path).read_bytes()
-        except OSError as refused:
-            wrong.append(f"{checkpoint.path}: cannot be read: {(refused.strerror or str(refused)).lower()}")
-            continue
-        if hashlib.sha256(state).hexdigest() == checkpoint.sha256:
-            return checkpoint, state, wrong
-        wrong.append(f"{checkpoint.path}: damaged: its content is not that of its hash")
-    if wrong:
-        raise CheckpointError("; ".join(wrong))
-    return None
-
-
-def drop_checkpoints(folder: Path) -> None:
-    """Remove all checkpoints: those of an earlier job of the same name. Raises CheckpointError if one stays."""
-    refused = folder.glob("step-*.refused") if folder.is_dir() else ()
-    for path in [*(Path(checkpoint.path) for checkpoint in list_checkpoints(folder)), *refused]:
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be removed: {error.strerror}") from None
-
 
 SHORTEST_INTERVAL_S = 0.1
 """Shortest wait for a second checkpoint after a fault."""
