@@ -72,9 +72,11 @@ class Backtest:
         return [self.score(name, ahead, steps) for name in self.forecasts for ahead, steps in distances]
 
     def score(self, name: str, ahead: str, steps: Sequence[int]) -> Score:
-        """The figures of one forecaster over some steps (0 is one step ahead): means of those of each step."""
+        """The figures of one forecaster over some steps (0 is one step ahead): means of those of each step that has
+        them."""
         each = np.array([self._figures(self.forecasts[name], step) for step in steps])
-        return Score(name, ahead, *(float(figure) for figure in each.mean(axis=0)))
+        known = [column[~np.isnan(column)] for column in each.T]
+        return Score(name, ahead, *(float(figures.mean()) if len(figures) else math.nan for figures in known))
 
     def errors_by_step(self, name: str) -> FloatArray:
         """[H] mean absolute error at each distance [counts]."""

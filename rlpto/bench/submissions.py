@@ -63,6 +63,10 @@ class Card(Settings):
     def _different(cls, policies: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(policies)) < len(policies):
             raise ValueError("a policy is there twice, expected different ones: seeds of one training")
+        if len({spec.partition(":")[0] for spec in policies}) > 1:
+            raise ValueError(
+                "expected one policy, or seeds of one training: each other policy is a submission of its own"
+            )
         return policies
 
 

@@ -121,6 +121,8 @@ def table(
     divisions, left_out = leaderboard.entries_of(folders)
     for line in left_out:
         print(f"rlpto: {line}", file=sys.stderr)
+    if not any(divisions.values()):
+        raise ConfigError("no submission can be ranked; the lines above say why")
     text = leaderboard.page(divisions)
     if out is None:
         print(text, end="")

@@ -108,7 +108,7 @@ def _train_all(folder: Path, jobs: int | None, quiet: bool) -> None:
 
     runs, console = members(folder), make_console(quiet)
     at_once = min(workers(jobs), len(runs))
-    steps = None
+    kept = ""
     with make_progress(quiet) as bar:
         try:
             if at_once > 1:
@@ -125,12 +125,12 @@ def _train_all(folder: Path, jobs: int | None, quiet: bool) -> None:
                 task = bar.add_task("preparing", total=None)
                 outcome = train_folder(run, progress=not quiet, on_progress=partial(_show, bar, task))
                 bar.remove_task(task)
-                steps = outcome.steps
+                kept = f"{outcome.steps} {outcome.unit}"
                 if not outcome.finished:
                     raise KeyboardInterrupt
                 console.print(summary(run, outcome), soft_wrap=True)
         except KeyboardInterrupt:
-            raise Interrupted(how_to_go_on(folder, steps)) from None
+            raise Interrupted(how_to_go_on(folder, kept)) from None
     console.print(
         f"\nevaluate on test windows: rlpto evaluate --run {folder} --policies all", style="bold", soft_wrap=True
     )

@@ -120,7 +120,7 @@ class JobTable:
     def __getattr__(self, name: str) -> AnyArray:
         if name not in _COLUMNS:
             raise AttributeError(f"a JobTable has no column {name}")
-        found = np.ascontiguousarray(self.records[name])
+        found = self.records[name].copy()  # a policy may write into it, also where there is only one row
         self.__dict__[name] = found  # found without this function from now on
         return found
 

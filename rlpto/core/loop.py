@@ -114,7 +114,8 @@ def run(
     forecaster: see `DecisionLoop`, such as a new `rlpto.arrivals.online.StateForecaster`. sealed: the policy gets
     states that do not lead to the cluster, see `rlpto.core.sealed`.
 
-    Raises PolicyError if the policy returns something that is not an allocation, or lets jobs starve.
+    Raises PolicyError if the policy returns something that is not an allocation, changes which jobs there are, or lets
+    jobs starve.
     """
     started = time.perf_counter()
     loop = DecisionLoop(cluster, queue_settings, forecaster)
@@ -129,7 +130,11 @@ def run(
             asked = time.perf_counter()
             state = loop.state()
             shown = state if shown_of is None else shown_of(state)
-            allocation = loop.carry_out(state, policy(shown), policy.name)
+            index = state.jobs.index.copy()
+            wish = policy(shown)
+            if not np.array_equal(state.jobs.index, index):
+                raise PolicyError(f"policy {policy.name} has written into state.jobs.index: expected a copy")
+            allocation = loop.carry_out(state, wish, policy.name)
             log.decided(cluster, time.perf_counter() - asked, allocation)
             decide_at = loop.stands_until(state, standing, shown)
         passed = loop.advance(decide_at)

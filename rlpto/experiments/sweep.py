@@ -83,7 +83,11 @@ def open_sweep(
     if is_there(folder / TUNE):
         raise CheckpointError(f"{folder}: holds a sweep; add --resume to go on, or use another --run-dir")
     first = {key: values.low if isinstance(values, Range) else values[0] for key, values in wanted.items()}
-    tried = [load_config(config, [*overrides, f"{key}={value}"]) for key, value in first.items()]
+    load_config(config, overrides)
+    try:
+        tried = [load_config(config, [*overrides, f"{key}={value}"]) for key, value in first.items()]
+    except ConfigError as wrong:
+        raise ConfigError(f"{space}: {str(wrong).removeprefix('--set: ')}") from None
     on_wait("checking that trials can be compared on validation windows")
     from rlpto.experiments.training_runs import make_evaluator
 

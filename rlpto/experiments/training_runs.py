@@ -248,12 +248,11 @@ def summary(run: Path, outcome: TrainingResult) -> str:
     return text
 
 
-def how_to_go_on(folder: Path, steps: int | None = None) -> str:
-    """What an interrupted training has kept, and the command that continues it."""
+def how_to_go_on(folder: Path, kept: str = "") -> str:
+    """What an interrupted training has kept, such as `300 steps`, and the command that continues it."""
     if not has_begun(folder):
         return "no checkpoint has been written yet; the same command starts again"
-    kept = "" if steps is None else f"{steps} steps are kept; "
-    return f"{kept}go on with: rlpto train --resume {folder}"
+    return f"{kept and f'{kept} are kept; '}go on with: rlpto train --resume {folder}"
 
 
 def _remove_training(folder: Path) -> None:

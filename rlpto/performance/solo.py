@@ -74,15 +74,17 @@ def alone_bound(
 ) -> FloatArray:
     """Lower bound [n], in seconds and without delays, of a job's duration under any schedule.
 
-    In every epoch the job runs at the best rate over all numbers of GPUs up to its max_gpus [n], all kinds, all numbers
-    of nodes and all measured placements. A run whose epoch ends are rounded to a resolution may beat
-    the bound by half of that resolution per epoch.
+    In every epoch the job runs at the best rate over all numbers of GPUs up to its max_gpus [n], all kinds, batch sizes
+    and servers that a scheduler may choose, all numbers of nodes and all measured placements. A run whose epoch ends
+    are rounded to a resolution may beat the bound by half of that resolution per epoch. So may jobs that choose their
+    batch sizes by fits of their own and by another metric than goodput.
     """
     seconds = np.zeros(len(type_index))
     for kind in np.unique(type_index):
         of_kind = np.flatnonzero(type_index == kind)
         caps, which = np.unique(max_gpus[of_kind], return_inverse=True)
-        best = np.max([tables.best_rates(int(variant))[caps] for variant in tables.by_kind[kind]], axis=0)
+        variants = np.flatnonzero(tables.own == tables.own[kind])
+        best = np.max([tables.best_rates(int(variant))[caps] for variant in variants], axis=0)
         elapsed = np.zeros((len(caps), best.shape[1] + 1))
         np.cumsum(1.0 / best, axis=1, out=elapsed[:, 1:])
         epoch = np.minimum(epochs[of_kind].astype(np.int64), best.shape[1] - 1)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from rlpto.core.policy import Policy, PolicyClass
 from rlpto.io.errors import ConfigError, RlptoError
+from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
 from rlpto.policies.coach import Coach
 from rlpto.policies.configuration_manager import ConfigurationManager
@@ -114,14 +115,15 @@ def _load(point: metadata.EntryPoint) -> PolicyClass:
     """Import a plug-in's class."""
     try:
         loaded = point.load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"policy plug-in {point.name} ({point.value}): cannot be loaded: {error}") from None
+    except Exception as error:  # a module may raise anything, errors of syntax too
+        raise ConfigError(f"policy plug-in {point.name} ({point.value}): cannot be loaded: {one_line(error)}") from None
     options = getattr(loaded, "Options", None)
     described = all(isinstance(getattr(loaded, key, None), str) for key in ("summary", "source"))
-    if not (callable(loaded) and described and isinstance(options, type) and issubclass(options, Settings)):
+    decides = {"reset", "__call__"} <= set(dir(loaded))
+    if not (decides and described and isinstance(options, type) and issubclass(options, Settings)):
         raise ConfigError(
-            f"policy plug-in {point.name} ({point.value}): expected a class with `summary`, `source` and `Options`, "
-            "as in rlpto.core.policy.PolicyClass"
+            f"policy plug-in {point.name} ({point.value}): expected a class with `summary`, `source`, `Options`, "
+            "`reset` and `__call__`, as in rlpto.core.policy.PolicyClass"
         )
     return cast(PolicyClass, loaded)
 

@@ -27,6 +27,8 @@ Measure = Literal["jobs", "gpus"]
 """What is counted: jobs, or the GPUs they ask for."""
 
 MOST_INTERVALS = 10_000_000
+_OFFSET = r"([T ]\d\d[\d:.,]*)(?:Z|[+-]\d\d(?::?\d\d)?)$"
+"""A time with its offset from UTC."""
 
 
 @dataclass(frozen=True)
@@ -140,13 +142,21 @@ def _steps_before(end: datetime | float, series: TimeSeries, path: Path, countin
     return min(points, len(series))
 
 
+def _times(texts: pd.Series) -> pd.Series:
+    """Times in ISO 8601 as clocks show them, or in UTC where their offset from it changes; NaT: it is none."""
+    shown = texts.str.replace(_OFFSET, r"\1", regex=True)
+    local = pd.to_datetime(shown, errors="coerce", format="ISO8601")
+    utc = pd.to_datetime(texts, errors="coerce", format="ISO8601", utc=True).dt.tz_localize(None)
+    return local if (local - utc).nunique() <= 1 else utc
+
+
 def _of_counts(path: Path, step: float, counting: CountingOptions, value: str) -> TimeSeries:
     """A CSV with a row per interval; rows of shorter intervals are added up."""
     time = counting.time
     rows, lines = read_csv(path, (time, value), skip_bad_lines=False)
     counts = numbers(lines, value, rows[value])
     with parsing(path, "a CSV of counts", TraceError):
-        stamps = pd.to_datetime(pd.Series(rows[time]), errors="coerce", format="ISO8601")
+        stamps = _times(pd.Series(rows[time]))
     lines.reject(
         ~pd.Series(seconds_of(stamps)).between(0, LAST_SECOND).to_numpy(),
         lambda row: f"{time} {one_line(rows[time][row], 40)}, expected a time such as 2020-04-01 00:00:00, to 2100",

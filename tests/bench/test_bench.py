@@ -12,7 +12,7 @@ import pytest
 from rlpto.bench.dataset import record
 from rlpto.bench.leaderboard import entries_of, page
 from rlpto.bench.results import FIGURES, Row, Scores, read_rows, row_of, write_rows
-from rlpto.bench.submissions import CARD, RESULTS, Card, run, verify
+from rlpto.bench.submissions import CARD, RESULTS, Card, new_card, run, verify
 from rlpto.bench.suite import FIFO_FILE, FOLDER, VERSION, case_env, cases, digests, find_case
 from rlpto.envs.actions import LARGEST
 from rlpto.experiments.experiment import Experiment
@@ -32,7 +32,7 @@ def submit(folder: Path, *policies: str, name: str = "mine", case: str = SMALL) 
 def submission(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A submission of two policies on one case."""
     folder = tmp_path_factory.mktemp("submissions") / "mine"
-    submit(folder, "srtf", "equal_share")
+    submit(folder, "srtf", "srtf:label=again")
     return folder
 
 
@@ -87,12 +87,12 @@ def test_fifo_scores_zero_and_the_bound_a_hundred(submission: Path) -> None:
 def test_a_submission_that_is_right_is_verified_and_can_be_continued(submission: Path) -> None:
     assert list(verify(submission, share=0.2)) == []
     before = (submission / RESULTS).read_bytes()
-    submit(submission, "srtf", "equal_share")
+    submit(submission, "srtf", "srtf:label=again")
     assert (submission / RESULTS).read_bytes() == before, "nothing ran again, CPU times included"
     with pytest.raises(ConfigError, match="expected another folder"):
         submit(submission, "las")
     with alone_in(submission, "busy"), pytest.raises(CheckpointError, match="another process runs this submission"):
-        submit(submission, "srtf", "equal_share")
+        submit(submission, "srtf", "srtf:label=again")
 
 
 def test_everything_that_is_wrong_is_named_and_the_rest_checked(copied: Path) -> None:
@@ -136,6 +136,11 @@ def test_broken_results_are_refused_with_their_line(copied: Path, line: str, mes
     (copied / RESULTS).write_text("a,b\n")
     with pytest.raises(CheckpointError, match=":1: header a,b, expected case,digest"):
         list(verify(copied))
+
+
+def test_different_policies_are_no_submission() -> None:
+    with pytest.raises(ConfigError, match="expected one policy, or seeds of one training"):
+        new_card("both", ["fifo", "index"])
 
 
 def test_files_of_a_policy_travel_with_it(tmp_path: Path) -> None:

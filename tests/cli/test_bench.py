@@ -35,6 +35,10 @@ def test_the_command_runs_in_an_empty_folder(rlpto, tmp_path: Path, monkeypatch:
     assert not (tmp_path / "runs" / "bench" / "twice").exists()
     rlpto("bench", "run", "fifo", "--case", "nothing").assert_refused("no such case, expected one of microsoft03-0.7")
     rlpto("bench", "run", "fifo", "--case", "philly-0.9").assert_refused("rlpto bench build philly-0.9")
+    Path("runs/bench/fifo", RESULTS).write_text("")
+    answer = rlpto("bench", "table", "runs/bench", "-o", "board.md")
+    assert (answer.code, "no submission can be ranked" in answer.err) == (2, True)
+    assert not Path("board.md").exists()
 
 
 def test_a_policy_is_recorded_under_a_name_of_the_case(rlpto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

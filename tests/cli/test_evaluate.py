@@ -262,3 +262,15 @@ def test_a_second_call_runs_only_what_is_missing(rlpto, project: Path) -> None:
     assert all(after[name] == written for name, written in before.items())
     rlpto("evaluate", "exp.yaml", "--no-report", "-q", "--fresh")
     assert all(written > before[name] for name, written in cells(project / "runs/small").items())
+
+
+def test_the_bound_holds_for_policies_that_choose_batch_sizes(rlpto, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("batches.yaml").write_text(
+        "cluster: {nodes: [{count: 1, gpus: 8}]}\n"
+        "workload: {source: jobs, jobs: [{model: yolov3, epochs: 5, gpus: 1, max_gpus: 8, batch_size: 8}]}\n"
+        "policies: [fifo, 'max_throughput:label=chooses,choose_batch_size=true']\n"
+    )
+    assert rlpto("evaluate", "batches.yaml", "--no-report", "-q").code == 0
+    found = pd.read_csv(next(Path("runs").rglob("cells.csv"))).set_index("policy")["jct_mean"]
+    assert found["lower bound"] <= found["chooses"] < found["fifo"]

@@ -44,6 +44,6 @@ def test_it_says_what_it_waits_for_before_that_begins(rlpto, project: Path) -> N
 
 def test_a_key_that_the_configuration_lacks_is_refused(rlpto, project: Path) -> None:
     (project / "space.yaml").write_text("agent.ppo.clib: [0.1, 0.2]\n")
-    rlpto("sweep", "exp.yaml", "--space", "space.yaml").assert_refused("agent.ppo.clib", "agent.ppo.clip")
+    rlpto("sweep", "exp.yaml", "--space", "space.yaml").assert_refused("space.yaml: agent.ppo.clib", "agent.ppo.clip")
     (project / "space.yaml").write_text("agent.ppo.clip: [0.1, 0.2]\n")
     rlpto("sweep", "exp.yaml", "--space", "space.yaml", "--resume").assert_refused("runs/small-sweep")

@@ -35,6 +35,25 @@ class TestMisbehaviour:
         with pytest.raises(PolicyError, match=r"policy lazy leaves 2 jobs without GPUs for ever"):
             schedule(cluster, policy)
 
+    @pytest.mark.parametrize("jobs", [1, 2])
+    def test_what_a_policy_writes_into_its_table_changes_no_limit(self, jobs):
+        def greedy(state: ClusterState):
+            state.jobs.max_gpus[:] = 8
+            return np.full(len(state.jobs), 8)
+
+        cluster = make_cluster([job(0, 0, 3.0, 2)] * jobs, linear_tables(gpus=8), sizes=(8,))
+        with pytest.raises(PolicyError, match="gave job 0 8 GPUs"):
+            schedule(cluster, Scripted(greedy))
+
+    def test_a_policy_that_changes_which_jobs_there_are_is_stopped(self):
+        def confused(state: ClusterState):
+            state.jobs.index[:] = 0
+            return np.ones(len(state.jobs), dtype=int)
+
+        cluster = make_cluster([job(0), job(1)], linear_tables(), [1, 1])
+        with pytest.raises(PolicyError, match=r"has written into state\.jobs\.index"):
+            schedule(cluster, Scripted(confused))
+
     def test_a_policy_may_wait_as_long_as_patience_lasts(self):
         def late(state: ClusterState) -> list[int]:
             return [int(state.time >= 60.0 * (MAX_IDLE_POINTS - 1))]

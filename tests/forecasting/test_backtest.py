@@ -63,6 +63,11 @@ def test_perfect_and_constant_series_have_the_figures_that_make_sense() -> None:
     assert all(map(math.isnan, (flat.r2, flat.mase, flat.coverage, flat.pinball)))
 
 
+def test_steps_beyond_the_series_leave_the_means_to_the_others() -> None:
+    result = backtest({"naive": Naive()}, np.arange(12.0), step="1h", horizon=12, start=10)
+    assert result.score("naive", "1-12", range(12)).mae == 1.5  # 1 one step ahead, 2 two steps ahead
+
+
 def test_windows_steps_and_start_choose_origins() -> None:
     assert small(start=100, step_size=30, windows=4).origins.tolist() == [100, 130, 160, 190]
     assert small(start=399).actual[0, 0] == Y.iloc[399]

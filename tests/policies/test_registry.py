@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,6 +37,12 @@ class GreedyPlugin:
 
 
 NOT_A_POLICY = 3
+
+
+class Undecided:
+    """It decides nothing."""
+
+    summary, source, Options = "nothing", "a test", NoOptions
 
 
 @pytest.fixture
@@ -109,13 +116,26 @@ def test_plugins_are_listed_and_made(plugins: dict[str, str]) -> None:
     assert list(policy(make_state([J(highest=3), J()], 4)).gpus) == [3, 0]
 
 
+def test_a_plugin_with_an_error_of_syntax_is_named(
+    plugins: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "halfway.py").write_text("class Policy(:\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugins["broken"] = "halfway:Policy"
+    with pytest.raises(ConfigError, match=r"policy plug-in broken .*cannot be loaded: invalid syntax"):
+        make_policy("broken")
+
+
 def test_plugins_cannot_take_over_a_built_in_name(plugins: dict[str, str]) -> None:
     plugins["fifo"] = f"{__name__}:GreedyPlugin"
     assert not isinstance(make_policy("fifo"), GreedyPlugin)
     assert list(available()) == list(BUILT_IN)
 
 
-@pytest.mark.parametrize("target", ["no_such_module:Policy", f"{__name__}:Missing", f"{__name__}:NOT_A_POLICY"])
+@pytest.mark.parametrize(
+    "target",
+    ["no_such_module:Policy", f"{__name__}:Missing", f"{__name__}:NOT_A_POLICY", f"{__name__}:Undecided"],
+)
 def test_broken_plugins_are_named(plugins: dict[str, str], target: str) -> None:
     plugins["broken"] = target
     with pytest.raises(ConfigError, match="policy plug-in broken"):

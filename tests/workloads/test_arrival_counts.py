@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlpto.forecasting.series import MONDAY, local_seconds
 from rlpto.io.errors import TraceError
-from rlpto.workloads.arrival_counts import arrivals_per_interval
+from rlpto.workloads.arrival_counts import CountingOptions, arrivals_per_interval, read_series
 from rlpto.workloads.trace import Trace, make_trace
 
 
@@ -36,6 +38,16 @@ def test_a_start_leaves_out_what_came_before() -> None:
     with pytest.raises(TraceError, match="some jobs: local times unknown"):
         arrivals_per_interval(trace([0.0]), 3600, start=pd.Timestamp("2020-04-02"))
     assert arrivals_per_interval(trace([4000.0]), 3600).start == MONDAY + 3600.0
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Etc/GMT-1", "Europe/Berlin"])
+def test_counts_are_read_by_the_clock_or_in_utc_where_that_is_changed(tmp_path: Path, zone: str) -> None:
+    times = pd.date_range("2020-03-27", periods=96, freq="1h", tz=zone)
+    pd.DataFrame({"time": [time.isoformat() for time in times], "n": range(96)}).to_csv(tmp_path / "n.csv", index=False)
+    counting = CountingOptions("1h", start=pd.Timestamp("2020-03-28"), value="n")
+    found = read_series(tmp_path / "n.csv", counting)
+    assert found.start == local_seconds("2020-03-28")
+    assert found.values.tolist() == list(range(25 if zone == "Europe/Berlin" else 24, 96))
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.sampled_from([60.0, 600.0, 3600.0, 86400.0]))

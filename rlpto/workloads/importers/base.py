@@ -152,7 +152,7 @@ class Lines:
                 self._reject_beyond(name, np.asarray(columns[name], dtype=np.float64), largest)
 
     def _reject_beyond(self, name: str, values: FloatArray, largest: float) -> None:
-        self.reject(values > largest, lambda row: f"{name} {values[row]:g}, expected at most {largest:g}")
+        self.reject(values > largest, lambda row: f"{name} {values[row]:.15g}, expected at most {largest:.15g}")
 
 
 _YEAR_S = 365 * 86_400.0
