@@ -40,6 +40,7 @@ from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.sharing import check_sharing, with_places
 from rlpto.workloads.listed import listed_jobs
 from rlpto.workloads.mapping import job_types, map_jobs, requested_work, type_order
 from rlpto.workloads.trace import Trace
@@ -292,6 +293,8 @@ class Experiment:
         for window in self.windows():
             jobs = self.jobs(window, self.config.seed)
             check_servers_fit(jobs, JobStore.from_jobs(jobs, self.tables()), self.tables(), self.shape)
+            share = self.config.simulator.share
+            check_sharing(jobs, with_places(self.shape, share), share)
             if not jobs:
                 raise JobError(
                     f"window {window}: the mapping has left no jobs; expected workload.mapping.mode=given where a "

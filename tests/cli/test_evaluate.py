@@ -274,3 +274,13 @@ def test_the_bound_holds_for_policies_that_choose_batch_sizes(rlpto, tmp_path: P
     assert rlpto("evaluate", "batches.yaml", "--no-report", "-q").code == 0
     found = pd.read_csv(next(Path("runs").rglob("cells.csv"))).set_index("policy")["jct_mean"]
     assert found["lower bound"] <= found["chooses"] < found["fifo"]
+
+
+def test_jobs_that_cannot_share_are_refused_before_anything_is_written(rlpto, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("share.yaml").write_text(
+        "cluster: {nodes: [{count: 2, gpus: 2}]}\nsimulator: {share: 2, decide_on: events}\npolicies: [fifo]\n"
+        "workload: {source: jobs, jobs: [{model: cifar10, epochs: 1, gpus: 4}]}\n"
+    )
+    rlpto("evaluate", "share.yaml").assert_refused("max_gpus 4, expected at most 2")
+    assert not Path("runs").exists()
