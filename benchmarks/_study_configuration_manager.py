@@ -24,9 +24,9 @@ from rlpto.performance.efficiency import NoiseCurve
 from rlpto.performance.parameter_server import ServerParams
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions, Reconfiguration
 from rlpto.policies.rigid import Fifo
-from rlpto.ray_cluster.messages import LrRule
 from rlpto.ray_cluster.worker.training import Trainer
 from rlpto.simulator.settings import SimulatorSettings
+from rlpto.store.program_keys import LrRule
 
 NODES, CAPACITY = (Node(4, 2),) * 4, 16
 """16 GPUs and 8 CPU slots."""

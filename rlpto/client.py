@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import ssl
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,17 +62,21 @@ class Client:
         secret = token or os.environ.get(TOKEN_VARIABLE) or _token_of(noted, self.address)
         if not secret:
             raise ServiceError(f"no token for {self.address}: expected one in ${TOKEN_VARIABLE}, or from `rlpto serve`")
+        if not (secret.isascii() and secret.isprintable()):
+            raise ServiceError(f"the token for {self.address} has characters that none has, such as the end of a line")
         self._retry_for_s = retry_for_s
         try:
             self._http = httpx2.Client(
                 base_url=f"{self.address}/api/v1",
                 headers={"Authorization": f"Bearer {secret}"},
                 timeout=httpx2.Timeout(15.0, connect=5.0),
-                verify=True if certificate is None else httpx2.create_ssl_context(verify=str(certificate)),
+                verify=True if certificate is None else ssl.create_default_context(cafile=certificate),
                 trust_env=False,
             )
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError) as wrong:
             raise ServiceError(f"{self.address}: expected the address of a job service: {wrong}") from None
+        except OSError as wrong:
+            raise ServiceError(f"{certificate}: cannot be read as a certificate (PEM): {wrong}") from None
 
     def __enter__(self) -> Client:
         return self
@@ -82,12 +88,12 @@ class Client:
         """Let go of connections."""
         self._http.close()
 
-    def submit(self, program: str, **job: Any) -> Answer:
+    def submit(self, program: str, /, **job: Any) -> Answer:
         """Submit a job; it is kept when this returns. job: as in POST /jobs (gpus, epochs, options, ...)."""
         key = {"Idempotency-Key": uuid.uuid4().hex}
         return self._ask("POST", "/jobs", json={"program": program, **job}, headers=key)
 
-    def validate(self, program: str, **job: Any) -> Answer:
+    def validate(self, program: str, /, **job: Any) -> Answer:
         """What would be submitted, and the time and GPU-hours it would take."""
         return self._ask("POST", "/jobs/validate", json={"program": program, **job})
 
@@ -156,6 +162,27 @@ class Client:
         while points := (page := self._ask("GET", f"/jobs/{_id(job)}/curves", params={"since": since}))["points"]:
             yield from points
             since = page["next"]
+
+    def save_checkpoint(self, job: str, path: Path) -> None:
+        """Write the newest checkpoint of a job to a file: `torch.load(path, weights_only=True)["model"]`.
+
+        ServiceError of kind `no-checkpoint`: there is none. An existing file is replaced once all has arrived.
+        """
+        digest = hashlib.sha256()
+        try:
+            with self._http.stream("GET", f"/jobs/{_id(job)}/checkpoint", timeout=60.0) as answer:
+                if answer.status_code != 200:
+                    answer.read()
+                    raise _refusal(answer)
+                with whole_file(path, "a checkpoint", ServiceError) as unfinished:
+                    with unfinished.open("wb") as file:
+                        for part in answer.iter_bytes():
+                            digest.update(part)
+                            file.write(part)
+                    if answer.headers.get("etag", "").strip('"') != digest.hexdigest():
+                        raise ServiceError(f"the checkpoint of job {job} arrived damaged: fetch it again")
+        except (httpx2.TransportError, httpx2.StreamError) as broken:
+            raise self._unreachable(broken) from None
 
     def events(self, last: int | None = None, job: str | None = None) -> Iterator[Answer]:
         """What happens, from now on or after event `last`; goes on where it broke off until the service ends it."""
@@ -228,6 +255,8 @@ class Client:
                     raise self._unreachable(broken) from None
             except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as wrong:
                 raise ServiceError(f"{self.address}: expected the address of a job service: {wrong}") from None
+            except (TypeError, ValueError) as wrong:  # such as dates, NaN or halves of characters
+                raise ServiceError(f"{path}: expected texts, finite numbers, lists, mappings: {wrong}") from None
             time.sleep(wait)
             wait = min(2 * wait, _LONGEST_WAIT_S)
         if answer.is_error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from rlpto.cli.main import make_app
 from rlpto.client import Client, ServiceError, note_service
 from rlpto.io.errors import RlptoError
 from rlpto.store import status
+from rlpto.store.checkpoints import write_checkpoint
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import change_job
@@ -186,6 +188,14 @@ class TestCommand:
         assert state in command("submit", "-p", "digits", "--wait", code=code)
         ending.join()
 
+    def test_several_jobs_are_cancelled_and_waited_for(self, command: Any, running: Running) -> None:
+        one, other = (json.loads(command("submit", "-p", "digits", "--json"))["id"] for _ in range(2))
+        assert command("job", "cancel", one, other).count("will end") == 2
+        for job, state in ((one, "finished"), (other, "cancelled")):
+            finish(running.store, job, state)
+        assert "finished" in command("job", "wait", one)
+        assert "cancelled" in command("job", "wait", one, other, code=1)
+
     def test_a_job_from_show_to_history(self, command: Any, running: Running) -> None:
         job = json.loads(command("submit", "-p", "digits", "--json"))["id"]
         status.set_queue(running.store, [status.QueueRow(job, 1, 3, "3 GPUs are ahead")])
@@ -204,6 +214,27 @@ class TestCommand:
         writer.write("line \x1b[31mred", 1.0)
         assert command("job", "logs", job).startswith("line \ufffd[31mred")
 
+    def test_what_a_job_has_trained_is_fetched(self, command: Any, running: Running, tmp_path: Path) -> None:
+        job = json.loads(command("submit", "-p", "digits", "--json"))["id"]
+        folder = tmp_path / "mine"
+        assert f"job {job} has no checkpoint" in command("job", "fetch", job, "-o", str(folder))
+        for epoch in range(3):
+            insert(running.store, "points", job=job, at=float(epoch), epoch=float(epoch), gpus=2, loss=0.5)
+        OutputLog(job_folder(running.folder, job)).write("half way", 1.0)
+        for step in (10, 20):
+            write_checkpoint(job_folder(running.folder, job), step, b"state" * step)
+            assert "checkpoint.pt" in command("job", "fetch", job, "-o", str(folder))
+            assert (folder / "checkpoint.pt").read_bytes() == b"state" * step
+        with (folder / "curves.csv").open() as file:
+            assert [(row["epoch"], row["loss"]) for row in csv.DictReader(file)] == [
+                (f"{n}.0", "0.5") for n in range(3)
+            ]
+        assert (folder / "log.txt").read_text().endswith(" half way\n")
+        assert json.loads((folder / "job.json").read_text())["id"] == job
+        assert sorted(path.name for path in folder.iterdir()) == ["checkpoint.pt", "curves.csv", "job.json", "log.txt"]
+        assert "no such job" in str(refused("job", "fetch", "jaaaaaaaaaaaa", "-o", str(tmp_path / "none")))
+        assert not (tmp_path / "none").exists()
+
     def test_policies(self, command: Any, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "decides since" in command("policy", "show")
         assert "expected a user of role operator" in str(refused("policy", "switch", "las"))
@@ -211,10 +242,30 @@ class TestCommand:
         assert "round_robin decides now" in command("policy", "switch", "round_robin", "--reason", "busy")
 
     @pytest.mark.usefixtures("command")
+    def test_a_token_that_can_be_none_is_refused_and_not_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RLPTO_TOKEN", "rlpto_abc\r")
+        said = str(refused("jobs"))
+        assert "the end of a line" in said
+        assert "abc" not in said
+
+    @pytest.mark.usefixtures("command")
     def test_wrong_input_is_one_line(self, tmp_path: Path) -> None:
         assert "expected -p PROGRAM" in str(refused("submit"))
         assert "expected KEY=VALUE" in str(refused("submit", "-p", "digits", "-o", "hidden"))
+        job = tmp_path / "job.yaml"
+        for text, said in (
+            ("epochs: .nan", "finite numbers"),
+            ("name: 2024-01-01", "finite numbers"),
+            ("self: 3", "self"),
+            ("1: 3", "a key that is no text"),
+            ("labels: [a]", "labels: expected KEY: VALUE"),
+        ):
+            job.write_text(f"program: digits\n{text}\n")
+            assert said in str(refused("submit", str(job), "-l", "a=b"))
+        assert "finite numbers" in str(refused("submit", "-p", "digits", "--name", "\udcff"))
+        assert "cannot be read as a certificate" in str(refused("jobs", "--certificate", str(tmp_path / "none.pem")))
         assert "no program" in str(refused("submit", "-p", "nothing"))
+        assert "--label team: expected KEY=VALUE" in str(refused("jobs", "--label", "team"))
         assert "--state asleep" in str(refused("history", "--state", "asleep"))
         assert "no such job" in str(refused("job", "show", "jaaaaaaaaaaaa"))
         assert "expected high, normal, low" in str(refused("job", "priority", "j1", "urgent"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +17,7 @@ from rlpto.cli.common import SERVICE, QuietOption, Verb, make_console
 from rlpto.cli.service import (
     CertificateOption,
     JobArgument,
+    JobsArgument,
     JsonOption,
     ServiceOption,
     clock_text,
@@ -27,7 +31,9 @@ from rlpto.io.durations import span_text
 from rlpto.io.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlpto.client import Answer
+    from rich.console import Console
+
+    from rlpto.client import Answer, Client
 
 NOT_FINISHED = 1
 """Exit code of --wait where the job did not finish."""
@@ -76,24 +82,40 @@ def submit(
     job = {**_from_file(file), **{key: value for key, value in given.items() if value is not None}}
     _add_pairs(job, "options", "--option", option or [], typed=True)
     _add_pairs(job, "labels", "--label", label or [], typed=False)
+    if not all(isinstance(key, str) for key in job):
+        raise ConfigError(f"the job has a key that is no text: expected program, gpus and so on, got {list(job)}")
     if not isinstance(job.get("program"), str):
         raise ConfigError("no program: expected -p PROGRAM, or `program` in the file")
     console = make_console(quiet or json_)
     with connect(service, certificate) as client:
         if check:
-            _show_check(client.validate(**job), json_, quiet)
+            _show_check(client.validate(job.pop("program"), **job), json_, quiet)
             return
-        made = client.submit(**job)
+        made = client.submit(job.pop("program"), **job)
         console.print(f"{made['id']} submitted: {made['name']}, {made['gpus']} GPUs, {made['epochs']:g} epochs")
         if wait:
-            for found in client.wait(made["id"]):
-                reason = f": {found['reason']}" if found["reason"] else ""
-                console.print(f"{found['id']} {found['state']}{reason}", markup=False)
-                made = found
+            made = _wait_for(client, made["id"], console)
         if json_:
             print_json([made])
     if wait and made["state"] != "finished":
         raise typer.Exit(NOT_FINISHED)
+
+
+def _wait_for(client: Client, job: str, console: Console) -> Answer:
+    """The job when it is over; shows each of its states until then."""
+    found: Answer = {}
+    for found in client.wait(job):
+        reason = f": {found['reason']}" if found["reason"] else ""
+        console.print(f"{found['id']} {found['state']}{reason}{_expected(found)}", markup=False)
+    return found
+
+
+def _expected(job: Answer) -> str:
+    """When a job will probably start and end; empty where that is not known."""
+    said = job["prediction"] or {}
+    starts = "" if job["started"] else in_text(said.get("start"))
+    ends = in_text(said.get("finish")) if job["ended"] is None else ""
+    return "".join(f", {what} {when}" for what, when in (("starts", starts), ("ends", ends)) if when)
 
 
 def _show_check(found: dict[str, Any], json_: bool, quiet: bool) -> None:
@@ -134,6 +156,8 @@ def _add_pairs(job: dict[str, Any], name: str, flag: str, pairs: list[str], *, t
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise ConfigError(f"{flag} {pair}: expected KEY=VALUE")
+        if not isinstance(job.get(name) or {}, dict):
+            raise ConfigError(f"{name}: expected KEY: VALUE in the file, got {job[name]!r}")
         job[name] = {**(job.get(name) or {}), key: parse_value(text, f"{flag} {pair}") if typed else text}
 
 
@@ -148,9 +172,15 @@ def jobs(
     from rlpto.store.jobs import ENDED, STATES
 
     with connect(service, certificate) as client:
-        found = list(client.jobs([state for state in STATES if state not in ENDED], owner, label))
+        found = list(client.jobs([state for state in STATES if state not in ENDED], owner, _label(label)))
     columns = ("id", "name", "owner", "state", "GPUs", "done", "priority", "since", "reason")
     print_jobs(found, columns, "no jobs wait or train", json_)
+
+
+def _label(label: str | None) -> str | None:
+    if label is not None and "=" not in label:
+        raise ConfigError(f"--label {label}: expected KEY=VALUE")
+    return label
 
 
 def history(
@@ -169,7 +199,7 @@ def history(
     if wrong is not None:
         raise ConfigError(f"--state {wrong}: expected one of {', '.join(ENDED)}")
     with connect(service, certificate) as client:
-        found = list(client.jobs(state or ENDED, owner, label, limit))
+        found = list(client.jobs(state or ENDED, owner, _label(label), limit))
     columns = ("id", "name", "owner", "state", "submitted", "took", "GPU time", "accuracy", "reason")
     print_jobs(found, columns, "no job is over", json_)
 
@@ -199,7 +229,7 @@ def queue(
         make_console().print(said, style="dim")
 
 
-job_app = typer.Typer(help="Show, follow, cancel and change a job of the service.", no_args_is_help=True)
+job_app = typer.Typer(help="Show, follow, fetch, cancel and change jobs of the service.", no_args_is_help=True)
 
 
 @job_app.command("show", epilog="Example: rlpto job show jaxmt3k52qpb7")
@@ -249,18 +279,74 @@ def logs(
     """Print what a job's first worker has printed."""
     with connect(service, certificate) as client:
         for line in client.logs(job, 1 if tail is None else -tail, follow=follow):
-            print("".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in line["text"]), flush=True)
+            print(_printable(line["text"]), flush=True)
 
 
-@job_app.command("cancel", epilog="Example: rlpto job cancel jaxmt3k52qpb7")
-def cancel(job: JobArgument, service: ServiceOption = None, certificate: CertificateOption = None) -> None:
-    """Cancel a job; its reports are kept."""
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in text)
+
+
+@job_app.command("fetch", epilog="Example: rlpto job fetch jaxmt3k52qpb7 -o mine")
+def fetch(
+    job: JobArgument,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder; the job's id if not given.")] = None,
+    service: ServiceOption = None,
+    certificate: CertificateOption = None,
+) -> None:
+    """Fetch what a job has trained: its newest checkpoint, curves and log. Files of an earlier fetch are replaced."""
+    from rlpto.client import ServiceError
+    from rlpto.io.files import write_text
+
+    folder, console = out or Path(job), make_console()
+    with connect(service, certificate) as client:
+        write_text(folder / "job.json", json.dumps(client.job(job), indent=1) + "\n", "a job")
+        lines = (f"{clock_text(line['at'])} {_printable(line['text'])}\n" for line in client.logs(job))
+        write_text(folder / "log.txt", "".join(lines), "a log")
+        write_text(folder / "curves.csv", _csv(list(client.curves(job))), "curves")
+        console.print(f"{folder}: job.json, log.txt, curves.csv", markup=False)
+        try:
+            client.save_checkpoint(job, folder / "checkpoint.pt")
+        except ServiceError as refused:
+            if refused.kind != "no-checkpoint":
+                raise
+            console.print(str(refused), markup=False)
+            return
+    console.print(f'{folder / "checkpoint.pt"}: torch.load(..., weights_only=True)["model"]', markup=False)
+
+
+def _csv(rows: Sequence[Answer]) -> str:
+    written = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(written, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return written.getvalue()
+
+
+@job_app.command("wait", epilog="Example: rlpto job wait jaxmt3k52qpb7 && rlpto job fetch jaxmt3k52qpb7")
+def wait(
+    jobs: JobsArgument,
+    service: ServiceOption = None,
+    certificate: CertificateOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Wait until jobs are over; exit with 0 if all have finished."""
+    with connect(service, certificate) as client:
+        ended = [_wait_for(client, job, make_console(quiet))["state"] for job in jobs]
+    if any(state != "finished" for state in ended):
+        raise typer.Exit(NOT_FINISHED)
+
+
+@job_app.command("cancel", epilog="Example: rlpto job cancel jaxmt3k52qpb7 jbxmt3k52qpb7")
+def cancel(jobs: JobsArgument, service: ServiceOption = None, certificate: CertificateOption = None) -> None:
+    """Cancel jobs; their reports are kept."""
     from rlpto.store.jobs import ENDED
 
     with connect(service, certificate) as client:
-        found = client.cancel(job)
-    over = found["state"] in ENDED
-    make_console().print(f"{job} is {found['state']} already" if over else f"{job} will end (it is {found['state']})")
+        for job in jobs:
+            state = client.cancel(job)["state"]
+            said = f"{job} is {state} already" if state in ENDED else f"{job} will end (it is {state})"
+            make_console().print(said)
 
 
 @job_app.command("priority", epilog="Example: rlpto job priority jaxmt3k52qpb7 high")

@@ -25,16 +25,13 @@ from rlpto.core.stopping import StopRule
 from rlpto.io.errors import JobError
 from rlpto.performance.tables import ONE_KIND
 from rlpto.store.checkpoints import Checkpoint
+from rlpto.store.program_keys import Architecture, BatchRule, Device, LrRule
 
 KIND_RESOURCE = "gpu_kind:"
 """Prefix of the name of the Ray resource for a node's kind of GPU, such as `gpu_kind:t4`."""
 NAMESPACE = "rlpto"
 """Ray namespace of all named actors."""
 
-Architecture = Literal["all_reduce", "parameter_server"]
-BatchRule = Literal["fixed", "per_worker"]
-LrRule = Literal["none", "linear", "sqrt", "adascale"]
-Device = Literal["auto", "cpu", "cuda"]
 JobState = Literal["waiting", "starting", "running", "finished", "failed"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -85,6 +86,15 @@ class CatalogueProgram(Settings):
     """Most epochs of one job."""
     most_gpus: int = Field(64, ge=1, le=16_384)
     """Most GPUs of one job."""
+
+    @model_validator(mode="after")
+    def _is_text(self) -> CatalogueProgram:
+        try:
+            json.dumps(self.model_dump(), ensure_ascii=False).encode()
+        except UnicodeEncodeError as wrong:
+            got = wrong.object[wrong.start : wrong.end]
+            raise ValueError(f"expected Unicode text everywhere, got {got!a}, half of a character") from None
+        return self
 
 
 class WebSettings(Settings):

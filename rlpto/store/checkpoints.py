@@ -6,6 +6,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from rlpto.io.errors import CheckpointError
 from rlpto.io.files import whole_file
@@ -66,6 +67,23 @@ def read_newest(folder: Path) -> tuple[Checkpoint, bytes, list[str]] | None:
         wrong.append(f"{checkpoint.path}: damaged: its content is not that of its hash")
     if wrong:
         raise CheckpointError("; ".join(wrong))
+    return None
+
+
+def open_newest(folder: Path) -> tuple[Checkpoint, BinaryIO] | None:
+    """The newest sound checkpoint, and its file at the start; None if there is none.
+
+    An open file stays whole where the job goes on and removes it.
+    """
+    for checkpoint in list_checkpoints(folder):
+        try:
+            file = Path(checkpoint.path).open("rb")  # noqa: SIM115 - it is handed on open
+        except OSError:
+            continue  # removed meanwhile, or it cannot be read
+        if hashlib.file_digest(file, "sha256").hexdigest() == checkpoint.sha256:
+            file.seek(0)
+            return checkpoint, file
+        file.close()
     return None
 
 

@@ -34,7 +34,8 @@ from rlpto.ray_cluster.scheduler.estimates import ENOUGH_STEPS
 from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.ray_cluster.settings import GuessSettings, ProgramSettings
+from rlpto.ray_cluster.settings import ProgramSettings
+from rlpto.store.program_keys import GuessSettings
 from tests.builders import Scripted, linear_tables, with_kinds
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime

@@ -17,11 +17,12 @@ import torch
 from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from rlpto.io.errors import RlptoError
-from rlpto.ray_cluster.messages import Device, JobSpec
+from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.worker.parameter_server import ParameterServerGroup
 from rlpto.ray_cluster.worker.sampling import Position
 from rlpto.ray_cluster.worker.training import Chunk, Lines, PrintedLines, Trainer
 from rlpto.ray_cluster.worker.worker_group import AllReduceGroup, SingleWorker, use_interface_of
+from rlpto.store.program_keys import Device
 
 T = TypeVar("T")
 

@@ -23,8 +23,8 @@ from torch.distributed import GradBucket, Store, TCPStore  # type: ignore[attr-d
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from rlpto.ray_cluster.messages import LrRule
 from rlpto.ray_cluster.worker.gradient_noise import MEASURE_EVERY_STEPS, SquaredNorms
+from rlpto.store.program_keys import LrRule
 
 
 class WorkerGroup:

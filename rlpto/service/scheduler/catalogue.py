@@ -3,6 +3,7 @@ workers can import them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
@@ -83,13 +84,10 @@ class Catalogue:
 
     def changed(self) -> bool:
         """Take in what admins have changed, and what checks have found; True if `tables` are others now."""
-        rows = all_programs(self._store)
+        rows, before = all_programs(self._store), dict(self.programs)
+        self.refresh(rows)  # before the checks, which would judge a new version by the problem of the last one
         for row in rows:
             self._note_check(row)
-        if {row.name: row.version for row in rows} == {name: row.version for name, row in self._rows.items()}:
-            return False
-        before = dict(self.programs)
-        self.refresh(rows)
         if self.programs == before:
             return False
         self.tables = self._compiled()
@@ -105,9 +103,21 @@ class Catalogue:
                 self.programs[row.name] = ProgramSettings.model_validate(row.spec.get("program"))
             except ValidationError as error:
                 self._wrong[row.name] = first_problem(error, ProgramSettings)[1]
+                self._keep_for_jobs(row.name)
                 continue
             self._wrong.pop(row.name, None)
             self._checks.forget(self.programs[row.name].training)
+
+    def _keep_for_jobs(self, name: str) -> None:
+        """Have a program that is wrong as its newest job was given it, so that its jobs go on after a restart."""
+        query = "SELECT spec FROM jobs WHERE program = ? AND number IS NOT NULL ORDER BY number DESC LIMIT 1"
+        found = self._store.row(query, (name,))
+        if name in self.programs or found is None:
+            return
+        spec = json.loads(found[0])
+        same = ProgramSettings.model_fields.keys() - {"epochs", "options"}  # a job's are its own, in other bounds
+        given = {key: value for key, value in spec.items() if key in same}
+        self.programs[name] = ProgramSettings.model_validate({**given, "samples": spec["data_size"]})
 
     def _note_check(self, row: ProgramRow) -> None:
         """Find out whether an unchecked program can train."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
+from pydantic import JsonValue, ValidationError
+
+from rlpto.io.settings_text import first_problem
 from rlpto.service.settings import CatalogueProgram, ServiceSettings
 from rlpto.service.web.errors import Problem
 from rlpto.service.web.schemas import JobBody
@@ -20,12 +24,14 @@ from rlpto.store.jobs import (
     get_job,
     insert_job,
 )
-from rlpto.store.programs import get_program
+from rlpto.store.program_keys import ProgramKeys
+from rlpto.store.programs import all_programs, get_program
 from rlpto.store.rows import insert
 from rlpto.store.status import PreviewRow, previews
 from rlpto.store.users import User, over_quota
 
 _USUAL_EPOCHS = 10.0
+_MOST_NAMES = 10
 
 
 @lru_cache(maxsize=256)
@@ -34,17 +40,36 @@ def entry_of(spec: str) -> CatalogueProgram:
     return CatalogueProgram.model_validate_json(spec)
 
 
+def checked_program(program: Mapping[str, object]) -> dict[str, JsonValue]:
+    """What a program trains, as given. Raises Problem for what the scheduler could not read."""
+    try:
+        return ProgramKeys.model_validate(program).model_dump(mode="json", exclude_unset=True)
+    except ValidationError as error:
+        said = first_problem(error, ProgramKeys, "program", lambda place: ("program", *place) if place else place)[1]
+        raise _wrong(said) from None
+
+
 def usual_epochs(entry: CatalogueProgram) -> float:
-    """Epochs of a job that names none."""
+    """Epochs of a job that names none. The settings file may give a program senseless ones, until it is refused."""
     epochs = entry.program.get("epochs", _USUAL_EPOCHS)
-    return float(epochs) if isinstance(epochs, int | float) else _USUAL_EPOCHS
+    return float(epochs) if isinstance(epochs, int | float) and epochs > 0 else _USUAL_EPOCHS
 
 
-def checked_job(store: Store, settings: ServiceSettings, user: User, body: JobBody) -> NewJob:
-    """The job that a body asks for. Raises Problem for what catalogue, role or quota do not allow."""
+def checked_job(store: Store, settings: ServiceSettings, user: User, body: JobBody) -> NewJob | Problem:
+    """The job that a body asks for, or what catalogue, role or quota have against it.
+
+    A problem is not raised: it is none where the body repeats a submission, which `submit` finds out.
+    """
+    try:
+        return _allowed(store, settings, user, body)
+    except Problem as problem:
+        return problem
+
+
+def _allowed(store: Store, settings: ServiceSettings, user: User, body: JobBody) -> NewJob:
     program = get_program(store, body.program)
     if program is None or not program.enabled:
-        raise Problem(403, "program-not-allowed", f"the catalogue has no program {body.program}")
+        raise _no_program(store, body.program)
     if program.checked == "refused":
         raise Problem(403, "program-not-allowed", f"the program {body.program} cannot train: {program.problem}")
     entry = entry_of(json.dumps(program.spec, sort_keys=True))
@@ -80,6 +105,18 @@ def checked_job(store: Store, settings: ServiceSettings, user: User, body: JobBo
     )
 
 
+def _no_program(store: Store, name: str) -> Problem:
+    names = [row.name for row in all_programs(store) if row.enabled and row.checked != "refused"]
+    known = ", ".join([*names[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])]) or "none"
+    return Problem(403, "program-not-allowed", f"the catalogue has no program {name}: expected one of {known}")
+
+
+def gpus_queued(store: Store) -> int:
+    """GPUs that all queued jobs ask for."""
+    found = store.row("SELECT sum(gpus) FROM jobs WHERE state = 'queued'")
+    return int(found[0] or 0) if found else 0
+
+
 def previews_for(store: Store, job: NewJob) -> list[PreviewRow]:
     """Hours and GPU-hours of a job by metric and number of GPUs, as far as the scheduler has predicted them."""
     program = get_program(store, job.program)
@@ -95,11 +132,12 @@ def digest_of(body: JobBody) -> str:
 
 
 def submit(
-    store: Store, settings: ServiceSettings, user: User, job: NewJob, key: str | None, digest: str, at: float
+    store: Store, settings: ServiceSettings, user: User, job: NewJob | Problem, key: str | None, digest: str, at: float
 ) -> tuple[JobRow, bool]:
-    """Write a job, and return whether it is new: the same key and body give the existing job.
+    """Write a job, and return whether it is new: the same key and body give the existing job, allowed now or not.
 
-    Raises Problem for a key that was used for another body, and for more jobs than the user may have.
+    Raises Problem for a key that was used for another body, for a new job that is not allowed, and for more jobs than
+    the user may have.
     """
     query = "SELECT digest, job FROM idempotency WHERE user = ? AND key = ?"
     seen = None if key is None else store.row(query, (user.name, key))
@@ -108,6 +146,8 @@ def submit(
         if seen[0] != digest or before is None:
             raise Problem(422, "key-reused", "this Idempotency-Key was used for another submission")
         return before, False
+    if isinstance(job, Problem):
+        raise job
     quota = user.jobs_queued or settings.quotas.jobs_queued
     if count_open(store, user.name) >= quota:
         raise Problem(403, "quota-exceeded", f"{quota} of your jobs are not over; more are not taken until some are")

@@ -12,6 +12,7 @@ from rlpto.core.policy import Policy
 from rlpto.policies.registry import make_policy
 from rlpto.store.curves import points_after, spans_of_job
 from rlpto.store.events import events_of_job
+from rlpto.store.jobs import ENDED
 from rlpto.store.programs import get_program, set_program
 from rlpto.store.requests import answer, switch_in_force, switches
 from rlpto.store.status import decisions, heartbeat, nodes, policies, previews, queue
@@ -104,6 +105,32 @@ def test_a_program_may_be_added_and_changed_while_jobs_run(service: VirtualServi
     assert (refused.checked, refused.problem) == ("refused", "no such class")
     service.until(first, "finished")
     assert service.row(first).progress == pytest.approx(20.0)
+
+
+def test_a_changed_program_is_judged_by_what_it_is_now(service: VirtualService) -> None:
+    """A check of its version before would hold for ever: a checked version is not checked again."""
+    for samples, checked in ((0, "refused"), (100, "usable"), (0, "refused")):
+        spec = {"program": {**PROGRAM["program"], "samples": samples}, "options": {}}
+        set_program(service.store, "late", spec, "root", service.now())
+        for _ in range(2):
+            service.loop.step()
+        found = get_program(service.store, "late")
+        assert found is not None
+        assert found.checked == checked
+        assert ("samples" in found.problem) == (checked == "refused")
+
+
+def test_jobs_of_a_program_that_is_wrong_now_go_on_after_a_restart(service: VirtualService) -> None:
+    running = service.submit(epochs=20.0)
+    service.until(running, "running")
+    spec = {"program": {**PROGRAM["program"], "sampels": 3}, "options": {}}
+    set_program(service.store, "tiny", spec, "settings", service.now())
+    service.restart()
+    late = service.submit()
+    service.until(running, *ENDED)
+    assert (service.row(running).state, service.row(late).state) == ("finished", "rejected")
+    assert service.parts.catalogue.programs["tiny"].samples == 100
+    assert "sampels" in service.row(late).reason
 
 
 def test_cancelled_jobs_end_wherever_they_are(service: VirtualService) -> None:

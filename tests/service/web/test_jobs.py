@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlpto.store import requests, status
-from rlpto.store.jobs import change_job
+from rlpto.store.checkpoints import write_checkpoint
+from rlpto.store.jobs import NewJob, change_job, insert_job
 from rlpto.store.logs import OutputLog, job_folder
+from rlpto.store.programs import set_program
 from rlpto.store.rows import insert, put, put_all
-from tests.service.web.helpers import Api
+from tests.service.web.helpers import PROGRAM, Api
 
 
 def problem(answer: Any, code: int, kind: str) -> str:
@@ -52,6 +55,36 @@ class TestSubmitting:
         problem(other, 422, "key-reused")
         assert api("POST", "jobs", "bob", json={"program": "digits"}, headers=key).json()["id"] != first.json()["id"]
         assert len(api("GET", "jobs", "root").json()["jobs"]) == 2
+
+    def test_a_repetition_is_answered_whatever_has_changed_since(self, api: Api) -> None:
+        key, body = {"Idempotency-Key": "k1"}, {"program": "digits", "gpus": 2}
+        first = api("POST", "jobs", json=body, headers=key)
+        api("PATCH", "users/ann", "root", json={"gpus_held": 1})
+        assert api("DELETE", "programs/digits", "root").status_code == 204
+        again = api("POST", "jobs", json=body, headers=key)
+        assert (again.status_code, again.json()) == (201, first.json())
+        problem(api("POST", "jobs", json=body | {"gpus": 1}, headers=key), 422, "key-reused")
+        problem(api("POST", "jobs", json=body), 403, "program-not-allowed")
+
+    def test_an_unknown_program_is_answered_with_those_there_are(self, api: Api) -> None:
+        ask: dict[str, Any] = {"json": {"program": "digit"}}
+        said = "the catalogue has no program digit: expected one of "
+        assert problem(api("POST", "jobs", **ask), 403, "program-not-allowed") == f"{said}digits"
+        for number in range(10):
+            set_program(api.store, f"a{number}", PROGRAM.model_dump(mode="json"), "root", 1.0)
+        names = ", ".join(f"a{number}" for number in range(10))
+        assert problem(api("POST", "jobs/validate", **ask), 403, "program-not-allowed") == f"{said}{names}, ..."
+        for name in ["digits", *(f"a{number}" for number in range(10))]:
+            api("DELETE", f"programs/{name}", "root")
+        assert problem(api("POST", "jobs", **ask), 403, "program-not-allowed") == f"{said}none"
+
+    def test_a_check_counts_the_gpus_of_all_that_wait(self, api: Api) -> None:
+        assert api("POST", "jobs/validate", json={"program": "digits"}).json()["gpus_ahead"] == 0
+        with api.store.transaction():
+            for number in range(250):
+                job = insert_job(api.store, NewJob("bob", "a job", "digits", 1.0, gpus=2, max_gpus=2), float(number))
+                change_job(api.store, job.id, float(number), state="queued")
+        assert api("POST", "jobs/validate", json={"program": "digits"}).json()["gpus_ahead"] == 500
 
     def test_a_check_keeps_nothing_and_says_what_it_takes(self, api: Api) -> None:
         found = api("POST", "jobs/validate", json={"program": "digits", "epochs": 40}).json()
@@ -202,6 +235,20 @@ class TestReports:
         change_job(api.store, job, time.time(), state="finished")
         page = api("GET", f"jobs/{job}/logs", params={"from": 6}).json()
         assert ([line["text"] for line in page["lines"]], page["over"]) == (["last"], True)
+
+    def test_the_newest_sound_checkpoint_is_sent_whole_to_its_owner(self, api: Api) -> None:
+        job = api.submit()["id"]
+        problem(api("GET", f"jobs/{job}/checkpoint"), 404, "no-checkpoint")
+        folder = job_folder(api.settings.folder, job)
+        write_checkpoint(folder, 7, b"before" * 1_000_000)
+        newest = write_checkpoint(folder, 9, b"after")
+        answer = api("GET", f"jobs/{job}/checkpoint")
+        assert answer.content == b"after"
+        assert answer.headers["ETag"] == f'"{newest.sha256}"'
+        assert answer.headers["Content-Disposition"] == f'attachment; filename="{job}-step-9.pt"'
+        Path(newest.path).write_bytes(b"damaged")
+        assert api("GET", f"jobs/{job}/checkpoint", "root").content == b"before" * 1_000_000
+        problem(api("GET", f"jobs/{job}/checkpoint", "bob"), 404, "not-found")
 
     def test_curves_since_a_number(self, api: Api) -> None:
         job = api.submit()["id"]

@@ -16,7 +16,7 @@ from rlpto.service.web.routes.account import NewToken, Tokens, end_token_of, new
 from rlpto.service.web.routes.jobs import Cursor, Limit
 from rlpto.service.web.schemas import NameInPath, TokenBody, UserBody, UserChange
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.submitting import entry_of, usual_epochs
+from rlpto.service.web.submitting import checked_program, entry_of, usual_epochs
 from rlpto.store import programs, users
 from rlpto.store.database import Store
 from rlpto.store.status import PreviewRow, previews
@@ -136,7 +136,7 @@ def program_answers(service: Service, all_of_them: bool) -> list[ProgramAnswer]:
 @router.put("/programs/{name}")
 async def set_program(name: NameInPath, body: CatalogueProgram, caller: AnAdmin, service: TheService) -> ProgramAnswer:
     """Add a program to the catalogue, or replace it; its class must be below one of the allowed packages."""
-    spec = body.model_dump(mode="json")
+    spec = body.model_dump(mode="json") | {"program": checked_program(body.program)}
     training = str(body.program.get("training", ""))
     prefixes = service.settings.scheduler.training_prefixes
     before = programs.get_program(service.store, name)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 from fastapi import APIRouter, Header, Query, Response
+from starlette.responses import StreamingResponse
 
 from rlpto.service.web.access import TheCaller, job_for
 from rlpto.service.web.errors import Problem
 from rlpto.service.web.schemas import LARGEST_NUMBER_OF_ROW, JobBody, JobChange, JobId, PlainName
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.submitting import checked_job, digest_of, previews_for, submit
+from rlpto.service.web.submitting import checked_job, digest_of, gpus_queued, previews_for, submit
 from rlpto.store import requests, status
+from rlpto.store.checkpoints import open_newest
 from rlpto.store.curves import Point, points_after
 from rlpto.store.database import Store
 from rlpto.store.events import Event, add_event, events_of_job
 from rlpto.store.jobs import STATES, JobRow, State, change_asked, get_job, list_jobs
-from rlpto.store.logs import LogLine, log_lines
+from rlpto.store.logs import LogLine, job_folder, log_lines
 from rlpto.store.users import note_change
 
 router = APIRouter(tags=["jobs"])
@@ -27,6 +31,11 @@ ASSUMES = (
     "and speeds are as estimated; an interval also allows for jobs that are forecast to come and for errors of speeds"
 )
 """Assumptions of a predicted start and finish."""
+PART_BYTES = 1 << 20
+"""Bytes of a checkpoint that are sent at a time."""
+BYTES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {}}, "description": "The file. ETag: its SHA-256."}
+}
 Key = Annotated[
     str | None,
     Header(
@@ -113,8 +122,9 @@ async def submit_job(
 async def validate_job(body: JobBody, caller: TheCaller, service: TheService) -> SubmissionCheck:
     """What would be submitted, and what it would take; nothing is kept."""
     job = checked_job(service.store, service.settings, caller.user, body)
-    waiting = status.queue(service.store)
-    ahead = sum(row.gpus for row in list_jobs(service.store, states=("queued",), limit=200))
+    if isinstance(job, Problem):
+        raise job
+    waiting, ahead = status.queue(service.store), gpus_queued(service.store)
     return SubmissionCheck(JobRow(**vars(job)), previews_for(service.store, job), len(waiting), ahead)
 
 
@@ -226,6 +236,28 @@ async def curves(
     row = job_for(service, caller, job)
     found = points_after(service.store, row.id, since, limit)
     return Curves(found, found[-1].seq if found else since)
+
+
+@router.get("/jobs/{job}/checkpoint", response_class=StreamingResponse, responses=BYTES)
+async def checkpoint(job: JobId, caller: TheCaller, service: TheService) -> StreamingResponse:
+    """The newest checkpoint, a file for `torch.load(..., weights_only=True)`: model, optimizer, scheduler, position."""
+    row = job_for(service, caller, job)
+    found = await asyncio.to_thread(open_newest, job_folder(service.settings.folder, row.id))
+    if found is None:
+        raise Problem(404, "no-checkpoint", f"job {row.id} has no checkpoint: it has not trained, or too short a time")
+    kept, file = found
+    headers = {
+        "Content-Disposition": f'attachment; filename="{row.id}-step-{kept.step}.pt"',
+        "Content-Length": str(os.fstat(file.fileno()).st_size),
+        "ETag": f'"{kept.sha256}"',
+    }
+    return StreamingResponse(_parts(file), media_type="application/octet-stream", headers=headers)
+
+
+def _parts(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while part := file.read(PART_BYTES):
+            yield part
 
 
 @router.get("/jobs/{job}/events")
