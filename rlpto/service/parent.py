@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
 from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.io.files import FileLock, whole_file
-from rlpto.service.settings import DATABASE, ServiceSettings
+from rlpto.service.settings import DATABASE, STATE_FILE, ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.programs import set_program
-from rlpto.store.users import add_token, add_user, all_users, user_of_token
+from rlpto.store.users import add_token, add_user, get_user, user_of_token
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
 """Time before a dead process is started again, doubled each time."""
@@ -76,7 +76,11 @@ class Child:
     def _start(self) -> subprocess.Popen[bytes]:
         if self.log.exists() and self.log.stat().st_size > LARGEST_LOG_BYTES:
             self.log.replace(self.log.with_name(f"{self.log.name}.1"))
-        with self.log.open("ab") as log:
+        try:
+            log = self.log.open("ab")
+        except OSError as refused:
+            raise ConfigError(f"{self.log}: cannot write the log there: {_reason(refused)}") from None
+        with log:
             return subprocess.Popen(
                 [sys.executable, "-m", *self._arguments],
                 stdin=subprocess.DEVNULL,
@@ -100,11 +104,11 @@ class Child:
 
 
 def serve(
-    path: Path, settings: ServiceSettings, ready: Callable[[str, bool], None], say: Callable[[str], None]
+    path: Path, settings: ServiceSettings, ready: Callable[[str, bool | None], None], say: Callable[[str], None]
 ) -> None:
     """Run a service until SIGINT or SIGTERM; a second one ends it at once.
 
-    path: of the settings. ready: called once pages are served, with the address and whether the admin's token is new.
+    path: of the settings. ready: called once pages are served, with the address and what `prepare` says of the token.
     say: called with a line about what happens later.
     Raises ConfigError for settings, an address or a folder that cannot be used, ClusterError for a service that is at
     work in the folder, or cannot start.
@@ -112,7 +116,10 @@ def serve(
     _check(path)
     _make_folder(settings.folder)
     logs = settings.folder / "logs"
-    logs.mkdir(exist_ok=True)
+    try:
+        logs.mkdir(exist_ok=True)
+    except OSError as refused:
+        raise ConfigError(f"{logs}: cannot keep logs there: {_reason(refused)}; expected a folder") from None
     with _alone_in(settings.folder), _listening(settings) as listening:
         stopped, is_new = _stopped(), prepare(settings)
         number, host = listening.fileno(), settings.web.host
@@ -134,13 +141,18 @@ def serve(
             say("ending; again to end at once")
             web.end(WEB_STOP_S)
             scheduler.end(SCHEDULER_STOP_S, lambda: len(stopped) > 1)
+            if (note := settings.folder.absolute() / STATE_FILE).exists():  # it goes when the cluster has ended
+                say(
+                    "the Ray cluster of the service has not ended; the next start takes it up or ends it; now: "
+                    f"RLPTO_STATE={note} rlpto cluster down"
+                )
 
 
-def prepare(settings: ServiceSettings) -> bool:
-    """Make what is missing; whether a token of the first admin was made. It stands in the folder's `admin-token`,
-    readable by its owner alone.
+def prepare(settings: ServiceSettings) -> bool | None:
+    """Make what is missing; whether a token of the first admin was made, None if that user is disabled and has none.
+    It stands in the folder's `admin-token`, readable by its owner alone.
 
-    Raises ConfigError for a folder that cannot be written, StoreError for a database that cannot be read.
+    Raises ConfigError for a folder or file that cannot be used, StoreError for a database that cannot be read.
     """
     _make_folder(settings.folder)
     with closing(Store(settings.database)) as store:
@@ -161,17 +173,25 @@ def _make_folder(folder: Path) -> None:
         raise ConfigError(f"{folder}: cannot make a folder that only its owner can read: {refused.strerror}") from None
 
 
-def _make_admin_token(store: Store, path: Path) -> bool:
-    """Write a new token of the first admin to a file, unless the one there is still valid; whether it was made."""
+def _make_admin_token(store: Store, path: Path) -> bool | None:
+    """Write a new token of the first admin to a file, unless the one there is still valid, or the user is disabled, who
+    could not sign in with it. The result is that of `prepare`."""
     now = time.time()
-    if path.exists():
-        kept = path.read_text(encoding="ascii", errors="replace").strip()
-        found = user_of_token(store, kept, now)
-        if found is not None and found[0].role == "admin":
-            return False
+    try:
+        kept = path.read_text(encoding="ascii", errors="replace").strip() if path.exists() else ""
+    except OSError as refused:
+        raise ConfigError(
+            f"{path}: cannot read the token of the admin: {_reason(refused)}; expected a file, or none"
+        ) from None
+    found = user_of_token(store, kept, now)
+    if found is not None and found[0].role == "admin":
+        return False
     with store.transaction():
-        if not any(user.name == FIRST_ADMIN for user in all_users(store)):
+        admin = get_user(store, FIRST_ADMIN)
+        if admin is None:
             add_user(store, FIRST_ADMIN, "admin", now)
+        elif admin.disabled:
+            return None
         _, secret = add_token(store, FIRST_ADMIN, "made by rlpto serve", now)
     with whole_file(path, "the token of the admin", ConfigError) as unfinished:
         unfinished.touch(0o600)
@@ -191,7 +211,8 @@ def _answers(address: str) -> bool:
     if address.startswith("https"):
         return True  # its certificate may be made for another name; the socket listens
     try:
-        with urlopen(f"{address}/healthz", timeout=5):
+        # Through a proxy of the environment this machine's own address may not be reached.
+        with build_opener(ProxyHandler({})).open(f"{address}/healthz", timeout=5):
             return True
     except OSError:
         return False
@@ -204,9 +225,8 @@ def _listening(settings: ServiceSettings) -> socket.socket:
     try:
         listening = socket.create_server((web.host, web.port), family=family, backlog=1024)
     except OSError as refused:
-        reason = (refused.strerror or str(refused)).lower()
         raise ConfigError(
-            f"web: cannot listen on {web.host} port {web.port}: {reason}; choose another web.port"
+            f"web: cannot listen on {web.host} port {web.port}: {_reason(refused)}; choose another web.port"
         ) from None
     listening.set_inheritable(True)
     return listening
@@ -214,11 +234,16 @@ def _listening(settings: ServiceSettings) -> socket.socket:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, a file: its cluster locks the folder itself. Raises ClusterError if another does."""
+    """Hold the folder's lock, a file: its cluster locks the folder itself. Raises ClusterError if another does,
+    ConfigError if the file cannot be used."""
     try:
         lock = FileLock(folder / "lock")
     except BlockingIOError:
         raise ClusterError(f"{folder}: another service is at work in this folder") from None
+    except OSError as refused:
+        raise ConfigError(
+            f"{folder / 'lock'}: cannot lock the folder: {_reason(refused)}; expected a file, or none"
+        ) from None
     with closing(lock):
         yield
 
@@ -229,6 +254,10 @@ def _stopped() -> list[int]:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: asked.append(number))
     return asked
+
+
+def _reason(refused: OSError) -> str:
+    return (refused.strerror or str(refused)).lower()
 
 
 def _last_line(text: str) -> str:

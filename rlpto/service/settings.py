@@ -16,6 +16,8 @@ from rlpto.io.yaml_file import read_yaml
 
 DATABASE = "service.sqlite"
 """Name of the database in the folder of the service."""
+STATE_FILE = "cluster.json"
+"""Where the cluster that a service has started is noted, in its folder: not where that of `rlpto cluster up` is."""
 PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Names of users, programs and options."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from rlpto.io.errors import ClusterError
+from rlpto.ray_cluster.nodes import persistent_cluster
 from rlpto.ray_cluster.nodes.environment import TOKEN_FILE
 from rlpto.ray_cluster.nodes.persistent_cluster import (
     StartedCluster,
@@ -33,11 +35,13 @@ from rlpto.ray_cluster.nodes.persistent_cluster import (
 from rlpto.ray_cluster.nodes.processes import (
     arguments_of,
     family_of,
+    free_ports,
     head_family,
     make_folder,
     mark_of,
     of_folder,
     start_time,
+    started_for,
     unused_folder,
     with_children,
 )
@@ -110,6 +114,78 @@ def test_a_forged_state_file_ends_and_removes_nothing(tmp_path: Path) -> None:
         assert (own / TOKEN_FILE).exists(), "of another cluster of this user"
     finally:
         shutil.rmtree(own)
+
+
+@pytest.fixture
+def remains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[StartedCluster, subprocess.Popen[bytes]]]:
+    """A noted cluster of which one process lives, which does not listen at its address."""
+    monkeypatch.setenv("RLPTO_STATE", str(tmp_path / "cluster.json"))
+    folder = unused_folder()
+    make_folder(folder, "0" * 64)
+    noted = StartedCluster(f"127.0.0.1:{free_ports(1)[0]}", str(folder), (1,), mark=mark_of("0" * 64))
+    state_file().write_text(json.dumps(asdict(noted)))
+    with started_for(noted.folder):
+        left = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        wait_until(lambda: noted.alive == 1)
+        yield noted, left
+    finally:
+        left.kill()
+        left.communicate()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_cluster_without_a_head_is_ended_by_the_next_start(
+    remains: tuple[StartedCluster, subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted, left = remains
+
+    def no_ray(*_: object) -> str:
+        raise ClusterError("no Ray in this test")
+
+    monkeypatch.setattr(persistent_cluster, "_start_nodes", no_ray)
+    assert running_cluster() is None
+    with pytest.raises(ClusterError, match="no Ray in this test"):
+        start_cluster([1])
+    assert left.wait(10) == -signal.SIGTERM
+    assert not Path(noted.folder).exists()
+    assert noted_cluster() is None
+
+
+def test_a_durable_cluster_without_a_head_or_one_whose_head_listens_is_kept(
+    remains: tuple[StartedCluster, subprocess.Popen[bytes]],
+) -> None:
+    noted, _ = remains
+    with socket.create_server(("127.0.0.1", int(noted.address.rpartition(":")[2]))):
+        assert running_cluster() == noted
+    durable = replace(noted, durable=True)
+    state_file().write_text(json.dumps(asdict(durable)))
+    assert running_cluster() == durable
+    with pytest.raises(ClusterError, match="a cluster is up already"):
+        start_cluster([1])
+
+
+def test_what_an_end_that_was_killed_has_left_is_no_cluster(
+    remains: tuple[StartedCluster, subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted, left = remains
+
+    def killed(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    with socket.create_server(("127.0.0.1", int(noted.address.rpartition(":")[2]))):
+        with monkeypatch.context() as patch:
+            patch.setattr(persistent_cluster, "end_cluster", killed)
+            with pytest.raises(KeyboardInterrupt):
+                stop_cluster()
+        assert left.poll() is None
+        assert running_cluster() is None, "its head still listens, but its nodes may be gone"
+        stop_cluster()
+    assert left.wait(10) == -signal.SIGTERM
+    assert not Path(noted.folder).exists()
+    assert noted_cluster() is None
 
 
 @pytest.mark.cluster

@@ -17,8 +17,8 @@ import yaml
 
 from rlpto.client import Answer, Client
 from rlpto.ray_cluster.nodes.processes import TITLE, load_factor, of_folder, start_time, titled
-from rlpto.service.scheduler.process import STATE_FILE, STATE_VARIABLE
-from rlpto.service.settings import load_service
+from rlpto.service.scheduler.process import STATE_VARIABLE
+from rlpto.service.settings import STATE_FILE, load_service
 from rlpto.store.database import Store
 from rlpto.store.jobs import ENDED, JobRow, get_job
 from rlpto.store.status import heartbeat, policies

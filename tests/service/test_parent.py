@@ -3,18 +3,26 @@ from __future__ import annotations
 import fcntl
 import signal
 import socket
+import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import yaml
 
+from rlpto.cli import service as verbs
 from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.service import parent
-from rlpto.service.parent import FIRST_BACKOFF_S, TOKEN_FILE, Child, prepare, serve
+from rlpto.service.parent import FIRST_ADMIN, FIRST_BACKOFF_S, TOKEN_FILE, Child, prepare, serve
 from rlpto.service.scheduler.process import check
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
+from rlpto.store.users import change_user, get_user, tokens_of
 from tests.service.web.helpers import make_settings
 
 CATALOGUE_PROGRAM = {"digits": {"program": {"training": "a:B"}}}
@@ -59,6 +67,38 @@ class TestChild:
         with pytest.raises(ClusterError, match=r"the test process has ended: .*unrecognized arguments"):
             one.look(1.0, print)
 
+    def test_a_log_that_cannot_be_written_is_one_line(self, tmp_path: Path) -> None:
+        (tmp_path / "test.log").mkdir()
+        with pytest.raises(ConfigError, match=r"test\.log: cannot write the log there: is a directory"):
+            child(tmp_path, "this").look(0.0, print)
+
+
+def make_certificate(certificate: Path, key: Path, *password: str) -> None:
+    """A certificate of its own. password: options of `openssl`; none: its key has none."""
+    options = ["-subj", "/CN=localhost", "-keyout", str(key), "-out", str(certificate), *(password or ["-nodes"])]
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", *options]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+class Healthy(BaseHTTPRequestHandler):
+    """Answers every request."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@contextmanager
+def http_server() -> Iterator[str]:
+    """Address of an HTTP server that answers until the end of the block."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
 
 def serve_settings(settings: ServiceSettings) -> None:
     file = settings.folder.parent / "settings.yaml"
@@ -77,6 +117,29 @@ class TestServe:
     def test_an_unknown_policy_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"scheduler\.policy: nonsense: expected one of"):
             check(make_settings(tmp_path / "new", scheduler={"policy": "nonsense"}))
+
+    def test_a_certificate_that_is_missing_is_one_line_before_anything_is_written(self, tmp_path: Path) -> None:
+        missing = tmp_path / "nonexistent.pem"
+        settings = make_settings(tmp_path / "new", web={"certificate": missing, "key": missing})
+        with pytest.raises(ConfigError, match=r"web\.certificate: .*nonexistent\.pem: .*expected a PEM file") as error:
+            serve_settings(settings)
+        assert "\n" not in str(error.value)
+        assert not settings.folder.exists()
+
+    def test_a_key_that_is_of_no_use_is_refused(self, tmp_path: Path) -> None:
+        certificate, key = tmp_path / "web.pem", tmp_path / "web.key"
+        make_certificate(certificate, key)
+        web = {"certificate": certificate, "key": key}
+        check(make_settings(tmp_path / "new", web=web))
+        key.write_text("nothing")
+        with pytest.raises(ConfigError, match=r"web\.key: .*web\.key: expected a PEM file"):
+            check(make_settings(tmp_path / "new", web=web))
+        make_certificate(tmp_path / "other.pem", key)
+        with pytest.raises(ConfigError, match=r"web: .*web\.pem, .*web\.key: expected a certificate and its key"):
+            check(make_settings(tmp_path / "new", web=web))
+        make_certificate(certificate, key, "-passout", "pass:secret")
+        with pytest.raises(ConfigError, match="without a password"):
+            check(make_settings(tmp_path / "new", web=web))
 
     @pytest.fixture
     def unchecked(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +167,31 @@ class TestServe:
         (tmp_path / "file").write_text("")
         with pytest.raises(ConfigError, match="cannot make a folder"):
             serve_settings(make_settings(tmp_path / "file"))
+
+    @pytest.mark.usefixtures("unchecked")
+    @pytest.mark.parametrize(
+        ("name", "make", "said"),
+        [
+            ("logs", Path.touch, "cannot keep logs there: file exists; expected a folder"),
+            ("lock", Path.mkdir, "cannot lock the folder: is a directory; expected a file"),
+            (TOKEN_FILE, Path.mkdir, "cannot read the token of the admin: is a directory; expected a file"),
+        ],
+    )
+    def test_a_name_in_the_folder_that_is_taken(
+        self, tmp_path: Path, name: str, make: Callable[[Path], None], said: str
+    ) -> None:
+        settings = make_settings(tmp_path / "new", web={"port": 0})
+        settings.folder.mkdir()
+        make(settings.folder / name)
+        with pytest.raises(ConfigError, match=f"{name}: {said}"):
+            serve_settings(settings)
+
+    def test_its_own_address_is_not_looked_for_by_way_of_a_proxy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+        with http_server() as address:
+            assert parent._answers(address)
 
 
 class TestPreparing:
@@ -134,3 +222,30 @@ class TestPreparing:
         file.unlink()
         assert prepare(settings)
         assert file.read_text() != token
+
+    def test_no_token_is_made_for_an_admin_who_is_disabled(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        settings = make_settings(tmp_path / "new")
+        prepare(settings)
+        token = (settings.folder / TOKEN_FILE).read_text()
+        with closing(Store(settings.database)) as store:
+            admin = get_user(store, FIRST_ADMIN)
+            assert admin is not None
+            change_user(store, replace(admin, disabled=True))
+            assert prepare(settings) is None
+            assert len(tokens_of(store, FIRST_ADMIN, time.time())) == 1
+        assert (settings.folder / TOKEN_FILE).read_text() == token
+        (settings.folder / TOKEN_FILE).unlink()
+        made = prepare(settings)
+        assert made is None
+        assert not (settings.folder / TOKEN_FILE).exists()
+
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        monkeypatch.setattr(parent, "serve", lambda _path, _settings, ready, _say: ready("http://there", made))
+        file = tmp_path / "settings.yaml"
+        file.write_text(yaml.safe_dump(settings.model_dump(mode="json")), encoding="utf-8")
+        verbs.serve(file)
+        out = capsys.readouterr().out
+        assert "its token:  none was made: the user admin is disabled" in out
+        assert "#" not in out

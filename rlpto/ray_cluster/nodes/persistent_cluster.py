@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -24,6 +26,7 @@ from rlpto.io.files import alone_in, write_text
 from rlpto.ray_cluster.nodes.environment import CONTROL, ray_environment
 from rlpto.ray_cluster.nodes.processes import (
     arguments_of,
+    end_cluster,
     end_processes,
     free_ports,
     head_family,
@@ -33,7 +36,6 @@ from rlpto.ray_cluster.nodes.processes import (
     mark_of,
     new_token,
     of_folder,
-    remove_cluster,
     remove_dead_folders,
     started_for,
     unused_folder,
@@ -42,6 +44,8 @@ from rlpto.ray_cluster.nodes.processes import (
 HEADLESS_TIMEOUT_S = 900
 """Time that the nodes of a durable cluster wait for their head; Ray's own 60 s are too short for a manual
 restart."""
+ANSWER_TIMEOUT_S = 5.0
+"""Longest wait for a head to take a connection. One that is busy or stopped is not dead: only a refusal counts."""
 WATCH_INTERVAL_S = 2.0
 """Time between checks for dead nodes."""
 NODE_RESOURCE = "rlpto_node_"
@@ -52,9 +56,9 @@ NODE_RESOURCE = "rlpto_node_"
 class StartedCluster:
     """A cluster started by `up`.
 
-    address: HOST:PORT of the head; empty while it starts. folder: of the token, and of Ray's sockets and logs. gpus: of
-    each node. cpus: CPU slots of each node. durable: the head's state is on disk. mark: of the token, which shows that
-    the folder is this cluster's.
+    address: HOST:PORT of the head; empty while it starts or ends. folder: of the token, and of Ray's sockets and logs.
+    gpus: of each node. cpus: CPU slots of each node. durable: the head's state is on disk. mark: of the token, which
+    shows that the folder is this cluster's.
     """
 
     address: str
@@ -68,6 +72,11 @@ class StartedCluster:
     def alive(self) -> int:
         """Number of its live processes, not counting the one that watches its nodes."""
         return sum(__name__ not in arguments_of(pid) for pid in of_folder(self.folder))
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it was wholly started, and any of it is of use: only a durable one can go on with another head."""
+        return bool(self.address and self.alive) and (self.durable or _listens(self.address))
 
 
 def state_file() -> Path:
@@ -93,9 +102,10 @@ def noted_cluster() -> StartedCluster | None:
 
 
 def running_cluster() -> StartedCluster | None:
-    """The cluster that `up` has started, as long as any of it lives. ClusterError if the state file is broken."""
+    """The cluster that `up` has started, as long as any of it lives; one that is not durable only as long as its head
+    answers. ClusterError if the state file is broken."""
     found = noted_cluster()
-    return found if found is not None and found.address and found.alive else None
+    return found if found is not None and found.is_up else None
 
 
 def start_cluster(
@@ -104,15 +114,15 @@ def start_cluster(
     """Start a head without GPUs and one node for each entry of `gpus`.
 
     cpus: slots of each. durable: the head keeps its state on disk, so that it can be restarted under running jobs (see
-    `restart_head`); job controllers are on a node of their own then. Remains of an earlier start that was killed are
-    ended first.
+    `restart_head`); job controllers are on a node of their own then. Remains of a start or an end that was killed, and
+    of a cluster whose head has died, are ended first.
 
     Raises ClusterError if there is one already, or Ray does not come up; nothing is left behind then.
     """
     with _only_command():
         present = noted_cluster()
         if present is not None:
-            if present.address and present.alive:
+            if present.is_up:
                 raise ClusterError(
                     f"a cluster is up already at {present.address}; end it with `rlpto cluster down` first"
                 )
@@ -176,8 +186,24 @@ def _remove(started: StartedCluster) -> None:
             f"{state_file()}: names the folder {folder}, which `rlpto cluster up` has not made: nothing was ended; "
             "remove the file if no cluster is running"
         )
-    remove_cluster(folder)
+    if started.address:
+        with suppress(ClusterError):  # a full disk keeps no cluster alive
+            _note(replace(started, address=""))  # should this process be killed now, what is left is no cluster
+    end_cluster(folder)
     state_file().unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # last: half a folder may lack the token that shows whose it is
+
+
+def _listens(address: str) -> bool:
+    """False if connections to an address (HOST:PORT) are refused."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return False
+    except (OSError, ValueError):
+        return True
+    return True
 
 
 def _note(started: StartedCluster) -> None:

@@ -103,8 +103,8 @@ def end_processes(family: Mapping[int, int]) -> None:
             time.sleep(0.05)
 
 
-def remove_cluster(folder: Path) -> None:
-    """End all processes of the cluster with a folder of ours, including those started meanwhile, and remove the folder.
+def end_cluster(folder: Path) -> None:
+    """End all processes of the cluster with a folder of ours, including those started meanwhile.
 
     Ray's own shutdown knows no processes of a node whose raylet was killed, and on a busy machine leaves agents
     behind; and the head may be gone.
@@ -114,6 +114,11 @@ def remove_cluster(folder: Path) -> None:
         if not family:
             break
         end_processes(family)
+
+
+def remove_cluster(folder: Path) -> None:
+    """End a cluster, as `end_cluster` does, and remove its folder."""
+    end_cluster(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 

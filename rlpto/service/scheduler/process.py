@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -29,12 +30,12 @@ from rlpto.service.scheduler.catalogue import SESSION, ProgramChecks
 from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
 from rlpto.service.scheduler.policy_catalogue import FALLBACK, PolicyWarmup, catalogue_of
 from rlpto.service.scheduler.session import Environment, open_session
-from rlpto.service.settings import ServiceSettings, load_service
+from rlpto.service.settings import STATE_FILE, ServiceSettings, WebSettings, load_service
 from rlpto.store.database import Store
 from rlpto.store.requests import switch_in_force
 
-STATE_VARIABLE, STATE_FILE = "RLPTO_STATE", "cluster.json"
-"""Where the cluster that a service has started is noted: not where that of `rlpto cluster up` is."""
+STATE_VARIABLE = "RLPTO_STATE"
+"""Where the note of the started cluster is."""
 OFTEN_SWITCHED = ("elastic_fifo", "round_robin")
 """Policies that are made ready without being asked for, in addition to those of the settings."""
 DEFAULT_CPUS = 4
@@ -78,6 +79,7 @@ def check(settings: ServiceSettings) -> None:
     known = sorted(catalogue_of(settings.scheduler.policies))
     if settings.scheduler.policy not in known:
         raise ConfigError(f"scheduler.policy: {settings.scheduler.policy}: expected one of {', '.join(known)}")
+    _check_certificate(settings.web)
 
 
 def serve(settings: ServiceSettings) -> None:
@@ -179,6 +181,27 @@ def _check_kinds(config: Config) -> None:
             "cluster.nodes: a service starts nodes of one kind of GPU; expected no `gpu` there, or scheduler.address "
             "of a running cluster"
         )
+
+
+def _check_certificate(web: WebSettings) -> None:
+    """Read the certificate and its key as the web process will."""
+    if web.certificate is None or web.key is None:
+        return
+    for name, path in (("certificate", web.certificate), ("key", web.key)):
+        try:
+            text = path.read_bytes()
+        except OSError as refused:
+            reason = (refused.strerror or str(refused)).lower()
+            raise ConfigError(f"web.{name}: {path}: {reason}: expected a PEM file that can be read") from None
+        if b"-----BEGIN " not in text:
+            raise ConfigError(f"web.{name}: {path}: expected a PEM file, which has a line `-----BEGIN ...`")
+    try:
+        # Without a password OpenSSL would ask the terminal for that of an encrypted key.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(web.certificate, web.key, password=lambda: "")
+    except (OSError, ValueError) as wrong:
+        raise ConfigError(
+            f"web: {web.certificate}, {web.key}: expected a certificate and its key without a password: {wrong}"
+        ) from None
 
 
 def _quiet(line: str) -> None:
