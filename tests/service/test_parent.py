@@ -28,6 +28,15 @@ from tests.service.web.helpers import make_settings
 CATALOGUE_PROGRAM = {"digits": {"program": {"training": "a:B"}}}
 
 
+@pytest.fixture(autouse=True)
+def handlers_kept() -> Iterator[None]:
+    """A service that is run in this process takes its signals."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def child(tmp_path: Path, *arguments: str) -> Child:
     return Child("test", arguments, tmp_path / "test.log", signal.SIGTERM)
 
