@@ -328,7 +328,7 @@ def test_the_whole_philly_csv(shared_data) -> None:
 @pytest.mark.parametrize(
     ("name", "whole", "broken", "line", "reason"),
     [
-        ("philly_csv", "2951.0,8,", "2951.0,2000000,", 3, "gpus 2e[+]06, expected at most 1e[+]06"),
+        ("philly_csv", "2951.0,8,", "2951.0,2000000,", 3, "gpus 2000000, expected at most 1000000"),
         ("philly_csv", "2951.0,8,", "1e18,8,", 3, "duration '1e18', expected a number"),
         ("philly_csv", "2017-10-03", "9999-10-03", 4, "timestamp '9999-10-03 00:00:00', expected a date .* to 2100"),
         ("philly_csv", "2017-10-03", "1971-10-03", 4, "submitted more than 20 years from other jobs"),
