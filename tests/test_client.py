@@ -256,7 +256,7 @@ class TestCommand:
         for text, said in (
             ("epochs: .nan", "finite numbers"),
             ("name: 2024-01-01", "finite numbers"),
-            ("self: 3", "self"),
+            ("self: 3", "body.self"),
             ("1: 3", "a key that is no text"),
             ("labels: [a]", "labels: expected KEY: VALUE"),
         ):
