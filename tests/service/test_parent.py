@@ -136,9 +136,7 @@ class TestServe:
         assert "\n" not in str(error.value)
         assert not settings.folder.exists()
 
-    @pytest.mark.skipif(
-        shutil.which("openssl") is None, reason="openssl, to make certificates, is not installed"
-    )
+    @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, to make certificates, is not installed")
     def test_a_key_that_is_of_no_use_is_refused(self, tmp_path: Path) -> None:
         certificate, key = tmp_path / "web.pem", tmp_path / "web.key"
         make_certificate(certificate, key)
