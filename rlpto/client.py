@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 
@@ -237,6 +238,16 @@ class Client:
     def drain(self, on: bool) -> Answer:
         """Let no further job start, or let them start again."""
         return self._ask("PUT", "/drain", json={"on": on})
+
+    def add_user(self, name: str, role: str) -> Answer:
+        """Add a user; admins alone may."""
+        return self._ask("POST", "/users", json={"name": name, "role": role})
+
+    def make_token(self, user: str, label: str = "", days: float | None = None) -> str:
+        """A token of a user; admins alone may. days: until it expires; None: never."""
+        return str(
+            self._ask("POST", f"/users/{quote(user, safe='')}/tokens", json={"label": label, "days": days})["token"]
+        )
 
     def me(self) -> Answer:
         """Who this is, and what they may have."""

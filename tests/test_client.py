@@ -22,8 +22,9 @@ from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import change_job
 from rlpto.store.logs import OutputLog, job_folder
+from rlpto.store.programs import set_program
 from rlpto.store.rows import insert, put
-from tests.service.web.helpers import Answering, fill, make_settings
+from tests.service.web.helpers import SCRIPT_PROGRAM, Answering, fill, make_settings
 from tests.service.web.serving import WebProcess, web_process
 
 
@@ -163,6 +164,23 @@ class TestCommand:
         assert json.loads(command("submit", "-", "--json", given="{program: digits, epochs: 2}"))["epochs"] == 2
         assert found["id"] in command("jobs")
         assert "team" not in command("jobs", "--label", "team=y")
+
+    def test_a_script_is_submitted_with_its_arguments(
+        self, command: Any, running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        set_program(running.store, "script", SCRIPT_PROGRAM, "root", time.time())
+        file = tmp_path / "train.py"
+        file.write_text("print(1)\n")
+        assert "only the role developer" in str(refused("submit", str(file), "--samples", "9"))
+        assert "expected --samples N too" in str(refused("submit", str(file)))
+        assert "only a script has them" in str(refused("submit", "-p", "digits", "--samples", "9"))
+        monkeypatch.setenv("RLPTO_TOKEN", running.tokens["root"])
+        monkeypatch.setenv("RLPTO_TOKEN", command("user", "add", "eve", "--role", "developer").strip())
+        found = json.loads(command("submit", str(file), "--samples", "9", "--json", "--", "--lr", "0.1"))
+        assert (found["program"], found["arguments"], found["samples"]) == ("script", ["--lr", "0.1"], 9)
+        assert "--lr 0.1" in command("job", "show", found["id"])
+        file.write_text("def\n")
+        assert "train.py: not Python" in str(refused("submit", str(file), "--samples", "9"))
 
     def test_a_check_shows_what_it_takes(self, command: Any) -> None:
         said = command("submit", "-p", "digits", "--check")

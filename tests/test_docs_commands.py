@@ -68,7 +68,7 @@ def check_rlpto(words: list[str], whole: bool) -> None:
         except click.exceptions.Exit:
             return  # --help, --version
     options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    for word in rest:
+    for word in rest[: rest.index("--")] if "--" in rest else rest:  # what follows are arguments of another program
         name = word.partition("=")[0]
         if re.fullmatch(r"--?[a-zA-Z][\w-]*", name):
             assert name in options | {"--help"}, f"{command.name} has no option {name}"

@@ -35,17 +35,24 @@ if TYPE_CHECKING:
 
     from rlpto.client import Answer, Client
 
+SCRIPT_PROGRAM = "script"
+"""Program of scripts for which no other is named."""
 NOT_FINISHED = 1
 """Exit code of --wait where the job did not finish."""
 
 
 def submit(
     file: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="The job in YAML, `-`: from stdin; or say it by options.")
+        str | None,
+        typer.Argument(metavar="[FILE]", help="The job in YAML, `-`: from stdin; or a script of yours, FILE.py."),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGUMENT...]", help="Arguments of the script.")
     ] = None,
     program: Annotated[str | None, typer.Option("--program", "-p", help="What to train.")] = None,
     name: Annotated[str | None, typer.Option(help="A label for people.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Work.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Samples of an epoch, for a script.")] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs it asks for.")] = None,
     min_gpus: Annotated[int | None, typer.Option(help="Fewest it can train on.")] = None,
     max_gpus: Annotated[int | None, typer.Option(help="Most it can use.")] = None,
@@ -79,7 +86,10 @@ def submit(
         "metric": metric,
         "priority": priority,
     }
-    job = {**_from_file(file), **{key: value for key, value in given.items() if value is not None}}
+    job = {
+        **_from_file(file, arguments or [], samples),
+        **{key: value for key, value in given.items() if value is not None},
+    }
     _add_pairs(job, "options", "--option", option or [], typed=True)
     _add_pairs(job, "labels", "--label", label or [], typed=False)
     if not all(isinstance(key, str) for key in job):
@@ -134,10 +144,14 @@ def _show_check(found: dict[str, Any], json_: bool, quiet: bool) -> None:
     make_console().print(f"{found['waiting']} jobs wait now; they ask for {found['gpus_ahead']} GPUs")
 
 
-def _from_file(file: str | None) -> dict[str, Any]:
-    """The job of a file. Raises ConfigError for one that is no mapping in YAML."""
+def _from_file(file: str | None, arguments: list[str], samples: int | None) -> dict[str, Any]:
+    """The job of a file. Raises ConfigError for one that is no mapping in YAML, and no script of Python."""
     from rlpto.io.yaml_file import parse_value, read_yaml
 
+    if file is not None and file.endswith(".py"):
+        return _from_script(Path(file), arguments, samples)
+    if arguments or samples is not None:
+        raise ConfigError(f"{'arguments' if arguments else '--samples'}: only a script has them: expected FILE.py")
     if file is None:
         return {}
     if file == "-":
@@ -146,6 +160,23 @@ def _from_file(file: str | None) -> dict[str, Any]:
             raise ConfigError("stdin: expected a job in YAML, keys and values")
         return found
     return dict(read_yaml(Path(file), "a job in YAML").data)
+
+
+def _from_script(file: Path, arguments: list[str], samples: int | None) -> dict[str, Any]:
+    """The job of a script. Raises ConfigError for one that cannot be compiled, and without `samples`."""
+    from rlpto.io.reading import read_text
+
+    source = read_text(file, "a script in Python", ConfigError)
+    try:
+        compile(source, str(file), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as wrong:
+        raise ConfigError(f"{file}: not Python: {wrong}") from None
+    if samples is None:
+        raise ConfigError(f"{file}: expected --samples N too, the samples of an epoch (data_size of its session)")
+    return {
+        "program": SCRIPT_PROGRAM,
+        "script": {"name": file.name, "source": source, "arguments": arguments, "samples": samples},
+    }
 
 
 def _add_pairs(job: dict[str, Any], name: str, flag: str, pairs: list[str], *, typed: bool) -> None:
@@ -249,7 +280,8 @@ def show(
         ("id", found["id"]),
         ("name", found["name"]),
         ("owner", found["owner"]),
-        ("program", found["program"] + (f" ({found['training']})" if found["training"] else "")),
+        ("program", " ".join([found["program"], *([f"({found['training']})"] if found["training"] else [])])),
+        ("arguments", " ".join(found["arguments"])),
         ("state", found["state"] + (f": {found['reason']}" if found["reason"] else "")),
         ("priority", found["priority"]),
         ("GPUs held / asked", f"{gpus_text(found)} ({found['min_gpus']} to {found['max_gpus']})"),

@@ -105,6 +105,22 @@ def serve(
     serve(settings, found, ready, lambda line: print(f"rlpto: {line}", file=sys.stderr, flush=True))
 
 
+user_app = typer.Typer(help="Add users of the service, as its admin.", no_args_is_help=True)
+
+
+@user_app.command("add", epilog="Example: rlpto user add ann --role developer")
+def add_user(
+    name: Annotated[str, typer.Argument(help="Name of the user.")],
+    role: Annotated[str, typer.Option(help="user, developer, operator or admin.")] = "user",
+    service: ServiceOption = None,
+    certificate: CertificateOption = None,
+) -> None:
+    """Add a user, and print a token of theirs, which is shown only now."""
+    with connect(service, certificate) as client:
+        client.add_user(name, role)
+        print(client.make_token(name, "first"))
+
+
 policy_app = typer.Typer(help="Show and switch the policy of the service.", no_args_is_help=True)
 
 
@@ -147,4 +163,5 @@ def switch_policy(
 VERBS = {
     "serve": Verb(serve, SERVICE, "rlpto serve configs/service.yaml"),
     "policy": Verb(policy_app, SERVICE),
+    "user": Verb(user_app, SERVICE),
 }

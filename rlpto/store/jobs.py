@@ -29,7 +29,8 @@ _ID_LETTERS = 12
 class NewJob(Row):
     """What a user asks for, checked. name: a label. training: class path of a developer in place of the program's.
 
-    epochs: work. batch_size: samples of a step, None: the program's. metric: None: the experiment's.
+    script: digest of a developer's script, with the arguments of its command line and the samples of an epoch. None:
+    the program's. epochs: work. batch_size: samples of a step, None: the program's. metric: None: the experiment's.
     """
 
     TABLE = "jobs"
@@ -44,6 +45,9 @@ class NewJob(Row):
     priority: Priority = "normal"
     options: Mapping[str, Scalar] = field(default_factory=dict)
     training: str | None = None
+    script: str | None = None
+    arguments: Sequence[str] = ()
+    samples: int | None = None
     batch_size: int | None = None
     metric: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)

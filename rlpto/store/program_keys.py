@@ -17,6 +17,10 @@ LrRule = Literal["none", "linear", "sqrt", "adascale"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
+SCRIPTS = "rlpto.ray_cluster.programs.script:Script"
+"""Class of the program that trains by users' own scripts."""
+
+
 class GuessSettings(Settings):
     """What policies know about a model that has no profile. It has no effect on how the model trains."""
 

@@ -1,4 +1,5 @@
-"""Rows of the tables as dataclasses, whose fields have the names of the columns; mappings are kept as JSON.
+"""Rows of the tables as dataclasses, whose fields have the names of the columns; mappings and
+sequences are kept as JSON.
 
 These rows are also what the REST interface answers.
 """
@@ -76,8 +77,12 @@ def _columns(kind: Any) -> dict[str, Callable[[Any], Any] | None]:
 def _decoder(hint: object) -> Callable[[Any], Any] | None:
     if hint is bool:
         return bool
+    if get_origin(hint) is Sequence:
+        return lambda kept: tuple(json.loads(kept))
     return json.loads if get_origin(hint) is Mapping else None
 
 
 def _kept(value: object) -> object:
-    return json.dumps(dict(value)) if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):
+        return json.dumps(dict(value))
+    return json.dumps(value) if isinstance(value, list | tuple) else value

@@ -11,7 +11,7 @@ import sqlite3
 import zlib
 from contextlib import closing
 
-SCHEMA = 11
+SCHEMA = 12
 """Version of the tables, in SQLite's `user_version`. Lower ones are of states before the first release: refused."""
 
 # STRICT and the checks let SQLite's integrity check notice damage.
@@ -36,10 +36,13 @@ CREATE TABLE previews (
     program TEXT NOT NULL, metric TEXT NOT NULL, gpus INTEGER NOT NULL, hours REAL NOT NULL, gpu_hours REAL NOT NULL,
     PRIMARY KEY (program, metric, gpus)) STRICT, WITHOUT ROWID;
 
+CREATE TABLE scripts (digest TEXT PRIMARY KEY, name TEXT NOT NULL, source TEXT NOT NULL) STRICT;
+
 -- number, spec, submit_time and what follows launched: of the session, NULL where its scheduler knows the job no more.
 CREATE TABLE jobs (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL DEFAULT '', name TEXT NOT NULL,
     program TEXT NOT NULL DEFAULT '', training TEXT, options TEXT NOT NULL DEFAULT '{}',
+    script TEXT, arguments TEXT NOT NULL DEFAULT '[]', samples INTEGER,
     epochs REAL NOT NULL CHECK (epochs > 0), batch_size INTEGER, metric TEXT, gpus INTEGER NOT NULL DEFAULT 1,
     min_gpus INTEGER NOT NULL DEFAULT 1, max_gpus INTEGER NOT NULL DEFAULT 1,
     priority TEXT NOT NULL DEFAULT 'normal' CHECK (priority IN ('high', 'normal', 'low')),

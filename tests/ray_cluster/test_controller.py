@@ -6,6 +6,7 @@ import io
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -19,8 +20,14 @@ from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.worker.training import Trainer
 from rlpto.store.checkpoints import read_newest
 from rlpto.store.logs import LOG
+from rlpto.store.program_keys import SCRIPTS
 from tests.ray_cluster.conftest import NODES
 from tests.ray_cluster.running import KILL, SESSION, Running, make_spec
+
+LOOP: dict[str, Any] = {
+    "training": SCRIPTS,
+    "options": {"source": (Path(__file__).parents[1] / "elastic" / "plain_script.py").read_text()},
+}
 
 
 def weights(state: bytes) -> torch.Tensor:
@@ -42,11 +49,12 @@ def distance_to_one_process(spec: JobSpec) -> tuple[int, float]:
     return checkpoint.step, float((reached - expected).norm() / expected.norm())
 
 
+@pytest.mark.parametrize("more", [{}, LOOP], ids=["program", "script"])
 def test_any_schedule_of_rescales_and_faults_ends_where_one_process_does(
-    ray_cluster: LocalCluster, tmp_path: Path
+    ray_cluster: LocalCluster, tmp_path: Path, more: dict[str, Any]
 ) -> None:
     a, b, c, _ = ray_cluster.node_ids
-    spec = make_spec(tmp_path)
+    spec = make_spec(tmp_path, **more)
     with Running(ray_cluster, spec) as job:
         job.command([a])
         job.steps(10)
@@ -67,6 +75,21 @@ def test_any_schedule_of_rescales_and_faults_ends_where_one_process_does(
     step, distance = distance_to_one_process(spec)
     assert step == last.step
     assert distance <= 1e-12
+
+
+def test_a_script_whose_loop_a_fault_has_left_trains_on_in_new_processes(
+    ray_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    a, b, c, _ = ray_cluster.node_ids
+    buffers = {**LOOP["options"], "arguments": ["--batch-norm"]}  # exchanged in forward passes, inside the user's loop
+    with Running(ray_cluster, make_spec(tmp_path, training=SCRIPTS, options=buffers, batch_size=51)) as job:
+        job.command([a, b, c])
+        job.until(lambda now: now.checkpoint is not None and len(now.training_on) == 3)
+        job.signal_worker(c, KILL)
+        recovered = job.until(lambda now: now.recoveries == 1 and sorted(now.training_on) == sorted([a, b, c]))
+        assert recovered.state == "running"
+        job.steps(10)
+        job.stop()
 
 
 def test_a_batch_size_that_the_scheduler_chooses_is_trained_with_at_once(

@@ -217,7 +217,7 @@ class TrainingGroup:
         died = bool(fault.lost) or (had_servers and not self._servers.handles)
         answers = await settle(result_of(worker.handle.recover.remote(), WORKER_CALL_TIMEOUT_S) for worker in doubtful)
         well = {worker: said for worker, said in zip(doubtful, answers, strict=True) if isinstance(said, Position)}
-        raised = not fault.lost and len(well) == len(members)
+        raised = not fault.lost and not any(isinstance(said, BaseException) for said in answers)
         if self._servers.handles and self._job_folder.checkpoint is None:
             raised = True  # the servers' state is lost, and the only state to return to is the start
         for worker in members:

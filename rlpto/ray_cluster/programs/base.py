@@ -29,6 +29,12 @@ class TrainingProgram(ABC):
 
     data_size: int
     """Number of training samples: indices run from 0 to `data_size - 1`."""
+    epoch = rank = 0
+    """Passes over the data before the present step, and the number of this worker; set by the trainer."""
+    trains_all = False
+    """Whether jobs have to train on all samples, rather than on the first of them."""
+    can_go_on = True
+    """False if its process can make no further step, after an exception in one."""
 
     @abstractmethod
     def model(self) -> nn.Module:

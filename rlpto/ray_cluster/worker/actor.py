@@ -114,9 +114,11 @@ class TrainWorker:
         """Step, and the complete state that later steps depend on."""
         return self._guarded("state", lambda: (self.trainer.position.step, self.trainer.state()))
 
-    def recover(self) -> Position:
-        """Leave the group, forget a step that was interrupted, and be ready for another group."""
+    def recover(self) -> Position | None:
+        """Leave the group, forget a step that was interrupted, and be ready for another group. None: it cannot be."""
         trainer = self.trainer
+        if not trainer.program.can_go_on:
+            return None
         trainer.group.close()
         trainer.undo()
         trainer.join(SingleWorker(trainer.network, trainer.optimizer))

@@ -121,11 +121,11 @@ class Trainer:
 
     def __init__(self, spec: JobSpec, program: TrainingProgram | None = None) -> None:
         self.spec = spec
+        torch.manual_seed(spec.seed)  # a script makes its model where it begins
         self.program = program or load_program(spec.training, spec.options)
-        if self.program.data_size < spec.data_size:
-            raise JobError(
-                f"job {spec.name!r}: data_size is {spec.data_size}, but {spec.training} has {self.program.data_size}"
-            )
+        has = self.program.data_size
+        if has < spec.data_size or (self.program.trains_all and has != spec.data_size):
+            raise JobError(f"job {spec.name!r}: data_size is {spec.data_size}, but {spec.training} has {has}")
         self.device = pick_device(spec)
         self.dtype = torch.float64 if spec.float64 else torch.float32
         torch.manual_seed(spec.seed)
@@ -214,6 +214,7 @@ class Trainer:
         self._seed()
         self._guard()
         group.begin(self.position.step, len(own), len(everyone))
+        self.program.epoch, self.program.rank = self.position.epoch, group.rank
         # A worker without a sample takes part too, with gradients of weight 0.
         taken = torch.from_numpy(own if len(own) else everyone[:1])
         self.optimizer.zero_grad()

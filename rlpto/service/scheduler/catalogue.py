@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -15,7 +16,7 @@ from rlpto.core.cluster import ClusterShape
 from rlpto.core.jobs import PRIORITY_CLASSES, Job
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment
-from rlpto.io.errors import RlptoError
+from rlpto.io.errors import JobError, RlptoError
 from rlpto.io.settings_text import first_problem
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.metrics import METRIC_NAMES, METRICS
@@ -27,6 +28,7 @@ from rlpto.store.database import Store
 from rlpto.store.jobs import JobRow
 from rlpto.store.programs import ProgramRow, all_programs, get_program, note_check
 from rlpto.store.rows import put_all
+from rlpto.store.scripts import get_script
 from rlpto.store.status import PreviewRow
 
 PREVIEW_GPUS = (1, 2, 4, 8, 16, 32, 64)
@@ -155,7 +157,7 @@ class Catalogue:
             submit_time=submit_time,
             model=row.program,
             epochs=row.epochs,
-            data_size=float(program.samples),
+            data_size=float(row.samples or program.samples),
             requested_gpus=row.gpus,
             min_gpus=row.min_gpus,
             max_gpus=min(row.max_gpus, self.most_gpus),
@@ -173,11 +175,21 @@ class Catalogue:
             id=row.id,
             folder=str((self._folder / row.id).absolute()),
             training=row.training or program.training,
-            options={**program.options, **row.options},
+            options={**program.options, **row.options, **self._script(row)},
+            data_size=row.samples or program.samples,
             batch_size=row.batch_size or program.batch_size,
             epochs=row.epochs,
             logs=True,
         )
+
+    def _script(self, row: JobRow) -> dict[str, Any]:
+        """Options of a job that trains by a script. Raises JobError where the script is lost."""
+        if row.script is None:
+            return {}
+        script = get_script(self._store, row.script)
+        if script is None:
+            raise JobError(f"its script {row.script[:12]} is not in the database")
+        return {"source": script.source, "name": script.name, "arguments": list(row.arguments)}
 
     def _compiled(self) -> SpeedTables:
         """Tables of all programs by every metric; of any model where there is none."""

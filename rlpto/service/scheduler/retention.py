@@ -15,6 +15,7 @@ from rlpto.service.settings import RetentionSettings
 from rlpto.store.database import Store
 from rlpto.store.jobs import ENDED
 from rlpto.store.logs import job_folder
+from rlpto.store.scripts import drop_unused_scripts
 
 ENDED_IN_MEMORY = 200
 """Ended jobs that the scheduler remembers before it forgets them."""
@@ -89,6 +90,7 @@ class Retention:
                     store.write(f"DELETE FROM {table} WHERE job = ?", *((job,) for _, job in found))
                 store.write("DELETE FROM labels WHERE job = ?", *((seq,) for seq, _ in found))
                 store.write("DELETE FROM jobs WHERE seq = ?", *((seq,) for seq, _ in found))
+                drop_unused_scripts(store)
             for _, job in found:
                 shutil.rmtree(job_folder(self.folder, job), ignore_errors=True)
 

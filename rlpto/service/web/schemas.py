@@ -27,6 +27,13 @@ def _is_plain(text: str) -> str:
     return text
 
 
+def _is_unicode(text: str) -> str:
+    """A text that has bytes, without NUL."""
+    if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
+        raise ValueError("expected Unicode text without NUL and halves of characters")
+    return text
+
+
 Label = Annotated[str, Field(max_length=128), AfterValidator(_is_plain)]
 """Text that people read: names of jobs, reasons, labels."""
 PlainName = Annotated[str, Field(pattern=PLAIN_NAME)]
@@ -41,12 +48,27 @@ PriorityName = Literal["high", "normal", "low"]
 JobId = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$", description="Id of a job.")]
 NameInPath = Annotated[str, Path(pattern=PLAIN_NAME)]
 LARGEST_NUMBER_OF_ROW = 2**53
+LARGEST_SCRIPT = 48 * 1024
+"""Most characters of a script; the whole body has a bound in bytes, too."""
 
 
 class Body(BaseModel):
     """The body of a request: no further keys, no kinds that are only similar, no infinite numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class ScriptBody(Body):
+    """A training loop of a developer's own, see docs/elastic.md."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$", description="Of its file.")
+    source: Annotated[str, Field(min_length=1, max_length=LARGEST_SCRIPT), AfterValidator(_is_unicode)] = Field(
+        description="Its text."
+    )
+    arguments: list[Annotated[str, Field(max_length=256), AfterValidator(_is_unicode)]] = Field(
+        default_factory=list, max_length=64, description="Of its command line."
+    )
+    samples: int = Field(ge=1, le=10**12, description="Samples of an epoch: `data_size` of its session.")
 
 
 class JobBody(Body):
@@ -60,6 +82,7 @@ class JobBody(Body):
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$",
         description="Role developer only: a class in place of the program's, as package.module:Class.",
     )
+    script: ScriptBody | None = Field(None, description="Role developer only: for a program that trains by scripts.")
     options: dict[OptionName, bool | OptionInteger | OptionNumber | OptionText] = Field(
         default_factory=dict, max_length=64, description="Options that the program lets users choose."
     )

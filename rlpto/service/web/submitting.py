@@ -24,9 +24,10 @@ from rlpto.store.jobs import (
     get_job,
     insert_job,
 )
-from rlpto.store.program_keys import ProgramKeys
+from rlpto.store.program_keys import SCRIPTS, ProgramKeys
 from rlpto.store.programs import all_programs, get_program
 from rlpto.store.rows import insert
+from rlpto.store.scripts import ScriptRow, keep_script, script_row
 from rlpto.store.status import PreviewRow, previews
 from rlpto.store.users import User, over_quota
 
@@ -88,11 +89,15 @@ def _allowed(store: Store, settings: ServiceSettings, user: User, body: JobBody)
     quota = user.gpus_held or settings.quotas.gpus_held
     if over_quota(body.gpus, quota):
         raise Problem(403, "quota-exceeded", f"you may hold {quota} GPUs, the job asks for {body.gpus}")
+    script = _script(body, user, entry)
     return NewJob(
         owner=user.name,
-        name=body.name or body.program,
+        name=body.name or (script.name if script else body.program),
         program=body.program,
         training=_training(body, user, settings),
+        script=None if script is None else script.digest,
+        arguments=body.script.arguments if body.script else (),
+        samples=body.script.samples if body.script else None,
         options=_options(body, entry),
         epochs=epochs,
         batch_size=body.batch_size,
@@ -132,13 +137,20 @@ def digest_of(body: JobBody) -> str:
 
 
 def submit(
-    store: Store, settings: ServiceSettings, user: User, job: NewJob | Problem, key: str | None, digest: str, at: float
+    store: Store,
+    settings: ServiceSettings,
+    user: User,
+    job: NewJob | Problem,
+    body: JobBody,
+    key: str | None,
+    at: float,
 ) -> tuple[JobRow, bool]:
     """Write a job, and return whether it is new: the same key and body give the existing job, allowed now or not.
 
     Raises Problem for a key that was used for another body, for a new job that is not allowed, and for more jobs than
     the user may have.
     """
+    digest = digest_of(body)
     query = "SELECT digest, job FROM idempotency WHERE user = ? AND key = ?"
     seen = None if key is None else store.row(query, (user.name, key))
     if seen is not None:
@@ -151,6 +163,8 @@ def submit(
     quota = user.jobs_queued or settings.quotas.jobs_queued
     if count_open(store, user.name) >= quota:
         raise Problem(403, "quota-exceeded", f"{quota} of your jobs are not over; more are not taken until some are")
+    if body.script is not None:
+        keep_script(store, script_row(body.script.name, body.script.source))
     row = insert_job(store, job, at)
     add_event(store, "job", at, row.id, row.owner, {"state": row.state, "name": row.name})
     if key is not None:
@@ -171,6 +185,22 @@ def _training(body: JobBody, user: User, settings: ServiceSettings) -> str | Non
             403, "program-not-allowed", f"training: expected a class below one of the allowed packages: {known}"
         )
     return body.training
+
+
+def _script(body: JobBody, user: User, entry: CatalogueProgram) -> ScriptRow | None:
+    """A developer's script. Raises Problem for users of other roles, and where program and script do not fit."""
+    trains_scripts = entry.program.get("training") == SCRIPTS
+    if body.script is None:
+        if trains_scripts and body.training is None:
+            raise _wrong(
+                f"script: {body.program} trains by a script of yours: expected one, as in `rlpto submit FILE.py`"
+            )
+        return None
+    if user.role != "developer":
+        raise Problem(403, "role-needed", "script: only the role developer may submit code; choose a program")
+    if not trains_scripts or body.training is not None:
+        raise _wrong(f"script: {body.training or body.program} trains by no script: expected a program that does")
+    return script_row(body.script.name, body.script.source)
 
 
 def _options(body: JobBody, entry: CatalogueProgram) -> dict[str, Scalar]:

@@ -12,6 +12,7 @@ from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import NewJob, change_job, get_job, insert_job
 from rlpto.store.requests import add_switch, switch_in_force, switches
+from rlpto.store.scripts import get_script, keep_script, script_row
 from rlpto.store.status import VolumeRow, set_volume, volume
 from rlpto.store.users import add_token, add_user, audit_trail, note_change
 
@@ -35,7 +36,11 @@ def test_what_there_is_too_much_of_goes_the_oldest_first(store: Store, tmp_path:
             note_change(store, "root", "user.add", f"user-{number}", float(number))
             add_switch(store, ("fifo", "las")[number % 2], "op", "", float(number), float(number))
             add_event(store, "queue", float(number), body={})
-        jobs = [insert_job(store, NewJob("ann", "a job", "tiny", 1.0), float(number)).id for number in range(250)]
+        scripts = [script_row("a.py", str(number)) for number in range(250)]
+        for script in scripts:
+            keep_script(store, script)
+        new = [NewJob("ann", "a job", "tiny", 1.0, script=script.digest) for script in scripts]
+        jobs = [insert_job(store, job, float(number)).id for number, job in enumerate(new)]
         for job in jobs[:-10]:
             change_job(store, job, 1.0, state="finished", ended=1.0)
     trimmed(store, tmp_path)
@@ -47,6 +52,7 @@ def test_what_there_is_too_much_of_goes_the_oldest_first(store: Store, tmp_path:
     assert now is not None
     assert now.number == 1500, "the number of a switch goes on: it is the ETag of the policy"
     assert [get_job(store, job) is not None for job in jobs] == [False] * 140 + [True] * 110
+    assert [get_script(store, script.digest) is not None for script in scripts] == [False] * 140 + [True] * 110
 
 
 def test_what_is_over_long_ago_goes(store: Store, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from rlpto.service.settings import CatalogueProgram, OptionSettings, ServiceSett
 from rlpto.service.web.app import make_app
 from rlpto.store import requests, status
 from rlpto.store.database import Store
+from rlpto.store.program_keys import SCRIPTS
 from rlpto.store.programs import set_program
 from rlpto.store.rows import put_all
 from rlpto.store.users import Role, add_token, add_user
@@ -37,6 +38,7 @@ PROGRAM = CatalogueProgram(
     most_epochs=100,
     most_gpus=8,
 )
+SCRIPT_PROGRAM = CatalogueProgram(program={"training": SCRIPTS}, most_gpus=8).model_dump(mode="json")
 ROLES: tuple[tuple[str, Role], ...] = (
     ("ann", "user"),
     ("bob", "user"),

@@ -12,7 +12,8 @@ from rlpto.store.jobs import NewJob, change_job, insert_job
 from rlpto.store.logs import OutputLog, job_folder
 from rlpto.store.programs import set_program
 from rlpto.store.rows import insert, put, put_all
-from tests.service.web.helpers import PROGRAM, Api
+from rlpto.store.scripts import get_script
+from tests.service.web.helpers import PROGRAM, SCRIPT_PROGRAM, Api
 
 
 def problem(answer: Any, code: int, kind: str) -> str:
@@ -121,6 +122,41 @@ class TestSubmitting:
         text = {"program": "digits", "training": allowed, "options": {"folder": "/etc"}}
         problem(api("POST", "jobs", "dev", json=text), 422, "not-valid")
         problem(api("POST", "jobs", "root", json={"program": "digits", "training": allowed}), 403, "role-needed")
+
+    def test_developers_submit_scripts(self, api: Api) -> None:
+        set_program(api.store, "script", SCRIPT_PROGRAM, "root", 1.0)
+        script = {"name": "a.py", "source": "print('ä')", "arguments": ["--lr", "0.1"], "samples": 100}
+        job = api.submit("dev", program="script", script=script)
+        assert (job["name"], job["arguments"], job["samples"]) == ("a.py", ["--lr", "0.1"], 100)
+        again = api.submit("dev", program="script", script={**script, "arguments": []})
+        assert again["script"] == job["script"]
+        found = get_script(api.store, job["script"])
+        assert found is not None
+        assert (found.name, found.source) == ("a.py", "print('ä')")
+
+    @pytest.mark.parametrize(
+        ("user", "program", "change", "code", "said"),
+        [
+            ("ann", "script", {}, 403, "only the role developer"),
+            ("root", "script", {}, 403, "only the role developer"),
+            ("dev", "digits", {}, 422, "digits trains by no script"),
+            ("dev", "script", None, 422, "expected one"),
+            ("dev", "script", {"name": "../a.py"}, 422, "body.script.name"),
+            ("dev", "script", {"source": ""}, 422, "body.script.source"),
+            ("dev", "script", {"source": "a\0b"}, 422, "without NUL"),
+            ("dev", "script", {"source": "a" * 50_000}, 422, "body.script.source"),
+            ("dev", "script", {"samples": 0}, 422, "body.script.samples"),
+            ("dev", "script", {"arguments": ["a"] * 65}, 422, "body.script.arguments"),
+        ],
+    )
+    def test_scripts_that_are_refused(
+        self, api: Api, user: str, program: str, change: dict[str, Any] | None, code: int, said: str
+    ) -> None:
+        set_program(api.store, "script", SCRIPT_PROGRAM, "root", 1.0)
+        script = None if change is None else {"name": "a.py", "source": "1", "samples": 1} | change
+        answer = api("POST", "jobs", user, json={"program": program, "script": script})
+        assert said in problem(answer, code, "role-needed" if code == 403 else "not-valid")
+        assert api.store.rows("SELECT count(*) FROM scripts") == [(0,)]
 
     def test_quotas(self, api: Api) -> None:
         api("PATCH", "users/ann", "root", json={"jobs_queued": 2, "gpus_held": 3})

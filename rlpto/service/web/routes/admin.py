@@ -19,6 +19,7 @@ from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.submitting import checked_program, entry_of, usual_epochs
 from rlpto.store import programs, users
 from rlpto.store.database import Store
+from rlpto.store.program_keys import SCRIPTS
 from rlpto.store.status import PreviewRow, previews
 
 router = APIRouter(tags=["admin"])
@@ -34,10 +35,12 @@ class AuditTrail:
 
 @dataclass(frozen=True)
 class ProgramAnswer:
-    """A program that may be trained, and what users may choose of it. preview: whole trainings of it, alone."""
+    """A program that may be trained, and what users may choose of it. scripts: whether it trains by scripts of
+    developers. preview: whole trainings of it, alone."""
 
     name: str
     description: str
+    scripts: bool
     options: Mapping[str, OptionSettings]
     batch_size: int | None
     batch_sizes: list[int]
@@ -193,6 +196,7 @@ def _answer(service: Service, row: programs.ProgramRow) -> ProgramAnswer:
     return ProgramAnswer(
         name=row.name,
         description=entry.description,
+        scripts=entry.program.get("training") == SCRIPTS,
         options=entry.options,
         batch_size=usual if isinstance(usual, int) else None,
         batch_sizes=list(entry.batch_sizes),

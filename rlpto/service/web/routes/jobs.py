@@ -15,7 +15,7 @@ from rlpto.service.web.access import TheCaller, job_for
 from rlpto.service.web.errors import Problem
 from rlpto.service.web.schemas import LARGEST_NUMBER_OF_ROW, JobBody, JobChange, JobId, PlainName
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.submitting import checked_job, digest_of, gpus_queued, previews_for, submit
+from rlpto.service.web.submitting import checked_job, gpus_queued, previews_for, submit
 from rlpto.store import requests, status
 from rlpto.store.checkpoints import open_newest
 from rlpto.store.curves import Point, points_after
@@ -110,8 +110,8 @@ async def submit_job(
 ) -> JobRow:
     """Submit a job. It is on disk when this answers."""
     job = checked_job(service.store, service.settings, caller.user, body)
-    digest, at = digest_of(body), service.now()
-    row, is_new = await service.commit(lambda store: submit(store, service.settings, caller.user, job, key, digest, at))
+    at = service.now()
+    row, is_new = await service.commit(lambda store: submit(store, service.settings, caller.user, job, body, key, at))
     response.headers.update({"Location": f"/api/v1/jobs/{row.id}", "ETag": f'"{row.version}"'})
     if not is_new:
         response.headers["Idempotency-Replayed"] = "true"

@@ -90,7 +90,7 @@ async def job_part(job: str, caller: AViewer, service: TheService) -> Response:
 @router.get("/submit")
 async def submit(caller: AViewer, service: TheService) -> Response:
     """The form for a new job."""
-    catalogue = [row for row in program_answers(service, all_of_them=False) if row.enabled]
+    catalogue = [row for row in program_answers(service, all_of_them=False) if row.enabled and not row.scripts]
     return page(
         "submit.html", user=caller.user, here="submit", programs=catalogue, metrics=METRIC_NAMES,
         prefixes=service.settings.scheduler.training_prefixes,

@@ -1,0 +1,76 @@
+"""Any torch training loop as an elastic job, whose GPUs may change from step to step:
+
+    with elastic.session(model, optimizer, data_size=len(data)) as job:
+        for inputs, labels in job.batches(data):
+            job.step(cross_entropy(job.model(inputs), labels))
+
+Submitted to the job service (`rlpto submit train.py`), or run by Python as it is, with one worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from greenlet import getcurrent, greenlet
+from torch import nn
+from torch.optim import Optimizer
+
+from rlpto.ray_cluster.programs.script import LoopProgram, MakeScheduler, ScriptLoop, Session
+
+__all__ = ["Session", "session"]
+
+
+@contextmanager
+def session(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    data_size: int,
+    scheduler: MakeScheduler | None = None,
+    evaluate: Callable[[nn.Module], float] | None = None,
+    epochs: float = 1.0,
+    batch_size: int = 32,
+) -> Iterator[Session]:
+    """A training of `model`, all of whose parameters `optimizer` has.
+
+    data_size: samples of an epoch. scheduler: makes that of the learning rate from the optimizer and the number of
+    steps; it is called after every step. evaluate: accuracy of a model in evaluation mode, a share from 0 to 1; it is
+    called at ends of epochs, on worker 0. epochs, batch_size: where the script runs without a service; a job has its
+    own. The code behind the session runs only then: a job's processes end with its last step.
+
+    Raises JobError for a loop that breaks the rules of `Session`, and for a second session of a script.
+    """
+    made = Session(model, optimizer, data_size, scheduler, evaluate)
+    here = getcurrent()
+    if isinstance(here, ScriptLoop):
+        here.enter(made)
+    else:
+        trainer = greenlet(_train)
+        made.begin(trainer, trainer.switch(made, here, epochs, batch_size))
+    yield made
+
+
+def _train(made: Session, loop: greenlet, epochs: float, batch_size: int) -> None:
+    """Train to the end in this process, and print a line an epoch."""
+    from rlpto.ray_cluster.messages import JobSpec
+    from rlpto.ray_cluster.worker.training import Trainer
+
+    name = "script"
+    spec = JobSpec(
+        id=name,
+        name=name,
+        session=name,
+        training="this script",
+        folder="",
+        batch_size=batch_size,
+        epochs=epochs,
+        data_size=made.data_size,
+    )
+    trainer = Trainer(spec, LoopProgram(made, loop))
+    steps = math.ceil(made.data_size / batch_size)
+    while not trainer.finished:
+        chunk = trainer.run(trainer.position.step + steps)
+        accuracy = "" if math.isnan(chunk.accuracy) else f", accuracy {chunk.accuracy:.4g}"
+        print(f"epoch {trainer.epochs_done:.6g} of {epochs:g}: loss {chunk.loss:.4g}{accuracy}", flush=True)

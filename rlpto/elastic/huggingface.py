@@ -1,0 +1,55 @@
+"""Hugging Face's `transformers.Trainer` as an elastic job: `ElasticTrainer` in its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import Trainer
+from transformers.trainer_utils import TrainOutput
+
+from rlpto import elastic
+
+
+class ElasticTrainer(Trainer):
+    """A `Trainer` whose `train` is the loop of an elastic session.
+
+    Model, data, collator, loss (`compute_loss` too), optimizer and kind of learning-rate schedule are those of the
+    Trainer. Epochs and batch size are the job's; those of its arguments hold where the script runs without a service.
+    Logging, saving and the callbacks during training are not the Trainer's: the job has its own. A `compute_metrics`
+    that gives an `accuracy` is called at ends of epochs.
+    """
+
+    def train(self, *_: Any, **__: Any) -> TrainOutput:
+        """Train until the job is over."""
+        self.create_optimizer()
+        model: Any = self.model
+        data: Any = self.train_dataset
+        optimizer: Any = self.optimizer
+        judged = self.eval_dataset is not None and self.compute_metrics is not None
+        loss, turns = float("nan"), 0
+        with elastic.session(
+            model,
+            optimizer,
+            data_size=len(data),
+            scheduler=self._scheduler,
+            evaluate=self._accuracy if judged else None,
+            epochs=self.args.num_train_epochs,
+            batch_size=self.args.per_device_train_batch_size,
+        ) as job:
+            for inputs in job.batches(data, self.data_collator):
+                found: Any = self.compute_loss(job.model, inputs)
+                job.step(found)
+                loss, turns = float(found.detach()), turns + 1
+        return TrainOutput(turns, loss, {})
+
+    def _scheduler(self, optimizer: Optimizer, steps: int) -> LRScheduler:
+        made: LRScheduler = self.create_scheduler(steps, optimizer)
+        return made
+
+    def _accuracy(self, _: nn.Module) -> float:
+        """That of `compute_metrics`, 0 where it gives none."""
+        found = self.evaluation_loop(self.get_eval_dataloader(), "evaluation", metric_key_prefix="eval")
+        return float((found.metrics or {}).get("eval_accuracy", 0.0))

@@ -1,0 +1,81 @@
+"""A `LightningModule` as an elastic job: `fit` in place of Lightning's trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from lightning import LightningModule
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import default_collate
+
+from rlpto import elastic
+from rlpto.io.errors import JobError
+
+
+class _TrainingStep(nn.Module):
+    """`training_step` as a forward pass: workers average the gradients of what a forward pass has used."""
+
+    def __init__(self, module: LightningModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch: Any, number: int) -> Tensor:
+        """The loss."""
+        found = self.module.training_step(batch, number)
+        loss = found["loss"] if isinstance(found, dict) else found
+        if not isinstance(loss, Tensor):
+            raise JobError(f"training_step: expected a loss, or a dict with one, got {type(found).__name__}")
+        return loss
+
+
+def fit(
+    module: LightningModule,
+    data: Sequence[Any],
+    *,
+    collate: Callable[[list[Any]], Any] = default_collate,
+    evaluate: Callable[[LightningModule], float] | None = None,
+    epochs: float = 1.0,
+    batch_size: int = 32,
+) -> None:
+    """Train a module by its `configure_optimizers` and `training_step`.
+
+    data: samples by index; the rest as in `elastic.session`. `configure_optimizers` returns one optimizer, with a
+    scheduler of steps at most. What belongs to Lightning's trainer (loggers, callbacks, `validation_step`, manual
+    optimization) has no part in it. Raises JobError for a module that needs it.
+    """
+    if not module.automatic_optimization:
+        raise JobError("a LightningModule with manual optimization cannot be fitted here: expected automatic")
+    optimizer, scheduler = _optimizer_of(module)
+    loop = _TrainingStep(module)
+    with elastic.session(
+        loop,
+        optimizer,
+        data_size=len(data),
+        scheduler=None if scheduler is None else lambda *_: scheduler,
+        evaluate=None if evaluate is None else lambda _: evaluate(module),
+        epochs=epochs,
+        batch_size=batch_size,
+    ) as job:
+        for number, batch in enumerate(job.batches(data, collate)):
+            job.step(job.model(batch, number))
+
+
+def _optimizer_of(module: LightningModule) -> tuple[Optimizer, LRScheduler | None]:
+    """What `configure_optimizers` gives. Raises JobError for anything but an optimizer with a scheduler of steps."""
+    found: Any = module.configure_optimizers()
+    scheduler: Any = None
+    if isinstance(found, dict):
+        found, scheduler = found.get("optimizer"), found.get("lr_scheduler")
+    if isinstance(scheduler, dict):
+        by_step = scheduler.get("interval") == "step" and scheduler.get("frequency", 1) == 1
+        scheduler = scheduler.get("scheduler") if by_step else "a scheduler of epochs"
+    if not isinstance(found, torch.optim.Optimizer) or not isinstance(scheduler, LRScheduler | None):
+        raise JobError(
+            "configure_optimizers: expected one optimizer, with a scheduler whose interval is step at most, got "
+            f"{type(found).__name__}, {scheduler if isinstance(scheduler, str) else type(scheduler).__name__}"
+        )
+    return found, scheduler

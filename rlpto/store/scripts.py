@@ -1,0 +1,40 @@
+"""Scripts that developers have submitted, each kept once."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from rlpto.store.database import Store
+from rlpto.store.rows import Row, first, put
+
+
+@dataclass(frozen=True)
+class ScriptRow(Row):
+    """A script. digest: of the rest, which jobs name it by. name: of its file. source: its text."""
+
+    TABLE = "scripts"
+
+    digest: str
+    name: str
+    source: str
+
+
+def script_row(name: str, source: str) -> ScriptRow:
+    """The row of a script."""
+    return ScriptRow(hashlib.sha256(f"{name}\0{source}".encode()).hexdigest(), name, source)
+
+
+def keep_script(store: Store, script: ScriptRow) -> None:
+    """Keep a script, for as long as a job names it."""
+    put(store, [script])
+
+
+def get_script(store: Store, digest: str) -> ScriptRow | None:
+    """The script with a digest."""
+    return first(store, ScriptRow, "WHERE digest = ?", (digest,))
+
+
+def drop_unused_scripts(store: Store) -> None:
+    """Remove the scripts that no job names."""
+    store.write("DELETE FROM scripts WHERE digest NOT IN (SELECT script FROM jobs WHERE script IS NOT NULL)")
