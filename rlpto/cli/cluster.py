@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlpto.cli.common import CLUSTERS, QuietOption, Verb, make_console, make_table, waiting
+from rlpto.cli.service import in_text
 from rlpto.io.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 ANSWER_TIMEOUT_S = 120.0
 """Longest wait for a scheduler to switch policies, which it does at its next decision."""
 
-app = typer.Typer(help="Start, show and end a local Ray cluster; switch the policy of a run.", no_args_is_help=True)
+app = typer.Typer(help="Start, show, drain and end a Ray cluster; switch the policy of a run.", no_args_is_help=True)
 
 
 @app.command("up", epilog="Example: rlpto cluster up --nodes 4 --gpus-per-node 2")
@@ -73,16 +74,18 @@ def status(
 
 def _nodes(address: str) -> Table:
     """The nodes of the cluster that this process is connected to."""
-    from rlpto.ray_cluster.compat import free_resources
+    from rlpto.ray_cluster.compat import draining_nodes, free_resources
     from rlpto.ray_cluster.controllers import alive_nodes
 
-    free = free_resources()
-    table = make_table("node", "address", "GPUs", "held", "CPUs", title=f"Ray cluster at {address}")
+    free, going = free_resources(), draining_nodes()
+    table = make_table("node", "address", "GPUs", "held", "CPUs", "goes", title=f"Ray cluster at {address}")
     for node in alive_nodes():
         resources = node["Resources"]
         gpus = resources.get("GPU", 0)
         counts = (gpus, gpus - free.get(node["NodeID"], {}).get("GPU", 0), resources.get("CPU", 0))
-        table.add_row(node["NodeID"][:12], node["NodeManagerAddress"], *(f"{count:g}" for count in counts))
+        at = going.get(node["NodeID"])
+        goes = "" if at is None else in_text(at / 1000) if at else "soon"
+        table.add_row(node["NodeID"][:12], node["NodeManagerAddress"], *(f"{count:g}" for count in counts), goes)
     return table
 
 
@@ -108,6 +111,31 @@ def _jobs() -> Iterator[Table | str]:
         left = "" if math.isnan(job.left) else f"{job.left:.0f}"
         table.add_row(job.id, job.name, job.state, str(job.gpus), f"{job.progress:.0%}", left)
     yield table
+
+
+@app.command("drain", epilog="Example: rlpto cluster drain 5f0c --in 120")
+def drain(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Id of the node, or how it begins; see `status`.")],
+    in_: Annotated[float, typer.Option("--in", min=0, help="Seconds until the node goes.")] = 120.0,
+    address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT|auto", help="Another cluster than the local one.")
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Announce that a node, such as a spot node, will go: jobs leave it now, and lose no step. You end it."""
+    from rlpto.ray_cluster.compat import drain_node
+    from rlpto.ray_cluster.controllers import alive_nodes
+    from rlpto.ray_cluster.scheduler.connection import AUTO, Connection
+
+    with Connection(address or AUTO) as connection:
+        ids = [str(entry["NodeID"]) for entry in alive_nodes()]
+        found = [one for one in ids if one.startswith(node)]
+        if len(found) != 1:
+            known = ", ".join(one[:12] for one in ids)
+            raise ClusterError(f"{len(found)} nodes begin with {node!r}: expected one of {known}")
+        if refused := drain_node(connection.address, found[0], in_):
+            raise ClusterError(f"the cluster does not drain node {found[0][:12]}: {refused}")
+    make_console(quiet).print(f"node {found[0][:12]} goes in {in_:g} s; jobs leave it now")
 
 
 @app.command("restart-head", epilog="Example: rlpto cluster restart-head")

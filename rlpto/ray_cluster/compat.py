@@ -5,6 +5,7 @@ Ray has no public call for these without its dashboard. Importing this module im
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import grpc
 from ray import _raylet
 from ray._private import grpc_utils, node, ray_constants, services, state, utils
 from ray._private.parameter import RayParams as RayParams
-from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+from ray.core.generated import autoscaler_pb2, gcs_service_pb2, gcs_service_pb2_grpc
 from ray.experimental import internal_kv
 
 TESTED_RAY = "2.60"
@@ -29,6 +30,8 @@ _requests: Any = gcs_service_pb2
 _services: Any = services
 _state: Any = state
 _stubs: Any = gcs_service_pb2_grpc
+_global: Any = state.state
+_drain: Any = autoscaler_pb2
 _utils: Any = utils  # these have no types
 
 
@@ -88,6 +91,20 @@ def free_resources() -> dict[str, dict[str, float]]:
     """Free resources of every node, by the node's id."""
     found: dict[str, dict[str, float]] = _state.available_resources_per_node()
     return found
+
+
+def draining_nodes() -> dict[str, int]:
+    """Nodes that will go soon, by id, and when: ms of `time.time`; 0: that is not said."""
+    found: dict[str, int] = _global.get_draining_nodes()
+    return found
+
+
+def drain_node(address: str, node_id: str, seconds: float) -> str:
+    """Announce to the head at `address` that a node will go in `seconds`. What it has against that; empty: nothing."""
+    reason = _drain.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    until = int(1000 * (time.time() + seconds))
+    taken, refused = _library.GcsClient(address=address).drain_node(node_id, reason, "rlpto cluster drain", until)
+    return "" if taken else str(refused) or "refused"
 
 
 def put_value(namespace: bytes, key: str, value: str) -> None:

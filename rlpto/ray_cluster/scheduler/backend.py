@@ -26,8 +26,8 @@ from rlpto.ray_cluster.scheduler.gpu_claims import Command
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """A node that is alive. id: Ray's. gpus, cpus: GPUs, of the kind `gpu`, and CPU slots it offers to jobs. address,
-    host: of its machine."""
+    """A node that is alive, and will stay. id: Ray's. gpus, cpus: GPUs, of the kind `gpu`, and CPU slots it offers to
+    jobs. address, host: of its machine."""
 
     id: str
     gpus: int
@@ -41,7 +41,7 @@ class Backend(Protocol):
     """Where controllers live: Ray, or a test's idea of it."""
 
     def nodes(self) -> list[NodeInfo]:
-        """Nodes with GPUs that are alive."""
+        """Nodes with GPUs that are alive and not announced to go: jobs leave those in order, before they are gone."""
 
     def find(self) -> set[str]:
         """Look for controllers of this session; returns their jobs. They answer from now on."""
@@ -112,7 +112,10 @@ class RayBackend:
     _calls: int = 0
 
     def nodes(self) -> list[NodeInfo]:
-        """Nodes with GPUs that are alive, in an order that stays."""
+        """Nodes with GPUs that are alive and not announced to go, in an order that stays."""
+        from rlpto.ray_cluster.compat import draining_nodes
+
+        going = draining_nodes()
         found = [
             NodeInfo(
                 entry["NodeID"],
@@ -123,6 +126,7 @@ class RayBackend:
                 entry["NodeManagerHostname"],
             )
             for entry in alive_nodes()
+            if entry["NodeID"] not in going
         ]
         return sorted((node for node in found if node.gpus), key=lambda node: (node.address, node.id))
 
