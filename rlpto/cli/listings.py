@@ -74,12 +74,15 @@ def policies(
     table.add_column("source", ratio=3)
     table.add_column("options", ratio=2)
     console = make_console()
-    found = available()
+    broken = list[str]()
+    found = available(broken.append)
     for name, policy in found.items():
         names = ", ".join(option for option, _, _ in options_of(policy))
         table.add_row(escape(name), escape(policy.summary), escape(policy.source), escape(names))
     console.print(table)
     console.print("\n[bold]lower bound[/] is a row of every result: each job alone on the cluster at its fastest.")
+    for problem in broken:
+        console.print(f"[red]left out:[/] {escape(problem)}", soft_wrap=True)
     if not options:
         return
     for name, policy in found.items():

@@ -96,7 +96,7 @@ def serve(
         console.print(f"the service is up at [bold]{address}[/]; the cluster comes up meanwhile")
         console.print(f"sign in:    {address}/login{f'#{token}' if token else ''}", soft_wrap=True)
         if token_is_new is None:
-            console.print("its token:  none was made: the user admin is disabled", soft_wrap=True)
+            console.print("its token:  none was made: the user admin is disabled, or no admin any more", soft_wrap=True)
         else:
             console.print(f"its token:  {token_file} (of the user admin; others: {address}/account)", soft_wrap=True)
         console.print(f"its logs:   {found.folder / 'logs'}", soft_wrap=True)

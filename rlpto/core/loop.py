@@ -84,11 +84,15 @@ class DecisionLoop:
         """Time [s] until which the decision just carried out stands, unless jobs or nodes come or go.
 
         policy: that took it; None: one that cannot say. shown: the state as the policy was shown it, where that is
-        another.
+        another. Raises PolicyError for NaN.
         """
         if self._forecaster is not None or policy is None:
             return self.cluster.time
-        return min(policy.stands_until(state if shown is None else shown), self._queue.stands_until(state))
+        until = policy.stands_until(state if shown is None else shown)
+        if np.isnan(until):
+            name = getattr(policy, "name", type(policy).__name__)
+            raise PolicyError(f"policy {name}: stands_until is NaN, expected a time in seconds")
+        return min(until, self._queue.stands_until(state))
 
     def advance(self, until: float = -np.inf) -> AnyArray:
         """Let time pass to the next decision point, and further ones before `until` as long as nothing changes.

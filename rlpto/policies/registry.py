@@ -39,13 +39,21 @@ BUILT_IN: dict[str, PolicyClass] = {policy.name: policy for policy in _CLASSES}
 """The project's own policies, agents apart, in the order in which they are listed."""
 
 
-def available() -> dict[str, PolicyClass]:
+def available(broken: Callable[[str], None] | None = None) -> dict[str, PolicyClass]:
     """All policies by name: the project's own, then plug-ins in order of their names.
 
-    Raises ConfigError if a plug-in cannot be loaded or is not a policy.
+    broken: is called with what is wrong with a plug-in that cannot be loaded or is not a policy, which is left out;
+    None: raises ConfigError for it.
     """
-    plugins = _plugins()
-    return BUILT_IN | {name: _load(plugins[name]) for name in sorted(plugins)}
+    found = dict(BUILT_IN)
+    for name, plugin in sorted(_plugins().items()):
+        try:
+            found[name] = _load(plugin)
+        except ConfigError as wrong:
+            if broken is None:
+                raise
+            broken(str(wrong))
+    return found
 
 
 def is_complete(policy: PolicyClass) -> bool:

@@ -149,7 +149,7 @@ def serve(
 
 
 def prepare(settings: ServiceSettings) -> bool | None:
-    """Make what is missing; whether a token of the first admin was made, None if that user is disabled and has none.
+    """Make what is missing; whether a token of the first admin was made, None if that user is no admin any more.
     It stands in the folder's `admin-token`, readable by its owner alone.
 
     Raises ConfigError for a folder or file that cannot be used, StoreError for a database that cannot be read.
@@ -174,8 +174,8 @@ def _make_folder(folder: Path) -> None:
 
 
 def _make_admin_token(store: Store, path: Path) -> bool | None:
-    """Write a new token of the first admin to a file, unless the one there is still valid, or the user is disabled, who
-    could not sign in with it. The result is that of `prepare`."""
+    """Write a new token of the first admin to a file, unless the one there is still valid, or the user is disabled or
+    has another role. The result is that of `prepare`."""
     now = time.time()
     try:
         kept = path.read_text(encoding="ascii", errors="replace").strip() if path.exists() else ""
@@ -190,7 +190,7 @@ def _make_admin_token(store: Store, path: Path) -> bool | None:
         admin = get_user(store, FIRST_ADMIN)
         if admin is None:
             add_user(store, FIRST_ADMIN, "admin", now)
-        elif admin.disabled:
+        elif admin.disabled or admin.role != "admin":
             return None
         _, secret = add_token(store, FIRST_ADMIN, "made by rlpto serve", now)
     with whole_file(path, "the token of the admin", ConfigError) as unfinished:

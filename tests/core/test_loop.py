@@ -54,6 +54,12 @@ class TestMisbehaviour:
         with pytest.raises(PolicyError, match=r"has written into state\.jobs\.index"):
             schedule(cluster, Scripted(confused))
 
+    def test_a_policy_that_stands_until_no_time_is_stopped(self):
+        policy = Scripted(lambda state: np.ones(len(state.jobs), dtype=int), "odd")
+        policy.stands_until = lambda _: np.nan  # type: ignore[attr-defined]
+        with pytest.raises(PolicyError, match="policy odd: stands_until is NaN"):
+            schedule(make_cluster([job(0), job(1)], linear_tables(), [1, 1]), policy)
+
     def test_a_policy_may_wait_as_long_as_patience_lasts(self):
         def late(state: ClusterState) -> list[int]:
             return [int(state.time >= 60.0 * (MAX_IDLE_POINTS - 1))]

@@ -142,3 +142,6 @@ def test_broken_plugins_are_named(plugins: dict[str, str], target: str) -> None:
         make_policy("broken")
     with pytest.raises(ConfigError, match="policy plug-in broken"):
         available()
+    problems = list[str]()
+    assert list(available(problems.append)) == list(BUILT_IN), "one that is broken hides no others"
+    assert [problem.startswith("policy plug-in broken") for problem in problems] == [True]

@@ -234,8 +234,13 @@ class TestPreparing:
         assert prepare(settings)
         assert file.read_text() != token
 
-    def test_no_token_is_made_for_an_admin_who_is_disabled(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    @pytest.mark.parametrize("change", [{"disabled": True}, {"role": "user"}])
+    def test_no_token_is_made_for_an_admin_who_is_none_any_more(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        change: dict[str, object],
     ) -> None:
         settings = make_settings(tmp_path / "new")
         prepare(settings)
@@ -243,7 +248,7 @@ class TestPreparing:
         with closing(Store(settings.database)) as store:
             admin = get_user(store, FIRST_ADMIN)
             assert admin is not None
-            change_user(store, replace(admin, disabled=True))
+            change_user(store, replace(admin, **change))
             assert prepare(settings) is None
             assert len(tokens_of(store, FIRST_ADMIN, time.time())) == 1
         assert (settings.folder / TOKEN_FILE).read_text() == token
@@ -258,5 +263,5 @@ class TestPreparing:
         file.write_text(yaml.safe_dump(settings.model_dump(mode="json")), encoding="utf-8")
         verbs.serve(file)
         out = capsys.readouterr().out
-        assert "its token:  none was made: the user admin is disabled" in out
+        assert "its token:  none was made: the user admin is disabled, or no admin any more" in out
         assert "#" not in out

@@ -7,6 +7,7 @@ scheduled as before meanwhile.
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable, Mapping
 
@@ -22,9 +23,9 @@ def catalogue_of(extra: Mapping[str, str]) -> dict[str, tuple[str, PolicyEntry]]
     """Specs and entries of the policies that may be switched to, by name: all that need no options, and those of the
     settings.
 
-    extra: specs by the names that users see. Raises ConfigError if a plug-in cannot be loaded.
+    extra: specs by the names that users see. Plug-ins that cannot be loaded are left out, and named on stderr.
     """
-    known = available()
+    known = available(lambda problem: print(f"left out: {problem}", file=sys.stderr, flush=True))
     found = {
         name: (name, PolicyEntry(name, own.summary, own.source))
         for name, own in known.items()

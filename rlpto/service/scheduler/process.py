@@ -120,11 +120,15 @@ def serve(settings: ServiceSettings) -> None:
 
 
 def _serve(parts: SchedulerComponents, loop: SchedulerLoop, stop: StopRequest) -> None:
-    """Serve until a signal, and leave the session in order."""
+    """Serve until a signal, and leave the session in order. Raises SystemExit for errors, which a restart may
+    cure: its code is not that for wrong settings."""
     parts.source.stopping = lambda: stop.asked
     try:
         while not stop.asked:
             loop.step()
+    except RlptoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
     finally:
         parts.source.closed = True
         if parts.predictor is not None:

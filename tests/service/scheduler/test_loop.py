@@ -9,7 +9,9 @@ import pytest
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.policy import Policy
+from rlpto.io.errors import ClusterError
 from rlpto.policies.registry import make_policy
+from rlpto.service.scheduler.process import StopRequest, _serve
 from rlpto.store.curves import points_after, spans_of_job
 from rlpto.store.events import events_of_job
 from rlpto.store.jobs import ENDED
@@ -316,3 +318,16 @@ def test_ended_jobs_are_forgotten_and_the_database_keeps_them(tmp_path: Path) ->
     assert {service.row(job).state for job in jobs} == {"finished"}
     starts = [service.row(job).started for job in jobs]
     assert starts == sorted(starts), "first come, first served"  # type: ignore[type-var]
+
+
+def test_a_scheduler_that_loses_its_cluster_is_started_again_and_does_not_count_as_wrong_input(
+    service: VirtualService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lost() -> None:
+        raise ClusterError("the head is gone")
+
+    service.loop.step = lost  # type: ignore[method-assign]
+    with pytest.raises(SystemExit) as ended:
+        _serve(service.parts, service.loop, StopRequest(keeps=True))
+    assert ended.value.code == 1
+    assert "the head is gone" in capsys.readouterr().err
