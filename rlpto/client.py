@@ -217,6 +217,11 @@ class Client:
         """Nodes with the GPUs that jobs hold."""
         return list(self._ask("GET", "/nodes")["nodes"])
 
+    def usage(self, days: float = 30.0, by: str | None = None) -> list[Answer]:
+        """GPU-hours that jobs have held in the last days, by user or by the values of a label."""
+        given = {"days": days} if by is None else {"days": days, "by": by}
+        return list(self._ask("GET", "/usage", params=given)["usage"])
+
     def programs(self) -> list[Answer]:
         """Programs that may be trained."""
         return list(self._ask("GET", "/programs")["programs"])

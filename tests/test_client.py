@@ -182,6 +182,15 @@ class TestCommand:
         file.write_text("def\n")
         assert "train.py: not Python" in str(refused("submit", str(file), "--samples", "9"))
 
+    def test_usage_is_shown_by_user_and_label(self, command: Any, running: Running) -> None:
+        job = json.loads(command("submit", "-p", "digits", "-l", "group=z", "--json"))["id"]
+        began = time.time() - 7200
+        insert(running.store, "spans", job=job, owner="ann", node="n", gpus=2, started=began, ended=began + 3600)
+        (row,) = (json.loads(line) for line in command("usage", "--by", "group", "--json").splitlines() if "z" in line)
+        assert (row["who"], row["jobs"], row["gpu_hours"]) == ("z", 1, pytest.approx(2.0))
+        assert "ann" in command("usage")
+        assert "no job has held GPUs" in command("usage", "--days", "0.01")
+
     def test_a_check_shows_what_it_takes(self, command: Any) -> None:
         said = command("submit", "-p", "digits", "--check")
         assert "GPU-hours" in said

@@ -260,6 +260,23 @@ def queue(
         make_console().print(said, style="dim")
 
 
+def usage(
+    days: Annotated[float, typer.Option(help="Of the last this number of days.")] = 30.0,
+    by: Annotated[str | None, typer.Option(metavar="LABEL", help="By values of a label, such as team.")] = None,
+    service: ServiceOption = None,
+    certificate: CertificateOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show GPU-hours that jobs have held: the caller's, or by user for operators."""
+    with connect(service, certificate) as client:
+        found = client.usage(days, by)
+    if json_:
+        print_json(found)
+        return
+    rows = ((row["who"] or "(none)", str(row["jobs"]), f"{row['gpu_hours']:.4g}") for row in found)
+    print_rows((by or "user", "jobs", "GPU-hours"), rows, f"no job has held GPUs in the last {days:g} days")
+
+
 job_app = typer.Typer(help="Show, follow, fetch, cancel and change jobs of the service.", no_args_is_help=True)
 
 
@@ -434,5 +451,6 @@ VERBS = {
     "jobs": Verb(jobs, SERVICE, "rlpto jobs --label team=vision"),
     "history": Verb(history, SERVICE, "rlpto history --state failed --limit 5"),
     "queue": Verb(queue, SERVICE, "rlpto queue --start"),
+    "usage": Verb(usage, SERVICE, "rlpto usage --by team"),
     "job": Verb(job_app, SERVICE),
 }

@@ -39,6 +39,15 @@ class Span(Row):
     ended: float | None
 
 
+@dataclass(frozen=True)
+class Usage:
+    """What jobs of a user, or with a value of a label (empty: without that label), held. jobs: those that held GPUs."""
+
+    who: str
+    jobs: int
+    gpu_hours: float
+
+
 def points_after(store: Store, job: str, seq: int = 0, limit: int = 2000) -> list[Point]:
     """Points of a job that follow number `seq`, in order."""
     return find(store, Point, "WHERE job = ? AND seq > ? ORDER BY seq LIMIT ?", (job, seq, limit))
@@ -73,3 +82,17 @@ def spans_between(store: Store, since: float, until: float, limit: int = 10_000)
 def spans_of_job(store: Store, job: str, limit: int = 10_000) -> list[Span]:
     """Spans of one job, oldest first."""
     return find(store, Span, "WHERE job = ? ORDER BY seq LIMIT ?", (job, limit))
+
+
+def usage(store: Store, since: float, until: float, label: str | None = None, owner: str | None = None) -> list[Usage]:
+    """GPU-hours held in a time [s] by owner, or by the values of a label, largest first. owner: only of their jobs."""
+    who = "s.owner" if label is None else "coalesce((SELECT value FROM json_each(j.labels) WHERE key = :label), '')"
+    rows = store.rows(
+        f"SELECT {who} AS who, count(DISTINCT s.job), "
+        "sum(s.gpus * (min(coalesce(s.ended, :until), :until) - max(s.started, :since))) / 3600.0 AS hours "
+        "FROM spans s JOIN jobs j ON j.id = s.job "
+        "WHERE s.started < :until AND coalesce(s.ended, :until) > :since AND (:owner IS NULL OR s.owner = :owner) "
+        "GROUP BY who ORDER BY hours DESC, who",
+        {"since": since, "until": until, "owner": owner, "label": label},
+    )
+    return [Usage(*row) for row in rows]

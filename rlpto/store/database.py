@@ -10,7 +10,7 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ NOTICE_INTERVAL_S = 120.0
 APPLICATION = 0x524C5054
 """SQLite's `application_id` of the database: RLPT."""
 
-Values = Sequence[Any]
+Values = Sequence[Any] | Mapping[str, Any]
 
 DAMAGE = (sqlite3.Error, UnicodeDecodeError, OverflowError)
 """What a damaged file makes Python's SQLite raise: the latter two where names or numbers in it make no sense."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlpto.store import curves, programs, requests, status
 from rlpto.store.database import Store
+from rlpto.store.jobs import NewJob, insert_job
 from rlpto.store.rows import insert
 
 
@@ -44,6 +45,20 @@ def test_points_are_thinned_and_keep_the_newest(store: Store) -> None:
     assert kept == [*numbers[:10:2], numbers[-1]]
     assert [point.seq for point in curves.points_after(store, "j1", numbers[7])] == [numbers[8], numbers[10]]
     assert len(curves.points_after(store, "j2")) == 1
+
+
+def test_usage_counts_what_was_held_within_the_time(store: Store) -> None:
+    jobs = []
+    held = ("a", {"team": "x"}, 2, 0.0), ("a", {"team": "y"}, 1, 3600.0), ("b", {}, 4, 7200.0)
+    for owner, labels, gpus, started in held:
+        jobs.append(insert_job(store, NewJob(owner, "j", "p", 1.0, labels=labels), 0.0).id)
+        insert(store, "spans", job=jobs[-1], owner=owner, node="n", gpus=gpus, started=started)
+    curves.close_spans(store, jobs[0], 7200.0)
+    assert curves.usage(store, 3600.0, 10_800.0) == [curves.Usage("a", 2, 4.0), curves.Usage("b", 1, 4.0)]
+    by_team = curves.usage(store, 0.0, 7200.0, "team")
+    assert by_team == [curves.Usage("x", 1, 4.0), curves.Usage("y", 1, 1.0)]
+    assert curves.usage(store, 0.0, 9000.0, "team", "b") == [curves.Usage("", 1, 2.0)]
+    assert curves.usage(store, 20_000.0, 20_000.0) == []
 
 
 def test_spans_are_found_by_the_time_they_overlap(store: Store) -> None:

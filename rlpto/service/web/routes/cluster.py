@@ -12,10 +12,10 @@ from fastapi import APIRouter, Query, Response
 from rlpto.service.web.access import AnOperator, Caller, TheCaller, job_for
 from rlpto.service.web.errors import Problem
 from rlpto.service.web.routes.jobs import ASSUMES, Cursor, IfMatch, Limit, check_match, stale
-from rlpto.service.web.schemas import DrainBody, PolicyChange
+from rlpto.service.web.schemas import DrainBody, LabelKey, PolicyChange
 from rlpto.service.web.state import Service, TheService
 from rlpto.store import requests, status
-from rlpto.store.curves import Span, spans_between, spans_of_job
+from rlpto.store.curves import Span, Usage, spans_between, spans_of_job, usage
 from rlpto.store.database import Store
 from rlpto.store.jobs import get_job
 from rlpto.store.users import note_change
@@ -49,6 +49,15 @@ class QueueAnswer:
 
     queue: list[QueueEntry]
     prediction_assumes: str = ASSUMES
+
+
+@dataclass(frozen=True)
+class UsageAnswer:
+    """GPU-hours by user or value of a label, largest first, from `since` [s since 1970] on, or since the oldest
+    allocation that is kept."""
+
+    usage: list[Usage]
+    since: float
 
 
 @dataclass(frozen=True)
@@ -116,6 +125,19 @@ def queue_entries(service: Service, caller: Caller, limit: int = _LONGEST_QUEUE)
             )
         )
     return entries
+
+
+@router.get("/usage")
+async def gpu_hours(
+    caller: TheCaller,
+    service: TheService,
+    days: Annotated[float, Query(gt=0, le=3650, description="The last this number of days.")] = 30.0,
+    by: Annotated[LabelKey | None, Query(description="By values of this label; by user if not given.")] = None,
+) -> UsageAnswer:
+    """GPU-hours that jobs have held; of a user's own jobs, of all jobs for operators."""
+    now = service.now()
+    since, owner = now - days * _DAY_S, None if caller.user.sees_all else caller.name
+    return UsageAnswer(usage(service.store, since, now, by, owner), since)
 
 
 @router.get("/nodes")
