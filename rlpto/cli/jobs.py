@@ -59,6 +59,10 @@ def submit(
     batch_size: Annotated[int | None, typer.Option(help="Samples of a step.")] = None,
     metric: Annotated[str | None, typer.Option(help="What its batch size is chosen by.")] = None,
     priority: Annotated[str | None, typer.Option(help="high, normal or low.")] = None,
+    after: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="A job that has to finish first; repeatable.")
+    ] = None,
+    most_hours: Annotated[float | None, typer.Option(help="Hours since its start after which it is cancelled.")] = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", metavar="KEY=VALUE", help="Option of the program; repeatable.")
     ] = None,
@@ -85,6 +89,8 @@ def submit(
         "batch_size": batch_size,
         "metric": metric,
         "priority": priority,
+        "after": after or None,
+        "most_hours": most_hours,
     }
     job = {
         **_from_file(file, arguments or [], samples),

@@ -31,6 +31,7 @@ class NewJob(Row):
 
     script: digest of a developer's script, with the arguments of its command line and the samples of an epoch. None:
     the program's. epochs: work. batch_size: samples of a step, None: the program's. metric: None: the experiment's.
+    after: jobs that have to finish first. most_hours: since its start, after which it is cancelled; None: no limit.
     """
 
     TABLE = "jobs"
@@ -50,6 +51,8 @@ class NewJob(Row):
     samples: int | None = None
     batch_size: int | None = None
     metric: str | None = None
+    after: Sequence[str] = ()
+    most_hours: float | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -132,6 +135,26 @@ def jobs_in(store: Store, states: Sequence[State], after: int = 0, limit: int = 
     """Jobs in any of these states in order of submission. after: the number `seq` they follow. limit: -1: all."""
     tail = f"WHERE state IN ({_marks(states)}) AND seq > ? ORDER BY seq LIMIT ?"
     return find(store, JobRow, tail, (*states, after, limit))
+
+
+def jobs_to_take_in(store: Store, limit: int) -> list[JobRow]:
+    """Jobs that the scheduler does not decide on yet and that wait for no other job, in order of submission."""
+    waits = (
+        "EXISTS (SELECT 1 FROM json_each(jobs.after) AS other JOIN jobs AS before ON before.id = other.value "
+        f"WHERE before.state NOT IN ({_marks(ENDED)}))"
+    )
+    tail = f"WHERE state IN ({_marks(EXPECTED)}) AND (after = '[]' OR NOT {waits}) ORDER BY seq LIMIT ?"
+    return find(store, JobRow, tail, (*EXPECTED, *ENDED, limit))
+
+
+def out_of_time(store: Store, now: float) -> list[str]:
+    """Jobs that have had all their hours since their start, and that nobody has asked to end."""
+    rows = store.rows(
+        f"SELECT id FROM jobs WHERE state IN ({_marks(ACTIVE)}) AND started + 3600 * most_hours < ? "
+        "AND NOT EXISTS (SELECT 1 FROM requests WHERE kind = 'cancel' AND job = jobs.id AND done_at IS NULL)",
+        (*ACTIVE, now),
+    )
+    return [str(job) for (job,) in rows]
 
 
 def change_job(store: Store, job: str, at: float, **changes: str | float | None) -> None:

@@ -13,8 +13,8 @@ from rlpto.ray_cluster.scheduler.orders import DecideNow, Order, Reclass, Withdr
 from rlpto.service.scheduler.catalogue import Catalogue
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
-from rlpto.store.jobs import JobRow, State, change_job, get_job, jobs_in
-from rlpto.store.requests import Request, answer, open_requests
+from rlpto.store.jobs import JobRow, State, change_job, get_job, jobs_to_take_in, out_of_time
+from rlpto.store.requests import Request, answer, ask, open_requests
 from rlpto.store.status import is_drained, set_drained
 
 MOST_AT_ONCE = 1000
@@ -55,13 +55,12 @@ class JobQueueSource:
         """Jobs that may run from now on. Those that may not are rejected, others wait until their program is known."""
         if self.closed:
             return []
-        states: tuple[State, State] = ("submitted", "checking")
-        rows, jobs = jobs_in(self._store, states, limit=MOST_AT_ONCE), []
+        rows, jobs = jobs_to_take_in(self._store, MOST_AT_ONCE), []
         new = [row for row in rows if row.id not in self._given]
         if len(rows) < MOST_AT_ONCE:
             self._given.intersection_update(row.id for row in rows)
         for row in new:
-            problem = self._catalogue.problem(row)
+            problem = self._unmet(row) or self._catalogue.problem(row)
             if problem is None:
                 if row.state == "submitted":
                     self._set(row, "checking", "its program is being checked")
@@ -80,6 +79,15 @@ class JobQueueSource:
         self.heard([job for job, _ in jobs])
         return jobs
 
+    def _unmet(self, row: JobRow) -> str:
+        """Which of the jobs that a job comes after has not finished, now that all are over; empty: none."""
+        for job in row.after:
+            found = get_job(self._store, job)
+            state = "removed" if found is None else found.state
+            if state != "finished":
+                return f"it comes after job {job}, which is {state}"
+        return ""
+
     def _set(self, row: JobRow, state: State, reason: str) -> None:
         at = self._wall()
         over = {"ended": at} if state in ("rejected", "cancelled") else {}
@@ -91,6 +99,8 @@ class JobQueueSource:
         """What has been asked of the scheduler since this was last asked."""
         if self.closed:
             return []
+        for job in out_of_time(self._store, self._wall()):
+            ask(self._store, "cancel", "its time limit", self._wall(), job)
         found: list[Order] = [DecideNow()] if self.stopping() else []
         waits, requests = False, open_requests(self._store)
         self._ordered.intersection_update(request.seq for request in requests)

@@ -45,7 +45,8 @@ OptionNumber = Annotated[float, Field(ge=-1e15, le=1e15)]
 OptionInteger = Annotated[int, Field(ge=-(10**15), le=10**15)]
 Gpus = Annotated[int, Field(ge=1, le=16_384)]
 PriorityName = Literal["high", "normal", "low"]
-JobId = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$", description="Id of a job.")]
+JOB_ID = r"^[a-z0-9][a-z0-9-]{0,63}$"
+JobId = Annotated[str, Path(pattern=JOB_ID, description="Id of a job.")]
 NameInPath = Annotated[str, Path(pattern=PLAIN_NAME)]
 LARGEST_NUMBER_OF_ROW = 2**53
 LARGEST_SCRIPT = 48 * 1024
@@ -89,6 +90,14 @@ class JobBody(Body):
     epochs: float | None = Field(None, gt=0, le=1e6, description="Work; null: as the program says.")
     batch_size: int | None = Field(None, ge=1, le=10**9, description="Samples of a step; null: as the program says.")
     metric: MetricName | None = Field(None, description="What its batch size is chosen by; null: as the service says.")
+    after: list[Annotated[str, Field(pattern=JOB_ID)]] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Ids of jobs that have to finish first; where one does not, it is rejected.",
+    )
+    most_hours: float | None = Field(
+        None, gt=0, le=1e6, description="Hours since its start after which it is cancelled; null: no limit."
+    )
     gpus: Gpus = Field(1, description="GPUs it asks for.")
     min_gpus: Gpus = Field(1, description="Fewest it can train on.")
     max_gpus: Gpus | None = Field(None, description="Most it can use; null: what it asks for.")

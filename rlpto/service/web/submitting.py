@@ -20,6 +20,7 @@ from rlpto.store.jobs import (
     JobRow,
     NewJob,
     Scalar,
+    change_job,
     count_open,
     get_job,
     insert_job,
@@ -89,6 +90,10 @@ def _allowed(store: Store, settings: ServiceSettings, user: User, body: JobBody)
     quota = user.gpus_held or settings.quotas.gpus_held
     if over_quota(body.gpus, quota):
         raise Problem(403, "quota-exceeded", f"you may hold {quota} GPUs, the job asks for {body.gpus}")
+    for job in body.after:
+        before = get_job(store, job)
+        if before is None or not (user.sees_all or before.owner == user.name):
+            raise _wrong(f"after: there is no job {job} of yours")
     script = _script(body, user, entry)
     return NewJob(
         owner=user.name,
@@ -102,6 +107,8 @@ def _allowed(store: Store, settings: ServiceSettings, user: User, body: JobBody)
         epochs=epochs,
         batch_size=body.batch_size,
         metric=body.metric,
+        after=body.after,
+        most_hours=body.most_hours,
         gpus=body.gpus,
         min_gpus=body.min_gpus,
         max_gpus=most,
@@ -166,6 +173,9 @@ def submit(
     if body.script is not None:
         keep_script(store, script_row(body.script.name, body.script.source))
     row = insert_job(store, job, at)
+    if row.after:
+        row = replace(row, reason=f"it comes after {', '.join(row.after)}")
+        change_job(store, row.id, at, reason=row.reason)
     add_event(store, "job", at, row.id, row.owner, {"state": row.state, "name": row.name})
     if key is not None:
         insert(store, "idempotency", user=user.name, key=key, digest=digest, job=row.id, at=at)

@@ -331,3 +331,29 @@ def test_a_scheduler_that_loses_its_cluster_is_started_again_and_does_not_count_
         _serve(service.parts, service.loop, StopRequest(keeps=True))
     assert ended.value.code == 1
     assert "the head is gone" in capsys.readouterr().err
+
+
+def test_a_job_comes_after_others_and_is_rejected_where_one_has_not_finished(service: VirtualService) -> None:
+    first, other = service.submit(), service.submit()
+    both, vain = service.submit(after=(first, other)), service.submit(after=(first,))
+    later = service.submit(after=(vain,))
+    service.until(first, "running")
+    assert [service.row(job).state for job in (both, vain)] == ["submitted"] * 2
+    service.ask("cancel", vain)
+    service.until(other, "finished")
+    assert service.row(first).state == "finished"
+    service.until(both, "finished")
+    assert service.row(both).reason == ""
+    service.until(later, "rejected")
+    assert service.row(later).reason == f"it comes after job {vain}, which is cancelled"
+
+
+def test_a_job_is_cancelled_at_its_time_limit(service: VirtualService) -> None:
+    short, long = service.submit(epochs=500.0, most_hours=0.1), service.submit(most_hours=100.0)
+    service.until(short, "cancelled")
+    row = service.row(short)
+    assert row.reason == "cancelled by its time limit"
+    assert row.started is not None
+    assert row.ended is not None
+    assert 360 <= row.ended - row.started < 420
+    service.until(long, "finished")

@@ -107,6 +107,9 @@ class TestSubmitting:
             ({"options": {"path": 1}}, 422, "not-valid", "lets users choose: hidden, learning_rate, optimizer"),
             ({"training": "os:system"}, 403, "role-needed", "only the role developer"),
             ({"gpu": 1}, 422, "not-valid", "body.gpu"),
+            ({"after": ["nothing"]}, 422, "not-valid", "no job nothing of yours"),
+            ({"after": ["../x"]}, 422, "not-valid", "body.after"),
+            ({"most_hours": 0}, 422, "not-valid", "body.most_hours"),
         ],
     )
     def test_what_is_not_allowed_is_said(self, api: Api, body: dict[str, Any], code: int, kind: str, said: str) -> None:
@@ -122,6 +125,14 @@ class TestSubmitting:
         text = {"program": "digits", "training": allowed, "options": {"folder": "/etc"}}
         problem(api("POST", "jobs", "dev", json=text), 422, "not-valid")
         problem(api("POST", "jobs", "root", json={"program": "digits", "training": allowed}), 403, "role-needed")
+
+    def test_a_job_comes_after_jobs_of_ones_own(self, api: Api) -> None:
+        first = api.submit()["id"]
+        second = api.submit(after=[first], most_hours=2.5)
+        assert (second["after"], second["most_hours"]) == ([first], 2.5)
+        assert second["reason"] == api("GET", f"jobs/{second['id']}").json()["reason"] == f"it comes after {first}"
+        answer = api("POST", "jobs", "bob", json={"program": "digits", "after": [first]})
+        assert f"no job {first} of yours" in problem(answer, 422, "not-valid")
 
     def test_developers_submit_scripts(self, api: Api) -> None:
         set_program(api.store, "script", SCRIPT_PROGRAM, "root", 1.0)
