@@ -164,6 +164,10 @@ class Client:
             yield from points
             since = page["next"]
 
+    def script(self, job: str) -> Answer:
+        """The script that a job trains by: name and source. ServiceError of kind `no-script`: by none."""
+        return self._ask("GET", f"/jobs/{_id(job)}/script")
+
     def save_checkpoint(self, job: str, path: Path) -> None:
         """Write the newest checkpoint of a job to a file: `torch.load(path, weights_only=True)["model"]`.
 

@@ -179,6 +179,8 @@ class TestCommand:
         found = json.loads(command("submit", str(file), "--samples", "9", "--json", "--", "--lr", "0.1"))
         assert (found["program"], found["arguments"], found["samples"]) == ("script", ["--lr", "0.1"], 9)
         assert "--lr 0.1" in command("job", "show", found["id"])
+        command("job", "fetch", found["id"], "-o", str(tmp_path / "mine"))
+        assert (tmp_path / "mine" / "script.py").read_text() == "print(1)\n"
         file.write_text("def\n")
         assert "train.py: not Python" in str(refused("submit", str(file), "--samples", "9"))
 

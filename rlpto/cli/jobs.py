@@ -348,13 +348,16 @@ def fetch(
     service: ServiceOption = None,
     certificate: CertificateOption = None,
 ) -> None:
-    """Fetch what a job has trained: its newest checkpoint, curves and log. Files of an earlier fetch are replaced."""
+    """Fetch what a job has trained: newest checkpoint, curves, log, script. Files of an earlier fetch are replaced."""
     from rlpto.client import ServiceError
     from rlpto.io.files import write_text
 
     folder, console = out or Path(job), make_console()
     with connect(service, certificate) as client:
-        write_text(folder / "job.json", json.dumps(client.job(job), indent=1) + "\n", "a job")
+        found = client.job(job)
+        write_text(folder / "job.json", json.dumps(found, indent=1) + "\n", "a job")
+        if found["script"] is not None:
+            write_text(folder / "script.py", client.script(job)["source"], "a script")
         lines = (f"{clock_text(line['at'])} {_printable(line['text'])}\n" for line in client.logs(job))
         write_text(folder / "log.txt", "".join(lines), "a log")
         write_text(folder / "curves.csv", _csv(list(client.curves(job))), "curves")

@@ -144,6 +144,11 @@ class TestSubmitting:
         found = get_script(api.store, job["script"])
         assert found is not None
         assert (found.name, found.source) == ("a.py", "print('ä')")
+        assert api("GET", f"jobs/{job['id']}/script", "dev").json()["source"] == "print('ä')"
+        problem(api("GET", f"jobs/{job['id']}/script", "ann"), 404, "not-found")
+        problem(api("GET", f"jobs/{api.submit()['id']}/script"), 404, "no-script")
+        page = api("GET", f"/jobs/{job['id']}", "dev")
+        assert "--lr 0.1" in page.text
 
     @pytest.mark.parametrize(
         ("user", "program", "change", "code", "said"),

@@ -23,6 +23,7 @@ from rlpto.store.database import Store
 from rlpto.store.events import Event, add_event, events_of_job
 from rlpto.store.jobs import STATES, JobRow, State, change_asked, get_job, list_jobs
 from rlpto.store.logs import LogLine, job_folder, log_lines
+from rlpto.store.scripts import ScriptRow, get_script
 from rlpto.store.users import note_change
 
 router = APIRouter(tags=["jobs"])
@@ -258,6 +259,16 @@ def _parts(file: BinaryIO) -> Iterator[bytes]:
     with file:
         while part := file.read(PART_BYTES):
             yield part
+
+
+@router.get("/jobs/{job}/script")
+async def script(job: JobId, caller: TheCaller, service: TheService) -> ScriptRow:
+    """The script that a job trains by."""
+    row = job_for(service, caller, job)
+    found = None if row.script is None else get_script(service.store, row.script)
+    if found is None:
+        raise Problem(404, "no-script", f"job {row.id} trains by no script")
+    return found
 
 
 @router.get("/jobs/{job}/events")
