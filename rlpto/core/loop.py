@@ -6,6 +6,7 @@ cluster and a real cluster take the same ones. `rlpto.envs.compiled_batch` takes
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -89,7 +90,7 @@ class DecisionLoop:
         if self._forecaster is not None or policy is None:
             return self.cluster.time
         until = policy.stands_until(state if shown is None else shown)
-        if np.isnan(until):
+        if math.isnan(until):
             name = getattr(policy, "name", type(policy).__name__)
             raise PolicyError(f"policy {name}: stands_until is NaN, expected a time in seconds")
         return min(until, self._queue.stands_until(state))
