@@ -10,6 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification, EvalPredicti
 
 from rlpto.elastic.huggingface import ElasticTrainer
 
+torch.manual_seed(0)
 WORDS, LENGTH, SENTENCES = 50, 12, 1200
 words = torch.randint(5, WORDS, (SENTENCES, LENGTH), generator=torch.Generator().manual_seed(1))
 labels = (words[:, 1:] < 15).sum(1) > 2
@@ -28,7 +29,7 @@ def accuracy(found: EvalPrediction) -> dict[str, float]:
 
 arguments = TrainingArguments(
     output_dir=tempfile.gettempdir(),
-    num_train_epochs=5,
+    num_train_epochs=10,
     per_device_train_batch_size=32,
     learning_rate=3e-3,
     report_to=[],

@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 from rlpto.elastic.lightning import fit
 
+torch.manual_seed(0)
 digits = load_digits()
 images, labels = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
 

@@ -16,6 +16,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--learning-rate", type=float, default=0.1)
 options = parser.parse_args()
 
+torch.manual_seed(0)
 digits = load_digits()
 images, labels = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
 training = TensorDataset(images[:1437], labels[:1437])

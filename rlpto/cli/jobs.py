@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -62,6 +63,7 @@ def submit(
     after: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="A job that has to finish first; repeatable.")
     ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the training; one of its own if not given.")] = None,
     most_hours: Annotated[float | None, typer.Option(help="Hours since its start after which it is cancelled.")] = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", metavar="KEY=VALUE", help="Option of the program; repeatable.")
@@ -91,6 +93,7 @@ def submit(
         "priority": priority,
         "after": after or None,
         "most_hours": most_hours,
+        "seed": seed,
     }
     job = {
         **_from_file(file, arguments or [], samples),
@@ -175,14 +178,13 @@ def _from_script(file: Path, arguments: list[str], samples: int | None) -> dict[
     source = read_text(file, "a script in Python", ConfigError)
     try:
         compile(source, str(file), "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as wrong:
-        raise ConfigError(f"{file}: not Python: {wrong}") from None
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as wrong:
+        raise ConfigError(f"{file}: not Python: {str(wrong) or type(wrong).__name__}") from None
     if samples is None:
         raise ConfigError(f"{file}: expected --samples N too, the samples of an epoch (data_size of its session)")
-    return {
-        "program": SCRIPT_PROGRAM,
-        "script": {"name": file.name, "source": source, "arguments": arguments, "samples": samples},
-    }
+    name = re.sub(r"[^A-Za-z0-9_.]", "_", file.name)[-64:]
+    script = {"name": name, "source": source, "arguments": arguments, "samples": samples}
+    return {"program": SCRIPT_PROGRAM, "script": script}
 
 
 def _add_pairs(job: dict[str, Any], name: str, flag: str, pairs: list[str], *, typed: bool) -> None:

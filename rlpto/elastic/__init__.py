@@ -17,9 +17,10 @@ from greenlet import getcurrent, greenlet
 from torch import nn
 from torch.optim import Optimizer
 
+from rlpto.io.errors import JobError
 from rlpto.ray_cluster.programs.script import LoopProgram, MakeScheduler, ScriptLoop, Session
 
-__all__ = ["Session", "session"]
+__all__ = ["MakeScheduler", "Session", "session"]
 
 
 @contextmanager
@@ -29,16 +30,16 @@ def session(
     *,
     data_size: int,
     scheduler: MakeScheduler | None = None,
-    evaluate: Callable[[nn.Module], float] | None = None,
+    evaluate: Callable[[nn.Module], float | None] | None = None,
     epochs: float = 1.0,
     batch_size: int = 32,
 ) -> Iterator[Session]:
     """A training of `model`, all of whose parameters `optimizer` has.
 
     data_size: samples of an epoch. scheduler: makes that of the learning rate from the optimizer and the number of
-    steps; it is called after every step. evaluate: accuracy of a model in evaluation mode, a share from 0 to 1; it is
-    called at ends of epochs, on worker 0. epochs, batch_size: where the script runs without a service; a job has its
-    own. The code behind the session runs only then: a job's processes end with its last step.
+    steps; it is called after every step. evaluate: accuracy of a model in evaluation mode, a share from 0 to 1, or
+    None; it is called at ends of epochs, on worker 0. epochs, batch_size: where the script runs without a service; a
+    job has its own. The code behind the session runs only then: a job's processes end with its last step.
 
     Raises JobError for a loop that breaks the rules of `Session`, and for a second session of a script.
     """
@@ -50,6 +51,8 @@ def session(
         trainer = greenlet(_train)
         made.begin(trainer, trainer.switch(made, here, epochs, batch_size))
     yield made
+    if isinstance(here, ScriptLoop) and made.unfinished:
+        raise JobError("the script left its loop before its job did: expected it to go through all of job.batches()")
 
 
 def _train(made: Session, loop: greenlet, epochs: float, batch_size: int) -> None:

@@ -11,24 +11,30 @@ from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
 
 from rlpto import elastic
+from rlpto.io.errors import JobError
 
 
 class ElasticTrainer(Trainer):
     """A `Trainer` whose `train` is the loop of an elastic session.
 
-    Model, data, collator, loss (`compute_loss` too), optimizer and kind of learning-rate schedule are those of the
-    Trainer. Epochs and batch size are the job's; those of its arguments hold where the script runs without a service.
-    Logging, saving and the callbacks during training are not the Trainer's: the job has its own. A `compute_metrics`
-    that gives an `accuracy` is called at ends of epochs.
+    Model, data, collator, loss (`compute_loss` too), optimizer, `max_grad_norm` and kind of learning-rate schedule are
+    those of the Trainer. Epochs and batch size are the job's; those of its arguments hold where the script runs without
+    a service. Logging, saving and the callbacks during training are not the Trainer's: the job has its own. A
+    `compute_metrics` that gives an `accuracy` is called at ends of epochs.
     """
 
     def train(self, *_: Any, **__: Any) -> TrainOutput:
-        """Train until the job is over."""
+        """Train until the job is over. Raises JobError for arguments that have no effect here."""
+        given = self.args
+        if given.gradient_accumulation_steps != 1 or given.fp16 or given.bf16:
+            raise JobError("ElasticTrainer: expected no gradient accumulation, and neither fp16 nor bf16")
         self.create_optimizer()
         model: Any = self.model
         data: Any = self.train_dataset
         optimizer: Any = self.optimizer
         judged = self.eval_dataset is not None and self.compute_metrics is not None
+        if given.max_grad_norm:
+            optimizer.register_step_pre_hook(lambda *_: _clip(model, given.max_grad_norm))
         loss, turns = float("nan"), 0
         with elastic.session(
             model,
@@ -36,8 +42,8 @@ class ElasticTrainer(Trainer):
             data_size=len(data),
             scheduler=self._scheduler,
             evaluate=self._accuracy if judged else None,
-            epochs=self.args.num_train_epochs,
-            batch_size=self.args.per_device_train_batch_size,
+            epochs=given.num_train_epochs,
+            batch_size=given.per_device_train_batch_size,
         ) as job:
             for inputs in job.batches(data, self.data_collator):
                 found: Any = self.compute_loss(job.model, inputs)
@@ -49,7 +55,12 @@ class ElasticTrainer(Trainer):
         made: LRScheduler = self.create_scheduler(steps, optimizer)
         return made
 
-    def _accuracy(self, _: nn.Module) -> float:
-        """That of `compute_metrics`, 0 where it gives none."""
+    def _accuracy(self, _: nn.Module) -> float | None:
+        """That of `compute_metrics`, if it gives one."""
         found = self.evaluation_loop(self.get_eval_dataloader(), "evaluation", metric_key_prefix="eval")
-        return float((found.metrics or {}).get("eval_accuracy", 0.0))
+        return (found.metrics or {}).get("eval_accuracy")
+
+
+def _clip(model: nn.Module, most: float) -> None:
+    """Scale the gradients, averaged over workers by now, down to a norm."""
+    nn.utils.clip_grad_norm_(model.parameters(), most)

@@ -31,12 +31,21 @@ class _TrainingStep(nn.Module):
             raise JobError(f"training_step: expected a loss, or a dict with one, got {type(found).__name__}")
         return loss
 
+    def state_dict(self, *given: Any, **named: Any) -> Any:
+        """That of the module, so that it loads what a job has trained."""
+        return self.module.state_dict(*given, **named)
+
+    def load_state_dict(self, *given: Any, **named: Any) -> Any:
+        """Into the module."""
+        return self.module.load_state_dict(*given, **named)
+
 
 def fit(
     module: LightningModule,
     data: Sequence[Any],
     *,
     collate: Callable[[list[Any]], Any] = default_collate,
+    scheduler: elastic.MakeScheduler | None = None,
     evaluate: Callable[[LightningModule], float] | None = None,
     epochs: float = 1.0,
     batch_size: int = 32,
@@ -44,18 +53,18 @@ def fit(
     """Train a module by its `configure_optimizers` and `training_step`.
 
     data: samples by index; the rest as in `elastic.session`. `configure_optimizers` returns one optimizer, with a
-    scheduler of steps at most. What belongs to Lightning's trainer (loggers, callbacks, `validation_step`, manual
-    optimization) has no part in it. Raises JobError for a module that needs it.
+    scheduler of steps at most; `scheduler` takes its place. What belongs to Lightning's trainer (loggers, callbacks,
+    `validation_step`, manual optimization) has no part in it. Raises JobError for a module that needs it.
     """
     if not module.automatic_optimization:
         raise JobError("a LightningModule with manual optimization cannot be fitted here: expected automatic")
-    optimizer, scheduler = _optimizer_of(module)
+    optimizer, own = _optimizer_of(module)
     loop = _TrainingStep(module)
     with elastic.session(
         loop,
         optimizer,
         data_size=len(data),
-        scheduler=None if scheduler is None else lambda *_: scheduler,
+        scheduler=scheduler if scheduler is not None or own is None else lambda *_: own,
         evaluate=None if evaluate is None else lambda _: evaluate(module),
         epochs=epochs,
         batch_size=batch_size,

@@ -27,6 +27,7 @@ from rlpto.performance.tables import ONE_KIND
 from rlpto.planning.predictor import THREAD_SHARE, Predictor, predict, prediction_settings
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.switching import switching
+from rlpto.ray_cluster.messages import raised_in
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import Backend, RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
@@ -37,7 +38,7 @@ from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import place
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, say_on_stderr
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, read_table, remove_sessions, session_name
-from rlpto.ray_cluster.scheduler.session_records import decision_records, last_line, policy_switches
+from rlpto.ray_cluster.scheduler.session_records import decision_records, policy_switches
 from rlpto.ray_cluster.settings import job_specs
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.store.database import looking
@@ -289,7 +290,7 @@ def failures(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
         columns, rows = read_table(session_folder(folder, cell) / DATABASE, "jobs")
         for job in (dict(zip(columns, row, strict=True)) for row in rows):
             if job["state"] == "failed":
-                yield f"failed: {job['name']} under {cell}: {last_line(job['failure'])}"
+                yield f"failed: {job['name']} under {cell}: {raised_in(job['failure'])}"
 
 
 def evaluate_both(

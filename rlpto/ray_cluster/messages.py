@@ -145,6 +145,13 @@ class JobSpec:
         return cls(**values, stop=None if stop is None else StopRule.model_validate(stop))
 
 
+def raised_in(text: str) -> str:
+    """What a traceback says was raised, in a line: the first after its frames. Of any other text, its last line."""
+    lines = text.strip().splitlines() or ["no reason given"]
+    framed = [number for number, line in enumerate(lines[:-1]) if line.startswith("  ")]
+    return lines[framed[-1] + 1] if lines[0].startswith("Traceback") and framed else lines[-1]
+
+
 def global_batch(spec: JobSpec, workers: int, chosen: int | None) -> int:
     """Samples of a step, all workers together. chosen: by the scheduler; None: by the job's own rule."""
     if chosen is not None:

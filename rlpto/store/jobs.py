@@ -32,6 +32,7 @@ class NewJob(Row):
     script: digest of a developer's script, with the arguments of its command line and the samples of an epoch. None:
     the program's. epochs: work. batch_size: samples of a step, None: the program's. metric: None: the experiment's.
     after: jobs that have to finish first. most_hours: since its start, after which it is cancelled; None: no limit.
+    seed: of the training; None: one of its own.
     """
 
     TABLE = "jobs"
@@ -53,6 +54,7 @@ class NewJob(Row):
     metric: str | None = None
     after: Sequence[str] = ()
     most_hours: float | None = None
+    seed: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
 

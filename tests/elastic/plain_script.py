@@ -14,6 +14,8 @@ layers = [nn.Linear(5, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 2)]
 if "--batch-norm" in sys.argv:
     layers.insert(1, nn.BatchNorm1d(16))
 network = nn.Sequential(*layers)
+if "--spare" in sys.argv:
+    network.register_parameter("spare", nn.Parameter(torch.zeros(2)))
 optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,9 @@ def distance_to_one_process(spec: JobSpec) -> tuple[int, float]:
     assert found is not None
     checkpoint, state, wrong = found
     assert wrong == []
+    main, arguments = sys.modules["__main__"], sys.argv
     alone = Trainer(spec)
+    sys.modules["__main__"], sys.argv = main, arguments  # a script has taken their places
     alone._paced = False
     alone.run(checkpoint.step)
     expected, reached = weights(alone.state()), weights(state)
@@ -90,6 +93,26 @@ def test_a_script_whose_loop_a_fault_has_left_trains_on_in_new_processes(
         assert recovered.state == "running"
         job.steps(10)
         job.stop()
+
+
+def test_a_script_that_leaves_out_weights_trains_on_several_workers(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    a, b, _, _ = ray_cluster.node_ids
+    spare = {**LOOP["options"], "arguments": ["--spare"]}
+    with Running(ray_cluster, make_spec(tmp_path, training=SCRIPTS, options=spare)) as job:
+        job.command([a])
+        job.steps(5)
+        job.command([a, b])
+        grown = job.until(lambda now: len(now.training_on) == 2)
+        assert job.steps(10).recoveries == grown.recoveries == 0
+        job.stop()
+
+
+def test_the_output_of_a_script_that_cannot_start_is_kept(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    source = {"source": "print('hello')\nimport sys\nsys.exit(3)\n", "name": "t.py"}
+    refused = pytest.raises(JobError, match=r"t\.py exited with 3 \(t\.py, line 3\)")
+    with Running(ray_cluster, make_spec(tmp_path, training=SCRIPTS, options=source, logs=True)) as job, refused:
+        job.command([ray_cluster.node_ids[0]])
+    assert "hello" in (tmp_path / LOG).read_text()
 
 
 def test_a_batch_size_that_the_scheduler_chooses_is_trained_with_at_once(

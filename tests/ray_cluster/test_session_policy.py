@@ -17,10 +17,11 @@ from rlpto.experiments.session_loop import SessionLoop
 from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.policies.registry import make_policy
 from rlpto.policies.switching import switching
+from rlpto.ray_cluster.messages import raised_in
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, policy_answer, request_policy
-from rlpto.ray_cluster.scheduler.session_records import decision_records, last_line, policy_switches
+from rlpto.ray_cluster.scheduler.session_records import decision_records, policy_switches
 from rlpto.store.requests import add_switch
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
 from tests.ray_cluster.test_cluster import Interrupted, elastic, make_cluster
@@ -99,6 +100,8 @@ def test_what_an_earlier_session_was_switched_to_is_compiled_before_jobs_are_sch
     assert restored_policies(tmp_path, cells) == ["srtf"]
 
 
-def test_the_last_line_of_a_traceback_is_what_was_raised() -> None:
-    assert last_line("Traceback\n  File ...\nValueError: no good\n") == "ValueError: no good"
-    assert last_line("") == "no reason given"
+def test_what_was_raised_follows_the_frames_of_a_traceback() -> None:
+    trace = "Traceback\n  File ...\n    f()\nValueError: no good\n"
+    assert raised_in(trace) == raised_in(f"{trace}second line\nthird") == "ValueError: no good"
+    assert raised_in("the cause\n  File ...\nwhat it was") == "what it was"
+    assert raised_in("") == "no reason given"

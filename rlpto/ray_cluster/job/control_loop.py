@@ -203,6 +203,8 @@ class ControlLoop:
     def _start_failed(self, worker: Worker, reason: Failure | WorkerLostError) -> None:
         """A worker could not be started."""
         if isinstance(reason, Failure):
+            for at, line in reason.output:
+                self._job_folder.say(line, at)
             self._count_failure(reason.text if reason.lasting else reason.trace, "start", reason.lasting)
         elif not reason.unplaced:
             self._count_failure(str(reason), "start", lasting=False)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rlpto.io.errors import JobError
 from rlpto.ray_cluster.controllers import answer_of, control_node, stop_controller
-from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
+from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan, raised_in
 
 POLL_INTERVAL_S = 0.02
 """Time between two checks of a job: the error of a measured delay."""
@@ -86,8 +86,7 @@ class CommandedJob(AbstractContextManager["CommandedJob"]):
     def refuse_failure(self, report: JobReport) -> None:
         """Raises JobError if the job has failed, once its workers have gone."""
         if report.state == "failed" and not report.holding:
-            lines = report.failure.strip().splitlines()
-            raise JobError(f"{self.spec.training} fails: {lines[-1] if lines else 'no reason is known'}")
+            raise JobError(f"{self.spec.training} fails: {raised_in(report.failure)}")
 
     def steps(self, more: int) -> JobReport:
         """The report after `more` more steps."""

@@ -6,21 +6,27 @@ Script and trainer are two coroutines of one thread (greenlets): torch's modes, 
 from __future__ import annotations
 
 import linecache
+import math
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from greenlet import greenlet
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from rlpto.io.errors import JobError
 from rlpto.ray_cluster.programs.base import Batch, TrainingProgram
 
+NOT_PYTHON = (SyntaxError, ValueError, MemoryError, RecursionError)
+"""What `compile` raises for a text that is no program."""
 MakeScheduler = Callable[[Optimizer, int], LRScheduler]
 
 
@@ -49,33 +55,46 @@ class Session:
         optimizer: Optimizer,
         data_size: int,
         scheduler: MakeScheduler | None,
-        evaluate: Callable[[nn.Module], float] | None,
+        evaluate: Callable[[nn.Module], float | None] | None,
     ) -> None:
         self.bare, self.optimizer, self.data_size = model, optimizer, data_size
         self.make_scheduler, self.evaluate = scheduler, evaluate
         self._trainer: greenlet | None = None
         self._turn: Turn | None = None
-        self._uses_model = False
+        self._dealt: Turn | None = None
+        self._calls_model = False
+        self._watched = WeakSet[nn.Module]()
 
     def begin(self, trainer: greenlet, first: Turn | None) -> None:
         """The trainer has been started, and wants the loss of the first turn."""
         self._trainer, self._turn = trainer, first
 
     @property
+    def unfinished(self) -> bool:
+        """Whether there are turns left."""
+        return self._turn is not None
+
+    @property
     def model(self) -> nn.Module:
         """The model to call in this turn: with several workers it averages gradients, and changes as they change."""
-        self._uses_model = True
-        return self._present().model
+        model = self._present().model
+        if model not in self._watched:
+            self._watched.add(model)
+            model.register_forward_pre_hook(self._note_call)
+        return model
+
+    def _note_call(self, *_: Any) -> None:
+        self._calls_model = True
 
     @property
     def epoch(self) -> int:
         """Passes over the data before this turn."""
-        return self._present().epoch
+        return self._latest().epoch
 
     @property
     def rank(self) -> int:
         """Number of this worker, from 0; only the output of worker 0 is kept."""
-        return self._present().rank
+        return self._latest().rank
 
     @property
     def device(self) -> torch.device:
@@ -83,15 +102,21 @@ class Session:
         return next(self.bare.parameters()).device
 
     def batches(
-        self, data: Samples | None = None, collate: Callable[[list[Any]], Any] = default_collate
+        self, data: Samples | DataLoader[Any] | None = None, collate: Callable[[list[Any]], Any] = default_collate
     ) -> Iterator[Any]:
         """This worker's part of the batch of every step until the job has all its epochs.
 
-        data: gives samples by index, which `collate` puts together; None: the batches are the indices, [n] int64 on
-        the CPU. Tensors come on the model's device. Raises JobError for a turn without `step`.
+        data: gives samples by index, which `collate` puts together; or a DataLoader: its dataset and `collate_fn` are
+        used; None: the batches are the indices, [n] int64 on the CPU. Tensors come on the model's
+        device. Raises JobError for data without indices, and for a turn without `step`.
         """
+        if isinstance(data, DataLoader):
+            collate, data = data.collate_fn, data.dataset
+        if data is not None and not hasattr(data, "__getitem__"):
+            raise JobError(f"job.batches: expected data that give samples by index, got {type(data).__name__}")
         while self._turn is not None:
-            turn, self._uses_model = self._turn, False
+            turn = self._dealt = self._turn
+            self._calls_model = False
             rows = turn.rows.cpu()
             yield rows if data is None else self._placed(collate([data[row] for row in rows.tolist()]))
             if self._turn is turn:
@@ -100,28 +125,38 @@ class Session:
     def step(self, loss: Tensor) -> None:
         """End this turn: gradients of the mean loss over the batch (a scalar), averaged over workers, and the update.
 
-        Raises JobError for a second call in one turn, for a loss that is no scalar with gradients, and if `model` was
-        not asked for since the turn began.
+        Raises JobError for a second call in one turn, for a loss that is no scalar with gradients, if `job.model` was
+        not called in the turn, and where the script has computed gradients itself.
         """
         self._present()
         if not (isinstance(loss, Tensor) and loss.dim() == 0 and loss.requires_grad):
-            raise JobError(f"job.step: expected the mean loss of the batch, a scalar with gradients, got {loss!r}")
-        if not self._uses_model:
-            raise JobError("job.step: the loss has to come from job.model, asked for in every turn of the loop")
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise JobError(f"job.step: expected the mean loss of the batch, a scalar with gradients, got {got}")
+        if not self._calls_model:
+            raise JobError("job.step: expected a loss of job.model(...), called in every turn; not of the model itself")
+        if any(one.grad is not None for one in self.bare.parameters()):
+            raise JobError("job.step computes gradients and updates: leave out loss.backward() and optimizer.step()")
         assert self._trainer is not None
-        self._turn, self._uses_model = None, False
+        self._turn = None
         self._turn = self._trainer.switch(loss)
 
     def _present(self) -> Turn:
-        if self._turn is None or self._trainer is None:
-            raise JobError("expected to be inside `for batch in job.batches(...)`, before job.step(loss)")
+        if self._turn is None or self._turn is not self._dealt:
+            raise JobError("expected to be inside `for batch in job.batches(...)`, before its only job.step(loss)")
         return self._turn
+
+    def _latest(self) -> Turn:
+        if self._dealt is None:
+            raise JobError("expected to be inside `for batch in job.batches(...)`")
+        return self._dealt
 
     def _placed(self, part: Any) -> Any:
         """Tensors within tuples, lists and mappings, on the model's device, with as many digits as the model."""
         if isinstance(part, Tensor):
             like = next(self.bare.parameters())
             return part.to(like.device, like.dtype) if part.is_floating_point() else part.to(like.device)
+        if isinstance(part, Mapping) and hasattr(part, "to"):  # such as transformers.BatchEncoding
+            return part.to(self.device)
         if isinstance(part, Mapping):
             return {key: self._placed(value) for key, value in part.items()}
         if isinstance(part, list | tuple):
@@ -134,6 +169,7 @@ class LoopProgram(TrainingProgram):
     """The program of a session. loop: the greenlet in which its loop runs."""
 
     trains_all = True
+    _name = ""
 
     def __init__(self, session: Session, loop: greenlet) -> None:
         self._session, self._loop = session, loop
@@ -165,7 +201,10 @@ class LoopProgram(TrainingProgram):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Let the loop make a turn. Raises JobError if it has ended."""
-        loss = None if self._loop.dead else self._loop.switch(Turn(model, batch[0], self.epoch, self.rank))
+        try:
+            loss = None if self._loop.dead else self._loop.switch(Turn(model, batch[0], self.epoch, self.rank))
+        except JobError as error:
+            raise JobError(f"{error}{line_of(error, self._name)}") from error
         if not isinstance(loss, Tensor):
             raise JobError("the script ended before its job did: expected its loop over job.batches() to go on")
         return loss
@@ -175,12 +214,21 @@ class LoopProgram(TrainingProgram):
         return [] if self._session.evaluate is None else [(torch.zeros(1),)]
 
     def accuracy(self, model: nn.Module, batch: Batch) -> Tensor:  # noqa: ARG002
-        """What the session says. Raises JobError for what is no share."""
+        """What the session says, NaN for None. Raises JobError for what is no share."""
         assert self._session.evaluate is not None
-        share = float(self._session.evaluate(model))
+        found = self._session.evaluate(model)
+        if found is None:
+            return torch.tensor(math.nan)
+        share = float(found)
         if not 0 <= share <= 1:
             raise JobError(f"evaluate: expected a share from 0 to 1, got {share:g}")
         return torch.tensor(share)
+
+
+def line_of(error: BaseException, name: str) -> str:
+    """Where in the file `name` an exception was raised, or what raised it was called; empty: not from there."""
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == name]
+    return f" ({name}, line {lines[-1]})" if lines and name else ""
 
 
 class ScriptLoop(greenlet):
@@ -207,20 +255,28 @@ class Script(LoopProgram):
     def __init__(self, source: str, name: str = "script.py", arguments: Sequence[str] = ()) -> None:
         self._source, self._name, self._arguments = source, name, list(arguments)
         loop = ScriptLoop(self._run)
-        session = loop.switch()
+        try:
+            session = loop.switch()
+        except JobError as error:
+            raise JobError(f"{error}{line_of(error, name)}") from error
         if not isinstance(session, Session):
             raise JobError(f"{name} ended without entering an elastic.session")
         super().__init__(session, loop)
 
     def _run(self) -> None:
-        """Run the script as Python's command does. Raises JobError for a syntax error, and if it exits."""
+        """Run the script as Python's command does, as the module `__main__`. Raises JobError for a syntax error, and if
+        it exits."""
         linecache.cache[self._name] = (len(self._source), None, self._source.splitlines(True), self._name)
         try:
             code = compile(self._source, self._name, "exec", dont_inherit=True)
-        except (SyntaxError, ValueError) as wrong:
-            raise JobError(f"{self._name}: not Python: {wrong}") from None
+        except NOT_PYTHON as wrong:
+            raise JobError(f"{self._name}: not Python: {str(wrong) or type(wrong).__name__}") from None
+        module = ModuleType("__main__")
+        sys.modules["__main__"] = module  # where classes and functions of the script are looked up
         sys.argv = [self._name, *self._arguments]
         try:
-            exec(code, {"__name__": "__main__", "__file__": self._name})
+            exec(code, module.__dict__)
         except SystemExit as ended:
-            raise JobError(f"{self._name} exited with {ended.code}") from None
+            raise JobError(f"{self._name} exited with {ended.code or 0}").with_traceback(ended.__traceback__) from None
+        except KeyboardInterrupt as ended:
+            raise JobError(f"{self._name} was interrupted").with_traceback(ended.__traceback__) from None

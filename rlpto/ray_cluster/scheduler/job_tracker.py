@@ -16,7 +16,7 @@ from rlpto.io.errors import JobError, RlptoError
 from rlpto.knowledge.known import UNSEEN_HOURS
 from rlpto.knowledge.remaining import RemainingKnowledge, RemainingWork
 from rlpto.performance.tables import NO_TYPE, SpeedTables
-from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
+from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan, raised_in
 from rlpto.ray_cluster.scheduler.backend import Backend
 from rlpto.ray_cluster.scheduler.clock import Clock
 from rlpto.ray_cluster.scheduler.command_log import CommandLog
@@ -25,7 +25,7 @@ from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import remaining_plans
 from rlpto.ray_cluster.scheduler.session_database import CANCELLED, SessionDatabase
-from rlpto.ray_cluster.scheduler.session_records import last_line, note_events
+from rlpto.ray_cluster.scheduler.session_records import note_events
 
 STARTS = "starts"
 """Key of the fact with the seconds from the decision that gave a job its first GPUs to its first step, of the newest
@@ -169,7 +169,7 @@ class JobTracker:
         self._commands.plan({job: after}, self.time)
         self.columns.give_again(self._number[job], len(after.nodes))
         self._take_planned_types({job: after})
-        self.database.event(self.time, "rolled_back", job, detail=last_line(report.failure))
+        self.database.event(self.time, "rolled_back", job, detail=raised_in(report.failure))
         self.changed = True
 
     def _end(self, number: int, report: JobReport) -> None:
@@ -187,7 +187,7 @@ class JobTracker:
         self._commands.end(job)
         self.changed = True
         if self.columns.failed.all():  # raised once this look is in the database
-            reason = last_line(report.failure)
+            reason = raised_in(report.failure)
             self._fatal = JobError(f"all {len(self.jobs)} jobs have failed, the last one of: {reason}")
 
     def _controller_gone(self, job: str, reason: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from rlpto.core.cluster import Progress
 from rlpto.io.errors import ClusterError
-from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
+from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan, raised_in
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.session_folder import SessionLock
 from rlpto.store.curves import close_spans
@@ -181,8 +181,7 @@ class SessionDatabase(Store):
         at, state, row = self._began + time, _ENDS[kind], get_job(self, job)
         if row is None:
             return
-        lines = detail.strip().splitlines()
-        reason = detail if kind == "finished" else lines[-1][:_LONGEST_REASON] if lines else ""
+        reason = detail if kind == "finished" or not detail.strip() else raised_in(detail)[:_LONGEST_REASON]
         with self.transaction():
             for request in open_requests(self):
                 if request.job == job and request.kind == "cancel":

@@ -43,9 +43,3 @@ def note_events(database: SessionDatabase, at: float, before: JobReport, report:
 def newest_of(values: Sequence[float], count: int) -> Sequence[float]:
     """The newest `count` values, as far as they were kept."""
     return values[-count:] if count > 0 else ()
-
-
-def last_line(text: str) -> str:
-    """The last line of a traceback: what was raised."""
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "no reason given"

@@ -186,7 +186,7 @@ class TrainWorker:
             state = together.share(trainer.state() if place.rank == 0 else None)
             if place.rank in place.fresh:
                 trainer.load(state)
-        together.wrap()
+        together.wrap(trainer.leaves_out)
 
     def _guarded(self, what: str, call: Callable[[], T]) -> T | Failure:
         if self._failure is not None:
@@ -221,7 +221,7 @@ def warm_group(trainer: Trainer) -> None:
     """Make a group of one and train a step in it, which is undone, because the first group of a process is slow."""
     start = trainer.state()
     group = AllReduceGroup(trainer.network, trainer.optimizer, HashStore(), 0, 1, 60.0)
-    group.wrap()
+    group.wrap(trainer.leaves_out)
     trainer.join(group)
     trainer.step()
     group.close()

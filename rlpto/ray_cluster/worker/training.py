@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import random
 import sys
 import time
 from collections import deque
@@ -12,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -113,6 +115,7 @@ class Chunk:
 class Trainer:
     """Model, optimizer, scheduler and position of one worker.
 
+    leaves_out: whether a step of the warm-up computed no gradient for some weights.
     phase: "own" while the program computes, "shared" while gradients of several workers are combined: a worker that
     waits for a hanging one is in the latter.
 
@@ -121,10 +124,12 @@ class Trainer:
 
     def __init__(self, spec: JobSpec, program: TrainingProgram | None = None) -> None:
         self.spec = spec
-        torch.manual_seed(spec.seed)  # a script makes its model where it begins
+        seed_all(spec.seed)  # a script makes its model, and often splits its data, where it begins
         self.program = program or load_program(spec.training, spec.options)
         has = self.program.data_size
-        if has < spec.data_size or (self.program.trains_all and has != spec.data_size):
+        if self.program.trains_all and has != spec.data_size:
+            raise JobError(f"job {spec.name!r}: its samples are {spec.data_size}, data_size of its session is {has}")
+        if has < spec.data_size:
             raise JobError(f"job {spec.name!r}: data_size is {spec.data_size}, but {spec.training} has {has}")
         self.device = pick_device(spec)
         self.dtype = torch.float64 if spec.float64 else torch.float32
@@ -145,6 +150,7 @@ class Trainer:
         self._deadline = 0.0
         self._paced = spec.pace is not None
         self._draws = True
+        self.leaves_out = False
 
     @property
     def epochs_done(self) -> float:
@@ -307,6 +313,7 @@ class Trainer:
         seeded = self._random_state()
         self.step()
         self._draws = not torch.equal(self._random_state(), seeded)
+        self.leaves_out = any(one.requires_grad and one.grad is None for one in self.network.parameters())
         began = time.perf_counter()
         self.step()
         stepped = time.perf_counter()
@@ -357,6 +364,13 @@ class Trainer:
         now = time.perf_counter()
         self._deadline = max((self._deadline or began) + due, now - due)
         time.sleep(max(self._deadline - now, 0.0))
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators of Python, NumPy and torch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def pick_device(spec: JobSpec) -> torch.device:

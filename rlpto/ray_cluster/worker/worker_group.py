@@ -139,9 +139,12 @@ class AllReduceGroup(WorkerGroup):
         self._device = device
         self._local = torch.zeros((), device=device)
 
-    def wrap(self) -> None:
-        """Start averaging. All workers already hold the same weights, so none are sent."""
-        wrapped = DistributedDataParallel(self._bare, init_sync=False)
+    def wrap(self, leaves_out: bool = False) -> None:
+        """Start averaging. All workers already hold the same weights, so none are sent.
+
+        leaves_out: steps may compute no gradients for some weights, which are looked for in each.
+        """
+        wrapped = DistributedDataParallel(self._bare, init_sync=False, find_unused_parameters=leaves_out)
         wrapped.register_comm_hook(self, AllReduceGroup._average)
         self.model = wrapped
 

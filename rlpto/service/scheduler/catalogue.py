@@ -169,7 +169,8 @@ class Catalogue:
     def spec(self, row: JobRow) -> JobSpec:
         """What the controller of a job needs. Raises RlptoError for a job that makes no sense."""
         program = self.programs[row.program]
-        made = program_spec(0, row.name, program, self._config.ray, self._session, self._folder, row.seq)
+        seed = row.seq if row.seed is None else row.seed
+        made = program_spec(0, row.name, program, self._config.ray, self._session, self._folder, seed)
         return replace(
             made,
             id=row.id,

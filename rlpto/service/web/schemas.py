@@ -98,6 +98,7 @@ class JobBody(Body):
     most_hours: float | None = Field(
         None, gt=0, le=1e6, description="Hours since its start after which it is cancelled; null: no limit."
     )
+    seed: int | None = Field(None, ge=0, lt=2**31, description="Of the training; null: one of its own.")
     gpus: Gpus = Field(1, description="GPUs it asks for.")
     min_gpus: Gpus = Field(1, description="Fewest it can train on.")
     max_gpus: Gpus | None = Field(None, description="Most it can use; null: what it asks for.")

@@ -109,6 +109,7 @@ def _allowed(store: Store, settings: ServiceSettings, user: User, body: JobBody)
         metric=body.metric,
         after=body.after,
         most_hours=body.most_hours,
+        seed=body.seed,
         gpus=body.gpus,
         min_gpus=body.min_gpus,
         max_gpus=most,

@@ -128,8 +128,8 @@ class TestSubmitting:
 
     def test_a_job_comes_after_jobs_of_ones_own(self, api: Api) -> None:
         first = api.submit()["id"]
-        second = api.submit(after=[first], most_hours=2.5)
-        assert (second["after"], second["most_hours"]) == ([first], 2.5)
+        second = api.submit(after=[first], most_hours=2.5, seed=7)
+        assert (second["after"], second["most_hours"], second["seed"]) == ([first], 2.5, 7)
         assert second["reason"] == api("GET", f"jobs/{second['id']}").json()["reason"] == f"it comes after {first}"
         answer = api("POST", "jobs", "bob", json={"program": "digits", "after": [first]})
         assert f"no job {first} of yours" in problem(answer, 422, "not-valid")
