@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from torch import nn
 
 from rlpto.ray_cluster.programs.digits import DigitsCnn
 from tests.service.served import REPOSITORY, Served
@@ -31,5 +32,21 @@ def test_s5_the_first_job_takes_three_commands(tmp_path: Path) -> None:
         network = DigitsCnn().model()
         network.load_state_dict(state["model"])
         assert "accuracy" in (tmp_path / "mine" / "curves.csv").read_text()
+        check_a_script_of_ones_own(service, tmp_path)
     finally:
         service.close()
+
+
+def check_a_script_of_ones_own(service: Served, folder: Path) -> None:
+    """As docs/elastic.md says: a developer submits the example, and fetches what it has trained."""
+    service.environment["RLPTO_TOKEN"] = service.command("user", "add", "dev", "--role", "developer").stdout.strip()
+    example = ["submit", str(REPOSITORY / "examples" / "elastic_loop.py"), "--samples", "1437", "--epochs", "5"]
+    done = service.command(*example, "--gpus", "2", "--seed", "3", "--wait", "--", "--learning-rate", "0.2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    job = next(service.client.jobs(limit=1))
+    assert job["accuracy"] > 0.7
+    assert service.command("job", "fetch", job["id"], "-o", str(folder / "script")).returncode == 0
+    assert (folder / "script" / "script.py").read_text() == Path(example[1]).read_text()
+    state = torch.load(folder / "script" / "checkpoint.pt", weights_only=True)
+    network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    network.load_state_dict(state["model"])
