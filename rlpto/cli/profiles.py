@@ -48,13 +48,54 @@ def show(
             str(profile.epochs),
             f"{profile.batch.base:,}, {profile.batch.largest:,}",
             f"{profile.rescale_delay:g}",
-            f"{errors.throughput_median:.1%}, {errors.throughput_p90:.1%}",
-            f"{errors.accuracy_rmse:.3f}",
+            _shares(errors.throughput_median, errors.throughput_p90),
+            "" if errors.accuracy_rmse is None else f"{errors.accuracy_rmse:.3f}",
         )
     console = make_console()
     console.print(table)
     for source in dict.fromkeys(profile.source for profile in profiles.values()):
         console.print(f"\n[dim]source: {escape(source)}[/]")
+
+
+@app.command("list", epilog="Example: rlpto profiles list --folder llm")
+def list_sizes(
+    folder: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Profiles; llm: those of large models that come with RLPTO.")
+    ] = Path("llm"),
+) -> None:
+    """List kinds of GPU, allowed sizes and sources of profiles by tables, and how well held-out sizes are predicted."""
+    from rich.markup import escape
+
+    from rlpto.performance.compile import load_profiles
+    from rlpto.performance.fitted import FittedProfiles
+    from rlpto.performance.size_table import held_out
+
+    source = load_profiles(folder)
+    tables = {name: p.tables() for name, p in source.profiles.items()} if isinstance(source, FittedProfiles) else {}
+    if not any(tables.values()) or not isinstance(source, FittedProfiles):
+        raise ProfileError(f"{folder}: no profiles with tables of sizes there (throughput.law: table)")
+    shown = make_table(
+        caption="error of a step's time where its size is held out: median, 90 %; not of outermost sizes"
+    )
+    for heading in ("model", "kind", "GPUs", "error"):
+        shown.add_column(heading, no_wrap=heading != "GPUs")
+    by_source: dict[str, list[float]] = {}
+    for name, kinds in tables.items():
+        for number, (kind, law) in enumerate(kinds.items()):
+            errors = law.held_out_errors()
+            by_source.setdefault(source.profiles[name].source, []).extend(errors)
+            sizes = ", ".join(map(str, law.sizes))
+            shown.add_row("" if number else escape(name), kind, sizes, _shares(*held_out(errors)[1:]))
+    console = make_console()
+    console.print(shown)
+    for text, errors in [*by_source.items(), ("all", [error for some in by_source.values() for error in some])]:
+        count, *error = held_out(errors)
+        console.print(f"{escape(text)}: {count} sizes held out, error {_shares(*error) or 'not known'}")
+
+
+def _shares(median: float | None, high: float | None) -> str:
+    """A median and a 90 % quantile in percent; empty if they are not known."""
+    return "" if median is None or high is None else f"{median:.1%}, {high:.1%}"
 
 
 @app.command(epilog="Example: rlpto profiles fit shared/profiles -o profiles")

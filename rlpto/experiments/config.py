@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.arrivals.settings import ForecastSettings
@@ -24,6 +24,7 @@ from rlpto.io.yaml_file import Location, parse_value, read_yaml
 from rlpto.knowledge.known import NOISE_SLOPE, UNSEEN_HOURS, BeliefRules, FitMethod
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.metrics import DEFAULT_METRIC, MetricName
+from rlpto.performance.profiles import shipped_folder
 from rlpto.performance.tables import ONE_KIND
 from rlpto.policies.spec import FILE_ENDINGS, parse_spec
 from rlpto.ray_cluster.settings import RaySettings
@@ -143,7 +144,12 @@ class ProfileSettings(Settings):
 
     folder: ConfigPath | None = None
     """Folder of profiles: fitted ones (*.yaml) or measurements (a folder for each model); or a file of fitted ones, as
-    `rlpto profile` writes it; null: built in."""
+    `rlpto profile` writes it; llm: large models, built in; null: built in."""
+
+    @field_validator("folder")
+    @classmethod
+    def _shipped(cls, folder: Path | None) -> Path | None:
+        return None if folder is None else shipped_folder(folder)
 
 
 class KnowledgeSettings(Settings):

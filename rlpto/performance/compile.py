@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,14 @@ from rlpto.io.errors import ProfileError
 from rlpto.io.files import file_there, folder_there
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
-from rlpto.performance.profiles import ProfileSource, TypeTables, builtin_profiles, load_file, load_folder
+from rlpto.performance.profiles import (
+    ProfileSource,
+    TypeTables,
+    builtin_profiles,
+    load_file,
+    load_folder,
+    shipped_folder,
+)
 from rlpto.performance.tables import (
     MAX_EXACT_GROUPS,
     NO_GPUS,
@@ -31,13 +39,14 @@ if TYPE_CHECKING:
 def load_profiles(folder: str | Path | None) -> FittedProfiles | MeasuredProfiles:
     """The source of profiles at a path.
 
-    None: the built-in profiles. A file, or a folder with `*.yaml`: the fitted profiles there. A folder whose
-    sub-folders hold a `placements.csv`, or a `placements-KIND.csv` for each kind of GPU: those measurements,
-    interpolated. Raises ProfileError for anything else, or if a profile is broken.
+    None: the built-in profiles. A path called `llm` where there is none: those of large models. A file, or a folder
+    with `*.yaml`: the fitted profiles there. A folder whose sub-folders hold a `placements.csv`, or a
+    `placements-KIND.csv` for each kind of GPU: those measurements, interpolated. Raises ProfileError for anything else,
+    or if a profile is broken.
     """
     if folder is None:
         return FittedProfiles(builtin_profiles())
-    path = Path(folder)
+    path = shipped_folder(Path(folder))
     if file_there(path):
         return FittedProfiles(load_file(path))
     if not folder_there(path):
@@ -89,6 +98,7 @@ def compile_tables(
     ]
     parts = [profiles.type_tables(job_type, max_gpus, size, gpu) for gpu, size in nodes.items() for job_type in types]
     on_each, several = len(types), len(nodes)
+    parts = [_shown_elsewhere(parts, i, on_each) for i in range(len(parts))]
     variants, types = variants * several, [*types] * several
     own_type = np.array([own for own, _, _ in variants])
     epochs = max(part.facts.epochs for part in parts)
@@ -119,6 +129,7 @@ def compile_tables(
         kinds=tuple(nodes),
         kind=np.repeat(np.arange(several), on_each),
         node_gpus=np.repeat(np.array(list(nodes.values())), on_each),
+        fit=_fit(parts, max_gpus),
     )
 
 
@@ -131,6 +142,25 @@ def chosen_batch_sizes(profiles: ProfileSource, job_type: JobType) -> list[int]:
     limits = profiles.facts(job_type.model).batch
     usable = limits.with_chosen()
     return [size for size in limits.choices() if size != job_type.batch_size and useful_gpus(size, 1, usable)]
+
+
+def _shown_elsewhere(parts: Sequence[TypeTables], i: int, on_each: int) -> TypeTables:
+    """Part i; of a type that does not fit on its kind of GPU, with speeds of the first kind on which it does.
+
+    A job that waits is seen as of the first kind, and policies that ignore kinds need its speed. on_each: parts a kind.
+    """
+    part = parts[i]
+    if part.fit is None or part.fit.any():
+        return part
+    others = (other for other in parts[i % on_each :: on_each] if other.fit is not None and other.fit.any())
+    return replace(next(others, part), fit=part.fit)
+
+
+def _fit(parts: Sequence[TypeTables], max_gpus: int) -> IntArray:
+    """[T, K + 1] `SpeedTables.fit`."""
+    if all(part.fit is None for part in parts):
+        return np.zeros((0, 0), dtype=np.int64)
+    return np.stack([np.arange(max_gpus + 1) if part.fit is None else part.fit for part in parts])
 
 
 def _held(array: FloatArray, length: int) -> FloatArray:

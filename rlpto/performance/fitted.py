@@ -19,6 +19,7 @@ from rlpto.performance.efficiency import (
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.profiles import ModelLimits, Profile, TypeTables, most_gpus, unknown_model
+from rlpto.performance.size_table import SizeTable
 from rlpto.performance.tables import ONE_KIND, JobType
 
 SPANS = 2
@@ -62,11 +63,16 @@ class FittedProfiles:
         profile = self.profile(job_type.model).on(gpu)
         if job_type.servers is not None and isinstance(profile.throughput, ServerParams):
             profile = replace(profile, throughput=profile.throughput.with_servers(job_type.servers))
-        found = choices_by_size(profile, job_type, max_gpus)
+        found, held = choices_by_size(profile, job_type, max_gpus), np.arange(max_gpus + 1)
         rates, score = ((part / profile.samples).reshape(SPANS * max_gpus, -1) for part in found[:2])
         row = np.arange(SPANS * max_gpus, dtype=np.int32).reshape(SPANS, max_gpus)
         row[1, 0] = row[0, 0]  # one GPU never spans two nodes
         row[0, gpus_per_node:] = row[1, gpus_per_node:]  # nor do many fit on one
+        fit = None
+        if isinstance(profile.throughput, SizeTable):
+            fit = profile.throughput.fit(max_gpus) if self.profile(job_type.model).fits(gpu) else np.zeros_like(held)
+            # GPUs beyond an allowed size idle, so that policies see no gain in them; none are given, see `Queue.admit`.
+            row = row[:, np.maximum(np.where(fit > 0, fit, held)[1:], 1) - 1]
         return TypeTables(
             facts=self.facts(job_type.model),
             rates=rates,
@@ -74,6 +80,7 @@ class FittedProfiles:
             exact={},
             accuracy=np.maximum.accumulate(profile.accuracy(np.arange(profile.epochs + 1))),
             score=None if METRICS[job_type.metric].exponent == 1 else score,
+            fit=fit,
         )
 
     def batch_performance(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchPerformance:

@@ -16,7 +16,7 @@ import yaml
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetPydanticSchema, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
-from rlpto.io.arrays import FloatArray
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import ProfileError
 from rlpto.io.files import folder_there
 from rlpto.io.reading import parsing
@@ -25,14 +25,18 @@ from rlpto.io.yaml_file import Location, YamlFile, read_yaml_documents
 from rlpto.performance.accuracy import AccuracyCurve
 from rlpto.performance.efficiency import LARGEST_BATCH, BatchLimits, BatchPerformance, NoiseCurve, useful_gpus
 from rlpto.performance.parameter_server import ServerParams
+from rlpto.performance.size_table import SizeTable
 from rlpto.performance.tables import ONE_KIND, JobType
 from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
 
 DEFAULT_RESCALE_DELAY = 30.0
 """Seconds a rescale costs a model without a known delay."""
+LLM = "llm"
+"""Name of the profiles of large models that come with RLPTO; `benchmarks/_llm_profiles.py` has made them."""
 LAWS: Mapping[str, type[ThroughputLaw]] = {
     "pollux": ThroughputParams,
     "parameter_server": ServerParams,
+    "table": SizeTable,
 }
 """Throughput laws by the name that a profile gives under `throughput`, key `law`; the first if it gives none.
 
@@ -63,17 +67,18 @@ AnyLaw = Annotated[ThroughputLaw, GetPydanticSchema(_law_schema)]
 class FitErrors:
     """Errors of a profile against the measurements it was fitted to.
 
-    throughput_median, throughput_p90: relative error of the step time over all measured sizes.
+    throughput_median, throughput_p90: relative error of the step time over all measured sizes; of a table, over sizes
+    that were held out, see `SizeTable.held_out_errors`. None: not known.
     accuracy_rmse: root mean square error of the accuracy over all epochs and validation runs.
     noise_log_rmse: root mean square error of the natural logarithm of the noise scale, likewise.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
-    throughput_median: Annotated[float, Field(ge=0)]
-    throughput_p90: Annotated[float, Field(ge=0)]
-    accuracy_rmse: Annotated[float, Field(ge=0)]
-    noise_log_rmse: Annotated[float, Field(ge=0)]
+    throughput_median: Annotated[float, Field(ge=0)] | None = None
+    throughput_p90: Annotated[float, Field(ge=0)] | None = None
+    accuracy_rmse: Annotated[float, Field(ge=0)] | None = None
+    noise_log_rmse: Annotated[float, Field(ge=0)] | None = None
 
 
 @dataclass(frozen=True)
@@ -101,8 +106,9 @@ class Profile:
     samples: samples in one epoch. epochs: a whole training, in scale-invariant epochs.
     batch: limits of the batch size. noise: gradient noise scale by epoch.
     rescale_delay: seconds without progress after a change of a job's GPUs. errors: of the fit.
-    kinds: speeds by kind of GPU; `throughput` then applies to GPUs of unnamed kind (ONE_KIND). Without `kinds` it
-    applies to every kind.
+    kinds: speeds by kind of GPU; `throughput` then applies to GPUs of unnamed kind (ONE_KIND), and a file may leave it
+    out, if it is that of the first kind. Without `kinds` it applies to every kind. A model that has tables of sizes
+    alone does not fit on kinds without one.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -131,14 +137,26 @@ class Profile:
                 raise ValueError(f"kinds: {kind}: max_local {speed.max_local} is below min_local {batch.min_local}")
 
     def on(self, gpu: str) -> Profile:
-        """The profile on GPUs of one kind. Raises ProfileError if it has speeds of kinds, but not of this one."""
-        if not self.kinds or gpu == ONE_KIND:
+        """The profile on GPUs of one kind. Raises ProfileError if it has speeds of kinds, but not of this one, and
+        does not know, as tables of sizes do, that it does not fit there."""
+        if not self.kinds or gpu == ONE_KIND or not self.fits(gpu):
             return self
         if gpu not in self.kinds:
             raise unknown_kind(self.name, gpu, self.kinds)
         speed = self.kinds[gpu]
         batch = self.batch if speed.max_local is None else replace(self.batch, max_local=speed.max_local)
         return replace(self, throughput=speed.throughput, batch=batch, kinds={})
+
+    def fits(self, gpu: str) -> bool:
+        """Whether the model can run on GPUs of a kind."""
+        if not self.kinds or gpu == ONE_KIND or gpu in self.kinds:
+            return True
+        return not all(isinstance(speed.throughput, SizeTable) for speed in self.kinds.values())
+
+    def tables(self) -> dict[str, SizeTable]:
+        """Tables of sizes by kind of GPU, ONE_KIND if kinds have no names; none for other laws."""
+        laws = {kind: speed.throughput for kind, speed in self.kinds.items()} or {ONE_KIND: self.throughput}
+        return {kind: law for kind, law in laws.items() if isinstance(law, SizeTable)}
 
 
 class ModelLimits(NamedTuple):
@@ -164,6 +182,7 @@ class TypeTables:
     accuracy: [P + 1]. known_remaining, known_speed: [P + 1] and [K + 1], or None.
     score: [R, P] the quantity maximised by the choice of batch size, in any unit shared by all types of a model and
     metric; None: the rates.
+    fit: [K + 1] largest allowed size up to each number of GPUs, 0: none; None: every size is allowed.
     """
 
     facts: ModelLimits
@@ -174,6 +193,7 @@ class TypeTables:
     known_remaining: FloatArray | None = None
     known_speed: FloatArray | None = None
     score: FloatArray | None = None
+    fit: IntArray | None = None
 
 
 class ProfileSource(Protocol):
@@ -248,6 +268,11 @@ def builtin_profiles() -> Mapping[str, Profile]:
         return MappingProxyType(load_folder(folder))
 
 
+def shipped_folder(path: Path) -> Path:
+    """The path itself; for one called `llm` where there is none, the folder of large models that come with RLPTO."""
+    return path if path.name != LLM or path.exists() else Path(__file__).parent / "profiles" / LLM
+
+
 def builtin_rescale_delay(model: str) -> float:
     """Seconds a rescale costs the built-in model of that name; DEFAULT_RESCALE_DELAY if there is none."""
     profile = builtin_profiles().get(model)
@@ -279,6 +304,9 @@ def load_file(path: Path) -> dict[str, Profile]:
 
 def _profile(file: YamlFile) -> Profile:
     try:
+        if isinstance(file.data, dict) and file.data.get("kinds") and "throughput" not in file.data:
+            first = next(iter(file.data["kinds"].values())) if isinstance(file.data["kinds"], dict) else None
+            file.data["throughput"] = first.get("throughput") if isinstance(first, dict) else None
         # Through JSON, where strict validation accepts a list for a tuple but only numbers for numbers.
         with parsing(file.path, "a profile", ProfileError):
             content = json.dumps(file.data, default=str)

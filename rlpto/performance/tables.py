@@ -39,6 +39,10 @@ def _no_types() -> IntArray:
     return np.zeros(0, dtype=np.int64)
 
 
+def _any_size() -> IntArray:
+    return np.zeros((0, 0), dtype=np.int64)
+
+
 class JobType(NamedTuple):
     """A model and its settings, which determine a job's speed curve.
 
@@ -82,6 +86,8 @@ class SpeedTables:
     sizes_seen, speed_sigma: [T] numbers of GPUs whose steps the speeds rest on, and [T, SPANS, K + 1] standard
     deviation of the logarithm of the speed, on one node and on several; None: speeds are exact, or their errors are not
     known.
+    fit: [T, K + 1] int64, largest size up to k GPUs that is allowed on the type's kind of GPU, 0: none; a kind on which
+    a model does not fit has 0 throughout. Empty, [0, 0]: every type may have every size.
     written: [T] how many times each type was written, where types are those of jobs that learn; None: nothing changes.
     """
 
@@ -108,6 +114,7 @@ class SpeedTables:
     sizes_seen: FloatArray | None = None
     speed_sigma: FloatArray | None = None
     written: IntArray | None = None
+    fit: IntArray = field(default_factory=_any_size)
     _packed: dict[int, IntArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _best: dict[int, FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _delayed: dict[float, SpeedTables] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -135,6 +142,15 @@ class SpeedTables:
         return int(self.row.shape[2]) - 1
 
     @property
+    def fit_anywhere(self) -> IntArray:
+        """[T, K + 1] as `fit`, on the kind of GPU that allows most; empty likewise."""
+        if not self.fit.size or len(self.kinds) == 1:
+            return self.fit
+        on_kinds = self.by_kind
+        found: IntArray = np.where(on_kinds[:, :, None] == NO_TYPE, 0, self.fit[on_kinds]).max(axis=1)
+        return np.ascontiguousarray(found)
+
+    @property
     def rewritten(self) -> bool:
         """Whether these are beliefs that are rewritten as jobs learn."""
         return self.written is not None
@@ -148,6 +164,8 @@ class SpeedTables:
         for name in ("accuracy", "epochs", "samples", "rescale_delay", "accuracy_ahead", "type_records", "kind",
                      "node_gpus", "sizes_seen", "speed_sigma", "written"):  # fmt: skip
             getattr(self, name)[changed] = getattr(other, name)[changed]
+        if self.fit.size:
+            self.fit[changed] = other.fit[changed]
         for kind in changed.tolist():
             rows = self.row[kind, :, 1:]
             first, last = int(rows.min()), int(rows.max()) + 1

@@ -180,3 +180,11 @@ def test_runs_on_other_windows_are_not_compared(rlpto) -> None:
     rlpto("compare", "a", "c").assert_refused("a: no cells of window", "seed 1")
     rlpto("compare", "a").assert_refused("one run has nothing to be compared with")
     rlpto("compare", "a", ".").assert_refused("no config.resolved.yaml there")
+
+
+def test_profiles_by_tables_are_listed_with_sizes_source_and_error(rlpto, project: Path) -> None:
+    answer = rlpto("profiles", "list")
+    assert "256, 512, 1024, 1536, 2048, 2496" in answer.out
+    assert "VIA-Research/vTrain, MIT" in answer.out
+    assert "all: 126 sizes held out, error 5.2%, 33.3%" in answer.out, "docs/performance.md states it"
+    rlpto("profiles", "list", "--folder", str(project / "none")).assert_refused("no such folder")

@@ -1,0 +1,130 @@
+"""The law `table`: step times as measured by number of nodes and GPUs, and the numbers of GPUs that a model runs on.
+
+Models of billions of parameters run only on some numbers of GPUs: from those that hold them on, in multiples of the
+degrees of their parallel plans. The best measured step time of each size is all that a scheduler needs of a plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from pydantic import ConfigDict, Field
+
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+
+_Count = Annotated[int, Field(ge=1, le=16_384)]
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class SizeTable:
+    """Measured seconds of a step at one total batch size, and the sizes that are allowed.
+
+    steps: (nodes, GPUs, seconds), ascending by GPUs, then nodes. allowed: numbers of GPUs that a job may have, within
+    the measured range; None: the measured ones. Between measured sizes the logarithm of the time is linear in that of
+    the GPUs, on one node and on several alike; nothing is allowed beyond the measured sizes.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    steps: Annotated[tuple[tuple[_Count, _Count, _Seconds], ...], Field(min_length=1)]
+    allowed: Annotated[tuple[_Count, ...], Field(min_length=1)] | None = None
+    law: Literal["table"] = field(default="table", kw_only=True)
+
+    def __post_init__(self) -> None:
+        sizes = [(gpus, nodes) for nodes, gpus, _ in self.steps]
+        for before, after in pairwise(sizes):
+            if before == after:
+                raise ValueError(f"steps: {after[0]} GPUs on {after[1]} nodes stand there twice, expected once")
+            if before > after:
+                raise ValueError(f"steps: {after[0]} GPUs after {before[0]}, expected ascending GPUs, then nodes")
+        few = next(((gpus, nodes) for gpus, nodes in sizes if nodes > gpus), None)
+        if few is not None:
+            raise ValueError(f"steps: {few[0]} GPUs on {few[1]} nodes, expected a GPU or more a node")
+        if any(after <= before for before, after in pairwise(self.sizes)):
+            raise ValueError(f"allowed: {list(self.sizes)}, expected ascending sizes, each once")
+        outside = [size for size in self.sizes if not sizes[0][0] <= size <= sizes[-1][0]]
+        if outside:
+            raise ValueError(f"allowed: {outside[0]} GPUs, expected {sizes[0][0]} to {sizes[-1][0]}, the measured ones")
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of GPUs that a job may have, ascending."""
+        return tuple(sorted({gpus for _, gpus, _ in self.steps})) if self.allowed is None else self.allowed
+
+    @cached_property
+    def _points(self) -> tuple[tuple[FloatArray, FloatArray], ...]:
+        """Logarithms of GPUs and seconds on one node, and on several; each is the other where it has none."""
+        found = [_points_of([row for row in self.steps if (row[0] > 1) == several]) for several in (False, True)]
+        either = _points_of(list(self.steps))
+        return tuple(points if len(points[0]) else either for points in found)
+
+    def step_time(
+        self,
+        nodes: ArrayLike,
+        replicas: ArrayLike,
+        local_batch: ArrayLike,  # noqa: ARG002
+        accumulation: ArrayLike = 0,
+    ) -> FloatArray:
+        """See ThroughputLaw. The batch is that of the measurements, however it is split.
+
+        Outside the measured sizes, where no job runs, speed is in proportion to GPUs below them and constant above.
+        """
+        nodes, gpus = np.broadcast_arrays(np.asarray(nodes), np.asarray(replicas, dtype=np.float64))
+        one, several = (_interpolated(points, self._either, gpus) for points in self._points)
+        seconds = np.where(nodes > 1, several, one) * np.maximum(self.steps[0][1] / gpus, 1.0)
+        return np.asarray(seconds * (1 + np.asarray(accumulation)))
+
+    @cached_property
+    def _either(self) -> tuple[FloatArray, FloatArray]:
+        return _points_of(list(self.steps))
+
+    def fit(self, max_gpus: int) -> IntArray:
+        """[max_gpus + 1] largest allowed size up to each number of GPUs; 0: none."""
+        return largest_sizes(self.sizes, max_gpus)
+
+    def held_out_errors(self) -> list[float]:
+        """Relative errors of the step time of each measured size, predicted from the others; not of the outermost."""
+        errors = []
+        for several in (False, True):
+            gpus, seconds = _points_of([row for row in self.steps if (row[0] > 1) == several])
+            for i in range(1, len(gpus) - 1):
+                others = np.delete(gpus, i), np.delete(seconds, i)
+                errors.append(abs(float(np.exp(np.interp(gpus[i], *others) - seconds[i])) - 1))
+        return errors
+
+
+def held_out(errors: list[float]) -> tuple[int, float | None, float | None]:
+    """How many errors there are, their median and their 90 % quantile; None without any."""
+    if not errors:
+        return 0, None, None
+    return len(errors), float(np.quantile(errors, 0.5)), float(np.quantile(errors, 0.9))
+
+
+def largest_sizes(sizes: tuple[int, ...], max_gpus: int) -> IntArray:
+    """[max_gpus + 1] largest of ascending `sizes` that is not above each number of GPUs; 0: none."""
+    known = np.array([0, *sizes], dtype=np.int64)
+    return known[np.searchsorted(known, np.arange(max_gpus + 1), side="right") - 1]
+
+
+def _points_of(rows: list[tuple[int, int, float]]) -> tuple[FloatArray, FloatArray]:
+    """Logarithms of GPUs and seconds; of a size on several numbers of nodes the fewest count, as jobs are packed."""
+    packed: dict[int, float] = {}
+    for _, gpus, seconds in rows:
+        packed.setdefault(gpus, seconds)
+    return np.log(np.array(list(packed), dtype=np.float64)), np.log(np.array(list(packed.values())))
+
+
+def _interpolated(
+    points: tuple[FloatArray, FloatArray], either: tuple[FloatArray, FloatArray], gpus: FloatArray
+) -> FloatArray:
+    """Seconds by GPUs: by `points` within their range, by `either` outside it."""
+    at = np.log(gpus)
+    inside: BoolArray = (at >= points[0][0] - 1e-9) & (at <= points[0][-1] + 1e-9)
+    found: FloatArray = np.exp(np.where(inside, np.interp(at, *points), np.interp(at, *either)))
+    return found

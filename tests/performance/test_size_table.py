@@ -1,0 +1,109 @@
+"""The law `table`, and the profiles of large models that use it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlpto.io.errors import ProfileError
+from rlpto.performance.compile import compile_tables, load_profiles
+from rlpto.performance.fitted import FittedProfiles
+from rlpto.performance.profiles import Profile, load_file, load_folder, profile_yaml, shipped_folder
+from rlpto.performance.size_table import SizeTable
+from rlpto.performance.tables import JobType
+
+
+def llm_profiles() -> dict[str, Profile]:
+    return load_folder(shipped_folder(Path("llm")))
+
+
+def test_measured_sizes_are_as_measured_and_those_between_in_between() -> None:
+    table = SizeTable(((1, 4, 8.0), (1, 8, 5.0), (2, 16, 3.0)))
+    assert table.step_time([1, 1, 2], [4, 8, 16], 1) == pytest.approx([8.0, 5.0, 3.0])
+    assert table.step_time(1, 6, 1) == pytest.approx(5.0 * (8 / 6) ** (np.log(8 / 5) / np.log(2)))
+    assert table.step_time(1, 4, 1, 2) == pytest.approx(24.0), "two more gradient computations"
+    assert table.fit(20).tolist() == [0] * 4 + [4] * 4 + [8] * 8 + [16] * 5
+
+
+@given(st.lists(st.floats(0.01, 1e4), min_size=1, max_size=8), st.integers(1, 3))
+def test_between_two_sizes_the_time_is_between_theirs(seconds: list[float], stride: int) -> None:
+    table = SizeTable(tuple((1, 1 + stride * i, value) for i, value in enumerate(seconds)))
+    gpus = np.arange(1, 1 + stride * (len(seconds) - 1) + 1)
+    low, high = (gpus - 1) // stride, np.minimum(-(-(gpus - 1) // stride), len(seconds) - 1)
+    ends = np.array([np.array(seconds)[low], np.array(seconds)[high]])
+    found = table.step_time(1, gpus, 1)
+    assert (found >= ends.min(axis=0) * (1 - 1e-9)).all()
+    assert (found <= ends.max(axis=0) * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize(
+    ("law", "said"),
+    [
+        ("steps: [[1, 8, 2.0], [1, 4, 3.0]]", "4 GPUs after 8, expected ascending"),
+        ("steps: [[1, 4, 3.0], [1, 4, 2.0]]", "4 GPUs on 1 nodes stand there twice"),
+        ("steps: [[1, 4, -3.0]]", "throughput.steps.0.2"),
+        ("steps: [[8, 4, 3.0]]", "4 GPUs on 8 nodes, expected a GPU or more a node"),
+        ("steps: []", "throughput.steps"),
+        ("steps: [[1, 4, 3.0], [1, 8, 2.0]], allowed: [8, 4]", "expected ascending sizes, each once"),
+        ("steps: [[1, 4, 3.0], [1, 8, 2.0]], allowed: [4, 16]", "allowed: 16 GPUs, expected 4 to 8"),
+    ],
+)
+def test_a_wrong_table_is_named_with_file_and_key(tmp_path: Path, law: str, said: str) -> None:
+    text = profile_yaml(llm_profiles()["mpt-125m"])
+    path = tmp_path / "mine.yaml"
+    path.write_text(text[: text.index("kinds:")] + f"kinds:\n  h100:\n    throughput: {{law: table, {law}}}\n")
+    with pytest.raises(ProfileError, match=r"mine\.yaml") as error:
+        load_file(path)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_kind_without_a_row_is_refused(tmp_path: Path) -> None:
+    text = profile_yaml(llm_profiles()["mpt-125m"])
+    path = tmp_path / "mine.yaml"
+    path.write_text(text[: text.index("kinds:")] + "kinds:\n  h100: {}\n")
+    with pytest.raises(ProfileError, match=r"mine\.yaml.*kinds\.h100\.throughput"):
+        load_file(path)
+
+
+class TestShippedProfiles:
+    def test_name_their_source_and_licence(self) -> None:
+        profiles = llm_profiles()
+        assert len(profiles) >= 30
+        for profile in profiles.values():
+            assert any(licence in profile.source for licence in ("Apache-2.0", "MIT")), profile.name
+            assert profile.tables(), profile.name
+        kinds = {kind for profile in profiles.values() for kind in profile.tables()}
+        assert {"a100", "v100", "a40", "a10", "a800", "h100", "h200", "b200", "gb200", "gb300"} <= kinds
+
+    def test_speeds_of_allowed_sizes_are_those_measured(self) -> None:
+        source = load_profiles("llm")
+        assert isinstance(source, FittedProfiles)
+        tables = compile_tables(source, [JobType("mpt-30b")], 128, 8, kinds={"h100": 8, "a100": 8})
+        profile = source.profiles["mpt-30b"]
+        for kind, name in enumerate(tables.kinds):
+            law = profile.tables()[name]
+            assert set(np.unique(tables.fit[kind])) == {0, *(size for size in law.sizes if size <= 128)}
+            for nodes, gpus, seconds in law.steps:
+                if gpus <= 128:
+                    rate = tables.rates[tables.packed_rows(8)[kind, gpus], 0] * profile.samples
+                    assert rate == pytest.approx(profile.batch.base / seconds, rel=1e-3), (name, nodes, gpus)
+
+    def test_a_kind_without_a_table_is_one_on_which_it_does_not_fit(self) -> None:
+        tables = compile_tables(load_profiles("llm"), [JobType("mpt-125m")], 16, 8, kinds={"v100": 8, "a100": 8})
+        assert tables.fit.max(axis=1).tolist() == [0, 16]
+        assert tables.fit_anywhere.max(axis=1).tolist() == [16, 16]
+
+    def test_are_what_the_program_makes_of_the_measurements(self, shared_data: Path, tmp_path: Path) -> None:
+        folder = shared_data / "llm"
+        if not folder.exists():
+            pytest.skip(f"no measurements in {folder}")
+        program = Path(__file__).parents[2] / "benchmarks" / "_llm_profiles.py"
+        subprocess.run([sys.executable, str(program), str(folder), str(tmp_path)], check=True, capture_output=True)
+        assert load_folder(tmp_path) == llm_profiles()
