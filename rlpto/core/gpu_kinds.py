@@ -48,9 +48,11 @@ def onto_kinds(state: ClusterState, wishes: IntArray) -> IntArray:
     jobs, shape = state.jobs, state.shape
     held = np.where(shape.offered > 0, state.held_nodes, 0)
     count, own = held.sum(axis=1), kinds_of(held, shape)
-    if np.array_equal(count, wishes):
+    kept, fits = np.minimum(wishes, count), jobs.fit_on(shape.kinds)
+    if fits is not None:
+        kept = fits[own, np.arange(len(kept)), kept]
+    if np.array_equal(count, wishes) and np.array_equal(kept, count):
         return held
-    kept = np.minimum(wishes, count)
     left, room = room_of(shape), room_of(shape)
     np.subtract.at(left, own[kept > 0], kept[kept > 0])
     speed = np.stack([jobs.speed_on_gpu(gpu) for gpu in shape.kinds])
@@ -61,9 +63,14 @@ def onto_kinds(state: ClusterState, wishes: IntArray) -> IntArray:
             left[home] += kept[row]
         can = np.minimum(left, wishes[row])
         can[can < jobs.min_gpus[row]] = 0
+        suits = room >= jobs.min_gpus[row]
+        if fits is not None:
+            can = fits[np.arange(len(can)), row, can]
+            suits = fits[np.arange(len(can)), row, np.minimum(room, wishes[row])] > 0
         if not can.any():
             gpus[row] = 0
-            left[np.argmax(np.where(room >= jobs.min_gpus[row], left, -1))] = 0
+            if suits.any() or fits is None:
+                left[np.argmax(np.where(suits, left, -1))] = 0
             continue
         with np.errstate(divide="ignore"):
             seconds = jobs.remaining[row] / speed[np.arange(len(can)), row, can]
@@ -75,6 +82,14 @@ def onto_kinds(state: ClusterState, wishes: IntArray) -> IntArray:
         gpus[row], kind[row] = can[chosen], chosen
         left[chosen] -= can[chosen]
     return place_on_kinds(shape, held, gpus, kind)
+
+
+def fits_kinds(state: ClusterState, placement: IntArray) -> bool:
+    """Whether each row of a placement [n, N] on single kinds holds a number of GPUs that is allowed on its kind."""
+    fits, gpus = state.jobs.fit_on(state.shape.kinds), placement.sum(axis=1)
+    if fits is None:
+        return True
+    return np.array_equal(fits[kinds_of(placement, state.shape), np.arange(len(gpus)), gpus], gpus)
 
 
 def place_on_kinds(

@@ -62,7 +62,9 @@ class JobStore:
     def from_jobs(cls, jobs: Sequence[Job], tables: SpeedTables) -> JobStore:
         """Records of `jobs`, which must be sorted by submit time; tables must hold all their types.
 
-        Raises JobError if the jobs are not sorted, or the tables lack a job's type or its max_gpus.
+        Limits of jobs with allowed sizes are set to such sizes: the fewest GPUs up, requested and most GPUs down.
+        Raises JobError if the jobs are not sorted, the tables lack a job's type or its max_gpus, or a job fits no kind
+        of GPU with the GPUs that it may have.
         """
         records = np.zeros(len(jobs), dtype=JOB)
         index = {tables.types[i]: i for i in np.flatnonzero(tables.own == np.arange(len(tables.own))).tolist()}
@@ -82,6 +84,8 @@ class JobStore:
             worst = jobs[int(records["max_gpus"].argmax())]
             raise JobError(f"job {worst.name}: max_gpus {worst.max_gpus}, but speed tables end at {tables.max_gpus}")
         records["type_index"] = records["believed_type"] = [index[job_type] for job_type in types]
+        if tables.fit.size:
+            _set_limits(jobs, records, tables)
         records["scale"] = tables.samples[records["type_index"]] / records["data_size"]
         records["start_time"] = records["finish_time"] = records["measured_accuracy"] = np.nan
         records["reached"] = np.nan
@@ -89,6 +93,27 @@ class JobStore:
         records["wait_start"] = records["submit_time"]
         records["stop_epoch"] = _stop_epochs(jobs, types, index, tables)
         return cls(records)
+
+
+def _set_limits(jobs: Sequence[Job], records: AnyArray, tables: SpeedTables) -> None:
+    """Set the limits in records [M] JOB to sizes that are allowed on some kind of GPU. Raises JobError if none is."""
+    fit, rows, at = tables.fit_anywhere[records["type_index"]], np.arange(len(records)), np.arange(tables.max_gpus + 1)
+    enough = (fit == at) & (at >= records["min_gpus"][:, None])
+    most = fit[rows, records["max_gpus"]]
+    fewest = np.where(enough.any(axis=1), enough.argmax(axis=1), len(at))
+    for row in np.flatnonzero(fewest > most)[:1].tolist():
+        job, sizes = jobs[row], np.unique(fit[row][fit[row] > 0]).tolist()
+        if not sizes:
+            raise JobError(
+                f"job {job.name}: model {job.model} fits on no kind of GPU here ({', '.join(tables.kinds)}) with up to "
+                f"{tables.max_gpus} GPUs"
+            )
+        raise JobError(
+            f"job {job.name}: may have {job.min_gpus} to {job.max_gpus} GPUs, but model {job.model} runs on "
+            f"{', '.join(map(str, sizes))} only (min_gpus, max_gpus)"
+        )
+    records["min_gpus"], records["max_gpus"] = fewest, most
+    records["requested_gpus"] = np.maximum(fit[rows, records["requested_gpus"]], fewest)
 
 
 def _stop_epochs(

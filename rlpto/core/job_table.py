@@ -303,7 +303,8 @@ class JobTable:
     def speed_on_gpu(self, gpu: str) -> FloatArray:
         """[n, K + 1] `speed` on GPUs of that kind, in units of the present `remaining`.
 
-        Where the speed tables know one kind only, all are alike. Raises ConfigError for a kind that they lack.
+        0 where no allowed size is that small. Where the speed tables know one kind only, all are alike. Raises
+        ConfigError for a kind that they lack.
         """
         tables = self._tables
         if tables.kinds == (ONE_KIND,):
@@ -312,10 +313,31 @@ class JobTable:
             raise ConfigError(f"no speeds on GPUs of kind {gpu!r}; known: {', '.join(tables.kinds)}")
         types = tables.by_kind[self.type_index, tables.kinds.index(gpu)]
         if np.array_equal(types, self.type_index):
-            return self.speed
-        records = self.records.copy()
-        records["type_index"] = types
-        return self._speed_of(records)
+            speed = self.speed
+        else:
+            records = self.records.copy()
+            records["type_index"] = types
+            speed = self._speed_of(records)
+        return np.where(tables.fit[types] > 0, speed, 0.0) if tables.fit.size else speed
+
+    @property
+    def fit_anywhere(self) -> IntArray:
+        """[T, K + 1] `SpeedTables.fit_anywhere` by types, such as each job's `believed_type`; or empty."""
+        return self._tables.fit_anywhere
+
+    @property
+    def fit(self) -> IntArray | None:
+        """[n, K + 1] largest allowed size of each job up to k GPUs, on the kind that allows most; None: all are."""
+        return self.fit_anywhere[self.type_index] if self._tables.fit.size else None
+
+    def fit_on(self, kinds: Sequence[str]) -> IntArray | None:
+        """[G, n, K + 1] largest allowed size of each job up to k GPUs of each of the `kinds`; None: all are allowed."""
+        tables = self._tables
+        if not tables.fit.size:
+            return None
+        if len(tables.kinds) == 1:
+            return np.stack([tables.fit[self.type_index]] * len(kinds))
+        return np.stack([tables.fit[tables.by_kind[self.type_index, tables.kinds.index(gpu)]] for gpu in kinds])
 
     def types_on(self, types: IntArray, kind: IntArray, kinds: Sequence[str]) -> IntArray:
         """[n] what jobs of types [n] are on GPUs of the kinds numbered kind [n] in `kinds`; negative: as they are."""

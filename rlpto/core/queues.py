@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.gpu_kinds import onto_kinds, spans_kinds
+from rlpto.core.gpu_kinds import fits_kinds, onto_kinds, spans_kinds
 from rlpto.core.job_table import STRICT
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.core.queue_order import next_promotion, order_rows
@@ -137,7 +137,8 @@ class Queue:
     def admit(self, state: ClusterState, allocation: Allocation, policy: str) -> Allocation:
         """The allocation that is carried out: checked, and trimmed to capacity in queue order.
 
-        A job that would get less than its min_gpus gets none. On several kinds of GPU every job is given one and
+        A job that would get less than its min_gpus gets none, and one with allowed sizes the largest of those that is
+        not more (of the kind of GPU that it gets). On several kinds of GPU every job is given one and
         placed, see `gpu_kinds.onto_kinds`, unless the policy has placed every job on one. Where the state says so,
         GPUs are held back for jobs of class high that are expected, see `hold_back`. Raises PolicyError if a policy
         returns no Allocation, numbers that are not whole, are negative, or break a job's limits, a batch size that is
@@ -149,7 +150,8 @@ class Queue:
         jobs = state.jobs
         wishes = whole_numbers(allocation.gpus, len(jobs), policy)
         gpus = np.empty_like(wishes)
-        bad = admit(jobs.records, wishes, state.capacity, self._settings.shrink_lower, state.reserved, gpus)
+        limits = (jobs.store.records, jobs.fit_anywhere)
+        bad = admit(jobs.records, wishes, state.capacity, self._settings.shrink_lower, state.reserved, gpus, *limits)
         if bad >= 0:
             raise PolicyError(
                 f"policy {policy} gave job {int(jobs.index[bad])} {int(wishes[bad])} GPUs at {state.time:.0f} s: "
@@ -163,7 +165,8 @@ class Queue:
         placement = check_placement(allocation.placement, state, wishes, policy)
         if len(state.shape.kinds) > 1:
             trimmed = not np.array_equal(gpus, wishes)
-            if placement is None or trimmed or len(spans_kinds(placement, state.shape)):
+            alone = placement is not None and not trimmed and not len(spans_kinds(placement, state.shape))
+            if placement is None or not alone or not fits_kinds(state, placement):
                 placement = onto_kinds(state, gpus)  # a policy that ignores kinds has counted GPUs
             gpus = placement.sum(axis=1)
             servers = servers if servers is None else np.where(gpus > 0, servers, 0)
@@ -315,22 +318,34 @@ def shrink_converging(view: AnyArray, since: float, keep: float) -> None:
 
 
 @njit()
-def admit(view: AnyArray, wishes: IntArray, capacity: int, shrink_lower: bool, reserved: int, given: IntArray) -> int:
+def admit(
+    view: AnyArray,
+    wishes: IntArray,
+    capacity: int,
+    shrink_lower: bool,
+    reserved: int,
+    given: IntArray,
+    jobs: AnyArray,
+    fit: IntArray,
+) -> int:
     """Fill given [n] with wishes [n] of the jobs in view [n] VIEW, in queue order, cut to what can be had.
 
-    shrink_lower: see `shrink_lower_classes`. reserved: GPUs to leave free, see `hold_back`. Returns the first row
-    whose wish breaks its limits, or -1.
+    shrink_lower: see `shrink_lower_classes`. reserved: GPUs to leave free, see `hold_back`. jobs: [M] JOB, those in
+    view among them. fit: `SpeedTables.fit_anywhere` of their types. Returns the first row whose wish breaks its limits,
+    or -1.
     """
     total = 0
     for i in range(len(wishes)):
         if wishes[i] != 0 and (wishes[i] < view[i].min_gpus or wishes[i] > view[i].max_gpus):
             return i
-        given[i] = wishes[i]
-        total += wishes[i]
+        given[i] = fit[jobs[view[i].index].believed_type, wishes[i]] if fit.size else wishes[i]
+        total += given[i]
     if total > capacity or shrink_lower:
         left = capacity
         for i in range(len(wishes)):
-            given[i] = min(wishes[i], left)
+            given[i] = min(given[i], left)
+            if fit.size:
+                given[i] = fit[jobs[view[i].index].believed_type, given[i]]
             if given[i] < view[i].min_gpus:
                 given[i] = 0
             left -= given[i]
@@ -338,6 +353,9 @@ def admit(view: AnyArray, wishes: IntArray, capacity: int, shrink_lower: bool, r
             shrink_lower_classes(given, view, left)
     if reserved > 0:
         hold_back(given, view, capacity, reserved)
+    if fit.size:  # what shrank may have come to a size between two that are allowed
+        for i in range(len(wishes)):
+            given[i] = fit[jobs[view[i].index].believed_type, given[i]]
     return -1
 
 

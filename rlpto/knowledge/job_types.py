@@ -58,6 +58,9 @@ class JobTypes(Generic[Key]):
         own.samples[types] = base.samples[model_type]
         own.rescale_delay[types] = own.type_records["delay"][types] = base.rescale_delay[model_type]
         own.accuracy_ahead[types] = base.accuracy_ahead[model_type]
+        if own.fit.size:  # a type for all kinds stands for the one that allows most
+            alone = self._kinds == 1
+            own.fit[types] = base.fit_anywhere[model_type] if alone else base.fit[base.by_kind[model_type]]
         if self._kinds == 1:
             own.kind[first] = own.type_records["kind"][first] = base.kind[model_type]
             own.node_gpus[first] = base.node_gpus[model_type]
@@ -73,6 +76,7 @@ class JobTypes(Generic[Key]):
             (before.samples, self.tables.samples),
             (before.rescale_delay, self.tables.rescale_delay),
             (before.accuracy_ahead, self.tables.accuracy_ahead),
+            (before.fit, self.tables.fit),
             (before.sizes_seen, self.tables.sizes_seen),
             (before.speed_sigma, self.tables.speed_sigma),
         ):
@@ -112,6 +116,7 @@ def with_job_types(base: SpeedTables, jobs: int, kinds: int = 1) -> SpeedTables:
         sizes_seen=None if base.sizes_seen is None else room(base.sizes_seen),
         speed_sigma=None if base.speed_sigma is None else room(base.speed_sigma),
         written=None if base.written is None else room(base.written),
+        fit=room(base.fit) if base.fit.size else base.fit,
         row=row,
         exact_keys=np.zeros(0, dtype=np.int64),
         exact_rows=np.zeros(0, dtype=np.int32),

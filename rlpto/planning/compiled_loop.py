@@ -75,6 +75,7 @@ class Loop(NamedTuple):
     shown: [B, M] `VIEW` of its active jobs in queue order, speed: [B, M, K + 1], and steps: [B, M, K + 1] `hull_steps`
     of that, theirs: as `look_around` left them. known: [B, M] `KNOWN`, what the last two are of. chain: [K + 1] memory.
     packed: [T, K + 1] rows of the speed tables, and shown_rates: [R, P] theirs. accuracy_ahead: [T, P].
+    fit: [T, K + 1] `SpeedTables.fit_anywhere`, or empty.
     known_remaining, known_speed: as in the speed tables, or empty.
     beliefs, own: what is believed, and [T] types of jobs by their models alone. left: [M], sums: [M, 4] memory for it.
     seen: [B, T or M] level of what was seen of each type of job, or by each job.
@@ -95,6 +96,7 @@ class Loop(NamedTuple):
     known: AnyArray
     chain: IntArray
     packed: IntArray
+    fit: IntArray
     shown_rates: FloatArray
     accuracy_ahead: FloatArray
     known_remaining: FloatArray
@@ -143,6 +145,7 @@ def build_loop(
         known=known,
         chain=np.zeros(packed.shape[1], dtype=np.int64),
         packed=packed,
+        fit=tables.fit_anywhere,
         shown_rates=np.ascontiguousarray(tables.shown_rates),
         accuracy_ahead=tables.accuracy_ahead,
         known_remaining=tables.shown_remaining,
@@ -300,7 +303,8 @@ def carry_out(loop: Loop, b: int, wishes: IntArray) -> None:
     """Trim wishes [n] for the jobs in view of cluster b, carry out what that changes, and note it in the view."""
     n, changes = len(wishes), 0
     view, index, given = loop.shown[b, :n], loop.numbers, loop.given
-    admit(view, wishes, loop.world.clusters[b].capacity, loop.shrink_lower, reserved(loop, b), given[:n])
+    capacity, jobs = loop.world.clusters[b].capacity, loop.world.jobs[b]
+    admit(view, wishes, capacity, loop.shrink_lower, reserved(loop, b), given[:n], jobs, loop.fit)
     for i in range(n):
         if given[i] != view[i].gpus:
             index[changes], given[changes], view[i].gpus = view[i].index, given[i], given[i]

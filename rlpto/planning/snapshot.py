@@ -129,6 +129,7 @@ def known_speeds(believed: BelievedSpeeds, gpus_per_node: int) -> BelievedSpeeds
         score_rates=score,
         known_speed=speed,
         known_remaining=remaining,
+        fit=tables.fit[kind] if tables.fit.size else tables.fit,
         **{name: getattr(tables, name)[kind] for name in columns},
     )
     present = np.flatnonzero(kind == believed.type_index[job])

@@ -20,7 +20,7 @@ from rlpto.core.policy import BasePolicy
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.settings import Settings
 from rlpto.performance.parameter_server import Form, corner_probes, fitted_grid, spread_probes
-from rlpto.policies.greedy import grow_singly
+from rlpto.policies.greedy import grow_singly, size_steps
 
 SPREAD_PROBES = 8
 """Number of spread probes: enough to determine five parameters in spite of noise."""
@@ -110,7 +110,9 @@ class Coach(BasePolicy[CoachOptions]):
         jobs = state.jobs
         if not jobs.has_servers:
             gain = np.diff(jobs.speed, append=jobs.speed[:, -1:])
-            return Allocation(grow_singly(np.arange(len(jobs)), jobs.min_gpus, jobs.max_gpus, gain, state.capacity))
+            steps = None if jobs.fit is None else size_steps(jobs.speed, jobs.fit, jobs.max_gpus)
+            own = (jobs.min_gpus, jobs.max_gpus)
+            return Allocation(grow_singly(np.arange(len(jobs)), *own, gain, state.capacity, steps=steps))
         self._observe(jobs)
         limits = Limits(
             jobs.min_gpus,

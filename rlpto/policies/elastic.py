@@ -13,7 +13,7 @@ from rlpto.core.policy import BasePolicy, NoOptions, StandsUntilEvent, unit_spee
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.settings import Settings
 from rlpto.policies.filling import fill_evenly, fit_in_order
-from rlpto.policies.greedy import grow, grow_singly, hull_steps
+from rlpto.policies.greedy import grow, grow_singly, hull_steps, size_steps
 
 
 class EqualShare(BasePolicy[NoOptions], StandsUntilEvent):
@@ -107,7 +107,9 @@ class Optimus(BasePolicy[NoOptions]):
             seconds = 1.0 / jobs.speed
             np.subtract(seconds[:, 1:-1], seconds[:, 2:], out=gain[:, 1:-1])
             gain *= jobs.remaining[:, None]
-        grown = grow_singly(np.arange(len(jobs)), jobs.min_gpus, jobs.max_gpus, gain, state.capacity)
+        steps = None if jobs.fit is None else size_steps(-seconds * jobs.remaining[:, None], jobs.fit, jobs.max_gpus)
+        limits = (jobs.min_gpus, jobs.max_gpus)
+        grown = grow_singly(np.arange(len(jobs)), *limits, gain, state.capacity, steps=steps)
         return Allocation(grown, np.argsort(grown, kind="stable"))
 
 

@@ -179,13 +179,37 @@ def grow(
     return _grow(gpus, target, (score,), lowest, capacity, threshold)
 
 
+def size_steps(value: FloatArray, fit: IntArray, highest: IntArray) -> GrowthSteps:
+    """Steps from any number of GPUs to the next allowed size up to highest [n].
+
+    fit: [n, K + 1] as `JobTable.fit`. value: [n, K + 1], not finite where nothing is known, such as without GPUs.
+    """
+    gpus = np.arange(fit.shape[1])
+    sizes = np.where((fit == gpus) & (gpus <= highest[:, None]), gpus, len(gpus))
+    later = np.minimum.accumulate(sizes[:, ::-1], axis=1)[:, ::-1]  # the first size from each number of GPUs on
+    target = np.where(np.roll(later, -1, axis=1) < len(gpus), np.roll(later, -1, axis=1), gpus)
+    target[:, -1] = gpus[-1]
+    with np.errstate(invalid="ignore"):
+        gain = (np.take_along_axis(value, target, axis=1) - value) / np.maximum(target - gpus, 1)
+    return GrowthSteps(target, np.where(np.isfinite(gain), gain, 0.0))
+
+
 def grow_singly(
-    order: IntArray, lowest: IntArray, highest: IntArray, score: FloatArray, capacity: int, threshold: float = 0.0
+    order: IntArray,
+    lowest: IntArray,
+    highest: IntArray,
+    score: FloatArray,
+    capacity: int,
+    threshold: float = 0.0,
+    steps: GrowthSteps | None = None,
 ) -> IntArray:
     """GPUs [n]: each row of `order` in turn gets its lowest number, if that fits, then single GPUs go by score.
 
-    A row that got none has no room to start. score, threshold: as for `grow`.
+    A row that got none has no room to start. score, threshold: as for `grow`. steps: taken in place of single GPUs, by
+    their gain in place of `score`.
     """
+    if steps is not None:
+        return grow(fit_in_order(order, lowest, capacity), steps.target, steps.gain, lowest, capacity, threshold)
     gpus = np.arange(score.shape[1])
     target = np.where((gpus > 0) & (gpus < highest[:, None]), gpus + 1, gpus)
     return grow(fit_in_order(order, lowest, capacity), target, score, lowest, capacity, threshold)

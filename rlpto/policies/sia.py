@@ -106,7 +106,7 @@ def find_choices(state: ClusterState, gpus: IntArray, kind: IntArray, free: Bool
     restarts = np.where(gpus > 0, jobs.rescales, 0)  # a job that has lost its GPUs must not wait for ever
     seconds = jobs.rescale_delay if options.restart is None else np.full(len(jobs), options.restart)
     factor = restart_factor(state.time - jobs.submit_time, restarts, seconds)
-    rows, kinds, counts, speeds = [], [], [], []
+    rows, kinds, counts, speeds, fits = [], [], [], [], jobs.fit_on(shape.kinds)
     for number, (gpu, sizes) in enumerate(zip(shape.kinds, grid, strict=True)):
         room = int(room_of(shape)[number])
         width = jobs.speed_on_gpu(gpu).shape[1]
@@ -116,8 +116,11 @@ def find_choices(state: ClusterState, gpus: IntArray, kind: IntArray, free: Bool
         allowed[own, gpus[own]] = True
         least = np.flatnonzero(jobs.min_gpus > 1)
         allowed[least, jobs.min_gpus[least]] = True
-        at = np.arange(width)
-        allowed &= (at >= jobs.min_gpus[:, None]) & (at <= np.minimum(most, room)[:, None]) & free[:, None]
+        at, limit = np.arange(width), most
+        if fits is not None:
+            allowed = (fits[number] == at) & (at > 0)
+            limit = np.maximum(most, allowed.argmax(axis=1))  # the fewest on this kind may be more than on others
+        allowed &= (at >= jobs.min_gpus[:, None]) & (at <= np.minimum(limit, room)[:, None]) & free[:, None]
         row, count = np.nonzero(allowed)
         rows.append(row)
         counts.append(count)

@@ -310,8 +310,12 @@ def _draw_by_weight(
     kind = np.zeros(len(gpus), dtype=np.int64)
     for count in np.unique(gpus):
         usable = np.isfinite(seconds[types, count]) & (weight > 0)
+        if tables.fit.size:
+            usable &= tables.fit_anywhere[types, count] > 0
         efficiency = seconds[types, 1] / (seconds[types, count] * count)
         efficiency = np.where((limits[types] >= count) & (weight > 0), efficiency, 0.0)
+        if tables.fit.size:
+            efficiency = np.where(usable, efficiency, 0.0)
         sensible = usable & (efficiency >= min(LEAST_EFFICIENCY, float(efficiency.max())))
         if not sensible.any():
             raise ConfigError(f"mapping duration: no model of {', '.join(weights)} can run on {count} GPUs")

@@ -1,0 +1,129 @@
+"""Every policy with jobs that run on some sizes only, and on some kinds of GPU not at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rlpto.core.cluster import Allocation, ClusterState, Node
+from rlpto.core.gpu_kinds import kinds_of
+from rlpto.core.jobs import Job
+from rlpto.core.loop import DecisionLoop
+from rlpto.core.policy import Policy
+from rlpto.core.queues import QueueSettings
+from rlpto.experiments.config import Config
+from rlpto.experiments.experiment import Experiment, prepare
+from rlpto.io.errors import JobError
+from rlpto.performance.tables import SpeedTables
+from rlpto.policies.greedy import size_steps
+from rlpto.policies.registry import available, is_complete
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import SimulatorSettings
+
+from ..builders import job, linear_tables, with_kinds
+
+POLICIES = [name for name, policy in available().items() if is_complete(policy)]
+NOISE = {"mode": "noisy", "speed_sigma": 0.2, "remaining_sigma": 0.2, "scaling_sigma": 0.2}
+MODELS = ("mpt-760m", "mpt-30b", "mlperf-llama2-70b-lora", "arena-moe-2.4b-512")
+
+
+def cluster_with(slow: tuple[int, ...], fast: tuple[int, ...], *jobs: Job) -> SimulatedCluster:
+    """Eight slow GPUs and eight fast ones, and sizes that all jobs may have on each kind."""
+    tables = with_kinds(linear_tables(gpus=16), {"slow": (1.0, 8), "fast": (3.0, 8)})
+    nodes = (Node(8, gpu="slow"), Node(8, gpu="fast"))
+    return SimulatedCluster(nodes, list(jobs), with_sizes(tables, slow, fast), SimulatorSettings())
+
+
+def with_sizes(tables: SpeedTables, *by_kind: tuple[int, ...]) -> SpeedTables:
+    fit = np.zeros((len(tables.types), tables.max_gpus + 1), dtype=np.int64)
+    for row, kind in zip(fit, tables.kind.tolist(), strict=True):
+        for size in by_kind[kind]:
+            row[size:] = size
+    return replace(tables, fit=fit)
+
+
+def sizes_held(cluster: SimulatedCluster, gpus: list[int]) -> list[list[int]]:
+    """GPUs of each job on each kind once a policy wished for `gpus`."""
+    loop = DecisionLoop(cluster, QueueSettings())
+    state = loop.state()
+    given = loop.carry_out(state, Allocation(np.array(gpus)), "wishes")
+    assert given.placement is not None
+    return [[int(row[:1].sum()), int(row[1:].sum())] for row in given.placement]
+
+
+def test_wishes_are_cut_to_the_largest_size_of_the_kind() -> None:
+    jobs = [job(i, epochs=1000.0, gpus=4, max_gpus=16) for i in range(2)]
+    assert sizes_held(cluster_with((4, 8), (2, 6), *jobs), [7, 7]) == [[0, 6], [4, 0]]
+    assert sizes_held(cluster_with((4, 8), (), *jobs), [7, 7]) == [[4, 0], [4, 0]], "they do not fit on fast GPUs"
+
+
+def test_limits_of_a_job_become_sizes() -> None:
+    store = cluster_with((4, 8), (6,), job(0, gpus=1, max_gpus=7), job(1, gpus=7, min_gpus=1, max_gpus=9)).store
+    assert store.min_gpus.tolist() == [4, 4]
+    assert store.requested_gpus.tolist() == [4, 6]
+    assert store.max_gpus.tolist() == [6, 8]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [((), r"model m0 fits on no kind of GPU here \(slow, fast\)"), ((8,), "may have 1 to 4 GPUs.*runs on 8 only")],
+)
+def test_a_job_that_fits_nowhere_is_refused_in_one_line(sizes: tuple[int, ...], said: str) -> None:
+    with pytest.raises(JobError, match=f"job j0: {said}|job .*0.*: {said}") as error:
+        cluster_with(sizes, sizes, job(0, gpus=1, max_gpus=4))
+    assert "\n" not in str(error.value)
+
+
+def experiment(models: list[str], noisy: bool) -> Experiment:
+    """Jobs of large models on 32 GPUs of each of two kinds, on the second of which some do not fit."""
+    jobs = [
+        {"model": model, "name": f"job-{i}", "submit": 500.0 * i, "gpus": 12, "max_gpus": 32, "epochs": 0.1}
+        for i, model in enumerate(models)
+    ]
+    content = {
+        "cluster": {"nodes": [{"count": 4, "gpus": 8, "cpus": 8, "gpu": kind} for kind in ("a100", "h200")]},
+        "workload": {"source": "jobs", "jobs": jobs},
+        "profiles": {"folder": "llm"},
+        "knowledge": NOISE if noisy else {"mode": "exact"},
+    }
+    return prepare(Config.model_validate(content))
+
+
+class Watched:
+    """A policy that looks, before each decision, at what jobs hold since the last one."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self.name = policy, policy.name
+
+    def reset(self, seed: int) -> None:
+        self._policy.reset(seed)
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        held, jobs = state.held_nodes, state.jobs
+        fits, gpus = jobs.fit_on(state.shape.kinds), held.sum(axis=1)
+        assert fits is not None
+        allowed = fits[kinds_of(held, state.shape), np.arange(len(jobs)), gpus]
+        assert (allowed == gpus).all(), "a job runs on a size that is not allowed, or a kind on which it does not fit"
+        return self._policy(state)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.sampled_from(MODELS), min_size=2, max_size=6), st.booleans(), st.integers(0, 3))
+def test_no_policy_breaks_an_allowed_size(policy: str, models: list[str], noisy: bool, seed: int) -> None:
+    found = experiment(models, noisy)
+    record = found.run_policy(Watched(found.policy(policy)), "jobs", seed)
+    assert np.isfinite(record.jobs.finish_time).all()
+    assert (record.decisions.held <= record.capacity).all()
+
+
+def test_greedy_policies_walk_from_size_to_size() -> None:
+    steps = size_steps(
+        np.array([[-np.inf, -9.0, -9.0, -5.0, -5.0, -1.0]]), np.array([[0, 1, 1, 3, 3, 5]]), np.array([4])
+    )
+    assert steps.target.tolist() == [[1, 3, 3, 3, 4, 5]]
+    assert steps.gain[0, 1] == 2.0
