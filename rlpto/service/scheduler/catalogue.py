@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlpto.core.cluster import ClusterShape
+from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import PRIORITY_CLASSES, Job
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment
@@ -165,6 +166,10 @@ class Catalogue:
             metric=row.metric or self._config.workload.metric,
             user=row.owner,
         )
+
+    def check(self, job: Job) -> None:
+        """Raises JobError for a job that fits no kind of GPU here, or none with the GPUs that it may have."""
+        JobStore.from_jobs([job], self.tables)
 
     def spec(self, row: JobRow) -> JobSpec:
         """What the controller of a job needs. Raises RlptoError for a job that makes no sense."""

@@ -70,7 +70,9 @@ class JobQueueSource:
             try:
                 if problem:
                     raise JobError(problem)
-                jobs.append((self._catalogue.job(row, submitted), self._catalogue.spec(row)))
+                job = self._catalogue.job(row, submitted)
+                self._catalogue.check(job)
+                jobs.append((job, self._catalogue.spec(row)))
             except RlptoError as wrong:
                 self._set(row, "rejected", str(wrong))
             else:

@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.policy import Policy
+from rlpto.experiments.config import ProfileSettings
 from rlpto.io.errors import ClusterError
 from rlpto.policies.registry import make_policy
 from rlpto.service.scheduler.process import StopRequest, _serve
@@ -357,3 +359,30 @@ def test_a_job_is_cancelled_at_its_time_limit(service: VirtualService) -> None:
     assert row.ended is not None
     assert 360 <= row.ended - row.started < 420
     service.until(long, "finished")
+
+
+def test_a_job_that_no_allowed_size_suits_is_rejected_and_others_hold_such_sizes_only(tmp_path: Path) -> None:
+    profile = {
+        "name": "tiny",
+        "description": "runs on 2 and 4 GPUs",
+        "source": "this test",
+        "samples": 1000.0,
+        "epochs": 2,
+        "batch": {"base": 64, "largest": 64, "min_local": 1, "max_local": 64},
+        "throughput": {"law": "table", "steps": [[1, 2, 3.0], [2, 4, 1.6]]},
+        "noise": {"epochs": [0.0], "noise_scale": [1000.0]},
+        "accuracy": {"meaning": "nominal", "untrained": 0.0, "final": 1.0, "scale": 3.0, "shape": 1.0},
+        "rescale_delay": 5.0,
+        "errors": {},
+    }
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(profile), encoding="utf-8")
+    setup = config(60.0, 5.0).model_copy(update={"profiles": ProfileSettings(folder=tmp_path / "tiny.yaml")})
+    service = VirtualService(tmp_path, setup)
+    alone, three = service.submit(), service.submit(gpus=3, max_gpus=3)
+    service.until(alone, "rejected")
+    assert service.row(alone).reason == (
+        f"job {alone}: may have 1 to 1 GPUs, but model tiny runs on 2, 4 only (min_gpus, max_gpus)"
+    )
+    service.until(three, "running")
+    assert service.row(three).gpus_held == 2
+    service.until(three, "finished")
