@@ -68,14 +68,14 @@ class SizeTable:
         self,
         nodes: ArrayLike,
         replicas: ArrayLike,
-        local_batch: ArrayLike,  # noqa: ARG002
+        local_batch: ArrayLike,
         accumulation: ArrayLike = 0,
     ) -> FloatArray:
         """See ThroughputLaw. The batch is that of the measurements, however it is split.
 
         Outside the measured sizes, where no job runs, speed is in proportion to GPUs below them and constant above.
         """
-        nodes, gpus = np.broadcast_arrays(np.asarray(nodes), np.asarray(replicas, dtype=np.float64))
+        nodes, gpus, _ = np.broadcast_arrays(nodes, np.asarray(replicas, dtype=np.float64), local_batch)
         one, several = (_interpolated(points, self._either, gpus) for points in self._points)
         seconds = np.where(nodes > 1, several, one) * np.maximum(self.steps[0][1] / gpus, 1.0)
         return np.asarray(seconds * (1 + np.asarray(accumulation)))

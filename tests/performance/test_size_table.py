@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlpto.experiments.config import Config
+from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import ProfileError
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.fitted import FittedProfiles
@@ -107,3 +109,20 @@ class TestShippedProfiles:
         program = Path(__file__).parents[2] / "benchmarks" / "_llm_profiles.py"
         subprocess.run([sys.executable, str(program), str(folder), str(tmp_path)], check=True, capture_output=True)
         assert load_folder(tmp_path) == llm_profiles()
+
+
+@pytest.mark.parametrize("fits", ["own", "shared"])
+def test_jobs_with_tables_learn_their_speed_as_they_train(fits: str) -> None:
+    model = {"model": "mpt-7b", "count": 3, "every": 600, "gpus": 16, "max_gpus": 64, "epochs": 0.1}
+    config = Config.model_validate(
+        {
+            "cluster": {"nodes": [{"count": 8, "gpus": 8, "gpu": "h100"}]},
+            "profiles": {"folder": "llm"},
+            "workload": {"source": "jobs", "jobs": [model]},
+            "knowledge": {"mode": "online", "remaining": "unknown", "fits": fits},
+        }
+    )
+    experiment = Experiment(config)
+    record = experiment.run_policy(experiment.policy("index"), "jobs", 0)
+    assert np.isfinite(record.jobs.finish_time).all()
+    assert set(record.changes.gpus.tolist()) <= {0, *load_profiles("llm").profiles["mpt-7b"].tables()["h100"].sizes}
