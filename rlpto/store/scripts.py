@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from types import CodeType
 
+from rlpto.io.errors import RlptoError
 from rlpto.store.database import Store
 from rlpto.store.rows import Row, first, put
 
@@ -18,6 +20,14 @@ class ScriptRow(Row):
     digest: str
     name: str
     source: str
+
+
+def compiled(source: str, name: str, error: type[RlptoError]) -> CodeType:
+    """The code of a script called `name`. Raises `error` for what is no Python."""
+    try:
+        return compile(source, name, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as wrong:
+        raise error(f"{name}: not Python: {str(wrong) or type(wrong).__name__}") from None
 
 
 def script_row(name: str, source: str) -> ScriptRow:

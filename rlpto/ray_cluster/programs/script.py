@@ -24,9 +24,8 @@ from torch.utils.data import DataLoader, default_collate
 
 from rlpto.io.errors import JobError
 from rlpto.ray_cluster.programs.base import Batch, TrainingProgram
+from rlpto.store.scripts import compiled
 
-NOT_PYTHON = (SyntaxError, ValueError, MemoryError, RecursionError)
-"""What `compile` raises for a text that is no program."""
 MakeScheduler = Callable[[Optimizer, int], LRScheduler]
 
 
@@ -267,10 +266,7 @@ class Script(LoopProgram):
         """Run the script as Python's command does, as the module `__main__`. Raises JobError for a syntax error, and if
         it exits."""
         linecache.cache[self._name] = (len(self._source), None, self._source.splitlines(True), self._name)
-        try:
-            code = compile(self._source, self._name, "exec", dont_inherit=True)
-        except NOT_PYTHON as wrong:
-            raise JobError(f"{self._name}: not Python: {str(wrong) or type(wrong).__name__}") from None
+        code = compiled(self._source, self._name, JobError)
         module = ModuleType("__main__")
         sys.modules["__main__"] = module  # where classes and functions of the script are looked up
         sys.argv = [self._name, *self._arguments]

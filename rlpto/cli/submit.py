@@ -1,0 +1,184 @@
+"""`rlpto submit`: a job of the service from options, a file in YAML, or a script."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlpto.cli.common import SERVICE, QuietOption, Verb, make_console
+from rlpto.cli.service import CertificateOption, JsonOption, ServiceOption, connect, in_text, print_json, print_rows
+from rlpto.io.durations import span_text
+from rlpto.io.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rlpto.client import Answer, Client
+
+SCRIPT_PROGRAM = "script"
+"""Program of scripts for which no other is named."""
+NOT_FINISHED = 1
+"""Exit code of --wait where the job did not finish."""
+
+
+def submit(
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="[FILE]", help="The job in YAML, `-`: from stdin; or a script of yours, FILE.py."),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGUMENT...]", help="Arguments of the script.")
+    ] = None,
+    program: Annotated[str | None, typer.Option("--program", "-p", help="What to train.")] = None,
+    name: Annotated[str | None, typer.Option(help="A label for people.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Work.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Samples of an epoch, for a script.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs it asks for.")] = None,
+    min_gpus: Annotated[int | None, typer.Option(help="Fewest it can train on.")] = None,
+    max_gpus: Annotated[int | None, typer.Option(help="Most it can use.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples of a step.")] = None,
+    metric: Annotated[str | None, typer.Option(help="What its batch size is chosen by.")] = None,
+    priority: Annotated[str | None, typer.Option(help="high, normal or low.")] = None,
+    after: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="A job that has to finish first; repeatable.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the training; one of its own if not given.")] = None,
+    most_hours: Annotated[float | None, typer.Option(help="Hours since its start after which it is cancelled.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", "-o", metavar="KEY=VALUE", help="Option of the program; repeatable.")
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Label to find it by; repeatable.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Submit nothing; show what it would take.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Wait until it is over; exit with 0 if it finished.")
+    ] = False,
+    service: ServiceOption = None,
+    certificate: CertificateOption = None,
+    json_: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Submit a training job. When this returns, the job is stored and survives a failure of the service."""
+    given = {
+        "program": program,
+        "name": name,
+        "epochs": epochs,
+        "gpus": gpus,
+        "min_gpus": min_gpus,
+        "max_gpus": max_gpus,
+        "batch_size": batch_size,
+        "metric": metric,
+        "priority": priority,
+        "after": after or None,
+        "most_hours": most_hours,
+        "seed": seed,
+    }
+    job = {
+        **_from_file(file, arguments or [], samples),
+        **{key: value for key, value in given.items() if value is not None},
+    }
+    _add_pairs(job, "options", "--option", option or [], typed=True)
+    _add_pairs(job, "labels", "--label", label or [], typed=False)
+    if not all(isinstance(key, str) for key in job):
+        raise ConfigError(f"the job has a key that is no text: expected program, gpus and so on, got {list(job)}")
+    if not isinstance(job.get("program"), str):
+        raise ConfigError("no program: expected -p PROGRAM, or `program` in the file")
+    console = make_console(quiet or json_)
+    with connect(service, certificate) as client:
+        if check:
+            _show_check(client.validate(job.pop("program"), **job), json_, quiet)
+            return
+        made = client.submit(job.pop("program"), **job)
+        console.print(f"{made['id']} submitted: {made['name']}, {made['gpus']} GPUs, {made['epochs']:g} epochs")
+        if wait:
+            made = wait_for(client, made["id"], console)
+        if json_:
+            print_json([made])
+    if wait and made["state"] != "finished":
+        raise typer.Exit(NOT_FINISHED)
+
+
+def wait_for(client: Client, job: str, console: Console) -> Answer:
+    """The job when it is over; shows each of its states until then."""
+    found: Answer = {}
+    for found in client.wait(job):
+        reason = f": {found['reason']}" if found["reason"] else ""
+        console.print(f"{found['id']} {found['state']}{reason}{_expected(found)}", markup=False)
+    return found
+
+
+def _expected(job: Answer) -> str:
+    """When a job will probably start and end; empty where that is not known."""
+    said = job["prediction"] or {}
+    starts = "" if job["started"] else in_text(said.get("start"))
+    ends = in_text(said.get("finish")) if job["ended"] is None else ""
+    return "".join(f", {what} {when}" for what, when in (("starts", starts), ("ends", ends)) if when)
+
+
+def _show_check(found: dict[str, Any], json_: bool, quiet: bool) -> None:
+    if json_:
+        print_json([found])
+    if json_ or quiet:
+        return
+    print_rows(
+        ("metric", "GPUs", "time", "GPU-hours"),
+        (
+            (row["metric"], str(row["gpus"]), span_text(row["hours"] * 3600), f"{row['gpu_hours']:.3g}")
+            for row in found["preview"]
+        ),
+        "the service has not predicted yet what it would take",
+    )
+    make_console().print(f"{found['waiting']} jobs wait now; they ask for {found['gpus_ahead']} GPUs")
+
+
+def _from_file(file: str | None, arguments: list[str], samples: int | None) -> dict[str, Any]:
+    """The job of a file. Raises ConfigError for one that is no mapping in YAML, and no script of Python."""
+    from rlpto.io.yaml_file import parse_value, read_yaml
+
+    if file is not None and file.endswith(".py"):
+        return _from_script(Path(file), arguments, samples)
+    if arguments or samples is not None:
+        raise ConfigError(f"{'arguments' if arguments else '--samples'}: only a script has them: expected FILE.py")
+    if file is None:
+        return {}
+    if file == "-":
+        found = parse_value(sys.stdin.read(), "stdin")
+        if not isinstance(found, dict):
+            raise ConfigError("stdin: expected a job in YAML, keys and values")
+        return found
+    return dict(read_yaml(Path(file), "a job in YAML").data)
+
+
+def _from_script(file: Path, arguments: list[str], samples: int | None) -> dict[str, Any]:
+    """The job of a script. Raises ConfigError for one that cannot be compiled, and without `samples`."""
+    from rlpto.io.reading import read_text
+    from rlpto.store.scripts import compiled
+
+    source = read_text(file, "a script in Python", ConfigError)
+    compiled(source, str(file), ConfigError)
+    if samples is None:
+        raise ConfigError(f"{file}: expected --samples N too, the samples of an epoch (data_size of its session)")
+    name = re.sub(r"[^A-Za-z0-9_.]", "_", file.name)[-64:]
+    script = {"name": name, "source": source, "arguments": arguments, "samples": samples}
+    return {"program": SCRIPT_PROGRAM, "script": script}
+
+
+def _add_pairs(job: dict[str, Any], name: str, flag: str, pairs: list[str], *, typed: bool) -> None:
+    """Add KEY=VALUE pairs to a mapping of the job. typed: values are YAML, else texts. Raises ConfigError."""
+    from rlpto.io.yaml_file import parse_value
+
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{flag} {pair}: expected KEY=VALUE")
+        if not isinstance(job.get(name) or {}, dict):
+            raise ConfigError(f"{name}: expected KEY: VALUE in the file, got {job[name]!r}")
+        job[name] = {**(job.get(name) or {}), key: parse_value(text, f"{flag} {pair}") if typed else text}
+
+
+VERB = Verb(submit, SERVICE, "rlpto submit -p digits_cnn --gpus 2 --epochs 20 --wait")
