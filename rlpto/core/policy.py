@@ -71,6 +71,14 @@ def chooses_servers(policy: Policy) -> bool:
     return bool(getattr(policy, "chooses_servers", False))
 
 
+def reads_speeds(policy: Policy) -> bool:
+    """Whether a policy looks at speeds and remaining times, as its attribute of this name says, if it has one.
+
+    Where jobs know what they observe, one that does not is shown the same speed for any GPUs, which saves time.
+    """
+    return bool(getattr(policy, "reads_speeds", True))
+
+
 class NoOptions(Settings):
     """Options of a policy that has none."""
 

@@ -18,7 +18,7 @@ from rlpto.core.external_load import background_at, place_background
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.core.loop import run
-from rlpto.core.policy import LookaheadPolicy, Policy, chooses_batch_sizes, chooses_servers
+from rlpto.core.policy import LookaheadPolicy, Policy, chooses_batch_sizes, chooses_servers, reads_speeds
 from rlpto.core.records import RunRecord
 from rlpto.core.server_slots import check_servers_fit
 from rlpto.evaluation.runner import Cell
@@ -200,7 +200,9 @@ class Experiment:
         )
         knowledge = replace(self.knowledge, noise=estimate_noise(known, len(jobs), own_seed))
         rules = replace(AS_POLLUX, shared=known.rules.shared) if isinstance(policy, Pollux) else known.rules
-        knowledge = replace(knowledge, rules=replace(rules, ahead=isinstance(policy, LookaheadPolicy)))
+        shown = policy is None or reads_speeds(policy) or self.config.queue.inside == "shortest_first"
+        rules = replace(rules, ahead=isinstance(policy, LookaheadPolicy), shown=shown)
+        knowledge = replace(knowledge, rules=rules)
         return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, knowledge, self.background)
 
     @property

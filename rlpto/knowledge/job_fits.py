@@ -132,7 +132,8 @@ class JobFits:
             self._types.add(job, records["type_index"][job])
             if job not in self._seen:
                 self._seeing_nothing.add(job)
-            self._write(job)
+            if self._rules.shown:
+                self._write(job)
             self.show_kind(job)
         return finished
 
@@ -173,6 +174,9 @@ class JobFits:
 
     def refresh(self) -> None:
         """Bring the tables up to date with what was learnt."""
+        if not self._rules.shown:
+            self._stale.clear()
+            return
         if self._unseen:
             left = self._left(np.array(list(self._unseen)))
             self._stale.update(job for job, now in zip(self._unseen, left, strict=True) if now != self._unseen[job])

@@ -41,7 +41,8 @@ class BeliefRules:
     until a model has shown otherwise (shared) or for good; 0: it does not, and no slope is learnt. unseen_hours: see
     UNSEEN_HOURS; None: a job that nothing was observed of looks as if it trained one base batch per second and GPU.
     ahead: shared speeds foresee the gradients of later epochs, which takes most of the time; only policies that
-    simulate forward look at them.
+    simulate forward look at them. shown: whether the speeds are shown at all, which only some policies look at; jobs
+    choose their batch sizes by them in any case.
     """
 
     shared: bool = False
@@ -49,6 +50,7 @@ class BeliefRules:
     noise_slope: float = 0.0
     unseen_hours: float | None = None
     ahead: bool = True
+    shown: bool = True
 
 
 AS_POLLUX = BeliefRules()

@@ -24,6 +24,7 @@ class EqualShare(BasePolicy[NoOptions], StandsUntilEvent):
     """
 
     name = "equal_share"
+    reads_speeds = False
     summary = "max-min fair GPUs (DRF with one resource, EQUI), elastic; knows no durations"
     source = "Ghodsi et al., NSDI 2011 (DRF)"
 
@@ -188,6 +189,7 @@ class RandomPolicy(BasePolicy[NoOptions]):
     """Jobs in random order draw GPUs uniformly within their limits; those that fit get them. A lower bound."""
 
     name = "random"
+    reads_speeds = False
     summary = "GPUs drawn uniformly within each job's limits, jobs in random order; a control"
     source = "control, no source"
 

@@ -23,6 +23,7 @@ class Fifo(BasePolicy[OneNodeOptions], StandsUntilEvent):
     """
 
     name = "fifo"
+    reads_speeds = False
     summary = "requested GPUs in queue order, never preempted; the head of the queue blocks"
     source = "Jeon et al., USENIX ATC 2019 (Philly)"
     Options = OneNodeOptions
@@ -46,6 +47,7 @@ class RoundRobin(BasePolicy[BackfillOptions], StandsUntilEvent):
     """
 
     name = "round_robin"
+    reads_speeds = False
     summary = "requested GPUs in queue order, each job on the next node in rotation that has room, never preempted"
     source = "Raya, NTHU thesis (Schedulearn, Round Robin)"
     Options = BackfillOptions
@@ -121,6 +123,7 @@ class Las(BasePolicy[LasOptions]):
     """
 
     name = "las"
+    reads_speeds = False
     summary = "least attained service first in a few levels, preemptive, requested GPUs; knows no durations"
     source = "Nuyens and Wierman, Performance Evaluation 65(3-4), 2008; Gu et al., NSDI 2019"
     Options = LasOptions
@@ -161,6 +164,7 @@ class Tiresias(BasePolicy[TiresiasOptions]):
     """
 
     name = "tiresias"
+    reads_speeds = False
     summary = "two queues by attained service, requested GPUs, preemptive; knows no durations"
     source = "Gu et al., NSDI 2019; as in Qiao et al., OSDI 2021 (Pollux simulator)"
     Options = TiresiasOptions

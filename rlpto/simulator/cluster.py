@@ -275,7 +275,8 @@ class SimulatedCluster:
             record = self.store.records[job]
             if record["gpus"] and self._online.observe(job, joined=bool(record["grow_left"] == 0)):
                 row = int(record["row"])
-                self._write_row(row, self._online.speeds(job))
+                if (rates := self._online.speeds(job)) is not None:
+                    self._write_row(row, rates)
                 take_row(self._world, 0, job, row, False)
         self._online.fits.refresh()
 

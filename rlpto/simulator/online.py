@@ -92,7 +92,7 @@ class OnlineJobs:
             self.stop(job)
 
     def start(self, job: int, placement: tuple[int, ...], joining: bool) -> FloatArray:
-        """As `speeds`, on a new placement: GPUs on each node. joining: it trains there once its newest workers have
+        """[P] as `speeds`, on a new placement: GPUs on each node. joining: it trains there once its newest workers have
         joined, and until then as before."""
         progress = float(self._store.records["progress"][job])
         kind = int(self._truth.kind[self._store.records["type_index"][job]])
@@ -104,12 +104,14 @@ class OnlineJobs:
         )
         self._joining.pop(job, None)
         (self._joining if joining else self._running)[job] = running
-        return self._choose(job, running, None)
+        self._choose(job, running, None)
+        return running.rates
 
-    def speeds(self, job: int) -> FloatArray:
-        """[P] true epochs per second of the batches that a running job chooses from now on."""
+    def speeds(self, job: int) -> FloatArray | None:
+        """[P] true epochs per second of the batches that a running job chooses from now on; None: as before."""
         running = self._running[job]
-        return self._choose(job, running, int(running.choices[running.epoch]))
+        changed = self._choose(job, running, int(running.choices[running.epoch]))
+        return running.rates if changed else None
 
     def stop(self, job: int) -> None:
         """A job has no GPUs any more."""
@@ -139,8 +141,11 @@ class OnlineJobs:
         self.fits.learn(job, running.kind, steps, seen, now, len(running.choices))
         return True
 
-    def _choose(self, job: int, running: _Running, held: int | None) -> FloatArray:
-        """[P] true speeds of the batches chosen from now on. held: the candidate in use here; None: there is none."""
+    def _choose(self, job: int, running: _Running, held: int | None) -> bool:
+        """Choose the batches from now on; False if nothing has changed that decides them.
+
+        held: the candidate in use here; None: there is none.
+        """
         true, progress = running.performance, float(self._store.records["progress"][job])
         epoch = min(int(progress), true.rates.shape[1] - 1)
         fit, seen = self.fits.fit_of(job, running.kind), self.fits.seen_by(job)
@@ -151,8 +156,9 @@ class OnlineJobs:
             believed = fit.throughput(len(running.placement), true.batches.gpus)
             first = choose(believed, scales, powers(scales, rule.slope), *seen, rule, -1 if held is None else held)
         basis = epoch, first, rule.slope
-        if running.believed is not believed or running.basis != basis:
-            running.believed, running.basis = believed, basis
-            truth = (true.grad_sqr, true.grad_var, true.rates)
-            follow_choices(believed, scales, *truth, epoch, first, rule, running.rates, running.choices)
-        return running.rates
+        if running.believed is believed and running.basis == basis:
+            return False
+        running.believed, running.basis = believed, basis
+        truth = (true.grad_sqr, true.grad_var, true.rates)
+        follow_choices(believed, scales, *truth, epoch, first, rule, running.rates, running.choices)
+        return True

@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import reads_speeds
+from rlpto.core.records import RunRecord
 from rlpto.evaluation.metrics import lower_bound
-from rlpto.experiments.config import ClusterSettings, Config, NodeGroup, load_config
+from rlpto.experiments.config import ClusterSettings, Config, KnowledgeSettings, NodeGroup, load_config
 from rlpto.experiments.experiment import Experiment, prepare, run_cell
 from rlpto.io.errors import ConfigError, JobError
 from rlpto.simulator.settings import SimulatorSettings
@@ -16,6 +19,7 @@ from rlpto.workloads.load import offered_load
 from rlpto.workloads.mapping import requested_work
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+ONLINE = KnowledgeSettings(mode="online", fits="shared", remaining="learnt")
 
 
 def synthetic(**changes: object) -> Config:
@@ -267,3 +271,33 @@ def test_kinds_of_gpu_are_known_for_every_choice_of_a_policy(batch_sizes: bool, 
     jobs = [{"name": "a", "model": "cifar10", "gpus": 1, "max_gpus": 4}]
     config = Config.model_validate({"cluster": {"nodes": nodes}, "workload": {"source": "jobs", "jobs": jobs}})
     assert Experiment(config).tables(batch_sizes=batch_sizes, servers=servers).kinds == ("t4", "a100")
+
+
+@pytest.mark.parametrize("name", ["fifo", "round_robin", "las", "tiresias", "equal_share", "random"])
+def test_policies_that_read_no_speeds_decide_alike_whether_they_are_shown_or_not(name: str) -> None:
+    config = synthetic().model_copy(update={"knowledge": ONLINE})
+    experiment = Experiment(config)
+    window = experiment.windows("test")[0]
+    shown = []
+
+    def run(reads: bool) -> RunRecord:
+        policy = experiment.policy(name)
+        assert not reads_speeds(policy)
+        policy.reads_speeds = reads  # type: ignore[attr-defined]
+        decide = type(policy).__call__
+
+        class Watched(type(policy)):  # type: ignore[misc]
+            def __call__(self, state: ClusterState) -> Allocation:
+                shown.append(bool((state.jobs.speed[:, 1:] != state.jobs.scale[:, None]).any()))
+                return decide(self, state)
+
+        policy.__class__ = Watched
+        return experiment.run_policy(policy, window, 0)
+
+    without = run(False)
+    assert not any(shown)
+    shown.clear()
+    with_speeds = run(True)
+    assert all(shown)
+    assert np.array_equal(without.jobs.finish_time, with_speeds.jobs.finish_time)
+    assert np.array_equal(without.jobs.rescales, with_speeds.jobs.rescales)
