@@ -31,6 +31,7 @@ from rlpto.ray_cluster.settings import RaySettings
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.workloads.listed import ListedJob
 from rlpto.workloads.mapping import MappingSettings
+from rlpto.workloads.mixture import JobClass
 from rlpto.workloads.windows import WindowSettings
 
 _LONGEST_POSITION = 10
@@ -113,6 +114,9 @@ class WorkloadSettings(Settings):
     """trace: days to leave out at its beginning, such as those in which a cluster was being filled."""
     windows: WindowSettings = WindowSettings()
     """How a trace is cut into disjoint windows for training, validation and testing."""
+    mixture: tuple[JobClass, ...] = ()
+    """synthetic, trace: classes of jobs that are submitted at the times of those drawn or recorded, in their place;
+    needs mapping.mode named."""
     mapping: MappingSettings = MappingSettings()
     """How a recorded job gets a model and its work."""
     background: tuple[BackgroundLoad, ...] = ()
@@ -130,6 +134,11 @@ class WorkloadSettings(Settings):
             raise ValueError(f"source {self.source} needs a path")
         if (self.source == "jobs") != bool(self.jobs):
             raise ValueError(f"source {self.source}: jobs are listed with source jobs, and only then")
+        if self.mixture and (self.source not in ("synthetic", "trace") or self.mapping.mode != "named"):
+            raise ValueError(
+                f"mixture: source {self.source} and mapping.mode {self.mapping.mode}, expected source synthetic or "
+                "trace, whose times of submission it takes, and mapping.mode named"
+            )
         if self.source in ("jobs", "frozen") and self.load is not None:
             raise ValueError(f"load: jobs of source {self.source} are taken as they are, expected null")
         if self.source == "files" and self.load is not None and not self.draws:

@@ -24,6 +24,7 @@ from rlpto.workloads.files import KEYS, files_by_split, read_any, stem
 from rlpto.workloads.frozen import read_jobs
 from rlpto.workloads.listed import LISTED_WINDOW, listed_trace
 from rlpto.workloads.load import draw_trace, offered_load, scale_load
+from rlpto.workloads.mixture import mix
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import Trace
 from rlpto.workloads.windows import Window, select, split_windows
@@ -210,7 +211,7 @@ class WindowTraces:
             skipped = workload.skip_days * DAY
             if skipped >= end:
                 raise ConfigError(f"workload.skip_days: {workload.skip_days:g}, but the trace has {end / DAY:.4g} days")
-            trace, span = trace.slice(skipped, end), end - skipped
+            trace, span = self._mixed(trace.slice(skipped, end)), end - skipped
         trace = self._fitted(trace)
         recorded = len(trace)
         if workload.load is not None:
@@ -242,13 +243,20 @@ class WindowTraces:
         """A generated trace with about the wanted load; whole submissions come about more or less often."""
         workload, seed = self._config.workload, self._config.seed
         calibration = load_calibration(workload.calibration)
-        trace = generate(calibration, workload.days, seed)
+        trace = self._mixed(generate(calibration, workload.days, seed))
         if workload.load is None:
             return trace
         fitted = self._fitted(trace)
         cap = workload.mapping.max_duration
         load = offered_load(fitted.gpus, fitted.duration, self._shape.capacity, workload.days * DAY, cap)
-        return trace if load == 0 else generate(calibration, workload.days, seed, workload.load / load)
+        if load == 0:
+            return trace
+        return self._mixed(generate(calibration, workload.days, seed, workload.load / load))
+
+    def _mixed(self, trace: Trace) -> Trace:
+        """The trace, or its times of submission with jobs of the classes of the settings."""
+        classes = self._config.workload.mixture
+        return mix(trace, classes, self._config.seed) if classes else trace
 
     def _fitted(self, trace: Trace) -> Trace:
         """The trace without jobs that are too large for the cluster, if the settings skip those."""

@@ -28,6 +28,10 @@ MaxGpus = Callable[[JobType], int | None]
 """Most GPUs a job of a type can use (batch size over smallest batch per GPU), or None if unbounded."""
 
 
+NAMING = ("given", "named")
+"""Modes in which the trace names the model of every job."""
+BY_TIME = ("duration", "named")
+"""Modes in which jobs take their recorded time."""
 CATEGORY_BOUNDS = (1.0, 10.0, 100.0)
 """GPU-hours that separate small, medium, large and extra large jobs."""
 CATEGORIES = (("cifar10", "ncf"), ("bert", "deepspeech2"), ("yolov3",), ("imagenet",))
@@ -39,14 +43,16 @@ LEAST_EFFICIENCY = 0.25
 class MappingSettings(Settings):
     """How a recorded job gets a model and its work."""
 
-    mode: Literal["duration", "category", "given"] = "duration"
-    """duration: work set so that it takes its recorded time on its requested GPUs; category: a whole model drawn by its
-    GPU-time class; given: the trace names model and batch size. The first two leave out jobs of unknown duration."""
+    mode: Literal["duration", "category", "given", "named"] = "duration"
+    """duration: work set so that it takes its recorded time on its requested GPUs; named: likewise, of the model that
+    the trace names; category: a whole model drawn by its GPU-time class; given: the whole training of the model and
+    batch size that the trace names. All but given leave out jobs of unknown duration."""
     users: Literal["recorded", "clustered"] | None = None
-    """duration: whose jobs have a model in common; recorded: those of each user in the trace; clustered: those of users
-    that are made up, of jobs that took similar times (`rlpto.workloads.users`). How long a job takes then shows in its
-    epochs, which a scheduler may learn from the user's finished jobs, and in nothing else. null: each job draws a model
-    of its own, and how long it takes shows in the size of its data set."""
+    """duration, named: whose jobs are alike; in mode duration they have a model in common. recorded: those of each user
+    in the trace; clustered: those of users that are made up, of jobs that took similar times
+    (`rlpto.workloads.users`). How long a job takes then shows in its epochs, which a scheduler may learn from the
+    user's finished jobs, and in nothing else. null: each job draws a model of its own, and how long it takes shows in
+    the size of its data set."""
     models: dict[str, float] | None = None
     """duration: models to draw from and their weights; null: every model there is, equally likely."""
     adaptive_batch: bool = False
@@ -81,7 +87,7 @@ class MappingSettings(Settings):
             raise ValueError("models: expected weights of 0 or more, one of them above 0")
         if min(self.priority_shares) < 0 or abs(sum(self.priority_shares) - 1) > 1e-6:
             raise ValueError("priority_shares: expected three shares of 0 or more that sum to 1")
-        if self.users is not None and self.mode != "duration":
+        if self.users is not None and self.mode not in BY_TIME:
             raise ValueError(f"users {self.users}: mode {self.mode} takes no account of users, expected mode duration")
         return self
 
@@ -98,7 +104,7 @@ def job_types(
     determine models and work.
     """
     pairs: set[tuple[str, int | None]]
-    if settings.mode == "given":
+    if settings.mode in NAMING:
         pairs = set(_given_pairs(trace, settings))
     elif settings.mode == "category":
         pairs = {(model, None) for models in CATEGORIES for model in models}
@@ -161,7 +167,7 @@ def map_jobs(
     limits = np.array([_type_limit(kind, tables, settings, max_gpus_of) for kind in tables.types])
     users = _users(trace, settings, seed)
     rng = np.random.default_rng([seed, 0])
-    if settings.mode == "given":
+    if settings.mode in NAMING:
         kind = _given_types(trace, tables, settings)
     elif settings.mode == "category":
         kind = _draw_by_category(trace.gpus * duration / HOUR, gpus, tables, limits, rng)
@@ -169,11 +175,13 @@ def map_jobs(
         drawer = np.arange(len(trace)) if settings.users is None else np.unique(users, return_inverse=True)[1]
         kind = _draw_by_weight(gpus, tables, settings, seconds, limits, rng.random(len(trace))[drawer])
     data_size, epochs = tables.samples[kind], tables.epochs[kind].astype(np.float64)
-    if settings.mode == "duration":
+    if settings.mode in BY_TIME:
         usual = duration
         if settings.users is not None:
             usual = np.full(len(trace), np.exp(np.log(duration).sum() / max(len(trace), 1)))
             epochs = _epochs_taking(duration / usual, _packed_rows(tables, gpus_per_node)[kind, gpus], kind, tables)
+        if settings.mode == "named" and tables.fit.size:
+            _check_sizes(trace, tables, kind, gpus)
         data_size = data_size * usual / seconds[kind, gpus]
     most = _max_gpus(gpus, kind, settings, bound, limits, max_gpus_of is not None)
     return [
@@ -207,6 +215,16 @@ def map_jobs(
             strict=True,
         )
     ]
+
+
+def _check_sizes(trace: Trace, tables: SpeedTables, kind: IntArray, gpus: IntArray) -> None:
+    """Raise JobError for a job that asks for a number of GPUs on which its model does not run."""
+    for at in np.flatnonzero(tables.fit_anywhere[kind, gpus] != gpus)[:1].tolist():
+        sizes = np.unique(tables.fit_anywhere[kind[at]])
+        raise JobError(
+            f"job {trace.texts('name')[at]}: model {tables.types[kind[at]].model} does not run on {gpus[at]} GPUs; "
+            f"expected one of {', '.join(map(str, sizes[sizes > 0].tolist())) or 'another model'}"
+        )
 
 
 def requested_work(trace: Trace, tables: SpeedTables, settings: MappingSettings, gpus_per_node: int) -> FloatArray:
@@ -256,8 +274,14 @@ def _users(trace: Trace, settings: MappingSettings, seed: int) -> list[str]:
 
 
 def _seconds_packed(tables: SpeedTables, gpus_per_node: int) -> FloatArray:
-    """[T, K + 1] seconds that a type's own epochs over its own data take on k packed GPUs; infinity for none."""
-    return tables.elapsed[_packed_rows(tables, gpus_per_node), tables.epochs[:, None]]
+    """[T, K + 1] seconds that a type's own epochs over its own data take on k packed GPUs, of the first kind on which
+    it runs there; infinity for none."""
+    seconds = tables.elapsed[_packed_rows(tables, gpus_per_node), tables.epochs[:, None]]
+    if tables.fit.size:
+        seconds = np.where(tables.fit > 0, seconds, np.inf)
+    for kind in tables.by_kind.T[1:]:
+        seconds = np.where(np.isfinite(seconds), seconds, seconds[kind])
+    return seconds
 
 
 def _packed_rows(tables: SpeedTables, gpus_per_node: int) -> IntArray:

@@ -1,0 +1,112 @@
+"""Classes of jobs at recorded times, and `configs/llm.yaml`, which is made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlpto.experiments.config import Config
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.errors import JobError, ProfileError
+from rlpto.io.yaml_file import read_yaml
+from rlpto.policies.registry import available, is_complete
+
+NOISE = {"mode": "noisy", "speed_sigma": 0.2, "remaining_sigma": 0.2, "scaling_sigma": 0.2}
+LLM = Path(__file__).parents[2] / "configs/llm.yaml"
+
+
+def llm(**workload: object) -> Config:
+    """`configs/llm.yaml` with a few weeks only, and `workload` changed."""
+    data = read_yaml(LLM, "a config").data
+    data["workload"] |= {"days": 42, "windows": {"hours": 168, "train": 0.5, "validation": 0, "test": 0.5}} | workload
+    return Config.model_validate(data)
+
+
+def test_the_mixture_of_llm_is_as_its_sources_say() -> None:
+    experiment = Experiment(llm(days=280, windows={"hours": 168}))
+    traces = [experiment.traces.by_name[window].trace for window in experiment.windows("train")]
+    assert len(traces) == 28
+    duration = np.concatenate([trace.duration for trace in traces])
+    gpus = np.concatenate([trace.gpus for trace in traces])
+    purpose = np.concatenate([trace.texts("user") for trace in traces])
+    work = np.minimum(duration, 432_000) * gpus
+    share = {name: float(work[purpose == name].sum() / work.sum()) for name in set(purpose)}
+    count = {name: float(np.mean(purpose == name)) for name in set(purpose)}
+    assert 0.009 < count["pre-training"] < 0.032
+    assert 0.695 < share["pre-training"] < 0.94
+    assert max(count, key=lambda name: count[name]) == "evaluation"
+    assert share["evaluation"] < 0.02
+    assert np.median(duration) < 10 * 60
+    assert np.mean(duration > 86_400) < 0.05
+
+
+def test_jobs_of_a_class_are_as_it_says_and_the_same_every_time() -> None:
+    one = {"name": "tests", "share": 1, "minutes": [10, 40], "priority": "high", "models": {"mpt-7b": {8: 3, 128: 1}}}
+    experiment = Experiment(llm(mixture=[one]))
+    window = experiment.windows("test")[0]
+    trace = experiment.traces.by_name[window].trace
+    again = Experiment(llm(mixture=[one])).traces.by_name[window].trace
+    assert np.array_equal(trace.duration, again.duration)
+    assert set(trace.gpus.tolist()) == {8, 128}
+    assert np.mean(trace.gpus == 8) == pytest.approx(0.75, abs=0.05)
+    assert np.quantile(trace.duration / 60, [0.5, 0.9]) == pytest.approx([10, 40], rel=0.2)
+    jobs = experiment.jobs(window, 0)
+    assert {(job.user, job.model, job.priority) for job in jobs} == {("tests", "mpt-7b", 0)}
+    assert len({job.data_size for job in jobs if job.requested_gpus == 8}) == 1  # their length shows in their epochs
+
+
+def test_jobs_take_the_drawn_time_on_the_gpus_they_ask_for() -> None:
+    alone = {"name": "one", "share": 1, "minutes": [30, 30], "models": {"mpt-13b": {16: 1}}}
+    config = llm(mixture=[alone], load=0.02)
+    prompt = config.simulator.model_copy(update={"rescale_delay": 0.0})
+    experiment = Experiment(config.model_copy(update={"simulator": prompt}))
+    record = experiment.run_policy(experiment.policy("fifo"), experiment.windows("test")[0], 0)
+    times = record.jobs.finish_time - record.jobs.start_time
+    assert np.median(times) == pytest.approx(1800.0)
+
+
+@pytest.mark.parametrize("name", [name for name, policy in available().items() if is_complete(policy)])
+@pytest.mark.parametrize("knowledge", [NOISE, {"mode": "online", "fits": "shared", "remaining": "learnt"}])
+def test_no_policy_breaks_an_allowed_size(name: str, knowledge: dict[str, object], pytestconfig: pytest.Config) -> None:
+    week = bool(pytestconfig.getoption("--soak"))
+    config = llm(windows={"hours": 168 if week else 12, "train": 0.5, "validation": 0, "test": 0.5}, load=0.3)
+    experiment = Experiment(Config.model_validate(config.model_dump() | {"knowledge": knowledge}))
+    window = max(experiment.windows("test")[:8], key=lambda window: len(experiment.jobs(window, 0)))
+    record = experiment.run_policy(experiment.policy(name), window, 0)
+    held, models = record.changes.gpus, np.array(record.jobs.models)[record.changes.job]
+    tables = experiment.tables()
+    for kind, fit in zip(tables.types, tables.fit, strict=True):
+        assert set(held[models == kind.model].tolist()) <= set(fit.tolist()), kind.model
+    assert np.isfinite(record.jobs.finish_time).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"mixture": [{"name": "a", "share": 1, "minutes": [9, 3], "models": {"mpt-7b": {8: 1}}}]}, "a median above 0"),
+        (
+            {"mixture": [{"name": "a", "share": 1, "minutes": [3, 9], "models": {"mpt-7b": {0: 1}}}]},
+            "GPUs of 1 or more",
+        ),
+        ({"mixture": [{"name": "a", "share": 0, "minutes": [3, 9], "models": {"mpt-7b": {8: 1}}}]}, "greater than 0"),
+        ({"mapping": {"mode": "duration"}}, "mapping.mode named"),
+    ],
+)
+def test_a_wrong_mixture_is_refused(changes: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        llm(**changes)
+
+
+def test_a_size_at_which_a_model_does_not_run_is_named() -> None:
+    wrong = {"name": "a", "share": 1, "minutes": [3, 9], "models": {"mpt-70b": {8: 1}}}
+    experiment = Experiment(llm(mixture=[wrong]))
+    with pytest.raises(JobError, match=r"model mpt-70b does not run on 8 GPUs; expected one of 32, 64, 128"):
+        experiment.jobs(experiment.windows("test")[0], 0)
+
+
+def test_a_model_without_a_profile_is_named() -> None:
+    wrong = {"name": "a", "share": 1, "minutes": [3, 9], "models": {"mpt-8b": {8: 1}}}
+    with pytest.raises(ProfileError, match="mpt-8b"):
+        Experiment(llm(mixture=[wrong])).tables()
