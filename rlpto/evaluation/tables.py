@@ -36,10 +36,13 @@ KEY_METRICS = (
     "latency_p99",
 )
 """Metrics of the table on the terminal; `unfinished` joins them where jobs were left, `STOPPING` where jobs may stop
-early."""
+early, and `FAILING` where nodes may fail."""
 
 STOPPING = ("epochs_saved", "accuracy_lost")
 """Metrics of jobs that may stop early."""
+
+FAILING = ("lost_gpu_hours", "ettr")
+"""Metrics of nodes that may fail; the first is defined only there."""
 
 WITH_INTERVAL = ("reward", "jct_mean")
 """Metrics whose interval the terminal shows too, and whose paired differences."""
@@ -108,8 +111,13 @@ class Results:
     @property
     def key_metrics(self) -> list[str]:
         """Metrics of the tables of policies."""
-        stopping = [name for name in STOPPING if any(math.isfinite(one.mean[name].estimate) for one in self.policies)]
-        return [*KEY_METRICS, *stopping, *(["unfinished"] if self.unfinished else [])]
+        further = [
+            name
+            for group in (STOPPING, FAILING)
+            if any(math.isfinite(one.mean[group[0]].estimate) for one in self.policies)
+            for name in group
+        ]
+        return [*KEY_METRICS, *further, *(["unfinished"] if self.unfinished else [])]
 
 
 def frame(finished: Sequence[FinishedCell], knowledge: str, forecast: str = "off") -> pd.DataFrame:
