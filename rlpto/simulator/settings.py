@@ -47,7 +47,7 @@ class FailureSettings(Settings):
         return self.mtbf_hours > 0 or self.gpu_mtbf_hours > 0
 
     def node_mtbf(self, gpus: int) -> float:
-        """Mean hours between failures of a node of this number of GPUs (0: as of 1) that is no lemon; 0: it never fails."""
+        """Mean hours between failures of a node with this number of GPUs (0: as with 1), no lemon; 0: it never does."""
         return self.gpu_mtbf_hours / max(gpus, 1) if self.gpu_mtbf_hours else self.mtbf_hours
 
     @field_validator("checkpoint_interval", mode="before")
