@@ -123,7 +123,7 @@ METRICS: tuple[CellMetric, ...] = (
     ),
     CellMetric(
         "lost_gpu_hours",
-        "lost",
+        "GPU-hours lost",
         "GPU-h",
         "lower",
         "GPU-hours of training that failures took back, as it came after a job's last checkpoint; not defined where "

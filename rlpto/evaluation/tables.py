@@ -36,14 +36,10 @@ KEY_METRICS = (
     "latency_p99",
 )
 """Metrics of the table on the terminal; `unfinished` joins them where jobs were left, `STOPPING` where jobs may stop
-early, and `FAILING` where nodes may fail."""
+early, `ettr` where nodes may fail."""
 
 STOPPING = ("epochs_saved", "accuracy_lost")
 """Metrics of jobs that may stop early."""
-
-FAILING = ("lost_gpu_hours", "ettr")
-"""Metrics of nodes that may fail; the first is defined only there."""
-
 WITH_INTERVAL = ("reward", "jct_mean")
 """Metrics whose interval the terminal shows too, and whose paired differences."""
 
@@ -111,13 +107,14 @@ class Results:
     @property
     def key_metrics(self) -> list[str]:
         """Metrics of the tables of policies."""
-        further = [
-            name
-            for group in (STOPPING, FAILING)
-            if any(math.isfinite(one.mean[group[0]].estimate) for one in self.policies)
-            for name in group
-        ]
+        further = [name for name in STOPPING if self._defined(name)]
+        if self._defined("lost_gpu_hours"):
+            further.append("ettr")
         return [*KEY_METRICS, *further, *(["unfinished"] if self.unfinished else [])]
+
+    def _defined(self, metric: str) -> bool:
+        """True if a metric has a value for any policy."""
+        return any(math.isfinite(one.mean[metric].estimate) for one in self.policies)
 
 
 def frame(finished: Sequence[FinishedCell], knowledge: str, forecast: str = "off") -> pd.DataFrame:
