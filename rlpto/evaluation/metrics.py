@@ -116,10 +116,10 @@ METRICS: tuple[CellMetric, ...] = (
         "ETTR",
         "share",
         "higher",
-        "Effective training time ratio after Kokolis et al. (HPCA 2025): mean over the finished jobs of the time from "
-        "which their results are, / the time from submit to finish. The former is what they trained without that which "
-        "failures took back. So all waiting counts against it, for the first start and after, and so do rescale and "
-        "start delays, lost work and the writing of checkpoints. Simulated runs only.",
+        "Effective training time ratio after Kokolis et al. (HPCA 2025): mean over the finished jobs of productive "
+        "time / JCT. Productive is training that no failure took back. So all waiting counts against it, for the first "
+        "start and later ones, and so do start and rescale delays, lost work and the writing of checkpoints. Simulated "
+        "runs only.",
     ),
     CellMetric(
         "lost_gpu_hours",
