@@ -193,9 +193,12 @@ def cases(draw: st.DrawFn, policies: Sequence[str] = tuple(BUILT_IN)) -> Case:
         growth=growth,
         epoch_resolution=draw(st.sampled_from([0.0, 1.0])) if decide_on == "interval" and growth == "pause" else 0.0,
         failures=FailureSettings(
-            mtbf_hours=0.5 if failing else 0.0,
+            **(draw(st.sampled_from([{"mtbf_hours": 0.5}, {"gpu_mtbf_hours": 2.0}])) if failing else {}),
             mttr_hours=0.05,
-            checkpoint_interval=draw(st.sampled_from([50.0, 600.0])),
+            restart_share=draw(st.sampled_from([0.0, 0.5])),
+            lemon_share=draw(st.sampled_from([0.0, 0.3])),
+            checkpoint_interval=draw(st.sampled_from([50.0, 600.0, *(["young", "daly"] if failing else [])])),
+            checkpoint_seconds=20.0 if failing else draw(st.sampled_from([0.0, 20.0])),
         ),
     )
     classes = draw(st.sampled_from(["strict", "weighted"]))

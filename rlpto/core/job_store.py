@@ -88,7 +88,7 @@ class JobStore:
             _set_limits(jobs, records, tables)
         records["scale"] = tables.samples[records["type_index"]] / records["data_size"]
         records["start_time"] = records["finish_time"] = records["measured_accuracy"] = np.nan
-        records["reached"] = np.nan
+        records["reached"] = records["lost"] = np.nan
         records["finish_at"] = np.inf
         records["wait_start"] = records["submit_time"]
         records["stop_epoch"] = _stop_epochs(jobs, types, index, tables)

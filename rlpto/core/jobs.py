@@ -95,7 +95,7 @@ JOB = np.dtype(
         ("rescale_left", "f8"),
         ("finish_at", "f8"),
         ("clock", "f8"),
-        ("scale", "f8"),
+        ("pace", "f8"),
         ("progress", "f8"),
         ("epoch", "i8"),
         ("epoch_start", "f8"),
@@ -107,6 +107,7 @@ JOB = np.dtype(
         ("trained", "f8"),
         ("attained_service", "f8"),
         ("priority", "i8"),
+        ("scale", "f8"),
         ("wait_start", "f8"),
         ("risen", "i8"),
         ("min_gpus", "i8"),
@@ -131,6 +132,9 @@ JOB = np.dtype(
         ("next_row", "i8"),
         ("final_accuracy", "f8"),
         ("reached", "f8", (len(ACCURACY_LEVELS),)),
+        ("writing", "f8"),
+        ("kept", "f8"),
+        ("lost", "f8"),
     ],
     align=True,
 )
@@ -153,13 +157,15 @@ Changed by the queue:
     risen: classes the job has risen by waiting.
 Of the simulator alone:
     finish_at [s]: when the job will finish if nothing changes (infinity without GPUs).
-    row: of the speed tables it runs at. clock [s]: where it stands on the time axis of that row.
+    row: of the speed tables it runs at. clock [s]: where it stands on the time axis of that row. pace: seconds of that
+    clock per second, `scale` but for what goes into checkpoints; writing: share of its time in which it writes these.
     epoch it is in, epoch_start and epoch_end [s of the row's clock], rate [epochs/s of the row's clock] and
     slope [accuracy per epoch] in it: read from the tables once an epoch, see `rlpto.simulator.job_kernels.enter_epoch`.
     accuracy reached; gain_scale: 1 / all the accuracy it can gain (0: none).
     final_accuracy: at its end; only where it is followed when jobs gain their accuracy.
     base_progress [epochs] and trained [s]: where it stood at its last change of GPUs and how long it has
-    trained since; together they say what its last checkpoint holds.
+    trained since; together they say what its last checkpoint holds. kept [s]: trained before that, without the writing
+    of checkpoints, and not lost. lost [GPU-s]: what failures have cost it (NaN: nodes never fail, or it is a real job).
     grow_left [s]: until its newest workers train (0: none is starting); until then training_gpus of its GPUs train,
     at `row`, and all of them at next_row afterwards. Only where growth overlaps training."""
 

@@ -245,6 +245,7 @@ def job_records(cluster: Cluster) -> JobRecords:
     table = cluster.table_of(everything)
     trained = np.where(np.isfinite(store.finish_time), store.progress, store.epochs)  # fewer where it stopped early
     solo = (tables, store.type_index, store.scale, trained)
+    kept = store.kept + store.trained * (1.0 - store.writing)
     may_stop = np.array([job.stop is not None for job in cluster.jobs], dtype=np.bool_)
     delay = cluster.rescale_delay
     return JobRecords(
@@ -260,4 +261,6 @@ def job_records(cluster: Cluster) -> JobRecords:
         requested_time=delay + requested_seconds(*solo, store.requested_gpus, shape.gpus_per_node),
         trained_epochs=store.progress.copy(),
         full_accuracy=np.where(may_stop, table.accuracy_at(store.epochs), np.nan),
+        kept_seconds=np.where(kept > 0, kept, np.nan),
+        lost_gpu_seconds=store.lost.copy(),
     )

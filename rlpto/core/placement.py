@@ -104,12 +104,3 @@ def span(nodes: AnyArray, held: int) -> int:
         if i == 0 or nodes[i] != nodes[i - 1]:
             groups += 1
     return groups
-
-
-@kernel(inline="always")
-def holds(nodes: AnyArray, held: int, node: int) -> bool:
-    """True if one of a job's `held` GPUs is on `node`."""
-    for i in range(held):  # noqa: SIM110 - compiled code without memory knows no generators
-        if nodes[i] == node:
-            return True
-    return False

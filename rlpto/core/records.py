@@ -76,6 +76,9 @@ class JobRecords:
         that a job has trained, if it has finished. Both are NaN where a job's speed is only guessed.
     trained_epochs: [M] done by the end of the run; of a job that stopped early, fewer than `epochs`, those it declared.
     full_accuracy: [M] in [0, 1], after all declared epochs by the profile's curve; NaN where a job never stops early.
+    kept_seconds: [M] s of training that failures have not taken back, neither starting nor writing checkpoints; NaN
+        before there are any, and of real jobs.
+    lost_gpu_seconds: [M] GPU-s of training that failures have taken back; NaN where nodes never fail, and of real jobs.
     """
 
     names: tuple[str, ...]
@@ -99,6 +102,8 @@ class JobRecords:
     requested_time: FloatArray
     trained_epochs: FloatArray
     full_accuracy: FloatArray
+    kept_seconds: FloatArray
+    lost_gpu_seconds: FloatArray
 
 
 @dataclass(frozen=True)

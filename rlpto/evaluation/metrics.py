@@ -111,6 +111,24 @@ METRICS: tuple[CellMetric, ...] = (
         "Mean over the same jobs of the accuracy that the profile has after all declared epochs, less that which they "
         "ended with, times 100.",
     ),
+    CellMetric(
+        "ettr",
+        "ETTR",
+        "share",
+        "higher",
+        "Effective training time ratio after Kokolis et al. (HPCA 2025): mean over the finished jobs of productive "
+        "time / JCT. Productive is training that no failure took back. So all waiting counts against it, for the first "
+        "start and later ones, and so do start and rescale delays, lost work and the writing of checkpoints. Simulated "
+        "runs only.",
+    ),
+    CellMetric(
+        "lost_gpu_hours",
+        "GPU-hours lost",
+        "GPU-h",
+        "lower",
+        "GPU-hours of training that failures took back, as it came after a job's last checkpoint; not defined where "
+        "nodes never fail.",
+    ),
     *(
         _seconds(
             f"time_to_{percent}",
@@ -183,7 +201,7 @@ def measure(record: RunRecord) -> dict[str, float]:
     unfinished = int(np.isnan(jct).sum())
     start, end = run_span(record)
     stopping = np.isfinite(jobs.finish_time) & ~np.isnan(jobs.full_accuracy)
-    parts = record.decisions.reward.sum(axis=0)
+    parts, lost = record.decisions.reward.sum(axis=0), jobs.lost_gpu_seconds
     values = {
         "reward": float(parts.sum()),
         **{f"reward_{name}": float(part) for name, part in zip(REWARD_PARTS, parts, strict=True)},
@@ -200,6 +218,8 @@ def measure(record: RunRecord) -> dict[str, float]:
         "final_accuracy": _mean(jobs.final_accuracy),
         "epochs_saved": _mean((1.0 - jobs.trained_epochs / jobs.epochs)[stopping]),
         "accuracy_lost": 100.0 * _mean((jobs.full_accuracy - jobs.final_accuracy)[stopping]),
+        "ettr": _mean(jobs.kept_seconds / jct),
+        "lost_gpu_hours": float(np.nansum(lost)) / HOUR if np.isfinite(lost).any() else float("nan"),
         "time_to_90": _mean(jobs.reached_90 - jobs.submit_time),
         "time_to_95": _mean(jobs.reached_95 - jobs.submit_time),
         "time_to_99": _mean(jobs.reached_99 - jobs.submit_time),

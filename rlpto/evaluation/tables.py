@@ -36,11 +36,10 @@ KEY_METRICS = (
     "latency_p99",
 )
 """Metrics of the table on the terminal; `unfinished` joins them where jobs were left, `STOPPING` where jobs may stop
-early."""
+early, `ettr` where nodes may fail."""
 
 STOPPING = ("epochs_saved", "accuracy_lost")
 """Metrics of jobs that may stop early."""
-
 WITH_INTERVAL = ("reward", "jct_mean")
 """Metrics whose interval the terminal shows too, and whose paired differences."""
 
@@ -108,8 +107,14 @@ class Results:
     @property
     def key_metrics(self) -> list[str]:
         """Metrics of the tables of policies."""
-        stopping = [name for name in STOPPING if any(math.isfinite(one.mean[name].estimate) for one in self.policies)]
-        return [*KEY_METRICS, *stopping, *(["unfinished"] if self.unfinished else [])]
+        further = [name for name in STOPPING if self._defined(name)]
+        if self._defined("lost_gpu_hours"):
+            further.append("ettr")
+        return [*KEY_METRICS, *further, *(["unfinished"] if self.unfinished else [])]
+
+    def _defined(self, metric: str) -> bool:
+        """True if a metric has a value for any policy."""
+        return any(math.isfinite(one.mean[metric].estimate) for one in self.policies)
 
 
 def frame(finished: Sequence[FinishedCell], knowledge: str, forecast: str = "off") -> pd.DataFrame:

@@ -38,9 +38,12 @@ that have arrived, those active, GPUs on nodes that are up, GPUs held; changed: 
 finished or a node changed in the last advance; logged: entries in the log;
 seed of its nodes' failures."""
 
-NODE = np.dtype([("toggle_at", "f8"), ("size", "i8"), ("up", "i8"), ("toggles", "i8"), ("node", "i8")], align=True)
+NODE = np.dtype(
+    [("toggle_at", "f8"), ("size", "i8"), ("up", "i8"), ("toggles", "i8"), ("node", "i8"), ("mtbf", "f8")], align=True
+)
 """One node: next failure or repair [s], its GPUs that jobs may hold, 1 while it is up, failures and repairs so far, its
-number. Or what other processes hold of a node: when they free it [s], GPUs, 0 until then, 0, number of the node."""
+number, mean time between failures [s] (0: it never fails). Or what other processes hold of a node: when they free it
+[s], GPUs, 0 until then, 0, number of the node, 0."""
 
 CHANGE = np.dtype([("time", "f8"), ("accuracy", "f8"), ("job", "i8"), ("gpus", "i8")], align=True)
 """A change of a job's GPUs, see `rlpto.core.records.AllocationChanges`."""
@@ -50,9 +53,13 @@ RULES = np.dtype(
         ("interval", "f8"),
         ("resolution", "f8"),
         ("limit", "f8"),
-        ("mtbf", "f8"),
         ("mttr", "f8"),
+        ("restart_share", "f8"),
+        ("lemon_share", "f8"),
+        ("lemon_factor", "f8"),
         ("checkpoint_interval", "f8"),
+        ("checkpoint_seconds", "f8"),
+        ("best_interval", "i8"),
         ("on_events", "i8"),
         ("most_free", "i8"),
         ("overlap", "i8"),
@@ -60,8 +67,9 @@ RULES = np.dtype(
     ],
     align=True,
 )
-"""SimulatorSettings as numbers; times in seconds, limit: when every cluster stops. follow_accuracy: 1 if when jobs gain
-their accuracy is noted, see `rlpto.simulator.shortfall`."""
+"""SimulatorSettings as numbers; times in seconds, limit: when every cluster stops. best_interval: 1 where
+jobs choose the interval of checkpoints by Young, 2 by Daly. follow_accuracy: 1 if when jobs gain their accuracy is
+noted, see `rlpto.simulator.shortfall`."""
 
 
 class World(NamedTuple):
@@ -119,6 +127,7 @@ def build_world(
     freed = np.zeros(len(background), dtype=NODE)
     for row, part in zip(freed, background, strict=True):
         row["toggle_at"], row["size"], row["node"] = part.until, part.gpus, part.node
+    all_gpus = node_gpus.tolist()
     node_gpus = node_gpus - np.bincount(freed["node"], freed["size"], nodes).astype(np.int64)
     clusters = np.zeros(batch, dtype=CLUSTER)
     clusters["jobs"] = count
@@ -130,6 +139,7 @@ def build_world(
     machines["up"][:, :nodes] = 1
     machines["toggle_at"][:, :nodes] = np.inf
     machines["node"][:, :nodes] = np.arange(nodes)
+    machines["mtbf"][:, :nodes] = [3600.0 * settings.failures.node_mtbf(gpus // settings.share) for gpus in all_gpus]
     machines[:, nodes:] = freed
     return World(
         jobs=jobs,
@@ -175,9 +185,14 @@ def compile_rules(settings: SimulatorSettings, follow_accuracy: bool) -> AnyArra
     rules["interval"] = settings.interval
     rules["resolution"] = settings.epoch_resolution
     rules["limit"] = np.inf if settings.max_hours is None else settings.max_hours * 3600.0
-    rules["mtbf"] = settings.failures.mtbf_hours * 3600.0
-    rules["mttr"] = settings.failures.mttr_hours * 3600.0
-    rules["checkpoint_interval"] = settings.failures.checkpoint_interval
+    failures = settings.failures
+    rules["mttr"] = failures.mttr_hours * 3600.0
+    for name in ("restart_share", "lemon_share", "lemon_factor", "checkpoint_seconds"):
+        rules[name] = getattr(failures, name)
+    if isinstance(failures.checkpoint_interval, str):
+        rules["best_interval"] = 1 + (failures.checkpoint_interval == "daly")
+    else:
+        rules["checkpoint_interval"] = failures.checkpoint_interval
     rules["on_events"] = settings.decide_on == "events"
     rules["most_free"] = settings.placement == "most_free"
     rules["overlap"] = settings.growth == "overlap"

@@ -141,7 +141,7 @@ class SimulatedCluster:
     def shape(self) -> ClusterShape:
         """The nodes as they are now, in the order they were given in."""
         nodes = len(self._shape)
-        if self._settings.failures.mtbf_hours:
+        if self._settings.failures.on:
             up = self._world.machines["up"][0, :nodes] == 1
             if not np.array_equal(up, [node.up for node in self._shape]):
                 self._shape = self._shape.with_up(up)

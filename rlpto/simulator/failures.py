@@ -1,7 +1,7 @@
 """Node failures and repairs: when they happen, and what follows from them.
 
-Their moments are hashes of seed, node and count, so a node's failures do not depend on the policy, and every policy
-meets the same ones.
+Their moments and kinds are hashes of seed, node and count, so a node's failures do not depend on the policy, and every
+policy meets the same ones.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from rlpto.core.jobs import curve_at
-from rlpto.core.placement import holds
 from rlpto.io.compiled import helper, kernel
 from rlpto.io.draws import uniform
+from rlpto.simulator.allocating import gpus_on
 from rlpto.simulator.arrays import World
 from rlpto.simulator.job_kernels import last_epoch, log_change, stop_running, work_seconds
+
+LEMON, RESTART = 2**62, 2**61
+"""Added to the count, so that a node's other draws are not those of its moments."""
 
 
 @kernel()
@@ -26,12 +29,14 @@ def next_toggle_after(now: float, mean: float, seed: int, node: int, toggles: in
 
 @helper()
 def schedule_failures(w: World, b: int) -> None:
-    """Draw the first failure of every node of cluster b."""
+    """Draw which nodes of cluster b are lemons, and the first failure of every node."""
     rules, cluster = w.rules[0], w.clusters[b]
     for node in range(w.free.shape[1]):
-        toggles = w.machines[b, node].toggles  # 0 yet; a literal would be compiled apart
-        first = next_toggle_after(0.0, rules.mtbf, cluster.seed, node, toggles)
-        w.machines[b, node].toggle_at = first
+        machine = w.machines[b, node]  # its toggles are 0 yet; a literal would be compiled apart
+        if rules.lemon_share > 0.0 and uniform(cluster.seed, node, machine.toggles + LEMON) < rules.lemon_share:
+            machine.mtbf /= rules.lemon_factor
+        first = next_toggle_after(0.0, machine.mtbf, cluster.seed, node, machine.toggles)
+        machine.toggle_at = first
         cluster.next_toggle = min(cluster.next_toggle, first)
 
 
@@ -43,8 +48,8 @@ def toggle_nodes(w: World, b: int) -> None:
         machine = w.machines[b, node]
         if machine.toggle_at > cluster.time:
             continue
-        cluster.changed = 1
         if node >= w.free.shape[1]:
+            cluster.changed = 1
             machine.up = 1
             machine.toggle_at = np.inf
             freed = w.machines[b, machine.node]
@@ -54,16 +59,24 @@ def toggle_nodes(w: World, b: int) -> None:
                 cluster.capacity += machine.size
             continue
         machine.toggles += 1
-        if machine.up:
-            stop_jobs_of(w, b, node)
+        drawn = 1.0
+        if machine.up and rules.restart_share > 0.0:
+            drawn = uniform(cluster.seed, node, machine.toggles + RESTART)
+        if drawn < rules.restart_share:
+            # Given that it is smaller, it is evenly distributed: it also says which GPU is hit.
+            stop_jobs_of(w, b, node, int(drawn / rules.restart_share * machine.size))
+        elif machine.up:
+            stop_jobs_of(w, b, node, -1)
+            cluster.changed = 1
             machine.up = 0
             w.free[b, node] = 0
             cluster.capacity -= machine.size
         else:
+            cluster.changed = 1
             machine.up = 1
             w.free[b, node] = machine.size
             cluster.capacity += machine.size
-        mean = rules.mtbf if machine.up else rules.mttr
+        mean = machine.mtbf if machine.up else rules.mttr
         machine.toggle_at = next_toggle_after(cluster.time, mean, cluster.seed, node, machine.toggles)
     cluster.next_toggle = np.inf
     for node in range(w.machines.shape[1]):
@@ -71,24 +84,41 @@ def toggle_nodes(w: World, b: int) -> None:
 
 
 @kernel(inline="always")
-def stop_jobs_of(w: World, b: int, node: int) -> None:
-    """Stop every job that holds a GPU of a failing node and take it back to its last checkpoint: the
-    latest whole checkpoint interval of training since its last change of GPUs."""
-    now, interval = w.clusters[b].time, w.rules[0].checkpoint_interval
+def stop_jobs_of(w: World, b: int, node: int, hit: int) -> None:
+    """Stop the jobs that hold GPUs of a failing node, and take them back to their last checkpoints.
+
+    hit: only the job that has this one of the node's GPUs, if they are dealt to its jobs in order of submission, the
+    free ones last; negative: all of them.
+    """
+    first = 0
     for i in range(w.clusters[b].active):
         j = w.active[b, i]
-        job = w.jobs[b, j]
-        if not holds(w.nodes[b, j], job.gpus, node):
-            continue
-        saved = np.floor(job.trained / interval) * interval * job.scale
-        start = job.base_progress
-        clock = work_seconds(w.rates, w.elapsed, job.row, start) + saved
-        epoch = last_epoch(w.elapsed, job.row, int(start), w.rates.shape[1], clock)
-        reached = epoch + (clock - w.elapsed[job.row, epoch]) * w.rates[job.row, epoch]
-        back = max(start, min(job.progress, reached))
-        accuracy = curve_at(w.accuracy, job.type_index, w.types[job.type_index].epochs, back)
-        w.sums[b].accuracy_gain[job.priority] += (accuracy - job.accuracy) * job.gain_scale
-        job.accuracy = accuracy
-        job.progress = back
-        stop_running(w, b, j, now)
-        log_change(w, b, j, now)
+        held = gpus_on(w.nodes[b, j], w.jobs[b, j].gpus, node)
+        if held > 0 and (hit < 0 or first <= hit < first + held):
+            w.clusters[b].changed = 1
+            back_to_checkpoint(w, b, j)
+            stop_running(w, b, j, w.clusters[b].time)
+            log_change(w, b, j, w.clusters[b].time)
+        first += held
+
+
+@helper()
+def back_to_checkpoint(w: World, b: int, j: int) -> None:
+    """Job j loses what came after its last checkpoint: the latest whole interval of training since its last change of
+    GPUs."""
+    job, rules = w.jobs[b, j], w.rules[0]
+    every = rules.checkpoint_interval  # seconds, those that writing takes included
+    if job.writing > 0.0:
+        every = rules.checkpoint_seconds / job.writing
+    saved = np.floor(job.trained / every) * every
+    job.lost += (job.trained - saved) * (1.0 - job.writing) * job.training_gpus
+    job.trained = saved
+    start = job.base_progress
+    clock = work_seconds(w.rates, w.elapsed, job.row, start) + saved * job.pace
+    epoch = last_epoch(w.elapsed, job.row, int(start), w.rates.shape[1], clock)
+    reached = epoch + (clock - w.elapsed[job.row, epoch]) * w.rates[job.row, epoch]
+    back = max(start, min(job.progress, reached))
+    accuracy = curve_at(w.accuracy, job.type_index, w.types[job.type_index].epochs, back)
+    w.sums[b].accuracy_gain[job.priority] += (accuracy - job.accuracy) * job.gain_scale
+    job.accuracy = accuracy
+    job.progress = back

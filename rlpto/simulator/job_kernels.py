@@ -57,7 +57,7 @@ def enter_epoch(
 
 @helper()
 def progress_in_steps(
-    rates: FloatArray, row: int, scale: float, progress: float, target: float, seconds: float, resolution: float
+    rates: FloatArray, row: int, pace: float, progress: float, target: float, seconds: float, resolution: float
 ) -> tuple[float, float]:
     """Epochs done after `seconds` when epoch ends are rounded to `resolution` seconds, and seconds unused.
 
@@ -67,7 +67,7 @@ def progress_in_steps(
     last = rates.shape[1] - 1
     while seconds > 0.0 and progress < target:
         epoch = int(progress)
-        rate = rates[row, min(epoch, last)] * scale
+        rate = rates[row, min(epoch, last)] * pace
         boundary = min(epoch + 1.0, target)
         if progress + rate * seconds < boundary:
             return progress + rate * seconds, 0.0
@@ -154,6 +154,8 @@ def start_running(w: World, b: int, j: int, shrinks: int) -> None:
         w.sums[b].rescales += 1
         if not overlaps:
             w.sums[b].rescale_seconds += delay
+    if w.rules[0].checkpoint_seconds > 0.0:
+        write_checkpoints(w, b, j)
     if not overlaps:
         job.rescale_left = delay
     if overlaps and (not shrinks or (job.grow_left > 0.0 and job.gpus > job.training_gpus)):
@@ -165,6 +167,49 @@ def start_running(w: World, b: int, j: int, shrinks: int) -> None:
     else:
         train_at(w, b, j, row)
     foresee_finish(w, b, j)
+
+
+@helper()
+def write_checkpoints(w: World, b: int, j: int) -> None:
+    """Job j writes checkpoints as often as is right on the nodes that it has now, which slows it from here on.
+
+    Of every interval + checkpoint_seconds it trains for the interval; that is spread evenly, as a factor on its pace.
+    """
+    job, rules = w.jobs[b, j], w.rules[0]
+    interval, cost = rules.checkpoint_interval, rules.checkpoint_seconds
+    if rules.best_interval > 0:
+        interval = best_interval(cost, 1.0 / stop_rate(w, b, j), rules.best_interval == 2)
+    keep_trained(job)
+    job.writing = cost / (interval + cost)
+    if job.row != NO_GPUS:
+        run_at(w, b, j, job.row)
+
+
+@helper()
+def stop_rate(w: World, b: int, j: int) -> float:
+    """How often failures stop job j where it runs now [1/s]: any of its nodes goes down, or it alone must restart."""
+    job, restarts, rate = w.jobs[b, j], w.rules[0].restart_share, 0.0
+    for i in range(job.gpus):
+        node = w.nodes[b, j, i]
+        machine = w.machines[b, node]
+        first = i == 0 or w.nodes[b, j, i - 1] != node  # a node's GPUs are together
+        rate += (restarts / machine.size + (1.0 - restarts) * first) / machine.mtbf
+    return float(rate)
+
+
+@kernel()
+def best_interval(cost: float, mtbf: float, daly: bool) -> float:
+    """Seconds of training between checkpoints that cost least, if one takes `cost` and failures come every `mtbf`.
+
+    Young (CACM 17(9), 1974): sqrt(2 cost mtbf). Daly (FGCS 22(3), 2006), equation 37, adds terms of higher order.
+    """
+    young = np.sqrt(2.0 * cost * mtbf)
+    if not daly:
+        return float(young)
+    if cost >= 2.0 * mtbf:
+        return mtbf
+    part = cost / (2.0 * mtbf)
+    return float(young * (1.0 + np.sqrt(part) / 3.0 + part / 9.0) - cost)
 
 
 @helper()
@@ -180,10 +225,18 @@ def train_at(w: World, b: int, j: int, row: int) -> None:
 def run_at(w: World, b: int, j: int, row: int) -> None:
     """Job j goes on from where it stands at this row of the speed tables."""
     job = w.jobs[b, j]
+    keep_trained(job)
     job.row = row
+    job.pace = job.scale * (1.0 - job.writing)
     job.base_progress = job.progress
-    job.trained = 0.0
     set_clock(w, job)
+
+
+@kernel(inline="always")
+def keep_trained(job: Any) -> None:
+    """What a JOB record has trained since its last change of GPUs is saved."""
+    job.kept += job.trained * (1.0 - job.writing)
+    job.trained = 0.0
 
 
 @kernel(inline="always")
@@ -221,12 +274,12 @@ def foresee_finish(w: World, b: int, j: int) -> None:
         return
     work = work_seconds(w.rates, w.elapsed, job.row, job.stop_epoch)
     # Rounding must not let a job that is all but done finish in the past.
-    job.finish_at = now + job.rescale_left + max(0.0, work - job.clock) / job.scale
+    job.finish_at = now + job.rescale_left + max(0.0, work - job.clock) / job.pace
     if job.grow_left > 0.0 and job.finish_at > now + job.grow_left:
-        reached = progress_at(w, job, job.clock + (job.grow_left - job.rescale_left) * job.scale)
+        reached = progress_at(w, job, job.clock + (job.grow_left - job.rescale_left) * job.pace)
         left = work_seconds(w.rates, w.elapsed, job.next_row, job.stop_epoch)
         left -= work_seconds(w.rates, w.elapsed, job.next_row, reached)
-        job.finish_at = now + job.grow_left + max(0.0, left) / job.scale
+        job.finish_at = now + job.grow_left + max(0.0, left) / job.pace
 
 
 @helper()
@@ -240,6 +293,7 @@ def progress_at(w: World, job: Any, clock: float) -> float:
 def stop_running(w: World, b: int, j: int, now: float) -> None:
     """Job j gives all its GPUs back and waits from `now` on (NaN: it has finished)."""
     job = w.jobs[b, j]
+    keep_trained(job)
     release(w.nodes[b, j], job.gpus, w.free[b])
     w.clusters[b].held -= job.gpus
     job.gpus = 0

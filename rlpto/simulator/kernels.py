@@ -37,6 +37,7 @@ def join_arrivals(w: World, b: int) -> None:
         job = w.jobs[b, cluster.arrived]
         kind = job.type_index
         job.accuracy = w.accuracy[kind, 0]
+        job.lost = 0.0 if w.machines[b, 0].mtbf > 0.0 else np.nan
         in_all = curve_at(w.accuracy, kind, w.types[kind].epochs, job.epochs) - job.accuracy
         job.gain_scale = 1.0 / in_all if in_all > 0.0 else 0.0
         if w.rules[0].follow_accuracy:
@@ -72,7 +73,7 @@ def train_jobs(w: World, b: int, until: float) -> None:
         finished, same_epoch = True, False
         if resolution > 0.0:
             after, unused = progress_in_steps(
-                rates, job.row, job.scale, before, job.stop_epoch, seconds - delay, resolution
+                rates, job.row, job.pace, before, job.stop_epoch, seconds - delay, resolution
             )
             finished = after >= job.stop_epoch
         elif job.finish_at <= until:
@@ -82,10 +83,10 @@ def train_jobs(w: World, b: int, until: float) -> None:
             if job.grow_left > seconds:
                 job.grow_left -= seconds
             elif job.grow_left > 0.0:  # its newest workers join in between
-                job.progress = max(before, progress_at(w, job, job.clock + (job.grow_left - delay) * job.scale))
+                job.progress = max(before, progress_at(w, job, job.clock + (job.grow_left - delay) * job.pace))
                 trains = seconds - job.grow_left
                 train_at(w, b, j, job.next_row)
-            job.clock += trains * job.scale
+            job.clock += trains * job.pace
             same_epoch = job.clock < job.epoch_end and job.progress == before
             if job.clock >= job.epoch_end:
                 epoch = last_epoch(elapsed, job.row, job.epoch, rates.shape[1], job.clock)

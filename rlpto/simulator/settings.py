@@ -2,25 +2,77 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from rlpto.io.settings import Settings
+from rlpto.io.settings import LARGEST_NUMBER, Settings
 
 SHORTEST_MTBF_HOURS = 0.01
 """Nodes that fail more often do nothing else."""
 
+SHORTEST_GPU_MTBF_HOURS = 1.0
+"""The same for one GPU of many."""
+
 
 class FailureSettings(Settings):
-    """Node failures, exponential in both directions; 0 hours between failures switches them off."""
+    """Failures and repairs, both exponential; without hours between failures nothing fails."""
 
     mtbf_hours: float = Field(0.0, ge=0, le=10**9)
-    """Mean hours between failures of one node; 0: nodes never fail."""
+    """Mean hours between failures of one node, however many GPUs it has; 0: nodes never fail."""
+    gpu_mtbf_hours: float = Field(0.0, ge=0, le=10**9)
+    """Mean hours between failures of one GPU, in place of mtbf_hours: a node with k GPUs fails k times as often as one
+    with a single one. Llama 3: 50,700. 0: nodes never fail."""
     mttr_hours: float = Field(1.0, ge=0.0001)
     """Mean hours to repair a node."""
-    checkpoint_interval: float = Field(600.0, ge=0.001)
-    """Seconds of training between checkpoints: a job that loses a node loses what came after the last one."""
+    restart_share: float = Field(0.0, ge=0, le=1)
+    """Share of failures after which the node stays up (software, NCCL). Such a failure hits one of the node's GPUs: the
+    job that has it stops, goes back to its last checkpoint, and may start again at once; on a free GPU nothing is lost.
+    The other failures stop all jobs on the node and take it out for mttr_hours."""
+    lemon_share: float = Field(0.0, ge=0, le=1)
+    """Share of nodes, chosen at random by seed, that fail lemon_factor times as often as the others."""
+    lemon_factor: float = Field(10.0, ge=1, le=100)
+    """How many times as often such nodes fail."""
+    checkpoint_interval: float | Literal["young", "daly"] = 600.0
+    """Seconds of training between checkpoints: a job that loses a node loses what came after the last one. young, daly:
+    what is best by these for each job, from checkpoint_seconds and how often the nodes fail that it runs on; chosen
+    whenever its GPUs change."""
+    checkpoint_seconds: float = Field(0.0, ge=0, le=10**6)
+    """Seconds without training that a job takes to write a checkpoint. They slow it evenly: it runs at interval /
+    (interval + checkpoint_seconds) of its speed. Policies are shown speeds without this."""
+
+    @property
+    def on(self) -> bool:
+        """True if anything fails."""
+        return self.mtbf_hours > 0 or self.gpu_mtbf_hours > 0
+
+    def node_mtbf(self, gpus: int) -> float:
+        """Mean hours between failures of a node with this number of GPUs (0: as with 1), no lemon; 0: it never does."""
+        return self.gpu_mtbf_hours / max(gpus, 1) if self.gpu_mtbf_hours else self.mtbf_hours
+
+    @field_validator("checkpoint_interval", mode="before")
+    @classmethod
+    def _seconds_or_a_rule(cls, value: Any) -> Any:
+        try:
+            seconds = float(value)
+        except (TypeError, ValueError):
+            seconds = 0.0
+        if not 0.001 <= seconds <= LARGEST_NUMBER and value not in ("young", "daly"):
+            raise ValueError(f"expected seconds (0.001 or more), young or daly, got {value!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _settings_go_together(self) -> Self:
+        if self.mtbf_hours > 0 and self.gpu_mtbf_hours > 0:
+            raise ValueError("expected mtbf_hours (of a node) or gpu_mtbf_hours (of each GPU), got both")
+        if 0 < self.gpu_mtbf_hours < SHORTEST_GPU_MTBF_HOURS:
+            raise ValueError(f"gpu_mtbf_hours: expected 0, or {SHORTEST_GPU_MTBF_HOURS:g} and more")
+        if isinstance(self.checkpoint_interval, str) and not (self.on and self.checkpoint_seconds > 0):
+            raise ValueError(
+                f"checkpoint_interval {self.checkpoint_interval} needs checkpoint_seconds above 0, and failures "
+                "(mtbf_hours or gpu_mtbf_hours above 0)"
+            )
+        return self
 
 
 class SimulatorSettings(Settings):

@@ -53,7 +53,7 @@ def shortfall_of(w: World, job: Any, missing: float, now: float, until: float) -
     begins = now + delay
     if w.rules[0].resolution > 0.0:
         after, unused = progress_in_steps(
-            w.rates, job.row, job.scale, job.progress, job.stop_epoch, until - begins, w.rules[0].resolution
+            w.rates, job.row, job.pace, job.progress, job.stop_epoch, until - begins, w.rules[0].resolution
         )
         end, reached = until - unused, accuracy_after(w, job, after)
         if after < job.stop_epoch:
@@ -64,7 +64,7 @@ def shortfall_of(w: World, job: Any, missing: float, now: float, until: float) -
     end, joins = min(until, job.finish_at), now + job.grow_left
     row, start, time, early = job.row, job.progress, begins, 0.0
     if job.grow_left > 0.0 and joins < end:  # its newest workers join in between
-        start = max(start, progress_at(w, job, job.clock + (job.grow_left - delay) * job.scale))
+        start = max(start, progress_at(w, job, job.clock + (job.grow_left - delay) * job.pace))
         early = pass_epochs(w, job, row, job.progress, start, begins, end)
         row, time = job.next_row, joins
     stop = job.stop_epoch
@@ -77,7 +77,7 @@ def shortfall_of(w: World, job: Any, missing: float, now: float, until: float) -
 def progress_after(w: World, job: Any, row: int, start: float, seconds: float) -> float:
     """Epochs that a JOB record has done after seconds of training at a row, from progress `start` on."""
     epochs = w.rates.shape[1]
-    clock = work_seconds(w.rates, w.elapsed, row, start) + seconds * job.scale
+    clock = work_seconds(w.rates, w.elapsed, row, start) + seconds * job.pace
     epoch = last_epoch(w.elapsed, row, int(start), epochs, clock)
     reached = epoch + (clock - w.elapsed[row, epoch]) * w.rates[row, epoch]
     return float(max(start, min(job.stop_epoch, reached)))
@@ -95,7 +95,7 @@ def pass_epochs(w: World, job: Any, row: int, start: float, stop: float, time: f
     while at < stop:
         epoch = int(at)
         edge = min(stop, epoch + 1.0)
-        seconds = (edge - at) / (w.rates[row, min(epoch, last)] * job.scale)
+        seconds = (edge - at) / (w.rates[row, min(epoch, last)] * job.pace)
         after = accuracy_after(w, job, edge)
         if after >= level:
             note_levels(job, time, seconds, before, after)

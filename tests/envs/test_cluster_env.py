@@ -30,6 +30,14 @@ from ..builders import random_jobs
 from .builders import NODES, START, TABLES, WHOLE, make_setup
 
 FAILING = FailureSettings(mtbf_hours=1.0, mttr_hours=0.1)
+ALL_OF_IT = FailureSettings(
+    gpu_mtbf_hours=8.0,
+    mttr_hours=0.1,
+    restart_share=0.5,
+    lemon_share=0.5,
+    checkpoint_interval="young",
+    checkpoint_seconds=9.0,
+)
 
 
 def drawn(setup: EnvSetup | ExternalSetup) -> ClusterEnv:
@@ -96,6 +104,7 @@ def test_slots_of_a_batch_and_single_environments_go_the_same_way(
     ("decide_on", "failures", "noisy", "gained", "classes"),
     [
         ("events", FailureSettings(), False, 1.0, "strict"),
+        ("events", ALL_OF_IT, False, 1.0, "strict"),
         ("interval", FAILING, True, 1.0, "weighted"),
         ("events", FAILING, False, 0.5, "strict"),
     ],

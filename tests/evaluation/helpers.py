@@ -49,6 +49,8 @@ def tiny_record(finish: tuple[float, ...] = (100.0, 200.0, 350.0), **overrides: 
         requested_time=np.array([100.0, 200.0, 150.0]),
         trained_epochs=np.array([5.0, 5.0, 5.0]),
         full_accuracy=np.full(3, np.nan),
+        kept_seconds=np.array([90.0, 180.0, 100.0]),
+        lost_gpu_seconds=np.array([0.0, 0.0, 7200.0]),
     )
     decisions = DecisionRecords(
         time=np.array([0.0, 50.0, 100.0, 200.0]),
@@ -79,7 +81,7 @@ def tiny_record(finish: tuple[float, ...] = (100.0, 200.0, 350.0), **overrides: 
 def empty_record() -> RunRecord:
     """A run of a workload without jobs."""
     none, nothing = np.zeros(0), np.zeros(0, dtype=np.int64)
-    jobs = JobRecords((), (), *[nothing] * 5, *[none] * 14)
+    jobs = JobRecords((), (), *[nothing] * 5, *[none] * 16)
     decisions = DecisionRecords(none, none, nothing, nothing, nothing, nothing, np.zeros((0, 5)), none)
     return RunRecord("none", "w0", 0, 4, jobs, decisions, AllocationChanges(none, nothing, nothing, none), 0.0)
 

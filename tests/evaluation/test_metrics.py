@@ -44,6 +44,8 @@ def test_every_metric_of_three_jobs() -> None:
         "final_accuracy": 0.8,
         "epochs_saved": math.nan,
         "accuracy_lost": math.nan,
+        "ettr": (90 / 100 + 180 / 200 + 100 / 300) / 3,
+        "lost_gpu_hours": 2.0,
         "time_to_90": (60 + 120 + 200) / 3,
         "time_to_95": (80 + 160 + 250) / 3,
         "time_to_99": (90 + 190) / 2,

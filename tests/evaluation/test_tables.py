@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from rlpto.core.records import RunRecord
-from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
+from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS, measure
 from rlpto.evaluation.runner import Cell, FinishedCell, evaluate
 from rlpto.evaluation.tables import Results, frame, print_results, results, warnings, write_csv
 
 from .conftest import POLICIES
-from .helpers import toy_record
+from .helpers import tiny_record, toy_record
 
 
 def printed(shown: Results, width: int = 120) -> str:
@@ -129,3 +129,10 @@ def test_intervals_of_few_cells_stay_possible(finished: list[FinishedCell]) -> N
         assert not interval.low > interval.estimate
     assert summary.mean["jct_mean"].low >= 0
     assert summary.mean["utilisation"].high <= 1
+
+
+def test_what_failures_cost_is_shown_where_nodes_may_fail(toy_results: Results) -> None:
+    assert "ETTR" not in printed(toy_results)
+    cells = [Cell(policy, "w0", 0) for policy in ("fifo", "share")]
+    found = [FinishedCell(cell, measure(tiny_record()), {}, Path("none")) for cell in cells]
+    assert "ETTR" in printed(results(found, "exact"))

@@ -7,11 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlpto.core.records import JobRecords
+from rlpto.evaluation.metrics import measure
+from rlpto.io.arrays import FloatArray
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.failures import next_toggle_after
+from rlpto.simulator.job_kernels import best_interval
 from rlpto.simulator.settings import FailureSettings
 
-from ..builders import give, job, linear_tables, make_cluster
+from ..builders import advance_to, give, job, linear_tables, make_cluster, played, run_out
 
 
 def failing(mtbf: float, mttr: float = 1.0, checkpoint: float = 600.0) -> FailureSettings:
@@ -37,11 +41,18 @@ def history(cluster: SimulatedCluster, busy: bool) -> list[int]:
     return seen
 
 
-def test_failures_do_not_depend_on_what_runs():
+MODES = [
+    failing(0.5, 0.2),
+    FailureSettings(gpu_mtbf_hours=2, mttr_hours=0.2, restart_share=0.5, lemon_share=0.5, lemon_factor=3),
+]
+
+
+@pytest.mark.parametrize("failures", MODES, ids=["nodes", "all"])
+def test_failures_do_not_depend_on_what_runs(failures):
     jobs = [job(0, epochs=1e6), job(1, epochs=1e6)]
 
     def cluster(seed: int) -> SimulatedCluster:
-        rules = {"interval": 60, "decide_on": "interval", "failures": failing(0.5, 0.2)}
+        rules = {"interval": 60, "decide_on": "interval", "failures": failures}
         return make_cluster(jobs, linear_tables(), [4, 3, 2], seed=seed, **rules)
 
     assert history(cluster(1), busy=True) == history(cluster(1), busy=False)
@@ -85,3 +96,129 @@ def test_accuracy_gained_and_lost_again_cancels():
         gained += cluster.advance().accuracy_gain.sum()
     assert cluster.store.progress[0] == 0.0
     assert gained == pytest.approx(0.0, abs=1e-12)
+
+
+def up_share(sizes: list[int], seed: int = 0, **rules: float) -> FloatArray:
+    """[N] share of 400 h that each node is up, where repairs take an hour."""
+    failures = FailureSettings(mttr_hours=1.0, **rules)
+    cluster = make_cluster([job(epochs=1e9)], linear_tables(), sizes, seed, interval=1800.0, failures=failures)
+    seen = []
+    while cluster.time < 400 * 3600:
+        cluster.advance()
+        if cluster.time % 1800.0 == 0:
+            seen.append([node.up for node in cluster.shape])
+    return np.mean(seen, axis=0)
+
+
+def test_nodes_fail_in_proportion_to_their_gpus():
+    up = up_share([2] * 15 + [8] * 15, gpu_mtbf_hours=8.0)
+    assert up[:15].mean() == pytest.approx(4 / (4 + 1), abs=0.03)
+    assert up[15:].mean() == pytest.approx(1 / (1 + 1), abs=0.03)
+
+
+def test_lemons_fail_more_often_and_the_others_as_before():
+    plain, some = up_share([1] * 30, mtbf_hours=30.0), up_share([1] * 30, mtbf_hours=30.0, lemon_share=0.4)
+    lemon = some < 0.86
+    assert 6 <= lemon.sum() <= 18
+    assert some[lemon].mean() == pytest.approx(3 / (3 + 1), abs=0.05)
+    assert np.array_equal(some[~lemon], plain[~lemon])
+    assert not np.array_equal(lemon, up_share([1] * 30, 1, mtbf_hours=30.0, lemon_share=0.4) < 0.86)
+
+
+def test_a_failure_that_leaves_the_node_up_stops_the_job_on_one_gpu():
+    jobs = [job(i, epochs=1e9) for i in range(3)]
+    rules = FailureSettings(gpu_mtbf_hours=4.0, restart_share=1.0)
+    cluster = make_cluster(jobs, linear_tables(), [4, 4], 3, failures=rules)
+    stopped = []
+    while cluster.time < 400 * 3600:
+        give(cluster, [1, 1, 1])
+        cluster.advance()
+        assert cluster.up_gpus == 8
+        stopped += np.flatnonzero(cluster.store.gpus == 0).tolist()
+        assert (cluster.store.gpus == 0).sum() <= 1
+    assert np.bincount(stopped) == pytest.approx(100, abs=30), "400 h / 4 h, however many jobs are on the node"
+
+
+def test_the_best_interval_is_that_of_young_and_daly():
+    assert best_interval(50.0, 10_000.0, False) == 1000.0
+    part = 50.0 / 20_000.0
+    assert best_interval(50.0, 10_000.0, True) == pytest.approx(1000.0 * (1 + part**0.5 / 3 + part / 9) - 50.0)
+    assert best_interval(300.0, 100.0, True) == 100.0
+    wasted = {every: 50.0 / every + every / 2 / 1e6 for every in np.geomspace(100, 1e6, 4001)}
+    assert best_interval(50.0, 1e6, False) == pytest.approx(min(wasted, key=wasted.get), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "restarts", "mtbf"),
+    [(1, 0.0, 10_000), (8, 0.0, 5000), (1, 1.0, 40_000), (2, 0.5, 40_000 / 3), (8, 1, 5000)],
+)
+def test_writing_checkpoints_slows_a_job_by_how_often_it_is_stopped(gpus, restarts, mtbf):
+    """On nodes of 4 GPUs that fail every 10,000 h: of 8 GPUs, on two nodes; of 1 GPU that alone is hit, a fourth."""
+    rules = {"mtbf_hours": 1e4, "restart_share": restarts, "checkpoint_seconds": 30.0}
+    for chosen, interval in ((120.0, 120.0), ("young", np.sqrt(2 * 30.0 * mtbf * 3600))):
+        failures = FailureSettings(checkpoint_interval=chosen, **rules)
+        cluster = make_cluster([job(epochs=80.0, gpus=gpus)], linear_tables(delay=7.0), [4, 4], failures=failures)
+        give(cluster, [gpus])
+        assert run_out(cluster) == pytest.approx(7.0 + 8000.0 / gpus * (interval + 30.0) / interval)
+
+
+def test_an_interval_is_chosen_again_when_the_gpus_change():
+    failures = FailureSettings(gpu_mtbf_hours=2e4, checkpoint_interval="young", checkpoint_seconds=600.0)
+    cluster = make_cluster([job(epochs=1e4, max_gpus=8)], linear_tables(), [4, 4], failures=failures, growth="overlap")
+    for gpus in (1, 8, 1):
+        give(cluster, [gpus])
+        start, before = cluster.time, cluster.store.progress[0]
+        advance_to(cluster, start + 3600.0)
+        interval = np.sqrt(2 * 600.0 * 3600 * 5000 / (2 if gpus == 8 else 1))
+        expected = (cluster.time - start) * 0.01 * gpus * interval / (interval + 600.0)
+        assert cluster.store.progress[0] - before == pytest.approx(expected)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([0.0, 7.0]), st.sampled_from([0.0, 25.0]), st.sampled_from([0.0, 0.6]))
+def test_work_that_is_kept_and_work_that_is_lost_are_all_that_was_trained(seed, delay, cost, restarts):
+    rules = {"restart_share": restarts, "checkpoint_interval": 90.0, "checkpoint_seconds": cost}
+    failures = FailureSettings(mtbf_hours=0.3, mttr_hours=0.05, **rules)
+    jobs = [job(i, submit=40.0 * i, epochs=8.0) for i in range(5)]
+    cluster = make_cluster(jobs, linear_tables(delay=delay), [2, 2], seed, failures=failures)
+    found = played(cluster).jobs
+    assert found.kept_seconds == pytest.approx(800.0)
+    trained = (found.kept_seconds + found.lost_gpu_seconds) * (90.0 + cost) / 90.0
+    started = found.gpu_seconds - trained
+    assert np.all(started <= (1 + found.rescales) * delay + 1e-6), "a start may be cut short"
+    assert np.all(started >= delay - 1e-6)
+
+
+def times(**rules: float) -> tuple[JobRecords, dict[str, float]]:
+    record = played(make_cluster([job(epochs=2.0)], linear_tables(delay=50.0), failures=FailureSettings(**rules)))
+    return record.jobs, measure(record)
+
+
+def test_the_training_time_ratio_counts_all_but_training_that_stays():
+    _, calm = times()
+    assert calm["ettr"] == pytest.approx(200 / 250)
+    assert np.isnan(calm["lost_gpu_hours"]), "nothing can fail"
+    _, writing = times(checkpoint_interval=100.0, checkpoint_seconds=25.0)
+    assert writing["ettr"] == pytest.approx(200 / 300)
+    lasting, failing = times(mtbf_hours=0.02, mttr_hours=0.05, checkpoint_interval=1e6)
+    assert failing["lost_gpu_hours"] > 0
+    assert failing["ettr"] == pytest.approx(200 / lasting.finish_time[0])
+    alone = measure(played(make_cluster([job(epochs=2.0)], linear_tables())))
+    assert alone["ettr"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"mtbf_hours": 5, "gpu_mtbf_hours": 5}, "got both"),
+        ({"gpu_mtbf_hours": 0.5}, "gpu_mtbf_hours: expected 0, or 1 and more"),
+        ({"mtbf_hours": 5, "checkpoint_interval": "young"}, "checkpoint_interval young needs checkpoint_seconds"),
+        ({"checkpoint_seconds": 5, "checkpoint_interval": "daly"}, "checkpoint_interval daly needs"),
+        ({"checkpoint_interval": "often"}, "0.001 or more.*, young or daly, got 'often'"),
+        ({"checkpoint_interval": 0}, "0.001 or more.*, young or daly, got 0"),
+        ({"restart_share": 1.5}, "restart_share"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(wrong, error):
+    with pytest.raises(ValueError, match=error):
+        FailureSettings(**wrong)

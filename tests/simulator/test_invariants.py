@@ -61,7 +61,7 @@ class WatchedCluster(SimulatedCluster):
         self.reports.append(report)
         assert report.start == before
         assert report.end == self.time >= before
-        if not self.case.settings.failures.mtbf_hours:
+        if not self.case.settings.failures.on:
             assert (self.store.progress >= progress).all(), "work is never lost"
         assert (self.store.progress <= self.store.epochs).all()
         came = self.store.submit_time <= self.time
