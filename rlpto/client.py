@@ -126,6 +126,18 @@ class Client:
         """Let a job end."""
         return self._ask("POST", f"/jobs/{_id(job)}/cancel")
 
+    def hold(self, job: str) -> Answer:
+        """Keep a waiting job from starting until it is released."""
+        return self._ask("POST", f"/jobs/{_id(job)}/hold")
+
+    def release(self, job: str) -> Answer:
+        """Let a job that is on hold start."""
+        return self._ask("POST", f"/jobs/{_id(job)}/release")
+
+    def resubmit(self, job: str) -> Answer:
+        """Submit a job that is over once more: the new one."""
+        return self._ask("POST", f"/jobs/{_id(job)}/resubmit", headers={"Idempotency-Key": uuid.uuid4().hex})
+
     def set_priority(self, job: str, priority: str) -> Answer:
         """Change the priority class of a job: high, normal or low."""
         tag = f'"{self.job(job)["version"]}"'

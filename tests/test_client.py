@@ -225,6 +225,17 @@ class TestCommand:
         assert "finished" in command("job", "wait", one)
         assert "cancelled" in command("job", "wait", one, other, code=1)
 
+    def test_a_job_is_held_released_and_submitted_once_more(self, command: Any, running: Running) -> None:
+        job = json.loads(command("submit", "-p", "digits", "--gpus", "2", "--json"))["id"]
+        assert f"{job} does not start now: held by ann" in command("job", "hold", job)
+        assert "held by ann" in command("jobs")
+        assert f"{job} may start (it is submitted)" in command("job", "release", job)
+        assert "expected one that is over" in str(refused("job", "resubmit", job))
+        finish(running.store, job)
+        assert "expected one that waits" in str(refused("job", "hold", job))
+        again = command("job", "resubmit", job).split()[0]
+        assert (again != job, running.client().job(again)["gpus"]) == (True, 2)
+
     def test_a_job_from_show_to_history(self, command: Any, running: Running) -> None:
         job = json.loads(command("submit", "-p", "digits", "--json"))["id"]
         status.set_queue(running.store, [status.QueueRow(job, 1, 3, "3 GPUs are ahead")])

@@ -327,7 +327,8 @@ class SessionDatabase(Store):
                 self._training.discard(job)
             state: State = "queued" if not gpus else "running" if row.state == "running" else "starting"
             started = at if gpus and row.started is None else row.started
-            change_job(self, job, at, state=state, reason="", gpus_held=gpus, started=started)
+            columns: dict[str, str | float | None] = {"held_by": ""} if gpus else {}  # a hold that came too late
+            change_job(self, job, at, state=state, reason="", gpus_held=gpus, started=started, **columns)
             self._show(job, at, {"state": state, "gpus_held": gpus})
 
     def changes(self) -> list[tuple[float, str, int, float, Nodes]]:

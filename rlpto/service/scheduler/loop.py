@@ -26,6 +26,7 @@ from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import JobQueueSource
 from rlpto.service.scheduler.status_writer import StatusWriter
 from rlpto.store.database import Store
+from rlpto.store.jobs import on_hold
 from rlpto.store.requests import Request
 from rlpto.store.status import DecisionRow, set_volume
 from rlpto.store.users import all_users
@@ -69,6 +70,7 @@ class SchedulerLoop(SessionLoop):
         super().__init__(parts.cluster, parts.policy, queue, parts.predictor, served=served)
         self._parts, self._weights, self._wall, self._gpus_held = parts, weights, wall, gpus_held
         self._reward = np.zeros(len(REWARD_PARTS))
+        self._shown = 0
 
     def step(self) -> AnyArray:
         """Decide if that is due, let time pass, and see to what is done now and then."""
@@ -86,8 +88,8 @@ class SchedulerLoop(SessionLoop):
             yield switches.popleft()
 
     def check_progress(self, points: int) -> None:
-        """Fall back where no job makes progress under the policy. In a drained service that is no fault."""
-        if not self._parts.source.drained and self._policy.in_force != FALLBACK:
+        """Fall back where no job makes progress under the policy. It is no fault of a policy that is shown no job."""
+        if self._shown and self._policy.in_force != FALLBACK:
             super().check_progress(points)
 
     def decide(self) -> float:
@@ -98,7 +100,10 @@ class SchedulerLoop(SessionLoop):
             forecast, reserved = parts.volume(whole)
             whole = replace(whole, forecast=forecast, reserved=reserved)
         owners, quotas = self._owners(whole)
-        state, hidden = eligible(whole, owners, quotas, self._gpus_held, parts.source.drained)
+        by, ids = on_hold(parts.store), parts.cluster.ids
+        held = {row: by[ids[number]] for row, number in enumerate(whole.jobs.index.tolist()) if ids[number] in by}
+        state, hidden = eligible(whole, owners, quotas, self._gpus_held, parts.source.drained, held)
+        self._shown = len(state.jobs)
         given = np.zeros(len(whole.jobs), dtype=np.int64)
         latency = 0.0
         if len(state.jobs):

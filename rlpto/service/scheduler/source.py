@@ -56,7 +56,7 @@ class JobQueueSource:
         if self.closed:
             return []
         rows, jobs = jobs_to_take_in(self._store, MOST_AT_ONCE), []
-        new = [row for row in rows if row.id not in self._given]
+        new = [row for row in rows if row.id not in self._given and not row.held_by]
         if len(rows) < MOST_AT_ONCE:
             self._given.intersection_update(row.id for row in rows)
         for row in new:
@@ -130,6 +130,9 @@ class JobQueueSource:
         if row is None or row.is_over:
             answer(self._store, request.seq, self._wall(), "it has ended" if row else "there is no such job")
             return None
+        if request.kind == "hold":
+            answer(self._store, request.seq, self._wall())
+            return DecideNow()
         if request.kind == "priority":
             priority = PRIORITY_CLASSES.index(str(request.body["priority"]))
             answer(self._store, request.seq, self._wall())

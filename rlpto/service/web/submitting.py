@@ -13,7 +13,7 @@ from pydantic import JsonValue, ValidationError
 from rlpto.io.settings_text import first_problem
 from rlpto.service.settings import CatalogueProgram, ServiceSettings
 from rlpto.service.web.errors import Problem
-from rlpto.service.web.schemas import JobBody
+from rlpto.service.web.schemas import JobBody, ScriptBody
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import (
@@ -28,7 +28,7 @@ from rlpto.store.jobs import (
 from rlpto.store.program_keys import SCRIPTS, ProgramKeys
 from rlpto.store.programs import all_programs, get_program
 from rlpto.store.rows import insert
-from rlpto.store.scripts import ScriptRow, keep_script, script_row
+from rlpto.store.scripts import ScriptRow, get_script, keep_script, script_row
 from rlpto.store.status import PreviewRow, previews
 from rlpto.store.users import User, over_quota
 
@@ -139,6 +139,16 @@ def previews_for(store: Store, job: NewJob) -> list[PreviewRow]:
     return [replace(row, hours=row.hours * share, gpu_hours=row.gpu_hours * share) for row in rows]
 
 
+def body_of(store: Store, job: JobRow) -> JobBody:
+    """What would submit a job once more. Jobs that it came after are left out: they may be gone."""
+    kept = None if job.script is None else get_script(store, job.script)
+    script = None
+    if kept is not None and job.samples is not None:
+        script = ScriptBody(name=kept.name, source=kept.source, arguments=list(job.arguments), samples=job.samples)
+    asked = {name: getattr(job, name) for name in JobBody.model_fields if name not in ("script", "after")}
+    return JobBody.model_validate({**asked, "script": script})
+
+
 def digest_of(body: JobBody) -> str:
     """Digest that identifies a repeated submission."""
     return hashlib.sha256(json.dumps(body.model_dump(), sort_keys=True).encode()).hexdigest()
@@ -174,8 +184,8 @@ def submit(
     if body.script is not None:
         keep_script(store, script_row(body.script.name, body.script.source))
     row = insert_job(store, job, at)
-    if row.after:
-        row = replace(row, reason=f"it comes after {', '.join(row.after)}")
+    if row.waits_for:
+        row = replace(row, reason=row.waits_for)
         change_job(store, row.id, at, reason=row.reason)
     add_event(store, "job", at, row.id, row.owner, {"state": row.state, "name": row.name})
     if key is not None:

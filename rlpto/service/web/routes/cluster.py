@@ -121,7 +121,7 @@ def queue_entries(service: Service, caller: Caller, limit: int = _LONGEST_QUEUE)
                 owner=job.owner if job is not None and shown else None,
                 gpus=None if job is None else job.gpus,
                 priority=None if job is None else job.priority,
-                prediction=predicted.get(row.job) if shown else None,
+                prediction=predicted.get(row.job) if job is not None and shown and not job.held_by else None,
             )
         )
     return entries
