@@ -94,6 +94,12 @@ class Client:
         key = {"Idempotency-Key": uuid.uuid4().hex}
         return self._ask("POST", "/jobs", json={"program": program, **job}, headers=key)
 
+    def submit_array(self, first: int, last: int, program: str, /, **job: Any) -> list[Answer]:
+        """Submit a job for each number, which replaces `{i}` in its options and arguments; all of them, or none."""
+        key = {"Idempotency-Key": uuid.uuid4().hex}
+        body = {"job": {"program": program, **job}, "first": first, "last": last}
+        return list(self._ask("POST", "/jobs/array", json=body, headers=key)["jobs"])
+
     def validate(self, program: str, /, **job: Any) -> Answer:
         """What would be submitted, and the time and GPU-hours it would take."""
         return self._ask("POST", "/jobs/validate", json={"program": program, **job})
@@ -125,6 +131,10 @@ class Client:
     def cancel(self, job: str) -> Answer:
         """Let a job end."""
         return self._ask("POST", f"/jobs/{_id(job)}/cancel")
+
+    def cancel_all(self, label: str | None = None) -> list[Answer]:
+        """Let all own jobs end that are not over. label: those with this label, as key=value."""
+        return list(self._ask("POST", "/jobs/cancel", params={} if label is None else {"label": label})["jobs"])
 
     def hold(self, job: str) -> Answer:
         """Keep a waiting job from starting until it is released."""

@@ -236,6 +236,20 @@ class TestCommand:
         again = command("job", "resubmit", job).split()[0]
         assert (again != job, running.client().job(again)["gpus"]) == (True, 2)
 
+    def test_an_array_is_submitted_and_cancelled(self, command: Any) -> None:
+        said = command(
+            "submit", "-p", "digits", "--array", "7-9", "-o", "hidden={i}", "-o", "optimizer=sgd", "-l", "a=b"
+        )
+        assert [line.split(",")[0].split(": ")[1] for line in said.splitlines()] == [f"digits[{n}]" for n in (7, 8, 9)]
+        assert "cancel all of your jobs that wait or train with label a=b?" in command(
+            "job", "cancel", "--all", "--label", "a=b", code=1, given="n"
+        )
+        assert "3 of your jobs" in command("job", "cancel", "--all", "--label", "a=b", "--yes")
+        assert "expected FIRST-LAST" in str(refused("submit", "-p", "digits", "--array", "3"))
+        assert "expected no --array" in str(refused("submit", "-p", "digits", "--array", "1-3", "--check"))
+        for arguments in (["j1", "--all"], [], ["j1", "--label", "a=b"]):
+            assert "expected ids of jobs, or --all" in str(refused("job", "cancel", *arguments))
+
     def test_a_job_from_show_to_history(self, command: Any, running: Running) -> None:
         job = json.loads(command("submit", "-p", "digits", "--json"))["id"]
         status.set_queue(running.store, [status.QueueRow(job, 1, 3, "3 GPUs are ahead")])

@@ -232,12 +232,26 @@ def wait(
 
 
 @job_app.command("cancel", epilog="Example: rlpto job cancel jaxmt3k52qpb7 jbxmt3k52qpb7")
-def cancel(jobs: JobsArgument, service: ServiceOption = None, certificate: CertificateOption = None) -> None:
+def cancel(
+    jobs: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Ids of jobs.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="All of your own that wait or train.")] = False,
+    label: Annotated[str | None, typer.Option(metavar="KEY=VALUE", help="Of --all those with this label.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    service: ServiceOption = None,
+    certificate: CertificateOption = None,
+) -> None:
     """Cancel jobs; their reports are kept."""
     from rlpto.store.jobs import ENDED
 
+    if bool(jobs) == all_ or (label is not None and not all_):
+        raise ConfigError("job cancel: expected ids of jobs, or --all and no id; --label goes with --all")
     with connect(service, certificate) as client:
-        for job in jobs:
+        if all_:
+            which = "your jobs that wait or train" + (f" with label {_label(label)}" if label else "")
+            if not yes:
+                typer.confirm(f"cancel all of {which}?", abort=True)
+            make_console().print(f"{len(client.cancel_all(label))} of {which} will end", markup=False)
+        for job in jobs or ():
             state = client.cancel(job)["state"]
             said = f"{job} is {state} already" if state in ENDED else f"{job} will end (it is {state})"
             make_console().print(said)

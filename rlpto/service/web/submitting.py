@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -13,7 +13,7 @@ from pydantic import JsonValue, ValidationError
 from rlpto.io.settings_text import first_problem
 from rlpto.service.settings import CatalogueProgram, ServiceSettings
 from rlpto.service.web.errors import Problem
-from rlpto.service.web.schemas import JobBody, ScriptBody
+from rlpto.service.web.schemas import LARGEST_NUMBER, ArrayBody, JobBody, ScriptBody
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import (
@@ -32,6 +32,9 @@ from rlpto.store.scripts import ScriptRow, get_script, keep_script, script_row
 from rlpto.store.status import PreviewRow, previews
 from rlpto.store.users import User, over_quota
 
+NUMBER = "{i}"
+"""What stands for the number of a job in an array."""
+_LONGEST_NAME = 128
 _USUAL_EPOCHS = 10.0
 _MOST_NAMES = 10
 
@@ -147,6 +150,36 @@ def body_of(store: Store, job: JobRow) -> JobBody:
         script = ScriptBody(name=kept.name, source=kept.source, arguments=list(job.arguments), samples=job.samples)
     asked = {name: getattr(job, name) for name in JobBody.model_fields if name not in ("script", "after")}
     return JobBody.model_validate({**asked, "script": script})
+
+
+def bodies_of(array: ArrayBody) -> Iterator[JobBody]:
+    """The jobs of an array, each named by its number."""
+    body = array.job
+    name = body.name or (body.script.name if body.script else body.program)
+    for number in range(array.first, array.last + 1):
+        end, script = f"[{number}]", body.script
+        if script is not None:
+            given = [argument.replace(NUMBER, str(number)) for argument in script.arguments]
+            script = script.model_copy(update={"arguments": given})
+        options = {key: _numbered(value, number) for key, value in body.options.items()}
+        yield body.model_copy(
+            update={"name": name[: _LONGEST_NAME - len(end)] + end, "options": options, "script": script}
+        )
+
+
+def _numbered(value: Scalar, number: int) -> Scalar:
+    """The value of an option in the job of a number: one that reads as a number then is one."""
+    if not isinstance(value, str) or NUMBER not in value:
+        return value
+    text = value.replace(NUMBER, str(number))
+    for kind in (int, float):
+        try:
+            found = kind(text)
+        except ValueError:
+            continue
+        if abs(found) <= LARGEST_NUMBER:
+            return found
+    return text
 
 
 def digest_of(body: JobBody) -> str:

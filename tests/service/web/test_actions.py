@@ -1,4 +1,4 @@
-"""Hold, release, submit again."""
+"""Hold, release, submit again, many at once."""
 
 from __future__ import annotations
 
@@ -66,3 +66,49 @@ def test_a_job_that_is_over_is_submitted_once_more_for_its_owner(api: Api) -> No
     problem(api("POST", path, "dev"), 403, "program-not-allowed")
     api("PATCH", "users/dev", "root", json={"disabled": True})
     assert "dev may not submit" in problem(api("POST", path, "olga"), 403, "no-owner")
+
+
+def array(api: Api, user: str = "ann", first: int = 1, last: int = 3, key: str = "k", **job: Any) -> Any:
+    body = {"job": {"program": "digits", **job}, "first": first, "last": last}
+    return api("POST", "jobs/array", user, json=body, headers={"Idempotency-Key": key})
+
+
+def test_jobs_that_differ_by_a_number_are_submitted_together(api: Api) -> None:
+    set_program(api.store, "script", SCRIPT_PROGRAM, "root", 1.0)
+    options = {"hidden": "1{i}", "learning_rate": "1e-{i}", "optimizer": "sgd"}
+    made = array(api, name="n" * 128, options=options, labels={"a": "b"}).json()["jobs"]
+    assert [(job["options"]["hidden"], job["options"]["learning_rate"]) for job in made] == [
+        (10 + number, 10.0**-number) for number in (1, 2, 3)
+    ]
+    assert [job["name"][-5:] for job in made] == ["nn[1]", "nn[2]", "nn[3]"]
+    assert array(api, name="n" * 128, options=options, labels={"a": "b"}).json()["jobs"] == made, (
+        "asked twice, done once"
+    )
+    assert len(api("GET", "jobs", params={"label": "a=b"}).json()["jobs"]) == 3
+    script = {"name": "a.py", "source": "print(1)", "arguments": ["--seed", "{i}", "--out=x{i}"], "samples": 100}
+    runs = array(api, "dev", 8, 10, program="script", script=script).json()["jobs"]
+    assert [job["arguments"] for job in runs] == [["--seed", str(n), f"--out=x{n}"] for n in (8, 9, 10)]
+    assert len({job["script"] for job in runs}) == 1
+
+
+def test_of_an_array_all_jobs_are_taken_or_none(api: Api) -> None:
+    said = problem(array(api, last=5, options={"hidden": "12{i}0"}), 422, "not-valid")
+    assert said == "options.hidden: expected a whole number from 1 to 512", "its first job alone is right"
+    api("PATCH", "users/ann", "root", json={"jobs_queued": 2})
+    assert "2 of your jobs are not over" in problem(array(api), 403, "quota-exceeded")
+    for first, last in ((2, 1), (1, 1001)):
+        assert "1000 jobs at most" in problem(array(api, first=first, last=last), 422, "not-valid")
+    assert api("GET", "jobs").json()["jobs"] == []
+    api("PATCH", "users/ann", "root", json={"jobs_queued": 1000})
+    assert len(array(api, last=1000).json()["jobs"]) == 1000
+
+
+def test_all_own_jobs_are_cancelled_at_once(api: Api) -> None:
+    jobs = [api.submit(labels={"a": label})["id"] for label in "xyx"]
+    api.submit("bob")
+    change_job(api.store, jobs[2], time.time(), state="finished")
+    api("POST", f"jobs/{jobs[0]}/cancel")
+    for params, expected in (({"label": "a=x"}, [jobs[0]]), ({}, [jobs[1], jobs[0]])):
+        answer = api("POST", "jobs/cancel", params=params)
+        assert (answer.status_code, [job["id"] for job in answer.json()["jobs"]]) == (202, expected)
+    assert [one.job for one in requests.open_requests(api.store)] == jobs[:2], "each is asked once, bob's stays"

@@ -1,22 +1,72 @@
-"""What users do with jobs that are there: hold, release, submit again."""
+"""Jobs in bulk, and what users do with jobs that are there: hold, release, submit again."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
 
 from rlpto.service.web.access import Caller, TheCaller, job_for
 from rlpto.service.web.errors import Problem, not_found
 from rlpto.service.web.routes.jobs import JobAnswer, Key, whole_answer
-from rlpto.service.web.schemas import JobId
+from rlpto.service.web.schemas import ArrayBody, JobId
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.submitting import body_of, checked_job, submit
+from rlpto.service.web.submitting import bodies_of, body_of, checked_job, submit
 from rlpto.store import requests
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
-from rlpto.store.jobs import JobRow, change_job, get_job
+from rlpto.store.jobs import ACTIVE, EXPECTED, JobRow, change_job, get_job, list_jobs
 from rlpto.store.users import get_user, note_change
 
 router = APIRouter(tags=["jobs"])
+OPEN = (*EXPECTED, *ACTIVE)
+"""States of jobs that are not over."""
+_ALL = 1_000_000
+
+
+@dataclass(frozen=True)
+class ManyJobs:
+    """Jobs that were submitted, or will end, together."""
+
+    jobs: list[JobRow]
+
+
+@router.post("/jobs/array", status_code=201)
+async def submit_array(body: ArrayBody, caller: TheCaller, service: TheService, key: Key = None) -> ManyJobs:
+    """Submit up to 1,000 jobs that differ by a number: all of them, or none."""
+    made = []
+    for number, one in enumerate(bodies_of(body), body.first):
+        made.append((checked_job(service.store, service.settings, caller.user, one), one, key and f"{key}[{number}]"))
+        await asyncio.sleep(0)  # others are answered meanwhile
+    at = service.now()
+
+    def write(store: Store) -> list[JobRow]:
+        return [submit(store, service.settings, caller.user, *one, at)[0] for one in made]
+
+    return ManyJobs(await service.commit(write))
+
+
+@router.post("/jobs/cancel", status_code=202)
+async def cancel_all(
+    caller: TheCaller,
+    service: TheService,
+    label: Annotated[str | None, Query(max_length=100, description="Those with this label, as key=value.")] = None,
+) -> ManyJobs:
+    """Let all of the caller's own jobs end that are not over."""
+    at = service.now()
+
+    def write(store: Store) -> list[JobRow]:
+        found = list_jobs(store, owner=caller.name, states=OPEN, label=label, limit=_ALL)
+        for row in found:
+            if not requests.is_asked(store, "cancel", row.id):
+                requests.ask(store, "cancel", caller.name, at, row.id)
+        if found:
+            note_change(store, caller.name, "jobs.cancel", caller.name, at, {"jobs": len(found), "label": label or ""})
+        return found
+
+    return ManyJobs(await service.commit(write))
 
 
 @router.post("/jobs/{job}/hold")
