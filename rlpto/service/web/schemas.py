@@ -170,6 +170,9 @@ class UserChange(Body):
     jobs_queued: Annotated[int, Field(ge=0, le=10**6)] | None = Field(
         None, description="Jobs of the user that are not over; 0: as the settings say."
     )
+    highest_priority: PriorityName | Literal["default"] | None = Field(
+        None, description="Highest class that the user may give to jobs; default: as the settings say."
+    )
 
 
 class DrainBody(Body):

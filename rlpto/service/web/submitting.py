@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from typing import get_args
 
 from pydantic import JsonValue, ValidationError
 
@@ -19,6 +20,7 @@ from rlpto.store.events import add_event
 from rlpto.store.jobs import (
     JobRow,
     NewJob,
+    Priority,
     Scalar,
     change_job,
     count_open,
@@ -93,6 +95,7 @@ def _allowed(store: Store, settings: ServiceSettings, user: User, body: JobBody)
     quota = user.gpus_held or settings.quotas.gpus_held
     if over_quota(body.gpus, quota):
         raise Problem(403, "quota-exceeded", f"you may hold {quota} GPUs, the job asks for {body.gpus}")
+    check_priority(settings, user, body.priority)
     for job in body.after:
         before = get_job(store, job)
         if before is None or not (user.sees_all or before.owner == user.name):
@@ -119,6 +122,19 @@ def _allowed(store: Store, settings: ServiceSettings, user: User, body: JobBody)
         priority=body.priority,
         labels=body.labels,
     )
+
+
+def highest_priority(settings: ServiceSettings, user: User) -> Priority:
+    """The highest class that a user may give to jobs."""
+    return user.highest_priority or ("high" if user.sees_all else settings.quotas.highest_priority)
+
+
+def check_priority(settings: ServiceSettings, user: User, priority: Priority) -> None:
+    """Raise Problem for a class above that which a user may give to jobs."""
+    highest, order = highest_priority(settings, user), get_args(Priority)
+    if order.index(priority) < order.index(highest):
+        known = " or ".join(order[order.index(highest) :])
+        raise Problem(403, "quota-exceeded", f"priority: you may not use class {priority}: expected {known}")
 
 
 def _no_program(store: Store, name: str) -> Problem:

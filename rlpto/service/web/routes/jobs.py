@@ -15,7 +15,7 @@ from rlpto.service.web.access import TheCaller, job_for
 from rlpto.service.web.errors import Problem
 from rlpto.service.web.schemas import LARGEST_NUMBER_OF_ROW, JobBody, JobChange, JobId, PlainName
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.submitting import checked_job, gpus_queued, previews_for, submit
+from rlpto.service.web.submitting import check_priority, checked_job, gpus_queued, previews_for, submit
 from rlpto.store import requests, status
 from rlpto.store.checkpoints import open_newest
 from rlpto.store.curves import Point, points_after
@@ -174,6 +174,8 @@ async def change_job(
     if row.is_over and body.priority not in (None, row.priority):
         raise Problem(409, "job-over", f"the job is {row.state}; its priority means nothing any more")
     priority = body.priority or row.priority
+    if priority != row.priority:
+        check_priority(service.settings, caller.user, priority)
     labels = row.labels if body.labels is None else body.labels
     at = service.now()
 
