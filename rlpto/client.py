@@ -243,6 +243,11 @@ class Client:
         """Nodes with the GPUs that jobs hold."""
         return list(self._ask("GET", "/nodes")["nodes"])
 
+    def drain_node(self, node: str, seconds: float = 120.0) -> Answer:
+        """Announce that a node goes in some seconds: jobs leave it now. node: its id, or how that begins."""
+        path, body = f"/nodes/{quote(node, safe='')}/drain", {"seconds": seconds}
+        return self._ask("POST", path, json=body, timeout=_SWITCH_TIMEOUT_S, again=False)
+
     def usage(self, days: float = 30.0, by: str | None = None) -> list[Answer]:
         """GPU-hours that jobs have held in the last days, by user or by the values of a label."""
         given = {"days": days} if by is None else {"days": days, "by": by}
@@ -321,6 +326,11 @@ def note_service(address: str, token_file: Path) -> None:
         unfinished.write_text(
             json.dumps({"address": address, "token_file": str(token_file.absolute())}), encoding="utf-8"
         )
+
+
+def service_is_known() -> bool:
+    """Whether a client without an address has one: by $RLPTO_SERVICE, or of a service that was started here."""
+    return bool(os.environ.get(ADDRESS_VARIABLE) or _noted())
 
 
 def _noted() -> Mapping[str, str]:

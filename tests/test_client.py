@@ -250,6 +250,17 @@ class TestCommand:
         for arguments in (["j1", "--all"], [], ["j1", "--label", "a=b"]):
             assert "expected ids of jobs, or --all" in str(refused("job", "cancel", *arguments))
 
+    def test_a_node_is_drained_by_the_service(
+        self, command: Any, running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("RLPTO_STATE", str(tmp_path / "cluster.json"))
+        assert "expected a user of role operator" in str(refused("cluster", "drain", "node-3"))
+        monkeypatch.setenv("RLPTO_TOKEN", running.tokens["olga"])
+        assert "node node-3 goes in 60 s" in command("cluster", "drain", "node-3", "--in", "60")
+        assert "0 nodes that are up begin with x" in str(refused("cluster", "drain", "x"))
+        both = ("--service", running.web.address, "--address", "auto")
+        assert "expected no --address" in str(refused("cluster", "drain", "node-3", *both))
+
     def test_a_job_from_show_to_history(self, command: Any, running: Running) -> None:
         job = json.loads(command("submit", "-p", "digits", "--json"))["id"]
         status.set_queue(running.store, [status.QueueRow(job, 1, 3, "3 GPUs are ahead")])

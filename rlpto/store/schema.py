@@ -73,7 +73,7 @@ CREATE TABLE predictions (
 
 CREATE TABLE requests (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    kind TEXT NOT NULL CHECK (kind IN ('cancel', 'priority', 'hold', 'policy', 'drain')), job TEXT,
+    kind TEXT NOT NULL CHECK (kind IN ('cancel', 'priority', 'hold', 'policy', 'drain', 'leave')), job TEXT,
     body TEXT NOT NULL, by TEXT NOT NULL, at REAL NOT NULL, done_at REAL, problem TEXT) STRICT;
 CREATE INDEX requests_open ON requests (seq) WHERE done_at IS NULL;
 CREATE TABLE switches (
@@ -120,7 +120,7 @@ CREATE INDEX changes_of_job ON changes (job);
 -- In the order in which they were first seen. jobs: GPUs that each job holds there.
 CREATE TABLE nodes (
     id TEXT PRIMARY KEY, gpus INTEGER NOT NULL, alive INTEGER NOT NULL, kind TEXT NOT NULL DEFAULT '',
-    jobs TEXT NOT NULL DEFAULT '{}', host TEXT NOT NULL DEFAULT '') STRICT;
+    jobs TEXT NOT NULL DEFAULT '{}', host TEXT NOT NULL DEFAULT '', leaves REAL) STRICT;
 CREATE TABLE volume (
     at REAL PRIMARY KEY, seen REAL, forecast REAL, low REAL, high REAL) STRICT;
 

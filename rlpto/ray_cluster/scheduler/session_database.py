@@ -344,7 +344,7 @@ class SessionDatabase(Store):
         """A node has come, or offers other GPUs."""
         self.write(
             "INSERT INTO nodes (id, gpus, alive, kind, host) VALUES (?, ?, 1, ?, ?) ON CONFLICT (id) DO UPDATE "
-            "SET gpus = excluded.gpus, alive = 1, kind = excluded.kind, host = excluded.host",
+            "SET gpus = excluded.gpus, alive = 1, kind = excluded.kind, host = excluded.host, leaves = NULL",
             (node, gpus, kind, host),
         )
         self.event(time, "node_up", node=node, value=gpus)

@@ -175,6 +175,12 @@ class UserChange(Body):
     )
 
 
+class LeaveBody(Body):
+    """When a node goes."""
+
+    seconds: float = Field(120.0, ge=0, le=1e6, description="Until it goes.")
+
+
 class DrainBody(Body):
     """Whether to let no further job start."""
 

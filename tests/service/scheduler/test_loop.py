@@ -286,6 +286,21 @@ def test_drained_nothing_starts_and_what_runs_goes_on(service: VirtualService) -
     service.until(waiting, "finished")
 
 
+def test_jobs_leave_a_node_that_is_announced_to_go(service: VirtualService) -> None:
+    job = service.submit(gpus=2, max_gpus=2, epochs=50.0)
+    service.until(job, "running")
+    (node,) = (node.id for node in nodes(service.store) if node.jobs)
+    asked = service.ask("leave", node=node, seconds=300.0)
+    wrong = service.ask("leave", node="gone", seconds=300.0)
+    at = service.now()
+    service.run(lambda: any(one.jobs == {job: 2} for one in nodes(service.store) if one.id != node))
+    service.until(job, "finished")
+    assert (service.problem(asked), service.problem(wrong)) == ("", "there is no such node")
+    assert service.backend.drained == [(node, 300.0), ("gone", 300.0)]
+    going = next(one for one in nodes(service.store) if one.id == node)
+    assert (going.alive, going.leaves) == (False, at + 300.0)
+
+
 def hold(service: VirtualService, job: str, by: str) -> None:
     """What the web process does."""
     change_job(service.store, job, service.now(), held_by=by)
