@@ -94,6 +94,12 @@ class Client:
         key = {"Idempotency-Key": uuid.uuid4().hex}
         return self._ask("POST", "/jobs", json={"program": program, **job}, headers=key)
 
+    def submit_array(self, first: int, last: int, program: str, /, **job: Any) -> list[Answer]:
+        """Submit a job for each number, which replaces `{i}` in its options and arguments; all of them, or none."""
+        key = {"Idempotency-Key": uuid.uuid4().hex}
+        body = {"job": {"program": program, **job}, "first": first, "last": last}
+        return list(self._ask("POST", "/jobs/array", json=body, headers=key)["jobs"])
+
     def validate(self, program: str, /, **job: Any) -> Answer:
         """What would be submitted, and the time and GPU-hours it would take."""
         return self._ask("POST", "/jobs/validate", json={"program": program, **job})
@@ -125,6 +131,22 @@ class Client:
     def cancel(self, job: str) -> Answer:
         """Let a job end."""
         return self._ask("POST", f"/jobs/{_id(job)}/cancel")
+
+    def cancel_all(self, label: str | None = None) -> list[Answer]:
+        """Let all own jobs end that are not over. label: those with this label, as key=value."""
+        return list(self._ask("POST", "/jobs/cancel", params={} if label is None else {"label": label})["jobs"])
+
+    def hold(self, job: str) -> Answer:
+        """Keep a waiting job from starting until it is released."""
+        return self._ask("POST", f"/jobs/{_id(job)}/hold")
+
+    def release(self, job: str) -> Answer:
+        """Let a job that is on hold start."""
+        return self._ask("POST", f"/jobs/{_id(job)}/release")
+
+    def resubmit(self, job: str) -> Answer:
+        """Submit a job that is over once more: the new one."""
+        return self._ask("POST", f"/jobs/{_id(job)}/resubmit", headers={"Idempotency-Key": uuid.uuid4().hex})
 
     def set_priority(self, job: str, priority: str) -> Answer:
         """Change the priority class of a job: high, normal or low."""
@@ -221,6 +243,11 @@ class Client:
         """Nodes with the GPUs that jobs hold."""
         return list(self._ask("GET", "/nodes")["nodes"])
 
+    def drain_node(self, node: str, seconds: float = 120.0) -> Answer:
+        """Announce that a node goes in some seconds: jobs leave it now. node: its id, or how that begins."""
+        path, body = f"/nodes/{quote(node, safe='')}/drain", {"seconds": seconds}
+        return self._ask("POST", path, json=body, timeout=_SWITCH_TIMEOUT_S, again=False)
+
     def usage(self, days: float = 30.0, by: str | None = None) -> list[Answer]:
         """GPU-hours that jobs have held in the last days, by user or by the values of a label."""
         given = {"days": days} if by is None else {"days": days, "by": by}
@@ -299,6 +326,11 @@ def note_service(address: str, token_file: Path) -> None:
         unfinished.write_text(
             json.dumps({"address": address, "token_file": str(token_file.absolute())}), encoding="utf-8"
         )
+
+
+def service_is_known() -> bool:
+    """Whether a client without an address has one: by $RLPTO_SERVICE, or of a service that was started here."""
+    return bool(os.environ.get(ADDRESS_VARIABLE) or _noted())
 
 
 def _noted() -> Mapping[str, str]:

@@ -225,6 +225,42 @@ class TestCommand:
         assert "finished" in command("job", "wait", one)
         assert "cancelled" in command("job", "wait", one, other, code=1)
 
+    def test_a_job_is_held_released_and_submitted_once_more(self, command: Any, running: Running) -> None:
+        job = json.loads(command("submit", "-p", "digits", "--gpus", "2", "--json"))["id"]
+        assert f"{job} does not start now: held by ann" in command("job", "hold", job)
+        assert "held by ann" in command("jobs")
+        assert f"{job} may start (it is submitted)" in command("job", "release", job)
+        assert "expected one that is over" in str(refused("job", "resubmit", job))
+        finish(running.store, job)
+        assert "expected one that waits" in str(refused("job", "hold", job))
+        again = command("job", "resubmit", job).split()[0]
+        assert (again != job, running.client().job(again)["gpus"]) == (True, 2)
+
+    def test_an_array_is_submitted_and_cancelled(self, command: Any) -> None:
+        said = command(
+            "submit", "-p", "digits", "--array", "7-9", "-o", "hidden={i}", "-o", "optimizer=sgd", "-l", "a=b"
+        )
+        assert [line.split(",")[0].split(": ")[1] for line in said.splitlines()] == [f"digits[{n}]" for n in (7, 8, 9)]
+        assert "cancel all of your jobs that wait or train with label a=b?" in command(
+            "job", "cancel", "--all", "--label", "a=b", code=1, given="n"
+        )
+        assert "3 of your jobs" in command("job", "cancel", "--all", "--label", "a=b", "--yes")
+        assert "expected FIRST-LAST" in str(refused("submit", "-p", "digits", "--array", "3"))
+        assert "expected no --array" in str(refused("submit", "-p", "digits", "--array", "1-3", "--check"))
+        for arguments in (["j1", "--all"], [], ["j1", "--label", "a=b"]):
+            assert "expected ids of jobs, or --all" in str(refused("job", "cancel", *arguments))
+
+    def test_a_node_is_drained_by_the_service(
+        self, command: Any, running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("RLPTO_STATE", str(tmp_path / "cluster.json"))
+        assert "expected a user of role operator" in str(refused("cluster", "drain", "node-3"))
+        monkeypatch.setenv("RLPTO_TOKEN", running.tokens["olga"])
+        assert "node node-3 goes in 60 s" in command("cluster", "drain", "node-3", "--in", "60")
+        assert "0 nodes that are up begin with x" in str(refused("cluster", "drain", "x"))
+        both = ("--service", running.web.address, "--address", "auto")
+        assert "expected no --address" in str(refused("cluster", "drain", "node-3", *both))
+
     def test_a_job_from_show_to_history(self, command: Any, running: Running) -> None:
         job = json.loads(command("submit", "-p", "digits", "--json"))["id"]
         status.set_queue(running.store, [status.QueueRow(job, 1, 3, "3 GPUs are ahead")])

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlpto.cli.common import CLUSTERS, QuietOption, Verb, make_console, make_table, waiting
-from rlpto.cli.service import in_text
-from rlpto.io.errors import ClusterError
+from rlpto.cli.service import CertificateOption, ServiceOption, connect, in_text, service_is_known
+from rlpto.io.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -120,13 +120,26 @@ def drain(
     address: Annotated[
         str | None, typer.Option(metavar="HOST:PORT|auto", help="Another cluster than the local one.")
     ] = None,
+    service: ServiceOption = None,
+    certificate: CertificateOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Announce that a node, such as a spot node, will go: jobs leave it now, and lose no step. You end it."""
+    """Announce that a node, such as a spot node, will go: jobs leave it now, and lose no step. You end it.
+
+    Without --address, and where `up` has started no cluster here, the job service is asked: its operators may.
+    """
     from rlpto.ray_cluster.compat import drain_node
     from rlpto.ray_cluster.controllers import alive_nodes
+    from rlpto.ray_cluster.nodes.persistent_cluster import running_cluster
     from rlpto.ray_cluster.scheduler.connection import AUTO, Connection
 
+    if service is not None or (address is None and service_is_known() and running_cluster() is None):
+        if address is not None:
+            raise ConfigError("--service: expected no --address: a service knows its cluster")
+        with connect(service, certificate) as client:
+            going = client.drain_node(node, in_)
+        make_console(quiet).print(f"node {going['id'][:12]} goes in {in_:g} s; jobs leave it now")
+        return
     with Connection(address or AUTO) as connection:
         ids = [str(entry["NodeID"]) for entry in alive_nodes()]
         found = [one for one in ids if one.startswith(node)]

@@ -119,7 +119,7 @@ def usage(
     print_rows((by or "user", "jobs", "GPU-hours"), rows, f"no job has held GPUs in the last {days:g} days")
 
 
-job_app = typer.Typer(help="Show, follow, fetch, cancel and change jobs of the service.", no_args_is_help=True)
+job_app = typer.Typer(help="Show, follow, fetch, cancel, hold and change jobs of the service.", no_args_is_help=True)
 
 
 @job_app.command("show", epilog="Example: rlpto job show jaxmt3k52qpb7")
@@ -232,15 +232,53 @@ def wait(
 
 
 @job_app.command("cancel", epilog="Example: rlpto job cancel jaxmt3k52qpb7 jbxmt3k52qpb7")
-def cancel(jobs: JobsArgument, service: ServiceOption = None, certificate: CertificateOption = None) -> None:
+def cancel(
+    jobs: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Ids of jobs.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="All of your own that wait or train.")] = False,
+    label: Annotated[str | None, typer.Option(metavar="KEY=VALUE", help="Of --all those with this label.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    service: ServiceOption = None,
+    certificate: CertificateOption = None,
+) -> None:
     """Cancel jobs; their reports are kept."""
     from rlpto.store.jobs import ENDED
 
+    if bool(jobs) == all_ or (label is not None and not all_):
+        raise ConfigError("job cancel: expected ids of jobs, or --all and no id; --label goes with --all")
     with connect(service, certificate) as client:
-        for job in jobs:
+        if all_:
+            which = "your jobs that wait or train" + (f" with label {_label(label)}" if label else "")
+            if not yes:
+                typer.confirm(f"cancel all of {which}?", abort=True)
+            make_console().print(f"{len(client.cancel_all(label))} of {which} will end", markup=False)
+        for job in jobs or ():
             state = client.cancel(job)["state"]
             said = f"{job} is {state} already" if state in ENDED else f"{job} will end (it is {state})"
             make_console().print(said)
+
+
+@job_app.command("hold", epilog="Example: rlpto job hold jaxmt3k52qpb7")
+def hold(jobs: JobsArgument, service: ServiceOption = None, certificate: CertificateOption = None) -> None:
+    """Keep waiting jobs from starting until they are released."""
+    with connect(service, certificate) as client:
+        for job in jobs:
+            make_console().print(f"{job} does not start now: {client.hold(job)['reason']}", markup=False)
+
+
+@job_app.command("release", epilog="Example: rlpto job release jaxmt3k52qpb7")
+def release(jobs: JobsArgument, service: ServiceOption = None, certificate: CertificateOption = None) -> None:
+    """Let jobs that are on hold start."""
+    with connect(service, certificate) as client:
+        for job in jobs:
+            make_console().print(f"{job} may start (it is {client.release(job)['state']})")
+
+
+@job_app.command("resubmit", epilog="Example: rlpto job resubmit jaxmt3k52qpb7")
+def resubmit(jobs: JobsArgument, service: ServiceOption = None, certificate: CertificateOption = None) -> None:
+    """Submit jobs that are over once more, as they were asked for, with new ids."""
+    with connect(service, certificate) as client:
+        for job in jobs:
+            make_console().print(f"{client.resubmit(job)['id']} submitted: {job} once more")
 
 
 @job_app.command("priority", epilog="Example: rlpto job priority jaxmt3k52qpb7 high")

@@ -43,6 +43,15 @@ def connect(service: str | None, certificate: Path | None = None) -> Client:
     return Client(service, certificate=certificate)
 
 
+def service_is_known() -> bool:
+    """Whether `connect` finds an address on its own."""
+    try:
+        from rlpto.client import service_is_known
+    except ModuleNotFoundError:
+        return False
+    return service_is_known()
+
+
 def print_json(answers: Iterable[Answer]) -> None:
     """One object a line."""
     for answer in answers:

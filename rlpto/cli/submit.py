@@ -54,6 +54,10 @@ def submit(
     label: Annotated[
         list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Label to find it by; repeatable.")
     ] = None,
+    array: Annotated[
+        str | None,
+        typer.Option(metavar="FIRST-LAST", help="A job for each number, which replaces {i} in -o and ARGUMENT."),
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Submit nothing; show what it would take.")] = False,
     wait: Annotated[
         bool, typer.Option("--wait", "-w", help="Wait until it is over; exit with 0 if it finished.")
@@ -82,7 +86,12 @@ def submit(
         **_from_file(file, arguments or [], samples),
         **{key: value for key, value in given.items() if value is not None},
     }
-    _add_pairs(job, "options", "--option", option or [], typed=True)
+    numbers = None if array is None else _numbers(array)
+    if numbers and check:
+        raise ConfigError("--check: shows what one job takes: expected no --array")
+    texts = [pair for pair in option or [] if numbers and "{i}" in pair]
+    _add_pairs(job, "options", "--option", [pair for pair in option or [] if pair not in texts], typed=True)
+    _add_pairs(job, "options", "--option", texts, typed=False)
     _add_pairs(job, "labels", "--label", label or [], typed=False)
     if not all(isinstance(key, str) for key in job):
         raise ConfigError(f"the job has a key that is no text: expected program, gpus and so on, got {list(job)}")
@@ -93,14 +102,26 @@ def submit(
         if check:
             _show_check(client.validate(job.pop("program"), **job), json_, quiet)
             return
-        made = client.submit(job.pop("program"), **job)
-        console.print(f"{made['id']} submitted: {made['name']}, {made['gpus']} GPUs, {made['epochs']:g} epochs")
+        which = job.pop("program")
+        made = [client.submit(which, **job)] if numbers is None else client.submit_array(*numbers, which, **job)
+        for one in made:
+            console.print(
+                f"{one['id']} submitted: {one['name']}, {one['gpus']} GPUs, {one['epochs']:g} epochs", markup=False
+            )
         if wait:
-            made = wait_for(client, made["id"], console)
+            made = [wait_for(client, one["id"], console) for one in made]
         if json_:
-            print_json([made])
-    if wait and made["state"] != "finished":
+            print_json(made)
+    if wait and any(one["state"] != "finished" for one in made):
         raise typer.Exit(NOT_FINISHED)
+
+
+def _numbers(text: str) -> tuple[int, int]:
+    """The first and last number of an array. Raises ConfigError."""
+    found = re.fullmatch(r"(\d{1,9})-(\d{1,9})", text)
+    if found is None:
+        raise ConfigError(f"--array {text}: expected FIRST-LAST, such as 1-10")
+    return int(found[1]), int(found[2])
 
 
 def wait_for(client: Client, job: str, console: Console) -> Answer:

@@ -141,6 +141,8 @@ class QuotaSettings(Settings):
     """GPUs held by all jobs of a user; null: no limit."""
     jobs_queued: int = Field(1000, ge=1, le=100_000)
     """Jobs that are not over."""
+    highest_priority: Literal["high", "normal", "low"] = "high"
+    """Highest class that users and developers may give to jobs; operators and admins may use all."""
 
 
 class RetentionSettings(Settings):

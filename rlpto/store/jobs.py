@@ -63,7 +63,8 @@ class JobRow(NewJob):
     """A job as the database has it. seq: in order of submission. version: of what users may change (priority, labels).
 
     submitted, changed, queued, started, ended: s; None: not yet. progress: epochs done. gpus_held: now.
-    gpu_seconds: so far. reason: why it is in its state, empty: as usual.
+    gpu_seconds: so far. reason: why it is in its state, empty: as usual. held_by: the user who holds it back from its
+    start; empty: no hold. A job with GPUs has none.
     """
 
     seq: int = 0
@@ -71,6 +72,7 @@ class JobRow(NewJob):
     version: int = 1
     state: State = "submitted"
     reason: str = ""
+    held_by: str = ""
     submitted: float = 0.0
     changed: float = 0.0
     queued: float | None = None
@@ -88,6 +90,11 @@ class JobRow(NewJob):
     def is_over(self) -> bool:
         """Whether nothing changes any more."""
         return self.state in ENDED
+
+    @property
+    def waits_for(self) -> str:
+        """Why it is not queued yet; empty: it comes after no job, or is queued."""
+        return f"it comes after {', '.join(self.after)}" if self.after and self.queued is None else ""
 
 
 @dataclass(frozen=True)
@@ -114,7 +121,7 @@ class SessionJob(JobRow):
 _ASKED = [one.name for one in fields(NewJob)]
 _CHANGEABLE = {
     "state", "reason", "queued", "started", "ended", "progress", "loss", "accuracy", "gpus_held", "gpu_seconds",
-    "rescales", "recoveries",
+    "rescales", "recoveries", "held_by",
 }  # fmt: skip
 
 
@@ -140,13 +147,19 @@ def jobs_in(store: Store, states: Sequence[State], after: int = 0, limit: int = 
 
 
 def jobs_to_take_in(store: Store, limit: int) -> list[JobRow]:
-    """Jobs that the scheduler does not decide on yet and that wait for no other job, in order of submission."""
+    """Jobs that the scheduler does not decide on yet and that wait for no other job, in order of submission; those on
+    hold come last."""
     waits = (
         "EXISTS (SELECT 1 FROM json_each(jobs.after) AS other JOIN jobs AS before ON before.id = other.value "
         f"WHERE before.state NOT IN ({_marks(ENDED)}))"
     )
-    tail = f"WHERE state IN ({_marks(EXPECTED)}) AND (after = '[]' OR NOT {waits}) ORDER BY seq LIMIT ?"
+    tail = f"WHERE state IN ({_marks(EXPECTED)}) AND (after = '[]' OR NOT {waits}) ORDER BY held_by != '', seq LIMIT ?"
     return find(store, JobRow, tail, (*EXPECTED, *ENDED, limit))
+
+
+def on_hold(store: Store) -> dict[str, str]:
+    """Jobs that are held back from their start, and by whom."""
+    return dict(store.rows("SELECT id, held_by FROM jobs WHERE held_by != '' AND ended IS NULL"))
 
 
 def out_of_time(store: Store, now: float) -> list[str]:

@@ -9,9 +9,10 @@ from typing import Any, Literal
 from rlpto.store.database import Store
 from rlpto.store.rows import Row, find, first, insert
 
-Kind = Literal["cancel", "priority", "policy", "drain"]
-"""cancel, priority: of `job`; body of priority: {"priority"}. policy: body {"policy", "reason", "number"}, where number
-is the switch that must still be in force. drain: body {"on"}: no job starts any more until it is off again."""
+Kind = Literal["cancel", "priority", "hold", "policy", "drain", "leave"]
+"""cancel, priority, hold (put on or taken off): of `job`; body of priority: {"priority"}. policy: body
+{"policy", "reason", "number"}, where number is the switch that must still be in force. drain: body {"on"}: no job
+starts until it is off. leave: body {"node", "seconds"} until the node goes."""
 
 
 @dataclass(frozen=True)

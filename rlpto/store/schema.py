@@ -11,7 +11,7 @@ import sqlite3
 import zlib
 from contextlib import closing
 
-SCHEMA = 12
+SCHEMA = 13
 """Version of the tables, in SQLite's `user_version`. Lower ones are of states before the first release: refused."""
 
 # STRICT and the checks let SQLite's integrity check notice damage.
@@ -19,7 +19,8 @@ _TABLES = """
 CREATE TABLE users (
     name TEXT PRIMARY KEY, role TEXT NOT NULL CHECK (role IN ('user', 'developer', 'operator', 'admin')),
     created REAL NOT NULL, disabled INTEGER NOT NULL DEFAULT 0 CHECK (disabled IN (0, 1)),
-    gpus_held INTEGER, jobs_queued INTEGER) STRICT;
+    gpus_held INTEGER, jobs_queued INTEGER, highest_priority TEXT CHECK (highest_priority IN ('high', 'normal', 'low'))
+) STRICT;
 CREATE TABLE tokens (
     id TEXT PRIMARY KEY, user TEXT NOT NULL REFERENCES users (name), hash TEXT NOT NULL UNIQUE, label TEXT NOT NULL,
     kind TEXT NOT NULL CHECK (kind IN ('token', 'session')), created REAL NOT NULL, expires REAL, revoked REAL,
@@ -50,8 +51,8 @@ CREATE TABLE jobs (
     labels TEXT NOT NULL DEFAULT '{}', version INTEGER NOT NULL DEFAULT 1,
     state TEXT NOT NULL DEFAULT 'submitted' CHECK (state IN ('submitted', 'checking', 'queued', 'starting', 'running',
         'finished', 'failed', 'cancelled', 'rejected')),
-    reason TEXT NOT NULL DEFAULT '', submitted REAL NOT NULL, changed REAL NOT NULL, queued REAL, started REAL,
-    ended REAL,
+    reason TEXT NOT NULL DEFAULT '', held_by TEXT NOT NULL DEFAULT '',
+    submitted REAL NOT NULL, changed REAL NOT NULL, queued REAL, started REAL, ended REAL,
     progress REAL NOT NULL DEFAULT 0, gpus_held INTEGER NOT NULL DEFAULT 0, gpu_seconds REAL NOT NULL DEFAULT 0,
     loss REAL, accuracy REAL, rescales INTEGER NOT NULL DEFAULT 0, recoveries INTEGER NOT NULL DEFAULT 0,
     number INTEGER UNIQUE, spec TEXT, submit_time REAL,
@@ -62,6 +63,7 @@ CREATE TABLE jobs (
 CREATE INDEX jobs_of_owner ON jobs (owner, seq);
 CREATE INDEX jobs_in_state ON jobs (state, seq);
 CREATE INDEX jobs_open ON jobs (owner) WHERE state IN ('submitted', 'checking', 'queued', 'starting', 'running');
+CREATE INDEX jobs_on_hold ON jobs (id) WHERE held_by != '' AND ended IS NULL;
 CREATE TABLE labels (label TEXT NOT NULL, job INTEGER NOT NULL, PRIMARY KEY (label, job)) STRICT, WITHOUT ROWID;
 CREATE TABLE queue (
     job TEXT PRIMARY KEY, position INTEGER NOT NULL, gpus_ahead INTEGER NOT NULL, reason TEXT NOT NULL) STRICT;
@@ -70,8 +72,9 @@ CREATE TABLE predictions (
     finish REAL, finish_low REAL, finish_high REAL) STRICT;
 
 CREATE TABLE requests (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL CHECK (kind IN ('cancel', 'priority', 'policy', 'drain')),
-    job TEXT, body TEXT NOT NULL, by TEXT NOT NULL, at REAL NOT NULL, done_at REAL, problem TEXT) STRICT;
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind TEXT NOT NULL CHECK (kind IN ('cancel', 'priority', 'hold', 'policy', 'drain', 'leave')), job TEXT,
+    body TEXT NOT NULL, by TEXT NOT NULL, at REAL NOT NULL, done_at REAL, problem TEXT) STRICT;
 CREATE INDEX requests_open ON requests (seq) WHERE done_at IS NULL;
 CREATE TABLE switches (
     number INTEGER PRIMARY KEY, policy TEXT NOT NULL, before TEXT, by TEXT NOT NULL, reason TEXT NOT NULL,
@@ -117,7 +120,7 @@ CREATE INDEX changes_of_job ON changes (job);
 -- In the order in which they were first seen. jobs: GPUs that each job holds there.
 CREATE TABLE nodes (
     id TEXT PRIMARY KEY, gpus INTEGER NOT NULL, alive INTEGER NOT NULL, kind TEXT NOT NULL DEFAULT '',
-    jobs TEXT NOT NULL DEFAULT '{}', host TEXT NOT NULL DEFAULT '') STRICT;
+    jobs TEXT NOT NULL DEFAULT '{}', host TEXT NOT NULL DEFAULT '', leaves REAL) STRICT;
 CREATE TABLE volume (
     at REAL PRIMARY KEY, seen REAL, forecast REAL, low REAL, high REAL) STRICT;
 

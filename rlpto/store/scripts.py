@@ -37,7 +37,8 @@ def script_row(name: str, source: str) -> ScriptRow:
 
 def keep_script(store: Store, script: ScriptRow) -> None:
     """Keep a script, for as long as a job names it."""
-    put(store, [script])
+    if get_script(store, script.digest) is None:
+        put(store, [script])
 
 
 def get_script(store: Store, digest: str) -> ScriptRow | None:

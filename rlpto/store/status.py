@@ -29,7 +29,8 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class NodeRow(Row):
-    """A node. kind: of its GPUs. jobs: GPUs that each job holds there now. host: name of its machine."""
+    """A node. kind: of its GPUs. jobs: GPUs that each job holds there now. host: name of its machine. leaves: when it
+    goes, as announced [s]; None: nothing was announced."""
 
     TABLE = "nodes"
 
@@ -39,6 +40,7 @@ class NodeRow(Row):
     kind: str = ""
     jobs: Mapping[str, int] = field(default_factory=dict)
     host: str = ""
+    leaves: float | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,11 @@ def nodes(store: Store) -> list[NodeRow]:
     """The nodes that are up, and those that have gone last."""
     newest = "SELECT rowid FROM nodes WHERE NOT alive ORDER BY rowid DESC LIMIT ?"
     return find(store, NodeRow, f"WHERE alive OR rowid IN ({newest}) ORDER BY alive DESC, rowid", (MOST_GONE_NODES,))
+
+
+def note_leaving(store: Store, node: str, at: float) -> None:
+    """Note when a node will go."""
+    store.write("UPDATE nodes SET leaves = ? WHERE id = ?", (at, node))
 
 
 def note_held(store: Store, held: Mapping[str, Mapping[str, int]]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rlpto.store.database import Store
+from rlpto.store.jobs import Priority
 from rlpto.store.rows import Row, find, first, insert
 
 Role = Literal["user", "developer", "operator", "admin"]
@@ -20,7 +21,8 @@ _LIVE = "revoked IS NULL AND (expires IS NULL OR expires > ?)"
 
 @dataclass(frozen=True)
 class User(Row):
-    """Who may do what. gpus_held, jobs_queued: quotas of this user; None: those of the settings."""
+    """Who may do what. gpus_held, jobs_queued: quotas of this user; highest_priority: class above which their jobs may
+    not be; None: those of the settings."""
 
     TABLE = "users"
 
@@ -30,6 +32,7 @@ class User(Row):
     disabled: bool
     gpus_held: int | None
     jobs_queued: int | None
+    highest_priority: Priority | None = None
 
     @property
     def sees_all(self) -> bool:
@@ -86,8 +89,9 @@ def add_user(store: Store, name: str, role: Role, at: float) -> User:
 
 def change_user(store: Store, user: User) -> None:
     """Keep role, quotas and `disabled` of a user that is there."""
-    values = (user.role, user.disabled, user.gpus_held, user.jobs_queued, user.name)
-    store.write("UPDATE users SET role = ?, disabled = ?, gpus_held = ?, jobs_queued = ? WHERE name = ?", values)
+    names = ("role", "disabled", "gpus_held", "jobs_queued", "highest_priority")
+    sets = ", ".join(f"{name} = ?" for name in names)
+    store.write(f"UPDATE users SET {sets} WHERE name = ?", (*(getattr(user, name) for name in names), user.name))
 
 
 def get_user(store: Store, name: str) -> User | None:

@@ -130,6 +130,7 @@ class FakeBackend:
     cpus: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
+    drained: list[tuple[str, float]] = field(default_factory=list)
     clock_jumps: tuple[float, float] = (math.inf, 0.0)
     asked: int = 0
     controller: Callable[..., FakeController] = FakeController
@@ -141,6 +142,10 @@ class FakeBackend:
             NodeInfo(node, gpus, cpus=self.cpus.get(node, 0), gpu=self.kinds.get(node, "gpu"))
             for node, gpus in self.gpus.items()
         ]
+
+    def drain(self, node: str, seconds: float) -> str:
+        self.drained.append((node, seconds))
+        return "" if self.gpus.pop(node, 0) else "there is no such node"
 
     def find(self) -> set[str]:
         return set(self.controllers)

@@ -43,6 +43,9 @@ class Backend(Protocol):
     def nodes(self) -> list[NodeInfo]:
         """Nodes with GPUs that are alive and not announced to go: jobs leave those in order, before they are gone."""
 
+    def drain(self, node: str, seconds: float) -> str:
+        """Announce that a node will go in `seconds`: what there is against that; empty: nothing."""
+
     def find(self) -> set[str]:
         """Look for controllers of this session; returns their jobs. They answer from now on."""
 
@@ -129,6 +132,17 @@ class RayBackend:
             if entry["NodeID"] not in going
         ]
         return sorted((node for node in found if node.gpus), key=lambda node: (node.address, node.id))
+
+    def drain(self, node: str, seconds: float) -> str:
+        """Announce to Ray that a node will go in `seconds`: what Ray has against that; empty: nothing."""
+        import ray
+
+        from rlpto.ray_cluster.compat import drain_node
+
+        try:
+            return drain_node(ray.get_runtime_context().gcs_address, node, seconds)
+        except Exception as error:  # Ray has no common type for them
+            return f"Ray cannot drain the node: {error}"
 
     def find(self) -> set[str]:
         """Look for controllers of this session by their names."""

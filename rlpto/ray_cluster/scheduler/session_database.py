@@ -327,7 +327,8 @@ class SessionDatabase(Store):
                 self._training.discard(job)
             state: State = "queued" if not gpus else "running" if row.state == "running" else "starting"
             started = at if gpus and row.started is None else row.started
-            change_job(self, job, at, state=state, reason="", gpus_held=gpus, started=started)
+            columns: dict[str, str | float | None] = {"held_by": ""} if gpus else {}  # a hold that came too late
+            change_job(self, job, at, state=state, reason="", gpus_held=gpus, started=started, **columns)
             self._show(job, at, {"state": state, "gpus_held": gpus})
 
     def changes(self) -> list[tuple[float, str, int, float, Nodes]]:
@@ -343,7 +344,7 @@ class SessionDatabase(Store):
         """A node has come, or offers other GPUs."""
         self.write(
             "INSERT INTO nodes (id, gpus, alive, kind, host) VALUES (?, ?, 1, ?, ?) ON CONFLICT (id) DO UPDATE "
-            "SET gpus = excluded.gpus, alive = 1, kind = excluded.kind, host = excluded.host",
+            "SET gpus = excluded.gpus, alive = 1, kind = excluded.kind, host = excluded.host, leaves = NULL",
             (node, gpus, kind, host),
         )
         self.event(time, "node_up", node=node, value=gpus)

@@ -1,6 +1,7 @@
 """Which jobs a policy may decide on, and why each waiting job waits.
 
-While the service is drained no waiting job is shown to the policy, and never more of a user than the quota allows.
+While the service is drained no waiting job is shown to the policy, none that is on hold, and never more of a user than
+the quota allows.
 """
 
 from __future__ import annotations
@@ -19,17 +20,24 @@ DRAINED = "no job starts: the service is drained"
 
 
 def eligible(
-    state: ClusterState, owners: Sequence[str], quotas: Mapping[str, int | None], default: int | None, drained: bool
+    state: ClusterState,
+    owners: Sequence[str],
+    quotas: Mapping[str, int | None],
+    default: int | None,
+    drained: bool,
+    held: Mapping[int, str],
 ) -> tuple[ClusterState, dict[int, str]]:
     """The state that the policy should see, and why rows of `state` are not in it.
 
     owners: of the n rows, in queue order. quotas: GPUs that a user may hold; all other users may hold `default`; None:
-    any number. A job that waits is left out where its owner's jobs hold, or should start with, all that the quota
-    allows. Those that are shown may grow into what is left of it, the first ones first.
+    any number. held: users who hold rows. A job that waits is left out where its owner's jobs hold, or should start
+    with, all that the quota allows. Those that are shown may grow into what is left of it, the first ones first.
     """
     jobs = state.jobs
     waiting = np.flatnonzero(jobs.records["gpus"] == 0).tolist()
-    hidden = dict.fromkeys(waiting, DRAINED) if drained else {}
+    hidden = {row: f"held by {held[row]}" for row in waiting if row in held}
+    if drained:
+        hidden = dict.fromkeys(waiting, DRAINED) | hidden
     limits = {owner: limit for owner in set(owners) if (limit := quotas.get(owner, default)) is not None}
     if limits:
         _keep_to_quotas(state, owners, limits, hidden)

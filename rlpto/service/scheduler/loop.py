@@ -26,8 +26,10 @@ from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import JobQueueSource
 from rlpto.service.scheduler.status_writer import StatusWriter
 from rlpto.store.database import Store
-from rlpto.store.requests import Request
-from rlpto.store.status import DecisionRow, set_volume
+from rlpto.store.events import add_event
+from rlpto.store.jobs import on_hold
+from rlpto.store.requests import Request, answer
+from rlpto.store.status import DecisionRow, note_leaving, set_volume
 from rlpto.store.users import all_users
 
 GUESSED, MEASURED = 0.4, 0.05
@@ -37,7 +39,7 @@ trained, as guesses are off by half, and after, as sizes that have not been meas
 
 @dataclass(frozen=True)
 class SchedulerComponents:
-    """What a scheduler is made of."""
+    """What a scheduler is made of. drain: announces that a node goes in some seconds; what there is against it."""
 
     store: Store
     catalogue: Catalogue
@@ -48,6 +50,7 @@ class SchedulerComponents:
     retention: Retention
     predictor: Predictor | None = None
     volume: VolumeForecast | None = None
+    drain: Callable[[str, float], str] = lambda *_: ""
 
 
 class SchedulerLoop(SessionLoop):
@@ -69,11 +72,14 @@ class SchedulerLoop(SessionLoop):
         super().__init__(parts.cluster, parts.policy, queue, parts.predictor, served=served)
         self._parts, self._weights, self._wall, self._gpus_held = parts, weights, wall, gpus_held
         self._reward = np.zeros(len(REWARD_PARTS))
+        self._shown = 0
 
     def step(self) -> AnyArray:
         """Decide if that is due, let time pass, and see to what is done now and then."""
         if not self._parts.cluster.active_jobs:
             self._parts.status.queued(())
+        while self._parts.source.leaving:
+            self._announce(self._parts.source.leaving.popleft())
         passed = super().step()
         self._reward += reward_terms(passed, self._weights).sum(axis=0)
         self._keep_house()
@@ -85,9 +91,19 @@ class SchedulerLoop(SessionLoop):
         while switches:
             yield switches.popleft()
 
+    def _announce(self, request: Request) -> None:
+        """Announce that a node goes. Ray is asked outside of any transaction, for which others would wait."""
+        node, seconds, store = str(request.body["node"]), float(request.body["seconds"]), self._parts.store
+        problem = self._parts.drain(node, seconds)
+        with store.transaction():
+            if not problem:
+                note_leaving(store, node, request.at + seconds)
+                add_event(store, "nodes", self._wall(), body={"what": "leaves", "node": node, "by": request.by})
+            answer(store, request.seq, self._wall(), problem)
+
     def check_progress(self, points: int) -> None:
-        """Fall back where no job makes progress under the policy. In a drained service that is no fault."""
-        if not self._parts.source.drained and self._policy.in_force != FALLBACK:
+        """Fall back where no job makes progress under the policy. It is no fault of a policy that is shown no job."""
+        if self._shown and self._policy.in_force != FALLBACK:
             super().check_progress(points)
 
     def decide(self) -> float:
@@ -98,7 +114,10 @@ class SchedulerLoop(SessionLoop):
             forecast, reserved = parts.volume(whole)
             whole = replace(whole, forecast=forecast, reserved=reserved)
         owners, quotas = self._owners(whole)
-        state, hidden = eligible(whole, owners, quotas, self._gpus_held, parts.source.drained)
+        by, ids = on_hold(parts.store), parts.cluster.ids
+        held = {row: by[ids[number]] for row, number in enumerate(whole.jobs.index.tolist()) if ids[number] in by}
+        state, hidden = eligible(whole, owners, quotas, self._gpus_held, parts.source.drained, held)
+        self._shown = len(state.jobs)
         given = np.zeros(len(whole.jobs), dtype=np.int64)
         latency = 0.0
         if len(state.jobs):

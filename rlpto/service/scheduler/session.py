@@ -127,7 +127,8 @@ def open_session(
     if volume is not None:
         source.heard = lambda some: volume.arrived(some, catalogue.tables, shape.gpus_per_node)
     retention = Retention(database, settings.folder, settings.retention, timer=environment.timer)
-    parts = SchedulerComponents(database, catalogue, source, cluster, policy, status, retention, ahead, volume)
+    drain = environment.backend.drain
+    parts = SchedulerComponents(database, catalogue, source, cluster, policy, status, retention, ahead, volume, drain)
     served = _served(database, environment.wall(), config.queue.user_half_life)
     return parts, SchedulerLoop(parts, config.queue, config.reward, environment.wall, settings.quotas.gpus_held, served)
 

@@ -26,7 +26,7 @@ class JobQueueSource:
 
     given: ids of jobs that the cluster has already. wall: time [s] now. clock: of the cluster.
 
-    switches: unanswered requests for another policy. drained: no job may start.
+    switches, leaving: unanswered requests for another policy, and to drain nodes. drained: no job may start.
     closed: nothing more is taken from the database. stopping: whether the cluster should return at once. heard: is
     called with the jobs that are given. can_switch: whether a policy that is asked for is ready to decide.
     """
@@ -45,6 +45,7 @@ class JobQueueSource:
         self._latest = since
         self._ordered: set[int] = set()
         self.switches: deque[Request] = deque()
+        self.leaving: deque[Request] = deque()
         self.stopping: Callable[[], bool] = lambda: False
         self.heard: Callable[[list[Job]], None] = lambda _: None
         self.can_switch: Callable[[Request], bool] = lambda _: True
@@ -56,7 +57,7 @@ class JobQueueSource:
         if self.closed:
             return []
         rows, jobs = jobs_to_take_in(self._store, MOST_AT_ONCE), []
-        new = [row for row in rows if row.id not in self._given]
+        new = [row for row in rows if row.id not in self._given and not row.held_by]
         if len(rows) < MOST_AT_ONCE:
             self._given.intersection_update(row.id for row in rows)
         for row in new:
@@ -120,8 +121,8 @@ class JobQueueSource:
 
     def _order_of(self, request: Request) -> Order | None:
         """What the cluster has to do about a request. One that is done by that, or is in vain, is answered."""
-        if request.kind == "policy":
-            self.switches.append(request)
+        if request.kind in ("policy", "leave"):
+            (self.switches if request.kind == "policy" else self.leaving).append(request)
             return DecideNow()
         if request.kind == "drain":
             self._drain(request)
@@ -130,6 +131,9 @@ class JobQueueSource:
         if row is None or row.is_over:
             answer(self._store, request.seq, self._wall(), "it has ended" if row else "there is no such job")
             return None
+        if request.kind == "hold":
+            answer(self._store, request.seq, self._wall())
+            return DecideNow()
         if request.kind == "priority":
             priority = PRIORITY_CLASSES.index(str(request.body["priority"]))
             answer(self._store, request.seq, self._wall())

@@ -6,7 +6,7 @@ import unicodedata
 from typing import Annotated, Literal
 
 from fastapi import Path
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from rlpto.performance.metrics import MetricName
 from rlpto.service.settings import PLAIN_NAME
@@ -41,14 +41,17 @@ LabelKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$")]
 LabelValue = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_is_plain)]
 OptionName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 OptionText = Annotated[str, Field(max_length=64)]
-OptionNumber = Annotated[float, Field(ge=-1e15, le=1e15)]
-OptionInteger = Annotated[int, Field(ge=-(10**15), le=10**15)]
+LARGEST_NUMBER = 10**15
+OptionNumber = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
+OptionInteger = Annotated[int, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 Gpus = Annotated[int, Field(ge=1, le=16_384)]
 PriorityName = Literal["high", "normal", "low"]
 JOB_ID = r"^[a-z0-9][a-z0-9-]{0,63}$"
 JobId = Annotated[str, Path(pattern=JOB_ID, description="Id of a job.")]
 NameInPath = Annotated[str, Path(pattern=PLAIN_NAME)]
 LARGEST_NUMBER_OF_ROW = 2**53
+LARGEST_ARRAY = 1000
+"""Most jobs that are submitted at once."""
 LARGEST_SCRIPT = 48 * 1024
 """Most characters of a script; the whole body has a bound in bytes, too."""
 
@@ -106,6 +109,22 @@ class JobBody(Body):
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=16, description="To find it by.")
 
 
+class ArrayBody(Body):
+    """Jobs that differ by a number: `{i}` in arguments of the script and in texts of options is replaced by it."""
+
+    job: JobBody
+    first: int = Field(ge=0, le=10**9, description="Number of the first job.")
+    last: int = Field(ge=0, le=10**9, description="Number of the last job.")
+
+    @model_validator(mode="after")
+    def _is_bounded(self) -> ArrayBody:
+        if not 1 <= self.last - self.first + 1 <= LARGEST_ARRAY:
+            raise ValueError(
+                f"expected first <= last, and {LARGEST_ARRAY} jobs at most, got {self.first} to {self.last}"
+            )
+        return self
+
+
 class JobChange(Body):
     """Changes to a job; fields that are left out stay as they are."""
 
@@ -151,6 +170,15 @@ class UserChange(Body):
     jobs_queued: Annotated[int, Field(ge=0, le=10**6)] | None = Field(
         None, description="Jobs of the user that are not over; 0: as the settings say."
     )
+    highest_priority: PriorityName | Literal["default"] | None = Field(
+        None, description="Highest class that the user may give to jobs; default: as the settings say."
+    )
+
+
+class LeaveBody(Body):
+    """When a node goes."""
+
+    seconds: float = Field(120.0, ge=0, le=1e6, description="Until it goes.")
 
 
 class DrainBody(Body):

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from typing import get_args
 
 from pydantic import JsonValue, ValidationError
 
 from rlpto.io.settings_text import first_problem
 from rlpto.service.settings import CatalogueProgram, ServiceSettings
 from rlpto.service.web.errors import Problem
-from rlpto.service.web.schemas import JobBody
+from rlpto.service.web.schemas import LARGEST_NUMBER, ArrayBody, JobBody, ScriptBody
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import (
     JobRow,
     NewJob,
+    Priority,
     Scalar,
     change_job,
     count_open,
@@ -28,10 +30,13 @@ from rlpto.store.jobs import (
 from rlpto.store.program_keys import SCRIPTS, ProgramKeys
 from rlpto.store.programs import all_programs, get_program
 from rlpto.store.rows import insert
-from rlpto.store.scripts import ScriptRow, keep_script, script_row
+from rlpto.store.scripts import ScriptRow, get_script, keep_script, script_row
 from rlpto.store.status import PreviewRow, previews
 from rlpto.store.users import User, over_quota
 
+NUMBER = "{i}"
+"""What stands for the number of a job in an array."""
+_LONGEST_NAME = 128
 _USUAL_EPOCHS = 10.0
 _MOST_NAMES = 10
 
@@ -90,6 +95,7 @@ def _allowed(store: Store, settings: ServiceSettings, user: User, body: JobBody)
     quota = user.gpus_held or settings.quotas.gpus_held
     if over_quota(body.gpus, quota):
         raise Problem(403, "quota-exceeded", f"you may hold {quota} GPUs, the job asks for {body.gpus}")
+    check_priority(settings, user, body.priority)
     for job in body.after:
         before = get_job(store, job)
         if before is None or not (user.sees_all or before.owner == user.name):
@@ -118,6 +124,19 @@ def _allowed(store: Store, settings: ServiceSettings, user: User, body: JobBody)
     )
 
 
+def highest_priority(settings: ServiceSettings, user: User) -> Priority:
+    """The highest class that a user may give to jobs."""
+    return user.highest_priority or ("high" if user.sees_all else settings.quotas.highest_priority)
+
+
+def check_priority(settings: ServiceSettings, user: User, priority: Priority) -> None:
+    """Raise Problem for a class above that which a user may give to jobs."""
+    highest, order = highest_priority(settings, user), get_args(Priority)
+    if order.index(priority) < order.index(highest):
+        known = " or ".join(order[order.index(highest) :])
+        raise Problem(403, "quota-exceeded", f"priority: you may not use class {priority}: expected {known}")
+
+
 def _no_program(store: Store, name: str) -> Problem:
     names = [row.name for row in all_programs(store) if row.enabled and row.checked != "refused"]
     known = ", ".join([*names[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])]) or "none"
@@ -137,6 +156,46 @@ def previews_for(store: Store, job: NewJob) -> list[PreviewRow]:
     share = job.epochs / whole
     rows = previews(store, job.program)
     return [replace(row, hours=row.hours * share, gpu_hours=row.gpu_hours * share) for row in rows]
+
+
+def body_of(store: Store, job: JobRow) -> JobBody:
+    """What would submit a job once more. Jobs that it came after are left out: they may be gone."""
+    kept = None if job.script is None else get_script(store, job.script)
+    script = None
+    if kept is not None and job.samples is not None:
+        script = ScriptBody(name=kept.name, source=kept.source, arguments=list(job.arguments), samples=job.samples)
+    asked = {name: getattr(job, name) for name in JobBody.model_fields if name not in ("script", "after")}
+    return JobBody.model_validate({**asked, "script": script})
+
+
+def bodies_of(array: ArrayBody) -> Iterator[JobBody]:
+    """The jobs of an array, each named by its number."""
+    body = array.job
+    name = body.name or (body.script.name if body.script else body.program)
+    for number in range(array.first, array.last + 1):
+        end, script = f"[{number}]", body.script
+        if script is not None:
+            given = [argument.replace(NUMBER, str(number)) for argument in script.arguments]
+            script = script.model_copy(update={"arguments": given})
+        options = {key: _numbered(value, number) for key, value in body.options.items()}
+        yield body.model_copy(
+            update={"name": name[: _LONGEST_NAME - len(end)] + end, "options": options, "script": script}
+        )
+
+
+def _numbered(value: Scalar, number: int) -> Scalar:
+    """The value of an option in the job of a number: one that reads as a number then is one."""
+    if not isinstance(value, str) or NUMBER not in value:
+        return value
+    text = value.replace(NUMBER, str(number))
+    for kind in (int, float):
+        try:
+            found = kind(text)
+        except ValueError:
+            continue
+        if abs(found) <= LARGEST_NUMBER:
+            return found
+    return text
 
 
 def digest_of(body: JobBody) -> str:
@@ -174,8 +233,8 @@ def submit(
     if body.script is not None:
         keep_script(store, script_row(body.script.name, body.script.source))
     row = insert_job(store, job, at)
-    if row.after:
-        row = replace(row, reason=f"it comes after {', '.join(row.after)}")
+    if row.waits_for:
+        row = replace(row, reason=row.waits_for)
         change_job(store, row.id, at, reason=row.reason)
     add_event(store, "job", at, row.id, row.owner, {"state": row.state, "name": row.name})
     if key is not None:

@@ -151,4 +151,6 @@ class Answering:
                 requests.add_switch(store, said["policy"], request.by, said["reason"], request.at, now)
         if request.kind == "drain":
             status.set_drained(store, request.body["on"])
+        if request.kind == "leave":
+            status.note_leaving(store, request.body["node"], request.at + request.body["seconds"])
         requests.answer(store, request.seq, now, problem)

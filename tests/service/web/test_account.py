@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
+from rlpto.service.web.app import make_app
 from rlpto.service.web.routes import account
 from rlpto.store.programs import get_program, note_check, set_program
 from rlpto.store.users import add_token
-from tests.service.web.helpers import PROGRAM, Api
+from tests.service.web.helpers import PROGRAM, Api, fill, make_settings
 from tests.service.web.test_jobs import problem
 
 ORIGIN = {"Origin": "http://127.0.0.1:8765"}
@@ -224,3 +227,33 @@ class TestPrograms:
         answer = api("POST", "jobs", json={"program": "digits"})
         assert "no module named x" in problem(answer, 403, "program-not-allowed")
         assert api("GET", "programs").json()["programs"] == []
+
+
+def test_who_may_use_which_class(api: Api) -> None:
+    low, high = api.submit(priority="low"), api.submit(priority="high")
+    for change, said in (("normal", "normal or low"), ("low", "low")):
+        api("PATCH", "users/ann", "root", json={"highest_priority": change})
+        assert api("GET", "me").json()["highest_priority"] == change
+        refused = api("POST", "jobs", json={"program": "digits", "priority": "high"})
+        assert problem(refused, 403, "quota-exceeded") == f"priority: you may not use class high: expected {said}"
+    tag = {"If-Match": '"1"'}
+    problem(api("PATCH", f"jobs/{low['id']}", json={"priority": "normal"}, headers=tag), 403, "quota-exceeded")
+    assert api("PATCH", f"jobs/{low['id']}", "olga", json={"priority": "high"}, headers=tag).status_code == 200
+    kept = api("PATCH", f"jobs/{high['id']}", json={"priority": "high", "labels": {"a": "b"}}, headers=tag)
+    assert kept.status_code == 200, "what has the class already keeps it"
+    api("PATCH", "users/ann", "root", json={"highest_priority": "default"})
+    assert api.submit(priority="high")["priority"] == "high"
+
+
+def test_the_settings_bound_the_class_of_users_and_developers(tmp_path: Path) -> None:
+    settings = make_settings(tmp_path, quotas={"highest_priority": "normal"})
+    tokens = fill(settings)
+    with TestClient(make_app(settings), base_url="http://127.0.0.1:8765") as client:
+        api = Api(client, settings, tokens)
+        codes = {user: api("POST", "jobs", user, json={"program": "digits", "priority": "high"}) for user in tokens}
+        assert {user: answer.status_code for user, answer in codes.items()} == {
+            **dict.fromkeys(("ann", "bob", "dev"), 403),
+            **dict.fromkeys(("olga", "root"), 201),
+        }
+        assert api("PATCH", "users/ann", "root", json={"highest_priority": "high"}).status_code == 200
+        assert api.submit(priority="high")["priority"] == "high"

@@ -95,6 +95,23 @@ def test_draining(api: Api) -> None:
     assert api("GET", "drain").json() == {"on": True}
 
 
+def test_a_node_is_announced_to_go(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask: dict[str, Any] = {"json": {"seconds": 600}}
+    problem(api("POST", "nodes/node-1/drain", "ann", **ask), 403, "role-needed")
+    said = problem(api("POST", "nodes/node/drain", "olga", **ask), 404, "no-such-node")
+    assert said == "4 nodes that are up begin with node: expected one of node-0, node-1, node-2, node-3"
+    with Answering(api.settings.database):
+        found = api("POST", "nodes/node-1/drain", "olga", **ask).json()
+    assert (found["id"], round((found["leaves"] - time.time()) / 600)) == ("node-1", 1)
+    shown = api("GET", "/parts/nodes").text
+    assert shown.count("leaves at") == 1
+    trail = api("GET", "audit", "root").json()["audit"]
+    assert [(row["by"], row["action"], row["target"]) for row in trail] == [("olga", "node.drain", "node-1")]
+    monkeypatch.setattr(cluster, "ANSWER_TIMEOUT_S", 0.1)
+    problem(api("POST", "nodes/node-2/drain", "olga", **ask), 503, "no-scheduler")
+    assert requests.open_requests(api.store) == [], "it is not announced later either"
+
+
 def test_decisions_and_volume(api: Api) -> None:
     now = time.time()
     put(api.store, [status.DecisionRow(now, "fifo", 0.01, 8, 4, 2, 1, -1.0, {"waiting": -1.0})])

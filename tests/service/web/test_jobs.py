@@ -217,6 +217,8 @@ class TestOtherPeoplesJobs:
             ("GET", "jobs/{}"),
             ("PATCH", "jobs/{}"),
             ("POST", "jobs/{}/cancel"),
+            ("POST", "jobs/{}/hold"),
+            ("POST", "jobs/{}/release"),
             ("GET", "jobs/{}/logs"),
             ("GET", "jobs/{}/curves"),
             ("GET", "jobs/{}/events"),

@@ -12,6 +12,7 @@ from rlpto.service.web.errors import Problem, not_found
 from rlpto.service.web.middleware import COOKIE, WINDOW_S
 from rlpto.service.web.schemas import NameInPath, SessionBody, TokenBody
 from rlpto.service.web.state import Service, TheService
+from rlpto.service.web.submitting import highest_priority
 from rlpto.store import users
 from rlpto.store.database import Store
 
@@ -40,7 +41,10 @@ def with_quotas(service: Service, user: users.User) -> users.User:
     """A user with the quotas that apply: their own, else those of the settings."""
     quotas = service.settings.quotas
     return replace(
-        user, gpus_held=user.gpus_held or quotas.gpus_held, jobs_queued=user.jobs_queued or quotas.jobs_queued
+        user,
+        gpus_held=user.gpus_held or quotas.gpus_held,
+        jobs_queued=user.jobs_queued or quotas.jobs_queued,
+        highest_priority=highest_priority(service.settings, user),
     )
 
 

@@ -19,6 +19,7 @@ from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.submitting import checked_program, entry_of, usual_epochs
 from rlpto.store import programs, users
 from rlpto.store.database import Store
+from rlpto.store.jobs import Priority
 from rlpto.store.program_keys import SCRIPTS
 from rlpto.store.status import PreviewRow, previews
 
@@ -89,6 +90,7 @@ async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, servi
             disabled=user.disabled if body.disabled is None else body.disabled,
             gpus_held=user.gpus_held if body.gpus_held is None else body.gpus_held or None,
             jobs_queued=user.jobs_queued if body.jobs_queued is None else body.jobs_queued or None,
+            highest_priority=_highest(body.highest_priority, user.highest_priority),
         )
         users.change_user(store, changed)
         if not any(one.role == "admin" and not one.disabled for one in users.all_users(store)):
@@ -97,6 +99,10 @@ async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, servi
         return changed
 
     return with_quotas(service, await service.commit(write))
+
+
+def _highest(asked: Priority | Literal["default"] | None, before: Priority | None) -> Priority | None:
+    return None if asked == "default" else asked or before
 
 
 @router.get("/users/{name}/tokens")

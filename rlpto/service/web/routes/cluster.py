@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Response
 from rlpto.service.web.access import AnOperator, Caller, TheCaller, job_for
 from rlpto.service.web.errors import Problem
 from rlpto.service.web.routes.jobs import ASSUMES, Cursor, IfMatch, Limit, check_match, stale
-from rlpto.service.web.schemas import DrainBody, LabelKey, PolicyChange
+from rlpto.service.web.schemas import DrainBody, LabelKey, LeaveBody, NameInPath, PolicyChange
 from rlpto.service.web.state import Service, TheService
 from rlpto.store import requests, status
 from rlpto.store.curves import Span, Usage, spans_between, spans_of_job, usage
@@ -22,13 +22,14 @@ from rlpto.store.users import note_change
 
 router = APIRouter(tags=["cluster"])
 ANSWER_TIMEOUT_S = 10.0
-"""Longest wait for a policy switch if the scheduler has sent no recent heartbeat."""
+"""Longest wait for an answer if the scheduler has sent no recent heartbeat."""
 READY_TIMEOUT_S = 180.0
 """Longest wait for a live scheduler, which may have to compile code for the policy."""
 _LOOK_S = 0.02
 _LONGEST_QUEUE = 1000
 _WITHDRAWN = "withdrawn: the scheduler had not answered"
 _DAY_S = 86_400.0
+_MOST_NAMES = 10
 Time = Annotated[float | None, Query(ge=0, le=1e11, allow_inf_nan=False, description="Seconds since 1970.")]
 
 
@@ -121,7 +122,7 @@ def queue_entries(service: Service, caller: Caller, limit: int = _LONGEST_QUEUE)
                 owner=job.owner if job is not None and shown else None,
                 gpus=None if job is None else job.gpus,
                 priority=None if job is None else job.priority,
-                prediction=predicted.get(row.job) if shown else None,
+                prediction=predicted.get(row.job) if job is not None and shown and not job.held_by else None,
             )
         )
     return entries
@@ -157,6 +158,27 @@ def visible_nodes(service: Service, caller: Caller) -> list[status.NodeRow]:
             held[shown] = held.get(shown, 0) + gpus
         found.append(replace(node, jobs=held))
     return found
+
+
+@router.post("/nodes/{name}/drain")
+async def drain_node(name: NameInPath, body: LeaveBody, caller: AnOperator, service: TheService) -> status.NodeRow:
+    """Announce that a node, by its id or how that begins, goes in some seconds: jobs leave it now, and lose no step."""
+    known = [node.id for node in status.nodes(service.store) if node.alive]
+    found = [node for node in known if node.startswith(name)]
+    if len(found) != 1:
+        listed = ", ".join(node[:12] for node in known[:_MOST_NAMES]) or "none, since no node is up"
+        raise Problem(
+            404, "no-such-node", f"{len(found)} nodes that are up begin with {name}: expected one of {listed}"
+        )
+    at = service.now()
+
+    def ask(store: Store) -> int:
+        note_change(store, caller.name, "node.drain", found[0], at, {"seconds": body.seconds})
+        return requests.ask(store, "leave", caller.name, at, body={"node": found[0], "seconds": body.seconds})
+
+    if problem := await _answered(service, await service.commit(ask)):
+        raise Problem(409, "drain-refused", problem)
+    return next(node for node in visible_nodes(service, caller) if node.id == found[0])
 
 
 @router.get("/allocations")
@@ -233,14 +255,15 @@ async def switch_policy(
         wanted = {"policy": body.policy, "reason": body.reason, "number": number}
         return requests.ask(store, "policy", caller.name, at, body=wanted)
 
-    await _answered(service, await service.commit(ask), number)
+    if problem := await _answered(service, await service.commit(ask)):
+        raise stale() if policy_answer(service).number != number else Problem(409, "policy-refused", problem)
     found = policy_answer(service)
     response.headers["ETag"] = f'"{found.number}"'
     return found
 
 
-async def _answered(service: Service, request: int, number: int) -> None:
-    """Wait until the scheduler has answered. Raises Problem if it refuses, or does not answer in time."""
+async def _answered(service: Service, request: int) -> str:
+    """Wait until the scheduler has answered: what it has against it. Raises Problem where no answer comes in time."""
     asked = alive = service.now()
     while True:
         found = requests.get_request(service.store, request)
@@ -256,10 +279,7 @@ async def _answered(service: Service, request: int, number: int) -> None:
                 raise Problem(503, "no-scheduler", detail, {"Retry-After": "5"})
             break
         await asyncio.sleep(_LOOK_S)
-    if found is not None and found.problem:
-        if policy_answer(service).number != number:
-            raise stale()
-        raise Problem(409, "policy-refused", found.problem)
+    return "" if found is None or found.problem is None else found.problem
 
 
 @router.get("/policy/history")

@@ -15,7 +15,7 @@ from rlpto.service.web.access import TheCaller, job_for
 from rlpto.service.web.errors import Problem
 from rlpto.service.web.schemas import LARGEST_NUMBER_OF_ROW, JobBody, JobChange, JobId, PlainName
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.submitting import checked_job, gpus_queued, previews_for, submit
+from rlpto.service.web.submitting import check_priority, checked_job, gpus_queued, previews_for, submit
 from rlpto.store import requests, status
 from rlpto.store.checkpoints import open_newest
 from rlpto.store.curves import Point, points_after
@@ -28,8 +28,9 @@ from rlpto.store.users import note_change
 
 router = APIRouter(tags=["jobs"])
 ASSUMES = (
-    "the policy in force stays, no job is submitted or cancelled, no quota or drain holds a job back, no node fails, "
-    "and speeds are as estimated; an interval also allows for jobs that are forecast to come and for errors of speeds"
+    "the policy in force stays, no job is submitted or cancelled, no quota, hold or drain keeps a job back, no node "
+    "fails, and speeds are as estimated; an interval also allows for jobs that are forecast to come and for errors of "
+    "speeds"
 )
 """Assumptions of a predicted start and finish."""
 PART_BYTES = 1 << 20
@@ -160,7 +161,7 @@ async def job(job: JobId, caller: TheCaller, service: TheService, response: Resp
     """A job, with its place in the queue and the prediction of its start and finish."""
     row = job_for(service, caller, job)
     response.headers["ETag"] = f'"{row.version}"'
-    return _whole_answer(service, row)
+    return whole_answer(service, row)
 
 
 @router.patch("/jobs/{job}")
@@ -173,6 +174,8 @@ async def change_job(
     if row.is_over and body.priority not in (None, row.priority):
         raise Problem(409, "job-over", f"the job is {row.state}; its priority means nothing any more")
     priority = body.priority or row.priority
+    if priority != row.priority:
+        check_priority(service.settings, caller.user, priority)
     labels = row.labels if body.labels is None else body.labels
     at = service.now()
 
@@ -187,7 +190,7 @@ async def change_job(
 
     changed = await service.commit(write)
     response.headers["ETag"] = f'"{changed.version}"'
-    return _whole_answer(service, changed)
+    return whole_answer(service, changed)
 
 
 @router.post("/jobs/{job}/cancel", status_code=202)
@@ -294,6 +297,13 @@ def stale() -> Problem:
     return Problem(412, "stale", "it has been changed since that ETag was read; read it again")
 
 
-def _whole_answer(service: Service, row: JobRow) -> JobAnswer:
-    place, prediction = status.queue_row(service.store, row.id), status.prediction(service.store, row.id)
-    return JobAnswer(**vars(row), queue=place, prediction=prediction)
+def whole_answer(service: Service, row: JobRow) -> JobAnswer:
+    """A job with its place and prediction."""
+    return JobAnswer(
+        **vars(row), queue=status.queue_row(service.store, row.id), prediction=prediction_of(service.store, row)
+    )
+
+
+def prediction_of(store: Store, row: JobRow) -> status.PredictionRow | None:
+    """When a job will start and finish; None for one on hold, too: holds are not simulated."""
+    return None if row.held_by else status.prediction(store, row.id)

@@ -16,7 +16,7 @@ from rlpto.service.web.rendering import page
 from rlpto.service.web.routes.account import with_quotas
 from rlpto.service.web.routes.admin import program_answers
 from rlpto.service.web.routes.cluster import policy_answer, queue_entries, visible_nodes
-from rlpto.service.web.routes.jobs import ASSUMES
+from rlpto.service.web.routes.jobs import ASSUMES, prediction_of
 from rlpto.service.web.routes.operations import SILENCE_S
 from rlpto.service.web.state import Service, TheService
 from rlpto.store import programs, status, users
@@ -206,7 +206,7 @@ def _job(service: Service, caller: Caller, job: str) -> dict[str, Any]:
     return {
         "job": row,
         "place": status.queue_row(service.store, row.id),
-        "said": status.prediction(service.store, row.id),
+        "said": prediction_of(service.store, row),
         "events": events_of_job(service.store, row.id)[::-1],
         "assumes": ASSUMES,
     }

@@ -1,0 +1,65 @@
+"""Jobs on hold, and nodes that are announced to go, in virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlpto.store.jobs import change_job
+from rlpto.store.requests import switches
+from rlpto.store.status import nodes, queue
+from tests.service.scheduler.virtual import VirtualService, config
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> VirtualService:
+    return VirtualService(tmp_path, config(60.0, 5.0))
+
+
+def test_jobs_leave_a_node_that_is_announced_to_go(service: VirtualService) -> None:
+    job = service.submit(gpus=2, max_gpus=2, epochs=50.0)
+    service.until(job, "running")
+    (node,) = (node.id for node in nodes(service.store) if node.jobs)
+    asked = service.ask("leave", node=node, seconds=300.0)
+    wrong = service.ask("leave", node="gone", seconds=300.0)
+    at = service.now()
+    service.run(lambda: any(one.jobs == {job: 2} for one in nodes(service.store) if one.id != node))
+    service.until(job, "finished")
+    assert (service.problem(asked), service.problem(wrong)) == ("", "there is no such node")
+    assert service.backend.drained == [(node, 300.0), ("gone", 300.0)]
+    going = next(one for one in nodes(service.store) if one.id == node)
+    assert (going.alive, going.leaves) == (False, at + 300.0)
+
+
+def hold(service: VirtualService, job: str, by: str) -> None:
+    """What the web process does."""
+    change_job(service.store, job, service.now(), held_by=by)
+    service.ask("hold", job)
+
+
+def test_a_held_job_starts_once_it_is_released(service: VirtualService) -> None:
+    early, late = service.submit(), service.submit(gpus=4, max_gpus=4)
+    hold(service, early, "ann")
+    service.until(late, "running")
+    waiting = service.submit()
+    service.until(waiting, "queued")
+    hold(service, waiting, "op")
+    service.until(late, "finished")
+    for _ in range(300):
+        service.loop.step()
+    assert [service.row(job).state for job in (early, waiting)] == ["submitted", "queued"]
+    assert [(row.job, row.reason) for row in queue(service.store)] == [(waiting, "held by op")]
+    assert len(switches(service.store)) == 1, "the policy is not to blame"
+    service.restart()
+    for job in (early, waiting):
+        hold(service, job, "")
+        service.until(job, "finished")
+
+
+def test_a_hold_that_comes_too_late_is_none(service: VirtualService) -> None:
+    job = service.submit()
+    service.until(job, "queued")
+    hold(service, job, "ann")
+    service.parts.cluster.database.change(1.0, job, 1, 0.0, ("n0",))
+    assert (service.row(job).state, service.row(job).held_by) == ("starting", "")
