@@ -27,6 +27,7 @@ from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.clock import Clock, SessionTiming
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.store.curves import spans_between
 from tests.builders import Scripted, linear_tables, with_batch_sizes
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
@@ -446,3 +447,12 @@ class Interrupted:
             by, self._by = self._by, None
             by()
         return progress
+
+
+def test_a_job_that_leaves_a_node_with_all_its_gpus_is_shown_on_the_other(database: SessionDatabase) -> None:
+    backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
+    cluster = make_cluster(backend, [elastic(0, epochs=8.0, most=2)], database)
+    play(Interrupted(cluster, 12.0, lambda: backend.drain("m", 30.0)))
+    spans = sorted(spans_between(database, 0.0, 1e12), key=lambda span: span.started)
+    assert [(span.node, span.gpus) for span in spans] == [("m", 2), ("n", 2)]
+    assert spans[0].ended == spans[1].started

@@ -136,7 +136,7 @@ class JobTracker:
         if self.estimates is not None:
             self.estimates.heard(number, report)
         if not report.ended:
-            self._hold(number, report.holding)
+            self._hold(number, report.holding, before)
             if report.training_on:
                 self.database.trains(job, self.time)
         at = self._reported_at(report)
@@ -153,11 +153,13 @@ class JobTracker:
         """When a report was made: after the last look, even where the clock of its machine has jumped."""
         return min(max(self._clock.of(report.time), self._last_look), self.time)
 
-    def _hold(self, number: int, holding: Nodes) -> None:
-        """Note what a job's controller says it holds, if that is news."""
-        if not self.columns.hold(number, len(holding), self.time):
-            return
+    def _hold(self, number: int, holding: Nodes, before: JobReport | None = None) -> None:
+        """Note what a job's controller says it holds, if that is news. before: its previous report."""
         job = self.ids[number]
+        if not self.columns.hold(number, len(holding), self.time):
+            if before is not None and sorted(before.holding) != sorted(holding):
+                self.database.moved(self.time, job, holding)
+            return
         self.database.change(self.time, job, len(holding), self.columns.accuracy_of(number), holding)
         started = float(self.store.start_time[number])
         self.database.set_job(job, start_time=None if np.isnan(started) else started)

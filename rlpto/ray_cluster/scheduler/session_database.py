@@ -23,7 +23,7 @@ from rlpto.ray_cluster.scheduler.session_folder import SessionLock
 from rlpto.store.curves import close_spans
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
-from rlpto.store.jobs import ENDED, SessionJob, State, change_job, get_job
+from rlpto.store.jobs import ENDED, JobRow, SessionJob, State, change_job, get_job
 from rlpto.store.requests import answer, open_requests
 from rlpto.store.rows import find, insert
 
@@ -314,12 +314,9 @@ class SessionDatabase(Store):
         at = self._began + time
         with self.transaction():
             insert(self, "changes", time=time, job=job, gpus=gpus, accuracy=accuracy, nodes=json.dumps(nodes))
-            close_spans(self, job, at)
-            row = get_job(self, job)
+            row = self.moved(time, job, nodes)
             if row is None:
                 return
-            for node, count in Counter(nodes).items():
-                insert(self, "spans", job=job, owner=row.owner, node=node, gpus=count, started=at)
             if row.state in ENDED:
                 change_job(self, job, at, gpus_held=gpus)
                 return
@@ -330,6 +327,16 @@ class SessionDatabase(Store):
             columns: dict[str, str | float | None] = {"held_by": ""} if gpus else {}  # a hold that came too late
             change_job(self, job, at, state=state, reason="", gpus_held=gpus, started=started, **columns)
             self._show(job, at, {"state": state, "gpus_held": gpus})
+
+    def moved(self, time: float, job: str, nodes: Nodes) -> JobRow | None:
+        """A job holds GPUs of these nodes from now on; returns its row."""
+        at, row = self._began + time, get_job(self, job)
+        with self.transaction():
+            close_spans(self, job, at)
+            if row is not None:
+                for node, count in Counter(nodes).items():
+                    insert(self, "spans", job=job, owner=row.owner, node=node, gpus=count, started=at)
+        return row
 
     def changes(self) -> list[tuple[float, str, int, float, Nodes]]:
         """All such changes, in order of time."""
