@@ -14,7 +14,8 @@ in the next H seconds every job that does not finish costs the same with any all
 changes only how long the job will stay afterwards. That is approximated by the work
 left, counted at the pace of one GPU. Accuracy is taken as linear in progress within H. All values
 are relative to giving the job nothing.
-GPUs go to the largest value per GPU, along the concave hull, until nothing more pays.
+GPUs go to the largest value per GPU, along the concave hull, until nothing more pays. Where
+nothing pays at all, as with a horizon far below the delays, one job gets its min_gpus: otherwise none would ever train.
 """
 
 from __future__ import annotations
@@ -58,7 +59,12 @@ class RewardGreedy(BasePolicy[RewardGreedyOptions]):
         lowest = jobs.min_gpus
         value = expected_reward(jobs, max(self.options.horizon, state.interval), self.options.weights)
         steps = hull_steps(value, lowest, jobs.max_gpus)
-        return Allocation(grow(np.zeros_like(lowest), steps.target, steps.gain, lowest, state.capacity, 0.0))
+        gpus = grow(np.zeros_like(lowest), steps.target, steps.gain, lowest, state.capacity, 0.0)
+        if not gpus.any() and (lowest <= state.capacity).any():
+            per_gpu = value[np.arange(len(jobs)), lowest] / lowest
+            best = int(np.argmax(np.where(lowest <= state.capacity, per_gpu, -np.inf)))
+            gpus[best] = lowest[best]
+        return Allocation(gpus)
 
 
 def expected_reward(jobs: JobTable, horizon: float, weights: RewardWeights) -> FloatArray:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlpto.core.policy import StandingPolicy
@@ -51,6 +51,7 @@ def test_allocations_are_possible_and_reproducible(spec: str, case: tuple[list[J
 @pytest.mark.parametrize("spec", SPECS)
 @settings(max_examples=20)
 @given(case=states())
+@example(case=([J(work=10.0, speed=(0.001, 0.0005), requested=2, lowest=2, highest=2, delay=4e3)], 2))  # none pays
 def test_no_job_that_fits_beside_the_others_is_forgotten_on_an_empty_cluster(
     spec: str, case: tuple[list[J], int]
 ) -> None:
