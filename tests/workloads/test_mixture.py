@@ -71,7 +71,7 @@ def test_jobs_take_the_drawn_time_on_the_gpus_they_ask_for() -> None:
 @pytest.mark.parametrize("knowledge", [NOISE, {"mode": "online", "fits": "shared", "remaining": "learnt"}])
 def test_no_policy_breaks_an_allowed_size(name: str, knowledge: dict[str, object], pytestconfig: pytest.Config) -> None:
     week = bool(pytestconfig.getoption("--soak"))
-    config = llm(windows={"hours": 168 if week else 12, "train": 0.5, "validation": 0, "test": 0.5}, load=0.3)
+    config = llm(windows={"hours": 168 if week else 6, "train": 0.5, "validation": 0, "test": 0.5}, load=0.3)
     experiment = Experiment(Config.model_validate(config.model_dump() | {"knowledge": knowledge}))
     window = max(experiment.windows("test")[:8], key=lambda window: len(experiment.jobs(window, 0)))
     record = experiment.run_policy(experiment.policy(name), window, 0)
@@ -101,7 +101,7 @@ def test_a_wrong_mixture_is_refused(changes: dict[str, object], says: str) -> No
 
 def test_a_size_at_which_a_model_does_not_run_is_named() -> None:
     wrong = {"name": "a", "share": 1, "minutes": [3, 9], "models": {"mpt-70b": {8: 1}}}
-    experiment = Experiment(llm(mixture=[wrong]))
+    experiment = Experiment(llm(mixture=[wrong], load=0.01))
     with pytest.raises(JobError, match=r"model mpt-70b does not run on 8 GPUs; expected one of 32, 64, 128"):
         experiment.jobs(experiment.windows("test")[0], 0)
 
@@ -109,4 +109,4 @@ def test_a_size_at_which_a_model_does_not_run_is_named() -> None:
 def test_a_model_without_a_profile_is_named() -> None:
     wrong = {"name": "a", "share": 1, "minutes": [3, 9], "models": {"mpt-8b": {8: 1}}}
     with pytest.raises(ProfileError, match="mpt-8b"):
-        Experiment(llm(mixture=[wrong])).tables()
+        Experiment(llm(mixture=[wrong], load=0.01)).tables()
