@@ -40,6 +40,7 @@ early, `ettr` where nodes may fail."""
 
 STOPPING = ("epochs_saved", "accuracy_lost")
 """Metrics of jobs that may stop early."""
+
 WITH_INTERVAL = ("reward", "jct_mean")
 """Metrics whose interval the terminal shows too, and whose paired differences."""
 

@@ -344,7 +344,7 @@ def _draw_by_weight(
         if not sensible.any():
             raise ConfigError(f"mapping duration: no model of {', '.join(weights)} can run on {count} GPUs")
         mine = gpus == count
-        kind[mine] = _pick(types, np.where(sensible, weight, 0.0), chance[mine])
+        kind[mine] = pick(types, np.where(sensible, weight, 0.0), chance[mine])
     return kind
 
 
@@ -361,11 +361,11 @@ def _draw_by_category(
             mine = (category == number) & (gpus == count)
             able = limits[types] >= count
             weight = (able if able.any() else ~able).astype(np.float64)
-            kind[mine] = _pick(types, weight, chance[mine])
+            kind[mine] = pick(types, weight, chance[mine])
     return kind
 
 
-def _pick(types: IntArray, weight: FloatArray, chance: FloatArray) -> IntArray:
+def pick(types: IntArray, weight: FloatArray, chance: FloatArray) -> IntArray:
     """[n] one of `types` for every number in [0, 1), in proportion to its weight."""
     share = np.cumsum(weight)
     picked: IntArray = types[np.searchsorted(share, chance * share[-1], side="right")]

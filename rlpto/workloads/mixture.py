@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
-from scipy.special import ndtri
 
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.io.settings import Settings
+from rlpto.workloads.mapping import pick
 
 if TYPE_CHECKING:  # pandas is slow to import, and settings are needed without it
     from rlpto.workloads.trace import Trace
 
 MINUTE = 60.0
-P90 = float(ndtri(0.9))
+P90 = NormalDist().inv_cdf(0.9)
 """Standard deviations between median and 90 % quantile of a normal distribution."""
 
 
@@ -66,8 +67,7 @@ def mix(trace: Trace, classes: Sequence[JobClass], seed: int) -> Trace:
     for number, group in enumerate(classes):
         mine = np.flatnonzero(of == number)
         choices = [(model, size, weight) for model, sizes in group.models.items() for size, weight in sizes.items()]
-        ends = np.cumsum([weight for *_, weight in choices])
-        picked = np.searchsorted(ends, chance[mine] * ends[-1], side="right")
+        picked = pick(np.arange(len(choices)), np.array([weight for *_, weight in choices]), chance[mine])
         models[mine] = np.array([model for model, *_ in choices], dtype=object)[picked]
         gpus[mine] = np.array([size for _, size, _ in choices])[picked]
         median, high = group.minutes
