@@ -187,13 +187,16 @@ def fetch(
     """Fetch what a job has trained: newest checkpoint, curves, log, script. Files of an earlier fetch are replaced."""
     from rlpto.client import ServiceError
     from rlpto.io.files import write_text
+    from rlpto.store.code_files import unpack, write_files
 
     folder, console = out or Path(job), make_console()
     with connect(service, certificate) as client:
         found = client.job(job)
         write_text(folder / "job.json", json.dumps(found, indent=1) + "\n", "a job")
         if found["script"] is not None:
-            write_text(folder / "script.py", client.script(job)["source"], "a script")
+            script = client.script(job)
+            write_text(folder / "script.py", script["source"], "a script")
+            write_files(folder / "files", unpack(script["files"]) if script["files"] else {})
         lines = (f"{clock_text(line['at'])} {_printable(line['text'])}\n" for line in client.logs(job))
         write_text(folder / "log.txt", "".join(lines), "a log")
         write_text(folder / "curves.csv", _csv(list(client.curves(job))), "curves")

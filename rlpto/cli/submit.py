@@ -37,6 +37,10 @@ def submit(
     name: Annotated[str | None, typer.Option(help="A label for people.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Work.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Samples of an epoch, for a script.")] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file or folder next to a script, such as modules of yours, that goes along; repeatable."),
+    ] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs it asks for.")] = None,
     min_gpus: Annotated[int | None, typer.Option(help="Fewest it can train on.")] = None,
     max_gpus: Annotated[int | None, typer.Option(help="Most it can use.")] = None,
@@ -83,7 +87,7 @@ def submit(
         "seed": seed,
     }
     job = {
-        **_from_file(file, arguments or [], samples),
+        **_from_file(file, arguments or [], samples, files or []),
         **{key: value for key, value in given.items() if value is not None},
     }
     numbers = None if array is None else _numbers(array)
@@ -157,14 +161,15 @@ def _show_check(found: dict[str, Any], json_: bool, quiet: bool) -> None:
     make_console().print(f"{found['waiting']} jobs wait now; they ask for {found['gpus_ahead']} GPUs")
 
 
-def _from_file(file: str | None, arguments: list[str], samples: int | None) -> dict[str, Any]:
+def _from_file(file: str | None, arguments: list[str], samples: int | None, files: list[Path]) -> dict[str, Any]:
     """The job of a file. Raises ConfigError for one that is no mapping in YAML, and no script of Python."""
     from rlpto.io.yaml_file import parse_value, read_yaml
 
     if file is not None and file.endswith(".py"):
-        return _from_script(Path(file), arguments, samples)
-    if arguments or samples is not None:
-        raise ConfigError(f"{'arguments' if arguments else '--samples'}: only a script has them: expected FILE.py")
+        return _from_script(Path(file), arguments, samples, files)
+    if arguments or samples is not None or files:
+        given = "arguments" if arguments else "--files" if files else "--samples"
+        raise ConfigError(f"{given}: only a script has them: expected FILE.py")
     if file is None:
         return {}
     if file == "-":
@@ -175,9 +180,11 @@ def _from_file(file: str | None, arguments: list[str], samples: int | None) -> d
     return dict(read_yaml(Path(file), "a job in YAML").data)
 
 
-def _from_script(file: Path, arguments: list[str], samples: int | None) -> dict[str, Any]:
-    """The job of a script. Raises ConfigError for one that cannot be compiled, and without `samples`."""
+def _from_script(file: Path, arguments: list[str], samples: int | None, files: list[Path]) -> dict[str, Any]:
+    """The job of a script. Raises ConfigError for one that cannot be compiled, for `files` that cannot go along, and
+    without `samples`."""
     from rlpto.io.reading import read_text
+    from rlpto.store.code_files import pack
     from rlpto.store.scripts import compiled
 
     source = read_text(file, "a script in Python", ConfigError)
@@ -185,7 +192,7 @@ def _from_script(file: Path, arguments: list[str], samples: int | None) -> dict[
     if samples is None:
         raise ConfigError(f"{file}: expected --samples N too, the samples of an epoch (data_size of its session)")
     name = re.sub(r"[^A-Za-z0-9_.]", "_", file.name)[-64:]
-    script = {"name": name, "source": source, "arguments": arguments, "samples": samples}
+    script = {"name": name, "source": source, "arguments": arguments, "samples": samples, "files": pack(file, files)}
     return {"program": SCRIPT_PROGRAM, "script": script}
 
 

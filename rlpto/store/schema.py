@@ -11,7 +11,7 @@ import sqlite3
 import zlib
 from contextlib import closing
 
-SCHEMA = 13
+SCHEMA = 14
 """Version of the tables, in SQLite's `user_version`. Lower ones are of states before the first release: refused."""
 
 # STRICT and the checks let SQLite's integrity check notice damage.
@@ -37,7 +37,8 @@ CREATE TABLE previews (
     program TEXT NOT NULL, metric TEXT NOT NULL, gpus INTEGER NOT NULL, hours REAL NOT NULL, gpu_hours REAL NOT NULL,
     PRIMARY KEY (program, metric, gpus)) STRICT, WITHOUT ROWID;
 
-CREATE TABLE scripts (digest TEXT PRIMARY KEY, name TEXT NOT NULL, source TEXT NOT NULL) STRICT;
+CREATE TABLE scripts (
+    digest TEXT PRIMARY KEY, name TEXT NOT NULL, source TEXT NOT NULL, files TEXT NOT NULL DEFAULT '') STRICT;
 
 -- number, spec, submit_time and what follows launched: of the session, NULL where its scheduler knows the job no more.
 CREATE TABLE jobs (

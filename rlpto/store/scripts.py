@@ -13,13 +13,15 @@ from rlpto.store.rows import Row, first, put
 
 @dataclass(frozen=True)
 class ScriptRow(Row):
-    """A script. digest: of the rest, which jobs name it by. name: of its file. source: its text."""
+    """A script. digest: of the rest, which jobs name it by. name: of its file. source: its text. files: those that go
+    with it, as `rlpto.store.code_files` packs them; empty: none."""
 
     TABLE = "scripts"
 
     digest: str
     name: str
     source: str
+    files: str = ""
 
 
 def compiled(source: str, name: str, error: type[RlptoError]) -> CodeType:
@@ -30,9 +32,9 @@ def compiled(source: str, name: str, error: type[RlptoError]) -> CodeType:
         raise error(f"{name}: not Python: {str(wrong) or type(wrong).__name__}") from None
 
 
-def script_row(name: str, source: str) -> ScriptRow:
+def script_row(name: str, source: str, files: str = "") -> ScriptRow:
     """The row of a script."""
-    return ScriptRow(hashlib.sha256(f"{name}\0{source}".encode()).hexdigest(), name, source)
+    return ScriptRow(hashlib.sha256(f"{name}\0{files}\0{source}".encode()).hexdigest(), name, source, files)
 
 
 def keep_script(store: Store, script: ScriptRow) -> None:

@@ -21,6 +21,7 @@ from rlpto import elastic
 from rlpto.elastic import Session
 from rlpto.io.errors import JobError
 from rlpto.ray_cluster.worker.training import Trainer
+from rlpto.store.code_files import pack
 from rlpto.store.program_keys import SCRIPTS
 from tests.ray_cluster.running import make_spec
 
@@ -59,6 +60,28 @@ def test_a_script_trains_bit_by_bit_as_a_program_does(tmp_path: Path) -> None:
     again.run(35)
     program.run(35)
     assert torch.equal(weights_of(again), weights_of(program))
+
+
+def test_a_script_finds_the_files_that_go_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does where it lies: modules by import, data next to `__file__` or in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    mine = tmp_path / "mine"
+    (mine / "layers_of_mine").mkdir(parents=True)
+    source = (
+        "from pathlib import Path\nfrom layers_of_mine.one import make\n"
+        "assert Path(__file__).with_name('data.txt').read_text() == Path('data.txt').read_text() == 'data'\n"
+    ) + PLAIN.replace("layers.insert", "make.insert")
+    (mine / "train.py").write_text(source)
+    (mine / "data.txt").write_text("data")
+    (mine / "layers_of_mine" / "one.py").write_text("def make(): ...")
+    files = pack(mine / "train.py", [mine])
+    options = {"source": source, "name": "train.py", "files": files, "folder": str(tmp_path / "job" / "code")}
+    for _ in range(2):  # a second worker of the same node finds them there
+        trainer = Trainer(make_spec(tmp_path, training=SCRIPTS, options=options, pace=None))
+        trainer.run(3)
+        assert trainer.position.step == 3
+        sys.modules.pop("layers_of_mine.one")
 
 
 def test_a_loop_run_by_itself_trains_all_epochs_and_says_how_it_goes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,15 +38,20 @@ def test_s5_the_first_job_takes_three_commands(tmp_path: Path) -> None:
 
 
 def check_a_script_of_ones_own(service: Served, folder: Path) -> None:
-    """As docs/elastic.md says: a developer submits the example, and fetches what it has trained."""
+    """As docs/elastic.md says: a developer submits the example, here in two files, and fetches what it has trained."""
     service.environment["RLPTO_TOKEN"] = service.command("user", "add", "dev", "--role", "developer").stdout.strip()
-    example = ["submit", str(REPOSITORY / "examples" / "elastic_loop.py"), "--samples", "1437", "--epochs", "5"]
+    (folder / "project").mkdir()
+    train, other = folder / "project" / "train.py", folder / "project" / "example.py"
+    other.write_text((REPOSITORY / "examples" / "elastic_loop.py").read_text())
+    train.write_text("import example  # a module that goes along\n")
+    example = ["submit", str(train), "--files", str(other), "--samples", "1437", "--epochs", "5"]
     done = service.command(*example, "--gpus", "2", "--seed", "3", "--wait", "--", "--learning-rate", "0.2")
     assert done.returncode == 0, done.stdout + done.stderr
     job = next(service.client.jobs(limit=1))
     assert job["accuracy"] > 0.7
     assert service.command("job", "fetch", job["id"], "-o", str(folder / "script")).returncode == 0
-    assert (folder / "script" / "script.py").read_text() == Path(example[1]).read_text()
+    assert (folder / "script" / "script.py").read_text() == train.read_text()
+    assert (folder / "script" / "files" / "example.py").read_text() == other.read_text()
     state = torch.load(folder / "script" / "checkpoint.pt", weights_only=True)
     network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     network.load_state_dict(state["model"])

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import linecache
 import math
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -24,6 +26,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from rlpto.io.errors import JobError
 from rlpto.ray_cluster.programs.base import Batch, TrainingProgram
+from rlpto.store.code_files import unpack, write_files
 from rlpto.store.scripts import compiled
 
 MakeScheduler = Callable[[Optimizer, int], LRScheduler]
@@ -248,11 +251,18 @@ class ScriptLoop(greenlet):
 class Script(LoopProgram):
     """A user's script, which trains by a loop over `rlpto.elastic.session`.
 
-    source: its text. name: what it is called in tracebacks. arguments: of its command line.
+    source: its text. name: what it is called in tracebacks. arguments: of its command line. files: those that go with
+    it, as `rlpto.store.code_files` packs them. folder: where script and files are written, which is then the working
+    directory, and where modules are looked up first; empty: nowhere.
     """
 
-    def __init__(self, source: str, name: str = "script.py", arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self, source: str, name: str = "script.py", arguments: Sequence[str] = (), files: str = "", folder: str = ""
+    ) -> None:
         self._source, self._name, self._arguments = source, name, list(arguments)
+        self._file = os.path.join(folder, name)
+        if folder:
+            self._unpack(Path(folder), files)
         loop = ScriptLoop(self._run)
         try:
             session = loop.switch()
@@ -262,12 +272,18 @@ class Script(LoopProgram):
             raise JobError(f"{name} ended without entering an elastic.session")
         super().__init__(session, loop)
 
+    def _unpack(self, folder: Path, files: str) -> None:
+        write_files(folder, {**(unpack(files) if files else {}), self._name: self._source.encode()})
+        os.chdir(folder)
+        sys.path.insert(0, str(folder))
+
     def _run(self) -> None:
         """Run the script as Python's command does, as the module `__main__`. Raises JobError for a syntax error, and if
         it exits."""
         linecache.cache[self._name] = (len(self._source), None, self._source.splitlines(True), self._name)
         code = compiled(self._source, self._name, JobError)
         module = ModuleType("__main__")
+        module.__file__ = self._file
         sys.modules["__main__"] = module  # where classes and functions of the script are looked up
         sys.argv = [self._name, *self._arguments]
         try:

@@ -175,27 +175,29 @@ class Catalogue:
         """What the controller of a job needs. Raises RlptoError for a job that makes no sense."""
         program = self.programs[row.program]
         seed = row.seq if row.seed is None else row.seed
+        folder = (self._folder / row.id).absolute()
         made = program_spec(0, row.name, program, self._config.ray, self._session, self._folder, seed)
         return replace(
             made,
             id=row.id,
-            folder=str((self._folder / row.id).absolute()),
+            folder=str(folder),
             training=row.training or program.training,
-            options={**program.options, **row.options, **self._script(row)},
+            options={**program.options, **row.options, **self._script(row, folder)},
             data_size=row.samples or program.samples,
             batch_size=row.batch_size or program.batch_size,
             epochs=row.epochs,
             logs=True,
         )
 
-    def _script(self, row: JobRow) -> dict[str, Any]:
-        """Options of a job that trains by a script. Raises JobError where the script is lost."""
+    def _script(self, row: JobRow, folder: Path) -> dict[str, Any]:
+        """Options of a job in `folder` that trains by a script. Raises JobError where the script is lost."""
         if row.script is None:
             return {}
         script = get_script(self._store, row.script)
         if script is None:
             raise JobError(f"its script {row.script[:12]} is not in the database")
-        return {"source": script.source, "name": script.name, "arguments": list(row.arguments)}
+        code = {"name": script.name, "source": script.source, "files": script.files, "folder": str(folder / "code")}
+        return {**code, "arguments": list(row.arguments)}
 
     def _compiled(self) -> SpeedTables:
         """Tables of all programs by every metric; of any model where there is none."""

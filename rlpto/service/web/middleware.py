@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rlpto.service.settings import LOOPBACK, WebSettings
 from rlpto.service.web.errors import API, Problem, problem_response
 
-LARGEST_BODY_BYTES = 64 * 1024
+LARGEST_BODY_BYTES = 384 * 1024
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 COOKIE = "rlpto_session"
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::[0-9]{1,5})?")

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from rlpto.performance.metrics import MetricName
 from rlpto.service.settings import PLAIN_NAME
+from rlpto.store.code_files import LARGEST_TEXT, unpack
 
 _PLAIN_MARKS = " .,:;+=_()#@[]-"
 _PLAIN_CATEGORIES = ("L", "M", "N")
@@ -31,6 +32,13 @@ def _is_unicode(text: str) -> str:
     """A text that has bytes, without NUL."""
     if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
         raise ValueError("expected Unicode text without NUL and halves of characters")
+    return text
+
+
+def _is_packed(text: str) -> str:
+    """A zip archive in base64 whose files have plain names, and are neither too many nor too large; or nothing."""
+    if text:
+        unpack(text)
     return text
 
 
@@ -73,6 +81,9 @@ class ScriptBody(Body):
         default_factory=list, max_length=64, description="Of its command line."
     )
     samples: int = Field(ge=1, le=10**12, description="Samples of an epoch: `data_size` of its session.")
+    files: Annotated[str, Field(max_length=LARGEST_TEXT), AfterValidator(_is_packed)] = Field(
+        "", description="Files that go with it: a zip archive in base64."
+    )
 
 
 class JobBody(Body):

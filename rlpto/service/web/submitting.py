@@ -11,6 +11,7 @@ from typing import get_args
 
 from pydantic import JsonValue, ValidationError
 
+from rlpto.io.errors import ConfigError
 from rlpto.io.settings_text import first_problem
 from rlpto.service.settings import CatalogueProgram, ServiceSettings
 from rlpto.service.web.errors import Problem
@@ -30,7 +31,7 @@ from rlpto.store.jobs import (
 from rlpto.store.program_keys import SCRIPTS, ProgramKeys
 from rlpto.store.programs import all_programs, get_program
 from rlpto.store.rows import insert
-from rlpto.store.scripts import ScriptRow, get_script, keep_script, script_row
+from rlpto.store.scripts import ScriptRow, compiled, get_script, keep_script, script_row
 from rlpto.store.status import PreviewRow, previews
 from rlpto.store.users import User, over_quota
 
@@ -163,7 +164,8 @@ def body_of(store: Store, job: JobRow) -> JobBody:
     kept = None if job.script is None else get_script(store, job.script)
     script = None
     if kept is not None and job.samples is not None:
-        script = ScriptBody(name=kept.name, source=kept.source, arguments=list(job.arguments), samples=job.samples)
+        given = {"name": kept.name, "source": kept.source, "files": kept.files}
+        script = ScriptBody(**given, arguments=list(job.arguments), samples=job.samples)
     asked = {name: getattr(job, name) for name in JobBody.model_fields if name not in ("script", "after")}
     return JobBody.model_validate({**asked, "script": script})
 
@@ -231,7 +233,7 @@ def submit(
     if count_open(store, user.name) >= quota:
         raise Problem(403, "quota-exceeded", f"{quota} of your jobs are not over; more are not taken until some are")
     if body.script is not None:
-        keep_script(store, script_row(body.script.name, body.script.source))
+        keep_script(store, script_row(body.script.name, body.script.source, body.script.files))
     row = insert_job(store, job, at)
     if row.waits_for:
         row = replace(row, reason=row.waits_for)
@@ -270,7 +272,11 @@ def _script(body: JobBody, user: User, entry: CatalogueProgram) -> ScriptRow | N
         raise Problem(403, "role-needed", "script: only the role developer may submit code; choose a program")
     if not trains_scripts or body.training is not None:
         raise _wrong(f"script: {body.training or body.program} trains by no script: expected a program that does")
-    return script_row(body.script.name, body.script.source)
+    try:
+        compiled(body.script.source, body.script.name, ConfigError)
+    except ConfigError as wrong:
+        raise _wrong(f"script: {wrong}") from None
+    return script_row(body.script.name, body.script.source, body.script.files)
 
 
 def _options(body: JobBody, entry: CatalogueProgram) -> dict[str, Scalar]:

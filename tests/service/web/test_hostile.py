@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rlpto.service.web.middleware import LARGEST_BODY_BYTES
 from tests.service.web.helpers import Api, running_api
 from tests.service.web.serving import WebProcess, web_process
 
@@ -55,7 +56,7 @@ BODIES: dict[str, bytes] = {
     "deep and closed": b'{"program":' + b"[" * 20_000 + b"]" * 20_000 + b"}",
     "not UTF-8": b'{"program": "\xff\xfe"}',
     "NUL bytes": b"\0" * 100,
-    "larger than 64 KiB": body(name="x" * 70_000),
+    "larger than 384 KiB": body(name="x" * 400_000),
 }
 """Submissions; values of wrong kinds and out of bounds are drawn in `test_openapi.py`."""
 
@@ -156,7 +157,7 @@ def test_a_body_that_never_says_how_long_it_is(api: Api, web: WebProcess) -> Non
         + b"\r\n"
         b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
-    assert exchange(web, head + chunk * 12).startswith(b"HTTP/1.1 413")
+    assert exchange(web, head + chunk * (LARGEST_BODY_BYTES // 0x2000 + 4)).startswith(b"HTTP/1.1 413")
 
 
 def test_two_lengths_are_refused_and_the_connection_ends(web: WebProcess) -> None:

@@ -161,6 +161,8 @@ class TestSubmitting:
             ("dev", "script", {"source": ""}, 422, "body.script.source"),
             ("dev", "script", {"source": "a\0b"}, 422, "without NUL"),
             ("dev", "script", {"source": "a" * 50_000}, 422, "body.script.source"),
+            ("dev", "script", {"source": "1\nfor x in:"}, 422, "line 2"),
+            ("dev", "script", {"files": "AAAA"}, 422, "expected a zip archive"),
             ("dev", "script", {"samples": 0}, 422, "body.script.samples"),
             ("dev", "script", {"arguments": ["a"] * 65}, 422, "body.script.arguments"),
         ],

@@ -1,0 +1,93 @@
+"""Files that go with a developer's script, such as modules and settings: a zip archive, as text of base64."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rlpto.io.errors import ConfigError, JobError
+from rlpto.io.files import whole_file
+
+MOST_FILES = 500
+LARGEST_TEXT = 256 * 1024
+"""Most characters of the archive's text."""
+LARGEST_UNPACKED = 4 * 1024 * 1024
+"""Most bytes of all files together."""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
+_LONGEST_NAME = 200
+
+
+def pack(script: Path, chosen: Sequence[Path]) -> str:
+    """The text of files and folders that lie in the folder of a script, each named from there; the same for the same
+    files. Hidden files and `__pycache__` of folders are left out.
+
+    Raises ConfigError for a path that is missing or lies elsewhere, for names with other characters than letters,
+    digits, `_`, `.` and `-`, and for too many or too large files.
+    """
+    root, found = script.parent.resolve(), io.BytesIO()
+    files = {name: path for one in chosen for name, path in _named(root, one) if path != script.resolve()}
+    if len(files) > MOST_FILES:
+        raise ConfigError(f"--files: expected {MOST_FILES} files at most, got {len(files)}")
+    if sum(path.stat().st_size for path in files.values()) > LARGEST_UNPACKED:
+        raise ConfigError(f"--files: expected {LARGEST_UNPACKED} bytes at most, all files together")
+    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, path in sorted(files.items()):
+            archive.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED)
+    text = base64.b64encode(found.getvalue()).decode("ascii") if files else ""
+    if len(text) > LARGEST_TEXT:
+        raise ConfigError(f"--files: expected {LARGEST_TEXT * 3 // 4} bytes at most when compressed")
+    return text
+
+
+def _named(root: Path, chosen: Path) -> Iterator[tuple[str, Path]]:
+    """Files of a path by their names from `root`. Raises ConfigError."""
+    path = chosen.resolve()
+    if not path.exists():
+        raise ConfigError(f"--files {chosen}: there is no such file or folder")
+    if not path.is_relative_to(root):
+        raise ConfigError(f"--files {chosen}: expected a path in the folder of the script, {root}")
+    for file in [path] if path.is_file() else sorted(path.rglob("*")):
+        inside = file.relative_to(path).parts
+        if not file.is_file() or any(part.startswith(".") or part == "__pycache__" for part in inside):
+            continue
+        name = file.relative_to(root).as_posix()
+        if not _is_plain(name):
+            raise ConfigError(f"--files {file}: expected names of letters, digits, `_`, `.` and `-`")
+        yield name, file
+
+
+def _is_plain(name: str) -> bool:
+    return len(name) <= _LONGEST_NAME and _NAME.fullmatch(name) is not None
+
+
+def unpack(text: str) -> dict[str, bytes]:
+    """Content of files by name. Raises ValueError for what `pack` would not have made."""
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(base64.b64decode(text, validate=True)))
+        listed = archive.infolist()
+        if len(listed) > MOST_FILES or sum(one.file_size for one in listed) > LARGEST_UNPACKED:
+            raise ValueError(f"expected {MOST_FILES} files and {LARGEST_UNPACKED} bytes at most, unpacked")
+        for one in listed:
+            if not _is_plain(one.filename):
+                raise ValueError(f"{one.filename[:_LONGEST_NAME]!r}: expected a name of letters, digits, _ . - and /")
+        return {one.filename: archive.read(one) for one in listed}
+    except (binascii.Error, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as wrong:
+        raise ValueError(f"expected a zip archive in base64: {wrong}") from None
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files below a folder; those that are there already stay. Raises JobError where that is not possible."""
+    for name, content in files.items():
+        path = folder / name
+        with suppress(OSError):
+            if path.read_bytes() == content:
+                continue  # another worker of the job may be importing it
+        with whole_file(path, "a file of a script", JobError) as unfinished:
+            unfinished.write_bytes(content)

@@ -1,0 +1,79 @@
+"""Files that go with a script: packed on one machine, checked by the service, written on the nodes."""
+
+from __future__ import annotations
+
+import base64
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from rlpto.io.errors import ConfigError
+from rlpto.store.code_files import LARGEST_UNPACKED, MOST_FILES, pack, unpack, write_files
+
+
+def project(folder: Path) -> Path:
+    """A script with a package, settings, and what should not go along."""
+    for name in ("train.py", "settings.yaml", "model/__init__.py", "model/layers.py", "model/.secret", ".git/config"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    (folder / "model" / "__pycache__").mkdir()
+    (folder / "model" / "__pycache__" / "layers.pyc").write_bytes(b"\0")
+    return folder / "train.py"
+
+
+def test_files_arrive_as_they_were_and_no_hidden_ones(tmp_path: Path) -> None:
+    script = project(tmp_path / "mine")
+    chosen = [tmp_path / "mine" / "model", tmp_path / "mine" / "settings.yaml"]
+    files = unpack(pack(script, chosen))
+    assert files == {name: name.encode() for name in ("model/__init__.py", "model/layers.py", "settings.yaml")}
+    assert unpack(pack(script, [tmp_path / "mine"])) == files
+    write_files(tmp_path / "there", files)
+    assert (tmp_path / "there" / "model" / "layers.py").read_text() == "model/layers.py"
+    assert pack(script, chosen) == pack(script, [*reversed(chosen), chosen[0]])
+
+
+def test_paths_that_cannot_go_along_are_named(tmp_path: Path) -> None:
+    script = project(tmp_path / "mine")
+    (tmp_path / "other.py").write_text("")
+    (tmp_path / "mine" / "a b.py").write_text("")
+    with (tmp_path / "mine" / "large.bin").open("wb") as file:
+        file.truncate(LARGEST_UNPACKED + 1)
+    for name, said in (
+        ("missing.py", "no such file"),
+        ("../other.py", "in the folder of the script"),
+        ("a b.py", "names of letters"),
+        ("large.bin", "bytes at most"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            pack(script, [tmp_path / "mine" / name])
+
+
+def archive(*names: str, size: int = 1) -> str:
+    """An archive as somebody else might make it."""
+    found = io.BytesIO()
+    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as made:
+        for name in names:
+            made.writestr(name, b"\0" * size)
+    return base64.b64encode(found.getvalue()).decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("%%%", "base64"),
+        ("AAAA", "zip archive"),
+        (archive("a.py")[:-40], "zip archive"),
+        (archive("../a.py"), "name of letters"),
+        (archive("/etc/passwd"), "name of letters"),
+        (archive("a/../../b.py"), "name of letters"),
+        (archive("a\\b.py"), "name of letters"),
+        (archive("folder/"), "name of letters"),
+        (archive(*(f"f{i}" for i in range(MOST_FILES + 1))), "files"),
+        (archive("zeros", size=LARGEST_UNPACKED + 1), "bytes at most"),
+    ],
+)
+def test_archives_that_pack_would_not_make_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        unpack(text)
