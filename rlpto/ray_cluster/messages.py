@@ -89,7 +89,7 @@ class JobSpec:
     float64: train in double precision. device: where workers train ("auto": CUDA if available).
     stop: rule for finishing early once accuracy has flattened; None: never.
     pace: s to which a step is stretched at one worker, for logical GPUs; None: full speed.
-    logs: keep the output of rank 0 and the progress of training in the folder.
+    logs: keep the output of workers and the progress of training in the folder.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""The log of a job in its folder: what rank 0 prints, and how training goes, as numbered lines in two files at most.
+"""The log of a job in its folder: what its workers print, and how training goes: numbered lines in two files at most.
 
 A line is JSON: {"n": number from 1 on, "at": seconds, "text": ...}. When `log.jsonl` is full it becomes `log.jsonl.1`,
 in place of the one before; numbers go on over both.

@@ -43,7 +43,7 @@ def check_a_script_of_ones_own(service: Served, folder: Path) -> None:
     (folder / "project").mkdir()
     train, other = folder / "project" / "train.py", folder / "project" / "example.py"
     other.write_text((REPOSITORY / "examples" / "elastic_loop.py").read_text())
-    train.write_text("import example  # a module that goes along\n")
+    train.write_text("print('hello')\nimport example  # a module that goes along\n")
     example = ["submit", str(train), "--files", str(other), "--samples", "1437", "--epochs", "5"]
     done = service.command(*example, "--gpus", "2", "--seed", "3", "--wait", "--", "--learning-rate", "0.2")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -51,6 +51,9 @@ def check_a_script_of_ones_own(service: Served, folder: Path) -> None:
     assert job["accuracy"] > 0.7
     assert service.command("job", "fetch", job["id"], "-o", str(folder / "script")).returncode == 0
     assert (folder / "script" / "script.py").read_text() == train.read_text()
+    log = (folder / "script" / "log.txt").read_text()
+    assert " hello\n" in log
+    assert " [worker 1] hello\n" in log
     assert (folder / "script" / "files" / "example.py").read_text() == other.read_text()
     state = torch.load(folder / "script" / "checkpoint.pt", weights_only=True)
     network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))

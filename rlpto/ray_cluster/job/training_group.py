@@ -147,15 +147,15 @@ class TrainingGroup:
             self.chosen = chosen
 
     async def chunk(self, calls: list[Any]) -> Chunk:
-        """Results of training calls are counted, and the output of rank 0 and its newest measurements logged.
+        """Results of training calls are counted, and the workers' output and the newest measurements logged.
 
         Returns the chunk of rank 0. Raises FaultError as `_answers`.
         """
         chunks = await collect(self._roster.training, calls, self._spec.heartbeat_timeout, self._limit())
         self._statistics.add(chunks)
         first: Chunk = chunks[0]
-        for at, line in first.output:
-            self._job_folder.say(line, at)
+        for at, rank, line in sorted((at, rank, line) for rank, one in enumerate(chunks) for at, line in one.output):
+            self._job_folder.say(f"[worker {rank}] {line}" if rank else line, at)
         if not math.isnan(first.accuracy):
             self._job_folder.say(
                 f"epoch {first.evaluated_at:.6g} of {self._spec.epochs:.6g}: loss {self._statistics.loss:.4g}, "

@@ -95,7 +95,7 @@ class Session:
 
     @property
     def rank(self) -> int:
-        """Number of this worker, from 0; only the output of worker 0 is kept."""
+        """Number of this worker, from 0. The log has the output of all."""
         return self._latest().rank
 
     @property

@@ -221,7 +221,7 @@ async def logs(
     ] = -200,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> LogPage:
-    """What rank 0 has printed."""
+    """What its workers have printed, those of rank 1 and more with their number before each line."""
     row = job_for(service, caller, job)
     found = await asyncio.to_thread(log_lines, service.settings.folder, row.id, start, limit)
     next_line = found[-1].n + 1 if found else max(start, 1)
