@@ -151,6 +151,29 @@ def drain(
     make_console(quiet).print(f"node {found[0][:12]} goes in {in_:g} s; jobs leave it now")
 
 
+@app.command("slurm", epilog="Example: rlpto cluster slurm --nodes 4 --gpus-per-node 8 -- rlpto serve service.yaml")
+def slurm(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What runs on the first node.")],
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each node.")] = 8,
+    hours: Annotated[float, typer.Option(min=0.02, max=10_000, help="Time limit.")] = 24.0,
+    logical: Annotated[bool, typer.Option("--logical", help="Nodes have no GPUs: Ray counts logical ones.")] = False,
+    sbatch: Annotated[
+        list[str] | None, typer.Option(help="A further option, such as --sbatch=--partition=gpu; repeatable.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File of the script.")] = Path("job.sbatch"),
+) -> None:
+    """Write a batch script for Slurm: a Ray cluster on the nodes of its job, for as long as a command runs."""
+    from rlpto.io.files import write_text
+    from rlpto.ray_cluster.nodes.slurm import batch_script
+
+    for option in sbatch or ():
+        if not option.startswith("-") or "\n" in option:
+            raise ConfigError(f"--sbatch {option}: expected an option of sbatch, such as --sbatch=--partition=gpu")
+    write_text(out, batch_script(command, nodes, gpus_per_node, hours, logical=logical, more=sbatch or ()), "a script")
+    make_console().print(f"{out}: submit it by `sbatch {out}`", markup=False)
+
+
 @app.command("restart-head", epilog="Example: rlpto cluster restart-head")
 def restart(quiet: QuietOption = False) -> None:
     """Start the head of a cluster of `up --durable` again after it has died, under jobs that train on."""
