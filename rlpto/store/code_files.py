@@ -31,18 +31,27 @@ def pack(script: Path, chosen: Sequence[Path]) -> str:
     Raises ConfigError for a path that is missing or lies elsewhere, for names with other characters than letters,
     digits, `_`, `.` and `-`, and for too many or too large files.
     """
-    root, found = script.parent.resolve(), io.BytesIO()
+    root = script.parent.resolve()
     files = {name: path for one in chosen for name, path in _named(root, one) if path != script.resolve()}
     if len(files) > MOST_FILES:
         raise ConfigError(f"--files: expected {MOST_FILES} files at most, got {len(files)}")
     if sum(path.stat().st_size for path in files.values()) > LARGEST_UNPACKED:
         raise ConfigError(f"--files: expected {LARGEST_UNPACKED} bytes at most, all files together")
-    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, path in sorted(files.items()):
-            archive.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED)
+    try:
+        return packed({name: path.read_bytes() for name, path in files.items()})
+    except ValueError as wrong:
+        raise ConfigError(f"--files: {wrong}") from None
+
+
+def packed(files: Mapping[str, bytes]) -> str:
+    """The text of files by name; empty: there are none. Raises ValueError if it is too long."""
+    found = io.BytesIO()
+    with zipfile.ZipFile(found, "w") as archive:
+        for name, content in sorted(files.items()):
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED, compresslevel=9)
     text = base64.b64encode(found.getvalue()).decode("ascii") if files else ""
     if len(text) > LARGEST_TEXT:
-        raise ConfigError(f"--files: expected {LARGEST_TEXT * 3 // 4} bytes at most when compressed")
+        raise ValueError(f"expected {LARGEST_TEXT * 3 // 4} bytes at most when compressed")
     return text
 
 
@@ -68,18 +77,32 @@ def _is_plain(name: str) -> bool:
 
 
 def unpack(text: str) -> dict[str, bytes]:
-    """Content of files by name. Raises ValueError for what `pack` would not have made."""
+    """Content of files by name. Raises ValueError as `unzip`."""
     try:
-        archive = zipfile.ZipFile(io.BytesIO(base64.b64decode(text, validate=True)))
-        listed = archive.infolist()
+        return unzip(base64.b64decode(text, validate=True))
+    except binascii.Error as wrong:
+        raise ValueError(f"expected a zip archive in base64: {wrong}") from None
+
+
+def unzip(archive: bytes) -> dict[str, bytes]:
+    """Content of files by name; hidden ones are left out. Raises ValueError for what is no archive, for names that
+    `pack` would refuse, and for too many or too large files."""
+    try:
+        opened = zipfile.ZipFile(io.BytesIO(archive))
+        listed = [one for one in opened.infolist() if not one.is_dir() and not _is_hidden(one.filename)]
         if len(listed) > MOST_FILES or sum(one.file_size for one in listed) > LARGEST_UNPACKED:
             raise ValueError(f"expected {MOST_FILES} files and {LARGEST_UNPACKED} bytes at most, unpacked")
         for one in listed:
             if not _is_plain(one.filename):
                 raise ValueError(f"{one.filename[:_LONGEST_NAME]!r}: expected a name of letters, digits, _ . - and /")
-        return {one.filename: archive.read(one) for one in listed}
-    except (binascii.Error, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as wrong:
-        raise ValueError(f"expected a zip archive in base64: {wrong}") from None
+        return {one.filename: opened.read(one) for one in listed}
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as wrong:
+        raise ValueError(f"expected a zip archive: {wrong}") from None
+
+
+def _is_hidden(name: str) -> bool:
+    """True for `.git/config`; not for `../a`, which is refused."""
+    return any(part.startswith(".") and part.strip(".") for part in name.split("/"))
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -129,6 +129,9 @@ CREATE TABLE idempotency (
     user TEXT NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL, job TEXT NOT NULL, at REAL NOT NULL,
     PRIMARY KEY (user, key)) STRICT, WITHOUT ROWID;
 CREATE INDEX idempotency_by_age ON idempotency (at);
+CREATE TABLE packages (
+    owner TEXT NOT NULL, name TEXT NOT NULL, files TEXT NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (owner, name)) STRICT, WITHOUT ROWID;
 CREATE TABLE audit (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, by TEXT NOT NULL, action TEXT NOT NULL,
     target TEXT NOT NULL, detail TEXT NOT NULL) STRICT;

@@ -77,7 +77,8 @@ class Retention:
         times = {"volume": "at", "requests": "done_at", "tokens": "coalesce(revoked, expires)"}
         for table, time_of in times.items():
             store.write(f"DELETE FROM {table} WHERE {time_of} < ?", (old,))
-        store.write("DELETE FROM idempotency WHERE at < ?", (now - KEYS_KEPT_S,))
+        for table in ("idempotency", "packages"):
+            store.write(f"DELETE FROM {table} WHERE at < ?", (now - KEYS_KEPT_S,))
         marks = ", ".join("?" * len(ENDED))
         ((count,),) = store.rows(f"SELECT count(*) FROM jobs WHERE number IS NULL AND state IN ({marks})", ENDED)
         left = max(count - kept.jobs, 0)

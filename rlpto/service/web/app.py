@@ -18,7 +18,7 @@ from rlpto.service.web.errors import API, MEDIA_TYPE, ProblemBody, add_handlers
 from rlpto.service.web.metrics import ServiceMetrics
 from rlpto.service.web.middleware import RateLimits, RequestGuard
 from rlpto.service.web.rendering import static_app
-from rlpto.service.web.routes import account, actions, admin, cluster, jobs, operations, pages, stream
+from rlpto.service.web.routes import account, actions, admin, cluster, jobs, operations, pages, ray_jobs, stream
 from rlpto.service.web.state import EventNotifier, GroupCommit, Service
 from rlpto.store.database import Store
 
@@ -48,6 +48,7 @@ def make_app(settings: ServiceSettings) -> FastAPI:
     for part in (jobs, actions, cluster, stream, account, admin):
         api.include_router(part.router)
     app.include_router(api)
+    app.include_router(ray_jobs.router)
     app.include_router(operations.router)
     app.include_router(pages.router)
     app.mount("/static", static_app())

@@ -1,0 +1,193 @@
+"""Ray's own way of submitting jobs: `ray job submit --address http://SERVICE` puts a script into the queue.
+
+What clients of Ray 2.60 send and expect, see `ray.job_submission`. Not part of this service's own API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import Field, JsonValue, ValidationError
+
+from rlpto.service.web.access import TheCaller, job_for
+from rlpto.service.web.errors import Problem, not_found
+from rlpto.service.web.routes.jobs import cancel_job
+from rlpto.service.web.schemas import Body, JobBody, JobId
+from rlpto.service.web.state import Service, TheService
+from rlpto.service.web.submitting import checked_job, submit
+from rlpto.store.code_files import packed, unpack, unzip
+from rlpto.store.jobs import JobRow, list_jobs
+from rlpto.store.logs import log_lines
+from rlpto.store.packages import PackageRow, get_package, keep_package
+from rlpto.store.scripts import get_script
+
+router = APIRouter(prefix="/api", include_in_schema=False)
+STATUS = {
+    "running": "RUNNING",
+    "finished": "SUCCEEDED",
+    "failed": "FAILED",
+    "rejected": "FAILED",
+    "cancelled": "STOPPED",
+}
+"""Ray's words for states; jobs in any other are PENDING."""
+SCRIPT_PROGRAM = "script"
+_WHOLE = frozenset(("gpus", "min_gpus", "max_gpus", "batch_size", "seed", "samples"))
+_NUMBERS = frozenset(("epochs", "most_hours"))
+_TEXTS = frozenset(("program", "name", "priority", "metric"))
+_MOST_JOBS, _MOST_LINES = 200, 10_000
+PackageName = Annotated[str, Path(pattern=r"^_ray_pkg_[A-Za-z0-9_]{1,80}\.zip$")]
+
+
+class RaySubmission(Body):
+    """What `ray job submit` sends, as far as it means something here."""
+
+    entrypoint: str = Field(max_length=10_000)
+    submission_id: str | None = Field(None, pattern=r"^[!-~]{1,128}$")
+    runtime_env: dict[str, JsonValue] = Field(default_factory=dict)
+    metadata: dict[str, str] = Field(default_factory=dict)
+    entrypoint_num_gpus: float | None = Field(None, ge=0)
+
+
+@router.get("/version")
+async def ray_version(_: TheCaller) -> dict[str, str]:
+    """What clients ask first."""
+    return {"version": "4", "ray_version": version("ray"), "ray_commit": ""}
+
+
+@router.get("/packages/gcs/{name}")
+async def has_package(name: PackageName, caller: TheCaller, service: TheService) -> dict[str, str]:
+    """Whether the caller has uploaded a folder: 404 if not."""
+    if get_package(service.store, caller.name, name) is None:
+        raise not_found("package")
+    return {"name": name}
+
+
+@router.put("/packages/gcs/{name}")
+async def upload(name: PackageName, request: Request, caller: TheCaller, service: TheService) -> dict[str, str]:
+    """Keep a folder for a submission that follows."""
+    if caller.user.role != "developer":
+        raise Problem(403, "role-needed", "only the role developer may submit code")
+    try:
+        files = packed(unzip(await request.body()))
+    except ValueError as wrong:
+        raise _wrong(f"working_dir: {wrong}") from None
+    row = PackageRow(caller.name, name, files, service.now())
+    await service.commit(lambda store: keep_package(store, row))
+    return {"name": name}
+
+
+@router.post("/jobs/")
+async def submit_job(body: RaySubmission, caller: TheCaller, service: TheService) -> dict[str, str]:
+    """Submit a script of an uploaded folder. `submission_id` sent again makes no second job; the answer has its id."""
+    asked = _job_body(service, caller.name, body)
+    job, at = checked_job(service.store, service.settings, caller.user, asked), service.now()
+    key = body.submission_id
+    row, _ = await service.commit(lambda store: submit(store, service.settings, caller.user, job, asked, key, at))
+    return {"job_id": row.id, "submission_id": row.id}
+
+
+@router.get("/jobs/")
+async def jobs(caller: TheCaller, service: TheService) -> list[dict[str, Any]]:
+    """The newest jobs."""
+    whose = None if caller.user.sees_all else caller.name
+    return [_details(service, row) for row in list_jobs(service.store, owner=whose, limit=_MOST_JOBS)]
+
+
+@router.get("/jobs/{job}")
+async def job_details(job: JobId, caller: TheCaller, service: TheService) -> dict[str, Any]:
+    """A job."""
+    return _details(service, job_for(service, caller, job))
+
+
+@router.get("/jobs/{job}/logs")
+async def job_logs(job: JobId, caller: TheCaller, service: TheService) -> dict[str, str]:
+    """The newest lines of a job's log."""
+    row = job_for(service, caller, job)
+    lines = await asyncio.to_thread(log_lines, service.settings.folder, row.id, -_MOST_LINES, _MOST_LINES)
+    return {"logs": "".join(f"{line.text}\n" for line in lines)}
+
+
+@router.post("/jobs/{job}/stop")
+async def stop_job(job: JobId, caller: TheCaller, service: TheService) -> dict[str, bool]:
+    """Let a job end."""
+    over = job_for(service, caller, job).is_over
+    await cancel_job(job, caller, service)
+    return {"stopped": not over}
+
+
+def _details(service: Service, row: JobRow) -> dict[str, Any]:
+    """A job as Ray's clients read it."""
+    script = None if row.script is None else get_script(service.store, row.script)
+    command = ["python", script.name, *row.arguments] if script else [row.program]
+    return {
+        "type": "SUBMISSION",
+        "submission_id": row.id,
+        "status": STATUS.get(row.state, "PENDING"),
+        "entrypoint": shlex.join(command),
+        "message": f"{row.state}: {row.reason}" if row.reason else row.state,
+        "start_time": None if row.started is None else int(row.started * 1000),
+        "end_time": None if row.ended is None else int(row.ended * 1000),
+        "metadata": {"name": row.name, "program": row.program, "gpus": str(row.gpus), "epochs": f"{row.epochs:g}"},
+    }
+
+
+def _job_body(service: Service, owner: str, body: RaySubmission) -> JobBody:
+    """The job that is asked for. Raises Problem."""
+    asked: dict[str, Any] = {"program": SCRIPT_PROGRAM, **_asked(body.metadata)}
+    gpus = body.entrypoint_num_gpus
+    if gpus:
+        asked = {"gpus": int(gpus) if gpus.is_integer() else gpus, **asked}
+    asked["script"] = _script(service, owner, body, asked.pop("samples", None))
+    try:
+        return JobBody.model_validate(asked)
+    except ValidationError as wrong:
+        raise RequestValidationError(wrong.errors()) from None
+
+
+def _asked(metadata: Mapping[str, str]) -> dict[str, str | int | float]:
+    """What metadata, which are texts, ask of a job. Raises Problem."""
+    found: dict[str, str | int | float] = {}
+    for key, text in metadata.items():
+        if key not in _WHOLE | _NUMBERS | _TEXTS:
+            raise _wrong(f"metadata.{key}: expected one of {', '.join(sorted(_WHOLE | _NUMBERS | _TEXTS))}")
+        try:
+            found[key] = int(text) if key in _WHOLE else float(text) if key in _NUMBERS else text
+        except ValueError:
+            raise _wrong(f"metadata.{key}: expected a number, got {text[:80]!r}") from None
+    return found
+
+
+def _script(service: Service, owner: str, body: RaySubmission, samples: object) -> dict[str, Any]:
+    """The script that the entrypoint names, with the other files of its folder. Raises Problem."""
+    try:
+        python, name, *arguments = shlex.split(body.entrypoint)
+    except ValueError:
+        python, name, arguments = "", "", []
+    if python not in ("python", "python3") or not name.endswith(".py"):
+        raise _wrong(f"entrypoint: expected python FILE.py [ARGUMENT...], got {body.entrypoint[:80]!r}")
+    others = [key for key in body.runtime_env if key != "working_dir" and not key.startswith("_")]
+    if others:
+        raise _wrong(f"runtime_env.{others[0]}: expected working_dir alone: jobs share the environment of the nodes")
+    where = str(body.runtime_env.get("working_dir", ""))
+    package = get_package(service.store, owner, where.removeprefix("gcs://"))
+    if package is None:
+        raise _wrong(f"runtime_env.working_dir: expected the folder of the script, got {where[:80]!r}")
+    files = unpack(package.files) if package.files else {}
+    name = name.removeprefix("./")
+    source = None if "/" in name else files.pop(name, None)
+    if source is None:
+        raise _wrong(f"entrypoint: expected a file of the working_dir, not of a folder in it, got {name[:80]!r}")
+    if samples is None:
+        raise _wrong("metadata.samples: expected the samples of an epoch, `data_size` of the script's session")
+    text = source.decode("utf-8", "replace")
+    return {"name": name, "source": text, "arguments": arguments, "samples": samples, "files": packed(files)}
+
+
+def _wrong(detail: str) -> Problem:
+    return Problem(422, "not-valid", detail)
