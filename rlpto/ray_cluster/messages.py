@@ -89,6 +89,7 @@ class JobSpec:
     float64: train in double precision. device: where workers train ("auto": CUDA if available).
     stop: rule for finishing early once accuracy has flattened; None: never.
     pace: s to which a step is stretched at one worker, for logical GPUs; None: full speed.
+    storage: address of object storage for copies of the checkpoints, see `rlpto.store.object_storage`; empty: none.
     logs: keep the output of workers and the progress of training in the folder.
     """
 
@@ -116,6 +117,7 @@ class JobSpec:
     device: Device = "auto"
     pace: float | None = None
     stop: StopRule | None = None
+    storage: str = ""
     logs: bool = False
 
     def __post_init__(self) -> None:

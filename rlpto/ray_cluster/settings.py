@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlpto.core.jobs import Job
 from rlpto.io.errors import ConfigError
@@ -17,6 +17,7 @@ from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.profiles import FitErrors, Profile
 from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
 from rlpto.ray_cluster.messages import JobSpec, job_id
+from rlpto.store.object_storage import checked_uri
 from rlpto.store.program_keys import ProgramKeys
 
 
@@ -59,6 +60,8 @@ class RaySettings(Settings):
     """Factor on all submit times, to bring jobs closer together; nothing else is scaled."""
     checkpoint_interval: float = Field(30.0, gt=0)
     """Seconds between checkpoints of a job: what is trained in it may be lost by a fault."""
+    storage: str = ""
+    """Object storage that checkpoints are copied to, such as s3://bucket/folder; empty: none."""
     heartbeat_timeout: float = Field(10.0, gt=0)
     """Seconds without a sign of life after which a worker is replaced."""
     start_timeout: float = Field(120.0, gt=0)
@@ -71,6 +74,11 @@ class RaySettings(Settings):
     """Longest time in seconds between two looks at the cluster."""
     without_gpus: float = Field(300.0, gt=0)
     """Seconds to wait for a node while none with GPUs is alive."""
+
+    @field_validator("storage")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        return checked_uri(value) if value else value
 
     @model_validator(mode="after")
     def _names_are_plain(self) -> RaySettings:

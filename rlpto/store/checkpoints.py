@@ -45,9 +45,15 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
     """All checkpoints of a folder by name, newest first, without checking that they are sound."""
     if not folder.is_dir():
         return []
-    found = ((path, _NAME.fullmatch(path.name)) for path in folder.iterdir())
-    named = [Checkpoint(int(match[1]), str(path), match[2]) for path, match in found if match]
+    found = ((path, *name_of(path.name)) for path in folder.iterdir())
+    named = [Checkpoint(step, str(path), digest) for path, step, digest in found if digest]
     return sorted(named, key=lambda checkpoint: checkpoint.step, reverse=True)
+
+
+def name_of(file: str) -> tuple[int, str]:
+    """Step and SHA-256 that the name of a checkpoint's file says; 0 and empty: it is none."""
+    match = _NAME.fullmatch(file)
+    return (int(match[1]), match[2]) if match else (0, "")
 
 
 def read_newest(folder: Path) -> tuple[Checkpoint, bytes, list[str]] | None:

@@ -122,6 +122,7 @@ class ControlLoop:
         self._servers.kill()
         await self._roster.released()
         self._job_folder.write_record()
+        await asyncio.to_thread(self._job_folder.close)
 
     async def _turn(self) -> None:
         if self._outcome is None:

@@ -19,6 +19,7 @@ from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.worker.actor import Failure
 from rlpto.store.checkpoints import Checkpoint, drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
 from rlpto.store.logs import OutputLog
+from rlpto.store.object_storage import CheckpointStorage
 
 SHORTEST_INTERVAL_S = 0.1
 """Shortest wait for a second checkpoint after a fault."""
@@ -36,6 +37,8 @@ class JobFolder:
     def __init__(self, spec: JobSpec, record: Callable[[], dict[str, Any]] = dict) -> None:
         self._folder, self._record = Path(spec.folder), record
         self.log = OutputLog(self._folder) if spec.logs else None
+        job = f"{spec.session}/{spec.id}"
+        self._storage = CheckpointStorage(spec.storage, job, self._folder, self.log_failure) if spec.storage else None
         self.checkpoint: Checkpoint | None = None
         self.failure = ""
 
@@ -46,9 +49,13 @@ class JobFolder:
         """
         if not resume:
             drop_checkpoints(self._folder)
+            if self._storage is not None:
+                self._storage.clear()
             if self._folder.is_dir():
                 (self._folder / RECORD).unlink(missing_ok=True)
             return None
+        if not self.has_checkpoints and self._storage is not None:
+            self._storage.fetch()
         self.checkpoint = next(iter(list_checkpoints(self._folder)), None)
         path = self._folder / RECORD
         if not path.exists():
@@ -83,7 +90,7 @@ class JobFolder:
     def newest_state(self) -> tuple[int, bytes] | None:
         """Step and content of the newest sound checkpoint; None if there is none, so that the job starts over."""
         try:
-            found = read_newest(self._folder)
+            found = self._read_newest()
         except CheckpointError as damaged:
             self.log_failure(f"{damaged}; the job starts over")
             self.checkpoint = None
@@ -96,10 +103,29 @@ class JobFolder:
             self.log_failure(text)
         return self.checkpoint.step, state
 
+    def _read_newest(self) -> tuple[Checkpoint, bytes, list[str]] | None:
+        """As `read_newest`, from a copy if the folder has no sound checkpoint."""
+        try:
+            found = read_newest(self._folder)
+        except CheckpointError:
+            if self._storage is None or not self._storage.fetch():
+                raise
+            return read_newest(self._folder)
+        if found is None and self._storage is not None and self._storage.fetch():
+            return read_newest(self._folder)
+        return found
+
     def write(self, step: int, state: bytes) -> None:
         """Write a checkpoint. Raises CheckpointError if the disk refuses."""
         self._note_deleted("a new one is written")
         self.checkpoint = write_checkpoint(self._folder, step, state)
+        if self._storage is not None:
+            self._storage.offer()
+
+    def close(self) -> None:
+        """Wait for the copy of the newest checkpoint, if copies are kept."""
+        if self._storage is not None:
+            self._storage.close()
 
     def _note_deleted(self, consequence: str) -> None:
         """Note it if the newest checkpoint was deleted from outside."""

@@ -1,0 +1,142 @@
+"""Copies of a job's checkpoints in object storage, such as S3: uploaded from the disk while the job trains on."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from rlpto.io.files import whole_file
+from rlpto.io.reading import one_line
+from rlpto.store.checkpoints import KEPT_CHECKPOINTS, list_checkpoints, name_of
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+LONGEST_WAIT_S = 60.0
+"""Longest wait between two attempts to upload."""
+CLOSING_S = 60.0
+"""How long a job that ends waits for its newest checkpoint to arrive."""
+
+
+def checked_uri(uri: str) -> str:
+    """An address of storage. Raises ValueError for one without a kind, and for one with credentials in it."""
+    parts = urlsplit(uri)
+    if not parts.scheme or not (parts.netloc or parts.path.strip("/")):
+        raise ValueError(f"expected an address such as s3://bucket/folder, got {uri!r}")
+    if "@" in parts.netloc:
+        raise ValueError("expected no credentials in the address: they belong into the environment of the nodes")
+    return uri
+
+
+class CheckpointStorage:
+    """Copies of the checkpoints in one job's folder.
+
+    uri: what `pyarrow.fs` reads: s3://bucket/folder?region=...&endpoint_override=..., gs://, file:///. say: is called
+    with what went wrong, from a thread of its own too. Credentials are those of the environment.
+    """
+
+    def __init__(self, uri: str, job: str, folder: Path, say: Callable[[str], None]) -> None:
+        self._uri, self._job, self._folder, self._say = uri, job, folder, say
+        self._wake, self._closing = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._said = ""
+
+    def offer(self) -> None:
+        """There is a newer checkpoint in the folder: upload it in the background, in place of those before it."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
+            self._thread.start()
+        self._wake.set()
+
+    def close(self) -> None:
+        """Wait until the newest checkpoint has arrived, or `CLOSING_S` have passed."""
+        self._closing.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(CLOSING_S)
+            if self._thread.is_alive():
+                self._say(f"{self._uri}: the last checkpoint has not arrived within {CLOSING_S:g} s")
+
+    def fetch(self) -> bool:
+        """Copy the newest sound checkpoint into the folder; whether there was one."""
+        try:
+            system, place = self._opened()
+            for name in self._names(system, place):
+                with system.open_input_stream(f"{place}/{name}") as stream:
+                    state = stream.read()
+                if hashlib.sha256(state).hexdigest() != name_of(name)[1]:
+                    self._say(f"{self._uri}: {name[:17]} is damaged, or was uploaded in part")
+                    continue
+                with whole_file(self._folder / name, "a checkpoint") as unfinished:
+                    unfinished.write_bytes(state)
+                self._say(f"went on from {name[:17]} in {self._uri}")
+                return True
+        except OSError as wrong:
+            self._say(f"{self._uri}: cannot be read: {one_line(wrong)}")
+        return False
+
+    def clear(self) -> None:
+        """Remove the copies: those of an earlier job of the same name."""
+        try:
+            self._drop(*self._opened(), 0)
+        except OSError as wrong:
+            self._say(f"{self._uri}: cannot be emptied: {one_line(wrong)}")
+
+    def _work(self) -> None:
+        """Upload whenever there is something new; after a failure again, until it succeeds or the job ends."""
+        wait = 1.0
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            try:
+                self._upload()
+                wait, self._said = 1.0, ""
+            except OSError as wrong:
+                said = f"{self._uri}: the newest checkpoint has not arrived: {one_line(wrong)}"
+                if said != self._said:
+                    self._say(said)
+                self._said = said
+                if not self._closing.wait(wait):
+                    self._wake.set()
+                wait = min(2.0 * wait, LONGEST_WAIT_S)
+            if self._closing.is_set() and not self._wake.is_set():
+                return
+
+    def _upload(self) -> None:
+        """Upload the newest checkpoint if it is not there, then drop old ones. Raises OSError."""
+        newest = next(iter(list_checkpoints(self._folder)), None)
+        if newest is None:
+            return
+        system, place = self._opened()
+        path = Path(newest.path)
+        if path.name not in self._names(system, place):
+            state = path.read_bytes()
+            if system.type_name == "local":
+                system.create_dir(place)
+            with system.open_output_stream(f"{place}/{path.name}") as stream:
+                stream.write(state)
+        self._drop(system, place, KEPT_CHECKPOINTS)
+
+    def _drop(self, system: FileSystem, place: str, kept: int) -> None:
+        for name in self._names(system, place)[kept:]:
+            system.delete_file(f"{place}/{name}")
+
+    def _opened(self) -> tuple[FileSystem, str]:
+        from pyarrow.fs import FileSystem  # takes a third of a second, and few jobs need it
+
+        try:
+            system, place = FileSystem.from_uri(self._uri)
+        except (ValueError, NotImplementedError) as unknown:  # of Arrow, which has no others
+            raise OSError(str(unknown)) from unknown
+        return system, f"{place.rstrip('/')}/{self._job}"
+
+    def _names(self, system: FileSystem, place: str) -> list[str]:
+        """Names of the copies, newest first. Raises OSError."""
+        from pyarrow.fs import FileSelector
+
+        found: list[Any] = system.get_file_info(FileSelector(place, allow_not_found=True))
+        return sorted((one.base_name for one in found if name_of(one.base_name)[1]), reverse=True)

@@ -1,0 +1,133 @@
+"""Copies of checkpoints on a real S3 server: they arrive, outlive the disk, and damage is recognised."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from rlpto.ray_cluster.job.job_folder import JobFolder
+from rlpto.store.object_storage import checked_uri
+from tests.ray_cluster.running import SESSION, make_spec
+
+PLACE = f"runs/{SESSION}/job/"
+BUCKET = "mine"
+
+
+class Server:
+    """An S3 server that can go away and come back."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = int(free.getsockname()[1])
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.uri = f"s3://{BUCKET}/runs?region=us-east-1&scheme=http&endpoint_override=127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        self._moto = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
+        self._moto.start()
+
+    def stop(self) -> None:
+        self._moto.stop()
+
+    @property
+    def bucket(self) -> Any:
+        return boto3.resource("s3", endpoint_url=self.address, region_name="us-east-1").Bucket(BUCKET)
+
+    def steps(self) -> list[int]:
+        """Steps of the copies, newest first."""
+        names = [one.key.removeprefix(PLACE) for one in self.bucket.objects.filter(Prefix=f"{PLACE}step-")]
+        return sorted((int(name.split("-")[1]) for name in names), reverse=True)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """With an empty bucket, and credentials in the environment, where nodes have them."""
+    for name, value in (("ACCESS_KEY_ID", "key"), ("SECRET_ACCESS_KEY", "secret"), ("EC2_METADATA_DISABLED", "true")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    found = Server()
+    found.bucket.create()
+    yield found
+    for one in found.bucket.objects.all():  # moto keeps them for the next server of this process
+        one.delete()
+    found.bucket.delete()
+    found.stop()
+
+
+def folder_of(server: Server, where: Path, uri: str = "") -> JobFolder:
+    return JobFolder(make_spec(where, storage=uri or server.uri))
+
+
+def test_a_job_goes_on_from_the_copy_where_its_disk_is_gone(server: Server, tmp_path: Path) -> None:
+    job = folder_of(server, tmp_path / "job")
+    assert job.begin(resume=False) is None
+    for step in (10, 20, 30):
+        job.write(step, b"state %d" % step)
+    job.close()
+    assert server.steps()[0] == 30
+    assert len(server.steps()) <= 2
+    elsewhere = folder_of(server, tmp_path / "another node")
+    assert elsewhere.begin(resume=True) is None
+    assert elsewhere.newest_state() == (30, b"state 30")
+    assert "went on from step-000000000030" in elsewhere.failure
+    shutil.rmtree(tmp_path / "another node")
+    assert elsewhere.newest_state() == (30, b"state 30")
+    over = folder_of(server, tmp_path / "another node")
+    over.begin(resume=False)
+    assert server.steps() == []
+
+
+def test_a_copy_that_is_damaged_is_passed_over(server: Server, tmp_path: Path) -> None:
+    job = folder_of(server, tmp_path / "job")
+    for step in (10, 20):
+        job.write(step, b"state %d" % step)
+        job.close()
+        job = folder_of(server, tmp_path / "job")
+    assert server.steps() == [20, 10]
+    newest = max(one.key for one in server.bucket.objects.filter(Prefix=PLACE))
+    server.bucket.put_object(Key=newest, Body=b"sta")
+    for file in (tmp_path / "job").glob("*.ckpt"):
+        file.write_bytes(b"damaged")
+    assert job.newest_state() == (10, b"state 10")
+    assert "step-000000000020 is damaged" in (tmp_path / "job" / "failures.log").read_text()
+
+
+def test_a_job_trains_on_while_the_server_is_away(server: Server, tmp_path: Path) -> None:
+    server.stop()
+    job = folder_of(server, tmp_path / "job")
+    job.write(10, b"state 10")
+    while "has not arrived" not in job.failure:  # the upload is a thread's
+        time.sleep(0.01)
+    assert job.newest_state() == (10, b"state 10")
+    assert "secret" not in job.failure
+    server.start()
+    server.bucket.load()
+    job.write(20, b"state 20")
+    job.close()
+    assert server.steps() == [20]
+
+
+def test_a_bucket_that_is_not_there_is_named(server: Server, tmp_path: Path) -> None:
+    job = folder_of(server, tmp_path / "job", server.uri.replace(BUCKET, "other", 1))
+    job.begin(resume=True)
+    job.write(10, b"state 10")
+    job.close()
+    assert "s3://other/runs" in job.failure
+    assert job.newest_state() == (10, b"state 10")
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [("bucket/folder", "such as s3://"), ("s3://", "such as s3://"), ("s3://a:b@c/d", "no credentials")],
+)
+def test_addresses_that_are_refused(uri: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        checked_uri(uri)
