@@ -122,6 +122,8 @@ class WebSettings(Settings):
     """Seconds for receiving a whole request, headers and body; the connection is closed after them."""
     session_hours: float = Field(12.0, gt=0, le=720)
     """Hours after which a browser has to sign in again."""
+    webhook: str | None = Field(None, pattern=r"^https?://[^\s/]+")
+    """Address that gets a POST when a job is over, with `text` for people and the `job`; null: none."""
 
     @model_validator(mode="after")
     def _is_not_in_the_open(self) -> WebSettings:

@@ -20,6 +20,7 @@ from rlpto.service.web.middleware import RateLimits, RequestGuard
 from rlpto.service.web.rendering import static_app
 from rlpto.service.web.routes import account, actions, admin, cluster, jobs, operations, pages, ray_jobs, stream
 from rlpto.service.web.state import EventNotifier, GroupCommit, Service
+from rlpto.service.web.webhook import Webhook
 from rlpto.store.database import Store
 
 _PROBLEM: dict[str, Any] = {
@@ -70,12 +71,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     limits = RateLimits(settings.web.posts_per_second, settings.web.streams)
     service = Service(settings, store, GroupCommit(settings.database), notifier, limits, metrics)
     app.state.service = service
-    looking = asyncio.create_task(notifier.look())
+    tasks = [asyncio.create_task(notifier.look())]
+    if settings.web.webhook is not None:
+        tasks.append(asyncio.create_task(Webhook(settings.web.webhook, store, service.commit, notifier).run()))
     try:
         yield
     finally:
         notifier.close()
-        looking.cancel()
+        for task in tasks:
+            task.cancel()
         service.commit.close()
         store.close()
 
