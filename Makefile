@@ -12,7 +12,7 @@ SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generate
 QUICK_TESTS   := $(BIN)/python -m pytest -n auto --dist loadfile -m "not cluster"
 CLUSTER_TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/ray_cluster tests/service
 
-.PHONY: help quickstart install dev serve test test-quick test-cluster lint bench results systems docs dist clean
+.PHONY: help quickstart install dev serve test test-quick test-cluster test-gpu lint bench results systems docs dist clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -36,6 +36,9 @@ test-quick: $(VENV)/.dev  ## run those that need no Ray cluster, on all cores; C
 
 test-cluster: $(VENV)/.dev  ## run those that train real jobs on a Ray cluster of several nodes
 	$(CLUSTER_TESTS)
+
+test-gpu: $(VENV)/.dev  ## run those that need a GPU with CUDA; where there is none it says so
+	$(BIN)/python -m pytest -q -rs tests/ray_cluster/test_cuda.py
 
 lint: $(VENV)/.dev  ## formatting, style, types, which package may import which, and how large each may be
 	$(BIN)/ruff format --check .
