@@ -11,7 +11,7 @@ import sqlite3
 import zlib
 from contextlib import closing
 
-SCHEMA = 13
+SCHEMA = 14
 """Version of the tables, in SQLite's `user_version`. Lower ones are of states before the first release: refused."""
 
 # STRICT and the checks let SQLite's integrity check notice damage.
@@ -59,6 +59,7 @@ CREATE TABLE jobs (
     launched INTEGER NOT NULL DEFAULT 0 CHECK (launched IN (0, 1)), start_time REAL, finish_time REAL,
     step INTEGER NOT NULL DEFAULT 0, peak_gpus INTEGER NOT NULL DEFAULT 0, rescale_seconds REAL NOT NULL DEFAULT 0,
     failure TEXT NOT NULL DEFAULT '', reached_90 REAL, reached_95 REAL, reached_99 REAL,
+    kept_seconds REAL NOT NULL DEFAULT 0, lost_gpu_seconds REAL,
     CHECK (1 <= min_gpus AND min_gpus <= gpus AND gpus <= max_gpus)) STRICT;
 CREATE INDEX jobs_of_owner ON jobs (owner, seq);
 CREATE INDEX jobs_in_state ON jobs (state, seq);

@@ -306,9 +306,9 @@ class JobTracker:
         self.database.set_fact("beat", repr(self.time))
 
     def _write(self, number: int, report: JobReport) -> None:
-        served = float(self.store.attained_service[number])
+        served, lost = float(self.store.attained_service[number]), float(self.store.lost[number])
         reached = [None if np.isnan(at) else float(at) for at in self.store.reached[number]]
-        self.database.note_report(report, served, int(self.store.peak_gpus[number]), reached)
+        self.database.note_report(report, served, int(self.store.peak_gpus[number]), reached, lost)
 
 
 def with_starts(tables: SpeedTables, starts: Sequence[float]) -> SpeedTables:

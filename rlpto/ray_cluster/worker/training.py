@@ -10,7 +10,7 @@ import sys
 import time
 from collections import deque
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
 import numpy as np
@@ -178,7 +178,7 @@ class Trainer:
         batch_size: samples of a step of all workers together, as a scheduler has chosen; None: the job's own choice.
         """
         self._batch_size = batch_size
-        first = time.monotonic()
+        began = first = time.monotonic()
         before, samples, steps = self.position, 0, 0
         losses = torch.zeros((), device=self.device)
         accuracy = evaluated_at = math.nan
@@ -193,6 +193,9 @@ class Trainer:
             if self.group.rank == 0 and (self.finished or self._evaluates(epoch)):
                 accuracy, evaluated_at = self.evaluate(), self.epochs_done
                 self._evaluated_at = evaluated_at
+        seconds, gpus = time.monotonic() - began, self.group.world
+        trained = before.seconds + seconds, before.gpu_seconds + gpus * seconds
+        self.position = replace(self.position, seconds=trained[0], gpu_seconds=trained[1])
         return Chunk(
             position=self.position,
             steps=self.position.step - before.step,
