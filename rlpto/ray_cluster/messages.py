@@ -79,6 +79,7 @@ class JobSpec:
         gradient as it comes if `asynchronous`.
     batch_size: samples of a step, all workers together, with one worker. batch_rule: that number for any number
     of workers ("fixed"), or that number for each of them ("per_worker").
+    model_parallel: workers that hold one copy of the model together; a job trains on multiples of that many.
     lr_rule: how the learning rate follows a global batch that differs from `batch_size`.
     epochs: scale-invariant epochs to train. data_size: samples of an epoch. seed: of initial weights, order of data
         and every random number of training.
@@ -105,6 +106,7 @@ class JobSpec:
     servers: int = 1
     asynchronous: bool = False
     batch_rule: BatchRule = "fixed"
+    model_parallel: int = 1
     lr_rule: LrRule = "none"
     seed: int = 0
     checkpoint_interval: float = 30.0
