@@ -124,7 +124,7 @@ class JobSpec:
         for key in ("id", "session"):
             if not _ID.fullmatch(getattr(self, key)):
                 raise JobError(f"job {self.name!r}: {key} is {getattr(self, key)!r}: expected letters, digits, - and _")
-        positive = ("batch_size", "data_size", "epochs", "servers", "pace")
+        positive = ("batch_size", "data_size", "epochs", "servers", "pace", "model_parallel")
         for key in (*positive, "checkpoint_interval", "heartbeat_timeout", "start_timeout"):
             value = getattr(self, key)
             if value is not None and not 0 < value < math.inf:
