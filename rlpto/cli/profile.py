@@ -64,6 +64,8 @@ def profile(
 
     if not settings.ray.programs:
         raise ConfigError("ray.programs: there are none, expected at least one program to measure")
+    if split := sorted(name for name, program in settings.ray.programs.items() if program.model_parallel > 1):
+        raise ConfigError(f"ray.programs.{split[0]}.model_parallel: profiles begin with one worker, expected 1")
     known = measured_before(out, settings.ray.programs)
     missing = {name: program for name, program in settings.ray.programs.items() if name not in known}
     console = make_console(quiet)

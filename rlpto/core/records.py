@@ -77,8 +77,9 @@ class JobRecords:
     trained_epochs: [M] done by the end of the run; of a job that stopped early, fewer than `epochs`, those it declared.
     full_accuracy: [M] in [0, 1], after all declared epochs by the profile's curve; NaN where a job never stops early.
     kept_seconds: [M] s of training that failures have not taken back, neither starting nor writing checkpoints; NaN
-        before there are any, and of real jobs.
-    lost_gpu_seconds: [M] GPU-s of training that failures have taken back; NaN where nodes never fail, and of real jobs.
+        before there are any. Of real jobs evaluations count as training.
+    lost_gpu_seconds: [M] GPU-s of training that failures have taken back; NaN where nodes never fail, and of real jobs
+        that have not trained.
     """
 
     names: tuple[str, ...]

@@ -118,8 +118,7 @@ METRICS: tuple[CellMetric, ...] = (
         "higher",
         "Effective training time ratio after Kokolis et al. (HPCA 2025): mean over the finished jobs of productive "
         "time / JCT. Productive is training that no failure took back. So all waiting counts against it, for the first "
-        "start and later ones, and so do start and rescale delays, lost work and the writing of checkpoints. Simulated "
-        "runs only.",
+        "start and later ones, and so do start and rescale delays, lost work and the writing of checkpoints.",
     ),
     CellMetric(
         "lost_gpu_hours",

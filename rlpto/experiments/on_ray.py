@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlpto.core.jobs import Job
@@ -144,10 +144,9 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
     config, tables = experiment.config, experiment.tables(batch_sizes=True, servers=True)
     ahead = prediction_settings(config.simulator)
     kind = tables.types[0]
-    jobs = [
-        Job(str(number), 0.0, kind.model, 1.0, float(tables.samples[0]), batch_size=kind.batch_size, metric=kind.metric)
-        for number in range(2)
-    ]
+    gpus = max(int(tables.fit_anywhere[0].max()), 1) if tables.fit.size else 1
+    first = Job("0", 0.0, kind.model, 1.0, float(tables.samples[0]), gpus, max_gpus=gpus)
+    jobs = [replace(first, name=name, batch_size=kind.batch_size, metric=kind.metric) for name in "01"]
     for name in policies:
         policy = experiment.policy(name, real=True)
         policy.reset(config.seed)

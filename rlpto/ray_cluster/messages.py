@@ -79,6 +79,7 @@ class JobSpec:
         gradient as it comes if `asynchronous`.
     batch_size: samples of a step, all workers together, with one worker. batch_rule: that number for any number
     of workers ("fixed"), or that number for each of them ("per_worker").
+    model_parallel: workers that hold one copy of the model together; a job trains on multiples of that many.
     lr_rule: how the learning rate follows a global batch that differs from `batch_size`.
     epochs: scale-invariant epochs to train. data_size: samples of an epoch. seed: of initial weights, order of data
         and every random number of training.
@@ -106,6 +107,7 @@ class JobSpec:
     servers: int = 1
     asynchronous: bool = False
     batch_rule: BatchRule = "fixed"
+    model_parallel: int = 1
     lr_rule: LrRule = "none"
     seed: int = 0
     checkpoint_interval: float = 30.0
@@ -124,7 +126,7 @@ class JobSpec:
         for key in ("id", "session"):
             if not _ID.fullmatch(getattr(self, key)):
                 raise JobError(f"job {self.name!r}: {key} is {getattr(self, key)!r}: expected letters, digits, - and _")
-        positive = ("batch_size", "data_size", "epochs", "servers", "pace")
+        positive = ("batch_size", "data_size", "epochs", "servers", "pace", "model_parallel")
         for key in (*positive, "checkpoint_interval", "heartbeat_timeout", "start_timeout"):
             value = getattr(self, key)
             if value is not None and not 0 < value < math.inf:
@@ -196,6 +198,7 @@ class JobReport:
     failure: text of the newest failure, kept after recovery; empty if there was none.
     note: set if the job has stopped early, with the epoch; empty for all others.
     staleness: mean number of updates between pull and push of a gradient (asynchronous parameter servers).
+    kept_seconds, kept_gpu_seconds: s and GPU-s of the training that led to the present step.
     pid: of the controller's process. time: of the report, s since the epoch of `time.time`; that clock may jump.
     number: of the scheduler's request, counted up: it orders the reports of a job.
     """
@@ -226,6 +229,8 @@ class JobReport:
     failure: str = ""
     note: str = ""
     staleness: float = math.nan
+    kept_seconds: float = 0.0
+    kept_gpu_seconds: float = 0.0
     pid: int = 0
     time: float = 0.0
     number: int = 0

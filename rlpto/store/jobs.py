@@ -102,7 +102,8 @@ class SessionJob(JobRow):
     """A job that the scheduler of a session knows. number: its place there. launched: whether it ever had a controller.
 
     start_time, finish_time: s of the session. reached_90 and so on: when it had gained that share [%] of the accuracy
-    it can gain; None: not yet. failure: whole text of what went wrong last.
+    it can gain; None: not yet. failure: whole text of what went wrong last. kept_seconds: of training that no fault
+    has taken back. lost_gpu_seconds: of training that faults have; None: it has not trained.
     """
 
     number: int = 0
@@ -116,6 +117,8 @@ class SessionJob(JobRow):
     reached_90: float | None = None
     reached_95: float | None = None
     reached_99: float | None = None
+    kept_seconds: float = 0.0
+    lost_gpu_seconds: float | None = None
 
 
 _ASKED = [one.name for one in fields(NewJob)]

@@ -60,6 +60,7 @@ CREATE TABLE jobs (
     launched INTEGER NOT NULL DEFAULT 0 CHECK (launched IN (0, 1)), start_time REAL, finish_time REAL,
     step INTEGER NOT NULL DEFAULT 0, peak_gpus INTEGER NOT NULL DEFAULT 0, rescale_seconds REAL NOT NULL DEFAULT 0,
     failure TEXT NOT NULL DEFAULT '', reached_90 REAL, reached_95 REAL, reached_99 REAL,
+    kept_seconds REAL NOT NULL DEFAULT 0, lost_gpu_seconds REAL,
     CHECK (1 <= min_gpus AND min_gpus <= gpus AND gpus <= max_gpus)) STRICT;
 CREATE INDEX jobs_of_owner ON jobs (owner, seq);
 CREATE INDEX jobs_in_state ON jobs (state, seq);

@@ -23,9 +23,10 @@ from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.registry import make_policy
-from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.scheduler.clock import Clock, SessionTiming
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
+from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.store.curves import spans_between
 from tests.builders import Scripted, linear_tables, with_batch_sizes
@@ -429,6 +430,21 @@ def run_until(cluster: RayCluster, time: float, policy: str = "equal_share") -> 
 
     with pytest.raises(KeyboardInterrupt):
         play(Interrupted(cluster, time, die), policy)
+
+
+def test_what_a_job_had_trained_further_than_it_is_counts_as_lost() -> None:
+    columns = JobColumns([elastic(0)], linear_tables(0.1, 8))
+
+    def hear(progress: float, seconds: float, gpu_seconds: float) -> tuple[float, float]:
+        report = JobReport("job0", progress=progress, kept_seconds=seconds, kept_gpu_seconds=gpu_seconds)
+        columns.heard(0, report, 0.0, settled=True)
+        return float(columns.store.kept[0]), float(columns.store.lost[0])
+
+    assert np.isnan(hear(0.0, 0.0, 0.0)[1]), "it has not trained"
+    assert hear(1.0, 10.0, 20.0) == (10.0, 0.0)
+    assert hear(1.5, 14.0, 36.0) == (14.0, 0.0)
+    assert hear(0.9, 9.0, 18.0) == (9.0, 18.0), "back to a checkpoint: 4 GPUs' work and some of 2"
+    assert hear(1.1, 8.9, 17.8) == (8.9, 18.0), "another worker, which counts a little less, took over"
 
 
 class Interrupted:

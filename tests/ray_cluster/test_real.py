@@ -22,6 +22,7 @@ from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.episodes import ExternalSetup
 from rlpto.envs.settings import EnvSettings
+from rlpto.evaluation.metrics import measure
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments import session_loop
 from rlpto.experiments.config import Config, KnowledgeSettings
@@ -34,6 +35,7 @@ from rlpto.policies.index_weights import STEERING_FEATURES
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.compat import drain_node
 from rlpto.ray_cluster.controllers import find_controllers
+from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import load_factor
 from rlpto.ray_cluster.scheduler.backend import RayBackend
@@ -164,35 +166,54 @@ def test_a_scheduler_that_is_killed_comes_back_and_no_step_is_lost(
         cluster.close()
 
 
-def test_a_frozen_controller_is_replaced_and_no_other_job_notices(
+def test_a_frozen_controller_and_killed_workers_are_replaced_and_what_that_costs_is_counted(
     no_controller_is_left: LocalCluster, tmp_path: Path
 ) -> None:
-    settings = config([{"name": "a/b", "epochs": 15}, {"name": "a_b", "epochs": 15}], pace=0.1)
+    calm = {"epochs": 15, "gpus": 2, "min_gpus": 2, "max_gpus": 2}
+    settings = config([{"name": "a/b", "epochs": 15}, {"name": "a_b", "epochs": 15}, calm, calm], pace=0.1)
     session, experiment = session_of(tmp_path, CELL), prepare(settings)
-    assert no_controller_is_left.node_ids
     frozen: list[int] = []
+    killed: list[int] = []
 
-    def freeze(cluster: RayCluster) -> None:
-        """Stop the process of a job's controller once it has written a checkpoint."""
-        report = cluster.reports.get("job-000000")
-        if not frozen and report is not None and report.checkpoint is not None:
-            frozen.append(report.pid)
-            os.kill(report.pid, signal.SIGSTOP)
+    def checkpoint_of(report: JobReport) -> int:
+        return report.checkpoint.step if report.checkpoint is not None else 0
+
+    def harm(cluster: RayCluster) -> None:
+        """Stop the controller of a job, and end all workers of another, some steps behind their second checkpoint."""
+        first, third = (cluster.reports.get(f"job-{number:06d}") for number in (0, 2))
+        if not frozen and first is not None and first.step > checkpoint_of(first) + 5 > 5:
+            frozen.append(first.pid)
+            os.kill(first.pid, signal.SIGSTOP)
+        if not killed and third is not None and third.step > checkpoint_of(third) + 5 > 5:
+            killed.extend(no_controller_is_left.worker_pids(third.training_on[0]))  # that node is all its own
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
 
     with SessionDatabase(tmp_path / "state.sqlite") as database:
         backend = RayBackend(session, heartbeat_timeout=6.0)
-        cluster = real_cluster(experiment, "jobs", 0, backend, database, session, [freeze])
-        run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
+        cluster = real_cluster(experiment, "jobs", 0, backend, database, session, [harm])
+        record = run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
         cluster.close()
         lost = [event for event in events_of(database) if event[1] == "controller_lost"]
         assert [event[2] for event in lost] == ["job-000000"]
         assert "left a call unanswered for" in lost[0][5]
-        assert [row.step for row in database.jobs()] == [15 * STEPS] * 2
+        assert [row.step for row in database.jobs()] == [15 * STEPS] * 4
+        assert [row.recoveries for row in database.jobs()] == [0, 0, 1, 0]
         assert not Path(f"/proc/{frozen[0]}").exists()
         assert {Path(spec["folder"]).name for spec in map(json.loads, column_of(database.path, "spec"))} == {
             "job-000000",
             "job-000001",
+            "job-000002",
+            "job-000003",
         }
+    jobs, found = record.jobs, measure(record)
+    assert (jobs.lost_gpu_seconds > 0).tolist() == [True, False, True, False]
+    assert (jobs.kept_seconds > 0.8 * np.array([9.0, 9.0, 4.5, 4.5])).all(), "steps as long as their pace"
+    shares = jobs.kept_seconds / (jobs.finish_time - jobs.submit_time)
+    assert shares[2] < shares[3] < 1
+    assert shares[0] < shares[1] < 1
+    assert found["ettr"] == pytest.approx(shares.mean())
+    assert found["lost_gpu_hours"] == pytest.approx(jobs.lost_gpu_seconds.sum() / 3600)
 
 
 def test_a_fresh_start_ends_what_a_killed_scheduler_has_left_at_once(

@@ -101,7 +101,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
             database.change(number, job, number % 3, 0.5, ("node-a",) * (number % 3))
             gpus = {"capacity": 8, "held": 4, "active": 6, "waiting": 2}
             database.decision(number, policy="fifo", latency=0.01, **gpus, observation={job: 1}, action={job: 2})
-        database.note_report(JobReport("job0"), 1, 2, (10.0, None, None))
+        database.note_report(JobReport("job0"), 1, 2, (10.0, None, None), 3.0)
         database.node_up("node-a", 2, "", "host", 0.0)
     return path.read_bytes()
 

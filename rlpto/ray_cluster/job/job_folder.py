@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from rlpto.io.files import write_text
 from rlpto.ray_cluster.job.worker_actors import WorkerLostError, result_of
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.worker.actor import Failure
+from rlpto.ray_cluster.worker.model_parts import whole_of
 from rlpto.store.checkpoints import Checkpoint, drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
 from rlpto.store.logs import OutputLog
 from rlpto.store.object_storage import CheckpointStorage
@@ -182,17 +183,17 @@ class Checkpointer:
         """
         self._interval = min(self._interval, trained / 2)
 
-    def save_from(self, call: Any) -> None:
-        """Write a checkpoint in the background, of the state that a worker hands over between two chunks."""
+    def save_from(self, calls: Sequence[Any]) -> None:
+        """Write a checkpoint in the background, of the state that workers hand over between two chunks."""
         self._saved_at = time.monotonic()
 
         async def save() -> None:
             try:
-                said = await result_of(call)
+                said = [await result_of(call) for call in calls]
             except WorkerLostError:
                 return  # noticed where its training is waited for
-            if not isinstance(said, Failure):
-                await self.write(*said)
+            if not any(isinstance(one, Failure) for one in said):
+                await self.write(*await asyncio.to_thread(whole_of, said))
 
         self._saving = asyncio.ensure_future(save())
 

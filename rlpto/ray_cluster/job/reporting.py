@@ -30,7 +30,7 @@ MAX_CHUNKS_IN_FLIGHT = 2
 LONG_STEP_S = 0.3
 """Seconds of a step above which waiting for the controller is negligible."""
 
-_COUNTS = ("step", "rescales", "rescale_seconds", "recoveries")
+_COUNTS = ("step", "rescales", "rescale_seconds", "recoveries", "kept_seconds", "kept_gpu_seconds")
 """Sums that reports have by the same names, and that outlive the controller."""
 
 
@@ -56,6 +56,7 @@ class TrainingStatistics:
         self.step = self.batch_size = 0
         self.samples_done = 0.0
         self.loss = self.accuracy = self.noise_scale = self.staleness = math.nan
+        self.kept_seconds = self.kept_gpu_seconds = 0.0
         self.curve: list[tuple[float, float]] = []
         self.speeds: dict[Size, tuple[float, float, int]] = {}
         self.rescales = self.recoveries = 0
@@ -98,6 +99,7 @@ class TrainingStatistics:
         """Add the results of all workers of the group; `chunks[0]` is that of rank 0."""
         first = self._on_own_clock(chunks[0])
         self.step, self.samples_done = first.position.step, first.position.progress
+        self.kept_seconds, self.kept_gpu_seconds = first.position.seconds, first.position.gpu_seconds
         if not math.isnan(first.accuracy):
             self._evaluated(first.evaluated_at, first.accuracy)
         if first.steps == 0:

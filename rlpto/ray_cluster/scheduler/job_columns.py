@@ -29,6 +29,7 @@ OWN = np.dtype(
         ("first_given", np.float64),
         ("delay", np.float64),
         ("gained", np.float64),
+        ("kept_gpu_seconds", np.float64),
     ]
 )
 """Columns of a job besides those of its store."""
@@ -41,7 +42,7 @@ class JobColumns:
     as reported. accuracy: newest measured (NaN: none). rescale_seconds: measured so far.
     given_at: s, when a decision last gave the job other GPUs. delay: s that such a change is believed to take.
     first_given: s, when a decision gave the job its first GPUs; NaN: it has none, or has taken its first step.
-    gained: share of the accuracy that the job can gain.
+    gained: share of the accuracy that the job can gain. kept_gpu_seconds: of training, as reported last.
     totals: accuracy gained by class, job-seconds, GPU-seconds and seconds of rescales, then seconds by class counted by
     the share of accuracy that a job was missing, all summed over what was taken. A job has what was measured last until
     the next measurement.
@@ -86,6 +87,7 @@ class JobColumns:
         self.first_given: FloatArray = own["first_given"]
         self.delay: FloatArray = own["delay"]
         self._gained: FloatArray = own["gained"]
+        self._kept_gpu_seconds: FloatArray = own["kept_gpu_seconds"]
         self.accuracy: FloatArray = self.store.measured_accuracy
         self._first = self.tables.accuracy[kinds, 0]
         declared = self.store.take(np.arange(len(kinds)))
@@ -117,6 +119,8 @@ class JobColumns:
         self._note_gain(job, np.nan)
         levels = (row.reached_90, row.reached_95, row.reached_99)
         store.reached[job] = [np.nan if level is None else level for level in levels]
+        store.lost[job] = np.nan if row.lost_gpu_seconds is None else row.lost_gpu_seconds
+        store.kept[job] = row.kept_seconds
         self._gain[:] = 0.0
 
     def pass_time(self, seconds: float) -> None:
@@ -167,6 +171,12 @@ class JobColumns:
         is the first to show one; else None.
         """
         store = self.store
+        if report.kept_gpu_seconds > 0:  # where a job is not as far as it was, a fault has taken back the rest
+            back = (
+                self._kept_gpu_seconds[job] - report.kept_gpu_seconds if report.progress < store.progress[job] else 0.0
+            )
+            store.lost[job] = np.nan_to_num(store.lost[job]) + max(back, 0.0)
+            store.kept[job], self._kept_gpu_seconds[job] = report.kept_seconds, report.kept_gpu_seconds
         store.progress[job] = min(report.progress, store.epochs[job])
         if settled:
             store.rescale_left[job] = 0.0

@@ -216,10 +216,16 @@ class JobTracker:
     def _nodes_down(self, nodes: Sequence[str]) -> None:
         """Nodes are gone: their jobs go on with what is left, or wait if that is less than they need."""
         left = self._nodes.remove(nodes, self.time)
-        after = remaining_plans(self._commands.claims, left, lambda job: int(self.store.min_gpus[self._number[job]]))
+        after = remaining_plans(self._commands.claims, left, self._keeps)
         self._give(after)
         self._take_planned_types(after)
         self.changed = True
+
+    def _keeps(self, job: str, gpus: int) -> int:
+        """The largest size, up to a number of GPUs, that a job may have on the kind of GPU that it is on; 0: none."""
+        number, fit = self._number[job], self.believed.fit
+        size = int(fit[self.store.believed_type[number], gpus]) if fit.size else gpus
+        return size if size >= self.store.min_gpus[number] else 0
 
     def _let_in_until(self, time: float, least: int = 0) -> None:
         """Let jobs in that have been submitted by a time, and in any case the first `least`: they come in order."""
@@ -306,9 +312,9 @@ class JobTracker:
         self.database.set_fact("beat", repr(self.time))
 
     def _write(self, number: int, report: JobReport) -> None:
-        served = float(self.store.attained_service[number])
+        served, lost = float(self.store.attained_service[number]), float(self.store.lost[number])
         reached = [None if np.isnan(at) else float(at) for at in self.store.reached[number]]
-        self.database.note_report(report, served, int(self.store.peak_gpus[number]), reached)
+        self.database.note_report(report, served, int(self.store.peak_gpus[number]), reached, lost)
 
 
 def with_starts(tables: SpeedTables, starts: Sequence[float]) -> SpeedTables:

@@ -145,14 +145,15 @@ def allocated_plans(claims: GpuClaims, present: Mapping[str, Plan], allocation: 
     }
 
 
-def remaining_plans(claims: GpuClaims, left: Mapping[str, Plan], fewest: Callable[[str], int]) -> dict[str, Plan]:
+def remaining_plans(claims: GpuClaims, left: Mapping[str, Plan], keeps: Callable[[str, int], int]) -> dict[str, Plan]:
     """Plans of jobs that have lost nodes: to go on with what is left, or to wait if that is less than they need.
 
-    left: what is left of their plans, by job. fewest: GPUs that a job needs.
+    left: what is left of their plans, by job. keeps: how many of a number of GPUs a job can go on with, 0: with none.
     """
     planned = {job: claims.entry(job).planned.servers for job in claims.entries}
     served = place_servers(claims.slots, planned, {job: len(planned[job]) for job in left})
-    stays = {
-        job: len(stay.nodes) >= fewest(job) and bool(served[job] or not planned[job]) for job, stay in left.items()
-    }
-    return {job: replace(stay, servers=served[job]) if stays[job] else Plan() for job, stay in left.items()}
+    after = {}
+    for job, stay in left.items():
+        count = keeps(job, len(stay.nodes)) if served[job] or not planned[job] else 0
+        after[job] = replace(stay, nodes=stay.nodes[:count], servers=served[job]) if count else Plan()
+    return after

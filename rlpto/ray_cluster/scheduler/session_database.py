@@ -146,12 +146,14 @@ class SessionDatabase(Store):
         self.write(f"UPDATE jobs SET {assignments} WHERE id = ?", (*columns.values(), job))
 
     def note_report(
-        self, report: JobReport, gpu_seconds: float, peak_gpus: int, reached: Sequence[float | None]
+        self, report: JobReport, gpu_seconds: float, peak_gpus: int, reached: Sequence[float | None], lost: float
     ) -> None:
-        """What a controller has said of its job. reached [s]: when it came to each level of accuracy, None: not yet."""
-        said = ("progress", "step", "accuracy", "loss", "rescale_seconds", "recoveries", "failure")
+        """What a controller has said of its job. reached [s]: when it came to each level of accuracy, None: not yet.
+        lost [GPU-s]: by faults; NaN: it has not trained."""
+        said = ("progress", "step", "accuracy", "loss", "rescale_seconds", "recoveries", "failure", "kept_seconds")
         columns = {name: getattr(report, name) for name in said}
         columns["loss"] = report.loss if math.isfinite(report.loss) else None
+        columns["lost_gpu_seconds"] = lost if math.isfinite(lost) else None
         levels = dict(zip(("reached_90", "reached_95", "reached_99"), reached, strict=True))
         self.set_job(report.job, gpu_seconds=gpu_seconds, peak_gpus=peak_gpus, **levels, **columns)
 

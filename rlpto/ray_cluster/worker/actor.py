@@ -179,14 +179,17 @@ class TrainWorker:
         if self._store is None:
             self._store = TCPStore(place.host, place.port, is_master=False)
         store = PrefixStore(f"group-{place.number}", self._store)
-        together = AllReduceGroup(trainer.network, trainer.optimizer, store, place.rank, place.world, place.timeout)
+        model, optimizer, parts = trainer.network, trainer.optimizer, self._spec.model_parallel
+        together = AllReduceGroup(model, optimizer, store, place.rank, place.world, place.timeout, parts)
         # Visible to `abort` from here on, because the others may be lost while this worker waits for them.
         trainer.join(together)
         if place.fresh:
             state = together.share(trainer.state() if place.rank == 0 else None)
             if place.rank in place.fresh:
                 trainer.load(state)
-        together.wrap(trainer.leaves_out)
+        if parts > 1:
+            trainer.load(trainer.state(), together.team)
+        together.wrap(trainer.network, trainer.optimizer, trainer.leaves_out)
 
     def _guarded(self, what: str, call: Callable[[], T]) -> T | Failure:
         if self._failure is not None:
@@ -220,8 +223,8 @@ def use_few_threads(device: Device) -> None:
 def warm_group(trainer: Trainer) -> None:
     """Make a group of one and train a step in it, which is undone, because the first group of a process is slow."""
     start = trainer.state()
-    group = AllReduceGroup(trainer.network, trainer.optimizer, HashStore(), 0, 1, 60.0)
-    group.wrap(trainer.leaves_out)
+    group = AllReduceGroup(trainer.network, trainer.optimizer, HashStore(), 0, 1, 60.0, 1)
+    group.wrap(trainer.network, trainer.optimizer, trainer.leaves_out)
     trainer.join(group)
     trainer.step()
     group.close()

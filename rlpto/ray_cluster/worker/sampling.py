@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -21,13 +21,15 @@ class Position:
     one.
 
     progress: scale-invariant samples: those trained, each weighted by its efficiency relative to the job's own batch
-    size.
+    size. seconds, gpu_seconds: s and GPU-s that the training which led here took, evaluations included.
     """
 
     step: int = 0
     epoch: int = 0
     offset: int = 0
     progress: float = 0.0
+    seconds: float = field(default=0.0, compare=False)
+    gpu_seconds: float = field(default=0.0, compare=False)
 
 
 class DataOrder:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import deque
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
 import numpy as np
@@ -19,8 +19,9 @@ from torch import Tensor
 
 from rlpto.io.errors import CheckpointError, JobError
 from rlpto.ray_cluster.messages import JobSpec, global_batch
-from rlpto.ray_cluster.programs.base import Batch, TrainingProgram, load_program
+from rlpto.ray_cluster.programs.base import ALONE, Batch, Team, TrainingProgram, load_program
 from rlpto.ray_cluster.worker.gradient_noise import NoiseMeter
+from rlpto.ray_cluster.worker.model_parts import SPLITS, part_of, splits_of
 from rlpto.ray_cluster.worker.sampling import DataOrder, DrawForWholeBatch, Position, shard, step_seed
 from rlpto.ray_cluster.worker.worker_group import SingleWorker, WorkerGroup, learning_rate_factor
 
@@ -133,11 +134,10 @@ class Trainer:
             raise JobError(f"job {spec.name!r}: data_size is {spec.data_size}, but {spec.training} has {has}")
         self.device = pick_device(spec)
         self.dtype = torch.float64 if spec.float64 else torch.float32
-        torch.manual_seed(spec.seed)
-        self.network = self.program.model().to(self.device, self.dtype)
-        self.optimizer = self.program.optimizer(self.network.parameters())
-        steps = math.ceil(spec.epochs * math.ceil(spec.data_size / spec.batch_size))
-        self.scheduler = self.program.scheduler(self.optimizer, steps)
+        self._make(ALONE)
+        if spec.model_parallel > 1 and not splits_of(self.network, self.optimizer)["model"]:
+            wrong = f"model_parallel is {spec.model_parallel}, but {spec.training} splits no weights"
+            raise JobError(f"job {spec.name!r}: {wrong}")
         self.order = DataOrder(spec.data_size, spec.seed)
         self.position = Position()
         self.noise = NoiseMeter()
@@ -151,6 +151,15 @@ class Trainer:
         self._paced = spec.pace is not None
         self._draws = True
         self.leaves_out = False
+
+    def _make(self, team: Team) -> None:
+        """A new model, or its part that is this worker's in a team, with optimizer and schedule."""
+        spec, self.program.team = self.spec, team
+        torch.manual_seed(spec.seed)
+        self.network = self.program.model().to(self.device, self.dtype)
+        self.optimizer = self.program.optimizer(self.network.parameters())
+        steps = math.ceil(spec.epochs * math.ceil(spec.data_size / spec.batch_size))
+        self.scheduler = self.program.scheduler(self.optimizer, steps)
 
     @property
     def epochs_done(self) -> float:
@@ -178,7 +187,7 @@ class Trainer:
         batch_size: samples of a step of all workers together, as a scheduler has chosen; None: the job's own choice.
         """
         self._batch_size = batch_size
-        first = time.monotonic()
+        began = first = time.monotonic()
         before, samples, steps = self.position, 0, 0
         losses = torch.zeros((), device=self.device)
         accuracy = evaluated_at = math.nan
@@ -193,6 +202,9 @@ class Trainer:
             if self.group.rank == 0 and (self.finished or self._evaluates(epoch)):
                 accuracy, evaluated_at = self.evaluate(), self.epochs_done
                 self._evaluated_at = evaluated_at
+        seconds, gpus = time.monotonic() - began, self.group.world * self.group.team.parts
+        trained = before.seconds + seconds, before.gpu_seconds + gpus * seconds
+        self.position = replace(self.position, seconds=trained[0], gpu_seconds=trained[1])
         return Chunk(
             position=self.position,
             steps=self.position.step - before.step,
@@ -259,7 +271,8 @@ class Trainer:
         return right / samples if samples else math.nan
 
     def state(self) -> bytes:
-        """Everything that later steps depend on: model, optimizer, scheduler, noise and position."""
+        """Everything that later steps depend on: model, optimizer, scheduler, noise and position; of a part of a model,
+        that part, see `model_parts.whole_of`."""
         self.group.gather()
         written = io.BytesIO()
         held = {
@@ -269,13 +282,20 @@ class Trainer:
             "noise": asdict(self.noise),
             "position": asdict(self.position),
         }
+        if self.program.team.parts > 1:
+            held[SPLITS] = splits_of(self.network, self.optimizer)
         torch.save(held, written)
         return written.getvalue()
 
-    def load(self, state: bytes) -> None:
-        """Continue from the result of `state`. Raises CheckpointError if it is not of this job's program."""
+    def load(self, state: bytes, team: Team = ALONE) -> None:
+        """Continue from a whole state, with what is this worker's of it in a team. Raises CheckpointError if it is not
+        of this job's program."""
+        if team.parts > 1 or self.program.team.parts > 1:
+            self._make(team)
         try:
             held = torch.load(io.BytesIO(state), map_location=self.device, weights_only=True)
+            if team.parts > 1:
+                held = part_of(held, splits_of(self.network, self.optimizer), team)
             self.network.load_state_dict(held["model"])
             self.optimizer.load_state_dict(held["optimizer"])
             if self.scheduler is not None:
@@ -346,7 +366,9 @@ class Trainer:
         )
 
     def _evaluates(self, epoch: int) -> bool:
-        return self.position.epoch != epoch and (time.perf_counter() >= self._evaluation_due or self._may_stop())
+        due = time.perf_counter() >= self._evaluation_due or self._may_stop()
+        # Workers of a team, whose clocks differ, evaluate together.
+        return self.position.epoch != epoch and (due or self.group.team.parts > 1)
 
     def _may_stop(self) -> bool:
         """True if a rule for early stopping needs the accuracy: starting one window before the job may stop."""
@@ -360,7 +382,7 @@ class Trainer:
         for."""
         if self.spec.pace is None or not self._paced:
             return
-        due = self.spec.pace * scale / self.group.world
+        due = self.spec.pace * scale / (self.group.world * self.group.team.parts)
         now = time.perf_counter()
         self._deadline = max((self._deadline or began) + due, now - due)
         time.sleep(max(self._deadline - now, 0.0))

@@ -1,4 +1,4 @@
-"""Tells another program, such as a chat or a mail gateway, when a job is over: a POST of JSON for each of them."""
+"""Posts the end of each job to another program, such as a chat or a mail gateway, as JSON."""
 
 from __future__ import annotations
 
