@@ -208,6 +208,12 @@ class JobTable:
         return self._tables.has_servers
 
     @property
+    def batch_size(self) -> FloatArray:
+        """[n] total batch size in the present epoch, fixed or set by a schedule; NaN where a job chooses its own."""
+        own = self._tables.batches
+        return self._tables.fixed_batch[self.type_index] if own is None else own[self.type_index, self.epoch]
+
+    @property
     def chosen_batch_size(self) -> IntArray:
         """[n] the one of `batch_sizes` that each job has now."""
         return self._tables.batch_size[self.type_index]

@@ -130,6 +130,7 @@ def compile_tables(
         kind=np.repeat(np.arange(several), on_each),
         node_gpus=np.repeat(np.array(list(nodes.values())), on_each),
         fit=_fit(parts, max_gpus),
+        batches=_batches(types, parts, epochs),
     )
 
 
@@ -161,6 +162,19 @@ def _fit(parts: Sequence[TypeTables], max_gpus: int) -> IntArray:
     if all(part.fit is None for part in parts):
         return np.zeros((0, 0), dtype=np.int64)
     return np.stack([np.arange(max_gpus + 1) if part.fit is None else part.fit for part in parts])
+
+
+def _batches(types: Sequence[JobType], parts: Sequence[TypeTables], epochs: int) -> FloatArray | None:
+    """[T, P] `SpeedTables.batches`."""
+    if all(part.batches is None for part in parts):
+        return None
+    found = np.full((len(parts), epochs), np.nan)
+    for row, kind, part in zip(found, types, parts, strict=True):
+        if part.batches is not None:
+            row[:] = _held(np.asarray(part.batches, dtype=np.float64), epochs)
+        elif kind.batch_size is not None:
+            row[:] = kind.batch_size
+    return found
 
 
 def _held(array: FloatArray, length: int) -> FloatArray:

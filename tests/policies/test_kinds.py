@@ -17,8 +17,9 @@ from rlpto.core.jobs import Job
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.io.arrays import FloatArray
 from rlpto.performance.tables import elapsed_from_rates
-from rlpto.policies.gavel import fair_shares, give_by_priority
+from rlpto.policies.gavel import fair_shares
 from rlpto.policies.registry import make_policy
+from rlpto.policies.rounds import give_by_priority
 from rlpto.policies.sia import Choices, configurations, costs, restart_factor, solve
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
