@@ -2,8 +2,8 @@
 
 Sources: Narayanan et al., OSDI 2020 (Gavel), appendix A, states the programmes; the aims are those of Themis (Mahajan
 et al., NSDI 2020), AlloX (Le et al., EuroSys 2020) and Gandiva-fair (Chaudhary et al., EuroSys 2020).
-Where many shares are equally good, the analytic centre of these is taken, as interior-point solvers come to it.
-docs/systems/shockwave.md compares them with published runs.
+Where many shares are equally good, those with most throughput are taken; with one kind of GPU, where all have the same,
+the analytic centre, to which interior-point solvers come. docs/systems/shockwave.md compares them with published runs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from rlpto.policies.rounds import RoundOptions, RoundPolicy
 
 LEAST_WORK = 1e-9
 """Work that a job has left at least, where it is divided by."""
-SLACK = 1e-3
-"""Part of the best value that is given up for the centre of what is about as good."""
+TINY, LEAST_LACK = 1e-6, 1e-3
+"""Share below which a job has none; what a job lacks at least, by the largest worth."""
 NEARLY = 1 - 1e-4
 """Factor on the worst finish-time fairness that is worth another programme."""
-STEPS, QUADRATIC, CENTRED = 100, 0.25, 1e-3
-"""Of Newton's method: steps at most; decrement below which a whole one is safe; decrement at which the centre is
-reached."""
+HALVINGS = 40
+"""Of an interval in which a share lies."""
+DIGITS = 9
+"""Decimal places of shares, so that rounding errors do not rank jobs that are alike."""
 
 
 class Themis(RoundPolicy[RoundOptions]):
@@ -61,7 +62,7 @@ class Themis(RoundPolicy[RoundOptions]):
             worst = float(reached)
             value = speed * (worst * alone - age)[:, None] / left[:, None]
             share, least = largest_least(value, gpus, room)
-        return centre(share, value, np.full(len(jobs), least), gpus, room)
+        return settled(share, value, least, gpus, room)
 
     def _spent_alone(self, jobs: JobTable, left: FloatArray, pace: FloatArray) -> FloatArray:
         """[n] seconds that what jobs have done since their first decision would have taken on equal shares."""
@@ -87,7 +88,7 @@ class MinDuration(RoundPolicy[RoundOptions]):
         value = speed / np.maximum(state.jobs.remaining, LEAST_WORK)[:, None]
         gpus = state.jobs.requested_gpus
         share, least = largest_least(value, gpus, room)
-        return centre(share, value, np.full(len(value), least), gpus, room)
+        return settled(share, value, least, gpus, room)
 
 
 class MaxSumOptions(RoundOptions):
@@ -112,7 +113,7 @@ class MaxSumThroughput(RoundPolicy[MaxSumOptions]):
         worth = speed * jobs.data_size[:, None]
         if self.options.unit == "steps":
             worth = worth / np.where(jobs.batch_size > 0, jobs.batch_size, 1.0)[:, None]
-        return most_worth(worth / max(float(worth.max()), 1e-300), jobs.requested_gpus, room)
+        return most_worth(worth, jobs.requested_gpus, room)
 
 
 class GandivaFair(RoundPolicy[RoundOptions]):
@@ -213,11 +214,15 @@ def first_on_workers(seconds: FloatArray, workers: IntArray) -> IntArray:
 
 
 def most_worth(worth: FloatArray, gpus: IntArray, room: IntArray) -> FloatArray:
-    """[n, G] shares with the largest sum of share x worth; worth: [n, G], 0 where a job does not fit."""
+    """[n, G] shares with the largest sum of share x worth; worth: [n, G], 0 where a job does not fit.
+
+    A job that has none gets one so small that it only ranks those left over: the larger, the less it lacks (its
+    reduced cost), as interior-point solvers leave it.
+    """
     from scipy.optimize import linprog
     from scipy.sparse import vstack
 
-    worth = np.where(gpus[:, None] <= room, worth, 0.0)
+    worth = np.where(gpus[:, None] <= room, worth / max(float(worth.max()), 1e-300), 0.0)
     found = linprog(
         -worth.ravel(),
         A_ub=vstack(time_limits(gpus, len(room))),
@@ -225,42 +230,41 @@ def most_worth(worth: FloatArray, gpus: IntArray, room: IntArray) -> FloatArray:
         bounds=[(0.0, float(fit)) for fit in (worth > 0).ravel()],
     )
     assert found.x is not None, "shares of 0 are always possible"
+    lacks = np.maximum(found.lower.marginals, LEAST_LACK).reshape(worth.shape)
     share = found.x.reshape(worth.shape)
-    return centre(share, worth, np.zeros(len(gpus)), gpus, room, total=float((share * worth).sum()))
+    waits = share.sum(axis=1, keepdims=True) < TINY
+    return np.where(waits & (worth > 0), TINY / lacks, share)
 
 
-def centre(
-    share: FloatArray, value: FloatArray, floor: FloatArray, gpus: IntArray, room: IntArray, total: float = 0.0
-) -> FloatArray:
-    """[n, G] analytic centre of the shares that are about as good as share [n, G]: the largest product of all slacks.
+def settled(share: FloatArray, value: FloatArray, least: float, gpus: IntArray, room: IntArray) -> FloatArray:
+    """[n, G] share, or, with one kind of GPU, the centre of all that give every job at least `least` of its value."""
+    runs = (value > 0) & (gpus[:, None] <= room)
+    if value.shape[1] > 1 or not runs.any():
+        return share
+    row = np.flatnonzero(runs[:, 0])
+    found = np.zeros_like(share)
+    found[row, 0] = centre(np.minimum(least / value[row, 0], 1.0), gpus[row], int(room[0]))
+    return found
 
-    About as good: the sum over kinds of share x value is at least floor [n] (0: any), and the sum of these at least
-    total (0: any), less SLACK of it each. A job has no share where its value is 0 or it does not fit. By Newton's
-    method, damped (Boyd and Vandenberghe, "Convex Optimization", 9.6); the Hessian is a block a job and a few dense
-    terms, one a kind and one for the total.
+
+def centre(lowest: FloatArray, gpus: IntArray, room: int) -> FloatArray:
+    """[n] analytic centre of the shares from lowest [n] to 1 that fit: the largest product of all their slacks.
+
+    Each share solves 1 / (x - lowest) + 1 / x - 1 / (1 - x) = price x gpus, with the price at 1 / free GPUs (Boyd and
+    Vandenberghe, "Convex Optimization", 8.5.3).
     """
-    fits = (gpus[:, None] <= room) & (value > 0)
-    if not fits.any():
-        return np.zeros_like(share)
-    kinds, one, value = value.shape[1], fits.astype(np.float64), np.where(fits, value, 0.0)
-    inner = np.minimum(1 / (2 * kinds), room / (2 * gpus.sum()))
-    at = np.where(fits, (1 - SLACK / 4) * share + SLACK / 4 * inner, 1.0)
-    used = np.flatnonzero(fits.any(axis=0))
-    dense, limit = [np.where(np.arange(kinds) == kind, gpus[:, None], 0) * one for kind in used], room[used] * 1.0
-    if total > 0:
-        dense, limit = [*dense, -value], np.append(limit, -(1 - SLACK) * total)
-    rows, floor = np.stack(dense), np.where(fits.any(axis=1), (1 - SLACK) * floor, 0.0)
-    for _ in range(STEPS):
-        above = np.where(floor > 0, (value * at).sum(axis=1) - floor, np.inf)[:, None]
-        under, spare = 1 - (one * at).sum(axis=1)[:, None], limit - (rows * at).sum(axis=(1, 2))
-        slope = (one / under - value / above - 1 / at + np.tensordot(1 / spare, rows, axes=1)) * one
-        blocks = (one / under)[:, :, None] * (one / under)[:, None, :] + np.eye(kinds) / at[:, :, None] ** 2
-        blocks += (value / above)[:, :, None] * (value / above)[:, None, :]
-        solved = np.linalg.solve(blocks, np.concatenate([-slope[None], rows]).transpose(1, 2, 0))
-        inside = np.diag(spare**2) + np.einsum("mnk,nkl->ml", rows, solved[:, :, 1:])
-        step = solved[:, :, 0] - solved[:, :, 1:] @ np.linalg.solve(inside, (rows * solved[:, :, 0]).sum(axis=(1, 2)))
-        decrement = float(np.sqrt(max(-(slope * step).sum(), 0.0)))
-        at = at + step / (1.0 if decrement < QUADRATIC else 1 + decrement)
-        if decrement < CENTRED:
-            break
-    return np.where(fits, at, 0.0)
+    from scipy.optimize import brentq
+
+    def at(price: float) -> FloatArray:
+        low, high = lowest, np.ones(len(lowest))
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            with np.errstate(divide="ignore", invalid="ignore"):  # where there is no choice, lowest is 1
+                rises = 1 / (middle - lowest) + 1 / middle - 1 / (1 - middle) > price * gpus
+            low, high = np.where(rises, middle, low), np.where(rises, high, middle)
+        return np.asarray((low + high) / 2)
+
+    if float(gpus @ lowest) >= room - TINY:
+        return lowest
+    price = brentq(lambda power: np.exp(power) * (room - float(gpus @ at(np.exp(power)))) - 1, -20, 40, rtol=1e-6)
+    return np.round(at(np.exp(price)), DIGITS)
