@@ -65,6 +65,7 @@ class Published(NamedTuple):
 
 SPEC = f"round={ROUND_S:g},renew={RENEW_S:g}"
 RUNS = {
+    f"shockwave:round={ROUND_S:g}": (Published(24_197, 9_958, 1.78, 5), Published(25_265, 10_509, 1.82, 10)),
     f"gavel:{SPEC}": (Published(33_208, 11_274, 2.95, 25), Published(34_619, 12_113, 3.46, 28)),
     f"themis:{SPEC}": (Published(31_929, 11_302, 3.44, 23), Published(27_841, 10_930, 2.85, 20)),
     f"allox:{SPEC}": (Published(32_489, 9_926, 4.96, 28), Published(31_971, 9_611, 4.63, 27)),

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlpto.core.cluster import ClusterState
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.policies.rounds import RoundOptions, RoundPolicy
+from rlpto.policies.rounds import ShareOptions, SharePolicy
 
 TOTAL_WEIGHT = 1e-3
 """Weight of the mean normalised throughput relative to the least one: it decides what fairness leaves undetermined."""
@@ -20,13 +20,13 @@ NO_SHARE = 1e-6
 """Shares below this count as 0."""
 
 
-class Gavel(RoundPolicy[RoundOptions]):
+class Gavel(SharePolicy[ShareOptions]):
     """Shares of time on every kind by a linear programme; whole GPUs go to the jobs furthest behind their shares."""
 
     name = "gavel"
     summary = "max-min fair shares of time over kinds of GPU (Gavel), requested GPUs, in rounds"
     source = "Narayanan et al., OSDI 2020 (Gavel)"
-    Options = RoundOptions
+    Options = ShareOptions
 
     def shares(self, state: ClusterState, speed: FloatArray, room: IntArray) -> FloatArray:
         """As `fair_shares`."""

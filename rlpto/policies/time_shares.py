@@ -17,7 +17,7 @@ from rlpto.core.cluster import ClusterState
 from rlpto.core.job_table import JobTable
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.policies.gavel import largest_least, time_limits
-from rlpto.policies.rounds import RoundOptions, RoundPolicy
+from rlpto.policies.rounds import ShareOptions, SharePolicy
 
 LEAST_WORK = 1e-9
 """Work that a job has left at least, where it is divided by."""
@@ -31,7 +31,7 @@ DIGITS = 9
 """Decimal places of shares, so that rounding errors do not rank jobs that are alike."""
 
 
-class Themis(RoundPolicy[RoundOptions]):
+class Themis(SharePolicy[ShareOptions]):
     """The worst finish-time fairness is as small as can be: predicted time from submit to finish, by the same on an
     equal share of the cluster.
 
@@ -41,7 +41,7 @@ class Themis(RoundPolicy[RoundOptions]):
     name = "themis"
     summary = "shares of time for the smallest worst finish-time fairness (Themis), requested GPUs, in rounds"
     source = "Mahajan et al., NSDI 2020 (Themis); as in Narayanan et al., OSDI 2020 (Gavel)"
-    Options = RoundOptions
+    Options = ShareOptions
 
     def reset(self, seed: int) -> None:
         """Forget the progress of all jobs."""
@@ -75,13 +75,13 @@ class Themis(RoundPolicy[RoundOptions]):
         return spent
 
 
-class MinDuration(RoundPolicy[RoundOptions]):
+class MinDuration(SharePolicy[ShareOptions]):
     """All jobs are to end as early as the last of them can: the makespan of those present is as short as can be."""
 
     name = "min_duration"
     summary = "shares of time for the earliest end of all present jobs, requested GPUs, in rounds"
     source = "Narayanan et al., OSDI 2020 (Gavel)"
-    Options = RoundOptions
+    Options = ShareOptions
 
     def shares(self, state: ClusterState, speed: FloatArray, room: IntArray) -> FloatArray:
         """The largest least share of its remaining work that a job does per second."""
@@ -91,7 +91,7 @@ class MinDuration(RoundPolicy[RoundOptions]):
         return settled(share, value, least, gpus, room)
 
 
-class MaxSumOptions(RoundOptions):
+class MaxSumOptions(ShareOptions):
     """Options of `max_sum_throughput`."""
 
     unit: Literal["samples", "steps"] = "samples"
@@ -99,7 +99,7 @@ class MaxSumOptions(RoundOptions):
     job that chooses its batch itself then counts by its samples/s."""
 
 
-class MaxSumThroughput(RoundPolicy[MaxSumOptions]):
+class MaxSumThroughput(SharePolicy[MaxSumOptions]):
     """The sum of all jobs' throughput is as large as can be; jobs that add little to it wait."""
 
     name = "max_sum_throughput"
@@ -116,20 +116,20 @@ class MaxSumThroughput(RoundPolicy[MaxSumOptions]):
         return most_worth(worth, jobs.requested_gpus, room)
 
 
-class GandivaFair(RoundPolicy[RoundOptions]):
+class GandivaFair(SharePolicy[ShareOptions]):
     """Every job has the same share of time, however many GPUs it runs on. Adapted: no trading of kinds of GPU."""
 
     name = "gandiva_fair"
     summary = "equal shares of time for all jobs (Gandiva-fair without trading), requested GPUs, in rounds"
     source = "Chaudhary et al., EuroSys 2020 (Gandiva-fair); as in Zheng et al., NSDI 2023 (Shockwave)"
-    Options = RoundOptions
+    Options = ShareOptions
 
     def shares(self, state: ClusterState, speed: FloatArray, room: IntArray) -> FloatArray:  # noqa: ARG002
         """GPUs by jobs, at most all of a job's time."""
         return equal_shares(np.where(speed > 0, room / len(speed), 0.0))
 
 
-class AlloxOptions(RoundOptions):
+class AlloxOptions(ShareOptions):
     """Options of `allox`."""
 
     alpha: float = Field(0.2, gt=0, le=1)
@@ -137,7 +137,7 @@ class AlloxOptions(RoundOptions):
     alone; the less, the fairer."""
 
 
-class Allox(RoundPolicy[AlloxOptions]):
+class Allox(SharePolicy[AlloxOptions]):
     """Every GPU is a worker with a sequence of jobs: the assignment with the least sum of completion times.
 
     The first of each sequence gets the worker, for all of its time, until it ends. Adapted: AlloX knows jobs on one

@@ -136,7 +136,7 @@ class TestGavelProgramme:
         share = np.array([[0.5, 0.0], [0.5, 0.0]])
         received = np.array([[0.6, 0.0], [0.2, 0.0]])
         speed, one = np.ones((2, 2)), np.array([1, 1])
-        chosen = give_by_priority(share, received, speed, one, np.array([1, 0]), np.zeros(2, dtype=bool))
+        chosen = give_by_priority(share, received, speed, one, np.array([1, 0]), np.zeros(2, dtype=bool), 0 * share)
         assert chosen.tolist() == [NO_KIND, 0]
 
 
