@@ -53,28 +53,20 @@ DOUBLES_AT: Mapping[tuple[str, int], Mapping[int, tuple[int, ...]]] = {
 FAIR = 1.05
 """Finish-time fairness up to which a job counts as treated fairly."""
 
-
-class Published(NamedTuple):
-    """Makespan [s], mean JCT [s], worst finish-time fairness and share of unfairly treated jobs [%]."""
-
-    makespan: float
-    jct: float
-    worst: float
-    unfair: float
-
-
+UNKNOWN = (math.nan,) * 4
 SPEC = f"round={ROUND_S:g},renew={RENEW_S:g}"
+COLUMNS = ("makespan [s]", "mean JCT [s]", "worst fairness", "unfair [%]")
 RUNS = {
-    f"shockwave:round={ROUND_S:g}": (Published(24_197, 9_958, 1.78, 5), Published(25_265, 10_509, 1.82, 10)),
-    f"gavel:{SPEC}": (Published(33_208, 11_274, 2.95, 25), Published(34_619, 12_113, 3.46, 28)),
-    f"themis:{SPEC}": (Published(31_929, 11_302, 3.44, 23), Published(27_841, 10_930, 2.85, 20)),
-    f"allox:{SPEC}": (Published(32_489, 9_926, 4.96, 28), Published(31_971, 9_611, 4.63, 27)),
-    f"max_sum_throughput:{SPEC},unit=steps": (Published(31_909, 9_655, 4.98, 25), Published(34_701, 9_703, 5.20, 28)),
-    f"max_sum_throughput:{SPEC}": (Published(31_909, 9_655, 4.98, 25), Published(34_701, 9_703, 5.20, 28)),
-    f"min_duration:{SPEC}": (Published(24_205, 19_807, 7.74, 74), Published(25_555, 17_831, 5.79, 73)),
-    f"gandiva_fair:{SPEC}": (Published(32_367, 12_574, 1.85, 52), None),
+    f"shockwave:round={ROUND_S:g}": ((24_197, 9_958, 1.78, 5), (25_265, 10_509, 1.82, 10)),
+    f"gavel:{SPEC}": ((33_208, 11_274, 2.95, 25), (34_619, 12_113, 3.46, 28)),
+    f"themis:{SPEC}": ((31_929, 11_302, 3.44, 23), (27_841, 10_930, 2.85, 20)),
+    f"allox:{SPEC}": ((32_489, 9_926, 4.96, 28), (31_971, 9_611, 4.63, 27)),
+    f"max_sum_throughput:{SPEC},unit=steps": ((31_909, 9_655, 4.98, 25), (34_701, 9_703, 5.20, 28)),
+    f"min_duration:{SPEC}": ((24_205, 19_807, 7.74, 74), (25_555, 17_831, 5.79, 73)),
+    f"gandiva_fair:{SPEC}": ((32_367, 12_574, 1.85, 52), UNKNOWN),
+    f"max_sum_throughput:{SPEC}": (UNKNOWN, UNKNOWN),
 }
-"""Simulated and physical figures by policy."""
+"""What was published of each policy, simulated and physical: COLUMNS."""
 
 
 class Submitted(NamedTuple):
@@ -94,31 +86,24 @@ class Submitted(NamedTuple):
 
 
 def parity(plan: Plan) -> Part:
-    """Every plain policy on the published trace, with the figures of Shockwave's own simulator and cluster beside."""
+    """Every policy on the published trace, next to the figures of Shockwave's own simulator and cluster."""
     assert plan.data is not None
-    submitted = read_trace(plan.data / "shockwave" / TRACE)
-    speeds = read_speeds(plan.data / "shockwave" / "tacc_throughputs.json")
+    submitted, speeds = read_trace(plan.data / "shockwave" / TRACE), read_speeds(plan.data / "shockwave")
     models = {str(number): trained(one, speeds, judged=False) for number, one in enumerate(submitted)}
     fair = np.array([trained(one, speeds, judged=True).seconds.sum() for one in submitted])
     found = Part()
     for spec, (simulated, physical) in RUNS.items():
-        record = replay(submitted, models, spec)
-        worst, unfair = unfairness(completion_times(record.jobs), fair)
-        values = measure(record)
-        name = spec.replace(f":{SPEC},", ":").removesuffix(f":{SPEC}")
-        ours = Published(values["makespan"], values["jct_mean"], worst, 100 * unfair)
-        for figure, mine, theirs in zip(("makespan", "mean JCT", "worst fairness"), ours, simulated, strict=False):
-            found.figures[f"{name}, {figure} off by"] = 100 * abs(mine / theirs - 1)
-        for column, one in {"here": ours, "simulated": simulated, "physical": physical}.items():
-            if one is not None:
-                row: dict[str, object] = {
-                    "policy": name,
-                    "run": column,
-                    "makespan [s]": round(one.makespan),
-                    "mean JCT [s]": round(one.jct),
-                }
-                row |= {"worst fairness": round(one.worst, 2), "unfair [%]": round(one.unfair)}
-                found.rows.append(row | ({"rho max": round(values["fairness_max"], 2)} if column == "here" else {}))
+        record, name = replay(submitted, models, spec), re.sub(f":{SPEC},?|:round.*", ":", spec).strip(":")
+        values, fairness = measure(record), finish_time_fairness(record, fair)
+        shares = 100 * float((fairness > FAIR).mean())
+        ours = (round(values["makespan"]), round(values["jct_mean"]), round(float(fairness.max()), 2), round(shares))
+        for column, mine, published in zip(COLUMNS[:3], ours, simulated, strict=False):
+            if not math.isnan(published):
+                found.figures[f"{name}, {column.split(' [')[0]} off by"] = 100 * abs(mine / published - 1)
+        cells = zip(COLUMNS, zip(ours, simulated, physical, strict=True), strict=True)
+        row = {column: " / ".join(f"{one:,}" for one in cell).replace("nan", "-") for column, cell in cells}
+        more = {"rho max": round(values["fairness_max"], 2), "p99 of a decision [s]": round(values["latency_p99"], 3)}
+        found.rows.append({"policy": name, **row, **more})
     return found
 
 
@@ -157,31 +142,20 @@ def critical(one: Submitted, epochs: int, *, judged: bool) -> Collection[int]:
     The table by which fairness is judged has more of them than the simulator trains: the first 30 %, and two more
     regimes of Recommendation.
     """
-    first = {
-        "LM": 10,
-        "Recommendation": {512: 30, 1024: 30, 2048: 40}.get(one.batch, 10),
-        "ResNet-50": 10,
-        "ResNet-18": 20 if one.batch == 256 else 10,
-    }[one.model]
-    found = {*range(first)}
+    first = {512: 30, 1024: 30, 2048: 40}.get(one.batch, 10) if one.model == "Recommendation" else 10
+    found = {*range(20 if (one.model, one.batch) == ("ResNet-18", 256) else first)}
     if one.model == "ResNet-50":
         found |= {epoch for epoch in range(epochs) if epoch % 30 < 10}
     elif one.model == "ResNet-18":
         found |= {*range(150, 160), *range(250, 260)}
-    if not judged:
-        return {epoch - 1 for epoch in found}
-    if one.model == "Recommendation":
+    elif one.model == "Recommendation" and judged:
         found |= {*range(60, 70), *range(80, 90)}
-    return found | {*range(math.floor(0.3 * epochs) + 1)}
+    return found | {*range(math.floor(0.3 * epochs) + 1)} if judged else {epoch - 1 for epoch in found}
 
 
-def unfairness(jct: FloatArray, alone: FloatArray) -> tuple[float, float]:
-    """Worst finish-time fairness as Shockwave defines it, and the share of jobs above FAIR.
-
-    jct by alone, [n] s each, by the contention: jobs of the whole trace by GPUs, at least 1.
-    """
-    fairness = jct / alone / max(1.0, len(jct) / GPUS)
-    return float(fairness.max()), float((fairness > FAIR).mean())
+def finish_time_fairness(record: RunRecord, alone: FloatArray) -> FloatArray:
+    """[n] as Shockwave defines it: JCT by the time alone [n] s by the contention, jobs of the whole trace by GPUs."""
+    return np.asarray(completion_times(record.jobs) / alone / max(1.0, len(alone) / GPUS))
 
 
 def read_trace(path: Path) -> list[Submitted]:
@@ -196,10 +170,11 @@ def read_trace(path: Path) -> list[Submitted]:
     return found
 
 
-def read_speeds(path: Path) -> dict[tuple[str, int], dict[int, float]]:
+def read_speeds(folder: Path) -> dict[tuple[str, int], dict[int, float]]:
     """Steps/s on V100 by model and GPUs, then by batch size."""
     found: dict[tuple[str, int], dict[int, float]] = {}
-    for key, value in json.loads(path.read_text(encoding="utf-8"))["v100"].items():
+    measured = json.loads((folder / "tacc_throughputs.json").read_text(encoding="utf-8"))
+    for key, value in measured["v100"].items():
         match = re.fullmatch(r"\('(\S+) \(batch size (\d+)\)', (\d+)\)", key)
         if match is not None:
             found.setdefault((match[1], int(match[3])), {})[int(match[2])] = value["null"]
