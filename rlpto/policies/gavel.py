@@ -6,7 +6,7 @@ the policy "least attained service, heterogeneity-aware" as a linear programme, 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,12 +40,20 @@ def fair_shares(speed: FloatArray, gpus: IntArray, room: IntArray) -> FloatArray
     spread over kinds in proportion to their GPUs, times its GPUs. speed: [n, G] on `gpus` [n] GPUs. room: [G] GPUs.
     """
     equal = np.maximum(speed @ (room / max(room.sum(), 1)), 1e-300)
-    share, _ = largest_least(speed / equal[:, None] * gpus[:, None], gpus, room)
+    share = best_shares(speed / equal[:, None] * gpus[:, None], gpus, room).share
     return np.where(share > NO_SHARE, share, 0.0)
 
 
-def largest_least(value: FloatArray, gpus: IntArray, room: IntArray) -> tuple[FloatArray, float]:
-    """[n, G] shares for which the least sum_k share x value over jobs is as large as can be, and that least sum.
+class BestShares(NamedTuple):
+    """Shares [n, G], the least sum_k share x value of a job, and what each share lacks [n, G]: its reduced cost."""
+
+    share: FloatArray
+    least: float
+    lacks: FloatArray
+
+
+def best_shares(value: FloatArray, gpus: IntArray, room: IntArray, *, fair: bool = True) -> BestShares:
+    """Shares for which the least sum_k share x value over jobs is as large as can be; not fair: the sum over all jobs.
 
     value: [n, G], 0 where a job does not fit; a job that fits nowhere does not count. gpus: [n]. room: [G] GPUs.
     """
@@ -55,33 +63,19 @@ def largest_least(value: FloatArray, gpus: IntArray, room: IntArray) -> tuple[Fl
     count, kinds = value.shape
     fits = (gpus[:, None] <= room) & (value > 0)
     value = np.where(fits, value, 0.0)
-    runs = fits.any(axis=1)
-    least, (once, within) = summed(-value), time_limits(gpus, kinds)
+    runs = fits.any(axis=1) & fair
+    of_job, variable = np.repeat(np.arange(count), kinds), np.arange(count * kinds)
+    least = csr_array((-value.ravel(), (of_job, variable)), shape=(count, count * kinds))
+    once = csr_array((np.ones(count * kinds), (of_job, variable)), shape=(count, count * kinds))
+    within = csr_array((np.repeat(gpus, kinds).astype(np.float64), (variable % kinds, variable)))
     lowest = csr_array(np.asarray(runs, dtype=np.float64).reshape(-1, 1))
     limited: Any = block_array([[least, lowest], [once, None], [within, None]], format="csr")
     found = linprog(  # the last variable is the least sum
-        np.append(-TOTAL_WEIGHT / count * value.ravel(), -1.0),
+        np.append(-(TOTAL_WEIGHT / count if fair else 1.0) * value.ravel(), -1.0),
         A_ub=limited,
         b_ub=np.concatenate([np.zeros(count), np.ones(count), room]),
         bounds=[*((0.0, float(fit)) for fit in fits.ravel()), (0.0, np.inf if runs.any() else 0.0)],
     )
     assert found.x is not None, "shares of 0 are always possible"
-    return found.x[:-1].reshape(count, kinds), float(found.x[-1])
-
-
-def summed(value: FloatArray) -> Any:
-    """[n, n x G] sparse: sums over kinds of shares, flat, times value [n, G]."""
-    from scipy.sparse import csr_array
-
-    count, kinds = value.shape
-    of_job = np.repeat(np.arange(count), kinds)
-    return csr_array((value.ravel(), (of_job, np.arange(count * kinds))), shape=(count, count * kinds))
-
-
-def time_limits(gpus: IntArray, kinds: int) -> tuple[Any, Any]:
-    """What shares, flat, may not exceed: [n, n x G] each job's time (1), and [G, n x G] the GPUs of every kind."""
-    from scipy.sparse import csr_array
-
-    variable = np.arange(len(gpus) * kinds)
-    within = csr_array((np.repeat(gpus, kinds).astype(np.float64), (variable % kinds, variable)))
-    return summed(np.ones((len(gpus), kinds))), within
+    lacks = found.lower.marginals[:-1].reshape(count, kinds)
+    return BestShares(found.x[:-1].reshape(count, kinds), float(found.x[-1]), lacks)

@@ -16,7 +16,7 @@ from pydantic import Field
 from rlpto.core.cluster import ClusterState
 from rlpto.core.job_table import JobTable
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.policies.gavel import largest_least, time_limits
+from rlpto.policies.gavel import best_shares
 from rlpto.policies.rounds import ShareOptions, SharePolicy
 
 LEAST_WORK = 1e-9
@@ -58,11 +58,14 @@ class Themis(SharePolicy[ShareOptions]):
         age = state.time - jobs.submit_time
         runs = ((speed > 0) & (gpus[:, None] <= room)).any(axis=1)
         share, value, least, worst = own, np.zeros_like(speed), 0.0, np.inf
-        while (reached := finish_time_fairness(share, speed, left, age, alone)[runs].max(initial=0)) < worst * NEARLY:
-            worst = float(reached)
+        while True:
+            with np.errstate(divide="ignore"):
+                reached = (age + left / (share * speed).sum(axis=1)) / alone
+            if not reached[runs].max(initial=0) < worst * NEARLY:
+                return centre(share, value, least, gpus, room)
+            worst = float(reached[runs].max(initial=0))
             value = speed * (worst * alone - age)[:, None] / left[:, None]
-            share, least = largest_least(value, gpus, room)
-        return settled(share, value, least, gpus, room)
+            share, least, _ = best_shares(value, gpus, room)
 
     def _spent_alone(self, jobs: JobTable, left: FloatArray, pace: FloatArray) -> FloatArray:
         """[n] seconds that what jobs have done since their first decision would have taken on equal shares."""
@@ -87,8 +90,8 @@ class MinDuration(SharePolicy[ShareOptions]):
         """The largest least share of its remaining work that a job does per second."""
         value = speed / np.maximum(state.jobs.remaining, LEAST_WORK)[:, None]
         gpus = state.jobs.requested_gpus
-        share, least = largest_least(value, gpus, room)
-        return settled(share, value, least, gpus, room)
+        share, least, _ = best_shares(value, gpus, room)
+        return centre(share, value, least, gpus, room)
 
 
 class MaxSumOptions(ShareOptions):
@@ -108,12 +111,19 @@ class MaxSumThroughput(SharePolicy[MaxSumOptions]):
     Options = MaxSumOptions
 
     def shares(self, state: ClusterState, speed: FloatArray, room: IntArray) -> FloatArray:
-        """One linear programme."""
+        """One linear programme.
+
+        A job that has no share gets one so small that it only ranks those left over: the larger, the less it lacks, as
+        interior-point solvers leave it.
+        """
         jobs = state.jobs
         worth = speed * jobs.data_size[:, None]
         if self.options.unit == "steps":
             worth = worth / np.where(jobs.batch_size > 0, jobs.batch_size, 1.0)[:, None]
-        return most_worth(worth, jobs.requested_gpus, room)
+        worth /= max(float(worth.max()), 1e-300)
+        share, _, lacks = best_shares(worth, jobs.requested_gpus, room, fair=False)
+        none = (share.sum(axis=1, keepdims=True) < TINY) & (worth > 0)
+        return np.where(none, TINY / np.maximum(lacks, LEAST_LACK), share)
 
 
 class GandivaFair(SharePolicy[ShareOptions]):
@@ -174,17 +184,6 @@ class Allox(SharePolicy[AlloxOptions]):
         return share
 
 
-def finish_time_fairness(
-    share: FloatArray, speed: FloatArray, left: FloatArray, age: FloatArray, alone: FloatArray
-) -> FloatArray:
-    """[n] seconds from submit to finish with shares [n, G] from now on, by those on an equal share, alone [n].
-
-    speed: [n, G] work per second. left: [n] work. age: [n] s. Infinity for a job without a share.
-    """
-    with np.errstate(divide="ignore"):
-        return np.asarray((age + left / (share * speed).sum(axis=1)) / alone)
-
-
 def equal_shares(share: FloatArray) -> FloatArray:
     """Shares [n, G] made less in proportion where they are more than all of a job's time."""
     return np.asarray(share / np.maximum(share.sum(axis=1, keepdims=True), 1.0))
@@ -213,58 +212,31 @@ def first_on_workers(seconds: FloatArray, workers: IntArray) -> IntArray:
     return first
 
 
-def most_worth(worth: FloatArray, gpus: IntArray, room: IntArray) -> FloatArray:
-    """[n, G] shares with the largest sum of share x worth; worth: [n, G], 0 where a job does not fit.
+def centre(share: FloatArray, value: FloatArray, least: float, gpus: IntArray, room: IntArray) -> FloatArray:
+    """[n, G] share, or, with one kind of GPU, the analytic centre of all shares whose value is at least `least`.
 
-    A job that has none gets one so small that it only ranks those left over: the larger, the less it lacks (its
-    reduced cost), as interior-point solvers leave it.
-    """
-    from scipy.optimize import linprog
-    from scipy.sparse import vstack
-
-    worth = np.where(gpus[:, None] <= room, worth / max(float(worth.max()), 1e-300), 0.0)
-    found = linprog(
-        -worth.ravel(),
-        A_ub=vstack(time_limits(gpus, len(room))),
-        b_ub=np.concatenate([np.ones(len(gpus)), room]),
-        bounds=[(0.0, float(fit)) for fit in (worth > 0).ravel()],
-    )
-    assert found.x is not None, "shares of 0 are always possible"
-    lacks = np.maximum(found.lower.marginals, LEAST_LACK).reshape(worth.shape)
-    share = found.x.reshape(worth.shape)
-    waits = share.sum(axis=1, keepdims=True) < TINY
-    return np.where(waits & (worth > 0), TINY / lacks, share)
-
-
-def settled(share: FloatArray, value: FloatArray, least: float, gpus: IntArray, room: IntArray) -> FloatArray:
-    """[n, G] share, or, with one kind of GPU, the centre of all that give every job at least `least` of its value."""
-    runs = (value > 0) & (gpus[:, None] <= room)
-    if value.shape[1] > 1 or not runs.any():
-        return share
-    row = np.flatnonzero(runs[:, 0])
-    found = np.zeros_like(share)
-    found[row, 0] = centre(np.minimum(least / value[row, 0], 1.0), gpus[row], int(room[0]))
-    return found
-
-
-def centre(lowest: FloatArray, gpus: IntArray, room: int) -> FloatArray:
-    """[n] analytic centre of the shares from lowest [n] to 1 that fit: the largest product of all their slacks.
-
-    Each share solves 1 / (x - lowest) + 1 / x - 1 / (1 - x) = price x gpus, with the price at 1 / free GPUs (Boyd and
-    Vandenberghe, "Convex Optimization", 8.5.3).
+    That is the largest product of all slacks. Each share solves 1 / (x - lowest) + 1 / x - 1 / (1 - x) = price x gpus,
+    with the price at 1 / free GPUs (Boyd and Vandenberghe, "Convex Optimization", 8.5.3).
     """
     from scipy.optimize import brentq
 
-    def at(price: float) -> FloatArray:
-        low, high = lowest, np.ones(len(lowest))
+    row = np.flatnonzero((value[:, 0] > 0) & (gpus <= room[0]))
+    if value.shape[1] > 1 or len(row) == 0:
+        return share
+    lowest, wish = np.minimum(least / value[row, 0], 1.0), gpus[row]
+
+    def at(power: float) -> FloatArray:
+        low, high = lowest, np.ones(len(row))
         for _ in range(HALVINGS):
             middle = (low + high) / 2
             with np.errstate(divide="ignore", invalid="ignore"):  # where there is no choice, lowest is 1
-                rises = 1 / (middle - lowest) + 1 / middle - 1 / (1 - middle) > price * gpus
+                rises = 1 / (middle - lowest) + 1 / middle - 1 / (1 - middle) > np.exp(power) * wish
             low, high = np.where(rises, middle, low), np.where(rises, high, middle)
         return np.asarray((low + high) / 2)
 
-    if float(gpus @ lowest) >= room - TINY:
-        return lowest
-    price = brentq(lambda power: np.exp(power) * (room - float(gpus @ at(np.exp(power)))) - 1, -20, 40, rtol=1e-6)
-    return np.round(at(np.exp(price)), DIGITS)
+    found = np.zeros_like(share)
+    found[row, 0] = lowest
+    if wish @ lowest < room[0] - TINY:
+        price = brentq(lambda power: np.exp(power) * (room[0] - wish @ at(power)) - 1, -20, 40, rtol=1e-6)
+        found[row, 0] = np.round(at(price), DIGITS)
+    return found

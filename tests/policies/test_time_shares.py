@@ -15,9 +15,10 @@ from rlpto.io.arrays import FloatArray
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.scheduled import ScheduledModel, ScheduledProfiles
 from rlpto.performance.tables import JobType
+from rlpto.policies.gavel import best_shares
 from rlpto.policies.registry import make_policy
 from rlpto.policies.rounds import give_by_priority
-from rlpto.policies.time_shares import centre, first_on_workers, most_worth
+from rlpto.policies.time_shares import centre, first_on_workers
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
@@ -92,8 +93,9 @@ def test_the_first_on_workers_start_the_best_sequence(seed: int, count: int, wor
 def test_the_centre_fits_and_no_small_change_has_a_larger_product(seed: int, count: int, filled: float) -> None:
     rng = np.random.default_rng(seed)
     gpus, lowest = rng.integers(1, 5, count), rng.uniform(0.0, 0.9, count)
-    room = int(np.ceil(gpus @ lowest / filled))
-    share = centre(lowest, gpus, room)
+    room = max(int(np.ceil(gpus @ lowest / filled)), int(gpus.max()))
+    one = np.ones((count, 1))
+    share = centre(one, 0.5 / np.maximum(lowest, 1e-9)[:, None], 0.5, gpus, np.array([room]))[:, 0]
     assert (share >= lowest).all()
     assert (share <= 1).all()
     assert gpus @ share <= room
@@ -108,12 +110,17 @@ def test_the_centre_fits_and_no_small_change_has_a_larger_product(seed: int, cou
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 8), st.integers(1, 3))
-def test_most_worth_fits_on_several_kinds(seed: int, count: int, kinds: int) -> None:
+def test_the_largest_sum_is_no_less_than_the_fair_one(seed: int, count: int, kinds: int) -> None:
     rng = np.random.default_rng(seed)
     gpus, room = rng.integers(1, 5, count), rng.integers(0, 6, kinds)
-    share = most_worth(rng.uniform(0.1, 5.0, (count, kinds)), gpus, room)
-    assert (share.sum(axis=1) <= 1 + 1e-2).all()
-    assert (gpus @ share <= room + 0.1).all(), "but for shares that only rank"
+    value = rng.uniform(0.1, 5.0, (count, kinds))
+    share, least, lacks = best_shares(value, gpus, room, fair=False)
+    assert (share.sum(axis=1) <= 1 + 1e-6).all()
+    assert (gpus @ share <= room + 1e-6).all()
+    fair = best_shares(value, gpus, room)
+    assert (share * value).sum() >= (fair.share * value).sum() - 1e-6
+    assert fair.least >= least == 0
+    assert (lacks >= 0).all()
 
 
 def test_who_is_owed_more_comes_before_its_equals() -> None:
