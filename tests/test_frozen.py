@@ -68,7 +68,7 @@ WORKLOADS: dict[str, dict[str, object]] = {
 }
 FEW = ("srtf", "max_throughput", "reward_greedy", "pollux", "planner:perturbations=3")
 """Policies where jobs fit their speeds, which takes ten times as long, or where lengths are learnt."""
-PROGRAMMES = ("sia", "gavel", "themis", "allox", "max_sum_throughput", "min_duration", "gandiva_fair")
+PROGRAMMES = ("sia", "gavel", "themis", "allox", "max_sum_throughput", "min_duration", "gandiva_fair", "shockwave")
 """Policies that choose kinds of GPU, most by a programme at every decision."""
 CASES = [
     f"{workload} {knowledge} {classes}"

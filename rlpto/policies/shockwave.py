@@ -22,9 +22,10 @@ BASES = np.array([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
 LOGS = np.log(np.maximum(BASES, 1e-6))
 MOMENTUM = 0.9
 """Weight of the mean over time of a job's fair finish time; the rest is that of the last estimate."""
-NEARLY_DONE, LARGEST_WEIGHT = 100.0, 1e6
-"""Power of the weight of a late job that ends within a round; the largest weight."""
+NEARLY_DONE, LARGEST_LOG = 100.0, 14.0
+"""Power of the weight of a late job that ends within a round; logarithm of the largest weight."""
 GAP, TIME_LIMIT_S = 1e-3, 15.0
+"""Relative distance from the optimum that is good enough; when the best plan found so far is taken."""
 
 
 class ShockwaveOptions(RoundOptions):
@@ -89,7 +90,7 @@ class Shockwave(RoundPolicy[ShockwaveOptions]):
         """Count the rounds of every job, with its fair finish time as a bound if all can keep theirs, else weighted."""
         rule, jobs, now = self.options, state.jobs, outlook(state)
         index, gpus, capacity = jobs.index.tolist(), jobs.requested_gpus, state.capacity
-        share, seconds = min(1.0, capacity / len(jobs)), rule.ahead * rule.round
+        share, seconds = min(1.0, max(capacity, 1) / len(jobs)), rule.ahead * rule.round
         if self._fair.keys() != set(index):
             ends = jobs.submit_time + (now.had + now.left) / share
             self._fair = {
@@ -101,8 +102,8 @@ class Shockwave(RoundPolicy[ShockwaveOptions]):
         late, weight = (state.time + now.left / share) / fair, np.ones(len(jobs))
         if (fair < state.time + seconds).any() or least.max() > rule.ahead or gpus @ least > capacity * rule.ahead:
             power = np.where(now.left < rule.round, NEARLY_DONE, rule.power)
-            weight = np.where(late > 1, np.minimum(np.maximum(late, 1.0), 1e3) ** np.minimum(power, 100), 1.0)
-            weight, least = np.minimum(weight, LARGEST_WEIGHT), np.zeros(len(jobs))
+            weight = np.exp(np.minimum(power * np.log(np.maximum(late, 1.0)), LARGEST_LOG))
+            least = np.zeros(len(jobs))
         rounds = plan_rounds(now, weight, least, gpus, capacity, rule)
         self._plan, self._weight = (dict(zip(index, of.tolist(), strict=True)) for of in (rounds, weight))
         self._rounds_left = rule.ahead
