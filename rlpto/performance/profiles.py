@@ -183,7 +183,7 @@ class TypeTables:
     score: [R, P] the quantity maximised by the choice of batch size, in any unit shared by all types of a model and
     metric; None: the rates.
     fit: [K + 1] largest allowed size up to each number of GPUs, 0: none; None: every size is allowed.
-    batches: [P] total batch size in every epoch, where it changes by itself; None: it is fixed, or the job's choice.
+    batches: [P] batch size in every epoch, where a schedule sets it; None: it is fixed, or the job's choice.
     """
 
     facts: ModelLimits

@@ -1,7 +1,7 @@
-"""Jobs whose batch size changes by itself: a batch size for every epoch, and steps per second measured at each.
+"""Jobs whose batch size follows a schedule: one for every epoch, and steps per second measured at each.
 
-Two rules that set it: Accordion (Agarwal et al., MLSys 2021) trains with the batch it was submitted with in critical
-regimes and with the largest otherwise; by the gradient noise scale (McCandlish et al., arXiv:1812.06162) it doubles.
+Two rules set it: Accordion (Agarwal et al., MLSys 2021) trains with the first batch in critical regimes, else with the
+largest; by the gradient noise scale (McCandlish et al., arXiv:1812.06162) it doubles.
 """
 
 from __future__ import annotations
@@ -20,11 +20,8 @@ from rlpto.performance.tables import ONE_KIND, JobType
 
 @dataclass(frozen=True)
 class ScheduledModel:
-    """A training whose batch size changes at epochs that are known.
-
-    samples: in one epoch. batches: [P] total batch size in every epoch. steps_per_s: by batch size, on `gpus` GPUs, the
-    only number that it runs on. rescale_delay [s].
-    """
+    """samples: in one epoch. batches: [P] batch size in every epoch. steps_per_s: by batch size, on `gpus` GPUs; it runs
+    on no other number. rescale_delay [s]."""
 
     samples: int
     batches: IntArray
@@ -34,16 +31,16 @@ class ScheduledModel:
 
     @property
     def seconds(self) -> FloatArray:
-        """[P] that every epoch takes; its last step may be part of a batch. Raises ProfileError for unknown speeds."""
-        if unknown := sorted({int(size) for size in self.batches if not self.steps_per_s.get(int(size), 0.0) > 0}):
+        """[P] of every epoch; its last batch may be smaller. Raises ProfileError for a batch without a speed."""
+        sizes = self.batches.tolist()
+        if unknown := sorted({size for size in sizes if not self.steps_per_s.get(size, 0.0) > 0}):
             raise ProfileError(f"no steps/s at batch size {unknown[0]}; known: {sorted(self.steps_per_s)}")
-        steps = -(-self.samples // self.batches)
-        return np.asarray(steps / np.array([self.steps_per_s[int(size)] for size in self.batches]))
+        return np.array([-(-self.samples // size) / self.steps_per_s[size] for size in sizes])
 
 
 @dataclass(frozen=True)
 class ScheduledProfiles:
-    """Such trainings by name, as a source of speed tables. They know no accuracy: it stays 0."""
+    """Such trainings by name, as a source of speed tables; see `ProfileSource`. Their accuracy stays 0."""
 
     given: Mapping[str, ScheduledModel]
 
@@ -53,16 +50,15 @@ class ScheduledProfiles:
         return tuple(sorted(self.given))
 
     def facts(self, model: str) -> ModelLimits:
-        """See `ProfileSource`."""
+        """Size and limits. Raises ProfileError if it is unknown."""
         if model not in self.given:
             raise unknown_model(model, self.models)
         one = self.given[model]
-        sizes = [int(size) for size in one.batches]
-        limits = BatchLimits(base=min(sizes), largest=max(sizes), min_local=1, max_local=max(sizes))
-        return ModelLimits(one.samples, len(sizes), limits, one.rescale_delay)
+        least, most = int(one.batches.min()), int(one.batches.max())
+        return ModelLimits(one.samples, len(one.batches), BatchLimits(least, most, 1, most), one.rescale_delay)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:  # noqa: ARG002
-        """See `ProfileSource`: speeds are those of its number of GPUs, on any nodes of any kind."""
+        """Speeds on its number of GPUs, on any nodes of any kind."""
         facts, one = self.facts(job_type.model), self.given[job_type.model]
         allowed = np.where(np.arange(max_gpus + 1) >= one.gpus, one.gpus, 0)
         rates, row = 1 / one.seconds[None], np.zeros((1, max_gpus), dtype=np.int32)

@@ -98,8 +98,8 @@ class Shockwave(RoundPolicy[ShockwaveOptions]):
             }
         fair = np.array([mean_estimate(self._fair[job], state.time) for job in index])
         need = np.maximum(now.left - (fair - state.time - seconds) * share, 0.0)
-        least = np.ceil(need / rule.round)
-        late, weight = (state.time + now.left / share) / fair, np.ones(len(jobs))
+        least, age = np.ceil(need / rule.round), state.time - jobs.submit_time
+        late, weight = (age + now.left / share) / (fair - jobs.submit_time), np.ones(len(jobs))
         if (fair < state.time + seconds).any() or least.max() > rule.ahead or gpus @ least > capacity * rule.ahead:
             power = np.where(now.left < rule.round, NEARLY_DONE, rule.power)
             weight = np.exp(np.minimum(power * np.log(np.maximum(late, 1.0)), LARGEST_LOG))
@@ -152,8 +152,7 @@ def plan_rounds(
     """[n] rounds of each job, from least [n] on: the largest mean of weight x logarithm of its progress, less
     `makespan` x the most seconds that a job has left then; all rounds if the solver finds nothing in its time.
 
-    Variables: rounds, seconds trained in them, for each job the weights of BASES of which its progress is the mean, and
-    the most seconds left.
+    Variables: rounds, seconds trained in them, weights of BASES whose mean is a job's progress, the most seconds left.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import block_array, csr_array, eye_array, kron

@@ -13,7 +13,7 @@ from rlpto.io.errors import TraceError
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-import _study_shockwave as shockwave  # noqa: E402
+import _study_shockwave as shockwave
 
 SPEEDS = {("LM", 1): {5: 100.0, 10: 90.0, 20: 70.0, 40: 50.0, 80: 25.0}}
 

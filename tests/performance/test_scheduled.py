@@ -1,4 +1,4 @@
-"""Jobs whose batch size changes by itself: the rules, and how long such jobs take in the simulator."""
+"""Jobs whose batch size follows a schedule: the rules, and how long such jobs take in the simulator."""
 
 from __future__ import annotations
 
