@@ -210,8 +210,9 @@ class JobTable:
     @property
     def batch_size(self) -> FloatArray:
         """[n] total batch size in the present epoch, fixed or set by a schedule; NaN where a job chooses its own."""
-        own = self._tables.batches
-        return self._tables.fixed_batch[self.type_index] if own is None else own[self.type_index, self.epoch]
+        fixed, batches = self._tables.fixed_batch[self.type_index], self._tables.batches
+        scheduled = fixed if batches is None else batches[self.type_index, self.epoch]
+        return np.where(np.isnan(scheduled), fixed, scheduled)
 
     @property
     def chosen_batch_size(self) -> IntArray:

@@ -130,7 +130,7 @@ def compile_tables(
         kind=np.repeat(np.arange(several), on_each),
         node_gpus=np.repeat(np.array(list(nodes.values())), on_each),
         fit=_fit(parts, max_gpus),
-        batches=_batches(types, parts, epochs),
+        batches=_batches(parts, epochs),
     )
 
 
@@ -164,17 +164,10 @@ def _fit(parts: Sequence[TypeTables], max_gpus: int) -> IntArray:
     return np.stack([np.arange(max_gpus + 1) if part.fit is None else part.fit for part in parts])
 
 
-def _batches(types: Sequence[JobType], parts: Sequence[TypeTables], epochs: int) -> FloatArray | None:
+def _batches(parts: Sequence[TypeTables], epochs: int) -> FloatArray | None:
     """[T, P] `SpeedTables.batches`."""
-    if all(part.batches is None for part in parts):
-        return None
-    found = np.full((len(parts), epochs), np.nan)
-    for row, kind, part in zip(found, types, parts, strict=True):
-        if part.batches is not None:
-            row[:] = _held(np.asarray(part.batches, dtype=np.float64), epochs)
-        elif kind.batch_size is not None:
-            row[:] = kind.batch_size
-    return found
+    given = [np.asarray([np.nan] if part.batches is None else part.batches, dtype=np.float64) for part in parts]
+    return None if all(np.isnan(one).all() for one in given) else np.stack([_held(one, epochs) for one in given])
 
 
 def _held(array: FloatArray, length: int) -> FloatArray:

@@ -58,6 +58,9 @@ class RoundPolicy(BasePolicy[OptionsT]):
         """Forget the round."""
         self._round_ends = -np.inf
 
+    def observe(self, state: ClusterState) -> None:
+        """Note what has passed since the last decision. Called at each, before `ranks`, which is left out at some."""
+
     def ranks(self, state: ClusterState, speed: FloatArray, begins: bool) -> Ranks:
         """speed: [n, G] of each job on its requested GPUs, 0 where it does not fit. begins: whether a round does."""
         raise NotImplementedError
@@ -74,8 +77,12 @@ class RoundPolicy(BasePolicy[OptionsT]):
             self._round_ends = state.time + self.options.round
         stays = np.full(len(jobs), False) if begins else kind != NO_KIND
         wish, room = jobs.requested_gpus, room_of(shape)
-        speed = np.stack([jobs.speed_on_gpu(gpu)[np.arange(len(jobs)), wish] for gpu in shape.kinds], axis=1)
+        self.observe(state)
         np.subtract.at(room, kind[stays], jobs.keepable[stays])
+        if not (wish[~stays, None] <= room).any():
+            kept = np.where(stays, jobs.keepable, 0)
+            return Allocation(kept, placement=place_on_kinds(shape, held, kept, np.where(stays, kind, NO_KIND)))
+        speed = np.stack([jobs.speed_on_gpu(gpu)[np.arange(len(jobs)), wish] for gpu in shape.kinds], axis=1)
         share, received, owed, waits = self.ranks(state, speed, begins)
         chosen = give_by_priority(share, received, speed, wish, room, stays | waits, owed)
         gpus = np.where(stays, jobs.keepable, np.where(chosen == NO_KIND, 0, wish))
@@ -100,7 +107,6 @@ class SharePolicy(RoundPolicy[ShareT]):
 
     def ranks(self, state: ClusterState, speed: FloatArray, begins: bool) -> Ranks:
         """By the shares of now, or by those that stand."""
-        self._count(state)
         room, index = room_of(state.shape), state.jobs.index.tolist()
         if self.options.renew == 0:
             life = np.maximum(state.time - state.jobs.submit_time, 1.0)[:, None]
@@ -117,7 +123,7 @@ class SharePolicy(RoundPolicy[ShareT]):
         waits = np.array([job not in self._shares for job in index])
         return Ranks(self._of(self._shares, state), received, self._of(self._owed, state), waits)
 
-    def _count(self, state: ClusterState) -> None:
+    def observe(self, state: ClusterState) -> None:
         """Add the seconds that each job has had since the last decision, on the kind where it is."""
         jobs, kind = state.jobs, kinds_of(np.where(state.shape.offered > 0, state.held_nodes, 0), state.shape)
         runs, passed = np.flatnonzero(kind != NO_KIND), state.time - self._decided
