@@ -20,8 +20,10 @@ from rlpto.performance.tables import ONE_KIND, JobType
 
 @dataclass(frozen=True)
 class ScheduledModel:
-    """samples: in one epoch. batches: [P] batch size in every epoch. steps_per_s: by batch size, on `gpus` GPUs, its only
-    number. rescale_delay [s]."""
+    """samples: in one epoch. batches: [P] batch size in every epoch. rescale_delay [s].
+
+    steps_per_s: by batch size, on `gpus` GPUs; it runs on no other number.
+    """
 
     samples: int
     batches: IntArray
