@@ -210,8 +210,9 @@ LARGE_LOOPS = 2.0
 """Calibration loops that nearly every decision may take."""
 SECONDS = 4.0
 """That each policy decides for, from the first decision on: all are done within three minutes."""
-SMALLER = ("pollux", "sia")
-"""Searches not meant for this size: two decisions of sia take over a minute. `study.py pollux sia` measures them."""
+SMALLER = ("pollux", "sia", "themis", "allox", "max_sum_throughput", "min_duration", "shockwave")
+"""Searches not meant for this size: two decisions of sia take over a minute. `study.py pollux sia shockwave` measures
+them."""
 
 
 def large(_: Namespace) -> Found:

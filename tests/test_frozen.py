@@ -68,6 +68,8 @@ WORKLOADS: dict[str, dict[str, object]] = {
 }
 FEW = ("srtf", "max_throughput", "reward_greedy", "pollux", "planner:perturbations=3")
 """Policies where jobs fit their speeds, which takes ten times as long, or where lengths are learnt."""
+PROGRAMMES = ("sia", "gavel", "themis", "allox", "max_sum_throughput", "min_duration", "gandiva_fair", "shockwave")
+"""Policies that choose kinds of GPU, most by a programme at every decision."""
 CASES = [
     f"{workload} {knowledge} {classes}"
     for workload in WORKLOADS
@@ -86,7 +88,7 @@ def policies(case: str) -> list[str]:
     if knowledge not in ("exact", "noisy"):
         return list(FEW)
     named = [name for name, policy in available().items() if is_complete(policy) and name != "planner"]
-    return [*(name for name in named if workload == "kinds" or name not in ("gavel", "sia")), FEW[-1]]
+    return [*(name for name in named if workload == "kinds" or name not in PROGRAMMES), FEW[-1]]
 
 
 def experiment(case: str) -> Experiment:

@@ -183,6 +183,7 @@ class TypeTables:
     score: [R, P] the quantity maximised by the choice of batch size, in any unit shared by all types of a model and
     metric; None: the rates.
     fit: [K + 1] largest allowed size up to each number of GPUs, 0: none; None: every size is allowed.
+    batches: [P] batch size in every epoch, where a schedule sets it; None: it is fixed, or the job's choice.
     """
 
     facts: ModelLimits
@@ -194,6 +195,7 @@ class TypeTables:
     known_speed: FloatArray | None = None
     score: FloatArray | None = None
     fit: IntArray | None = None
+    batches: IntArray | None = None
 
 
 class ProfileSource(Protocol):

@@ -88,6 +88,7 @@ class SpeedTables:
     known.
     fit: [T, K + 1] int64, largest size up to k GPUs that is allowed on the type's kind of GPU, 0: none; a kind on which
     a model does not fit has 0 throughout. Empty, [0, 0]: every type may have every size.
+    batches: [T, P] batch size in every epoch, as a schedule sets it; NaN for types without one. None: none has one.
     written: [T] how many times each type was written, where types are those of jobs that learn; None: nothing changes.
     """
 
@@ -115,6 +116,7 @@ class SpeedTables:
     speed_sigma: FloatArray | None = None
     written: IntArray | None = None
     fit: IntArray = field(default_factory=_any_size)
+    batches: FloatArray | None = None
     _packed: dict[int, IntArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _best: dict[int, FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _delayed: dict[float, SpeedTables] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -17,8 +17,9 @@ from rlpto.core.jobs import Job
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.io.arrays import FloatArray
 from rlpto.performance.tables import elapsed_from_rates
-from rlpto.policies.gavel import fair_shares, give_by_priority
+from rlpto.policies.gavel import fair_shares
 from rlpto.policies.registry import make_policy
+from rlpto.policies.rounds import give_by_priority
 from rlpto.policies.sia import Choices, configurations, costs, restart_factor, solve
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
@@ -135,7 +136,7 @@ class TestGavelProgramme:
         share = np.array([[0.5, 0.0], [0.5, 0.0]])
         received = np.array([[0.6, 0.0], [0.2, 0.0]])
         speed, one = np.ones((2, 2)), np.array([1, 1])
-        chosen = give_by_priority(share, received, speed, one, np.array([1, 0]), np.zeros(2, dtype=bool))
+        chosen = give_by_priority(share, received, speed, one, np.array([1, 0]), np.zeros(2, dtype=bool), 0 * share)
         assert chosen.tolist() == [NO_KIND, 0]
 
 

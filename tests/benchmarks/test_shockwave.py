@@ -1,0 +1,41 @@
+"""The study of Shockwave's published runs: its reader, what jobs train, and one policy on the published trace."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlpto.evaluation.metrics import measure
+from rlpto.io.errors import TraceError
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import _study_shockwave as shockwave
+
+SPEEDS = {("LM", 1): {5: 100.0, 10: 90.0, 20: 70.0, 40: 50.0, 80: 25.0}}
+
+
+@pytest.mark.parametrize("mode", ["static", "accordion", "gns"])
+def test_batches_grow_earlier_than_fairness_is_judged_by(mode: str) -> None:
+    one = shockwave.Submitted("LM", 20, 60 * 2984, 1, mode, 0.0)
+    trained, judged = (shockwave.trained(one, SPEEDS, judged=which).batches for which in (False, True))
+    changes = {"static": ([], []), "accordion": ([9], [19]), "gns": ([9, 39], [11, 41])}[mode]
+    assert [(np.flatnonzero(np.diff(each)) + 1).tolist() for each in (trained, judged)] == list(changes)
+
+
+def test_a_line_of_another_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_text("LM (batch size 5)\ta\n", encoding="utf-8")
+    with pytest.raises(TraceError, match="trace: line 1: expected 12 columns"):
+        shockwave.read_trace(tmp_path / "trace")
+
+
+def test_max_min_fairness_comes_to_the_published_figures(shared_data: Path) -> None:
+    folder = shared_data / "shockwave"
+    submitted, speeds = shockwave.read_trace(folder / shockwave.TRACE), shockwave.read_speeds(folder)
+    models = {str(number): shockwave.trained(one, speeds, judged=False) for number, one in enumerate(submitted)}
+    found = measure(shockwave.replay(submitted, models, f"gavel:{shockwave.SPEC}"))
+    assert found["makespan"] == pytest.approx(33_208, rel=0.03)
+    assert found["jct_mean"] == pytest.approx(11_274, rel=0.03)
