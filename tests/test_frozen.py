@@ -68,6 +68,8 @@ WORKLOADS: dict[str, dict[str, object]] = {
 }
 FEW = ("srtf", "max_throughput", "reward_greedy", "pollux", "planner:perturbations=3")
 """Policies where jobs fit their speeds, which takes ten times as long, or where lengths are learnt."""
+FIRST_TERMS = 5
+"""Terms of the reward that are summed: later ones weigh nothing here, but with them NumPy sums in another order."""
 CASES = [
     f"{workload} {knowledge} {classes}"
     for workload in WORKLOADS
@@ -101,7 +103,9 @@ def figures(given: Experiment, policy: str) -> list[str]:
     record = given.run_policy(given.policy(policy), given.windows()[0], given.config.seed)
     times = record.jobs.finish_time - record.jobs.submit_time
     assert np.isfinite(times).all()
-    found = (record.decisions.reward.sum(), times.mean())
+    reward = record.decisions.reward
+    assert not reward[:, FIRST_TERMS:].any()
+    found = (np.ascontiguousarray(reward[:, :FIRST_TERMS]).sum(), times.mean())
     return [*(repr(float(value)) for value in found), str(record.jobs.rescales.sum())]
 
 

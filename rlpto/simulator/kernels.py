@@ -37,7 +37,7 @@ def join_arrivals(w: World, b: int) -> None:
         job = w.jobs[b, cluster.arrived]
         kind = job.type_index
         job.accuracy = w.accuracy[kind, 0]
-        job.lost = 0.0 if w.machines[b, 0].mtbf > 0.0 else np.nan
+        job.lost = 0.0 if w.rules[0].may_fail else np.nan
         in_all = curve_at(w.accuracy, kind, w.types[kind].epochs, job.epochs) - job.accuracy
         job.gain_scale = 1.0 / in_all if in_all > 0.0 else 0.0
         if w.rules[0].follow_accuracy:
@@ -58,6 +58,9 @@ def train_jobs(w: World, b: int, until: float) -> None:
     cluster, resolution = w.clusters[b], w.rules[0].resolution
     seconds = until - cluster.time
     gpu_seconds, unfinished = 0.0, 0.0
+    priced = w.rules[0].priced
+    if priced:
+        sums.cost += seconds * price_of_held(w, b)
     kept = 0
     for i in range(cluster.active):
         j = active[i]
@@ -109,6 +112,8 @@ def train_jobs(w: World, b: int, until: float) -> None:
             job.accuracy = accuracy
         if finished:
             job.finish_time = until - unused
+            if priced:
+                sums.cost -= unused * price_of_job(w, b, j)
             stop_running(w, b, j, np.nan)
             log_change(w, b, j, job.finish_time)
             sums.finished += 1
@@ -120,6 +125,25 @@ def train_jobs(w: World, b: int, until: float) -> None:
     sums.unfinished += unfinished
     cluster.active = kept
     cluster.time = until
+
+
+@helper()
+def price_of_held(w: World, b: int) -> float:
+    """Price of all GPUs that are held, for a second."""
+    price = 0.0
+    for node in range(w.free.shape[1]):
+        machine = w.machines[b, node]
+        price += machine.price * (machine.up * machine.size - w.free[b, node])
+    return float(price)
+
+
+@helper()
+def price_of_job(w: World, b: int, j: int) -> float:
+    """Price of the GPUs that job j holds, for a second."""
+    price = 0.0
+    for i in range(w.jobs[b, j].gpus):
+        price += w.machines[b, w.nodes[b, j, i]].price
+    return float(price)
 
 
 @kernel(inline="always")
@@ -167,6 +191,7 @@ def clear_sums(w: World, b: int) -> None:
     sums.unfinished = 0.0
     sums.gpu_seconds = 0.0
     sums.rescale_seconds = 0.0
+    sums.cost = 0.0
     sums.rescales = 0
     sums.arrived = 0
     sums.finished = 0
