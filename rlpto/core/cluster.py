@@ -98,9 +98,14 @@ class ClusterShape(tuple[Node, ...]):
         return np.array([self.kinds.index(node.gpu) if node.gpus else 0 for node in self], dtype=np.int64)
 
     @cached_property
+    def kind_gpus(self) -> dict[str, int]:
+        """GPUs of all nodes of every kind, by name."""
+        return {kind: sum(node.gpus for node in self if node.gpu == kind) for kind in self.kinds}
+
+    @cached_property
     def most_gpus(self) -> int:
         """GPUs that one job can hold with all nodes up: those of the kind with most."""
-        return int(np.bincount(self.node_kinds, self.node_gpus, minlength=1).max()) if len(self) else 0
+        return max(self.kind_gpus.values(), default=0)
 
     @cached_property
     def kind_sizes(self) -> dict[str, int]:

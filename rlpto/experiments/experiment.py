@@ -133,7 +133,7 @@ class Experiment:
                 kinds=shape.kind_sizes,
                 choose_batches=batch_sizes,
                 choose_servers=servers,
-            )
+            ).within(shape.kind_gpus)
         return self._tables[batch_sizes, servers]
 
     @cached_property
