@@ -15,6 +15,7 @@ from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.evaluation.metrics import measure
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
+from rlpto.experiments.on_ray import real_nodes
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.policies.registry import make_policy
@@ -139,3 +140,9 @@ def test_a_configuration_describes_the_nodes():
     first, second = Experiment(load_config("quickstart", changed)).shape
     assert first == Node(2, price=1.5, spot=SpotSettings(mean_hours=4, away_hours=1, notice_seconds=120))
     assert (second.price, second.spot) == (0.0, None)
+
+
+def test_a_local_ray_cluster_refuses_spot_nodes(tmp_path: Path):
+    spot = load_config("ray", ["cluster.nodes=[{gpus: 2, spot: {mean_hours: 4}}]"])
+    with pytest.raises(ConfigError, match="spot nodes are simulated only"), real_nodes(spot, None, tmp_path, print):
+        pass
