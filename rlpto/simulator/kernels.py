@@ -57,10 +57,7 @@ def train_jobs(w: World, b: int, until: float) -> None:
     curves, types, sums, gain = w.accuracy, w.types, w.sums[b], w.sums[b].accuracy_gain
     cluster, resolution = w.clusters[b], w.rules[0].resolution
     seconds = until - cluster.time
-    gpu_seconds, unfinished = 0.0, 0.0
-    priced = w.rules[0].priced
-    if priced:
-        sums.cost += seconds * price_of_held(w, b)
+    gpu_seconds, unfinished, priced = 0.0, 0.0, w.rules[0].priced
     kept = 0
     for i in range(cluster.active):
         j = active[i]
@@ -102,6 +99,9 @@ def train_jobs(w: World, b: int, until: float) -> None:
         job.trained += trains - unused
         job.attained_service += job.gpus * held
         gpu_seconds += job.gpus * held
+        if priced:
+            for gpu in range(job.gpus):
+                sums.cost += held * w.machines[b, w.nodes[b, j, gpu]].price
         unfinished += held
         if after > before:
             if same_epoch:
@@ -112,8 +112,6 @@ def train_jobs(w: World, b: int, until: float) -> None:
             job.accuracy = accuracy
         if finished:
             job.finish_time = until - unused
-            if priced:
-                sums.cost -= unused * price_of_job(w, b, j)
             stop_running(w, b, j, np.nan)
             log_change(w, b, j, job.finish_time)
             sums.finished += 1
@@ -125,25 +123,6 @@ def train_jobs(w: World, b: int, until: float) -> None:
     sums.unfinished += unfinished
     cluster.active = kept
     cluster.time = until
-
-
-@helper()
-def price_of_held(w: World, b: int) -> float:
-    """Price of all GPUs that are held, for a second."""
-    price = 0.0
-    for node in range(w.free.shape[1]):
-        machine = w.machines[b, node]
-        price += machine.price * (machine.up * machine.size - w.free[b, node])
-    return float(price)
-
-
-@helper()
-def price_of_job(w: World, b: int, j: int) -> float:
-    """Price of the GPUs that job j holds, for a second."""
-    price = 0.0
-    for i in range(w.jobs[b, j].gpus):
-        price += w.machines[b, w.nodes[b, j, i]].price
-    return float(price)
 
 
 @kernel(inline="always")
