@@ -119,9 +119,7 @@ def build_batch(
     def world(clusters: int) -> World:
         slots = np.zeros((clusters, most), dtype=JOB)
         slots["max_gpus"] = pool["max_gpus"].max(initial=1)  # room for the largest job of any workload
-        return build_world(
-            slots, shape.node_gpus, tables, simulator, 0, keep_log=False, follow_accuracy=reward.shortfall > 0
-        )
+        return build_world(slots, shape, tables, simulator, 0, keep_log=False, follow_accuracy=reward.shortfall > 0)
 
     step = _joint_step(workloads)
     noise = _joint_noise(workloads, most, tables.max_gpus + 1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from rlpto.core.cluster import Allocation, ClusterState, Node, Progress
+from rlpto.core.cluster import Allocation, ClusterState, Node, Progress, SpotSettings
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
 from rlpto.core.loop import run
@@ -162,6 +162,10 @@ def random_jobs(seed: int, count: int, most: int, capacity: int, types: int = 3)
     return jobs
 
 
+PRICE, SPOT = 2.0, SpotSettings(mean_hours=0.5, away_hours=0.05, notice_seconds=10)
+"""Of nodes of random cases."""
+
+
 @dataclass(frozen=True)
 class Case:
     """Everything a run depends on."""
@@ -211,7 +215,7 @@ def cases(draw: st.DrawFn, policies: Sequence[str] = tuple(BUILT_IN)) -> Case:
         converging=ConvergingSettings(gained=draw(st.sampled_from([1.0, 0.5, 0.9]))),
     )
     return Case(
-        nodes=tuple(Node(size) for size in sizes),
+        nodes=tuple(Node(size, price=PRICE, spot=draw(st.sampled_from([None, SPOT]))) for size in sizes),
         jobs=tuple(random_jobs(seed, draw(st.integers(1, 20)), most, sum(sizes))),
         tables=random_tables(seed, most, delay),
         settings=settings,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rlpto.performance.metrics import UtilityBand
+    from rlpto.performance.profiles import Profile
     from rlpto.performance.solo import TrainingEstimate
 
 app = typer.Typer(help="Show the profiles of models, or fit new ones to measurements.", no_args_is_help=True)
@@ -57,33 +58,64 @@ def show(
         console.print(f"\n[dim]source: {escape(source)}[/]")
 
 
-@app.command("list", epilog="Example: rlpto profiles list --folder llm")
-def list_sizes(
-    folder: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Profiles; llm: those of large models that come with RLPTO.")
-    ] = Path("llm"),
+_SizesOption = Annotated[
+    Path, typer.Option("--folder", metavar="FOLDER", help="Profiles; llm: those of large models that come with RLPTO.")
+]
+
+
+def _with_tables(folder: Path) -> dict[str, Profile]:
+    """Profiles of a folder, by name, that have tables of sizes. Raises ProfileError if there are none."""
+    from rlpto.performance.compile import load_profiles
+    from rlpto.performance.fitted import FittedProfiles
+
+    source = load_profiles(folder)
+    every = source.profiles if isinstance(source, FittedProfiles) else {}
+    found = {name: profile for name, profile in every.items() if profile.tables()}
+    if not found:
+        raise ProfileError(f"{folder}: no profiles with tables of sizes there (throughput.law: table)")
+    return found
+
+
+@app.command("plot", epilog="Example: rlpto profiles plot mpt-7b mpt-70b -o sizes.png")
+def plot_sizes(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The picture: a .png file.")],
+    models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="Of these; all, if none.")] = None,
+    folder: _SizesOption = Path("llm"),
+    quiet: QuietOption = False,
 ) -> None:
+    """Plot the throughput per GPU by number of GPUs of profiles by tables: a panel a model, a line a kind of GPU."""
+    from rlpto.evaluation.plots import Plot, write_plots
+    from rlpto.evaluation.profile_plots import throughput_panels
+
+    found = _with_tables(folder)
+    for model in models or ():
+        if model not in found:
+            raise ProfileError(f"{model}: no profile with a table in {folder}; `rlpto profiles list` names them")
+    if out.suffix != ".png":
+        raise ConfigError(f"--out {out}: expected a file that ends in .png")
+    shown = {model: found[model] for model in models or found}
+    write_plots([Plot(out.stem, "", "", throughput_panels(shown))], out.parent)
+    make_console(quiet).print(f"{len(shown)} profiles: {out}", style="bold")
+
+
+@app.command("list", epilog="Example: rlpto profiles list --folder llm")
+def list_sizes(folder: _SizesOption = Path("llm")) -> None:
     """List kinds of GPU, allowed sizes and sources of profiles by tables, and how well held-out sizes are predicted."""
     from rich.markup import escape
 
-    from rlpto.performance.compile import load_profiles
-    from rlpto.performance.fitted import FittedProfiles
     from rlpto.performance.size_table import held_out
 
-    source = load_profiles(folder)
-    tables = {name: p.tables() for name, p in source.profiles.items()} if isinstance(source, FittedProfiles) else {}
-    if not any(tables.values()) or not isinstance(source, FittedProfiles):
-        raise ProfileError(f"{folder}: no profiles with tables of sizes there (throughput.law: table)")
+    profiles = _with_tables(folder)
     shown = make_table(
         caption="error of a step's time where its size is held out: median, 90 %; not of outermost sizes"
     )
     for heading in ("model", "kind", "GPUs", "error"):
         shown.add_column(heading, no_wrap=heading != "GPUs")
     by_source: dict[str, list[float]] = {}
-    for name, kinds in tables.items():
-        for number, (kind, law) in enumerate(kinds.items()):
+    for name, profile in profiles.items():
+        for number, (kind, law) in enumerate(profile.tables().items()):
             errors = law.held_out_errors()
-            by_source.setdefault(source.profiles[name].source, []).extend(errors)
+            by_source.setdefault(profile.source, []).extend(errors)
             sizes = ", ".join(map(str, law.sizes))
             shown.add_row("" if number else escape(name), kind, sizes, _shares(*held_out(errors)[1:]))
     console = make_console()

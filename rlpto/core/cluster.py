@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from pydantic import Field
 
 from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import JobTable
@@ -15,7 +16,20 @@ from rlpto.core.jobs import Job
 from rlpto.core.records import INTERVAL, AllocationChanges
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import ConfigError
+from rlpto.io.settings import Settings
 from rlpto.performance.tables import ONE_KIND, SpeedTables
+
+
+class SpotSettings(Settings):
+    """Nodes that their owner may take away: after exponential times, each for an exponential time."""
+
+    mean_hours: float = Field(ge=0.01, le=10**9)
+    """Mean hours that a node stays, until it is reclaimed."""
+    away_hours: float = Field(1.0, ge=0.0001, le=10**9)
+    """Mean hours until it is there again."""
+    notice_seconds: float = Field(120.0, ge=0, le=10**6)
+    """Notice before it goes. Jobs train on meanwhile and write a last checkpoint, if that takes no longer than this
+    (`simulator.failures.checkpoint_seconds`); else they lose what they lose by a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +37,7 @@ class Node:
     """A machine: `gpus` of the kind `gpu`, and `cpus`, CPU slots, that it offers to jobs; `up`: whether it works.
 
     background, background_cpus: GPUs and CPU slots of these that other processes hold at the moment.
+    price: of a GPU that is held for an hour. spot: how its owner takes it away, None: it stays.
     """
 
     gpus: int
@@ -31,6 +46,8 @@ class Node:
     up: bool = True
     background: int = 0
     background_cpus: int = 0
+    price: float = 0.0
+    spot: SpotSettings | None = None
 
     def __post_init__(self) -> None:
         if self.gpus < 0 or self.cpus < 0:
@@ -81,9 +98,14 @@ class ClusterShape(tuple[Node, ...]):
         return np.array([self.kinds.index(node.gpu) if node.gpus else 0 for node in self], dtype=np.int64)
 
     @cached_property
+    def kind_gpus(self) -> dict[str, int]:
+        """GPUs of all nodes of every kind, by name."""
+        return {kind: sum(node.gpus for node in self if node.gpu == kind) for kind in self.kinds}
+
+    @cached_property
     def most_gpus(self) -> int:
         """GPUs that one job can hold with all nodes up: those of the kind with most."""
-        return int(np.bincount(self.node_kinds, self.node_gpus, minlength=1).max()) if len(self) else 0
+        return max(self.kind_gpus.values(), default=0)
 
     @cached_property
     def kind_sizes(self) -> dict[str, int]:
@@ -235,6 +257,7 @@ class Progress:
     rescales: changes at `start` that restart a job which has run before (a first start does not count).
     rescale_seconds: seconds of delay those changes cost, summed over jobs.
     arrived, finished: numbers of jobs.
+    cost: price of the GPUs that jobs held; real clusters count none.
     """
 
     start: float
@@ -247,6 +270,7 @@ class Progress:
     rescale_seconds: float
     arrived: int
     finished: int
+    cost: float = 0.0
 
     @classmethod
     def of(cls, interval: AnyArray) -> Progress:

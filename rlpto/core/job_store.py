@@ -105,8 +105,8 @@ def _set_limits(jobs: Sequence[Job], records: AnyArray, tables: SpeedTables) -> 
         job, sizes = jobs[row], np.unique(fit[row][fit[row] > 0]).tolist()
         if not sizes:
             raise JobError(
-                f"job {job.name}: model {job.model} fits on no kind of GPU here ({', '.join(tables.kinds)}) with up to "
-                f"{tables.max_gpus} GPUs"
+                f"job {job.name}: model {job.model} fits on no kind of GPU here ({', '.join(tables.kinds)}) with the "
+                f"GPUs that there are of each, and up to {tables.max_gpus}"
             )
         raise JobError(
             f"job {job.name}: may have {job.min_gpus} to {job.max_gpus} GPUs, but model {job.model} runs on "

@@ -228,14 +228,15 @@ class DecisionLog:
     def records(self, weights: RewardWeights) -> DecisionRecords:
         """All decisions as arrays, rewards computed with `weights`."""
         rows = np.array(self._rows, dtype=np.float64).reshape(-1, 6)
-        reward, shortfall = np.zeros((len(rows), len(TERMS))), np.zeros(len(rows))
+        reward, (shortfall, cost) = np.zeros((len(rows), len(TERMS))), np.zeros((2, len(rows)))
         if len(rows):
             terms = reward_terms(self._passed[: self._points], weights)
             owners, counts = np.array(self._owners).T
             owner = np.repeat(owners, counts)
             np.add.at(reward, owner, terms)
             np.add.at(shortfall, owner, self._passed["shortfall"][: self._points].sum(axis=1))
-        return DecisionRecords.from_rows(rows, reward, shortfall)
+            np.add.at(cost, owner, self._passed["cost"][: self._points])
+        return DecisionRecords.from_rows(rows, reward, shortfall, cost)
 
 
 def job_records(cluster: Cluster) -> JobRecords:

@@ -18,6 +18,7 @@ INTERVAL = np.dtype(
         ("unfinished", "f8"),
         ("gpu_seconds", "f8"),
         ("rescale_seconds", "f8"),
+        ("cost", "f8"),
         ("rescales", "i8"),
         ("arrived", "i8"),
         ("finished", "i8"),
@@ -53,6 +54,7 @@ def add_interval(total: AnyArray, passed: AnyArray) -> None:
     to.unfinished += more.unfinished
     to.gpu_seconds += more.gpu_seconds
     to.rescale_seconds += more.rescale_seconds
+    to.cost += more.cost
     to.rescales += more.rescales
     to.arrived += more.arrived
     to.finished += more.finished
@@ -118,6 +120,7 @@ class DecisionRecords:
         signed, so that their sum is the reward.
     shortfall: [D] job-s in that interval, each counted by the share of the accuracy the job can gain that it was
         missing; of all classes.
+    cost: [D] price of the GPUs held in that interval; 0 where nodes have no price, and on real clusters.
     """
 
     time: FloatArray
@@ -128,13 +131,16 @@ class DecisionRecords:
     waiting: IntArray
     reward: FloatArray
     shortfall: FloatArray
+    cost: FloatArray
 
     @classmethod
-    def from_rows(cls, rows: FloatArray, reward: FloatArray, shortfall: FloatArray) -> DecisionRecords:
+    def from_rows(
+        cls, rows: FloatArray, reward: FloatArray, shortfall: FloatArray, cost: FloatArray
+    ) -> DecisionRecords:
         """Records of D decisions from rows [D, 6]: time, latency, capacity, held, active, waiting."""
         time, latency = rows[:, 0], rows[:, 1]
         capacity, held, active, waiting = rows[:, 2:].astype(np.int64).T
-        return cls(time, latency, capacity, held, active, waiting, reward, shortfall)
+        return cls(time, latency, capacity, held, active, waiting, reward, shortfall, cost)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ class RewardWeights(Settings):
     shortfall: float = Field(0.0, ge=0, le=LARGEST_WEIGHT)
     """Cost of one hour in which a job of weight 1 has gained none yet of the accuracy it can gain. One that has
     gained 90 % of it costs a tenth of that: for users who care when accuracy comes, and not only when a job ends."""
+    money: float = Field(0.0, ge=0, le=LARGEST_WEIGHT)
+    """Cost of one unit of money, of `price` in `cluster.nodes`."""
     classes: tuple[_ClassWeight, _ClassWeight, _ClassWeight] = (3.0, 2.0, 1.0)
     """Weight of a job's accuracy, and of its shortfall, by priority class: high, normal, low."""
 
@@ -118,6 +120,11 @@ def _shortfall(sums: Any, gain: float, weights: Any) -> float:
     lost, classes = sums.shortfall, weights.classes
     late = lost[0] * classes[0] + lost[1] * classes[1] + lost[2] * classes[2]
     return float(-weights.shortfall * late / HOUR)
+
+
+@term("money", "Minus the weighted price of the GPUs held.")
+def _money(sums: Any, gain: float, weights: Any) -> float:
+    return float(-weights.money * sums.cost)
 
 
 REWARD_PARTS: tuple[str, ...] = tuple(entry.name for entry in TERMS)

@@ -69,6 +69,15 @@ METRICS: tuple[CellMetric, ...] = (
     ),
     CellMetric("gpu_hours", "GPU-hours", "GPU-h", "lower", "GPU-hours held by all jobs."),
     CellMetric(
+        "cost",
+        "cost",
+        "",
+        "lower",
+        "Price of the GPUs held by all jobs, by `price` of cluster.nodes; not defined where that is not set, and for "
+        "real runs.",
+    ),
+    CellMetric("cost_per_job", "cost per job", "", "lower", "That price, divided by the number of finished jobs."),
+    CellMetric(
         "rescales_per_job",
         "rescales",
         "per job",
@@ -201,6 +210,7 @@ def measure(record: RunRecord) -> dict[str, float]:
     start, end = run_span(record)
     stopping = np.isfinite(jobs.finish_time) & ~np.isnan(jobs.full_accuracy)
     parts, lost = record.decisions.reward.sum(axis=0), jobs.lost_gpu_seconds
+    cost, finished = float(record.decisions.cost.sum()) or float("nan"), len(jct) - unfinished
     values = {
         "reward": float(parts.sum()),
         **{f"reward_{name}": float(part) for name, part in zip(REWARD_PARTS, parts, strict=True)},
@@ -209,6 +219,8 @@ def measure(record: RunRecord) -> dict[str, float]:
         **queueing_metrics(jobs.priority, waited),
         "utilisation": float(utilisation(record, np.array([start, end]))[0]) if len(jct) else float("nan"),
         "gpu_hours": float(jobs.gpu_seconds.sum()) / HOUR,
+        "cost": cost,
+        "cost_per_job": cost / finished if finished else float("nan"),
         "rescales_per_job": _mean(jobs.rescales.astype(np.float64)),
         "fairness_mean": _mean(rho),
         "fairness_max": _percentile(rho, 100),
@@ -238,7 +250,7 @@ def lower_bound(record: RunRecord, weights: RewardWeights | None = None) -> dict
     Each job finishes `alone_time` after its submit, so the bound holds for every job's JCT and hence
     for mean, percentiles and makespan. With `weights` each part of the reward is bounded from above on
     its own, for runs that finish all jobs: accuracy by all gains; time by the sum of the alone times;
-    resources by one GPU held for that long (no job runs shorter or with less); rescale and shortfall by 0. Metrics
+    resources by one GPU held for that long (no job runs shorter or with less); the others by 0. Metrics
     that cannot be bounded this way are NaN. Empty where the alone time of a job is not known: there is no bound.
     """
     jobs = record.jobs
@@ -261,6 +273,7 @@ def lower_bound(record: RunRecord, weights: RewardWeights | None = None) -> dict
             "reward_resources": -weights.resources * hours,
             "reward_rescale": 0.0,
             "reward_shortfall": 0.0,
+            "reward_money": 0.0,
         }
         values["reward"] = sum(values[f"reward_{name}"] for name in REWARD_PARTS)  # NaN if a part has no bound
     return values

@@ -43,6 +43,7 @@ PART_COLOURS = {
     "resources": "#e0a13a",
     "rescale": "#8a63b8",
     "shortfall": "#4b87c8",
+    "money": "#2aa7b8",
 }
 INK, FAINT = "#1f2933", "#dde3e8"
 DPI = 150

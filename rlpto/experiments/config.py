@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 
 from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.arrivals.settings import ForecastSettings
+from rlpto.core.cluster import SpotSettings
 from rlpto.core.external_load import BackgroundLoad
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
@@ -75,6 +76,10 @@ class NodeGroup(Settings):
     """CPU slots of each; only parameter servers use them."""
     gpu: str = Field(ONE_KIND, min_length=1)
     """Their kind of GPU."""
+    price: float = Field(0.0, ge=0, le=10**9)
+    """Price of a GPU that a job holds for an hour, in any currency. Policies see it."""
+    spot: SpotSettings | None = None
+    """Nodes that are taken away now and then, in simulation; null: they stay."""
 
 
 class ClusterSettings(Settings):

@@ -59,7 +59,9 @@ class Experiment:
     def __init__(self, config: Config) -> None:
         self.config = config
         shape = ClusterShape(
-            Node(group.gpus, group.cpus, group.gpu) for group in config.cluster.nodes for _ in range(group.count)
+            Node(group.gpus, group.cpus, group.gpu, price=group.price, spot=group.spot)
+            for group in config.cluster.nodes
+            for _ in range(group.count)
         )
         self.background = place_background(config.workload.background, shape)
         self._tables: dict[tuple[bool, bool], SpeedTables] = {}
@@ -132,7 +134,7 @@ class Experiment:
                 kinds=shape.kind_sizes,
                 choose_batches=batch_sizes,
                 choose_servers=servers,
-            )
+            ).within(shape.kind_gpus)
         return self._tables[batch_sizes, servers]
 
     @cached_property

@@ -103,6 +103,8 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
     """
     with ExitStack() as stack:
         if address is None:
+            if any(group.spot for group in config.cluster.nodes):
+                raise ConfigError("cluster.nodes: spot nodes are simulated only, expected none with `spot` on Ray")
             nodes = [group for group in config.cluster.nodes for _ in range(group.count)]
             gpus, slots, kinds = ([getattr(group, name) for group in nodes] for name in ("gpus", "cpus", "gpu"))
             stack.enter_context(LocalCluster(gpus, on_progress=on_wait, slots=slots, kinds=kinds))

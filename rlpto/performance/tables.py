@@ -10,6 +10,7 @@ A type has *variants*, which are types too: one for every batch size that a sche
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -151,6 +152,14 @@ class SpeedTables:
         on_kinds = self.by_kind
         found: IntArray = np.where(on_kinds[:, :, None] == NO_TYPE, 0, self.fit[on_kinds]).max(axis=1)
         return np.ascontiguousarray(found)
+
+    def within(self, kind_gpus: Mapping[str, int]) -> SpeedTables:
+        """These tables, without allowed sizes that are larger than the GPUs of their kind in the cluster."""
+        if not self.fit.size:
+            return self
+        most = np.array([kind_gpus[kind] for kind in self.kinds])[self.kind]
+        sizes = np.minimum(np.arange(self.max_gpus + 1), most[:, None])
+        return replace(self, fit=np.take_along_axis(self.fit, sizes, axis=1))
 
     @property
     def rewritten(self) -> bool:

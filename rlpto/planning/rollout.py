@@ -99,7 +99,7 @@ class RolloutStates:
         store.rescale_left[:] = placement.pausing
         world = build_world(
             store.records[None],
-            state.shape.node_gpus,
+            state.shape,
             tables,
             self._simulator,
             0,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rlpto.core.cluster import ClusterShape
 from rlpto.core.external_load import HeldByOthers
 from rlpto.core.records import INTERVAL
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
@@ -39,11 +40,24 @@ finished or a node changed in the last advance; logged: entries in the log;
 seed of its nodes' failures."""
 
 NODE = np.dtype(
-    [("toggle_at", "f8"), ("size", "i8"), ("up", "i8"), ("toggles", "i8"), ("node", "i8"), ("mtbf", "f8")], align=True
+    [
+        ("toggle_at", "f8"),
+        ("size", "i8"),
+        ("up", "i8"),
+        ("toggles", "i8"),
+        ("node", "i8"),
+        ("mtbf", "f8"),
+        ("spot", "f8"),
+        ("away", "f8"),
+        ("notice", "f8"),
+        ("price", "f8"),
+    ],
+    align=True,
 )
 """One node: next failure or repair [s], its GPUs that jobs may hold, 1 while it is up, failures and repairs so far, its
-number, mean time between failures [s] (0: it never fails). Or what other processes hold of a node: when they free it
-[s], GPUs, 0 until then, 0, number of the node, 0."""
+number, mean time between failures [s] (0: it never fails); of a spot node mean time until it is reclaimed (0: it is
+none) and back, and notice [s]; price of a GPU for a second. Or what other processes hold of a node: when they free it
+[s], GPUs, 0 until then, 0, number of the node, and zeros."""
 
 CHANGE = np.dtype([("time", "f8"), ("accuracy", "f8"), ("job", "i8"), ("gpus", "i8")], align=True)
 """A change of a job's GPUs, see `rlpto.core.records.AllocationChanges`."""
@@ -60,6 +74,8 @@ RULES = np.dtype(
         ("checkpoint_interval", "f8"),
         ("checkpoint_seconds", "f8"),
         ("best_interval", "i8"),
+        ("may_fail", "i8"),
+        ("priced", "i8"),
         ("on_events", "i8"),
         ("most_free", "i8"),
         ("overlap", "i8"),
@@ -68,7 +84,8 @@ RULES = np.dtype(
     align=True,
 )
 """SimulatorSettings as numbers; times in seconds, limit: when every cluster stops. best_interval: 1 where
-jobs choose the interval of checkpoints by Young, 2 by Daly. follow_accuracy: 1 if when jobs gain their accuracy is
+jobs choose the interval of checkpoints by Young, 2 by Daly. may_fail: 1 if nodes fail or are reclaimed; priced: 1 if
+one has a price. follow_accuracy: 1 if when jobs gain their accuracy is
 noted, see `rlpto.simulator.shortfall`."""
 
 
@@ -106,7 +123,7 @@ class World(NamedTuple):
 
 def build_world(
     jobs: AnyArray,
-    node_gpus: IntArray,
+    shape: ClusterShape,
     tables: SpeedTables,
     settings: SimulatorSettings,
     seed: int,
@@ -120,9 +137,10 @@ def build_world(
     jobs: [B, M] JOB, filled with the workloads. seed: cluster b draws failures from
     seed + b. keep_log: note every change of GPUs; the caller then empties the log when it is half full.
     follow_accuracy: count `shortfall`, and note when jobs reach levels of accuracy; else these are not known.
-    background: what other processes hold, out of node_gpus [N].
+    background: what other processes hold of the nodes of shape.
     """
     batch, count = jobs.shape
+    node_gpus = shape.node_gpus
     nodes, most = len(node_gpus), int(min(node_gpus.sum(), jobs["max_gpus"].max(initial=1)))
     freed = np.zeros(len(background), dtype=NODE)
     for row, part in zip(freed, background, strict=True):
@@ -140,7 +158,15 @@ def build_world(
     machines["toggle_at"][:, :nodes] = np.inf
     machines["node"][:, :nodes] = np.arange(nodes)
     machines["mtbf"][:, :nodes] = [3600.0 * settings.failures.node_mtbf(gpus // settings.share) for gpus in all_gpus]
+    machines["price"][:, :nodes] = [node.price / 3600.0 for node in shape]
+    for n, spot in enumerate(node.spot for node in shape):
+        if spot is not None:
+            machines["spot"][:, n], machines["away"][:, n] = 3600.0 * spot.mean_hours, 3600.0 * spot.away_hours
+            machines["notice"][:, n] = spot.notice_seconds
     machines[:, nodes:] = freed
+    rules = compile_rules(settings, follow_accuracy)
+    rules["may_fail"] = settings.failures.on or machines["spot"].any()
+    rules["priced"] = machines["price"].any()
     return World(
         jobs=jobs,
         nodes=np.zeros((batch, count, most), dtype=np.int32),
@@ -157,7 +183,7 @@ def build_world(
         exact_rows=np.ascontiguousarray(tables.exact_rows, dtype=np.int32),
         accuracy=np.ascontiguousarray(tables.accuracy),
         types=tables.type_records,
-        rules=compile_rules(settings, follow_accuracy),
+        rules=rules,
         scratch=np.zeros(max(count, 1), dtype=np.int64),
     )
 

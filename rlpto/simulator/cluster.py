@@ -90,7 +90,7 @@ class SimulatedCluster:
         rows = tables if self._online is None else with_own_rows(tables, len(store))
         self._world = build_world(
             store.records[None],
-            *(shape.node_gpus, rows, settings, seed),
+            *(shape, rows, settings, seed),
             keep_log=True,
             follow_accuracy=True,
             background=self._background,
@@ -141,7 +141,7 @@ class SimulatedCluster:
     def shape(self) -> ClusterShape:
         """The nodes as they are now, in the order they were given in."""
         nodes = len(self._shape)
-        if self._settings.failures.on:
+        if self._world.rules["may_fail"][0]:
             up = self._world.machines["up"][0, :nodes] == 1
             if not np.array_equal(up, [node.up for node in self._shape]):
                 self._shape = self._shape.with_up(up)

@@ -1,10 +1,12 @@
-"""Node failures and repairs: when they happen, and what follows from them.
+"""Node failures and repairs, and spot nodes that are taken away: when that happens, and what follows from it.
 
 Their moments and kinds are hashes of seed, node and count, so a node's failures do not depend on the policy, and every
 policy meets the same ones.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from rlpto.simulator.allocating import gpus_on
 from rlpto.simulator.arrays import World
 from rlpto.simulator.job_kernels import last_epoch, log_change, stop_running, work_seconds
 
-LEMON, RESTART = 2**62, 2**61
+LEMON, RESTART, SPOT = 2**62, 2**61, 2**60
 """Added to the count, so that a node's other draws are not those of its moments."""
 
 
@@ -28,6 +30,14 @@ def next_toggle_after(now: float, mean: float, seed: int, node: int, toggles: in
 
 
 @helper()
+def mean_time_up(machine: Any) -> float:
+    """Mean seconds until a node that is up, a record of NODE, fails or is reclaimed; 0: it never does."""
+    if machine.spot == 0.0 or machine.mtbf == 0.0:
+        return float(max(machine.mtbf, machine.spot))
+    return float(1.0 / (1.0 / machine.mtbf + 1.0 / machine.spot))
+
+
+@helper()
 def schedule_failures(w: World, b: int) -> None:
     """Draw which nodes of cluster b are lemons, and the first failure of every node."""
     rules, cluster = w.rules[0], w.clusters[b]
@@ -35,7 +45,7 @@ def schedule_failures(w: World, b: int) -> None:
         machine = w.machines[b, node]  # its toggles are 0 yet; a literal would be compiled apart
         if rules.lemon_share > 0.0 and uniform(cluster.seed, node, machine.toggles + LEMON) < rules.lemon_share:
             machine.mtbf /= rules.lemon_factor
-        first = next_toggle_after(0.0, machine.mtbf, cluster.seed, node, machine.toggles)
+        first = next_toggle_after(0.0, mean_time_up(machine), cluster.seed, node, machine.toggles)
         machine.toggle_at = first
         cluster.next_toggle = min(cluster.next_toggle, first)
 
@@ -59,14 +69,17 @@ def toggle_nodes(w: World, b: int) -> None:
                 cluster.capacity += machine.size
             continue
         machine.toggles += 1
-        drawn = 1.0
-        if machine.up and rules.restart_share > 0.0:
+        drawn, reclaimed = 1.0, False
+        if machine.up and machine.spot > 0.0:  # by which of the two it is due
+            due = uniform(cluster.seed, node, machine.toggles + SPOT)
+            reclaimed = due * machine.spot < mean_time_up(machine)
+        if machine.up and not reclaimed and rules.restart_share > 0.0:
             drawn = uniform(cluster.seed, node, machine.toggles + RESTART)
         if drawn < rules.restart_share:
             # Given that it is smaller, it is evenly distributed: it also says which GPU is hit.
-            stop_jobs_of(w, b, node, int(drawn / rules.restart_share * machine.size))
+            stop_jobs_of(w, b, node, int(drawn / rules.restart_share * machine.size), False)
         elif machine.up:
-            stop_jobs_of(w, b, node, -1)
+            stop_jobs_of(w, b, node, -1, reclaimed and machine.notice >= rules.checkpoint_seconds)
             cluster.changed = 1
             machine.up = 0
             w.free[b, node] = 0
@@ -76,7 +89,11 @@ def toggle_nodes(w: World, b: int) -> None:
             machine.up = 1
             w.free[b, node] = machine.size
             cluster.capacity += machine.size
-        mean = machine.mtbf if machine.up else rules.mttr
+        mean = rules.mttr
+        if machine.up:
+            mean = mean_time_up(machine)
+        elif reclaimed:
+            mean = machine.away
         machine.toggle_at = next_toggle_after(cluster.time, mean, cluster.seed, node, machine.toggles)
     cluster.next_toggle = np.inf
     for node in range(w.machines.shape[1]):
@@ -84,11 +101,11 @@ def toggle_nodes(w: World, b: int) -> None:
 
 
 @kernel(inline="always")
-def stop_jobs_of(w: World, b: int, node: int, hit: int) -> None:
+def stop_jobs_of(w: World, b: int, node: int, hit: int, noticed: bool) -> None:
     """Stop the jobs that hold GPUs of a failing node, and take them back to their last checkpoints.
 
     hit: only the job that has this one of the node's GPUs, if they are dealt to its jobs in order of submission, the
-    free ones last; negative: all of them.
+    free ones last; negative: all of them. noticed: they had the time to write one just before.
     """
     first = 0
     for i in range(w.clusters[b].active):
@@ -96,21 +113,23 @@ def stop_jobs_of(w: World, b: int, node: int, hit: int) -> None:
         held = gpus_on(w.nodes[b, j], w.jobs[b, j].gpus, node)
         if held > 0 and (hit < 0 or first <= hit < first + held):
             w.clusters[b].changed = 1
-            back_to_checkpoint(w, b, j)
+            back_to_checkpoint(w, b, j, noticed)
             stop_running(w, b, j, w.clusters[b].time)
             log_change(w, b, j, w.clusters[b].time)
         first += held
 
 
 @helper()
-def back_to_checkpoint(w: World, b: int, j: int) -> None:
+def back_to_checkpoint(w: World, b: int, j: int, noticed: bool) -> None:
     """Job j loses what came after its last checkpoint: the latest whole interval of training since its last change of
-    GPUs."""
+    GPUs. noticed: of a checkpoint that it wrote just now, it loses the time which that took."""
     job, rules = w.jobs[b, j], w.rules[0]
     every = rules.checkpoint_interval  # seconds, those that writing takes included
     if job.writing > 0.0:
         every = rules.checkpoint_seconds / job.writing
     saved = np.floor(job.trained / every) * every
+    if noticed:
+        saved = max(saved, job.trained - rules.checkpoint_seconds)
     job.lost += (job.trained - saved) * (1.0 - job.writing) * job.training_gpus
     job.trained = saved
     start = job.base_progress

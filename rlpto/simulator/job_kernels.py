@@ -187,13 +187,18 @@ def write_checkpoints(w: World, b: int, j: int) -> None:
 
 @helper()
 def stop_rate(w: World, b: int, j: int) -> float:
-    """How often failures stop job j where it runs now [1/s]: any of its nodes goes down, or it alone must restart."""
+    """How often failures stop job j where it runs now [1/s]: any of its nodes goes down, or it alone must restart.
+
+    A spot node that goes with enough notice costs no work, and does not count.
+    """
     job, restarts, rate = w.jobs[b, j], w.rules[0].restart_share, 0.0
     for i in range(job.gpus):
         node = w.nodes[b, j, i]
         machine = w.machines[b, node]
         first = i == 0 or w.nodes[b, j, i - 1] != node  # a node's GPUs are together
         rate += (restarts / machine.size + (1.0 - restarts) * first) / machine.mtbf
+        if first and machine.spot > 0.0 and machine.notice < w.rules[0].checkpoint_seconds:
+            rate += 1.0 / machine.spot
     return float(rate)
 
 

@@ -37,7 +37,7 @@ def join_arrivals(w: World, b: int) -> None:
         job = w.jobs[b, cluster.arrived]
         kind = job.type_index
         job.accuracy = w.accuracy[kind, 0]
-        job.lost = 0.0 if w.machines[b, 0].mtbf > 0.0 else np.nan
+        job.lost = 0.0 if w.rules[0].may_fail else np.nan
         in_all = curve_at(w.accuracy, kind, w.types[kind].epochs, job.epochs) - job.accuracy
         job.gain_scale = 1.0 / in_all if in_all > 0.0 else 0.0
         if w.rules[0].follow_accuracy:
@@ -57,7 +57,7 @@ def train_jobs(w: World, b: int, until: float) -> None:
     curves, types, sums, gain = w.accuracy, w.types, w.sums[b], w.sums[b].accuracy_gain
     cluster, resolution = w.clusters[b], w.rules[0].resolution
     seconds = until - cluster.time
-    gpu_seconds, unfinished = 0.0, 0.0
+    gpu_seconds, unfinished, priced = 0.0, 0.0, w.rules[0].priced
     kept = 0
     for i in range(cluster.active):
         j = active[i]
@@ -99,6 +99,9 @@ def train_jobs(w: World, b: int, until: float) -> None:
         job.trained += trains - unused
         job.attained_service += job.gpus * held
         gpu_seconds += job.gpus * held
+        if priced:
+            for gpu in range(job.gpus):
+                sums.cost += held * w.machines[b, w.nodes[b, j, gpu]].price
         unfinished += held
         if after > before:
             if same_epoch:
@@ -167,6 +170,7 @@ def clear_sums(w: World, b: int) -> None:
     sums.unfinished = 0.0
     sums.gpu_seconds = 0.0
     sums.rescale_seconds = 0.0
+    sums.cost = 0.0
     sums.rescales = 0
     sums.arrived = 0
     sums.finished = 0

@@ -20,8 +20,10 @@ from rlpto.io.errors import JobError
 
 
 def with_places(shape: ClusterShape, share: int) -> ClusterShape:
-    """The nodes with as many places for workers as `share` jobs to a GPU make."""
-    return shape if share == 1 else ClusterShape(replace(node, gpus=share * node.gpus) for node in shape)
+    """The nodes with as many places for workers as `share` jobs to a GPU make, each at its part of the price."""
+    if share == 1:
+        return shape
+    return ClusterShape(replace(node, gpus=share * node.gpus, price=node.price / share) for node in shape)
 
 
 def check_sharing(jobs: Sequence[Job], shape: ClusterShape, share: int) -> None:

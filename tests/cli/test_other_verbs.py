@@ -188,3 +188,10 @@ def test_profiles_by_tables_are_listed_with_sizes_source_and_error(rlpto, projec
     assert "VIA-Research/vTrain, MIT" in answer.out
     assert "all: 126 sizes held out, error 5.2%, 33.3%" in answer.out, "docs/performance.md states it"
     rlpto("profiles", "list", "--folder", str(project / "none")).assert_refused("no such folder")
+
+
+def test_profiles_by_tables_are_drawn(rlpto, project: Path) -> None:
+    assert "2 profiles: new/sizes.png" in rlpto("profiles", "plot", "mpt-7b", "vtrain-18.4b", "-o", "new/sizes.png").out
+    assert (project / "new" / "sizes.png").read_bytes().startswith(b"\x89PNG")
+    rlpto("profiles", "plot", "mpt-8b", "-o", "a.png").assert_refused("mpt-8b: no profile with a table in llm")
+    rlpto("profiles", "plot", "mpt-7b", "-o", "a.pdf").assert_refused("--out a.pdf: expected a file that ends in .png")

@@ -15,12 +15,14 @@ from ..builders import give, job, linear_tables, make_cluster
 
 
 def test_every_part_by_hand():
-    weights = RewardWeights(accuracy=2.0, time=3.0, resources=0.5, rescale=10.0, shortfall=5.0, classes=(4.0, 2.0, 1.0))
+    amounts = {"accuracy": 2.0, "time": 3.0, "resources": 0.5, "rescale": 10.0, "shortfall": 5.0, "money": 0.5}
+    weights = RewardWeights(**amounts, classes=(4.0, 2.0, 1.0))
     lost = np.array([[3600.0, 0.0, 1800.0], [0.0, 7200.0, 0.0]])
     sums = intervals(np.array([[0.5, 0.25, 1.0], [0.0, 0.0, 1.0]]), 7200.0, 3600.0 * 8, [360.0, 0.0], lost)
+    sums["cost"] = 6.0, 0.0
     parts = reward_terms(sums, weights)
-    assert parts[0].tolist() == [2.0 * (2.0 + 0.5 + 1.0), -3.0 * 2, -0.5 * 8, -10.0 * 0.1, -5.0 * 4.5]
-    assert parts[1].tolist() == [2.0, -6.0, -4.0, 0.0, -5.0 * 4.0]
+    assert parts[0].tolist() == [2.0 * (2.0 + 0.5 + 1.0), -3.0 * 2, -0.5 * 8, -10.0 * 0.1, -5.0 * 4.5, -3.0]
+    assert parts[1].tolist() == [2.0, -6.0, -4.0, 0.0, -5.0 * 4.0, 0.0]
     for at in range(2):
         one = np.zeros(len(TERMS))
         weigh(sums[at : at + 1], weights.record(), one)
@@ -28,12 +30,14 @@ def test_every_part_by_hand():
 
 
 def test_terms_are_a_table_with_a_weight_each():
-    assert REWARD_PARTS == ("accuracy", "time", "resources", "rescale", "shortfall")
+    assert REWARD_PARTS == ("accuracy", "time", "resources", "rescale", "shortfall", "money")
     for term in TERMS:
         assert getattr(RewardWeights(), term.name) >= 0
         assert term.description.endswith(".")
         only = RewardWeights(**{name: float(name == term.name) for name in REWARD_PARTS})
-        parts = reward_terms(intervals(np.ones((1, 3)), 3600.0, 7200.0, 1800.0, np.ones((1, 3))), only)[0]
+        sums = intervals(np.ones((1, 3)), 3600.0, 7200.0, 1800.0, np.ones((1, 3)))
+        sums["cost"] = 1.0
+        parts = reward_terms(sums, only)[0]
         assert parts[REWARD_PARTS.index(term.name)] != 0.0
         assert np.count_nonzero(parts) == 1
 
@@ -44,7 +48,7 @@ def test_time_cost_is_total_jct_and_accuracy_the_weight_of_finished_jobs(decide_
     weights = RewardWeights(accuracy=1.5, time=2.0, classes=(5.0, 3.0, 2.0))
     cluster = make_cluster(jobs, linear_tables(), [3], decide_on=decide_on)
     record = run(cluster, make_policy("fifo"), QueueSettings(), weights)
-    accuracy, time, _, _, _ = record.decisions.reward.sum(axis=0)
+    accuracy, time, *_ = record.decisions.reward.sum(axis=0)
     jct = record.jobs.finish_time - record.jobs.submit_time
     assert time * -3600 / 2.0 == pytest.approx(jct.sum(), rel=1e-12)
     assert accuracy == pytest.approx(1.5 * 10 * (5.0 + 3.0 + 2.0), rel=1e-12)

@@ -20,7 +20,7 @@ from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import random_jobs, random_tables
 
-NODES = ClusterShape((Node(4), Node(4), Node(2)))
+NODES = ClusterShape((Node(4, price=3.0), Node(4), Node(2)))
 TABLES = random_tables(1, 8, 20.0)
 START = IndexWeights().vector()
 SHORT = EpisodeSettings(min_hours=0.2, max_hours=0.8)
@@ -36,12 +36,13 @@ def make_setup(
     simulator: SimulatorSettings | None = None,
     queue: QueueSettings | None = None,
     episode: EpisodeSettings = SHORT,
+    shape: ClusterShape = NODES,
     **settings: Any,
 ) -> EnvSetup:
     """Workloads w0, w1, ... on ten GPUs; without jobs three busy ones. settings: of the environment."""
     lists = [random_jobs(i, 20 + 5 * i, 8, 10) for i in range(3)] if jobs is None else jobs
     return EnvSetup(
-        shape=NODES,
+        shape=shape,
         workloads=tuple(
             Workload(f"w{i}", tuple(own), seed=i, hours=2.0, noise=make_noise(i, len(own)) if noisy else None)
             for i, own in enumerate(lists)
@@ -49,7 +50,7 @@ def make_setup(
         tables=tables,
         simulator=simulator or SimulatorSettings(),
         queue=queue or QueueSettings(aging_normal=400, aging_low=600),
-        reward=RewardWeights(),
+        reward=RewardWeights(money=0.1),
         settings=EnvSettings(**{"max_jobs": 8, "episode": episode} | settings),
         start=START,
     )

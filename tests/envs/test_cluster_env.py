@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
+from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.loop import run
 from rlpto.core.queues import ConvergingSettings, QueueSettings
 from rlpto.core.rewards import REWARD_PARTS
@@ -26,7 +27,7 @@ from rlpto.policies.index import Index
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
-from ..builders import random_jobs
+from ..builders import SPOT, random_jobs
 from .builders import NODES, START, TABLES, WHOLE, make_setup
 
 FAILING = FailureSettings(mtbf_hours=1.0, mttr_hours=0.1)
@@ -101,21 +102,23 @@ def test_slots_of_a_batch_and_single_environments_go_the_same_way(
 
 
 @pytest.mark.parametrize(
-    ("decide_on", "failures", "noisy", "gained", "classes"),
+    ("decide_on", "failures", "spot", "noisy", "gained", "classes"),
     [
-        ("events", FailureSettings(), False, 1.0, "strict"),
-        ("events", ALL_OF_IT, False, 1.0, "strict"),
-        ("interval", FAILING, True, 1.0, "weighted"),
-        ("events", FAILING, False, 0.5, "strict"),
+        ("events", FailureSettings(), False, False, 1.0, "strict"),
+        ("events", ALL_OF_IT, True, False, 1.0, "strict"),
+        ("interval", FAILING, True, True, 1.0, "weighted"),
+        ("events", FAILING, False, False, 0.5, "strict"),
     ],
 )
-def test_action_zero_is_the_index_under_the_scheduler(decide_on, failures, noisy, gained, classes):
+def test_action_zero_is_the_index_under_the_scheduler(decide_on, failures, spot, noisy, gained, classes):
     simulator = SimulatorSettings(decide_on=decide_on, failures=failures)
     jobs = [random_jobs(7, 30, 8, 10)]
     queue = QueueSettings(classes=classes, converging=ConvergingSettings(gained=gained))
-    setup = make_setup(jobs, noisy=noisy, simulator=simulator, episode=WHOLE, baseline="none", queue=queue)
+    shape = ClusterShape((*NODES[1:], Node(4, price=1.0, spot=SPOT))) if spot else NODES
+    rules = {"noisy": noisy, "simulator": simulator, "queue": queue, "shape": shape}
+    setup = make_setup(jobs, episode=WHOLE, baseline="none", **rules)
     own = setup.workloads[0]
-    cluster = SimulatedCluster(NODES, own.jobs, TABLES, simulator, own.seed, Knowledge(own.noise))
+    cluster = SimulatedCluster(shape, own.jobs, TABLES, simulator, own.seed, Knowledge(own.noise))
     record = run(cluster, Index(), setup.queue, setup.reward)
     env, batch = drawn(setup), ClusterVectorEnv(setup, 1)
     env.reset(seed=0)

@@ -60,10 +60,11 @@ def tiny_record(finish: tuple[float, ...] = (100.0, 200.0, 350.0), **overrides: 
         active=np.array([2, 3, 2, 1]),
         waiting=np.array([0, 1, 1, 0]),
         reward=np.array([
-            [1.0, -1.0, -0.5, -0.25, 0.0],
-            [0.5, -1.0, -0.5, 0.0, 0.0], [0.5, -1.0, -0.25, 0.0, 0.0], [1.0, -2.0, -1.0, -0.25, 0.0],
+            [1.0, -1.0, -0.5, -0.25, 0.0, 0.0],
+            [0.5, -1.0, -0.5, 0.0, 0.0, 0.0], [0.5, -1.0, -0.25, 0.0, 0.0, 0.0], [1.0, -2.0, -1.0, -0.25, 0.0, 0.0],
         ]),
         shortfall=np.array([50.0, 70.0, 90.0, 30.0]),
+        cost=np.zeros(4),
     )  # fmt: skip
     changes = AllocationChanges(
         time=np.array([0.0, 0.0, 100.0, 200.0, 200.0, 350.0]),
@@ -82,7 +83,7 @@ def empty_record() -> RunRecord:
     """A run of a workload without jobs."""
     none, nothing = np.zeros(0), np.zeros(0, dtype=np.int64)
     jobs = JobRecords((), (), *[nothing] * 5, *[none] * 16)
-    decisions = DecisionRecords(none, none, nothing, nothing, nothing, nothing, np.zeros((0, 5)), none)
+    decisions = DecisionRecords(none, none, nothing, nothing, nothing, nothing, np.zeros((0, 6)), none, none)
     return RunRecord("none", "w0", 0, 4, jobs, decisions, AllocationChanges(none, nothing, nothing, none), 0.0)
 
 

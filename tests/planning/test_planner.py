@@ -95,11 +95,12 @@ def test_a_rollout_costs_what_then_happens(way: dict[str, str], seed: int) -> No
 
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10_000))
-def test_a_rollout_costs_the_accuracy_that_is_then_late(seed: int) -> None:
+def test_a_rollout_costs_the_accuracy_that_is_then_late_and_the_gpus(seed: int) -> None:
     times = SimulatorSettings(growth="overlap")
-    late = RewardWeights(accuracy=0, time=0, resources=0, rescale=0, shortfall=2, classes=(3.0, 2.0, 1.0))
+    late = RewardWeights(accuracy=0, time=0, resources=0, rescale=0, shortfall=2, money=3, classes=(3.0, 2.0, 1.0))
     planner = Noted(times, late, perturbations=0)
-    cluster = SimulatedCluster(NODES, at_once(seed), random_tables(seed, 8, 13.0), times)
+    nodes = (Node(4, price=2.0), Node(4, price=5.0))
+    cluster = SimulatedCluster(nodes, at_once(seed), random_tables(seed, 8, 13.0), times)
     record = run(cluster, planner, QUEUE, late, seed=5)
     before = sum(late.classes[one.priority] for one in cluster.jobs) * record.decisions.time[0] * 2.0 / 3600.0
     assert planner.costs[0][0] + before == pytest.approx(-record.decisions.reward.sum(), rel=1e-9)

@@ -78,6 +78,18 @@ def test_a_job_that_fits_nowhere_is_refused_in_one_line(sizes: tuple[int, ...], 
     assert "\n" not in str(error.value)
 
 
+def test_a_kind_with_fewer_gpus_than_the_smallest_size_counts_as_none() -> None:
+    """mpt-70b runs on 32 H100 or more and not on A40: on 16 H100 it would wait for ever."""
+    content = {
+        "cluster": {"nodes": [{"count": 2, "gpus": 8, "gpu": "h100"}, {"count": 8, "gpus": 8, "gpu": "a40"}]},
+        "workload": {"source": "jobs", "jobs": [{"model": "mpt-70b", "gpus": 32, "max_gpus": 64}]},
+        "profiles": {"folder": "llm"},
+    }
+    found = Experiment(Config.model_validate(content))
+    with pytest.raises(JobError, match=r"mpt-70b fits on no kind of GPU here \(h100, a40\)"):
+        found.check()
+
+
 def experiment(models: list[str], noisy: bool) -> Experiment:
     """Jobs of large models on 32 GPUs of each of two kinds, on the second of which some do not fit."""
     jobs = [

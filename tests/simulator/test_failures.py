@@ -207,6 +207,16 @@ def test_the_training_time_ratio_counts_all_but_training_that_stays():
     assert alone["ettr"] == pytest.approx(1.0)
 
 
+def test_the_training_time_ratio_of_a_long_job_is_that_of_its_closed_form():
+    """Kokolis et al. (2025) for a job that never waits: by its failures an hour, start, interval and writing [h]."""
+    rate, start, interval, writing = 1 / 10, 300 / 3600, 0.5, 60 / 3600
+    writes = {"checkpoint_interval": 3600 * interval, "checkpoint_seconds": 3600 * writing}
+    failures = FailureSettings(mtbf_hours=1 / rate, restart_share=1.0, **writes)
+    long = job(epochs=3600 * 5000 * 8 / 100, gpus=8, max_gpus=8)
+    found = measure(played(make_cluster([long], linear_tables(delay=3600 * start), [8], failures=failures)))
+    assert found["ettr"] == pytest.approx((1 - rate * (start + interval / 2)) / (1 + writing / interval), abs=0.003)
+
+
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [

@@ -19,9 +19,9 @@ from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import Case, Scripted, cases, random_jobs, random_tables
+from ..builders import PRICE, Case, Scripted, cases, random_jobs, random_tables
 
-WEIGHTS = RewardWeights()
+WEIGHTS = RewardWeights(money=0.1)
 
 
 class WatchedCluster(SimulatedCluster):
@@ -61,7 +61,7 @@ class WatchedCluster(SimulatedCluster):
         self.reports.append(report)
         assert report.start == before
         assert report.end == self.time >= before
-        if not self.case.settings.failures.on:
+        if not self.case.settings.failures.on and not any(node.spot for node in self.case.nodes):
             assert (self.store.progress >= progress).all(), "work is never lost"
         assert (self.store.progress <= self.store.epochs).all()
         came = self.store.submit_time <= self.time
@@ -149,10 +149,12 @@ def test_every_run_adds_up(case: Case) -> None:
     # GPU-seconds add up on every path.
     np.testing.assert_allclose(held_seconds(record), jobs.gpu_seconds, rtol=1e-9, atol=1e-6)
     assert sum(report.gpu_seconds for report in cluster.reports) == pytest.approx(jobs.gpu_seconds.sum(), rel=1e-9)
+    assert decisions.cost.sum() == pytest.approx(PRICE * jobs.gpu_seconds.sum() / 3600, rel=1e-9)
     # The reward is what the metrics say.
-    accuracy, time, resources, rescale, _ = decisions.reward.sum(axis=0)
+    accuracy, time, resources, rescale, _, money = decisions.reward.sum(axis=0)
     assert time == pytest.approx(-WEIGHTS.time * (jobs.finish_time - jobs.submit_time).sum() / 3600, rel=1e-9)
     assert resources == pytest.approx(-WEIGHTS.resources * jobs.gpu_seconds.sum() / 3600, rel=1e-9)
+    assert money == pytest.approx(-WEIGHTS.money * decisions.cost.sum())
     assert accuracy == pytest.approx(WEIGHTS.accuracy * np.array(WEIGHTS.classes)[jobs.priority].sum(), rel=1e-9)
     delays = (jobs.rescales * cluster.rescale_delay).sum()
     if case.settings.growth == "pause":

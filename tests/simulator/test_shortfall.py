@@ -83,7 +83,7 @@ def test_records_agree_with_themselves(growth: str) -> None:
     least = stays[1] * 0.1 + (stays[2] - stays[1]) * 0.05 + (stays[3] - stays[2]) * 0.01
     most = stays[1] + (stays[2] - stays[1]) * 0.1 + (stays[3] - stays[2]) * 0.05 + (stays[4] - stays[3]) * 0.01
     assert least <= record.decisions.shortfall.sum() <= most
-    assert -6.0 * most / 3600 <= record.decisions.reward[:, -1].sum() <= -2.0 * least / 3600
+    assert -6.0 * most / 3600 <= record.decisions.reward[:, 4].sum() <= -2.0 * least / 3600
 
 
 def test_a_job_that_stops_early_lacks_nothing_from_then_on() -> None:

@@ -18,7 +18,9 @@ def decision_records(database: SessionDatabase, weights: RewardWeights) -> Decis
     rows = np.array(database.decisions(), dtype=np.float64).reshape(-1, 15)
     shortfall = rows[:, 12:15]
     passed = intervals(rows[:, 6:9], rows[:, 9], rows[:, 10], rows[:, 11], shortfall)
-    return DecisionRecords.from_rows(rows[:, :6], reward_terms(passed, weights), shortfall.sum(axis=1))
+    return DecisionRecords.from_rows(
+        rows[:, :6], reward_terms(passed, weights), shortfall.sum(axis=1), np.zeros(len(rows))
+    )
 
 
 def policy_switches(database: SessionDatabase) -> PolicySwitches:

@@ -1,0 +1,126 @@
+"""Spot nodes, which their owner takes away, and what the GPUs cost that jobs hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlpto.core.cluster import Node, SpotSettings
+from rlpto.evaluation.metrics import measure
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.experiments.on_ray import real_nodes
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ConfigError
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
+
+from ..builders import give, job, linear_tables, on_nodes, played
+
+SPOT = SpotSettings(mean_hours=3.0, away_hours=1.0)
+
+
+def cluster_of(nodes: list[Node], *jobs: object, seed: int = 0, **settings: object) -> SimulatedCluster:
+    rules = SimulatorSettings(**settings)  # type: ignore[arg-type]
+    return SimulatedCluster(tuple(nodes), jobs or (job(epochs=1e9),), linear_tables(), rules, seed)  # type: ignore[arg-type]
+
+
+def up_nodes(nodes: list[Node], seed: int = 0, busy: bool = False, **settings: object) -> FloatArray:
+    """[T, N] whether each node is up, every half hour of 400 h."""
+    cluster = cluster_of(nodes, seed=seed, interval=1800.0, **settings)
+    seen = []
+    while cluster.time < 400 * 3600:
+        if busy and cluster.up_gpus and not cluster.held_gpus:
+            give(cluster, [1])
+        cluster.advance()
+        if cluster.time % 1800.0 == 0:
+            seen.append([node.up for node in cluster.shape])
+    return np.array(seen, dtype=np.float64)
+
+
+def test_spot_nodes_come_and_go_and_the_others_stay():
+    nodes = [Node(1)] * 5 + [Node(1, spot=SPOT)] * 30
+    up = up_nodes(nodes)
+    assert up[:, :5].all()
+    assert up[:, 5:].mean() == pytest.approx(3 / (3 + 1), abs=0.03)
+    assert np.array_equal(up, up_nodes(nodes, busy=True)), "whatever runs"
+    assert not np.array_equal(up, up_nodes(nodes, seed=1))
+
+
+def test_nodes_fail_as_before_where_others_are_spot_and_spot_nodes_fail_too():
+    failing = FailureSettings(mtbf_hours=6.0, mttr_hours=4.0)
+    plain = up_nodes([Node(1)] * 40, failures=failing)
+    some = up_nodes([Node(1)] * 10 + [Node(1, spot=SPOT)] * 30, failures=failing)
+    assert np.array_equal(plain[:, :10], some[:, :10])
+    # Up for 1 / (1/3 + 1/6) h on average; then away, in two of three cases, or in repair.
+    assert some[:, 10:].mean() == pytest.approx(2 / (2 + 2 / 3 * 1 + 1 / 3 * 4), abs=0.03)
+
+
+@pytest.mark.parametrize(("notice", "lost"), [(0.0, 900.0), (59.0, 900.0), (60.0, 60.0), (1e6, 60.0)])
+def test_a_reclaim_costs_a_failure_or_the_writing_of_a_checkpoint_if_there_is_notice(notice, lost):
+    spot = SpotSettings(mean_hours=2.0, away_hours=0.1, notice_seconds=notice)
+    rules = FailureSettings(checkpoint_interval=900.0 - 60.0, checkpoint_seconds=60.0)
+    cluster = cluster_of([Node(1, spot=spot)], failures=rules, interval=60.0)
+    seen = []
+    for _ in range(300):
+        if cluster.up_gpus:
+            give(cluster, [1])
+        start, before = cluster.time, float(cluster.store.lost[0])
+        while cluster.held_gpus:
+            cluster.advance()
+        if (stopped := cluster.changes().time[-1]) > start:
+            whole = 840.0 / 900.0
+            seen.append(((stopped - start), (cluster.store.lost[0] - before) / whole))
+        cluster.advance()
+    ran, cost = np.array(seen).T
+    assert len(seen) > 50
+    assert cost == pytest.approx(np.minimum(ran % 900.0, lost)), "at least the last whole interval is kept"
+
+
+def test_held_gpus_are_paid_by_the_node_they_are_on_until_the_job_ends():
+    nodes = [Node(1, price=7.0), Node(2, price=2.0)]
+    jobs = [job(0, epochs=1.0, gpus=2, max_gpus=2), job(1, epochs=3.0, gpus=1, max_gpus=1)]
+    cluster = cluster_of(nodes, *jobs, interval=1e5)
+    found, cost = measure(played(cluster)), (2 * 2.0 * 50 + 7.0 * 300) / 3600  # 100 s of a GPU for an epoch
+    assert (found["cost"], found["cost_per_job"]) == pytest.approx((cost, cost / 2))
+    assert np.isnan(measure(played(cluster_of([Node(3)], *jobs)))["cost"]), "no price is set"
+
+
+def test_of_nodes_that_serve_as_well_the_first_in_the_configuration_is_taken():
+    cluster = cluster_of([Node(4, price=9.0), Node(4, price=1.0)], job(0, max_gpus=4), job(1, max_gpus=4))
+    give(cluster, [4, 0])
+    assert on_nodes(cluster, [0]) == [[0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("group", "error"),
+    [
+        ("{price: -1}", "cluster.nodes.0.price: expected greater"),
+        ("{spot: {mean_hours: 0}}", "cluster.nodes.0.spot.mean_hours: expected greater"),
+        ("{spot: {notice_seconds: 5}}", "cluster.nodes.0.spot.mean_hours"),
+        ("{notice_seconds: 5}", "cluster.nodes.0.notice_seconds"),
+        ("{spot: {mean_hours: 5, notice_seconds: -5}}", "cluster.nodes.0.spot.notice_seconds: expected greater"),
+    ],
+)
+def test_wrong_prices_and_spot_nodes_are_refused_by_name(tmp_path: Path, group, error):
+    path = tmp_path / "exp.yaml"
+    path.write_text(f"cluster:\n  nodes:\n  - {group}\n")
+    with pytest.raises(ConfigError) as raised:
+        load_config(path)
+    assert f"exp.yaml:3: {error}" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_configuration_describes_the_nodes():
+    changed = ["cluster.nodes=[{gpus: 2, price: 1.5, spot: {mean_hours: 4}}, {gpus: 8}]"]
+    first, second = Experiment(load_config("quickstart", changed)).shape
+    assert first == Node(2, price=1.5, spot=SpotSettings(mean_hours=4, away_hours=1, notice_seconds=120))
+    assert (second.price, second.spot) == (0.0, None)
+
+
+def test_a_local_ray_cluster_refuses_spot_nodes(tmp_path: Path):
+    spot = load_config("ray", ["cluster.nodes=[{gpus: 2, spot: {mean_hours: 4}}]"])
+    with pytest.raises(ConfigError, match="spot nodes are simulated only"), real_nodes(spot, None, tmp_path, print):
+        pass
