@@ -59,9 +59,9 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def test_lists_every_policy_with_its_source_and_options() -> None:
     listed = available()
-    assert list(listed)[:19] == [
+    assert list(listed)[:20] == [
         "fifo", "elastic_fifo", "round_robin", "sjf", "srtf", "las", "tiresias", "equal_share", "max_throughput",
-        "optimus", "hesrpt", "reward_greedy", "index", "pollux", "sia", "gavel", "coach",
+        "optimus", "hesrpt", "reward_greedy", "index", "pollux", "sia", "gavel", "rubick", "coach",
         "configuration_manager", "random",
     ]  # fmt: skip
     assert all(policy.summary and policy.source for policy in listed.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.core.cluster import Allocation, Node
+from rlpto.core.cluster import Allocation, ClusterState, Node
 from rlpto.core.jobs import Job
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.io.errors import JobError, PolicyError, ProfileError
@@ -19,10 +20,11 @@ from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.profiles import load_folder, shipped_folder
 from rlpto.performance.size_table import SizeTable
 from rlpto.performance.tables import JobType
+from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import advance_to, job, run_out
+from ..builders import Scripted, advance_to, job, played, run_out
 
 PLANS = {"1x2": ((1, 2, 4.0), (1, 4, 2.5)), "2x2": ((1, 4, 2.0), (1, 8, 1.0)), "ga": ((1, 1, 9.0), (1, 2, 5.0))}
 SIZES = ({1, 2, 4, 8}, *({gpus for _, gpus, _ in steps} for steps in PLANS.values()))
@@ -111,3 +113,35 @@ def test_plans_that_do_not_divide_or_do_not_exist_are_refused_in_one_line() -> N
         cluster_of(train("m@1x2", 1, max_gpus=1), chosen=False)
     with pytest.raises(ProfileError, match="the profile of model 'm' has no plan '4x4'; known: 1x2, 2x2, ga"):
         cluster_of(train("m@4x4", 4))
+
+
+class TestRubick:
+    def test_a_plan_is_the_best_of_its_size_and_changes_with_the_size_only(self) -> None:
+        cluster = cluster_of(train("m@ga", 2), *(train("m@ga", 1, submit=505.0) for _ in range(2)))
+        policy, decided = make_policy("rubick"), []
+
+        def decide(state: ClusterState) -> Allocation:
+            found = policy(state)
+            assert found.plan is not None
+            decided.append(list(zip(state.jobs.index.tolist(), found.gpus.tolist(), found.plan.tolist(), strict=True)))
+            return found
+
+        assert np.isfinite(played(cluster, Scripted(decide)).jobs.finish_time).all()
+        assert decided[0] == [(0, 8, TWO_BY_TWO)]
+        assert [(0, 4, TWO_BY_TWO), (1, 2, ONE_BY_TWO), (2, 2, ONE_BY_TWO)] in decided
+        for before, after in pairwise(decided):
+            sizes = {job: (gpus, plan) for job, gpus, plan in before}
+            assert all(sizes[job][1] == plan for job, gpus, plan in after if sizes.get(job, (0, 0))[0] == gpus)
+
+    @pytest.mark.parametrize(("model", "gpus", "least"), [("m@ga", 2, 2), ("m@1x2", 4, 4), ("m@2x2", 8, 8)])
+    def test_a_job_of_class_high_is_as_fast_as_it_was_submitted_for(self, model: str, gpus: int, least: int) -> None:
+        others = [train("m@ga", 1) for _ in range(8)]
+        state = cluster_of(train(model, gpus, priority=0), *others).state()
+        found = make_policy("rubick")(state)
+        assert found.gpus[0] == least
+        assert int(found.gpus.sum()) == 8
+
+    def test_without_plans_it_divides_gpus_by_gain(self) -> None:
+        found = make_policy("rubick")(cluster_of(train("m", 1), train("m", 1), chosen=False).state())
+        assert found.plan.tolist() == [BEST, BEST]
+        assert found.gpus.tolist() == [4, 4]
