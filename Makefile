@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 JOBS   := $(shell nproc 2>/dev/null || echo 1)
 CASES  := $(filter-out benchmarks/_% benchmarks/study.py,$(wildcard benchmarks/*.py))
 AGENTS  := agents cases planner_windows planner_reward
-SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generated knowledge planner_generated pollux rivals schedulearn shockwave sia stopping windows
+SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generated knowledge planner_generated pollux rivals rubick schedulearn shockwave sia stopping windows
 
 QUICK_TESTS   := $(BIN)/python -m pytest -n auto --dist loadfile -m "not cluster"
 CLUSTER_TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/ray_cluster tests/service

@@ -2,11 +2,13 @@
 
 DATA: folder of the sources' tables (arena, rubick, vtrain, llm-foundry, megatron-bridge, mlperf). OUT: where a file
 of YAML for each source goes; the shipped ones are in `rlpto/performance/profiles/llm`. At every size the best plan of
-parallelism counts. What sources do not state is nominal and says so: progress, accuracy, the delay of a rescale.
+parallelism counts; Rubick's tables name the plans. What sources do not state is nominal and says so: progress,
+accuracy, the delay of a rescale.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterable
@@ -31,23 +33,33 @@ def keep_best(steps: Steps, gpus: int, nodes: int, seconds: float) -> None:
         steps[gpus, nodes] = min(seconds, steps.get((gpus, nodes), np.inf))
 
 
-def document(name: str, about: str, source: str, batch: int, kinds: dict[str, Steps], whole: float = 1e4) -> str:
-    """A profile as YAML. batch: samples of a step. whole: steps of a whole training."""
-    tables = {
-        kind: SizeTable(
-            tuple((nodes, gpus, float(f"{seconds:.4g}")) for (gpus, nodes), seconds in sorted(steps.items()))
-        )
-        for kind, steps in kinds.items()
-        if steps
-    }
+def rows_of(steps: Steps) -> tuple[tuple[int, int, float], ...]:
+    """(nodes, GPUs, seconds) in the order of a table."""
+    return tuple((nodes, gpus, float(f"{seconds:.4g}")) for (gpus, nodes), seconds in sorted(steps.items()))
+
+
+def document(
+    name: str,
+    about: str,
+    source: str,
+    batch: int,
+    kinds: dict[str, Steps],
+    whole: float = 1e4,
+    plans: dict[str, Steps] | None = None,
+) -> str:
+    """A profile as YAML. batch: samples of a step. whole: steps of a whole training. plans: whose best `kinds` are."""
+    tables = {kind: SizeTable(rows_of(steps)) for kind, steps in kinds.items() if steps}
+    by_plan = {plan: rows_of(steps) for plan, steps in sorted((plans or {}).items())}
     errors = [error for table in tables.values() for error in table.held_out_errors()]
     stated = "{}"
     if errors:
         median, high = np.quantile(errors, [0.5, 0.9])
         stated = f"{{throughput_median: {median:.3g}, throughput_p90: {high:.3g}}}"
+    given = {kind: {"plans": by_plan} if plans else {"steps": table.steps} for kind, table in sorted(tables.items())}
     rows = "".join(
-        f"  {kind}:\n    throughput: {{law: table, steps: {[list(row) for row in table.steps]}}}\n"
-        for kind, table in sorted(tables.items())
+        f"  {kind}:\n    throughput: {{law: table, {key}: {json.dumps(value)}}}\n"
+        for kind, law in given.items()
+        for key, value in law.items()
     )
     return (
         f"name: {name}\ndescription: {about}\nsource: '{source}'\n"
@@ -73,15 +85,27 @@ def arena(data: Path) -> Iterable[str]:
 
 
 def rubick(data: Path) -> Iterable[str]:
-    """Step times of Rubick on A800, best over plans; its tables do not state batches, so a step counts as 1,024."""
+    """Step times of Rubick on A800 by plan; its tables do not state batches, so a step counts as 1,024."""
     for model in ("bert", "roberta", "vit", "t5", "t5_3B", "gpt2", "llama7", "llama30"):
         steps: Steps = {}
-        for row in pd.read_csv(data / f"rubick/traces/{model}.csv", dtype={"placement": str}).itertuples():
+        plans: dict[str, Steps] = {}
+        for row in (
+            pd.read_csv(data / f"rubick/traces/{model}.csv", dtype=str).astype({"iter_time": float}).itertuples()
+        ):
             placement = [int(digit) for digit in row.placement]
-            keep_best(steps, sum(placement), len(placement), row.iter_time)
-        source = "Rubick (AlibabaPAI/reconfigurable-dl-scheduler, MLSys 2025, Apache-2.0): best measured plan"
+            size = sum(placement), len(placement)
+            keep_best(steps, *size, row.iter_time)
+            keep_best(plans.setdefault(rubick_plan(row.exec_plan), {}), *size, row.iter_time)
+        source = "Rubick (AlibabaPAI/reconfigurable-dl-scheduler, MLSys 2025, Apache-2.0): measured plans"
         about = f"{model} on nodes of 8 A800; a step counts as 1,024 samples"
-        yield document(f"rubick-{model}".lower().replace("_", "-"), about, source, 1024, {"a800": steps})
+        name = f"rubick-{model}".lower().replace("_", "-")
+        yield document(name, about, source, 1024, {"a800": steps}, plans=plans)
+
+
+def rubick_plan(plan: str) -> str:
+    """Our name of a plan of Rubick's: pipeline stages x tensor degree of its three digits, whose last one, the
+    data-parallel degree, follows from the GPUs."""
+    return f"{plan[0]}x{plan[1]}" if plan.isdigit() else plan
 
 
 def vtrain(data: Path) -> Iterable[str]:

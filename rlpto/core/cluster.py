@@ -225,7 +225,7 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What a policy decides: a plan for every row of `ClusterState.jobs`. GPUs alone are plan enough.
+    """What a policy decides for every row of `ClusterState.jobs`. GPUs alone are enough.
 
     gpus: [n] integers; 0 leaves or puts the job in the queue.
     order: [n] row numbers, the order in which changed jobs are placed on nodes; None: queue order.
@@ -236,6 +236,8 @@ class Allocation:
         that holds just these is not touched.
     servers: [n] parameter servers, 1 to `JobTable.most_servers`; 0, or None for all: the job's own number.
         A change of it restarts a running job.
+    plan: [n] numbers of plans of parallelism, of `JobTable.plans`; 0, or None for all: the job's own plan, or the best
+        for its size if it has none of its own. A change of it restarts a running job.
     """
 
     gpus: IntArray
@@ -243,6 +245,7 @@ class Allocation:
     batch_size: IntArray | None = None
     placement: IntArray | None = None
     servers: IntArray | None = None
+    plan: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,11 @@ def chooses_servers(policy: Policy) -> bool:
     return bool(getattr(policy, "chooses_servers", False))
 
 
+def chooses_plans(policy: Policy) -> bool:
+    """Whether a policy's allocations may have plans of parallelism, likewise."""
+    return bool(getattr(policy, "chooses_plans", False))
+
+
 def reads_speeds(policy: Policy) -> bool:
     """Whether a policy looks at speeds and remaining times, as its attribute of this name says, if it has one.
 

@@ -18,7 +18,7 @@ from rlpto.core.external_load import background_at, place_background
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.core.loop import run
-from rlpto.core.policy import LookaheadPolicy, Policy, chooses_batch_sizes, chooses_servers, reads_speeds
+from rlpto.core.policy import LookaheadPolicy, Policy, chooses_batch_sizes, chooses_plans, chooses_servers, reads_speeds
 from rlpto.core.records import RunRecord
 from rlpto.core.server_slots import check_servers_fit
 from rlpto.evaluation.runner import Cell
@@ -64,7 +64,7 @@ class Experiment:
             for _ in range(group.count)
         )
         self.background = place_background(config.workload.background, shape)
-        self._tables: dict[tuple[bool, bool], SpeedTables] = {}
+        self._tables: dict[tuple[bool, bool, bool], SpeedTables] = {}
         self.shape = shape.with_background(*background_at(self.background, 0.0, len(shape)))
 
     @cached_property
@@ -119,14 +119,15 @@ class Experiment:
         """Names of the windows of a split, see `WindowTraces.names`."""
         return self.traces.names(split, required)
 
-    def tables(self, *, batch_sizes: bool = False, servers: bool = False) -> SpeedTables:
+    def tables(self, *, batch_sizes: bool = False, servers: bool = False, plans: bool = False) -> SpeedTables:
         """Speed tables of every job type of the workload, for as many GPUs as a job may hold.
 
-        batch_sizes, servers: with the batch sizes, and the numbers of parameter servers, that a policy may choose.
+        batch_sizes, servers, plans: with the batch sizes, the numbers of parameter servers, and the plans of
+        parallelism, that a policy may choose.
         """
-        if (batch_sizes, servers) not in self._tables:
+        if (batch_sizes, servers, plans) not in self._tables:
             (types, most), shape = self._job_types, self.shape
-            self._tables[batch_sizes, servers] = compile_tables(
+            self._tables[batch_sizes, servers, plans] = compile_tables(
                 self.profiles,
                 types,
                 most,
@@ -134,8 +135,9 @@ class Experiment:
                 kinds=shape.kind_sizes,
                 choose_batches=batch_sizes,
                 choose_servers=servers,
+                choose_plans=plans,
             ).within(shape.kind_gpus)
-        return self._tables[batch_sizes, servers]
+        return self._tables[batch_sizes, servers, plans]
 
     @cached_property
     def _job_types(self) -> tuple[list[JobType], int]:
@@ -200,6 +202,7 @@ class Experiment:
         tables = self.tables(
             batch_sizes=policy is not None and chooses_batch_sizes(policy),
             servers=policy is not None and chooses_servers(policy),
+            plans=policy is not None and chooses_plans(policy) and self.knowledge.beliefs is None,
         )
         knowledge = replace(self.knowledge, noise=estimate_noise(known, len(jobs), own_seed))
         rules = replace(AS_POLLUX, shared=known.rules.shared) if isinstance(policy, Pollux) else known.rules

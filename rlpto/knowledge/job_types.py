@@ -129,6 +129,7 @@ def with_job_types(base: SpeedTables, jobs: int, kinds: int = 1) -> SpeedTables:
         node_gpus=np.concatenate([base.node_gpus, np.tile(sizes, jobs)]),
         servers=room(base.servers),
         most_servers=room(base.most_servers),
+        plan=room(base.plan),
     )
 
 

@@ -24,6 +24,7 @@ from rlpto.policies.index import Index
 from rlpto.policies.pollux.policy import Pollux
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.rigid import Fifo, Las, RoundRobin, Sjf, Srtf, Tiresias
+from rlpto.policies.rubick import Rubick
 from rlpto.policies.shockwave import Shockwave
 from rlpto.policies.sia import Sia
 from rlpto.policies.spec import UNNAMED, parse_spec, spec_of
@@ -36,7 +37,7 @@ ENTRY_POINTS = "rlpto.policies"
 _CLASSES = (
     *(Fifo, ElasticFifo, RoundRobin, Sjf, Srtf, Las, Tiresias, EqualShare, MaxThroughput, Optimus, Hesrpt),
     *(RewardGreedy, Index, Pollux, Sia, Gavel, Themis, Allox, MaxSumThroughput, MinDuration, GandivaFair, Shockwave),
-    *(Coach, ConfigurationManager, RandomPolicy),
+    *(Rubick, Coach, ConfigurationManager, RandomPolicy),
 )
 BUILT_IN: dict[str, PolicyClass] = {policy.name: policy for policy in _CLASSES}
 """The project's own policies, agents apart, in the order in which they are listed."""

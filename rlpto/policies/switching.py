@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.policy import Policy, StandingPolicy, chooses_batch_sizes, chooses_servers, frozen
+from rlpto.core.policy import Policy, StandingPolicy, chooses_batch_sizes, chooses_plans, chooses_servers, frozen
 from rlpto.core.records import PolicySwitches
 
 
@@ -47,6 +47,11 @@ class SwitchingPolicy:
     def chooses_servers(self) -> bool:
         """Whether any of the policies does."""
         return any(map(chooses_servers, self._policies))
+
+    @property
+    def chooses_plans(self) -> bool:
+        """Whether any of the policies does."""
+        return any(map(chooses_plans, self._policies))
 
     def switch(self, policy: Policy, time: float) -> None:
         """Let another policy decide from `time` [s] on, until the next set time."""

@@ -51,7 +51,7 @@ def test_between_two_sizes_the_time_is_between_theirs(seconds: list[float], stri
         ("steps: [[1, 4, 3.0], [1, 4, 2.0]]", "4 GPUs on 1 nodes stand there twice"),
         ("steps: [[1, 4, -3.0]]", "throughput.steps.0.2"),
         ("steps: [[8, 4, 3.0]]", "4 GPUs on 8 nodes, expected a GPU or more a node"),
-        ("steps: []", "throughput.steps"),
+        ("steps: []", "throughput: steps: expected the measured time"),
         ("steps: [[1, 4, 3.0], [1, 8, 2.0]], allowed: [8, 4]", "expected ascending sizes, each once"),
         ("steps: [[1, 4, 3.0], [1, 8, 2.0]], allowed: [4, 16]", "allowed: 16 GPUs, expected 4 to 8"),
     ],

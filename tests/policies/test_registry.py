@@ -59,10 +59,11 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def test_lists_every_policy_with_its_source_and_options() -> None:
     listed = available()
-    assert list(listed)[:25] == [
+    assert list(listed)[:26] == [
         "fifo", "elastic_fifo", "round_robin", "sjf", "srtf", "las", "tiresias", "equal_share", "max_throughput",
         "optimus", "hesrpt", "reward_greedy", "index", "pollux", "sia", "gavel", "themis", "allox",
-        "max_sum_throughput", "min_duration", "gandiva_fair", "shockwave", "coach", "configuration_manager", "random",
+        "max_sum_throughput", "min_duration", "gandiva_fair", "shockwave", "rubick", "coach", "configuration_manager",
+        "random",
     ]  # fmt: skip
     assert all(policy.summary and policy.source for policy in listed.values())
     ((option, default, meaning),) = options_of(listed["tiresias"])
