@@ -57,9 +57,9 @@ def copy_of(loop: Loop) -> Loop:
     world = loop.world._replace(
         **{name: getattr(loop.world, name).copy() for name in (*Start._fields, "sums", "scratch")}
     )
-    changed = ("shown", "speed", "known", "chain", "ordered_until", "numbers", "given", "left", "sums", "seen")
+    changed = ("current", "shown", "speed", "known", "chain", "ordered_until", "numbers", "given", "left", "sums")
     steps = GrowthSteps(loop.steps.target.copy(), loop.steps.gain.copy())
-    return loop._replace(world=world, steps=steps, **{name: getattr(loop, name).copy() for name in changed})
+    return loop._replace(world=world, steps=steps, **{name: getattr(loop, name).copy() for name in (*changed, "seen")})
 
 
 class RolloutStates:
