@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlpto.core.cluster import ClusterState
+from rlpto.core.gpu_kinds import Kinds
 from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import BelievedSpeeds
 from rlpto.core.queues import QueueSettings
@@ -107,7 +108,8 @@ class RolloutStates:
             follow_accuracy=self._follow_accuracy,
         )
         take_up_all(world, state.time, state.shape, placement)
-        loop = build_loop(world, shown, self._queue, state.gpus_per_node, NO_NOISE)
+        kinds = Kinds.of(state.shape, shown) if shown.fit.size else None
+        loop = build_loop(world, shown, self._queue, state.gpus_per_node, NO_NOISE, kinds=kinds)
         return loop, start_of(world)
 
     def _tables(
