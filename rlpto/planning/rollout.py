@@ -108,7 +108,8 @@ class RolloutStates:
             follow_accuracy=self._follow_accuracy,
         )
         take_up_all(world, state.time, state.shape, placement)
-        kinds = Kinds.of(state.shape, shown) if shown.fit.size else None
+        by_kind = shown.fit.size and shown.by_kind.shape[1] == len(shown.kinds)  # else a type stands for all kinds
+        kinds = Kinds.of(state.shape, shown) if by_kind else None
         loop = build_loop(world, shown, self._queue, state.gpus_per_node, NO_NOISE, kinds=kinds)
         return loop, start_of(world)
 
