@@ -20,6 +20,7 @@ JOBS = {
     "microsoft": "Jobs recorded on a Microsoft cluster in 2021 (`{path}`)",
     "synthetic": "Jobs drawn like those of Microsoft's cluster Philly",
     "kinds": "Whole trainings of models, drawn like the jobs of Microsoft's cluster Philly, on three kinds of GPU",
+    "llm": "Jobs of a lab that develops large language models, by `configs/llm.yaml` and `configs/llm_kinds.yaml`",
     "philly": "Jobs recorded on Microsoft's cluster Philly in 2017",
     "pollux": "Jobs drawn from two workloads of Pollux's benchmark",
 }
@@ -83,12 +84,11 @@ def division(case: Case, entries: Entries) -> str:
     rows = [row.figures for row in read_rows(FIFO_FILE) if row.case == case.id]
     fifo, bound = (sum(row[FIGURES.index(key)] for row in rows) / len(rows) / 3600 for key in ("jct", "bound"))
     environment = f"environment of its training windows `rlpto.bench:rlpto/Bench-{case.id}-v{VERSION}`"
-    if len({node.get("gpu") for node in case.settings["cluster"]["nodes"]}) > 1:
-        environment = "no environment, as those have one kind of GPU"
+    apart = " It does not count for the score of its division." if case.ships and not case.counts else ""
     build = "" if case.ships else f"rlpto bench build {case.jobs}\n"
     return (
         f"\n## {HEADINGS[case.division]}\n\n{ABOUT[case.division]} Case `{case.id}`, digest `{case.digest}`; "
-        f"{environment}.\n\n```\n{build}"
+        f"{environment}.{apart}\n\n```\n{build}"
         f"rlpto bench run fifo --case {case.id}\n```\n\nScore 0 is the mean JCT of `fifo`, {fifo:.2f} h, and 100 "
         f"the bound, {bound:.2f} h.\n"
         + table(["submission", "score"], *(scores_of(case, entries) or [["none yet", ""]]))

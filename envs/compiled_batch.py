@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlpto.core.cluster import ClusterShape
+from rlpto.core.gpu_kinds import Kinds
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import JOB, EstimateNoise, Job
 from rlpto.core.queues import QueueSettings
@@ -124,8 +125,9 @@ def build_batch(
     step = _joint_step(workloads)
     noise = _joint_noise(workloads, most, tables.max_gpus + 1)
     reserve = _joint_steps(workloads, lambda workload: workload.reserve)
+    parts = (queue, shape.gpus_per_node, noise, reserve, step, beliefs, Kinds.of(shape, tables))
     return CompiledBatch(
-        loop=build_loop(world(count), tables, queue, shape.gpus_per_node, noise, reserve, step, beliefs),
+        loop=build_loop(world(count), tables, *parts),
         blank=world(1),
         pool=pool,
         counts=counts,
@@ -150,11 +152,6 @@ def _check_supported(
         raise ConfigError(
             f"queue.inside: {queue.inside}, but where agents learn and constants are tuned each class is served fifo"
         )
-    if len(shape.kinds) > 1:
-        raise ConfigError(
-            f"cluster.nodes: many clusters learn at once on one kind of GPU, not on {', '.join(shape.kinds)}; expected "
-            "nodes with the same `gpu`"
-        )
     if tables.has_servers or any(node.background or node.background_cpus for node in shape):
         raise ConfigError(
             "simulators in a batch know neither parameter servers nor background load: expected models that train "
@@ -163,7 +160,7 @@ def _check_supported(
     if simulator.share != 1:
         raise ConfigError(f"simulator.share: in an environment jobs share no GPUs, expected 1, not {simulator.share}")
     for workload in workloads:
-        check_jobs_fit(workload.jobs, shape.capacity)
+        check_jobs_fit(workload.jobs, shape.most_gpus)
 
 
 def _joint_noise(workloads: Sequence[Workload], most: int, width: int) -> FloatArray:

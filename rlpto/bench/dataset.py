@@ -32,8 +32,7 @@ def record(
     environment. What is beyond its limits is cut. name: NAMESPACE/NAME-vNUMBER. settings: keys of `EnvSettings`.
     progress: shows a bar on a terminal. Observations are flat vectors. Episode i begins with seed i. Returns the
     number of steps, and the share of them that was cut. Raises ConfigError for another policy, for a name that is
-    taken or is none, where Minari is not installed or cannot write, and for cases with several kinds of GPU, which
-    have no environment.
+    taken or is none, and where Minari is not installed or cannot write.
     """
     try:
         import minari

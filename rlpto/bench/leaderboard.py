@@ -102,7 +102,7 @@ def page(divisions: dict[str, list[Entry]]) -> str:
         "# Leaderboard",
         "",
         f"rlpto-bench, version {VERSION}. A case scores 0 with the mean JCT of `fifo`, and 100 with its lower bound,",
-        "which no policy can reach. A score is the mean over the shipped cases of a division. Intervals are 95 %",
+        "which no policy can reach. A score is the mean over the cases of a division that count. Intervals are 95 %",
         f"bootstrap intervals over windows, and seeds of training where there are several ({RESAMPLES:,} resamples);",
         "differences are paired by window. How cases are run and checked: [bench.md](bench.md).",
         "`rlpto bench table submissions -o docs/leaderboard.md --plot docs/images/leaderboard.png` wrote this page.",

@@ -139,7 +139,8 @@ class Scores:
     def __init__(self, rows: Sequence[Row], division: str) -> None:
         have = {row.case for row in rows}
         self.cases = [case.id for case in cases() if case.division == division and case.id in have]
-        self.missing = [case.id for case in cases() if case.division == division and case.ships and case.id not in have]
+        wanted = [case.id for case in cases() if case.division == division and case.counts]
+        self.missing = [case for case in wanted if case not in have]
         self._rows = [row for row in rows if row.case in self.cases]
 
     def by_case(self) -> dict[str, float]:
@@ -148,12 +149,12 @@ class Scores:
 
     @cached_property
     def drawn(self) -> FloatArray:
-        """[RESAMPLES] scores of the division's shipped cases, with windows and policies drawn again. The n-th draw has
+        """[RESAMPLES] scores of the division's cases that count, windows and policies drawn again. The n-th draw has
         the same windows for all submissions, so that their differences are paired."""
         policies = len({row.policy for row in self._rows})
         members = np.random.default_rng(1).integers(0, policies, (RESAMPLES, policies))
         windows_of, found = np.random.default_rng(0), []
-        for case in self._shipped:
+        for case in self._counting:
             mine, fifo, bound = self._times[case]
             windows = windows_of.integers(0, len(fifo), (RESAMPLES, len(fifo)))
             means = mine[members[:, :, None], windows[:, None, :]].mean(axis=(1, 2))
@@ -163,14 +164,14 @@ class Scores:
 
     @cached_property
     def interval(self) -> tuple[float, float, float]:
-        """Score of the shipped cases, with its 95 % bootstrap interval over windows and policies together."""
-        score = float(np.mean([_score(*self._times[case]) for case in self._shipped]))
+        """Score of the cases that count, with its 95 % bootstrap interval over windows and policies together."""
+        score = float(np.mean([_score(*self._times[case]) for case in self._counting]))
         return score, *between(self.drawn)
 
     def mean(self, figure: str) -> float:
-        """Mean of a figure over the cells of shipped cases."""
+        """Mean of a figure over the cells of cases that count."""
         at = FIGURES.index(figure)
-        return float(np.mean([row.figures[at] for row in self._rows if row.case in self._shipped]))
+        return float(np.mean([row.figures[at] for row in self._rows if row.case in self._counting]))
 
     @property
     def cpu_ms(self) -> float:
@@ -178,8 +179,8 @@ class Scores:
         return float(np.median([row.cpu_ms for row in self._rows]))
 
     @cached_property
-    def _shipped(self) -> list[str]:
-        return [case.id for case in cases() if case.ships and case.id in self.cases]
+    def _counting(self) -> list[str]:
+        return [case.id for case in cases() if case.counts and case.id in self.cases]
 
     @cached_property
     def _times(self) -> dict[str, tuple[FloatArray, FloatArray, FloatArray]]:

@@ -35,7 +35,8 @@ class Case:
     """One case.
 
     id: such as microsoft04-0.9 or microsoft04-0.9-exact. jobs: name of its file of jobs. division: what is known.
-    settings: of the configuration that draws such jobs, `workload` included. ships: whether its jobs do.
+    settings: of the configuration that draws such jobs, `workload` included. ships: whether its jobs do. counts: for
+    the score of its division.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Case:
     division: str
     settings: Mapping[str, Any]
     ships: bool
+    counts: bool
 
     @property
     def digest(self) -> str:
@@ -106,6 +108,10 @@ def cases() -> tuple[Case, ...]:
         drawn[name] = (jobs, _merged(drawn[jobs][1], suite["failing"]), True)
     for name, settings in suite["variants"].items():
         drawn[name] = (name, _merged(common, settings), True)
+    for name, own in suite["apart"].items():
+        config = yaml.safe_load((FOLDER.parent / "configs" / f"{name}.yaml").read_text(encoding="utf-8"))
+        settings = {key: config[key] for key in ("seed", "cluster", "workload", "profiles")}
+        drawn[name] = (name, _merged(_merged(common, settings), own), True)
     return tuple(
         Case(
             name if division == REALISTIC else f"{name}-{division}",
@@ -113,6 +119,7 @@ def cases() -> tuple[Case, ...]:
             division,
             {**settings, "knowledge": known},
             ships,
+            ships and name not in suite["apart"],
         )
         for division, known in suite["knowledge"].items()
         for name, (jobs, settings, ships) in drawn.items()

@@ -44,7 +44,7 @@ def run(
     case: Annotated[
         list[str] | None,
         typer.Option(
-            "--case", help="A case, or a division: realistic, exact; may be repeated. All that ship by default."
+            "--case", help="A case, or a division: realistic, exact; may be repeated. All that count by default."
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name on the leaderboard; that of the policy if not given.")] = None,
@@ -61,7 +61,7 @@ def run(
     from rlpto.bench.suite import EXACT, REALISTIC, cases, find_case
     from rlpto.policies.spec import parse_spec
 
-    divisions = {text: [one for one in cases() if one.ships and one.division == text] for text in (REALISTIC, EXACT)}
+    divisions = {text: [one for one in cases() if one.counts and one.division == text] for text in (REALISTIC, EXACT)}
     wanted = [found for text in case or divisions for found in divisions.get(text) or [find_case(text)]]
     called = name or parse_spec(policies[0]).first.name
     folder, unique = run_dir or Path("runs/bench") / called, list({one.id: one for one in wanted}.values())

@@ -6,17 +6,21 @@ their counts become GPUs of a kind. A policy that chooses kinds itself places wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from rlpto.core.cluster import ClusterShape, ClusterState
-from rlpto.io.arrays import IntArray
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.compiled import kernel, njit
+from rlpto.performance.tables import SpeedTables
 
 NO_KIND = -1
 """In place of the number of a kind where a job holds no GPUs."""
 NOWHERE = -1
 """In place of the number of a node, likewise."""
+NOT_WAITING = -1
+"""In place of the turn of a job that waits for its place."""
 
 
 def room_of(shape: ClusterShape) -> IntArray:
@@ -38,50 +42,102 @@ def spans_kinds(placement: IntArray, shape: ClusterShape) -> IntArray:
 
 
 def onto_kinds(state: ClusterState, wishes: IntArray) -> IntArray:
-    """Placement [n, N] of wishes [n] GPUs, which fit the cluster in all, each job on one kind.
-
-    A job that does not grow stays on its kind. The others follow in queue order: each chooses the kind on which it
-    should finish first with at most its wish of the free GPUs there, after another rescale if it has to move. Kinds
-    are compared by `JobTable.speed_on_gpu`. A job that finds less than its min_gpus on every kind waits, and the kind
-    with most GPUs left is kept for it: no job behind it takes any of those.
-    """
+    """Placement [n, N] of wishes [n] GPUs, which fit the cluster in all, each job on one kind; see `choose_kinds`."""
     jobs, shape = state.jobs, state.shape
     held = np.where(shape.offered > 0, state.held_nodes, 0)
-    count, own = held.sum(axis=1), kinds_of(held, shape)
-    kept, fits = np.minimum(wishes, count), jobs.fit_on(shape.kinds)
-    if fits is not None:
-        kept = fits[own, np.arange(len(kept)), kept]
-    if np.array_equal(count, wishes) and np.array_equal(kept, count):
-        return held
-    left, room = room_of(shape), room_of(shape)
-    np.subtract.at(left, own[kept > 0], kept[kept > 0])
     speed = np.stack([jobs.speed_on_gpu(gpu) for gpu in shape.kinds])
-    gpus, kind = kept.copy(), own.copy()
-    for row in np.flatnonzero(wishes > kept).tolist():
-        home = int(own[row]) if kept[row] else NO_KIND
-        if home != NO_KIND:
-            left[home] += kept[row]
-        can = np.minimum(left, wishes[row])
-        can[can < jobs.min_gpus[row]] = 0
-        suits = room >= jobs.min_gpus[row]
-        if fits is not None:
-            can = fits[np.arange(len(can)), row, can]
-            suits = fits[np.arange(len(can)), row, np.minimum(room, wishes[row])] > 0
-        if not can.any():
-            gpus[row] = 0
-            if suits.any() or fits is None:
-                left[np.argmax(np.where(suits, left, -1))] = 0
+    types, fit = jobs.on_kinds(shape.kinds)
+    return choose_kinds(jobs.records, wishes, held, shape.offered, shape.node_kinds, speed, types, fit)
+
+
+class Kinds(NamedTuple):
+    """Kinds of GPU for compiled code: G kinds on N nodes, T types of jobs.
+
+    of_node: [N] number of each node's kind. by_type: [T, G] variant of each type on each kind. fit: [T, K + 1] as in
+    the speed tables; [0, 0]: every size is allowed.
+    """
+
+    of_node: IntArray
+    by_type: IntArray
+    fit: IntArray
+
+    @classmethod
+    def of(cls, shape: ClusterShape, tables: SpeedTables) -> Kinds | None:
+        """Those of a cluster and of its jobs' types; None if it has one kind."""
+        if len(shape.kinds) == 1:
+            return None
+        return cls(shape.node_kinds, tables.on_kinds(np.arange(len(tables.types)), shape.kinds), tables.fit)
+
+
+@njit(error_model="numpy")
+def choose_kinds(
+    view: AnyArray,
+    wishes: IntArray,
+    held: IntArray,
+    offered: IntArray,
+    node_kinds: IntArray,
+    speed: FloatArray,
+    types: IntArray,
+    fit: IntArray,
+) -> IntArray:
+    """Placement [n, N] of wishes [n] GPUs for jobs in view [n] VIEW, which hold `held` [n, N], each on one kind.
+
+    A job that does not grow stays on its kind. The others follow in queue order: each chooses the kind on which it
+    should finish first with at most its wish of the free GPUs there, after another rescale if it has to move. A job
+    that finds less than its min_gpus on every kind waits, and the kind with most GPUs left is kept for it: no job
+    behind it takes any of those.
+
+    offered: [N] GPUs of nodes. node_kinds: [N] their kinds. speed: [G, n, K + 1] with 0 to K GPUs of each kind, of jobs
+    that grow. types: [n, G] type of each job there, fit: [T, K + 1] allowed sizes of types; [0, 0]: all are.
+    """
+    left = np.zeros(len(speed), dtype=np.int64)
+    for node in range(len(offered)):
+        left[node_kinds[node]] += offered[node]
+    room, can = left.copy(), np.zeros_like(left)
+    gpus, kind = np.zeros_like(wishes), np.full_like(wishes, NO_KIND)
+    for row in range(len(wishes)):
+        for node in range(len(offered)):
+            gpus[row] += held[row, node]
+            if held[row, node] > 0:
+                kind[row] = node_kinds[node]
+        gpus[row] = min(wishes[row], gpus[row])
+        if fit.size and gpus[row] > 0:
+            gpus[row] = fit[types[row, kind[row]], gpus[row]]
+        if gpus[row] > 0:
+            left[kind[row]] -= gpus[row]
+    for row in range(len(wishes)):
+        if wishes[row] <= gpus[row]:
             continue
-        with np.errstate(divide="ignore"):
-            seconds = jobs.remaining[row] / speed[np.arange(len(can)), row, can]
+        job, home = view[row], kind[row] if gpus[row] > 0 else NO_KIND
+        if home != NO_KIND:
+            left[home] += gpus[row]
+        chosen, soonest, keep, keeps = 0, np.inf, -1, False
+        for g in range(len(speed)):
+            can[g], most = min(left[g], wishes[row]), min(room[g], wishes[row])
+            if can[g] < job.min_gpus:
+                can[g] = 0
+            if fit.size:
+                can[g], suits = fit[types[row, g], can[g]], fit[types[row, g], most] > 0
+            else:
+                suits = room[g] >= job.min_gpus
+            if suits and (keep < 0 or left[g] > left[keep]):
+                keep = g
+            keeps = keeps or can[g] > 0
+            seconds = job.remaining / speed[g, row, can[g]]
+            if home not in (NO_KIND, g):
+                seconds += job.rescale_delay
+            if can[g] > 0 and seconds < soonest:
+                chosen, soonest = g, seconds
+        if not keeps:
+            gpus[row] = 0
+            if keep >= 0 or not fit.size:
+                left[max(keep, 0)] = 0
+            continue
         if home != NO_KIND and can[home] == wishes[row]:
             chosen = home
-        else:
-            seconds += jobs.rescale_delay[row] * ((np.arange(len(can)) != home) & (home != NO_KIND))
-            chosen = int(np.argmin(np.where(can > 0, seconds, np.inf)))
         gpus[row], kind[row] = can[chosen], chosen
         left[chosen] -= can[chosen]
-    return place_on_kinds(shape, held, gpus, kind)
+    return _place(held, gpus, kind, node_kinds, offered, False)
 
 
 def fits_kinds(state: ClusterState, placement: IntArray) -> bool:
@@ -102,82 +158,131 @@ def place_on_kinds(
     node that it leaves fullest; where no node has room for that, on as many as it takes. make_room: rather than that,
     smaller jobs that stand on one node move, as few GPUs of theirs as possible.
     """
-    nodes = shape.node_kinds
-    stays = (gpus > 0) & (kinds_of(held, shape) == kind)
-    placement = np.where(stays[:, None], held, 0)
-    _shrink(placement, gpus)
-    free = shape.offered - placement.sum(axis=0)
-    grows = np.flatnonzero((gpus > 0) & (placement.sum(axis=1) < gpus))
-    home = np.where(placement.any(axis=1), placement.argmax(axis=1), NOWHERE)
-    free += placement[grows].sum(axis=0)
-    placement[grows] = 0
-    waiting = sorted(grows.tolist(), key=lambda row: -gpus[row])
-    while waiting:
-        row = waiting.pop(0)
-        of_kind = np.flatnonzero(nodes == kind[row])
-        moved = _fill(placement, free, row, int(gpus[row]), of_kind, int(home[row]), gpus if make_room else None)
-        waiting = sorted([*waiting, *moved], key=lambda row: -gpus[row])
-    return placement
+    return _place(held, gpus, kind, shape.node_kinds, shape.offered, make_room)
 
 
-def _shrink(placement: IntArray, gpus: IntArray) -> None:
-    """Take from rows that hold more than gpus [n], their smallest parts first."""
-    for row in np.flatnonzero(placement.sum(axis=1) > gpus).tolist():
-        surplus = int(placement[row].sum() - gpus[row])
-        for node in np.argsort(placement[row], kind="stable").tolist():
-            given = min(surplus, int(placement[row, node]))
-            placement[row, node] -= given
+@njit()
+def _place(
+    held: IntArray, gpus: IntArray, kind: IntArray, node_kinds: IntArray, offered: IntArray, make_room: bool
+) -> IntArray:
+    """`place_on_kinds` on nodes with `offered` [N] GPUs, of the kinds node_kinds [N]."""
+    placement, free = np.zeros_like(held), offered.copy()
+    home, turn = np.full_like(gpus, NOWHERE), np.full_like(gpus, NOT_WAITING)
+    for row in range(len(gpus)):
+        surplus = -gpus[row]
+        for node in range(len(free)):
+            if gpus[row] > 0 and held[row, node] > 0 and node_kinds[node] == kind[row]:
+                placement[row, node] = held[row, node]
+                surplus += held[row, node]
+        while surplus > 0:
+            least = NOWHERE
+            for node in range(len(free)):
+                if placement[row, node] > 0 and (least == NOWHERE or placement[row, node] < placement[row, least]):
+                    least = node
+            given = min(surplus, placement[row, least])
+            placement[row, least] -= given
             surplus -= given
+        most = 0
+        for node in range(len(free)):
+            if placement[row, node] > most:
+                most, home[row] = placement[row, node], node
+            if surplus < 0:
+                placement[row, node] = 0
+            free[node] -= placement[row, node]
+        if surplus < 0:
+            turn[row] = row
+    came = len(gpus)
+    while True:
+        row = -1
+        for other in range(len(gpus)):
+            if turn[other] != NOT_WAITING and (
+                row < 0 or gpus[other] > gpus[row] or (gpus[other] == gpus[row] and turn[other] < turn[row])
+            ):
+                row = other
+        if row < 0:
+            return placement
+        turn[row], count, largest = NOT_WAITING, gpus[row], 0
+        for node in range(len(free)):
+            if node_kinds[node] == kind[row]:
+                largest = max(largest, offered[node])
+        while count > 0:
+            best = _best_node(free, node_kinds, kind[row], count, home[row])
+            if make_room and free[best] < min(count, largest):
+                _make_room(placement, free, row, min(count, largest), node_kinds, kind[row], gpus, turn, came)
+                came += len(gpus)
+                best = _best_node(free, node_kinds, kind[row], count, home[row])
+            taken = min(count, free[best])
+            placement[row, best] += taken
+            free[best] -= taken
+            count -= taken
 
 
-def _fill(
-    placement: IntArray, free: IntArray, row: int, count: int, nodes: IntArray, home: int, gpus: IntArray | None
-) -> list[int]:
-    """Give a row `count` GPUs of `nodes`; returns rows that had to leave. gpus: [n] of all rows; None: none may."""
-    moved: list[int] = []
-    largest = int((placement[:, nodes].sum(axis=0) + free[nodes]).max())
-    while count > 0:
-        part = min(count, largest)
-        if gpus is not None and free[nodes].max() < part:
-            moved += _make_room(placement, free, row, part, nodes, gpus)
-        fitting = nodes[free[nodes] >= count]
-        if home in fitting:
-            best = home
-        elif len(fitting):
-            best = int(fitting[np.argmin(free[fitting])])
-        else:
-            best = int(nodes[np.argmax(free[nodes])])
-        taken = min(count, int(free[best]))
-        placement[row, best] += taken
-        free[best] -= taken
-        count -= taken
-    return moved
+@kernel()
+def _best_node(free: IntArray, node_kinds: IntArray, kind: int, count: int, home: int) -> int:
+    """Node of a kind for `count` GPUs: home if they fit, else where they fit closest, else the one with most free."""
+    best = NOWHERE
+    for node in range(len(free)):
+        if node_kinds[node] != kind:
+            continue
+        if node == home and free[node] >= count:
+            return node
+        if best == NOWHERE:
+            best = node
+        elif free[node] >= count and free[best] >= count:
+            best = node if free[node] < free[best] else best
+        elif free[node] > free[best]:
+            best = node
+    return best
 
 
+@njit()
 def _make_room(
-    placement: IntArray, free: IntArray, row: int, part: int, nodes: IntArray, gpus: IntArray
-) -> Sequence[int]:
-    """Free `part` GPUs of one of `nodes` by moving jobs smaller than that of `row` which stand there alone.
+    placement: IntArray,
+    free: IntArray,
+    row: int,
+    part: int,
+    node_kinds: IntArray,
+    kind: int,
+    gpus: IntArray,
+    turn: IntArray,
+    came: int,
+) -> None:
+    """Free `part` GPUs of a node of a kind by moving jobs smaller than that of `row` which stand there alone.
 
-    Of the nodes that can be freed, the one that moves fewest GPUs, if there is one. Returns the jobs that move.
+    Of the nodes that can be freed, the one that moves fewest GPUs, if there is one. Jobs that move wait from turn
+    `came` on.
     """
-    single = (placement > 0).sum(axis=1) == 1
-    best: tuple[int, int, list[int]] | None = None
-    for node in nodes.tolist():
-        here = np.flatnonzero(single & (placement[:, node] > 0) & (gpus < gpus[row])).tolist()
-        here.sort(key=lambda other: -gpus[other])
-        missing, leaving = part - int(free[node]), []
-        for other in here:  # the largest that are needed, then one that covers the rest
-            if missing > 0:
-                leaving.append(other)
-                missing -= int(gpus[other])
-        cost = int(gpus[leaving].sum())
-        if missing <= 0 and (best is None or cost < best[0]):
-            best = (cost, node, leaving)
-    if best is None:
-        return ()
-    _, node, leaving = best
-    for other in leaving:
-        free[node] += placement[other, node]
-        placement[other] = 0
-    return leaving
+    best, least = NOWHERE, 0
+    for node in range(len(free)):
+        if node_kinds[node] == kind:
+            moves = _clear(placement, node, part - free[node], gpus, gpus[row])
+            cost = 0
+            for other in range(len(gpus)):
+                cost += gpus[other] * moves[other]
+            if cost > 0 and (best == NOWHERE or cost < least):
+                best, least = node, cost
+    if best == NOWHERE:
+        return
+    moves = _clear(placement, best, part - free[best], gpus, gpus[row])
+    for other in range(len(gpus)):
+        if moves[other]:
+            free[best] += placement[other, best]
+            placement[other, best] = 0
+            turn[other] = came + other
+
+
+@njit()
+def _clear(placement: IntArray, node: int, missing: int, gpus: IntArray, below: int) -> IntArray:
+    """[n] 1 for jobs that leave a node to free `missing` GPUs, the largest first; none if that is not enough."""
+    moves = np.zeros_like(gpus)
+    while missing > 0:
+        found = -1
+        for other in range(len(gpus)):
+            alone = gpus[other] > 0 and placement[other, node] == gpus[other]
+            if alone and not moves[other] and gpus[other] < below and (found < 0 or gpus[other] > gpus[found]):
+                found = other
+        if found < 0:
+            return np.zeros_like(gpus)
+        moves[found] = 1
+        missing -= gpus[found]
+    return moves

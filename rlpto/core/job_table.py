@@ -376,12 +376,12 @@ class JobTable:
 
     def fit_on(self, kinds: Sequence[str]) -> IntArray | None:
         """[G, n, K + 1] largest allowed size of each job up to k GPUs of each of the `kinds`; None: all are allowed."""
-        tables = self._tables
-        if not tables.fit.size:
-            return None
-        if len(tables.kinds) == 1:
-            return np.stack([tables.fit[self.type_index]] * len(kinds))
-        return np.stack([tables.fit[tables.by_kind[self.type_index, tables.kinds.index(gpu)]] for gpu in kinds])
+        types, fit = self.on_kinds(kinds)
+        return fit[types.T] if fit.size else None
+
+    def on_kinds(self, kinds: Sequence[str]) -> tuple[IntArray, IntArray]:
+        """[n, G] `SpeedTables.on_kinds` of each job, and [T, K + 1] `SpeedTables.fit`."""
+        return self._tables.on_kinds(self.type_index, kinds), self._tables.fit
 
     def types_on(self, types: IntArray, kind: IntArray, kinds: Sequence[str]) -> IntArray:
         """[n] what jobs of types [n] are on GPUs of the kinds numbered kind [n] in `kinds`; negative: as they are."""

@@ -16,7 +16,7 @@ from rlpto.knowledge.known import BatchCache, BeliefRules
 from rlpto.knowledge.prior import prior_without
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.metrics import METRICS
-from rlpto.performance.tables import JobType, SpeedTables, packed_groups
+from rlpto.performance.tables import SpeedTables, packed_groups
 
 
 def levels_of(most: int) -> int:
@@ -27,25 +27,28 @@ def levels_of(most: int) -> int:
 def believed_by_size(truth: BatchCache, rules: BeliefRules, tables: SpeedTables, gpus_per_node: int) -> FloatArray:
     """[T, L, K + 1] believed over true speed of jobs of each type with k GPUs, packed, by the level of what was seen.
 
-    truth: performance of batches. gpus_per_node: of the nodes that jobs are packed on. Types of one kind of GPU.
+    truth: performance of batches. gpus_per_node: of the nodes that jobs are packed on. What is seen on one kind of GPU
+    counts as seen on all, and on a kind on which a model does not fit beliefs are true.
     """
     factor = np.ones((len(tables.types), levels_of(tables.max_gpus), tables.max_gpus + 1))
     packed = tables.packed_rows(gpus_per_node)
-    for number, own in enumerate(tables.own.tolist()):
-        if number == own:
-            job_type, middle = tables.types[own], int(tables.epochs[own]) // 2
-            true = tables.shown_rates[packed[own], min(middle, tables.rates.shape[1] - 1)]
-            worth = float(truth.source.epoch_samples(job_type.model)[middle])
-            believed = _speeds(job_type, truth, rules, tables, gpus_per_node, middle) / worth
-            np.divide(believed, true, out=factor[own], where=(true > 0) & (believed > 0))
-    return factor[tables.own]
+    first = tables.by_kind[tables.own, tables.kind]
+    for number in np.unique(first).tolist():
+        if not tables.fit.size or tables.fit[number].any():
+            middle, nodes = int(tables.epochs[number]) // 2, int(min(gpus_per_node, tables.node_gpus[number]))
+            true = tables.shown_rates[packed[number], min(middle, tables.rates.shape[1] - 1)]
+            worth = float(truth.source.epoch_samples(tables.types[number].model)[middle])
+            believed = _speeds(number, truth, rules, tables, nodes, middle) / worth
+            np.divide(believed, true, out=factor[number], where=(true > 0) & (believed > 0))
+    return factor[first]
 
 
 def _speeds(
-    job_type: JobType, truth: BatchCache, rules: BeliefRules, tables: SpeedTables, gpus_per_node: int, epoch: int
+    number: int, truth: BatchCache, rules: BeliefRules, tables: SpeedTables, gpus_per_node: int, epoch: int
 ) -> FloatArray:
-    """[L, K + 1] believed samples per second, counted as at the base batch, with steps of an epoch observed."""
-    most, kind = tables.max_gpus, tables.kinds[0]
+    """[L, K + 1] samples per second of a type, as believed and counted at the base batch, with steps of an epoch
+    observed."""
+    job_type, most, kind = tables.types[number], tables.max_gpus, tables.kinds[tables.kind[number]]
     limits, exponent = truth.source.limits(job_type.model, kind), METRICS[job_type.metric].exponent
     prior = prior_without(job_type.model) if rules.method == "bayes" else None
     belief = ThroughputBelief(limits, job_type.batch_size, most, exponent, prior)

@@ -11,7 +11,7 @@ and one for every plan of parallelism that it may choose.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -269,6 +269,12 @@ class SpeedTables:
     def types_on(self, types: IntArray, kind: IntArray) -> IntArray:
         """[n] variants of `types` [n] on GPUs of the kinds numbered kind [n]; negative: the types as they are."""
         return np.where(kind < 0, types, self.by_kind[types, np.maximum(kind, 0)])
+
+    def on_kinds(self, types: IntArray, kinds: Sequence[str]) -> IntArray:
+        """[n, G] variants of `types` [n] on GPUs of `kinds`, by name; the types themselves where one kind is known."""
+        if len(self.kinds) == 1:
+            return np.repeat(types[:, None], len(kinds), axis=1)
+        return np.ascontiguousarray(self.by_kind[types][:, [self.kinds.index(gpu) for gpu in kinds]])
 
     @cached_property
     def has_servers(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlpto.core.gpu_kinds import Kinds, choose_kinds
 from rlpto.core.jobs import VIEW, curve_at, fill_estimates, fill_limits, fill_speed
 from rlpto.core.queue_order import next_promotion, order_rows
 from rlpto.core.queues import QueueSettings, admit, shrink_converging
@@ -22,13 +23,13 @@ from rlpto.knowledge.remaining import LEAST_EPOCHS, RemainingKnowledge, fill_lea
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.greedy import GrowthSteps, walk_hull
 from rlpto.policies.index import steer_by
-from rlpto.simulator.allocating import apply_allocation
+from rlpto.simulator.allocating import apply_allocation, apply_placement, choose_types
 from rlpto.simulator.arrays import World
 from rlpto.simulator.kernels import advance, clear_sums, is_over
 
 NO_RESERVE: IntArray = np.zeros((0, 0), dtype=np.int64)
 """No GPUs are held back."""
-KNOWN = np.dtype([("job", "i8"), ("epoch", "i8"), ("level", "i8"), ("max_gpus", "i8")], align=True)
+KNOWN = np.dtype([(name, "i8") for name in ("job", "type", "epoch", "level", "max_gpus")], align=True)
 """What speed and steps of a row are of; job -1: of nothing. All else that they follow from stays while a job lives."""
 
 UNSEEN, KNOWN_LEVEL = 0, -1
@@ -86,6 +87,7 @@ class Loop(NamedTuple):
     ordered_until: [B] s until when the queue order in `shown` stands unless a job comes or goes.
     numbers, given: [M] memory of one decision: numbers of jobs, and GPUs or classes of them.
     order: [M] 0, 1, ...: rows are placed in queue order.
+    kinds: of GPUs, where there are several; None: jobs are placed on any node.
     """
 
     world: World
@@ -118,6 +120,7 @@ class Loop(NamedTuple):
     numbers: IntArray
     given: IntArray
     order: IntArray
+    kinds: Kinds | None
 
 
 def build_loop(
@@ -129,8 +132,9 @@ def build_loop(
     reserve: IntArray = NO_RESERVE,
     reserve_step: float = 1.0,
     beliefs: CompiledBeliefs = ALL_KNOWN,
+    kinds: Kinds | None = None,
 ) -> Loop:
-    """The loop of a world. tables: what policies are shown. noise, reserve, reserve_step, beliefs: as in `Loop`."""
+    """The loop of a world. tables: what policies are shown. noise, reserve and the others: as in `Loop`."""
     count, most = world.jobs.shape
     packed = tables.packed_rows(gpus_per_node)
     by_gpus = count, most, packed.shape[1]
@@ -167,6 +171,7 @@ def build_loop(
         numbers=np.zeros(most, dtype=np.int64),
         given=np.zeros(most, dtype=np.int64),
         order=np.arange(most),
+        kinds=kinds,
     )
 
 
@@ -187,13 +192,15 @@ def look_around(loop: Loop, b: int) -> None:
     for row in range(n):
         job, known = view[row], loop.known[b, row]
         level = level_seen(loop, b, job)
-        if known.job != job.index or known.epoch != job.epoch or known.level != level or level == UNSEEN:
+        same = known.job == job.index and known.type == job.type_index
+        if not same or known.epoch != job.epoch or known.level != level or level == UNSEEN:
             # Nothing looks beyond a job's own limit, and every entry is a stride away in memory.
             at = slice(row, row + 1)
             fill_speed(view[at], loop.shown_rates, loop.packed, loop.known_speed, noise, 0, speed[at])
             if loop.beliefs.by_size.size:
                 believe_speed(loop.beliefs, job, level, speed[row])
-            known.job, known.epoch, known.level, known.max_gpus = job.index, job.epoch, level, -1
+            known.job, known.type, known.epoch, known.level = job.index, job.type_index, job.epoch, level
+            known.max_gpus = -1
     if loop.converging[0] < 1:
         shrink_converging(view, loop.converging[0], loop.converging[1])
     for row in range(n):
@@ -310,7 +317,50 @@ def carry_out(loop: Loop, b: int, wishes: IntArray) -> None:
             index[changes], given[changes], view[i].gpus = view[i].index, given[i], given[i]
             changes += 1
     if changes:
-        apply_allocation(loop.world, b, index[:changes], given[:changes], loop.order)
+        give(loop.kinds, loop, b, changes)
+
+
+@njit()
+def give(kinds: Kinds | None, loop: Loop, b: int, changes: int) -> None:
+    """Give `changes` jobs number `loop.numbers` of cluster b `loop.given` GPUs; of a kind, where there are kinds."""
+    w, gpus = loop.world, loop.given[:changes]
+    if kinds is None:  # an argument, so that what follows is not compiled where there are none
+        apply_allocation(w, b, loop.numbers[:changes], gpus, loop.order)
+        return
+    n, groups = w.clusters[b].active, kinds.by_type.shape[1]
+    view, offered, index, types = loop.shown[b, :n], w.free[b].copy(), np.empty(n, np.int64), np.empty(n, np.int64)
+    held, on_each = np.zeros((n, len(offered)), dtype=np.int64), np.zeros((n, groups), dtype=np.int64)
+    speed, shown = np.zeros((groups, n, loop.speed.shape[2])), view.copy()
+    for row in range(n):
+        job = w.jobs[b, view[row].index]
+        index[row], types[row], on_each[row] = view[row].index, job.type_index, kinds.by_type[job.believed_type]
+        for gpu in range(job.gpus):
+            held[row, w.nodes[b, index[row], gpu]] += 1
+        offered += held[row]
+        if job.gpus != view[row].gpus > 0:
+            for g in range(groups):
+                at, level = slice(row, row + 1), level_seen(loop, b, view[row])
+                shown[row].type_index = on_each[row, g]
+                fill_speed(
+                    shown[at],
+                    loop.shown_rates,
+                    loop.packed,
+                    loop.known_speed,
+                    loop.noise[loop.current[b]],
+                    0,
+                    speed[g, at],
+                )
+                if loop.beliefs.by_size.size:
+                    believe_speed(loop.beliefs, shown[row], level, speed[g, row])
+    wishes = view["gpus"].copy()
+    placement = choose_kinds(view, wishes, held, offered, kinds.of_node, speed, on_each, kinds.fit)
+    for row in range(n):
+        view[row].gpus = placement[row].sum()
+        for node in range(len(offered)):
+            if placement[row, node] > 0:
+                types[row] = kinds.by_type[types[row], kinds.of_node[node]]
+    choose_types(w, b, index, types)
+    apply_placement(w, b, index, placement)
 
 
 @njit()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlpto.core.cluster import ClusterState
+from rlpto.core.gpu_kinds import Kinds
 from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import BelievedSpeeds
 from rlpto.core.queues import QueueSettings
@@ -57,9 +58,9 @@ def copy_of(loop: Loop) -> Loop:
     world = loop.world._replace(
         **{name: getattr(loop.world, name).copy() for name in (*Start._fields, "sums", "scratch")}
     )
-    changed = ("shown", "speed", "known", "chain", "ordered_until", "numbers", "given", "left", "sums", "seen")
+    changed = ("current", "shown", "speed", "known", "chain", "ordered_until", "numbers", "given", "left", "sums")
     steps = GrowthSteps(loop.steps.target.copy(), loop.steps.gain.copy())
-    return loop._replace(world=world, steps=steps, **{name: getattr(loop, name).copy() for name in changed})
+    return loop._replace(world=world, steps=steps, **{name: getattr(loop, name).copy() for name in (*changed, "seen")})
 
 
 class RolloutStates:
@@ -107,7 +108,9 @@ class RolloutStates:
             follow_accuracy=self._follow_accuracy,
         )
         take_up_all(world, state.time, state.shape, placement)
-        loop = build_loop(world, shown, self._queue, state.gpus_per_node, NO_NOISE)
+        by_kind = shown.fit.size and shown.by_kind.shape[1] == len(shown.kinds)  # else a type stands for all kinds
+        kinds = Kinds.of(state.shape, shown) if by_kind else None
+        loop = build_loop(world, shown, self._queue, state.gpus_per_node, NO_NOISE, kinds=kinds)
         return loop, start_of(world)
 
     def _tables(

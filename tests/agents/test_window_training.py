@@ -47,6 +47,7 @@ from rlpto.policies.index_weights import (
 from tests.agents.helpers import IDENTITY, make_evaluator, make_setup, schedule, workload
 from tests.agents.helpers import train_small as decide_small
 from tests.agents.test_training import stop_after
+from tests.envs.builders import make_noise
 
 POOR = IndexWeights(remaining=0.5, held=0.0, start=-1.0).vector()
 """A start that puts short jobs off: nearly anything is better."""
@@ -128,6 +129,8 @@ def test_constants_and_network_can_be_learnt_apart(tmp_path: Path, chosen: dict[
 
 def test_losses_do_not_depend_on_the_number_of_threads_or_the_order() -> None:
     setup = make_setup(tuple(range(1, 7)))
+    noisy = tuple(replace(own, noise=make_noise(at, len(own.jobs))) for at, own in enumerate(setup.workloads))
+    setup = replace(setup, workloads=noisy)
     candidates, windows = np.stack([random_vector(seed) for seed in range(12)]), np.arange(12) % 6
     one, two = (WindowPool(setup, threads=threads).losses(candidates, windows) for threads in (1, 3))
     assert one.tobytes() == two.tobytes()

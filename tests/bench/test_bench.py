@@ -59,7 +59,9 @@ def test_jobs_drawn_again_are_the_frozen_ones() -> None:
     assert digest_of(find_case("microsoft03-0.7").draw()) == digests()["microsoft03-0.7"]
 
 
-@pytest.mark.parametrize("name", ["microsoft04-0.9", "synthetic-0.7-exact", "synthetic-failures", "kinds-exact"])
+@pytest.mark.parametrize(
+    "name", ["microsoft04-0.9", "synthetic-0.7-exact", "synthetic-failures", "kinds-exact", "llm", "llm_kinds-exact"]
+)
 def test_no_result_has_moved(name: str) -> None:
     """A change of any digit asks for another version of the suite."""
     case, kept = find_case(name), {row.place: row for row in read_rows(FIFO_FILE)}
@@ -82,6 +84,7 @@ def test_fifo_scores_zero_and_the_bound_a_hundred(submission: Path) -> None:
     assert 0 < low < score < high < 100
     assert SMALL not in mine.missing
     assert "kinds-exact" in mine.missing
+    assert "llm-exact" not in mine.missing, "it came after the first results, and does not count for the score"
 
 
 def test_a_submission_that_is_right_is_verified_and_can_be_continued(submission: Path) -> None:

@@ -16,7 +16,6 @@ from rlpto.core.jobs import Job
 from rlpto.core.loop import DecisionLoop, run
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
-from rlpto.envs.compiled_batch import Workload, build_batch
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import ConfigError, JobError, ProfileError
@@ -189,19 +188,6 @@ class TestExperiment:
     def test_a_job_that_no_kind_has_room_for_is_refused(self) -> None:
         with pytest.raises(JobError, match="job0 wants 9 GPUs, but the cluster has 8 in all for one job"):
             two_kinds([job(0, gpus=9)])
-
-    def test_many_clusters_learn_on_one_kind_only(self) -> None:
-        experiment = Experiment(load_config("kinds", ["workload.days=3"]))
-        with pytest.raises(ConfigError, match="learn at once on one kind of GPU, not on t4, a100, rtx2080ti"):
-            build_batch(
-                1,
-                experiment.shape,
-                [Workload("w", (), 0, 1.0)],
-                experiment.tables(),
-                experiment.config.simulator,
-                QueueSettings(),
-                RewardWeights(),
-            )
 
 
 def test_what_is_predicted_comes_true_on_several_kinds() -> None:

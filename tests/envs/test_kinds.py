@@ -1,0 +1,96 @@
+"""Agents and planners on clusters with several kinds of GPU, and with jobs that run on some of them only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.jobs import Job
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.envs.cluster_env import ClusterEnv
+from rlpto.envs.clusters import OneCluster
+from rlpto.envs.whole_windows import WindowPool
+from rlpto.performance.size_table import largest_sizes
+from rlpto.performance.tables import SpeedTables
+from rlpto.planning.planner import Planner, PlannerOptions
+from rlpto.policies.index import Index
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
+
+from ..builders import random_jobs, with_kinds
+from .builders import TABLES, WHOLE, make_setup
+
+NODES = ClusterShape(Node(gpus, gpu=kind) for gpus, kind in [(4, "slow"), (4, "fast"), (2, "slow"), (4, "fast")])
+TIME_ONLY = RewardWeights(accuracy=0, resources=0, rescale=0)
+
+
+def tables_of(*, sizes: bool) -> SpeedTables:
+    """Fast GPUs are twice as fast. sizes: jobs run on 2, 3 or 6 GPUs, of every other type on fast ones alone."""
+    tables = with_kinds(TABLES, {"slow": (1.0, 4), "fast": (2.0, 4)})
+    if not sizes:
+        return tables
+    count, allowed = len(TABLES.types), largest_sizes((2, 3, 6), TABLES.max_gpus)
+    fit = np.tile(allowed, (2 * count, 1))
+    fit[:count] = np.where(np.arange(count)[:, None] % 2, fit[:count], 0)
+    return replace(tables, fit=fit)
+
+
+def jobs_of(seed: int, count: int = 25) -> list[Job]:
+    return [replace(one, min_gpus=1, max_gpus=6) for one in random_jobs(seed, count, 6, 6)]
+
+
+@pytest.mark.parametrize("sizes", [False, True])
+@pytest.mark.parametrize(("noisy", "failing"), [(False, False), (True, True)])
+def test_windows_on_several_kinds_are_played_as_the_simulator_runs_them(
+    sizes: bool, noisy: bool, failing: bool
+) -> None:
+    failures = FailureSettings(mtbf_hours=1.0, mttr_hours=0.1) if failing else FailureSettings()
+    jobs = [jobs_of(seed) for seed in range(3)]
+    setup = make_setup(jobs, tables=tables_of(sizes=sizes), noisy=noisy, simulator=SimulatorSettings(failures=failures))
+    setup = replace(setup, shape=NODES)
+    parts, _ = WindowPool(setup).play(np.repeat(setup.start[None], 3, axis=0), np.arange(3))
+    moved = 0
+    for window in range(3):
+        cluster = setup.make_cluster(window)
+        record = run(cluster, Index(), setup.queue, setup.reward)
+        np.testing.assert_allclose(parts[window], record.decisions.reward.sum(axis=0), rtol=1e-9)
+        assert isinstance(cluster, SimulatedCluster)
+        moved += int(np.count_nonzero(cluster.tables.kind[cluster.store.type_index]))
+    assert 0 < moved < 75, "jobs have run on both kinds"
+
+
+def test_an_environment_on_several_kinds_is_the_same_compiled_and_drawn() -> None:
+    setup = make_setup([jobs_of(3)], tables=tables_of(sizes=True), episode=WHOLE)
+    drawn, compiled = ClusterEnv(replace(setup, shape=NODES), "ansi"), ClusterEnv(replace(setup, shape=NODES))
+    np.testing.assert_equal(drawn.reset(seed=1)[0], compiled.reset(seed=1)[0])
+    assert isinstance(drawn.batch.clusters, OneCluster)
+    drawn.action_space.seed(1)
+    for _ in range(30):
+        action = drawn.action_space.sample()
+        one, other = drawn.step(action), compiled.step(action)
+        np.testing.assert_equal(one[0], other[0])
+        assert one[1:4] == other[1:4]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rollouts_know_kinds_where_jobs_do_not_run_on_all(seed: int) -> None:
+    """Nothing to choose and nothing to come: the first plan's cost is the sum of all JCTs that follow."""
+    jobs = [replace(one, submit_time=0.0) for one in jobs_of(seed, 12)]
+    costs: list[float] = []
+
+    class Noted(Planner):
+        def _costs(self, *arguments):  # type: ignore[no-untyped-def]
+            found = super()._costs(*arguments)
+            costs.append(float(found[0]))
+            return found
+
+    times, queue = SimulatorSettings(), QueueSettings()
+    planner = Noted(PlannerOptions(perturbations=0, interval=None), queue, times, TIME_ONLY)
+    record = run(SimulatedCluster(NODES, jobs, tables_of(sizes=True), times), planner, queue, TIME_ONLY)
+    waited = 12 * record.decisions.time[0]
+    assert costs[0] * 3600.0 + waited == pytest.approx(float((record.jobs.finish_time - record.jobs.submit_time).sum()))
