@@ -86,6 +86,7 @@ def test_an_agent_that_learns_from_windows_is_evaluated_and_planned_with(rlpto, 
     answer = rlpto("train", "exp.yaml", *windows)
     assert answer.code == 0, answer.err
     assert "64 windows, best validation gain over the start" in answer.out
+    assert "note: agent.steps counts where agent.learns is decisions" in answer.out
     rlpto("train", "exp.yaml", *windows).assert_refused("holds a training")
     assert rlpto("train", "--resume", "runs/small").code == 0
     policies = "index:weights=runs/small/agent.yaml,planner:base=runs/small/agent.yaml,perturbations=2"

@@ -67,10 +67,11 @@ class TestSpeed:
     def test_sizes_of_one_speed_change_nothing(self, case: Case, seed: int) -> None:
         """Any batch sizes may be chosen in between, as long as jobs are as fast with them.
 
-        A node's failure takes jobs back to the last change of their batch size, so there is none here.
+        A node's failure takes jobs back to the last change of their batch size, and rounded ends of epochs count from
+        there, so there is neither here.
         """
         tables = with_batch_sizes(case.tables, {100: 1.0, 200: 1.0})
-        calm = case.settings.model_copy(update={"failures": type(case.settings.failures)()})
+        calm = case.settings.model_copy(update={"failures": type(case.settings.failures)(), "epoch_resolution": 0.0})
         rng = np.random.default_rng(seed)
         policy = make_policy(case.policy)
 

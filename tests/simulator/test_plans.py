@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterState, Node
@@ -83,6 +83,7 @@ def test_another_plan_restarts_a_job_once(gpus: int, plan: int, seconds: float) 
     assert cluster.store.rescales.tolist() == [1]
 
 
+@settings(max_examples=20)  # tables are compiled for each
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(BEST, GA)), min_size=1, max_size=3), st.booleans())
 def test_no_job_gets_a_size_that_its_plan_lacks(wishes: list[tuple[int, int]], named: bool) -> None:
     cluster = cluster_of(*(train("m@1x2", 4) for _ in wishes))
