@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.compiled import njit
@@ -50,7 +51,9 @@ class ThroughputBelief:
     """Steps that one job, or all jobs of a model, have observed, and the fit to them.
 
     limits: of the batch size. batch: the fixed batch size, or None. most: GPUs that tables go up to. exponent: see
-    `ChoiceRule`. prior: of the law; None: Pollux's fit, which has none.
+    `ChoiceRule`. prior: of the law; None: Pollux's fit, which has none. unit: GPUs that the law takes for one, on one
+    node: of a model that runs on multiples of them only. What is known of others is how they scale from the smallest
+    size on, not from a single GPU.
     """
 
     limits: BatchLimits
@@ -58,6 +61,7 @@ class ThroughputBelief:
     most: int
     exponent: float = 1.0
     prior: ThroughputPrior | None = None
+    unit: int = 1
     steps: dict[Observed, tuple[float, float]] = field(default_factory=dict)
     params: ThroughputParams | None = None
     _candidates: dict[int, BatchCandidates] = field(default_factory=dict)
@@ -78,16 +82,26 @@ class ThroughputBelief:
         keys = np.array(list(self.steps), dtype=np.float64)
         times = np.array(list(self.steps.values()))
         nodes, gpus, local = keys.T
-        rows = StepMeasurements(nodes, gpus, local, times[:, 0], times[:, 1])
+        nodes, gpus = self._in_units(nodes, gpus)
+        rows = StepMeasurements(nodes, gpus, self.unit * local, times[:, 0], times[:, 1])
         if self.prior is None:
             self.params = fit_observed(rows)
         else:
-            reference = reference_batch(self.limits)
             last = None if self._bayes is None else self._bayes.point
-            self._bayes = fit_with_prior(rows, self.prior, reference, last)
-            self.params = law_at(self._bayes.point, reference)
+            self._bayes = fit_with_prior(rows, self.prior, self._reference, last)
+            self.params = law_at(self._bayes.point, self._reference)
         self._table = self._growth = None
         self._throughput.clear()
+
+    @property
+    def _reference(self) -> float:
+        """Samples that the law's first coordinate is about."""
+        return reference_batch(self.limits, self.unit)
+
+    def _in_units(self, nodes: ArrayLike, gpus: ArrayLike) -> tuple[FloatArray, FloatArray]:
+        """Numbers of nodes and GPUs as the law has them."""
+        units = np.maximum(np.asarray(gpus, dtype=np.float64) // self.unit, 1.0)
+        return np.where((units > 1.0) | (self.unit == 1), np.asarray(nodes, dtype=np.float64), 1.0), units
 
     @property
     def sizes(self) -> int:
@@ -105,7 +119,8 @@ class ThroughputBelief:
         assert self.params is not None
         if (nodes, gpus) not in self._throughput:
             found = self.candidates(gpus)
-            seconds = self.params.step_time(nodes, gpus, found.local, found.accumulation)
+            seconds = self.params.step_time(*self._in_units(nodes, gpus), self.unit * found.local, found.accumulation)
+            seconds = seconds * max(self.unit / gpus, 1.0)
             self._throughput[nodes, gpus] = np.where(found.usable, found.weighed / seconds, 0.0)
         return self._throughput[nodes, gpus]
 
@@ -137,17 +152,21 @@ class ThroughputBelief:
         assert self.params is not None
         sizes = [self.candidates(gpus) for gpus in range(1, self.most + 1)]
         self._scales = np.stack([size.weighed for size in sizes]) / self.limits.base
+        units = np.arange(1, self.most + 1) // self.unit
         local, accumulation = (np.stack(part) for part in zip(*(size[1:3] for size in sizes), strict=True))
+        local, accumulation = self.unit * local[self.unit - 1 :: self.unit], accumulation[self.unit - 1 :: self.unit]
         usable = np.stack([size.usable for size in sizes])
         if self._bayes is None:
-            nodes, gpus = np.arange(1, SPANS + 1)[:, None, None], np.arange(1, self.most + 1)[:, None]
+            nodes, gpus = np.arange(1, SPANS + 1)[:, None, None], np.arange(1, len(local) + 1)[:, None]
             seconds = self.params.step_time(nodes, gpus, local, accumulation)
             sigma = np.zeros(seconds.shape)
         else:
             log_seconds, sigma = np.empty((SPANS, *local.shape)), np.empty((SPANS, *local.shape))
-            reference = reference_batch(self.limits)
-            fill_log_speeds(*self._bayes, reference, local, accumulation, log_seconds, sigma)
+            fill_log_speeds(*self._bayes, self._reference, local, accumulation, log_seconds, sigma)
             seconds = np.exp(log_seconds)
+        seconds, sigma = (values[:, np.maximum(units, 1) - 1] for values in (seconds, sigma))
+        if self.unit > 1:  # as tables have it: on fewer GPUs than any size, in proportion to them
+            seconds *= np.maximum(self.unit / np.arange(1.0, self.most + 1), 1.0)[:, None]
         return np.where(usable, self._scales * self.limits.base / seconds, 0.0), sigma
 
 

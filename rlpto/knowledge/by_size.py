@@ -13,7 +13,7 @@ from rlpto.io.arrays import FloatArray
 from rlpto.knowledge.beliefs import ThroughputBelief
 from rlpto.knowledge.job_fits import Statistics
 from rlpto.knowledge.known import BatchCache, BeliefRules
-from rlpto.knowledge.prior import prior_without
+from rlpto.knowledge.size_prior import prior_for
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.tables import SpeedTables, packed_groups
@@ -50,8 +50,9 @@ def _speeds(
     observed."""
     job_type, most, kind = tables.types[number], tables.max_gpus, tables.kinds[tables.kind[number]]
     limits, exponent = truth.source.limits(job_type.model, kind), METRICS[job_type.metric].exponent
-    prior = prior_without(job_type.model) if rules.method == "bayes" else None
-    belief = ThroughputBelief(limits, job_type.batch_size, most, exponent, prior)
+    unit = tables.unit(number)
+    prior = prior_for(job_type.model, unit) if rules.method == "bayes" else None
+    belief = ThroughputBelief(limits, job_type.batch_size, most, exponent, prior, max(unit, 1))
     spans = (np.arange(1, most + 1) > gpus_per_node).astype(np.int64)
     found, seen = np.zeros((levels_of(most), most + 1)), (1.0, 0.0)
     for level in range(levels_of(most)):

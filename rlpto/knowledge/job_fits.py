@@ -15,7 +15,7 @@ from rlpto.knowledge.beliefs import Observed, Score, ThroughputBelief
 from rlpto.knowledge.job_types import JobTypes
 from rlpto.knowledge.known import BeliefRules
 from rlpto.knowledge.noise_slope import NoiseSlopes
-from rlpto.knowledge.prior import prior_without
+from rlpto.knowledge.size_prior import prior_for
 from rlpto.performance.fitted import SPANS
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.profiles import BatchPerformanceSource
@@ -55,7 +55,7 @@ class JobFits:
         left: Callable[[IntArray], FloatArray],
     ) -> None:
         self._store, self._source, self._rules, self._left = store, source, rules, left
-        self._job_types = [job.type for job in jobs]
+        self._job_types, self._sizes = [job.type for job in jobs], model_tables
         self._kinds, self._kind_of = model_tables.kinds, model_tables.kind
         types, most = len(model_tables.types), model_tables.max_gpus
         unknown = replace(
@@ -96,8 +96,11 @@ class JobFits:
         if key not in self._fits:
             own = self.type_of(job)
             limits, exponent = self._source.limits(own.model, self._kinds[kind]), METRICS[own.metric].exponent
-            prior = prior_without(own.model) if self._rules.method == "bayes" else None
-            self._fits[key] = ThroughputBelief(limits, own.batch_size, self.tables.max_gpus, exponent, prior)
+            unit = self._sizes.unit(int(self._sizes.by_kind[self._store.records["type_index"][job], kind]))
+            prior = prior_for(own.model, unit) if self._rules.method == "bayes" else None
+            self._fits[key] = ThroughputBelief(
+                limits, own.batch_size, self.tables.max_gpus, exponent, prior, max(unit, 1)
+            )
         return self._fits[key]
 
     def seen_by(self, job: int) -> tuple[float, float] | None:

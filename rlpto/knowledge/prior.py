@@ -55,7 +55,11 @@ def prior_without(model: str) -> ThroughputPrior:
         for kind, speed in profile.kinds.items()
         if isinstance(speed.throughput, ThroughputParams)
     ]
-    sample = np.array(rows)
+    return prior_of(np.array(rows))
+
+
+def prior_of(sample: FloatArray) -> ThroughputPrior:
+    """The prior from coordinates [N, 7] of other laws."""
     covariance = (1 - _SHRINKAGE) * np.cov(sample.T, bias=True)
     variance = sample.var(axis=0) + _MODEL_SIGMA**2
     variance[0] = LEVEL_SIGMA**2
@@ -75,9 +79,9 @@ def others_than(model: str, least: int) -> list[Profile]:
     return found
 
 
-def reference_batch(limits: BatchLimits) -> float:
-    """Samples that t0 is about: the base batch, or as much of it as one GPU computes at once."""
-    return float(min(limits.base, limits.max_local))
+def reference_batch(limits: BatchLimits, unit: int = 1) -> float:
+    """Samples that t0 is about: the base batch, or as much of it as one GPU, or a unit of several, computes at once."""
+    return float(min(limits.base, unit * limits.max_local))
 
 
 def coordinates(law: ThroughputParams, reference: float) -> FloatArray:

@@ -293,6 +293,12 @@ def shipped_folder(path: Path) -> Path:
     return path if path.name != LLM or path.exists() else Path(__file__).parent / "profiles" / LLM
 
 
+@cache
+def large_profiles() -> Mapping[str, Profile]:
+    """The profiles of large models that come with RLPTO, by name."""
+    return MappingProxyType(load_folder(shipped_folder(Path(LLM))))
+
+
 def builtin_rescale_delay(model: str) -> float:
     """Seconds a rescale costs the built-in model of that name; DEFAULT_RESCALE_DELAY if there is none."""
     profile = builtin_profiles().get(model)

@@ -230,6 +230,12 @@ class SpeedTables:
         """Whether a scheduler may choose plans of parallelism for some type."""
         return bool((self.plan != self.plan[self.own]).any())
 
+    def unit(self, number: int) -> int:
+        """GPUs that all allowed sizes of a type are multiples of; 0 where any number is allowed."""
+        if not self.fit.size or np.array_equal(self.fit[number], np.arange(self.max_gpus + 1)):
+            return 0
+        return int(np.gcd.reduce(self.fit[number]))
+
     @cached_property
     def by_kind(self) -> IntArray:
         """[T, G] variant of each type on GPUs of each kind, with the same batch size and servers."""
