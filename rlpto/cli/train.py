@@ -96,11 +96,11 @@ def train(
     else:
         settled = read_config(config, changes)
         folder = Path("runs") / settled.name if run_dir is None else run_dir
+        begin_training(settled, folder, seeds, fresh=fresh)
         if settled.agent.learns == "windows" and "steps" in settled.agent.model_fields_set:
             make_console(quiet).print(
                 "note: agent.steps counts where agent.learns is decisions; here agent.whole_windows.windows does"
             )
-        begin_training(settled, folder, seeds, fresh=fresh)
     _train_all(folder, jobs, quiet)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,8 @@ from rlpto.ray_cluster.settings import job_specs
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.store.database import looking
 
+FIRST_NODE_S = 10.0
+"""Wait for the first node with GPUs: one that was started just now may not have joined yet."""
 REAL, SIMULATED = "real", "simulated"
 """Folders of the two evaluations inside a run that compares them."""
 
@@ -114,14 +117,18 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
             if not connection.protected:
                 on_wait(f"warning: {connection.address} asks for no token: who reaches it can run code there")
         stack.enter_context(only_scheduler(folder))
-        sizes = [(node.gpus, node.cpus, node.gpu) for node in RayBackend("").nodes()]
+        until, found = time.monotonic() + FIRST_NODE_S, RayBackend("").nodes()
+        while not found and time.monotonic() < until:
+            time.sleep(FIRST_NODE_S / 50)
+            found = RayBackend("").nodes()
+        sizes = [(node.gpus, node.cpus, node.gpu) for node in found]
         if not sizes:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
         if address is not None:
             if len({kind for _, _, kind in sizes}) == 1:  # one kind of GPU needs no name
                 sizes = [(gpus, cpus, ONE_KIND) for gpus, cpus, _ in sizes]
-            found = sorted(Counter(sizes).items(), reverse=True)
-            groups = tuple(NodeGroup(count=n, gpus=gpus, cpus=cpus, gpu=kind) for (gpus, cpus, kind), n in found)
+            alike = sorted(Counter(sizes).items(), reverse=True)
+            groups = tuple(NodeGroup(count=n, gpus=gpus, cpus=cpus, gpu=kind) for (gpus, cpus, kind), n in alike)
             config = config.model_copy(update={"cluster": ClusterSettings(nodes=groups)})
         yield config
 
