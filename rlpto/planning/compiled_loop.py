@@ -6,9 +6,12 @@ agents learn on steps it (`rlpto.envs.compiled_batch`), and so do the rollouts o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba.core.types import NoneType
+from numba.extending import overload
 
 from rlpto.core.gpu_kinds import Kinds, choose_kinds
 from rlpto.core.jobs import VIEW, curve_at, fill_estimates, fill_limits, fill_speed
@@ -320,13 +323,34 @@ def carry_out(loop: Loop, b: int, wishes: IntArray) -> None:
         give(loop.kinds, loop, b, changes)
 
 
-@njit()
 def give(kinds: Kinds | None, loop: Loop, b: int, changes: int) -> None:
     """Give `changes` jobs number `loop.numbers` of cluster b `loop.given` GPUs; of a kind, where there are kinds."""
-    w, gpus = loop.world, loop.given[:changes]
-    if kinds is None:  # an argument, so that what follows is not compiled where there are none
-        apply_allocation(w, b, loop.numbers[:changes], gpus, loop.order)
-        return
+    if kinds is None:
+        apply_allocation(loop.world, b, loop.numbers[:changes], loop.given[:changes], loop.order)
+    else:
+        give_on_kinds(kinds, loop, b)
+
+
+@overload(give, inline="always")
+def _give(kinds: Any, loop: Any, b: Any, changes: Any) -> Callable[..., None]:  # noqa: ARG001
+    """`give`, by the type of kinds: a call that hands the whole loop on takes a quarter of a decision."""
+    if isinstance(kinds, NoneType):
+
+        def without(kinds: Any, loop: Any, b: Any, changes: Any) -> None:  # noqa: ARG001
+            apply_allocation(loop.world, b, loop.numbers[:changes], loop.given[:changes], loop.order)
+
+        return without
+
+    def among(kinds: Any, loop: Any, b: Any, changes: Any) -> None:  # noqa: ARG001
+        give_on_kinds(kinds, loop, b)
+
+    return among
+
+
+@njit()
+def give_on_kinds(kinds: Kinds, loop: Loop, b: int) -> None:
+    """Give the active jobs of cluster b the GPUs that `loop.shown` says, of the kind that suits them."""
+    w = loop.world
     n, groups = w.clusters[b].active, kinds.by_type.shape[1]
     view, offered, index, types = loop.shown[b, :n], w.free[b].copy(), np.empty(n, np.int64), np.empty(n, np.int64)
     held, on_each = np.zeros((n, len(offered)), dtype=np.int64), np.zeros((n, groups), dtype=np.int64)
