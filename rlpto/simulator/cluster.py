@@ -95,6 +95,7 @@ class SimulatedCluster:
             follow_accuracy=True,
             background=self._background,
         )
+        self._may_fail = bool(self._world.rules["may_fail"][0])  # asked several times a decision
         self._logs: list[AnyArray] = []
         self._passed = np.zeros(LONGEST_RUN, dtype=INTERVAL)
         self._order = np.arange(len(jobs))
@@ -141,7 +142,7 @@ class SimulatedCluster:
     def shape(self) -> ClusterShape:
         """The nodes as they are now, in the order they were given in."""
         nodes = len(self._shape)
-        if self._world.rules["may_fail"][0]:
+        if self._may_fail:
             up = self._world.machines["up"][0, :nodes] == 1
             if not np.array_equal(up, [node.up for node in self._shape]):
                 self._shape = self._shape.with_up(up)

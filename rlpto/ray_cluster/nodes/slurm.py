@@ -17,7 +17,7 @@ RAY_ADDRESS=$(hostname -I | cut -d ' ' -f 1):$(({first} + SLURM_JOB_ID % {ports}
 srun --overlap bash -c '
   if [ "$SLURM_PROCID" = 0 ]; then
     exec ray start --block --num-gpus={gpus} --head --port="${{RAY_ADDRESS#*:}}" \
-      --node-ip-address="${{RAY_ADDRESS%:*}}" --include-dashboard=false --temp-dir="/tmp/rlpto-$SLURM_JOB_ID"
+      --node-ip-address="${{RAY_ADDRESS%:*}}" --include-dashboard=false
   fi
   until ray health-check --address "$RAY_ADDRESS" >/dev/null 2>&1; do sleep 1; done
   exec ray start --block --num-gpus={gpus} --address="$RAY_ADDRESS"' >"ray-$SLURM_JOB_ID.log" 2>&1 &
