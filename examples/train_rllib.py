@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 from _common import compare, make_env, steps_wanted
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -14,6 +15,7 @@ from ray.tune.registry import register_env
 def main() -> None:
     """Train, then compare with the index."""
     steps = steps_wanted()
+    ray.init(address="local", num_cpus=1, include_dashboard=False)  # never on a cluster that happens to run here
     register_env("rlpto", lambda _: make_env())
     config = (
         PPOConfig()
@@ -35,6 +37,7 @@ def main() -> None:
 
     compare("rllib", act)
     agent.stop()
+    ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -35,11 +36,16 @@ def test_the_script_asks_for_nodes_and_passes_the_command_as_given(tmp_path: Pat
 @pytest.mark.cluster
 @pytest.mark.skipif(not slurm_is_up(), reason="Slurm is not at hand: sinfo finds no nodes")
 def test_a_command_finds_the_cluster_of_its_job(tmp_path: Path) -> None:
-    command = [str(Path(sys.executable).with_name("rlpto")), "cluster", "status", "--address", "auto"]
+    tools = Path(sys.executable).parent
+    command = [str(tools / "rlpto"), "cluster", "status", "--address", "auto"]
     script = tmp_path / "job.sbatch"
     script.write_text(batch_script(command, 1, 3, 0.1, logical=True))
     done = subprocess.run(
-        ["sbatch", "--wait", "--output=out.txt", script], cwd=tmp_path, capture_output=True, text=True
+        ["sbatch", "--wait", "--output=out.txt", script],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
     )
     said = (tmp_path / "out.txt").read_text()
     assert done.returncode == 0, said

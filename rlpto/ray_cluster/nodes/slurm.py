@@ -16,8 +16,9 @@ RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')
 RAY_ADDRESS=$(hostname -I | cut -d ' ' -f 1):$(({first} + SLURM_JOB_ID % {ports}))
 srun --overlap bash -c '
   if [ "$SLURM_PROCID" = 0 ]; then
-    exec ray start --block --num-gpus={gpus} --head --port="${{RAY_ADDRESS#*:}}" \
-      --node-ip-address="${{RAY_ADDRESS%:*}}" --include-dashboard=false
+    exec ray start --block --num-gpus={gpus} --head --include-dashboard=false \
+      --port="${{RAY_ADDRESS#*:}}" --node-ip-address="${{RAY_ADDRESS%:*}}" \
+      --temp-dir="${{TMPDIR:-/tmp}}/rlpto-$SLURM_JOB_ID"
   fi
   until ray health-check --address "$RAY_ADDRESS" >/dev/null 2>&1; do sleep 1; done
   exec ray start --block --num-gpus={gpus} --address="$RAY_ADDRESS"' >"ray-$SLURM_JOB_ID.log" 2>&1 &
