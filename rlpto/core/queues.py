@@ -21,7 +21,7 @@ from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.core.queue_order import next_promotion, order_rows
 from rlpto.core.server_slots import admit_servers
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
-from rlpto.io.compiled import kernel, njit
+from rlpto.io.compiled import helper, kernel, njit
 from rlpto.io.errors import PolicyError
 from rlpto.io.settings import Settings
 from rlpto.performance.tables import NO_TYPE
@@ -151,7 +151,8 @@ class Queue:
         jobs = state.jobs
         wishes = whole_numbers(allocation.gpus, len(jobs), policy)
         gpus = np.empty_like(wishes)
-        limits = (jobs.store.records, jobs.fit_anywhere)
+        fit = jobs.fit_anywhere
+        limits = (jobs.store.records, fit) if fit.size else (None, None)
         bad = admit(jobs.records, wishes, state.capacity, self._settings.shrink_lower, state.reserved, gpus, *limits)
         if bad >= 0:
             raise PolicyError(
@@ -352,27 +353,25 @@ def admit(
     shrink_lower: bool,
     reserved: int,
     given: IntArray,
-    jobs: AnyArray,
-    fit: IntArray,
+    jobs: AnyArray | None,
+    fit: IntArray | None,
 ) -> int:
     """Fill given [n] with wishes [n] of the jobs in view [n] VIEW, in queue order, cut to what can be had.
 
     shrink_lower: see `shrink_lower_classes`. reserved: GPUs to leave free, see `hold_back`. jobs: [M] JOB, those in
-    view among them. fit: `SpeedTables.fit_anywhere` of their types. Returns the first row whose wish breaks its limits,
-    or -1.
+    view among them. fit: `SpeedTables.fit_anywhere` of their types; None, or empty: all sizes are allowed. Returns the
+    first row whose wish breaks its limits, or -1.
     """
     total = 0
     for i in range(len(wishes)):
         if wishes[i] != 0 and (wishes[i] < view[i].min_gpus or wishes[i] > view[i].max_gpus):
             return i
-        given[i] = fit[jobs[view[i].index].believed_type, wishes[i]] if fit.size else wishes[i]
+        given[i] = allowed(fit, jobs, view, i, wishes[i])
         total += given[i]
     if total > capacity or shrink_lower:
         left = capacity
         for i in range(len(wishes)):
-            given[i] = min(given[i], left)
-            if fit.size:
-                given[i] = fit[jobs[view[i].index].believed_type, given[i]]
+            given[i] = allowed(fit, jobs, view, i, min(given[i], left))
             if given[i] < view[i].min_gpus:
                 given[i] = 0
             left -= given[i]
@@ -380,10 +379,24 @@ def admit(
             shrink_lower_classes(given, view, left)
     if reserved > 0:
         hold_back(given, view, capacity, reserved)
-    if fit.size:  # what shrank may have come to a size between two that are allowed
+    if some_not_allowed(fit):  # what shrank may have come to a size between two that are
         for i in range(len(wishes)):
-            given[i] = fit[jobs[view[i].index].believed_type, given[i]]
+            given[i] = allowed(fit, jobs, view, i, given[i])
     return -1
+
+
+@helper()
+def some_not_allowed(fit: IntArray | None) -> bool:
+    """Whether jobs cannot have some numbers of GPUs up to their max_gpus."""
+    return False if fit is None else fit.size > 0
+
+
+@helper()
+def allowed(fit: IntArray | None, jobs: AnyArray | None, view: AnyArray, i: int, gpus: int) -> int:
+    """Largest allowed size up to `gpus` of the job in row i of a view; arguments as in `admit`."""
+    if fit is None or jobs is None:
+        return gpus
+    return int(fit[jobs[view[i].index].believed_type, gpus]) if fit.size else gpus
 
 
 @kernel(inline="always")
