@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlpto.forecasting.base import LONGEST_HORIZON, Batch, Counts, Forecaster, targets
-from rlpto.forecasting.series import DAY, MOST_POINTS, ForecastError, TimeSeries, Values, as_series, checked_integer
+from rlpto.forecasting.series import DAY, MOST_POINTS, ForecastError, TimeSeries, as_series, checked_integer
 from rlpto.io.arrays import FloatArray, IntArray
 
 TEST_SHARE = 0.2
@@ -113,14 +113,13 @@ def backtest(
     windows: int | None = None,
     refit: int | None = None,
     quantiles: Sequence[float] = (0.1, 0.5, 0.9),
-    covariates: Values | None = None,
     step: float | str | None = None,
     on_done: Callable[[str], None] | None = None,
 ) -> Backtest:
     """Forecast a series from every `step_size`-th origin with fresh copies of the forecasters.
 
     forecasters: by their name in tables; only their settings are used.
-    y: [T] counts; plain numbers need `step`. covariates: [T, K], for those forecasters that use them.
+    y: [T] counts; plain numbers need `step`.
     start: first origin, in points; forecasters are fitted on the points before it. None: all but the last 20 %.
     windows: most origins, counted from the first. None: all.
     refit: number of origins after which to fit again on all that is known by then. None: never, only filter.
@@ -142,7 +141,7 @@ def backtest(
     levels = np.unique(np.asarray(quantiles, dtype=np.float64))
     made, fitted = {}, {}
     for name, forecaster in forecasters.items():
-        made[name], fitted[name] = _forecasts(forecaster, series, origins, horizon, refit, levels, covariates)
+        made[name], fitted[name] = _forecasts(forecaster, series, origins, horizon, refit, levels)
         if on_done is not None:
             on_done(name)
     return Backtest(
@@ -163,19 +162,14 @@ def _forecasts(
     horizon: int,
     refit: int | None,
     levels: FloatArray,
-    covariates: Values | None,
 ) -> tuple[Batch, Forecaster]:
     """Forecasts from all origins, and the forecaster as last fitted."""
-    given = np.asarray(covariates, dtype=np.float64) if covariates is not None and forecaster.uses_covariates else None
     pieces = []
     size = len(origins) if refit is None else refit
     for begin in range(0, len(origins), size):
         some = origins[begin : begin + size]
-        known = int(some[0])
-        fitted = type(forecaster)(**forecaster.settings()).fit(
-            series.head(known), None if given is None else given[:known]
-        )
-        pieces.append(fitted.batch_forecasts(series, some, horizon, levels.tolist(), given))
+        fitted = type(forecaster)(**forecaster.settings()).fit(series.head(int(some[0])))
+        pieces.append(fitted.batch_forecasts(series, some, horizon, levels.tolist()))
     made = Batch(
         np.concatenate([piece.point for piece in pieces]),
         np.concatenate([piece.mean for piece in pieces]),
