@@ -83,7 +83,7 @@ def backtest(
     """Forecast the end of a series from every moment of it, and score what was forecast.
 
     Each method is fitted on the data before the test part. Then it takes in counts as they
-    arrive. Writes scores.csv, forecasts.csv, plots, and the same for TensorBoard.
+    arrive. Writes scores.csv, forecasts.csv and plots.
     """
     from rlpto.forecasting.backtest import backtest as run
     from rlpto.forecasting.registry import METHODS, make_method
@@ -112,7 +112,7 @@ def backtest(
     write_report(result, folder)
     console = make_console(quiet)
     console.print(_table(result, f"{path}: {what.value} per {every}"))
-    console.print(f"scores, forecasts, plots and TensorBoard events: {folder}", style="bold", markup=False)
+    console.print(f"scores, forecasts and plots: {folder}", style="bold", markup=False)
 
 
 @app.command(epilog="Example: rlpto forecast fit traces/philly.parquet --every 10min -o forecasters/philly.pt")

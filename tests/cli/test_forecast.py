@@ -52,7 +52,7 @@ def test_backtest_prints_a_table_and_writes_results(forecast: Verb, folder: Path
     assert "MASE 1-3" in answer.output
     assert "48 origins" in answer.output
     run = folder / "runs" / "forecast-jobs"
-    written = {"scores.csv", "forecasts.csv", "forecasts.png", "errors.png", "tensorboard"}
+    written = {"scores.csv", "forecasts.csv", "forecasts.png", "errors.png"}
     assert {path.name for path in run.iterdir()} == written
     scores = pd.read_csv(run / "scores.csv")
     assert scores.forecaster.unique().tolist() == ["naive", "season_24h"]
