@@ -100,8 +100,6 @@ def test_policy_spec(draw: Draw, folder: Path) -> None:
     text = ",".join(draw(st.lists(st.sampled_from(SPECS), min_size=2, max_size=2)))
     for spec in split_specs(draw(broken_text(text)).decode("utf-8", "replace"))[:50]:
         make_policy(spec)
-    option = draw(st.sampled_from(["gain", "weights", "x", 3]))
-    make_policy({"name": "index", option: draw(st.sampled_from(NASTY))})
 
 
 class _Odd:
