@@ -28,9 +28,6 @@ from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import PolicyError, TrainingError
 
-PERIODIC = "checkpoints"
-"""Folder of a run with a checkpoint from every `agent.checkpoint_every` steps."""
-
 
 @dataclass(frozen=True)
 class Status:
@@ -193,7 +190,7 @@ class Training:
                 log_texts(model.logger, texts)
                 self.evaluate()
                 self.model.logger.dump(model.num_timesteps)
-                self.save(periodic=True)
+                self.save()
             callback.on_training_start(locals(), globals())
             self.report("training")
             while model.num_timesteps < total:
@@ -217,10 +214,10 @@ class Training:
         """After an update, of a rollout since `before` steps: log it, and evaluate or save where that is due."""
         model = self.model
         log_figures(model.logger, "episode", self.terms.figures())
-        if self._due(before, self.settings.evaluate_every):
+        every = self.settings.evaluate_every
+        if before // every < model.num_timesteps // every:
             self.evaluate()
-        if self._due(before, self.settings.checkpoint_every):
-            self.save(periodic=True)
+            self.save()
         model.dump_logs()
         self.report("training")
 
@@ -249,7 +246,7 @@ class Training:
         self.notes = Notes(score if best else self.notes.best, history)
         write_history(self.folder, history)
         if best:
-            self._save(BEST)
+            self.save(BEST)
 
     def _closer(self, evaluator: Evaluator, trained: TrainedAgent) -> dict[str, float]:
         """A closer look at one window. An agent that has learned too little may let jobs starve: there is none then."""
@@ -260,11 +257,9 @@ class Training:
             return {"starving": 1.0}
         return {"starving": 0.0, **log_record(self.model.logger, record)}
 
-    def save(self, periodic: bool = False) -> None:
-        """Write the last checkpoint, and one that stays if it is time for one."""
-        self._save(LAST)
-        if periodic:
-            self._save(f"{PERIODIC}/{self.model.num_timesteps:09d}.zip")
+    def save(self, name: str = LAST) -> None:
+        """Write a checkpoint."""
+        save_checkpoint(self.folder / name, self.model, self.setup, self.settings, self.identity, self.notes)
 
     def conclude(self) -> None:
         """A last look, and the table of hyper-parameters with what came of them."""
@@ -283,13 +278,6 @@ class Training:
 
     def _last_row(self) -> Mapping[str, float]:
         return self.notes.history[-1] if self.notes.history else {}
-
-    def _due(self, before: int, every: int) -> bool:
-        """True if a multiple of `every` steps lies in the rollout since `before`."""
-        return before // every < self.model.num_timesteps // every
-
-    def _save(self, name: str) -> None:
-        save_checkpoint(self.folder / name, self.model, self.setup, self.settings, self.identity, self.notes)
 
     def report(self, doing: str) -> None:
         """Report where the training stands."""

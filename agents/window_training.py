@@ -23,7 +23,7 @@ from rlpto.agents.logs import log_figures, log_outcome, log_texts, make_logger, 
 from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.agents.training import Status, TrainingResult
 from rlpto.agents.validation import Evaluator, standing, validate_steering
-from rlpto.agents.window_trainers import Learner, make_trainer
+from rlpto.agents.window_trainers import Evolution, Learner, Ppo
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.episodes import EnvSetup
@@ -124,8 +124,9 @@ class WindowTraining:
         start = priced(self.setup.start, self.setup.reward) if chosen.constants else self.setup.start
         slopes = self.setup.reward.shortfall > 0
         self._space = SteeringSpace.around(start, chosen.constants, chosen.network, seed, slopes=slopes)
-        rate = chosen.learning_rate or (0.1 if chosen.trainer == "evolution" else 0.02)
-        self._learner, self._trainer = Learner(self._space.size, rate), make_trainer(chosen)
+        evolves = chosen.trainer == "evolution"
+        self._learner = Learner(self._space.size, chosen.learning_rate or (0.1 if evolves else 0.02))
+        self._trainer = Evolution() if evolves else Ppo(chosen)
         self._pool = WindowPool(self.setup, max(chosen.idle_interval, self.setup.interval))
         self._logger = Logger(str(self.folder), [])
 

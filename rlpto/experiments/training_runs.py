@@ -15,7 +15,7 @@ from rlpto.agents.archive import NOT_TRAINED
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.logs import EVENTS, HISTORY
 from rlpto.agents.settings import BEST, LAST
-from rlpto.agents.training import PERIODIC, Status, TrainingResult, train
+from rlpto.agents.training import Status, TrainingResult, train
 from rlpto.agents.validation import Evaluator
 from rlpto.agents.window_training import WEIGHTS, train_on_windows
 from rlpto.core.policy import Policy
@@ -260,7 +260,7 @@ def _remove_training(folder: Path) -> None:
     for run in members(folder):
         for name in (BEST, LAST, HISTORY, WEIGHTS):
             (run / name).unlink(missing_ok=True)
-        for name in (EVENTS, PERIODIC, BASELINES):
+        for name in (EVENTS, BASELINES):
             shutil.rmtree(run / name, ignore_errors=True)
         if run != folder:
             shutil.rmtree(run)

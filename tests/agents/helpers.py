@@ -54,7 +54,6 @@ def make_settings(**more: Any) -> AgentSettings:
         "steps": 320,
         "envs": 4,
         "evaluate_every": 128,
-        "checkpoint_every": 128,
         "ppo": {"rollout": 16, "batch_size": 32, "epochs": 2, "learning_rate": 3e-3, **more.pop("ppo", {})},
         "network": {"width": 8},
         "device": "cpu",
