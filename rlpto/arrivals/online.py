@@ -192,30 +192,6 @@ def sampling_forecasts(past: Past, step: float, horizon: int, fitted: Forecaster
     return ClassForecasts(TotalForecaster(past, step, horizon, fitted), past, step, memory)
 
 
-class PerfectForecasts:
-    """The arrivals that will come: an oracle, to find out what a forecast could be worth at best."""
-
-    def __init__(self, jobs: Sequence[Job], step: float, horizon: int) -> None:
-        at = np.array([int(job.submit_time / step) for job in jobs], dtype=np.int64)
-        steps = int(at.max(initial=-1)) + 1
-        own = np.array([job.priority for job in jobs], dtype=np.int64)
-        asked = np.array([job.requested_gpus for job in jobs], dtype=np.float64)
-        self._horizon = horizon
-        self._counts = np.bincount(at * CLASSES + own, minlength=steps * CLASSES).reshape(-1, CLASSES).astype(float)
-        self._high = np.bincount(at, weights=np.where(own == 0, asked, 0.0), minlength=steps)
-
-    def arrived(self, submit_time: FloatArray, priority: IntArray, gpus: IntArray) -> None:
-        """There is nothing to learn."""
-
-    def forecast(self, known: int) -> Forecast:
-        """The counts of the steps that follow; zeros once all jobs have arrived."""
-        counts = np.zeros((self._horizon, CLASSES))
-        coming = self._counts[known : known + self._horizon]
-        counts[: len(coming)] = coming
-        demand = float(self._high[known]) if known < len(self._high) else 0.0
-        return Forecast(counts, counts, counts, demand)
-
-
 @dataclass
 class StateForecaster:
     """Passes arrivals in a cluster to a source, and adds its forecast to the states that policies see.
@@ -224,7 +200,7 @@ class StateForecaster:
     forecast is made once more steps are over: that nothing is submitted after a window is no pattern to learn.
     """
 
-    source: ClassForecasts | PerfectForecasts
+    source: ClassForecasts
     step: float
     most: int
     last: int
@@ -248,9 +224,7 @@ def reserved_gpus(forecast: Forecast | None, most: int) -> int:
     return 0 if forecast is None else min(most, math.ceil(forecast.demand))
 
 
-def window_forecasts(
-    source: ClassForecasts | PerfectForecasts, jobs: Sequence[Job], last: int
-) -> list[Forecast | None]:
+def window_forecasts(source: ClassForecasts, jobs: Sequence[Job], last: int) -> list[Forecast | None]:
     """What `source` forecasts once 0, 1, ... `last` steps are over, each from the jobs of the steps before."""
     own, asked = (
         np.array([getattr(job, name) for job in jobs], dtype=np.int64) for name in ("priority", "requested_gpus")
@@ -260,7 +234,7 @@ def window_forecasts(
 
 
 class WindowForecasts:
-    """Forecasts for windows, in modes on and perfect. Raises ConfigError if the model cannot be used.
+    """Forecasts for windows. Raises ConfigError if the model cannot be used.
 
     capacity: GPUs of the cluster. past: what came before a window, in steps of the settings.
     """
@@ -269,17 +243,13 @@ class WindowForecasts:
         self.settings, self.step = settings, settings.step
         self.most_reserved = int(settings.reserve.share * capacity)
         self._past = past
-        wanted = settings.model if settings.mode == "on" else None
-        self._model = None if wanted is None else load_model(wanted, self.step)
+        self._model = None if settings.model is None else load_model(settings.model, self.step)
         self._totals: dict[tuple[str, bytes], RememberedTotals] = {}
 
-    def for_run(self, window: Window, jobs: Sequence[Job]) -> StateForecaster:
-        """For one run on a window: forecasts from what arrives in it. jobs: of the window, for mode perfect alone."""
-        if self.settings.mode == "perfect":
-            source: PerfectForecasts | ClassForecasts = PerfectForecasts(jobs, self.step, self.settings.horizon)
-        else:
-            past = self._past(window)
-            source = ClassForecasts(self._total(past), past, self.step)
+    def for_run(self, window: Window) -> StateForecaster:
+        """For one run on a window: forecasts from what arrives in it."""
+        past = self._past(window)
+        source = ClassForecasts(self._total(past), past, self.step)
         return StateForecaster(source, self.step, self.most_reserved, self._last(window))
 
     def known(self, window: Window, jobs: Sequence[Job]) -> list[Forecast | None]:
@@ -287,8 +257,6 @@ class WindowForecasts:
 
         The totals, the expensive part, are computed once for each window, for jobs of any classes.
         """
-        if self.settings.mode == "perfect":
-            return window_forecasts(self.for_run(window, jobs).source, jobs, self._last(window))
         past = self._past(window)
         submit_time: FloatArray = np.array([job.submit_time for job in jobs], dtype=np.float64)
         key = (window.name, submit_time.tobytes())

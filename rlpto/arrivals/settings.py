@@ -31,8 +31,8 @@ class ReserveSettings(Settings):
 class ForecastSettings(Settings):
     """What is known of the jobs that will arrive."""
 
-    mode: Annotated[Literal["off", "on", "perfect"], BeforeValidator(_yaml_word)] = "off"
-    """off: nothing; on: a forecast from the arrivals so far; perfect: the arrivals that will come (an oracle)."""
+    mode: Annotated[Literal["off", "on"], BeforeValidator(_yaml_word)] = "off"
+    """off: nothing; on: a forecast from the arrivals so far."""
     model: ConfigPath | None = None
     """on: file that `rlpto forecast fit` has written, which implies mode on; null: exponential smoothing, which needs
     no fit."""
@@ -64,7 +64,7 @@ class ForecastSettings(Settings):
     @model_validator(mode="after")
     def _reserve_has_a_forecast(self) -> ForecastSettings:
         if self.mode == "off" and self.reserve.share > 0:
-            raise ValueError("reserve.share: nothing is forecast in mode off, expected 0, or mode on or perfect")
+            raise ValueError("reserve.share: nothing is forecast in mode off, expected 0, or mode on")
         return self
 
     @property

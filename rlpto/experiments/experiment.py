@@ -262,7 +262,7 @@ class Experiment:
         """Let a policy schedule the jobs of a window, for at most `max_hours`. sealed: see `rlpto.core.loop.run`."""
         cluster = self.cluster(window, seed, policy, max_hours)
         cut = self.traces.by_name[window].window
-        forecaster = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
+        forecaster = None if self.forecasts is None else self.forecasts.for_run(cut)
         queue, reward = self.config.queue, self.config.reward
         record = run(cluster, policy, queue, reward, window=window, seed=seed, forecaster=forecaster, sealed=sealed)
         return replace(record, switches=policy.switches()) if isinstance(policy, SwitchingPolicy) else record

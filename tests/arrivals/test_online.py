@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from rlpto.arrivals.online import (
     ArrivalTotals,
     ClassForecasts,
-    PerfectForecasts,
     RememberedTotals,
     TotalForecaster,
     reserved_gpus,
@@ -133,20 +132,6 @@ def test_totals_known_before_give_the_same_forecasts_bit_by_bit() -> None:
     for some in (jobs, others, jobs):
         cached = window_forecasts(ClassForecasts(totals.again(), past, STEP), some, 32)
         assert all(map(same, cached, window_forecasts(source_of(past), some, 32)))
-
-
-def test_perfect_is_what_comes() -> None:
-    jobs = arrivals([[0, 0, 2], [], [1], [0]], gpus=3)
-    found = window_forecasts(PerfectForecasts(jobs, STEP, 2), jobs, 5)
-    assert [forecast.mean.tolist() for forecast in found if forecast] == [
-        [[2, 0, 1], [0, 0, 0]],
-        [[0, 0, 0], [0, 1, 0]],
-        [[0, 1, 0], [1, 0, 0]],
-        [[1, 0, 0], [0, 0, 0]],
-        [[0, 0, 0], [0, 0, 0]],
-        [[0, 0, 0], [0, 0, 0]],
-    ]
-    assert [forecast.demand for forecast in found if forecast] == [6, 0, 0, 3, 0, 0]
 
 
 def test_the_reserve_is_bounded_and_covers_the_demand() -> None:

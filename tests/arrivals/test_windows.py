@@ -51,10 +51,9 @@ class Watching:
         return self._policy(state)
 
 
-@pytest.mark.parametrize("mode", ["on", "perfect"])
-def test_policies_and_environments_see_the_same_bit_by_bit(mode: str) -> None:
+def test_policies_and_environments_see_the_same_bit_by_bit() -> None:
     """Online in the scheduler's loop, and computed before in a single environment and in a batch."""
-    experiment = experiment_with(mode=mode, reserve={"share": 0.4})
+    experiment = experiment_with(mode="on", reserve={"share": 0.4})
     window = experiment.windows("train")[1]
     policy = Watching(Index())
     record = experiment.run_policy(policy, window, 0)
@@ -131,7 +130,6 @@ class TestSettings:
     def test_yaml_words_for_true_and_false_are_modes(self, tmp_path: Path) -> None:
         assert self.read(tmp_path).forecast.mode == "off"
         assert self.read(tmp_path, "forecast.mode=on").forecast.mode == "on"
-        assert self.read(tmp_path, "forecast.mode=perfect").forecast.mode == "perfect"
 
     def test_a_model_means_on_unless_said_otherwise(self, tmp_path: Path) -> None:
         assert self.read(tmp_path, "forecast.model=some.pt").forecast.mode == "on"
@@ -146,7 +144,7 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            ("forecast.mode=maybe", "forecast.mode: expected 'off', 'on' or 'perfect'"),
+            ("forecast.mode=maybe", "forecast.mode: expected 'off' or 'on'"),
             ("forecast.every=soon", "forecast.every: 'soon': expected a time such as 10min or 1h"),
             ("forecast.horizon=0", "forecast.horizon: expected"),
             ("forecast.reserve.share=0.2", "forecast: reserve.share: nothing is forecast in mode off"),
