@@ -139,12 +139,11 @@ class Queue:
 
         A job that would get less than its min_gpus gets none, and one with allowed sizes the largest of those that is
         not more (of the kind of GPU that it gets, or of the plan of parallelism). On several kinds of GPU every job is
-        given one and placed, see `gpu_kinds.onto_kinds`, unless the policy has placed every job on one. Where the state
-        says so, GPUs are held back for jobs of class high that are expected, see `hold_back`. Raises PolicyError if a
-        policy returns no Allocation, numbers that are not whole, are negative, or break a job's limits, a batch size or
-        a plan that is not one of those the job has, a placement that the nodes have no room for, or parameter servers
-        that the job cannot have. Jobs get no GPUs where there are no CPU slots for their parameter servers, see
-        `admit_servers`.
+        given one and placed, see `gpu_kinds.onto_kinds`, unless the policy has placed every job on one. Raises
+        PolicyError if a policy returns no Allocation, numbers that are not whole, are negative, or break a job's
+        limits, a batch size or a plan that is not one of those the job has, a placement that the nodes have no room
+        for, or parameter servers that the job cannot have. Jobs get no GPUs where there are no CPU slots for their
+        parameter servers, see `admit_servers`.
         """
         if not isinstance(allocation, Allocation):
             raise PolicyError(f"policy {policy} returned a {type(allocation).__name__}: expected an Allocation")
@@ -152,7 +151,7 @@ class Queue:
         wishes = whole_numbers(allocation.gpus, len(jobs), policy)
         gpus = np.empty_like(wishes)
         limits = (jobs.store.records, jobs.fit_anywhere)
-        bad = admit(jobs.records, wishes, state.capacity, self._settings.shrink_lower, state.reserved, gpus, *limits)
+        bad = admit(jobs.records, wishes, state.capacity, self._settings.shrink_lower, gpus, *limits)
         if bad >= 0:
             raise PolicyError(
                 f"policy {policy} gave job {int(jobs.index[bad])} {int(wishes[bad])} GPUs at {state.time:.0f} s: "
@@ -350,16 +349,14 @@ def admit(
     wishes: IntArray,
     capacity: int,
     shrink_lower: bool,
-    reserved: int,
     given: IntArray,
     jobs: AnyArray,
     fit: IntArray,
 ) -> int:
     """Fill given [n] with wishes [n] of the jobs in view [n] VIEW, in queue order, cut to what can be had.
 
-    shrink_lower: see `shrink_lower_classes`. reserved: GPUs to leave free, see `hold_back`. jobs: [M] JOB, those in
-    view among them. fit: `SpeedTables.fit_anywhere` of their types. Returns the first row whose wish breaks its limits,
-    or -1.
+    shrink_lower: see `shrink_lower_classes`. jobs: [M] JOB, those in view among them. fit: `SpeedTables.fit_anywhere`
+    of their types. Returns the first row whose wish breaks its limits, or -1.
     """
     total = 0
     for i in range(len(wishes)):
@@ -378,34 +375,10 @@ def admit(
             left -= given[i]
         if shrink_lower:
             shrink_lower_classes(given, view, left)
-    if reserved > 0:
-        hold_back(given, view, capacity, reserved)
     if fit.size:  # what shrank may have come to a size between two that are allowed
         for i in range(len(wishes)):
             given[i] = fit[jobs[view[i].index].believed_type, given[i]]
     return -1
-
-
-@kernel(inline="always")
-def hold_back(given: IntArray, view: AnyArray, capacity: int, reserved: int) -> None:
-    """Leave `reserved` GPUs of the capacity free, as far as jobs below class high can do without growing.
-
-    given [n] is changed: rows of lower classes, the last first, get no more than they hold (or their min_gpus,
-    if they hold less) until enough is left. No job loses GPUs, and none is kept from starting. After the
-    reservation of GPUs for predicted jobs of class high in this project's notes on systems (1.4).
-    """
-    missing = reserved - capacity
-    for i in range(len(given)):
-        missing += given[i]
-    for i in range(len(given) - 1, -1, -1):
-        if missing <= 0:
-            break
-        job = view[i]
-        if job.effective_priority > 0:
-            taken = min(given[i] - max(job.min_gpus, min(job.gpus, given[i])), missing)
-            if taken > 0:
-                given[i] -= taken
-                missing -= taken
 
 
 @njit(inline="always")

@@ -276,7 +276,7 @@ class Experiment:
         """Forecasts for the windows; None if nothing is forecast. Raises ConfigError for an unusable model."""
         settings = self.config.forecast
         past = self.traces.past
-        return None if settings.mode == "off" else WindowForecasts(settings, self.shape.capacity, past)
+        return None if settings.mode == "off" else WindowForecasts(settings, past)
 
     def seeds(self) -> range:
         """Seeds of the evaluation's repetitions: the config's and those that follow."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.jobs import VIEW, Job
-from rlpto.core.queues import ConvergingSettings, Queue, QueueSettings, hold_back, shrink_converging
-from rlpto.io.arrays import IntArray
+from rlpto.core.queues import ConvergingSettings, Queue, QueueSettings, shrink_converging
 from rlpto.io.errors import PolicyError
 
 from ..builders import advance_to, give, job, linear_tables, make_cluster, make_tables, played
@@ -337,39 +335,3 @@ class TestRefusals:
             admitted = Queue(QueueSettings()).admit(self.STATE, Allocation(np.array([1, 2, 0], dtype=dtype)), "mine")
             assert admitted.gpus.tolist() == [1, 2, 0]
             assert admitted.gpus.dtype == np.int64
-
-
-@st.composite
-def reservations(draw: st.DrawFn) -> tuple[IntArray, IntArray, IntArray, IntArray, int, int]:
-    """given, min_gpus, held and classes [n] after trimming to a capacity, and GPUs to hold back."""
-    classes = sorted(draw(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=8)))
-    least = [draw(st.integers(1, 3)) for _ in classes]
-    given_ = [draw(st.sampled_from([0, low, low + 2, low + 5])) for low in least]
-    held = [draw(st.integers(0, 8)) for _ in classes]
-    capacity = sum(given_) + draw(st.integers(0, 4))
-    columns = (np.array(column, dtype=np.int64) for column in (given_, least, held, classes))
-    return (*columns, capacity, draw(st.integers(0, 12)))  # type: ignore[return-value]
-
-
-class TestReserve:
-    @given(reservations())
-    def test_growth_of_lower_classes_alone_makes_room_and_no_more_than_is_needed(self, case):
-        wanted, least, held, classes, capacity, reserved = case
-        given_ = wanted.copy()
-        shown = np.zeros(len(least), dtype=VIEW)
-        shown["min_gpus"], shown["gpus"], shown["effective_priority"] = least, held, classes
-        hold_back(given_, shown, capacity, reserved)
-        assert (given_ <= wanted).all()
-        np.testing.assert_array_equal(given_[classes == 0], wanted[classes == 0])
-        assert (given_ >= np.minimum(wanted, np.maximum(least, held))).all()
-        free, before = capacity - given_.sum(), capacity - wanted.sum()
-        floor = np.where(classes == 0, wanted, np.minimum(wanted, np.maximum(least, held)))
-        assert free == max(before, min(reserved, capacity - floor.sum()))
-
-    def test_the_last_in_the_queue_do_without_first(self):
-        jobs = [job(i, gpus=1, max_gpus=4, priority=p) for i, p in enumerate([0, 1, 2])]
-        queue = Queue(QueueSettings())
-        state = replace(queue.order(make_cluster(jobs, linear_tables(), [12]).state()), reserved=5)
-        wish = np.array([4, 4, 4])
-        assert queue.admit(state, Allocation(wish), "test").gpus.tolist() == [4, 2, 1]
-        assert wish.tolist() == [4, 4, 4]
