@@ -82,7 +82,7 @@ class Loop(NamedTuple):
     beliefs, own: what is believed, and [T] types of jobs by their models alone. left: [M], sums: [M, 4] memory for it.
     seen: [B, T or M] level of what was seen of each type of job, or by each job.
     noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
-    aging: [2] s, normal and low. strict: whether a higher class comes first. shrink_lower.
+    aging: [2] s, normal and low. strict: whether a higher class comes first.
     converging: [2] share of accuracy gained, and GPUs to keep.
     ordered_until: [B] s until when the queue order in `shown` stands unless a job comes or goes.
     numbers, given: [M] memory of one decision: numbers of jobs, and GPUs or classes of them.
@@ -111,7 +111,6 @@ class Loop(NamedTuple):
     noise: FloatArray
     aging: FloatArray
     strict: bool
-    shrink_lower: bool
     converging: FloatArray
     gpus_per_node: int
     ordered_until: FloatArray
@@ -158,7 +157,6 @@ def build_loop(
         noise=noise,
         aging=np.array([queue.aging_normal, queue.aging_low]),
         strict=queue.strict,
-        shrink_lower=queue.shrink_lower,
         converging=np.array([queue.converging.gained, queue.converging.keep]),
         gpus_per_node=gpus_per_node,
         ordered_until=np.full(count, -np.inf),
@@ -296,7 +294,7 @@ def carry_out(loop: Loop, b: int, wishes: IntArray) -> None:
     n, changes = len(wishes), 0
     view, index, given = loop.shown[b, :n], loop.numbers, loop.given
     capacity, jobs = loop.world.clusters[b].capacity, loop.world.jobs[b]
-    admit(view, wishes, capacity, loop.shrink_lower, given[:n], jobs, loop.fit)
+    admit(view, wishes, capacity, given[:n], jobs, loop.fit)
     for i in range(n):
         if given[i] != view[i].gpus:
             index[changes], given[changes], view[i].gpus = view[i].index, given[i], given[i]

@@ -178,14 +178,14 @@ def wishes(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int]], int]:
     return classes, rows, draw(st.integers(3, 25))
 
 
-def admit(classes: list[int], rows: list[tuple[int, int]], capacity: int, shrink: bool) -> list[int]:
+def admit(classes: list[int], rows: list[tuple[int, int]], capacity: int) -> list[int]:
     """What these wishes come to on a cluster of one node."""
     jobs = [
         job(i, gpus=least, min_gpus=least, max_gpus=least + 4, priority=p)
         for i, ((least, _), p) in enumerate(zip(rows, classes, strict=True))
     ]
     cluster = make_cluster(jobs, linear_tables(), [capacity])
-    queue = Queue(QueueSettings(shrink_lower=shrink))
+    queue = Queue(QueueSettings())
     state = queue.order(cluster.state())
     admitted = queue.admit(state, Allocation(np.array([wish for _, wish in rows])), "test").gpus
     cluster.apply(state, Allocation(admitted))
@@ -197,50 +197,11 @@ class TestTrimming:
     def test_wishes_are_cut_in_queue_order(self, case):
         _, rows, capacity = case
         left = capacity
-        for (least, wish), got in zip(rows, admit(*case, shrink=False), strict=True):
+        for (least, wish), got in zip(rows, admit(*case), strict=True):
             fits = min(wish, left)
             assert got == (fits if fits >= least else 0)
             left -= got
         assert left >= 0
-
-    @given(wishes())
-    @settings(max_examples=200)
-    def test_shrinking_lower_classes(self, case):
-        classes, rows, capacity = case
-        plain, got = admit(*case, shrink=False), admit(*case, shrink=True)
-        assert sum(got) <= capacity
-        for i, (least, _) in enumerate(rows):
-            if got[i] > plain[i]:
-                assert plain[i] == 0, "only waiting jobs gain"
-                assert got[i] == least, "and no more than they need"
-                assert any(plain[k] > 0 and classes[k] > classes[i] for k in range(len(rows))), "over lower classes"
-            elif got[i] < plain[i]:
-                assert got[i] >= least, "no job is shrunk below min_gpus"
-                assert any(got[k] > plain[k] and classes[k] < classes[i] for k in range(len(rows))), "nor in vain"
-        for i, (least, _) in enumerate(rows):
-            lower = [k for k in range(len(rows)) if classes[k] > classes[i] and got[k] > 0]
-            spare = capacity - sum(got) + sum(got[k] - rows[k][0] for k in lower)
-            assert got[i] > 0 or not lower or spare < least, "no job waits over a lower class that could make room"
-
-    @pytest.mark.parametrize(
-        ("classes", "rows", "expected"),
-        [
-            ([0, 1, 2, 2], [(2, 0), (1, 3), (1, 3), (1, 2)], [2, 3, 2, 1]),  # the last in the queue give first
-            ([0, 2], [(2, 0), (1, 5)], [2, 5]),  # after the GPUs that are free
-            ([1, 1], [(1, 0), (1, 5)], [0, 5]),  # a policy may leave a job waiting behind its like
-        ],
-    )
-    def test_shrinking_by_hand(self, classes, rows, expected):
-        assert admit(classes, rows, 8, shrink=True) == expected
-
-    def test_over_a_whole_run_the_high_class_waits_less(self):
-        jobs = [job(0, 0.0, epochs=10, gpus=4, min_gpus=1, priority=2), job(1, 50.0, gpus=2, min_gpus=1, priority=0)]
-        starts = []
-        for shrink in (False, True):
-            cluster = make_cluster(jobs, linear_tables(), [4])
-            record = played(cluster, "fifo", QueueSettings(shrink_lower=shrink))
-            starts.append(record.jobs.start_time[1])
-        assert starts == [250.0, 50.0]
 
 
 def workload(seed: int, count: int, capacity: int, load: float, sizes: Sequence[int], **limits: int) -> list[Job]:

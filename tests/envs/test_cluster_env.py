@@ -65,20 +65,18 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     failing=st.booleans(),
     decide_on=st.sampled_from(["events", "interval"]),
     baseline=st.sampled_from(["none", "start_heuristic"]),
-    shrink_lower=st.booleans(),
     gained=st.sampled_from([1.0, 0.6]),
     classes=st.sampled_from(["strict", "weighted"]),
 )
 @settings(max_examples=6)
 def test_slots_of_a_batch_and_single_environments_go_the_same_way(
-    seed, hold, noisy, failing, decide_on, baseline, shrink_lower, gained, classes
+    seed, hold, noisy, failing, decide_on, baseline, gained, classes
 ):
     simulator = SimulatorSettings(decide_on=decide_on, failures=FAILING if failing else FailureSettings())
     queue = QueueSettings(
         classes=classes,
         aging_normal=400,
         aging_low=600,
-        shrink_lower=shrink_lower and classes == "strict",
         converging=ConvergingSettings(gained=gained),
     )
     setup = make_setup(noisy=noisy, simulator=simulator, queue=queue, hold=hold, baseline=baseline)
@@ -195,10 +193,10 @@ def test_an_action_that_is_none_is_refused(action, said):
         batch.step(np.stack([action, action]))
 
 
-@given(seed=st.integers(0, 1000), shrink_lower=st.booleans())
+@given(seed=st.integers(0, 1000))
 @settings(max_examples=10)
-def test_capacity_and_limits_hold_and_no_job_is_lost(seed, shrink_lower):
-    queue = QueueSettings(aging_normal=400, aging_low=600, shrink_lower=shrink_lower)
+def test_capacity_and_limits_hold_and_no_job_is_lost(seed):
+    queue = QueueSettings(aging_normal=400, aging_low=600)
     simulator = SimulatorSettings(failures=FAILING)
     setup = make_setup([random_jobs(seed, 25, 8, 10)], max_jobs=4, episode=WHOLE, queue=queue,
                        simulator=simulator, baseline="none")  # fmt: skip

@@ -141,7 +141,7 @@ def test_answer_of_a_policy(draw: Draw, folder: Path) -> None:
     jobs = [Job(f"j{i}", 60.0 * i, model, 1.0, 50_000.0, 1, 1, 4) for i, model in enumerate(models)]
     cluster = SimulatedCluster((Node(4), Node(2)), jobs, _tables(), SimulatorSettings(max_hours=5.0), 0)
     policy = _Odd(draw(st.lists(st.sampled_from(ANSWERS), min_size=1, max_size=5)))
-    run(cluster, policy, QueueSettings(shrink_lower=draw(st.booleans())), RewardWeights())
+    run(cluster, policy, QueueSettings(), RewardWeights())
 
 
 @cache
