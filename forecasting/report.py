@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from rlpto.forecasting.backtest import Backtest
+from rlpto.forecasting.backtest import LEVELS, NOMINAL, Backtest
 from rlpto.forecasting.hybrid import LABELS, HybridForecaster
 from rlpto.forecasting.series import DAY, HOUR, ForecastError
 from rlpto.io.arrays import FloatArray, IntArray
@@ -47,7 +47,7 @@ def write_tables(result: Backtest, folder: Path) -> None:
         for ahead in sorted({1, result.horizon}):
             times = result.series.index(0, len(result.series) + result.horizon)[result.origins + ahead - 1]
             figures = {"actual": result.actual, "point": made.point, "mean": made.mean}
-            figures |= {f"q{level:g}": made.quantiles[..., place] for place, level in enumerate(result.levels)}
+            figures |= {f"q{level:g}": made.quantiles[..., place] for place, level in enumerate(LEVELS)}
             columns = {column: figure[:, ahead - 1] for column, figure in figures.items()}
             forecasts.append(pd.DataFrame({"forecaster": name, "ahead": ahead, "time": times.map(str), **columns}))
     tables = {"scores": pd.DataFrame([asdict(score) for score in result.scores()]), "forecasts": pd.concat(forecasts)}
@@ -65,9 +65,8 @@ def forecasts_figure(result: Backtest, name: str) -> Figure:
     shown = result.origins >= result.origins[-1] - result.series.lag(SHOWN_DAYS * DAY)
     for axes, ahead in zip(panels, steps, strict=True):
         days = _days(result, result.origins[shown] + ahead - 1)
-        if len(result.levels) > 1:
-            low, high = made.quantiles[shown, ahead - 1, 0], made.quantiles[shown, ahead - 1, -1]
-            axes.fill_between(days, low, high, color=LINE, alpha=0.2, lw=0, label=f"{result.nominal:.0%} interval")
+        low, high = made.quantiles[shown, ahead - 1, 0], made.quantiles[shown, ahead - 1, -1]
+        axes.fill_between(days, low, high, color=LINE, alpha=0.2, lw=0, label=f"{NOMINAL:.0%} interval")
         axes.plot(days, result.actual[shown, ahead - 1], color=INK, lw=0.8, label="actual")
         axes.plot(days, made.point[shown, ahead - 1], color=LINE, lw=1.2, label="forecast")
         hours = ahead * result.series.step / HOUR

@@ -30,7 +30,7 @@ def test_tables_hold_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_a_report_is_tables_and_plots(tmp_path: Path) -> None:
-    write_report(small(quantiles=[0.5], windows=1), tmp_path)
+    write_report(small(start=399), tmp_path)
     written = {"scores.csv", "forecasts.csv", "forecasts.png", "errors.png"}
     assert {path.name for path in tmp_path.iterdir()} == written
     for path in tmp_path.glob("*.png"):
