@@ -18,7 +18,7 @@ from rlpto.core.external_load import background_at, place_background
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.core.loop import run
-from rlpto.core.policy import LookaheadPolicy, Policy, chooses_batch_sizes, chooses_plans, chooses_servers, reads_speeds
+from rlpto.core.policy import LookaheadPolicy, Policy, chooses, reads_speeds
 from rlpto.core.records import RunRecord
 from rlpto.core.server_slots import check_servers_fit
 from rlpto.evaluation.runner import Cell
@@ -200,9 +200,9 @@ class Experiment:
         if max_hours is not None:
             settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
         tables = self.tables(
-            batch_sizes=policy is not None and chooses_batch_sizes(policy),
-            servers=policy is not None and chooses_servers(policy),
-            plans=policy is not None and chooses_plans(policy) and self.knowledge.beliefs is None,
+            batch_sizes=policy is not None and chooses(policy, "batch_sizes"),
+            servers=policy is not None and chooses(policy, "servers"),
+            plans=policy is not None and chooses(policy, "plans") and self.knowledge.beliefs is None,
         )
         knowledge = replace(self.knowledge, noise=estimate_noise(known, len(jobs), own_seed))
         rules = replace(AS_POLLUX, shared=known.rules.shared) if isinstance(policy, Pollux) else known.rules
