@@ -19,7 +19,7 @@ from stable_baselines3.common.logger import Logger
 from rlpto import __version__
 from rlpto.agents.archive import CHECKPOINT, STEERING, STEERING_START, Archive, state_of, write_archive
 from rlpto.agents.checkpoint import Identity, Notes, plain_history, read_checkpoint
-from rlpto.agents.logs import log_figures, log_outcome, log_texts, make_logger, write_history
+from rlpto.agents.logs import log_figures, make_logger, write_history
 from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.agents.training import Status, TrainingResult
 from rlpto.agents.validation import Evaluator, standing, validate_steering
@@ -88,7 +88,6 @@ def train_on_windows(
     evaluator: Evaluator | None = None,
     *,
     resume: bool = False,
-    texts: Mapping[str, str] | None = None,
     on_progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> TrainingResult:
@@ -102,7 +101,7 @@ def train_on_windows(
     run = WindowTraining(setup, settings, folder, identity, evaluator, on_progress)
     if resume:
         run.restore(read_checkpoint(folder / LAST, identity, run.meaning()), folder / LAST)
-    return run.loop(texts or {}, stop, begun=resume)
+    return run.loop(stop, begun=resume)
 
 
 @dataclass
@@ -146,13 +145,12 @@ class WindowTraining:
         vector: FloatArray = self._space.vectors(self._learner.average[None])[0]
         return vector
 
-    def loop(self, texts: Mapping[str, str], stop: Callable[[], bool] | None, *, begun: bool) -> TrainingResult:
+    def loop(self, stop: Callable[[], bool] | None, *, begun: bool) -> TrainingResult:
         """Draw, play and learn until enough windows are played, or until `stop` says so between two updates."""
         total = self.settings.whole_windows.windows
         self._logger = make_logger(self.folder, self.played)
         try:
             if not begun:
-                log_texts(self._logger, texts)
                 self.look()
             self.report("training")
             while self.played < total:
@@ -162,7 +160,6 @@ class WindowTraining:
                 self.update()
             if self._last_row().get("steps") != self.played:
                 self.look()
-            log_outcome(self._logger, self.settings, {"seed": self.identity.seed}, self._last_row())
             self._logger.dump(self.played)
             self.report("done")
         finally:

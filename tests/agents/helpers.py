@@ -64,9 +64,7 @@ def make_settings(**more: Any) -> AgentSettings:
 def make_evaluator(setup: EnvSetup) -> Evaluator:
     """Two other workloads, and a baseline that does nothing well."""
     other = replace(setup, workloads=(workload(8), workload(9)))
-    return Evaluator(
-        other, lambda: {"fifo": np.array([-1e3, -1e3])}, lambda policy: schedule(policy, other.workloads[0].jobs)
-    )
+    return Evaluator(other, lambda: {"fifo": np.array([-1e3, -1e3])})
 
 
 def schedule(policy: Policy, jobs: tuple[Job, ...], seed: int = 8) -> RunRecord:
