@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from rlpto.agents.archive import KINDS, NOT_TRAINED, STEERING, read_archive, steering_of
 from rlpto.agents.settings import BEST, LAST
@@ -33,8 +33,6 @@ class AgentOptions(Settings):
     """Exported agent or checkpoint."""
     run: Path | None = None
     """Instead: folder that `rlpto train` has written; its best checkpoint, or else its last, is used."""
-    max_jobs: int | None = Field(None, ge=1)
-    """Jobs it sees, the first in the queue; null: as many as in training."""
 
     def checkpoint(self) -> Path:
         """The file to use. Raises ConfigError if none is named, or two, or the run has no checkpoint."""
@@ -50,8 +48,6 @@ class PretrainedOptions(Settings):
 
     agent: str
     """Which one: a file in configs/pretrained/, without its ending."""
-    max_jobs: int | None = Field(None, ge=1)
-    """Jobs it sees, the first in the queue; null: as many as in training."""
 
     def checkpoint(self) -> Path:
         """The file to use. Raises ConfigError if there is none of that name."""
@@ -81,7 +77,7 @@ class Agent:
             else:
                 from rlpto.agents.trained import agent_of
 
-                self._trained = agent_of(archive, path, self.options.max_jobs)
+                self._trained = agent_of(archive, path)
         self.reset(0)
 
     @property

@@ -110,15 +110,13 @@ class AgentSettings(Settings):
     ppo: PpoSettings = PpoSettings()
     """The learning algorithm."""
     evaluate_every: int = Field(100_000, ge=1)
-    """Environment steps between evaluations on validation windows."""
+    """Environment steps between evaluations on validation windows, each followed by a checkpoint."""
     validation_windows: int = Field(4, ge=1, le=10_000)
     """Validation windows at each load, at most."""
     baselines: tuple[str, ...] | None = None
     """Policies of the config, by the name they have in tables, whose rewards on the validation windows the agent's is
     compared with; they run once, before training. null: all of them; []: none. With `knowledge.mode: online` none is:
     there the agent's windows are played with tables in place of fits."""
-    checkpoint_every: int = Field(100_000, ge=1)
-    """Environment steps between periodic checkpoints."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the network is; auto: a GPU if there is one."""
     threads: int = Field(1, ge=1, le=1024)

@@ -93,16 +93,11 @@ def load_weights(network: JobSetPolicy, archive: Archive, path: Path) -> None:
         raise CheckpointError(f"{path}: its weights do not fit the network it describes: {detail}") from None
 
 
-def load_agent(path: Path, max_jobs: int | None = None) -> TrainedAgent:
-    """The agent of a checkpoint or an exported file. max_jobs: jobs it sees, instead of as many as in training.
+def agent_of(archive: Archive, path: Path) -> TrainedAgent:
+    """The agent of a file that has been read: a checkpoint, or an exported agent.
 
     Raises CheckpointError, naming the file and what is wrong, if it cannot be used.
     """
-    return agent_of(read_archive(path, KINDS), path, max_jobs)
-
-
-def agent_of(archive: Archive, path: Path, max_jobs: int | None = None) -> TrainedAgent:
-    """The agent of a file that has been read. See `load_agent`."""
     manifest = archive.manifest
     check_meaning(path, manifest, meaning())
     try:
@@ -114,8 +109,6 @@ def agent_of(archive: Archive, path: Path, max_jobs: int | None = None) -> Train
         raise CheckpointError(f"{path}: its manifest cannot be used ({reason}), expected that of an agent") from None
     if start.shape not in [(size,) for size in VECTOR_SIZES] or not np.isfinite(start).all():
         raise CheckpointError(f"{path}: start: expected {VECTOR_SIZES[0]} or {VECTOR_SIZES[1]} finite numbers")
-    if max_jobs is not None:
-        env = env.model_copy(update={"max_jobs": max_jobs})
     policy = JobSetPolicy(observation_space(env), action_space(), lambda _: 0.0, width=network.width)
     load_weights(policy, archive, path)
     return TrainedAgent(env, start, policy)

@@ -15,9 +15,8 @@ from stable_baselines3.common.logger import Logger
 
 from rlpto.agents import compat
 from rlpto.agents.checkpoint import Identity, Notes, read_checkpoint, restore, save_checkpoint
-from rlpto.agents.logs import EpisodeTerms, log_figures, log_outcome, log_record, log_texts, make_logger, write_history
+from rlpto.agents.logs import EpisodeTerms, log_figures, make_logger, write_history
 from rlpto.agents.network import JobSetPolicy
-from rlpto.agents.policy import Agent
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.agents.trained import StartingAgent, TrainedAgent, load_weights
@@ -26,10 +25,7 @@ from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.io.arrays import FloatArray
-from rlpto.io.errors import PolicyError, TrainingError
-
-PERIODIC = "checkpoints"
-"""Folder of a run with a checkpoint from every `agent.checkpoint_every` steps."""
+from rlpto.io.errors import TrainingError
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,6 @@ def train(
     *,
     starting_agent: StartingAgent | None = None,
     resume: bool = False,
-    texts: Mapping[str, str] | None = None,
     on_progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> TrainingResult:
@@ -78,8 +73,8 @@ def train(
     learned from.
     resume: go on from `folder`'s last checkpoint, bit for bit as if the training had never stopped; on an external
     cluster the episode that was under way begins again.
-    texts: shown in TensorBoard, by name. on_progress: is called after every update. stop: asked after every update
-    (on an external cluster: every step); True: write a checkpoint and return.
+    on_progress: is called after every update. stop: asked after every update (on an external cluster: every step);
+    True: write a checkpoint and return.
 
     Raises TrainingError if there is no such device, or numbers are no longer finite (the last checkpoint is
     then from before), CheckpointError if there is nothing to resume or it belongs to another training.
@@ -101,7 +96,7 @@ def train(
     if archive is not None:  # the first observation comes with the checkpoint
         run.notes = restore(model, archive, folder / LAST)
     total, callback = compat.begin_learning(model, settings.steps, callbacks, restored=archive is not None)
-    return run.loop(callback, total, texts or {}, stop, begun=archive is not None)
+    return run.loop(callback, total, stop, begun=archive is not None)
 
 
 def check_device(settings: AgentSettings) -> None:
@@ -176,24 +171,22 @@ class Training:
         self,
         callback: BaseCallback,
         total: int,
-        texts: Mapping[str, str],
         stop: Callable[[], bool] | None,
         *,
         begun: bool,
     ) -> TrainingResult:
         """Roll out and update until `total` steps, or until `stop` says so between two rollouts.
 
-        texts: as for `train`. begun: it goes on from a checkpoint. A rollout that the callback ends is not learned
+        begun: it goes on from a checkpoint. A rollout that the callback ends is not learned
         from: the training then stands where its last checkpoint does.
         """
         model = self.model
         model.set_logger(make_logger(self.folder, model.num_timesteps))
         try:
             if not begun:
-                log_texts(model.logger, texts)
                 self.evaluate()
                 self.model.logger.dump(model.num_timesteps)
-                self.save(periodic=True)
+                self.save()
             callback.on_training_start(locals(), globals())
             self.report("training")
             while model.num_timesteps < total:
@@ -217,10 +210,10 @@ class Training:
         """After an update, of a rollout since `before` steps: log it, and evaluate or save where that is due."""
         model = self.model
         log_figures(model.logger, "episode", self.terms.figures())
-        if self._due(before, self.settings.evaluate_every):
+        every = self.settings.evaluate_every
+        if before // every < model.num_timesteps // every:
             self.evaluate()
-        if self._due(before, self.settings.checkpoint_every):
-            self.save(periodic=True)
+            self.save()
         model.dump_logs()
         self.report("training")
 
@@ -239,7 +232,6 @@ class Training:
             **{f"reward_{name}": float(part) for name, part in parts.items()},
             **found.metrics,
             **standing(found.rewards, self._baselines),
-            **self._closer(self.evaluator, trained),
         }
         log_figures(self.model.logger, "validation", figures)
         row = {"steps": float(self.model.num_timesteps), **figures}
@@ -249,30 +241,18 @@ class Training:
         self.notes = Notes(score if best else self.notes.best, history)
         write_history(self.folder, history)
         if best:
-            self._save(BEST)
+            self.save(BEST)
 
-    def _closer(self, evaluator: Evaluator, trained: TrainedAgent) -> dict[str, float]:
-        """A closer look at one window. An agent that has learned too little may let jobs starve: there is none then."""
-        try:
-            record = evaluator.record(Agent(trained=trained))
-        except PolicyError as error:
-            self.model.logger.record("text/starving", str(error))
-            return {"starving": 1.0}
-        return {"starving": 0.0, **log_record(self.model.logger, record)}
-
-    def save(self, periodic: bool = False) -> None:
-        """Write the last checkpoint, and one that stays if it is time for one."""
-        self._save(LAST)
-        if periodic:
-            self._save(f"{PERIODIC}/{self.model.num_timesteps:09d}.zip")
+    def save(self, name: str = LAST) -> None:
+        """Write a checkpoint."""
+        save_checkpoint(self.folder / name, self.model, self.setup, self.settings, self.identity, self.notes)
 
     def conclude(self) -> None:
-        """A last look, and the table of hyper-parameters with what came of them."""
+        """A last look."""
         seen = self.notes.history[-1]["steps"] if self.notes.history else -1
         if seen != self.model.num_timesteps:
             self.evaluate()
             self.save()
-        log_outcome(self.model.logger, self.settings, {"seed": self.identity.seed}, self._last_row())
         self.model.logger.dump(self.model.num_timesteps)
         self.report("done")
 
@@ -283,13 +263,6 @@ class Training:
 
     def _last_row(self) -> Mapping[str, float]:
         return self.notes.history[-1] if self.notes.history else {}
-
-    def _due(self, before: int, every: int) -> bool:
-        """True if a multiple of `every` steps lies in the rollout since `before`."""
-        return before // every < self.model.num_timesteps // every
-
-    def _save(self, name: str) -> None:
-        save_checkpoint(self.folder / name, self.model, self.setup, self.settings, self.identity, self.notes)
 
     def report(self, doing: str) -> None:
         """Report where the training stands."""

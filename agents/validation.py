@@ -13,8 +13,6 @@ import numpy as np
 import pandas as pd
 
 from rlpto.agents.trained import TrainedAgent
-from rlpto.core.policy import Policy
-from rlpto.core.records import RunRecord
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.batch import EnvBatch
@@ -37,12 +35,11 @@ class Evaluator:
     """Validation windows of a training, with the policies that its agent is compared with.
 
     setup: workloads are the windows. baselines: reward [W] of every policy to compare with, in order of the
-    workloads; called once. record: lets a policy schedule one of the windows, for a closer look.
+    workloads; called once.
     """
 
     setup: EnvSetup
     baselines: Callable[[], Mapping[str, FloatArray]]
-    record: Callable[[Policy], RunRecord]
 
 
 @dataclass(frozen=True)

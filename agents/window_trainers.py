@@ -11,7 +11,6 @@ al., arXiv:1707.06347). Adapted: every number is an action of its own, with a pr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -70,21 +69,14 @@ class Learner:
         self.optimizer.load_state_dict(state | {"state": {0: adam} if adam else {}})
 
 
-class Trainer(Protocol):
-    """A way to learn."""
+class Evolution:
+    """The gradient of the mean loss, estimated from pairs by the ranks of their losses."""
 
     def learn(self, learner: Learner, drawn: FloatArray, losses: FloatArray) -> dict[str, float]:
         """Move the mean after the draws [n, D] of `Learner.draw` lost `losses` [n]; returns figures to show, by name.
 
         Losses are compared with each other only.
         """
-
-
-class Evolution:
-    """The gradient of the mean loss, estimated from pairs by the ranks of their losses."""
-
-    def learn(self, learner: Learner, drawn: FloatArray, losses: FloatArray) -> dict[str, float]:
-        """See `Trainer`."""
         count = len(losses)
         ranks = losses.argsort(kind="stable").argsort(kind="stable") / (count - 1)
         away = drawn[: count // 2] - learner.mean.numpy()
@@ -99,7 +91,7 @@ class Ppo:
         self._epochs, self._clip = settings.epochs, settings.clip
 
     def learn(self, learner: Learner, drawn: FloatArray, losses: FloatArray) -> dict[str, float]:
-        """See `Trainer`."""
+        """See `Evolution`."""
         advantage = torch.as_tensor((losses.mean() - losses) / max(losses.std(), 1e-12))[:, None]
         draws, old = torch.as_tensor(drawn), learner.mean.clone()
         clipped = 0.0
@@ -111,8 +103,3 @@ class Ppo:
             learner.step(-(advantage * ratio * away * learns).mean(dim=0))
             clipped = 1.0 - float(learns.double().mean())
         return {"clipped": clipped}
-
-
-def make_trainer(settings: WindowSettings) -> Trainer:
-    """The trainer that settings name."""
-    return Evolution() if settings.trainer == "evolution" else Ppo(settings)

@@ -19,11 +19,11 @@ from stable_baselines3.common.logger import Logger
 from rlpto import __version__
 from rlpto.agents.archive import CHECKPOINT, STEERING, STEERING_START, Archive, state_of, write_archive
 from rlpto.agents.checkpoint import Identity, Notes, plain_history, read_checkpoint
-from rlpto.agents.logs import log_figures, log_outcome, log_texts, make_logger, write_history
+from rlpto.agents.logs import log_figures, make_logger, write_history
 from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.agents.training import Status, TrainingResult
 from rlpto.agents.validation import Evaluator, standing, validate_steering
-from rlpto.agents.window_trainers import Learner, make_trainer
+from rlpto.agents.window_trainers import Evolution, Learner, Ppo
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.episodes import EnvSetup
@@ -88,7 +88,6 @@ def train_on_windows(
     evaluator: Evaluator | None = None,
     *,
     resume: bool = False,
-    texts: Mapping[str, str] | None = None,
     on_progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> TrainingResult:
@@ -102,7 +101,7 @@ def train_on_windows(
     run = WindowTraining(setup, settings, folder, identity, evaluator, on_progress)
     if resume:
         run.restore(read_checkpoint(folder / LAST, identity, run.meaning()), folder / LAST)
-    return run.loop(texts or {}, stop, begun=resume)
+    return run.loop(stop, begun=resume)
 
 
 @dataclass
@@ -124,8 +123,9 @@ class WindowTraining:
         start = priced(self.setup.start, self.setup.reward) if chosen.constants else self.setup.start
         slopes = self.setup.reward.shortfall > 0
         self._space = SteeringSpace.around(start, chosen.constants, chosen.network, seed, slopes=slopes)
-        rate = chosen.learning_rate or (0.1 if chosen.trainer == "evolution" else 0.02)
-        self._learner, self._trainer = Learner(self._space.size, rate), make_trainer(chosen)
+        evolves = chosen.trainer == "evolution"
+        self._learner = Learner(self._space.size, chosen.learning_rate or (0.1 if evolves else 0.02))
+        self._trainer = Evolution() if evolves else Ppo(chosen)
         self._pool = WindowPool(self.setup, max(chosen.idle_interval, self.setup.interval))
         self._logger = Logger(str(self.folder), [])
 
@@ -145,13 +145,12 @@ class WindowTraining:
         vector: FloatArray = self._space.vectors(self._learner.average[None])[0]
         return vector
 
-    def loop(self, texts: Mapping[str, str], stop: Callable[[], bool] | None, *, begun: bool) -> TrainingResult:
+    def loop(self, stop: Callable[[], bool] | None, *, begun: bool) -> TrainingResult:
         """Draw, play and learn until enough windows are played, or until `stop` says so between two updates."""
         total = self.settings.whole_windows.windows
         self._logger = make_logger(self.folder, self.played)
         try:
             if not begun:
-                log_texts(self._logger, texts)
                 self.look()
             self.report("training")
             while self.played < total:
@@ -161,7 +160,6 @@ class WindowTraining:
                 self.update()
             if self._last_row().get("steps") != self.played:
                 self.look()
-            log_outcome(self._logger, self.settings, {"seed": self.identity.seed}, self._last_row())
             self._logger.dump(self.played)
             self.report("done")
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -15,7 +14,6 @@ from rlpto.envs.batch import EnvBatch
 from rlpto.envs.clusters import OneCluster
 from rlpto.envs.episodes import (
     EnvSetup,
-    Episode,
     ExternalSetup,
     action_space,
     draw_episode,
@@ -29,9 +27,6 @@ from rlpto.io.errors import ConfigError
 
 Observed = dict[str, NDArray[np.float32]]
 """The parts of `rlpto.envs.observation.Observation` by name."""
-
-OPTIONS = ("workload", "warm_up", "length")
-"""Options of `ClusterEnv.reset`."""
 
 
 class ClusterEnv(gymnasium.Env[Any, AnyArray]):
@@ -68,18 +63,18 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         self._under_way = False
 
     def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observed, dict[str, Any]]:
-        """Begin the next episode; the same seed gives the same episodes, bit for bit.
+        """Begin the next episode; the same seed gives the same episodes, bit for bit. Options are refused.
 
-        options: `workload` (name or number), `warm_up` and `length` (seconds) of the episode, in place of what
-        would be drawn. Raises ValueError for others. Returns the observation, and the
-        episode's workload, `began` (second of the workload) and length.
+        Returns the observation, and the episode's workload, `began` (second of the workload) and length.
         """
+        if options:
+            raise ValueError(f"options {options!r}: expected none, episodes are drawn")
         super().reset(seed=seed)
         if seed is not None:
             self.np_random = episode_rng(seed)
-        episode = self._chosen(draw_episode(self.np_random, self.setup), options or {})
+        episode = draw_episode(self.np_random, self.setup)
         self.batch.begin(0, episode)
         self._under_way = True
         info = {"workload": self.workload, "began": float(self.batch.began[0]), "length": episode.length}
@@ -110,32 +105,6 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
     def workload(self) -> str:
         """Name of the workload of the present episode."""
         return self.batch.names[0]
-
-    def _chosen(self, episode: Episode, options: Mapping[str, Any]) -> Episode:
-        """The episode with what the options say in place of what was drawn."""
-        if not isinstance(options, Mapping):
-            raise ValueError(f"options: expected a mapping with {', '.join(OPTIONS)}, got {options!r}")
-        if unknown := [key for key in options if key not in OPTIONS]:
-            raise ValueError(f"options: unknown key {unknown[0]!r}, expected {', '.join(OPTIONS)}")
-        for key in ("warm_up", "length"):
-            seconds = options.get(key, 0.0)
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.0 <= seconds < np.inf:
-                raise ValueError(f"options: {key}: expected seconds, 0 or more, got {seconds!r}")
-        return Episode(
-            self._number_of(options["workload"]) if "workload" in options else episode.workload,
-            float(options.get("warm_up", episode.warm_up)),
-            float(options.get("length", episode.length)),
-        )
-
-    def _number_of(self, workload: object) -> int:
-        """Number of a workload that is given by name or number."""
-        names = [entry.name for entry in self.setup.workloads]
-        if workload in names:
-            return names.index(str(workload))
-        if isinstance(workload, int | np.integer) and 0 <= workload < len(names):
-            return int(workload)
-        known = f"a number below {len(names)}, or a name such as {names[0]}"
-        raise ValueError(f"options: workload: {workload!r} is unknown, expected {known}")
 
 
 def _first(observation: Observation) -> Observed:

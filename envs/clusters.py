@@ -8,7 +8,7 @@ from rlpto.core.cluster import Allocation, Cluster
 from rlpto.core.loop import DecisionLoop
 from rlpto.core.records import INTERVAL, add_interval
 from rlpto.core.rewards import weigh
-from rlpto.envs.compiled_batch import PARTS, Workload, begin_episode, step_all
+from rlpto.envs.compiled_batch import PARTS, begin_episode, step_all
 from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.observation import empty_observation, observe
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
@@ -85,11 +85,6 @@ class OneCluster:
         """[1] s."""
         return np.array([self.cluster.time])
 
-    @property
-    def _workload(self) -> Workload:
-        own: Workload = self._setup.workloads[self.current[0]]
-        return own
-
     def begin(self, b: int, workload: int, warm_up: float) -> float:
         """Take a fresh cluster, and let the start heuristic schedule it for `warm_up` seconds; returns the time [s]."""
         self.current[b] = workload
@@ -111,7 +106,7 @@ class OneCluster:
 
     def _take_cluster(self) -> None:
         self.cluster = self._setup.make_cluster(int(self.current[0]))
-        self._loop = DecisionLoop(self.cluster, self._setup.queue, reserve=self._reserved)
+        self._loop = DecisionLoop(self.cluster, self._setup.queue)
         self.state = self._loop.state()
 
     def _run(self, weights: FloatArray, until: float) -> FloatArray:
@@ -130,15 +125,10 @@ class OneCluster:
         weigh(total, self._weights, parts[0])
         return parts
 
-    def _reserved(self, time: float) -> int:
-        """GPUs to hold back at a time [s]."""
-        own = self._workload
-        return int(own.reserve[own.step_at(time, len(own.reserve))]) if len(own.reserve) else 0
-
     def _observe(self) -> None:
-        settings, own = self._setup.settings, self._workload
+        settings, own = self._setup.settings, self._setup.workloads[self.current[0]]
         seen = observe(self.state, self.cluster.held_gpus, settings.max_jobs, settings.horizon)
         if own.forecast.size:
-            seen.forecast[:] = own.forecast[own.step_at(self.state.time, len(own.forecast))]
+            seen.forecast[:] = own.forecast[min(int(self.state.time / own.forecast_step), len(own.forecast) - 1)]
         for part, now in zip(self.observation, seen, strict=True):
             part[0] = now

@@ -6,7 +6,7 @@ the same compiled parts: order, view, admit, advance, terms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -52,7 +52,7 @@ class Workload:
     name: window and seed. jobs: sorted by submit time. seed: of node failures. hours: that jobs are submitted in.
     noise: errors of the estimates that policies get, or None. group: number of its load among those learned at.
     forecast: [T, H x FORECAST_FEATURES] float32, the predicted task volume from second t x `forecast_step` on, as it
-    is observed; empty: none. reserve: [T] GPUs to hold back from then on; empty: none.
+    is observed; empty: none.
     """
 
     name: str
@@ -63,11 +63,6 @@ class Workload:
     group: int = 0
     forecast: AnyArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
     forecast_step: float = 600.0
-    reserve: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-
-    def step_at(self, time: float, steps: int) -> int:
-        """Number of the step of `forecast` or `reserve`, which have `steps`, at a time [s]."""
-        return min(int(time / self.forecast_step), steps - 1)
 
 
 class CompiledBatch(NamedTuple):
@@ -124,15 +119,14 @@ def build_batch(
 
     step = _joint_step(workloads)
     noise = _joint_noise(workloads, most, tables.max_gpus + 1)
-    reserve = _joint_steps(workloads, lambda workload: workload.reserve)
-    parts = (queue, shape.gpus_per_node, noise, reserve, step, beliefs, Kinds.of(shape, tables))
+    parts = (queue, shape.gpus_per_node, noise, beliefs, Kinds.of(shape, tables))
     return CompiledBatch(
         loop=build_loop(world(count), tables, *parts),
         blank=world(1),
         pool=pool,
         counts=counts,
         seeds=np.array([workload.seed for workload in workloads], dtype=np.int64),
-        forecast=_joint_steps(workloads, lambda workload: workload.forecast),
+        forecast=_joint_forecasts(workloads),
         forecast_step=step,
         reward=reward.record(),
     )
@@ -174,12 +168,12 @@ def _joint_noise(workloads: Sequence[Workload], most: int, width: int) -> FloatA
     return noise
 
 
-def _joint_steps(workloads: Sequence[Workload], rows: Callable[[Workload], AnyArray]) -> AnyArray:
-    """[W, T, ...] rows by time of all workloads, the last row repeated where one ends early; empty if all are zero."""
-    every = [rows(workload) for workload in workloads]
+def _joint_forecasts(workloads: Sequence[Workload]) -> AnyArray:
+    """[W, T, F] of all workloads, the last row repeated where one ends early; empty if all are zero."""
+    every = [workload.forecast for workload in workloads]
     longest = max(every, key=len)
     if not any(own.any() for own in every):
-        return np.zeros((0,) * (longest.ndim + 1), dtype=longest.dtype)
+        return np.zeros((0, 0, 0), dtype=longest.dtype)
     joint = np.zeros((len(every), *longest.shape), dtype=longest.dtype)
     for row, own in zip(joint, every, strict=True):
         if len(own):
@@ -189,7 +183,7 @@ def _joint_steps(workloads: Sequence[Workload], rows: Callable[[Workload], AnyAr
 
 def _joint_step(workloads: Sequence[Workload]) -> float:
     """Seconds of a forecast's step, the same in all workloads that have one. Raises ConfigError."""
-    steps = {workload.forecast_step for workload in workloads if workload.forecast.size or len(workload.reserve)}
+    steps = {workload.forecast_step for workload in workloads if workload.forecast.size}
     if len(steps) > 1:
         listed = " and ".join(f"{step:g}" for step in sorted(steps))
         raise ConfigError(f"workloads with forecasts every {listed} s, expected the same in all")

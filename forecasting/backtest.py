@@ -9,9 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlpto.forecasting.base import LONGEST_HORIZON, Batch, Counts, Forecaster, targets
-from rlpto.forecasting.series import DAY, MOST_POINTS, ForecastError, TimeSeries, Values, as_series, checked_integer
+from rlpto.forecasting.series import DAY, ForecastError, TimeSeries, as_series, checked_integer
 from rlpto.io.arrays import FloatArray, IntArray
 
+LEVELS = (0.1, 0.5, 0.9)
+"""Of the quantiles that are forecast."""
+NOMINAL = LEVELS[-1] - LEVELS[0]
+"""Share of counts that should lie within the outermost ones."""
 TEST_SHARE = 0.2
 """Default share of the series, at its end, whose origins are scored."""
 
@@ -41,13 +45,12 @@ class Score:
 class Backtest:
     """Forecasts of a series from N origins by one or more forecasters, and what came.
 
-    series: all of it. origins: [N] points known. levels: [Q]. actual: [N, H] counts, NaN past the end.
-    forecasts: by name. scale: the denominator of MASE [counts]. fitted: the forecasters, as last fitted.
+    series: all of it. origins: [N] points known. actual: [N, H] counts, NaN past the end. forecasts: by name, with
+    quantiles at LEVELS. scale: the denominator of MASE [counts]. fitted: the forecasters.
     """
 
     series: TimeSeries
     origins: IntArray
-    levels: FloatArray
     actual: FloatArray
     forecasts: Mapping[str, Batch]
     scale: float
@@ -57,11 +60,6 @@ class Backtest:
     def horizon(self) -> int:
         """Steps ahead."""
         return int(self.actual.shape[1])
-
-    @property
-    def nominal(self) -> float:
-        """Share of counts that should lie within the outermost quantiles; NaN with fewer than two levels."""
-        return float(self.levels[-1] - self.levels[0]) if len(self.levels) > 1 else math.nan
 
     def scores(self) -> list[Score]:
         """First and last step, then the mean over all steps, for every forecaster in turn."""
@@ -91,15 +89,15 @@ class Backtest:
         mae = float(np.abs(forecasts.point[known, step] - actual).mean())
         squared = float(np.square(forecasts.mean[known, step] - actual).mean())
         spread = float(actual.var())
-        quantiles = forecasts.quantiles[known, step]
-        under, several = actual[:, None] - quantiles, len(self.levels) > 1
+        quantiles, levels = forecasts.quantiles[known, step], np.array(LEVELS)
+        under = actual[:, None] - quantiles
         return (
             mae,
             math.sqrt(squared),
             mae / self.scale if self.scale > 0 else math.nan,
             1 - squared / spread if spread > 0 else math.nan,
-            float(((actual >= quantiles[:, 0]) & (actual <= quantiles[:, -1])).mean()) if several else math.nan,
-            float(np.maximum(self.levels * under, (self.levels - 1) * under).mean()) if len(self.levels) else math.nan,
+            float(((actual >= quantiles[:, 0]) & (actual <= quantiles[:, -1])).mean()),
+            float(np.maximum(levels * under, (levels - 1) * under).mean()),
         )
 
 
@@ -109,21 +107,14 @@ def backtest(
     *,
     horizon: int = 12,
     start: int | None = None,
-    step_size: int = 1,
-    windows: int | None = None,
-    refit: int | None = None,
-    quantiles: Sequence[float] = (0.1, 0.5, 0.9),
-    covariates: Values | None = None,
     step: float | str | None = None,
     on_done: Callable[[str], None] | None = None,
 ) -> Backtest:
-    """Forecast a series from every `step_size`-th origin with fresh copies of the forecasters.
+    """Forecast a series from every origin in its last part with fresh copies of the forecasters, fitted once.
 
     forecasters: by their name in tables; only their settings are used.
-    y: [T] counts; plain numbers need `step`. covariates: [T, K], for those forecasters that use them.
+    y: [T] counts; plain numbers need `step`.
     start: first origin, in points; forecasters are fitted on the points before it. None: all but the last 20 %.
-    windows: most origins, counted from the first. None: all.
-    refit: number of origins after which to fit again on all that is known by then. None: never, only filter.
     on_done: called with the name of each forecaster that is done.
 
     Only steps whose counts are in the series are scored. Raises ForecastError.
@@ -132,56 +123,24 @@ def backtest(
     first = len(series) - round(TEST_SHARE * len(series)) if start is None else start
     if not 1 <= first < len(series):
         raise ForecastError(f"start {first}: expected 1 to {len(series) - 1}, points before the first origin")
-    for name, value in (("step_size", step_size), ("windows", windows), ("refit", refit)):
-        if value is not None:
-            checked_integer(name, value, 1, MOST_POINTS)
     checked_integer("horizon", horizon, 1, LONGEST_HORIZON)
     if not forecasters:
         raise ForecastError("no forecasters given, expected at least one")
-    origins = np.arange(first, len(series), step_size)[:windows]
-    levels = np.unique(np.asarray(quantiles, dtype=np.float64))
+    origins = np.arange(first, len(series))
     made, fitted = {}, {}
     for name, forecaster in forecasters.items():
-        made[name], fitted[name] = _forecasts(forecaster, series, origins, horizon, refit, levels, covariates)
+        fitted[name] = type(forecaster)(**forecaster.settings()).fit(series.head(first))
+        made[name] = fitted[name].batch_forecasts(series, origins, horizon, LEVELS)
         if on_done is not None:
             on_done(name)
     return Backtest(
         series=series,
         origins=origins,
-        levels=levels,
         actual=targets(series.values, origins, horizon),
         forecasts=made,
         scale=_seasonal_error(series.head(first)),
         fitted=fitted,
     )
-
-
-def _forecasts(
-    forecaster: Forecaster,
-    series: TimeSeries,
-    origins: IntArray,
-    horizon: int,
-    refit: int | None,
-    levels: FloatArray,
-    covariates: Values | None,
-) -> tuple[Batch, Forecaster]:
-    """Forecasts from all origins, and the forecaster as last fitted."""
-    given = np.asarray(covariates, dtype=np.float64) if covariates is not None and forecaster.uses_covariates else None
-    pieces = []
-    size = len(origins) if refit is None else refit
-    for begin in range(0, len(origins), size):
-        some = origins[begin : begin + size]
-        known = int(some[0])
-        fitted = type(forecaster)(**forecaster.settings()).fit(
-            series.head(known), None if given is None else given[:known]
-        )
-        pieces.append(fitted.batch_forecasts(series, some, horizon, levels.tolist(), given))
-    made = Batch(
-        np.concatenate([piece.point for piece in pieces]),
-        np.concatenate([piece.mean for piece in pieces]),
-        np.concatenate([piece.quantiles for piece in pieces]),
-    )
-    return made, fitted
 
 
 def _seasonal_error(series: TimeSeries) -> float:

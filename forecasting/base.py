@@ -90,9 +90,6 @@ class Forecaster:
     kind: ClassVar[str]
     """Name, in tables and in files."""
 
-    uses_covariates: ClassVar[bool] = False
-    """Whether covariates other than the calendar may be given."""
-
     def __init__(self) -> None:
         self._history: TimeSeries | None = None
         self._spread: FloatArray = np.zeros((len(SPREAD_LEVELS), SPREAD_HORIZON))
@@ -127,42 +124,34 @@ class Forecaster:
         """Arguments of the constructor, as JSON values."""
         return {name: getattr(self, name) for name in signature(type(self)).parameters}
 
-    def fit(
-        self,
-        y: Counts,
-        covariates: Values | None = None,
-        *,
-        step: float | str | None = None,
-        start: Any = None,
-    ) -> Self:
+    def fit(self, y: Counts, *, step: float | str | None = None, start: Any = None) -> Self:
         """Learn from a series and keep it as the history; what was learnt before is dropped.
 
         y: [T] counts per interval: a pandas Series with a regular DatetimeIndex, a TimeSeries, or numbers with their
-        `step` (seconds or '10min') and, if known, their local `start`. covariates: [T, K] numbers known once their
-        interval is over; the calendar is always there.
+        `step` (seconds or '10min') and, if known, their local `start`.
 
         Raises ForecastError if the series is broken or has fewer than MIN_POINTS points.
         """
-        series = self._with_covariates(as_series(y, step, start, min_points=MIN_POINTS), covariates)
+        series = as_series(y, step, start, min_points=MIN_POINTS)
         self._history = series
         self._fit(series)
         self._spread = self._measure_spread(series)
         return self
 
-    def update(self, new: Counts | float, covariates: Values | None = None) -> Self:
+    def update(self, new: Counts | float) -> Self:
         """Take in the counts that follow the history, without fitting again.
 
         new: one count, [n] numbers, or a pandas Series that starts where the history ends.
 
         Raises ForecastError if nothing was fitted, or the counts are broken or start elsewhere.
         """
-        history = self._observed()
-        self.take_in(self._with_covariates(self._following(history, new), covariates, history))
+        self.take_in(self._following(self._observed(), new))
         return self
 
     def take_in(self, new: TimeSeries) -> None:
-        """`update` with counts and covariates that have been checked."""
-        self._history = self._observed().followed(new.values, new.covariates)
+        """`update` with counts that have been checked."""
+        history = self._observed()
+        self._history = replace(history, values=np.concatenate([history.values, new.values]))
         self._update(new)
 
     def predict(self, horizon: int, quantiles: Sequence[float] = ()) -> SeriesForecast:
@@ -177,21 +166,19 @@ class Forecaster:
         end = series.start + len(series) * series.step
         return SeriesForecast(found.point[0], found.mean[0], levels, found.quantiles[0], series.step, end)
 
-    def forecasts(self, y: Counts, origins: Values, horizon: int, covariates: Values | None = None) -> FloatArray:
+    def forecasts(self, y: Counts, origins: Values, horizon: int) -> FloatArray:
         """[N, H] point forecasts for N origins of a series, each from y[:origin] only; nothing is fitted again.
 
         y: [T] counts of the fitted step; plain numbers start where the fitted series started.
-        origins: [N] integers, 1 to T. covariates: [T, K] as for `fit`.
+        origins: [N] integers, 1 to T.
 
         The numbers are those of `predict` after `update` up to the origin. Raises ForecastError.
         """
-        return self._points(*self._asked(y, origins, horizon, covariates))
+        return self._points(*self._asked(y, origins, horizon))
 
-    def batch_forecasts(
-        self, y: Counts, origins: Values, horizon: int, levels: Sequence[float] = (), covariates: Values | None = None
-    ) -> Batch:
+    def batch_forecasts(self, y: Counts, origins: Values, horizon: int, levels: Sequence[float] = ()) -> Batch:
         """As `forecasts`, with means and quantiles at ascending levels in (0, 1)."""
-        return self._batch(*self._asked(y, origins, horizon, covariates), _checked_levels(levels))
+        return self._batch(*self._asked(y, origins, horizon), _checked_levels(levels))
 
     def moved(self, y: TimeSeries, updated: int = 0) -> Self:
         """A copy of this forecaster with another series as its history.
@@ -203,8 +190,6 @@ class Forecaster:
         `updated`.
         """
         history = self._observed()
-        if history.covariates is not None:
-            raise ForecastError(f"{self.kind}: fitted with covariates, expected a model without them to move")
         series = as_series(y)
         if abs(series.step - history.step) > history.step / 1e6:
             raise ForecastError(f"series of {series.step:g} s a step: expected {history.step:g} s")
@@ -228,8 +213,6 @@ class Forecaster:
         series = self._observed()
         state = State({"settings": self.settings(), "step": series.step, "start": series.start})
         state.arrays.update({"history": series.values, "spread": self._spread})
-        if series.covariates is not None:
-            state.arrays["covariates"] = series.covariates
         state.nested("learnt", self._state())
         return state
 
@@ -241,9 +224,8 @@ class Forecaster:
             history = state.array("history", (None,), LARGEST_COUNT)
             if not (1 <= len(history) <= MOST_POINTS and (history >= 0).all()):
                 raise ForecastError(f"history of {len(history)} points: expected 1 to {MOST_POINTS:,}, each 0 or more")
-            covariates = state.array("covariates", (None, None)) if "covariates" in state.arrays else None
             step, start = state.number("step", *STEP_SECONDS), state.number("start", -LATEST_SECONDS, LATEST_SECONDS)
-            forecaster._history = TimeSeries(history, step, start, covariates)
+            forecaster._history = TimeSeries(history, step, start)
             forecaster._spread = state.array("spread", (len(SPREAD_LEVELS), SPREAD_HORIZON))
             forecaster._restore(state.part("learnt"))
         except ForecastError as wrong:
@@ -275,9 +257,7 @@ class Forecaster:
         spread = np.nanquantile(errors, SPREAD_LEVELS, axis=0)
         return np.pad(spread, ((0, 0), (0, SPREAD_HORIZON - horizon)), mode="edge")
 
-    def _asked(
-        self, y: Counts, origins: Values, horizon: int, covariates: Values | None
-    ) -> tuple[TimeSeries, IntArray, int]:
+    def _asked(self, y: Counts, origins: Values, horizon: int) -> tuple[TimeSeries, IntArray, int]:
         """Checked arguments of the batched methods."""
         history = self._observed()
         series = as_series(y, history.step)
@@ -286,26 +266,7 @@ class Forecaster:
         steps, checked = checked_integer("horizon", horizon, 1, LONGEST_HORIZON), _checked_origins(origins, len(series))
         if len(checked) * steps > MOST_FORECASTS:
             raise ForecastError(f"{len(checked)} origins, {steps} steps: expected {MOST_FORECASTS:g} forecasts at most")
-        return self._with_covariates(series, covariates, history), checked, steps
-
-    def _with_covariates(
-        self, series: TimeSeries, covariates: Values | None, fitted: TimeSeries | None = None
-    ) -> TimeSeries:
-        """The series with checked covariates, which must be like those of the fitted one if that is given."""
-        columns = None if fitted is None else 0 if fitted.covariates is None else fitted.covariates.shape[1]
-        if covariates is None:
-            if columns:
-                raise ForecastError(f"covariates missing: {self.kind} was fitted with {columns} columns of them")
-            return series
-        if not self.uses_covariates:
-            raise ForecastError(f"{self.kind} forecasts take no covariates, expected none")
-        given = np.asarray(covariates, dtype=np.float64)
-        expected = f"({len(series)}, {'K' if columns is None else columns})"
-        if given.ndim != 2 or len(given) != len(series) or (columns is not None and given.shape[1] != columns):
-            raise ForecastError(f"covariates of shape {given.shape}: expected {expected}")
-        if not (np.abs(given) <= LARGEST_COUNT).all():
-            raise ForecastError(f"covariates: expected finite numbers, {LARGEST_COUNT:g} at most")
-        return replace(series, covariates=given)
+        return series, checked, steps
 
     def _following(self, history: TimeSeries, new: Counts | float) -> TimeSeries:
         """New counts as a series that starts where the history ends."""

@@ -93,7 +93,7 @@ class HybridForecaster(Forecaster):
     little and, for whole counts, rounded (`combine.py`). The weights learn on the last 15 % of the fitted series and
     continue with new counts; a forecast enters them once its target is observed. The intervals are the GRU's quantiles
     under adaptive conformal calibration; `SeriesForecast.mean` is a regression for squared error on the point and some
-    members. Covariates go to the trees.
+    members.
 
     A series given to the batched methods must start where the fitted one did for weights to be warm from the fitted
     part on; origins before that, and other series' first ones, are combined under the starting weights.
@@ -103,7 +103,6 @@ class HybridForecaster(Forecaster):
     """
 
     kind: ClassVar[str] = "hybrid"
-    uses_covariates: ClassVar[bool] = True
 
     def __init__(self, seed: int = 0, horizon: int = 12, hidden: int = 24, updates: int = 400) -> None:
         super().__init__()
@@ -124,7 +123,7 @@ class HybridForecaster(Forecaster):
         own, self._members = self.settings(), {}
         for name, part in PARTS.items():
             member = make_forecaster(part.kind, **part.settings, **{shared: own[shared] for shared in part.shared})
-            self._members[name] = member.fit(series, series.covariates if member.uses_covariates else None)
+            self._members[name] = member.fit(series)
         self._learnt, found = self._run(series, self._members_on(series, self.horizon))
         self._now = Combined(*(part[-1:] for part in found))
 
@@ -134,15 +133,15 @@ class HybridForecaster(Forecaster):
         notes = ((name, getattr(part, "fallback", "")) for name, part in self._members.items())
         return "; ".join(f"{name}: {note}" for name, note in notes if note)
 
-    def parts(self, y: Any, origins: Any, horizon: int, covariates: Any = None) -> dict[str, FloatArray]:
+    def parts(self, y: Any, origins: Any, horizon: int) -> dict[str, FloatArray]:
         """[N, H] point forecasts of every part by name, as `forecasts` of the whole; the arguments are the same."""
-        series, checked, steps = self._asked(y, origins, horizon, covariates)
+        series, checked, steps = self._asked(y, origins, horizon)
         points, _ = self._members_on(series.head(int(checked.max(initial=1))), steps)
         return {name: np.expm1(points[checked - 1, place]) for place, name in enumerate(NAMES)}
 
-    def weights(self, y: Any, origins: Any, covariates: Any = None) -> FloatArray:
+    def weights(self, y: Any, origins: Any) -> FloatArray:
         """[N, horizon, K + 2] weights at N origins of a series, in the order of LABELS."""
-        return self._combined(*self._asked(y, origins, self.horizon, covariates)).weights
+        return self._combined(*self._asked(y, origins, self.horizon)).weights
 
     def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
         found = self._combined(series, origins, horizon)

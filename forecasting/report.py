@@ -1,20 +1,16 @@
-"""What a backtest leaves in a folder: tables, plots and TensorBoard events."""
+"""What a backtest leaves in a folder: tables and plots."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from torch.utils.tensorboard.writer import SummaryWriter
 
-from rlpto.forecasting.backtest import Backtest
+from rlpto.forecasting.backtest import LEVELS, NOMINAL, Backtest
 from rlpto.forecasting.hybrid import LABELS, HybridForecaster
 from rlpto.forecasting.series import DAY, HOUR, ForecastError
 from rlpto.io.arrays import FloatArray, IntArray
@@ -23,29 +19,24 @@ from rlpto.io.files import whole_file
 SHOWN_DAYS = 7.0
 """Days at the end of a backtest that are drawn."""
 
-EVENTS = "events.out.tfevents.*"
-"""Files that TensorBoard reads."""
-
 STYLES = ("-", "--", ":", "-.")
 INK, LINE = "#1f2933", "#2f6db5"
 
 
 def write_report(result: Backtest, folder: Path) -> None:
-    """Write scores.csv, forecasts.csv, plots and TensorBoard events into a folder. Raises ForecastError.
+    """Write scores.csv, forecasts.csv and plots into a folder. Raises ForecastError.
 
     The combination is drawn if it is among the forecasters, with its weights one step ahead; else the first one.
     """
-    hybrid, weights = result.fitted.get("hybrid"), None
+    hybrid = result.fitted.get("hybrid")
     best = "hybrid" if "hybrid" in result.forecasts else next(iter(result.forecasts))
     figures = {"forecasts": forecasts_figure(result, best), "errors": errors_figure(result)}
     if isinstance(hybrid, HybridForecaster):
-        weights = hybrid.weights(result.series, result.origins)[:, 0]
-        figures["weights"] = weights_figure(result, weights)
+        figures["weights"] = weights_figure(result, hybrid.weights(result.series, result.origins)[:, 0])
     write_tables(result, folder)
     for name, figure in figures.items():
         with whole_file(folder / f"{name}.png", "the plot", ForecastError) as unfinished:
             figure.savefig(unfinished, format="png", dpi=120)
-    write_events(scalars(result, best, weights), figures, folder / "tensorboard")
 
 
 def write_tables(result: Backtest, folder: Path) -> None:
@@ -56,56 +47,13 @@ def write_tables(result: Backtest, folder: Path) -> None:
         for ahead in sorted({1, result.horizon}):
             times = result.series.index(0, len(result.series) + result.horizon)[result.origins + ahead - 1]
             figures = {"actual": result.actual, "point": made.point, "mean": made.mean}
-            figures |= {f"q{level:g}": made.quantiles[..., place] for place, level in enumerate(result.levels)}
+            figures |= {f"q{level:g}": made.quantiles[..., place] for place, level in enumerate(LEVELS)}
             columns = {column: figure[:, ahead - 1] for column, figure in figures.items()}
             forecasts.append(pd.DataFrame({"forecaster": name, "ahead": ahead, "time": times.map(str), **columns}))
     tables = {"scores": pd.DataFrame([asdict(score) for score in result.scores()]), "forecasts": pd.concat(forecasts)}
     for what, table in tables.items():
         with whole_file(folder / f"{what}.csv", what, ForecastError) as unfinished:
             table.to_csv(unfinished, index=False, na_rep="nan", lineterminator="\n")
-
-
-def scalars(result: Backtest, best: str, weights: FloatArray | None = None) -> Iterator[tuple[str, float, int]]:
-    """Tags of a backtest for TensorBoard, their values and steps.
-
-    best: the forecaster that is shown; weights: [N, len(LABELS)] of its parts, if it has any.
-    Tags: `mae/NAME` [counts] by steps ahead; `score/FIGURE/NAME` of the mean over all steps; `forecast ahead A/...`
-    actual, point and outermost quantiles [counts] by the number of points known; `weight/LABEL` by the same.
-    """
-    for name in result.forecasts:
-        for ahead, error in enumerate(result.errors_by_step(name).tolist(), 1):
-            yield f"mae/{name}", error, ahead
-        score = result.score(name, "all", range(result.horizon))
-        for figure in ("mase", "rmse", "r2", "coverage", "pinball"):
-            yield f"score/{figure}/{name}", getattr(score, figure), result.horizon
-    made = result.forecasts[best]
-    lines: dict[str, FloatArray] = {}
-    for ahead in sorted({1, result.horizon}):
-        tag = f"forecast ahead {ahead}"
-        lines |= {f"{tag}/actual": result.actual[:, ahead - 1], f"{tag}/point": made.point[:, ahead - 1]}
-        for place in (0, -1) if len(result.levels) > 1 else ():
-            lines[f"{tag}/q{result.levels[place]:g}"] = made.quantiles[:, ahead - 1, place]
-    if weights is not None:
-        lines |= {f"weight/{label}": weights[:, place] for place, label in enumerate(LABELS)}
-    for tag, values in lines.items():
-        yield from zip(repeat(tag), values.tolist(), result.origins.tolist(), strict=False)
-
-
-def write_events(values: Iterable[tuple[str, float, int]], figures: Mapping[str, Figure], folder: Path) -> None:
-    """Write TensorBoard events into a folder; existing ones are replaced. NaN is left out. Raises ForecastError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob(EVENTS):
-            old.unlink()
-        with SummaryWriter(log_dir=str(folder)) as writer:
-            for tag, value, step in values:
-                if not math.isnan(value):
-                    writer.add_scalar(tag, value, step)
-            for name, figure in figures.items():
-                writer.add_figure(name, figure)
-    except OSError as refused:
-        reason = (refused.strerror or str(refused)).lower()
-        raise ForecastError(f"{folder}: cannot write TensorBoard events there: {reason}") from None
 
 
 def forecasts_figure(result: Backtest, name: str) -> Figure:
@@ -117,9 +65,8 @@ def forecasts_figure(result: Backtest, name: str) -> Figure:
     shown = result.origins >= result.origins[-1] - result.series.lag(SHOWN_DAYS * DAY)
     for axes, ahead in zip(panels, steps, strict=True):
         days = _days(result, result.origins[shown] + ahead - 1)
-        if len(result.levels) > 1:
-            low, high = made.quantiles[shown, ahead - 1, 0], made.quantiles[shown, ahead - 1, -1]
-            axes.fill_between(days, low, high, color=LINE, alpha=0.2, lw=0, label=f"{result.nominal:.0%} interval")
+        low, high = made.quantiles[shown, ahead - 1, 0], made.quantiles[shown, ahead - 1, -1]
+        axes.fill_between(days, low, high, color=LINE, alpha=0.2, lw=0, label=f"{NOMINAL:.0%} interval")
         axes.plot(days, result.actual[shown, ahead - 1], color=INK, lw=0.8, label="actual")
         axes.plot(days, made.point[shown, ahead - 1], color=LINE, lw=1.2, label="forecast")
         hours = ahead * result.series.step / HOUR

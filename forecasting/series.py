@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
@@ -60,7 +60,6 @@ class TimeSeries:
     values: [T] finite, 0 or more; entry i counts what arrived in [start + i step, start + (i + 1) step).
     step: length of an interval [s].
     start: local time of the first interval [s since 1970-01-01 0:00 local time].
-    covariates: [T, K] numbers known once their interval is over; None: none but the calendar.
 
     Values are not checked here; `as_series` does that.
     """
@@ -68,7 +67,6 @@ class TimeSeries:
     values: FloatArray
     step: float
     start: float = MONDAY
-    covariates: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -79,20 +77,12 @@ class TimeSeries:
 
     def head(self, points: int) -> TimeSeries:
         """The first `points` intervals."""
-        return self._cut(0, points)
+        return replace(self, values=self.values[:points])
 
     def tail(self, points: int) -> TimeSeries:
         """The last `points` intervals, or all there are."""
-        return self._cut(max(0, len(self) - points), None)
-
-    def _cut(self, first: int, end: int | None) -> TimeSeries:
-        covariates = None if self.covariates is None else self.covariates[first:end]
-        return TimeSeries(self.values[first:end], self.step, self.start + first * self.step, covariates)
-
-    def followed(self, values: FloatArray, covariates: FloatArray | None = None) -> TimeSeries:
-        """With [n] more counts, and [n, K] covariates if there are any."""
-        more = None if self.covariates is None or covariates is None else np.concatenate([self.covariates, covariates])
-        return TimeSeries(np.concatenate([self.values, values]), self.step, self.start, more)
+        first = max(0, len(self) - points)
+        return TimeSeries(self.values[first:], self.step, self.start + first * self.step)
 
     def times(self, first: int = 0, count: int | None = None) -> FloatArray:
         """[count] local starts of the intervals from `first` on [s since 1970-01-01]; may go past the end."""
@@ -118,7 +108,7 @@ def fourier(times: FloatArray, period: float, harmonics: int) -> FloatArray:
 
 
 def calendar_features(times: FloatArray) -> FloatArray:
-    """[T, 6] calendar covariates of local times [s]: two harmonics of the day, one of the week; each -1 to 1.
+    """[T, 6] calendar features of local times [s]: two harmonics of the day, one of the week; each -1 to 1.
 
     Columns: sin, sin 2x, cos, cos 2x of the hour of day; sin, cos of the day of week.
     """

@@ -16,7 +16,7 @@ from rlpto.forecasting.storage import State
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 
 COLUMNS = 1 + RECENT + TARGETS + CALENDAR
-"""Features without covariates: the level, and those of the origin, the target and its time."""
+"""Features: the level, and those of the origin, the target and its time."""
 
 DECIMALS = 6
 """Features are rounded to this many decimals: computed for one origin or for a whole series, they differ in their last
@@ -66,9 +66,8 @@ class TreesForecaster(Forecaster):
     The target is the log1p count relative to a recent level; the features are lags, recent means, the calendar of the
     target's time, that level, and how many steps ahead the target is. One step ahead has trees of its own, those after
     it share theirs. Grown on the first 85 % of a series, on at most `rows` examples (an origin and a step), until the
-    error on the last 15 % has not become smaller for STOP_TREES trees; those up to the smallest are kept. Covariates
-    enter with their newest values, those of the interval before the first one forecast. The same seed gives the same
-    forecasts.
+    error on the last 15 % has not become smaller for STOP_TREES trees; those up to the smallest are kept. The same
+    seed gives the same forecasts.
 
     seed: of the choice of examples. horizon: steps ahead learnt; later steps are forecast like the last one, at their
     own time. rows: most examples to learn from, and a quarter of them to stop by.
@@ -77,7 +76,6 @@ class TreesForecaster(Forecaster):
     """
 
     kind: ClassVar[str] = "trees"
-    uses_covariates: ClassVar[bool] = True
 
     def __init__(self, seed: int = 0, horizon: int = 12, rows: int = 60_000) -> None:
         super().__init__()
@@ -98,7 +96,7 @@ class TreesForecaster(Forecaster):
         origins = np.arange(1, len(series))
         seen = describe(layout_of(series, self.horizon), series, origins, self.horizon)
         truth = np.log1p(targets(series.values, origins, self.horizon)) - seen.level[:, None]
-        columns = _columns(seen, _newest(origins, series))
+        columns = _columns(seen)
         held_out = len(series) - round(VALIDATION * len(series))
         ends = origins[:, None] + np.arange(self.horizon)
         # At the first origins, lags reach back before the series and mean nothing yet.
@@ -138,7 +136,7 @@ class TreesForecaster(Forecaster):
 
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
         seen = describe(layout_of(series, self.horizon), series, origins, horizon)
-        columns = _columns(seen, _newest(origins, series))
+        columns = _columns(seen)
         found = np.empty(columns.shape[:2])
         for place, steps in enumerate(_groups(columns.shape[1])):
             asked, forest = columns[:, steps], self._forests[min(place, len(self._forests) - 1)]
@@ -155,9 +153,7 @@ class TreesForecaster(Forecaster):
 
     def _restore(self, state: State) -> None:
         self.fallback = str(state.values["fallback"])
-        covariates = self._observed().covariates
-        columns = COLUMNS + (0 if covariates is None else covariates.shape[1])
-        self._forests = [_restored(state, place, columns) for place in range(len(_groups(self.horizon)))]
+        self._forests = [_restored(state, place) for place in range(len(_groups(self.horizon)))]
 
 
 def forest_of(model: Any, trees: int) -> Forest:
@@ -197,7 +193,7 @@ def add_up(forest: Forest, columns: FloatArray) -> FloatArray:
     return said
 
 
-def _restored(state: State, place: int, columns: int) -> Forest:
+def _restored(state: State, place: int) -> Forest:
     """One of the forests of a state, checked so that walking it ends. Raises ForecastError."""
     count = len(state.arrays[f"feature.{place}"])
     sizes = {"base": 1, "roots": None} | dict.fromkeys(("feature", "threshold", "left", "right", "value"), count)
@@ -211,7 +207,7 @@ def _restored(state: State, place: int, columns: int) -> Forest:
     leaf = found.left == itself
     inside = [(array >= 0) & (array < count) for array in (found.left, found.right)]
     further = leaf | ((found.left > itself) & (found.right > itself))
-    fine = inside[0] & inside[1] & further & (found.feature >= 0) & (found.feature < columns)
+    fine = inside[0] & inside[1] & further & (found.feature >= 0) & (found.feature < COLUMNS)
     if not fine.all() or not ((found.roots >= 0) & (found.roots < count)).all():
         raise ForecastError("trees: expected nodes that lead on to nodes behind them, and features there are")
     return found
@@ -222,15 +218,10 @@ def _groups(horizon: int) -> list[slice]:
     return [slice(0, 1), slice(1, horizon)][: min(horizon, 2)]
 
 
-def _newest(origins: IntArray, series: TimeSeries) -> FloatArray:
-    """[N, K] newest covariates known at N origins."""
-    return np.empty((len(origins), 0)) if series.covariates is None else series.covariates[origins - 1]
-
-
-def _columns(seen: Features, newest: FloatArray) -> FloatArray:
+def _columns(seen: Features) -> FloatArray:
     """[N, H, columns] inputs of the trees."""
     steps = seen.targets.shape[1]
-    shared = np.concatenate([seen.level[:, None], seen.recent, newest], axis=1)
+    shared = np.concatenate([seen.level[:, None], seen.recent], axis=1)
     repeated = np.broadcast_to(shared[:, None], (len(shared), steps, shared.shape[1]))
     return np.round(np.concatenate([seen.targets, seen.ahead, repeated], axis=2), DECIMALS)
 

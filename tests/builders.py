@@ -211,7 +211,6 @@ def cases(draw: st.DrawFn, policies: Sequence[str] = tuple(BUILT_IN)) -> Case:
         inside=draw(st.sampled_from(["fifo", "shortest_first"])),
         aging_normal=draw(st.sampled_from([100.0, 1800.0])),
         aging_low=draw(st.sampled_from([130.0, 3600.0])),
-        shrink_lower=draw(st.booleans()) and classes == "strict",
         converging=ConvergingSettings(gained=draw(st.sampled_from([1.0, 0.5, 0.9]))),
     )
     return Case(

@@ -9,7 +9,6 @@ known, and forecasts are of the step that has begun and of those that follow it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -124,30 +123,24 @@ class ClassForecasts:
         self._total, self._step, self._memory = total, step, memory
         self._keep = 0.5 ** (step / SHARE_HALF_LIFE_S)
         ages = np.arange(len(past.jobs), 0, -1) - 1.0
-        asked = float(past.gpus.sum() / past.jobs.sum()) if past.jobs.sum() > 0 else 1.0
         self._jobs: FloatArray = PRIOR_JOBS * past.usual + self._keep**ages @ past.jobs
-        self._gpus: FloatArray = PRIOR_JOBS * past.usual * asked + self._keep**ages @ past.gpus
-        self._bins: dict[int, tuple[FloatArray, FloatArray]] = {}
+        self._bins: dict[int, FloatArray] = {}
         self._known = 0
         self._now = self._split()
 
-    def arrived(self, submit_time: FloatArray, priority: IntArray, gpus: IntArray) -> None:
-        """Take in jobs [n] that have been submitted: seconds, classes and GPUs asked for."""
-        for second, own, asked in zip(submit_time.tolist(), priority.tolist(), gpus.tolist(), strict=True):
-            at = int(second / self._step)
-            jobs, total = self._bins.setdefault(at, (np.zeros(CLASSES), np.zeros(CLASSES)))
-            jobs[own] += 1
-            total[own] += asked
+    def arrived(self, submit_time: FloatArray, priority: IntArray) -> None:
+        """Take in jobs [n] that have been submitted: seconds and classes."""
+        for second, own in zip(submit_time.tolist(), priority.tolist(), strict=True):
+            self._bins.setdefault(int(second / self._step), np.zeros(CLASSES))[own] += 1
 
     def forecast(self, known: int) -> Forecast | None:
         """What follows `known` steps, which never fall, from the jobs of these steps alone; None while too little is
         known."""
         for at in range(self._known, known):
-            jobs, gpus = self._bins.pop(at, (np.zeros(CLASSES), np.zeros(CLASSES)))
+            jobs = self._bins.pop(at, np.zeros(CLASSES))
             if self._memory is not None:
                 self._memory.add(self._split(), jobs)
             self._jobs = self._keep * self._jobs + jobs
-            self._gpus = self._keep * self._gpus + gpus
             self._total.update(float(jobs.sum()))
         if known > self._known:
             self._known, self._now = known, self._split()
@@ -166,8 +159,7 @@ class ClassForecasts:
             return None
         shares = self._jobs / self._jobs.sum()
         mean, low, high = (np.outer(part, shares) for part in (totals.mean, totals.low, totals.high))
-        each = self._gpus[0] / self._jobs[0] if self._jobs[0] > 0 else 0.0
-        return Forecast(mean, low, high, demand=float(mean[0, 0] * each))
+        return Forecast(mean, low, high)
 
 
 def sampling_forecasts(past: Past, step: float, horizon: int, fitted: Forecaster | None = None) -> ClassForecasts:
@@ -178,7 +170,7 @@ def sampling_forecasts(past: Past, step: float, horizon: int, fitted: Forecaster
     memory, steps = PathMemory(horizon, CLASSES), min(REPLAYED_STEPS, len(past.jobs) // 2)
     if steps:
         first, rng = len(past.jobs) - steps, np.random.default_rng(0)
-        before = replace(past, jobs=past.jobs[:first], gpus=past.gpus[:first], start=past.start - steps * step)
+        before = replace(past, jobs=past.jobs[:first], start=past.start - steps * step)
         source = ClassForecasts(TotalForecaster(before, step, horizon, fitted), before, step, memory)
         for at in range(steps):
             jobs = np.floor(past.jobs[first + at])
@@ -186,109 +178,66 @@ def sampling_forecasts(past: Past, step: float, horizon: int, fitted: Forecaster
             missing = round(float(past.jobs[first + at].sum() - jobs.sum()))
             jobs += rng.multinomial(missing, past.usual / past.usual.sum())
             own = np.repeat(np.arange(CLASSES), jobs.astype(np.int64))
-            asked = round(past.gpus[first + at].sum() / max(past.jobs[first + at].sum(), 1.0))
-            source.arrived(np.full(len(own), (at + 0.5) * step), own, np.full(len(own), asked, dtype=np.int64))
+            source.arrived(np.full(len(own), (at + 0.5) * step), own)
         source.forecast(steps)
     return ClassForecasts(TotalForecaster(past, step, horizon, fitted), past, step, memory)
-
-
-class PerfectForecasts:
-    """The arrivals that will come: an oracle, to find out what a forecast could be worth at best."""
-
-    def __init__(self, jobs: Sequence[Job], step: float, horizon: int) -> None:
-        at = np.array([int(job.submit_time / step) for job in jobs], dtype=np.int64)
-        steps = int(at.max(initial=-1)) + 1
-        own = np.array([job.priority for job in jobs], dtype=np.int64)
-        asked = np.array([job.requested_gpus for job in jobs], dtype=np.float64)
-        self._horizon = horizon
-        self._counts = np.bincount(at * CLASSES + own, minlength=steps * CLASSES).reshape(-1, CLASSES).astype(float)
-        self._high = np.bincount(at, weights=np.where(own == 0, asked, 0.0), minlength=steps)
-
-    def arrived(self, submit_time: FloatArray, priority: IntArray, gpus: IntArray) -> None:
-        """There is nothing to learn."""
-
-    def forecast(self, known: int) -> Forecast:
-        """The counts of the steps that follow; zeros once all jobs have arrived."""
-        counts = np.zeros((self._horizon, CLASSES))
-        coming = self._counts[known : known + self._horizon]
-        counts[: len(coming)] = coming
-        demand = float(self._high[known]) if known < len(self._high) else 0.0
-        return Forecast(counts, counts, counts, demand)
 
 
 @dataclass
 class StateForecaster:
     """Passes arrivals in a cluster to a source, and adds its forecast to the states that policies see.
 
-    source: of one workload; each run needs its own. step: its steps [s]. most: GPUs that may be held back. last: no
-    forecast is made once more steps are over: that nothing is submitted after a window is no pattern to learn.
+    source: of one workload; each run needs its own. step: its steps [s]. last: no forecast is made once more steps are
+    over: that nothing is submitted after a window is no pattern to learn.
     """
 
-    source: ClassForecasts | PerfectForecasts
+    source: ClassForecasts
     step: float
-    most: int
     last: int
     _seen: BoolArray = field(default_factory=lambda: np.zeros(64, dtype=np.bool_), repr=False)
 
     def __call__(self, state: ClusterState) -> ClusterState:
-        """The same state with its forecast, and with GPUs to hold back. No job comes and goes between two states."""
+        """The same state with its forecast. No job comes and goes between two states."""
         jobs, last = state.jobs, int(state.jobs.index.max(initial=-1))
         if last >= len(self._seen):
             self._seen = np.concatenate([self._seen, np.zeros(last + 1, dtype=np.bool_)])
         new = ~self._seen[jobs.index]
         if new.any():
             self._seen[jobs.index] = True
-            self.source.arrived(jobs.submit_time[new], jobs.priority[new], jobs.requested_gpus[new])
-        forecast = self.source.forecast(min(int(state.time / self.step), self.last))
-        return replace(state, forecast=forecast, reserved=reserved_gpus(forecast, self.most))
+            self.source.arrived(jobs.submit_time[new], jobs.priority[new])
+        return replace(state, forecast=self.source.forecast(min(int(state.time / self.step), self.last)))
 
 
-def reserved_gpus(forecast: Forecast | None, most: int) -> int:
-    """GPUs to hold back for the jobs of class high that are expected in the step that has begun."""
-    return 0 if forecast is None else min(most, math.ceil(forecast.demand))
-
-
-def window_forecasts(
-    source: ClassForecasts | PerfectForecasts, jobs: Sequence[Job], last: int
-) -> list[Forecast | None]:
+def window_forecasts(source: ClassForecasts, jobs: Sequence[Job], last: int) -> list[Forecast | None]:
     """What `source` forecasts once 0, 1, ... `last` steps are over, each from the jobs of the steps before."""
-    own, asked = (
-        np.array([getattr(job, name) for job in jobs], dtype=np.int64) for name in ("priority", "requested_gpus")
-    )
-    source.arrived(np.array([job.submit_time for job in jobs]), own, asked)
+    own = np.array([job.priority for job in jobs], dtype=np.int64)
+    source.arrived(np.array([job.submit_time for job in jobs]), own)
     return [source.forecast(known) for known in range(last + 1)]
 
 
 class WindowForecasts:
-    """Forecasts for windows, in modes on and perfect. Raises ConfigError if the model cannot be used.
+    """Forecasts for windows. Raises ConfigError if the model cannot be used.
 
-    capacity: GPUs of the cluster. past: what came before a window, in steps of the settings.
+    past: what came before a window, in steps of the settings.
     """
 
-    def __init__(self, settings: ForecastSettings, capacity: int, past: Callable[[Window], Past]) -> None:
+    def __init__(self, settings: ForecastSettings, past: Callable[[Window], Past]) -> None:
         self.settings, self.step = settings, settings.step
-        self.most_reserved = int(settings.reserve.share * capacity)
         self._past = past
-        wanted = settings.model if settings.mode == "on" else None
-        self._model = None if wanted is None else load_model(wanted, self.step)
+        self._model = None if settings.model is None else load_model(settings.model, self.step)
         self._totals: dict[tuple[str, bytes], RememberedTotals] = {}
 
-    def for_run(self, window: Window, jobs: Sequence[Job]) -> StateForecaster:
-        """For one run on a window: forecasts from what arrives in it. jobs: of the window, for mode perfect alone."""
-        if self.settings.mode == "perfect":
-            source: PerfectForecasts | ClassForecasts = PerfectForecasts(jobs, self.step, self.settings.horizon)
-        else:
-            past = self._past(window)
-            source = ClassForecasts(self._total(past), past, self.step)
-        return StateForecaster(source, self.step, self.most_reserved, self._last(window))
+    def for_run(self, window: Window) -> StateForecaster:
+        """For one run on a window: forecasts from what arrives in it."""
+        past = self._past(window)
+        source = ClassForecasts(self._total(past), past, self.step)
+        return StateForecaster(source, self.step, self._last(window))
 
     def known(self, window: Window, jobs: Sequence[Job]) -> list[Forecast | None]:
         """All forecasts of a window, after 0, 1, ... steps: those that `for_run` gives while its jobs arrive.
 
         The totals, the expensive part, are computed once for each window, for jobs of any classes.
         """
-        if self.settings.mode == "perfect":
-            return window_forecasts(self.for_run(window, jobs).source, jobs, self._last(window))
         past = self._past(window)
         submit_time: FloatArray = np.array([job.submit_time for job in jobs], dtype=np.float64)
         key = (window.name, submit_time.tobytes())

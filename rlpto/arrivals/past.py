@@ -26,25 +26,21 @@ WARM_UP_S = DAY
 class Past:
     """What was submitted before a workload begins, in steps that end where it begins.
 
-    jobs, gpus: [T, CLASSES] jobs, and GPUs they asked for; jobs of unknown class count in shares.
-    usual: [CLASSES] shares of the classes where nothing is known. start: local time at which the
-    workload begins [s since 1970-01-01].
+    jobs: [T, CLASSES]; those of unknown class count in shares. usual: [CLASSES] shares of the classes where nothing is
+    known. start: local time at which the workload begins [s since 1970-01-01].
     """
 
     jobs: FloatArray
-    gpus: FloatArray
     usual: FloatArray
     start: float = MONDAY
 
 
 def past_of(
-    submit_time: FloatArray, priority: IntArray, gpus: IntArray, begins: float, step: float, usual: FloatArray,
-    start: float,
-) -> Past:  # fmt: skip
+    submit_time: FloatArray, priority: IntArray, begins: float, step: float, usual: FloatArray, start: float
+) -> Past:
     """What M recorded jobs say of the time before second `begins`; those from then on are not looked at.
 
-    submit_time: [M] seconds, ascending from 0. priority: [M] classes, -1 unknown. gpus: [M] asked for.
-    usual, start: as in `Past`.
+    submit_time: [M] seconds, ascending from 0. priority: [M] classes, -1 unknown. usual, start: as in `Past`.
     """
     steps = int(min(begins, HISTORY_S) / step)
     earliest = begins - steps * step
@@ -52,11 +48,10 @@ def past_of(
     at = np.minimum(((submit_time[kept] - earliest) / step).astype(np.int64), max(steps - 1, 0))
     known = priority[kept] >= 0
     classes = np.where(known[:, None], np.eye(CLASSES)[np.maximum(priority[kept], 0)], usual)
-    jobs, asked = np.zeros((steps, CLASSES)), np.zeros((steps, CLASSES))
+    jobs = np.zeros((steps, CLASSES))
     if steps:
         np.add.at(jobs, at, classes)
-        np.add.at(asked, at, classes * gpus[kept, None])
-    return Past(jobs, asked, usual, start)
+    return Past(jobs, usual, start)
 
 
 def load_model(path: Path, step: float) -> Forecaster:

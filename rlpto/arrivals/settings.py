@@ -19,20 +19,11 @@ def _yaml_word(value: object) -> object:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
-class ReserveSettings(Settings):
-    """GPUs held back for the jobs of class high that are expected next, under every policy."""
-
-    share: float = Field(0.0, ge=0, le=1)
-    """Hold back at most this share of the cluster's GPUs, and no more than the jobs of class high that are forecast
-    for the present step would ask for, from jobs of lower classes: these keep what they hold, and may start with
-    their min_gpus, but do not grow; 0: hold back nothing."""
-
-
 class ForecastSettings(Settings):
     """What is known of the jobs that will arrive."""
 
-    mode: Annotated[Literal["off", "on", "perfect"], BeforeValidator(_yaml_word)] = "off"
-    """off: nothing; on: a forecast from the arrivals so far; perfect: the arrivals that will come (an oracle)."""
+    mode: Annotated[Literal["off", "on"], BeforeValidator(_yaml_word)] = "off"
+    """off: nothing; on: a forecast from the arrivals so far."""
     model: ConfigPath | None = None
     """on: file that `rlpto forecast fit` has written, which implies mode on; null: exponential smoothing, which needs
     no fit."""
@@ -40,8 +31,6 @@ class ForecastSettings(Settings):
     """Length of a step, such as 10min or 1h; that of the model, if there is one."""
     horizon: int = Field(6, ge=1, le=1000)
     """Steps ahead."""
-    reserve: ReserveSettings = ReserveSettings()
-    """GPUs held back for the jobs of class high that are expected next."""
 
     @model_validator(mode="before")
     @classmethod
@@ -60,12 +49,6 @@ class ForecastSettings(Settings):
         if not SHORTEST_STEP_S <= step <= LONGEST_STEP_S:
             raise ValueError(f"{every!r}: expected {SHORTEST_STEP_S:g} s to {LONGEST_STEP_S / 86400:g} days")
         return every
-
-    @model_validator(mode="after")
-    def _reserve_has_a_forecast(self) -> ForecastSettings:
-        if self.mode == "off" and self.reserve.share > 0:
-            raise ValueError("reserve.share: nothing is forecast in mode off, expected 0, or mode on or perfect")
-        return self
 
     @property
     def step(self) -> float:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlpto.arrivals.online import reserved_gpus, sampling_forecasts
+from rlpto.arrivals.online import sampling_forecasts
 from rlpto.arrivals.past import CLASSES, Past, load_model
 from rlpto.arrivals.sampled import Futures, sample_arrivals
 from rlpto.arrivals.settings import ForecastSettings
-from rlpto.core.cluster import ClusterState, Forecast
+from rlpto.core.cluster import Forecast
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import IntArray
 from rlpto.performance.tables import SpeedTables
@@ -32,18 +32,15 @@ MEAN_KEEP = 0.95
 class VolumeForecast:
     """Forecasts of arrivals by class and of task volume.
 
-    settings: mode on. began: local time [s since 1970-01-01] of second 0 of the session. most GPUs that may be held
-    back are a share of `capacity`. since: second of the session from which on all arrivals are known; a new service
-    begins at 0. Raises ConfigError if the model cannot be used.
+    settings: mode on. began: local time [s since 1970-01-01] of second 0 of the session. since: second of the session
+    from which on all arrivals are known; a new service begins at 0. Raises ConfigError if the model cannot be used.
     """
 
-    def __init__(self, settings: ForecastSettings, capacity: int, began: float, seed: int, since: float = 0.0) -> None:
+    def __init__(self, settings: ForecastSettings, began: float, seed: int, since: float = 0.0) -> None:
         model = load_model(settings.model, settings.step) if settings.model is not None else None
         self._step, self._seed, self._began = settings.step, seed, began
-        self._most = int(settings.reserve.share * capacity)
         self._first = self._last = self._over = int(since / settings.step)
-        none = np.zeros((0, CLASSES))
-        past = Past(none, none, np.full(CLASSES, 1 / CLASSES), began + self._first * settings.step)
+        past = Past(np.zeros((0, CLASSES)), np.full(CLASSES, 1 / CLASSES), began + self._first * settings.step)
         self._source = sampling_forecasts(past, settings.step, settings.horizon, model)
         self._mean_service: float | None = None
         self._donors: deque[Job] = deque(maxlen=DONORS)
@@ -58,9 +55,7 @@ class VolumeForecast:
             return
         # A job whose program had to be checked is known late: it counts in the step that goes on.
         submit = np.maximum([job.submit_time for job in jobs], self._last * self._step) - self._first * self._step
-        own = np.array([job.priority for job in jobs], dtype=np.int64)
-        asked = np.array([job.requested_gpus for job in jobs], dtype=np.int64)
-        self._source.arrived(submit, own, asked)
+        self._source.arrived(submit, np.array([job.priority for job in jobs], dtype=np.int64))
         self._donors.extend(jobs)
         rows = tables.packed_rows(gpus_per_node)
         for job in jobs:
@@ -71,10 +66,9 @@ class VolumeForecast:
             step = max(int(job.submit_time / self._step), self._over)
             self._seen[step] = self._seen.get(step, 0.0) + service
 
-    def __call__(self, state: ClusterState) -> tuple[Forecast | None, int]:
-        """The forecast at a state, and the GPUs to hold back."""
-        forecast = self._source.forecast(self._known(state.time) - self._first)
-        return forecast, reserved_gpus(forecast, self._most)
+    def __call__(self, time: float) -> Forecast | None:
+        """The forecast at a second of the session."""
+        return self._source.forecast(self._known(time) - self._first)
 
     def _known(self, time: float) -> int:
         """Steps of the session that are over."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,27 +16,13 @@ if TYPE_CHECKING:
 
     from rlpto.forecasting.backtest import Backtest
 
-app = typer.Typer(help="Predict how many jobs, or GPUs, arrive in the next intervals.", no_args_is_help=True)
-
-
-class What(StrEnum):
-    """Quantity to count."""
-
-    jobs = "jobs"
-    gpus = "gpus"
+app = typer.Typer(help="Predict how many jobs arrive in the next intervals.", no_args_is_help=True)
 
 
 TraceArgument = Annotated[
     Path, typer.Argument(metavar="TRACE", help="Trace of any known format; with --value, a CSV of counts.")
 ]
 EveryOption = Annotated[str, typer.Option(metavar="TIME", help="Length of an interval, such as 10min or 1h.")]
-WhatOption = Annotated[What, typer.Option(help="Count jobs, or the GPUs they ask for.")]
-GroupOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Only jobs of this group (virtual cluster, queue).")
-]
-StartOption = Annotated[
-    datetime | None, typer.Option(formats=["%Y-%m-%d"], metavar="DATE", help="Day from which to count.")
-]
 TimeOption = Annotated[str, typer.Option(metavar="COLUMN", help="Column of a CSV of counts with their times.")]
 ValueOption = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the counts: TRACE is such a CSV.")]
 EndOption = Annotated[
@@ -63,14 +47,6 @@ def backtest(
     test: Annotated[
         float, typer.Option(min=0.01, max=0.9, metavar="SHARE", help="Share of the series, at its end, to score.")
     ] = 0.2,
-    step_size: Annotated[int, typer.Option(min=1, help="Intervals from one origin to the next.")] = 1,
-    windows: Annotated[int | None, typer.Option(min=1, help="Most origins.")] = None,
-    refit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Fit again every N origins; never if not given.")
-    ] = None,
-    what: WhatOption = What.jobs,
-    group: GroupOption = None,
-    start: StartOption = None,
     time: TimeOption = "time",
     value: ValueOption = None,
     seed: SeedOption = 0,
@@ -83,17 +59,17 @@ def backtest(
     """Forecast the end of a series from every moment of it, and score what was forecast.
 
     Each method is fitted on the data before the test part. Then it takes in counts as they
-    arrive. Writes scores.csv, forecasts.csv, plots, and the same for TensorBoard.
+    arrive. Writes scores.csv, forecasts.csv and plots.
     """
     from rlpto.forecasting.backtest import backtest as run
     from rlpto.forecasting.registry import METHODS, make_method
     from rlpto.forecasting.report import write_report
-    from rlpto.workloads.arrival_counts import CountingOptions, error_named, read_series
+    from rlpto.workloads.arrival_counts import error_named, read_series
 
     names = list(METHODS) if methods == "all" else list(dict.fromkeys(name.strip() for name in methods.split(",")))
     folder = Path("runs") / f"forecast-{path.name.partition('.')[0]}" if out is None else out
     forecasters = {name: make_method(name, seed) for name in names}
-    series = read_series(path, CountingOptions(every, what.value, group, start, None, time, value))
+    series = read_series(path, every, None, time, value)
     with error_named(str(path)), make_progress(quiet) as bar:
         task = bar.add_task("methods", total=len(names))
         try:
@@ -102,17 +78,14 @@ def backtest(
                 series,
                 horizon=horizon,
                 start=len(series) - max(1, round(test * len(series))),
-                step_size=step_size,
-                windows=windows,
-                refit=refit,
                 on_done=lambda name: bar.update(task, description=name, advance=1),
             )
         except KeyboardInterrupt:
             raise Interrupted("nothing was written") from None
     write_report(result, folder)
     console = make_console(quiet)
-    console.print(_table(result, f"{path}: {what.value} per {every}"))
-    console.print(f"scores, forecasts, plots and TensorBoard events: {folder}", style="bold", markup=False)
+    console.print(_table(result, f"{path}: jobs per {every}"))
+    console.print(f"scores, forecasts and plots: {folder}", style="bold", markup=False)
 
 
 @app.command(epilog="Example: rlpto forecast fit traces/philly.parquet --every 10min -o forecasters/philly.pt")
@@ -121,9 +94,6 @@ def fit(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write.")],
     every: EveryOption = "10min",
     method: Annotated[str, typer.Option(metavar="NAME", help="Method to fit.")] = "hybrid",
-    what: WhatOption = What.jobs,
-    group: GroupOption = None,
-    start: StartOption = None,
     end: EndOption = None,
     time: TimeOption = "time",
     value: ValueOption = None,
@@ -136,10 +106,10 @@ def fit(
     `--set forecast.model=FILE` gives its forecasts to policies and agents; naming a model turns forecasts on.
     """
     from rlpto.forecasting.registry import make_method
-    from rlpto.workloads.arrival_counts import CountingOptions, error_named, read_series
+    from rlpto.workloads.arrival_counts import error_named, read_series
 
     forecaster = make_method(method, seed)
-    series = read_series(path, CountingOptions(every, what.value, group, start, end, time, value))
+    series = read_series(path, every, end, time, value)
     with error_named(str(path)):
         forecaster.fit(series)
     forecaster.save(out)
@@ -153,6 +123,8 @@ def fit(
 
 def _table(result: Backtest, title: str) -> Table:
     """A line per method, one step ahead and on average over all steps; the least errors in bold."""
+    from rlpto.forecasting.backtest import NOMINAL
+
     last = f"1-{result.horizon}"
     near = {score.forecaster: score for score in result.scores() if score.ahead == "1"}
     mean = {score.forecaster: score for score in result.scores() if score.ahead == last} or near
@@ -161,7 +133,7 @@ def _table(result: Backtest, title: str) -> Table:
         f"RMSE and R2 are of the means, all others of medians"
     )
     table = make_table("method", title=title, caption=caption)
-    covered = f"in {result.nominal:.0%}"
+    covered = f"in {NOMINAL:.0%}"
     for head in ("MASE 1", f"MASE {last}", "MAE 1", f"MAE {last}", f"RMSE {last}", f"R2 {last}", covered, "pinball"):
         table.add_column(head, justify="right", no_wrap=True)
     least = [min(score.mase for score in scores.values()) for scores in (near, mean)]

@@ -134,13 +134,11 @@ class Forecast:
     """Predicted task volume: jobs arriving in each of the next H intervals, by priority class.
 
     mean, low, high: [H, classes] float64; low and high bound 80 % of the outcomes.
-    demand: GPUs that the jobs of class high in the first of these intervals are expected to ask for.
     """
 
     mean: FloatArray
     low: FloatArray
     high: FloatArray
-    demand: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -187,7 +185,6 @@ class ClusterState:
     shape: the nodes, up and down.
     interval: seconds between regular decisions.
     forecast: predicted task volume, or None.
-    reserved: GPUs to hold back for jobs of class high that are expected; `rlpto.core.queues.Queue.admit` sees to it.
     placement: where jobs number [n] hold their GPUs.
     """
 
@@ -196,7 +193,6 @@ class ClusterState:
     shape: ClusterShape
     interval: float
     forecast: Forecast | None = None
-    reserved: int = 0
     placement: Callable[[IntArray], Placement] = nowhere
 
     @cached_property

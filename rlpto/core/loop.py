@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -38,8 +37,7 @@ class DecisionLoop:
     """One cluster under one queue, a step at a time: `state`, then `carry_out`, then `advance`, until `cluster.done`.
 
     forecaster: adds a forecast to every state that is decided on; None: no forecast. With one, no decision stands: the
-    next forecast may be another. reserve: GPUs to hold back at a time [s] for jobs of class high; None: none.
-    served: GPU-seconds that users have had before, where the queue is fair between users.
+    next forecast may be another. served: GPU-seconds that users have had before, where the queue is fair between users.
     """
 
     def __init__(
@@ -47,7 +45,6 @@ class DecisionLoop:
         cluster: Cluster,
         settings: QueueSettings,
         forecaster: Callable[[ClusterState], ClusterState] | None = None,
-        reserve: Callable[[float], int] | None = None,
         served: Mapping[str, float] | None = None,
     ) -> None:
         self.cluster = cluster
@@ -56,13 +53,10 @@ class DecisionLoop:
         self._users = UserService(cluster, settings.user_half_life, served) if fair else None
         self._queue = Queue(settings, self._users)
         self._forecaster = forecaster
-        self._reserve = reserve
 
     def state(self) -> ClusterState:
-        """What is decided on now: the jobs in queue order, with what is forecast and held back."""
+        """What is decided on now: the jobs in queue order, with what is forecast."""
         state = self._queue.order(self.cluster.state())
-        if self._reserve is not None:
-            state = replace(state, reserved=self._reserve(state.time))
         return state if self._forecaster is None else self._forecaster(state)
 
     def renumbered(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 
@@ -58,22 +58,12 @@ def frozen(policy: Policy) -> Policy:
     return policy.frozen() if isinstance(policy, LookaheadPolicy) else policy
 
 
-def chooses_batch_sizes(policy: Policy) -> bool:
-    """Whether a policy's allocations may have batch sizes, as its attribute of this name says, if it has one.
+def chooses(policy: Policy, what: Literal["batch_sizes", "servers", "plans"]) -> bool:
+    """Whether a policy's allocations may have batch sizes, numbers of parameter servers or plans of parallelism.
 
-    Speeds at other batch sizes are compiled only for such policies.
+    Its attribute chooses_WHAT says so, if it has one. Speeds at other choices are compiled only for such policies.
     """
-    return bool(getattr(policy, "chooses_batch_sizes", False))
-
-
-def chooses_servers(policy: Policy) -> bool:
-    """Whether a policy's allocations may have numbers of parameter servers, likewise."""
-    return bool(getattr(policy, "chooses_servers", False))
-
-
-def chooses_plans(policy: Policy) -> bool:
-    """Whether a policy's allocations may have plans of parallelism, likewise."""
-    return bool(getattr(policy, "chooses_plans", False))
+    return bool(getattr(policy, f"chooses_{what}", False))
 
 
 def reads_speeds(policy: Policy) -> bool:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.gpu_kinds import fits_kinds, onto_kinds, spans_kinds
@@ -61,9 +61,6 @@ class QueueSettings(Settings):
     aging_low: float = Field(3600.0, gt=0)
     """Seconds a waiting job of class low waits before it counts as normal (and then ages on); weighted: and the head
     start in the queue that normal has over low."""
-    shrink_lower: bool = False
-    """While a job of a lower class runs, give waiting jobs of higher classes their min_gpus: from unused
-    GPUs, then by shrinking jobs of lower classes, down to their min_gpus; only where classes are strict."""
     converging: ConvergingSettings = ConvergingSettings()
     """Whether jobs shrink as they converge, while other jobs could use their GPUs."""
 
@@ -73,12 +70,6 @@ class QueueSettings(Settings):
         if any(lower > higher for higher, lower in pairwise(weights)):
             raise ValueError("class_weights must not rise from high to low")
         return weights
-
-    @model_validator(mode="after")
-    def _ranked(self) -> QueueSettings:
-        if self.shrink_lower and not self.strict:
-            raise ValueError("shrink_lower: a higher class takes GPUs of lower ones only with classes: strict")
-        return self
 
     @property
     def strict(self) -> bool:
@@ -130,7 +121,7 @@ class Queue:
         To be asked once the decision on `state` has been carried out.
         """
         rule = self._settings
-        if rule.inside != "fifo" or rule.shrink_lower or rule.converging.gained < 1:
+        if rule.inside != "fifo" or rule.converging.gained < 1:
             return state.time  # remaining times pass each other; shrunk jobs make room for further wishes
         return next_promotion(state.jobs.store.records, state.jobs.index, rule.aging_normal, rule.aging_low)
 
@@ -139,12 +130,11 @@ class Queue:
 
         A job that would get less than its min_gpus gets none, and one with allowed sizes the largest of those that is
         not more (of the kind of GPU that it gets, or of the plan of parallelism). On several kinds of GPU every job is
-        given one and placed, see `gpu_kinds.onto_kinds`, unless the policy has placed every job on one. Where the state
-        says so, GPUs are held back for jobs of class high that are expected, see `hold_back`. Raises PolicyError if a
-        policy returns no Allocation, numbers that are not whole, are negative, or break a job's limits, a batch size or
-        a plan that is not one of those the job has, a placement that the nodes have no room for, or parameter servers
-        that the job cannot have. Jobs get no GPUs where there are no CPU slots for their parameter servers, see
-        `admit_servers`.
+        given one and placed, see `gpu_kinds.onto_kinds`, unless the policy has placed every job on one. Raises
+        PolicyError if a policy returns no Allocation, numbers that are not whole, are negative, or break a job's
+        limits, a batch size or a plan that is not one of those the job has, a placement that the nodes have no room
+        for, or parameter servers that the job cannot have. Jobs get no GPUs where there are no CPU slots for their
+        parameter servers, see `admit_servers`.
         """
         if not isinstance(allocation, Allocation):
             raise PolicyError(f"policy {policy} returned a {type(allocation).__name__}: expected an Allocation")
@@ -153,7 +143,7 @@ class Queue:
         gpus = np.empty_like(wishes)
         fit = jobs.fit_anywhere
         limits = (jobs.store.records, fit) if fit.size else (None, None)
-        bad = admit(jobs.records, wishes, state.capacity, self._settings.shrink_lower, state.reserved, gpus, *limits)
+        bad = admit(jobs.records, wishes, state.capacity, gpus, *limits)
         if bad >= 0:
             raise PolicyError(
                 f"policy {policy} gave job {int(jobs.index[bad])} {int(wishes[bad])} GPUs at {state.time:.0f} s: "
@@ -350,17 +340,14 @@ def admit(
     view: AnyArray,
     wishes: IntArray,
     capacity: int,
-    shrink_lower: bool,
-    reserved: int,
     given: IntArray,
     jobs: AnyArray | None,
     fit: IntArray | None,
 ) -> int:
     """Fill given [n] with wishes [n] of the jobs in view [n] VIEW, in queue order, cut to what can be had.
 
-    shrink_lower: see `shrink_lower_classes`. reserved: GPUs to leave free, see `hold_back`. jobs: [M] JOB, those in
-    view among them. fit: `SpeedTables.fit_anywhere` of their types; None, or empty: all sizes are allowed. Returns the
-    first row whose wish breaks its limits, or -1.
+    jobs: [M] JOB, those in view among them. fit: `SpeedTables.fit_anywhere` of their types; None, or empty: all sizes
+    are allowed. Returns the first row whose wish breaks its limits, or -1.
     """
     total = 0
     for i in range(len(wishes)):
@@ -368,27 +355,14 @@ def admit(
             return i
         given[i] = allowed(fit, jobs, view, i, wishes[i])
         total += given[i]
-    if total > capacity or shrink_lower:
+    if total > capacity:
         left = capacity
         for i in range(len(wishes)):
             given[i] = allowed(fit, jobs, view, i, min(given[i], left))
             if given[i] < view[i].min_gpus:
                 given[i] = 0
             left -= given[i]
-        if shrink_lower:
-            shrink_lower_classes(given, view, left)
-    if reserved > 0:
-        hold_back(given, view, capacity, reserved)
-    if some_not_allowed(fit):  # what shrank may have come to a size between two that are
-        for i in range(len(wishes)):
-            given[i] = allowed(fit, jobs, view, i, given[i])
     return -1
-
-
-@helper()
-def some_not_allowed(fit: IntArray | None) -> bool:
-    """Whether jobs cannot have some numbers of GPUs up to their max_gpus."""
-    return False if fit is None else fit.size > 0
 
 
 @helper()
@@ -397,59 +371,3 @@ def allowed(fit: IntArray | None, jobs: AnyArray | None, view: AnyArray, i: int,
     if fit is None or jobs is None:
         return gpus
     return int(fit[jobs[view[i].index].believed_type, gpus]) if fit.size else gpus
-
-
-@kernel(inline="always")
-def hold_back(given: IntArray, view: AnyArray, capacity: int, reserved: int) -> None:
-    """Leave `reserved` GPUs of the capacity free, as far as jobs below class high can do without growing.
-
-    given [n] is changed: rows of lower classes, the last first, get no more than they hold (or their min_gpus,
-    if they hold less) until enough is left. No job loses GPUs, and none is kept from starting. After the
-    reservation of GPUs for predicted jobs of class high in this project's notes on systems (1.4).
-    """
-    missing = reserved - capacity
-    for i in range(len(given)):
-        missing += given[i]
-    for i in range(len(given) - 1, -1, -1):
-        if missing <= 0:
-            break
-        job = view[i]
-        if job.effective_priority > 0:
-            taken = min(given[i] - max(job.min_gpus, min(job.gpus, given[i])), missing)
-            if taken > 0:
-                given[i] -= taken
-                missing -= taken
-
-
-@njit(inline="always")
-def shrink_lower_classes(given: IntArray, view: AnyArray, left: int) -> None:
-    """Give waiting rows their min_gpus while rows of a lower class run: from `left` unused GPUs, then out
-    of what those hold above their own min_gpus, the last rows giving first. `given` is changed.
-
-    A row for which all of that is not enough goes on waiting, and nothing is shrunk in vain.
-    """
-    spare, running = np.zeros(CLASSES, dtype=np.int64), np.zeros(CLASSES, dtype=np.int64)
-    for i in range(len(given)):
-        if given[i] > 0:
-            spare[view[i].effective_priority] += given[i] - view[i].min_gpus
-            running[view[i].effective_priority] += 1
-    donor = len(given) - 1
-    for i in range(len(given)):
-        lower, least = view[i].effective_priority + 1, view[i].min_gpus
-        donors, most = 0, left
-        for c in range(lower, CLASSES):
-            donors += running[c]
-            most += spare[c]
-        if given[i] > 0 or donors == 0 or most < least:
-            continue
-        while left < least:
-            taken = 0
-            if given[donor] > 0:
-                taken = min(given[donor] - view[donor].min_gpus, least - left)
-            given[donor] -= taken
-            spare[view[donor].effective_priority] -= taken
-            left += taken
-            if left < least:
-                donor -= 1
-        given[i] = least
-        left -= given[i]

@@ -70,7 +70,7 @@ class Results:
     cells: the frame of all cells. summaries: by descending mean reward, the lower bound last.
     comparisons: every policy against `reference`, by metric name. knowledge: exact, noisy or online, and
     after commas what more there is to it; exact alone is an oracle.
-    forecast: of arrivals: off, on, or perfect, an oracle. notes: further limits of these results.
+    forecast: of arrivals: off or on. notes: further limits of these results.
     """
 
     cells: pd.DataFrame
@@ -89,8 +89,7 @@ class Results:
     @property
     def known(self) -> str:
         """What policies knew, for captions: of present jobs and of future arrivals."""
-        oracle = " (an oracle)" if self.forecast == "perfect" else ""
-        return f"knowledge: {self.knowledge}; forecast: {self.forecast}{oracle}"
+        return f"knowledge: {self.knowledge}; forecast: {self.forecast}"
 
     @property
     def setting(self) -> str:
@@ -195,8 +194,6 @@ def warnings(results: Results) -> list[str]:
             "Knowledge is exact: policies were given the true remaining work and speed of every job, "
             "which no real scheduler knows."
         )
-    if results.forecast == "perfect":
-        notes.append("The forecast is perfect, an oracle: it holds the actual arrivals, which no real forecast knows.")
     return notes
 
 

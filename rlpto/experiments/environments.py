@@ -10,7 +10,6 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from pydantic import ValidationError
 
-from rlpto.arrivals.online import reserved_gpus
 from rlpto.core.jobs import Job
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.compiled_batch import Workload
@@ -193,7 +192,7 @@ def workload_of(experiment: Experiment, window: str, seed: int, group: int = 0, 
 
 
 def _ahead(experiment: Experiment, window: Window, jobs: Sequence[Job]) -> dict[str, Any]:
-    """The fields of a workload with its forecasts and reserved GPUs, step by step; none without a forecast."""
+    """The fields of a workload with its forecasts, step by step; none without a forecast."""
     forecasts = experiment.forecasts
     if forecasts is None:
         return {}
@@ -201,11 +200,7 @@ def _ahead(experiment: Experiment, window: Window, jobs: Sequence[Job]) -> dict[
     nothing = np.zeros(horizon * FORECAST_FEATURES, dtype=np.float32)
     known = forecasts.known(window, jobs)
     seen = [nothing if forecast is None else forecast_features(forecast, horizon) for forecast in known]
-    return {
-        "forecast": np.stack(seen),
-        "forecast_step": forecasts.step,
-        "reserve": np.array([reserved_gpus(forecast, forecasts.most_reserved) for forecast in known], dtype=np.int64),
-    }
+    return {"forecast": np.stack(seen), "forecast_step": forecasts.step}
 
 
 def _check_alike(configs: Sequence[Config]) -> None:

@@ -18,7 +18,7 @@ from rlpto.core.external_load import background_at, place_background
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.core.loop import run
-from rlpto.core.policy import LookaheadPolicy, Policy, chooses_batch_sizes, chooses_plans, chooses_servers, reads_speeds
+from rlpto.core.policy import LookaheadPolicy, Policy, chooses, reads_speeds
 from rlpto.core.records import RunRecord
 from rlpto.core.server_slots import check_servers_fit
 from rlpto.evaluation.runner import Cell
@@ -200,9 +200,9 @@ class Experiment:
         if max_hours is not None:
             settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
         tables = self.tables(
-            batch_sizes=policy is not None and chooses_batch_sizes(policy),
-            servers=policy is not None and chooses_servers(policy),
-            plans=policy is not None and chooses_plans(policy) and self.knowledge.beliefs is None,
+            batch_sizes=policy is not None and chooses(policy, "batch_sizes"),
+            servers=policy is not None and chooses(policy, "servers"),
+            plans=policy is not None and chooses(policy, "plans") and self.knowledge.beliefs is None,
         )
         knowledge = replace(self.knowledge, noise=estimate_noise(known, len(jobs), own_seed))
         rules = replace(AS_POLLUX, shared=known.rules.shared) if isinstance(policy, Pollux) else known.rules
@@ -262,7 +262,7 @@ class Experiment:
         """Let a policy schedule the jobs of a window, for at most `max_hours`. sealed: see `rlpto.core.loop.run`."""
         cluster = self.cluster(window, seed, policy, max_hours)
         cut = self.traces.by_name[window].window
-        forecaster = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
+        forecaster = None if self.forecasts is None else self.forecasts.for_run(cut)
         queue, reward = self.config.queue, self.config.reward
         record = run(cluster, policy, queue, reward, window=window, seed=seed, forecaster=forecaster, sealed=sealed)
         return replace(record, switches=policy.switches()) if isinstance(policy, SwitchingPolicy) else record
@@ -276,7 +276,7 @@ class Experiment:
         """Forecasts for the windows; None if nothing is forecast. Raises ConfigError for an unusable model."""
         settings = self.config.forecast
         past = self.traces.past
-        return None if settings.mode == "off" else WindowForecasts(settings, self.shape.capacity, past)
+        return None if settings.mode == "off" else WindowForecasts(settings, past)
 
     def seeds(self) -> range:
         """Seeds of the evaluation's repetitions: the config's and those that follow."""

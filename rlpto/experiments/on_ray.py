@@ -264,7 +264,7 @@ def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster, predict
     policy = SwitchablePolicy(database, make, switching(make(cell.policy)), cluster.deciding)
     policy.reset(cell.seed)
     forecasts, window = experiment.forecasts, experiment.traces.by_name[cell.window].window
-    forecaster = None if forecasts is None else forecasts.for_run(window, cluster.jobs)
+    forecaster = None if forecasts is None else forecasts.for_run(window)
     loop = SessionLoop(cluster, policy, config.queue, predictor, forecaster)
     while not cluster.done:
         loop.step()

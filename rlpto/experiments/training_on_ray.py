@@ -16,10 +16,10 @@ from rlpto.core.cluster import Cluster
 from rlpto.envs.episodes import ExternalSetup
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments.cache_key import Result, deciding
-from rlpto.experiments.config import Config, resolved_yaml
+from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment, prepare
 from rlpto.experiments.on_ray import check_programs, real_cluster, real_nodes
-from rlpto.experiments.run_folder import begin_run, command_line, members
+from rlpto.experiments.run_folder import begin_run, members
 from rlpto.experiments.training_runs import digest_of, provenance, training_seed
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import digest, file_there
@@ -94,7 +94,6 @@ def fine_tune_run(
                     identity,
                     starting_agent=starting_agent,
                     resume=resume,
-                    texts={"config": resolved_yaml(config), "command": command_line()},
                     on_progress=on_progress,
                     stop=asked,
                 )

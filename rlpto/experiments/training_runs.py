@@ -15,21 +15,18 @@ from rlpto.agents.archive import NOT_TRAINED
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.logs import EVENTS, HISTORY
 from rlpto.agents.settings import BEST, LAST
-from rlpto.agents.training import PERIODIC, Status, TrainingResult, train
+from rlpto.agents.training import Status, TrainingResult, train
 from rlpto.agents.validation import Evaluator
 from rlpto.agents.window_training import WEIGHTS, train_on_windows
-from rlpto.core.policy import Policy
-from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import Cell
 from rlpto.evaluation.runner import evaluate as run_cells
 from rlpto.experiments.cache_key import Result, deciding, differing_keys
-from rlpto.experiments.config import Config, load_config, resolved_yaml
+from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.environments import start_weights, training_setup
 from rlpto.experiments.experiment import Experiment, refuse_for_learning
 from rlpto.experiments.run_folder import (
     CONFIG_FILE,
     begin_run,
-    command_line,
     git_commit,
     members,
     read_run_config,
@@ -109,7 +106,6 @@ def train_folder(run: Path, *, progress: bool, on_progress: Callable[[Status], N
             identity(config, experiments),
             evaluator,
             resume=resume,
-            texts={"config": resolved_yaml(config), "command": command_line()},
             on_progress=report,
             stop=lambda: interrupt.asked,
         )
@@ -135,19 +131,13 @@ def make_evaluator(config: Config, folder: Path, progress: bool) -> Evaluator | 
     if not any(experiment.windows("validation", required=False) for experiment in experiments):
         return None
     setup = training_setup(experiments, "validation")
-    places = [
-        (experiment, window)
-        for experiment in experiments
-        for window in experiment.windows("validation")
-        if experiment.jobs(window, config.seed)
-    ]
     # There the windows of the agent are played with tables in place of fits: no figures to compare.
     specs = [] if config.knowledge.mode == "online" else ranked_policies(config)
 
     def baselines() -> Mapping[str, FloatArray]:
         rewards: dict[str, list[float]] = {spec: [] for spec in specs}
         for number, experiment in enumerate(experiments):
-            own = [window for at, window in places if at is experiment]
+            own = [window for window in experiment.windows("validation") if experiment.jobs(window, config.seed)]
             cells = [Cell(spec, window, config.seed) for spec in specs for window in own]
             done = run_cells(
                 cells,
@@ -161,12 +151,7 @@ def make_evaluator(config: Config, folder: Path, progress: bool) -> Evaluator | 
                 rewards[finished.cell.policy].append(finished.metrics["reward"])
         return {policy_label(spec): np.array(values) for spec, values in rewards.items()}
 
-    middle, window = places[len(places) // 2]
-
-    def record(policy: Policy) -> RunRecord:
-        return middle.run_policy(policy, window, config.seed)
-
-    return Evaluator(setup, baselines, record)
+    return Evaluator(setup, baselines)
 
 
 def ranked_policies(config: Config) -> list[str]:
@@ -260,7 +245,7 @@ def _remove_training(folder: Path) -> None:
     for run in members(folder):
         for name in (BEST, LAST, HISTORY, WEIGHTS):
             (run / name).unlink(missing_ok=True)
-        for name in (EVENTS, PERIODIC, BASELINES):
+        for name in (EVENTS, BASELINES):
             shutil.rmtree(run / name, ignore_errors=True)
         if run != folder:
             shutil.rmtree(run)

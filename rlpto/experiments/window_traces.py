@@ -231,13 +231,11 @@ class WindowTraces:
         mapping, step = self._config.workload.mapping, self._config.forecast.step
         usual, start = np.array(mapping.priority_shares), self.local_start(window)
         if self._config.workload.source in ("files", "jobs", "frozen"):
-            nothing = np.zeros((0, len(usual)))
-            return Past(nothing, nothing, usual, start)
+            return Past(np.zeros((0, len(usual))), usual, start)
         trace, _, _ = self._scaled
         if mapping.mode != "given":
             trace = trace.take(np.isfinite(trace.duration))
-        gpus = np.minimum(trace.gpus, self._shape.most_gpus)
-        return past_of(trace.submit_time, trace.priority, gpus, window.start, step, usual, start)
+        return past_of(trace.submit_time, trace.priority, window.start, step, usual, start)
 
     def _synthetic(self) -> Trace:
         """A generated trace with about the wanted load; whole submissions come about more or less often."""

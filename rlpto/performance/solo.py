@@ -30,20 +30,20 @@ def seconds_to_finish(
     epochs: ArrayLike,
     gpus: ArrayLike,
     gpus_per_node: int,
-    progress: ArrayLike = 0.0,
 ) -> FloatArray:
-    """Seconds from `progress` to `epochs` epochs on a packed placement, without queueing or rescales.
+    """Seconds of `epochs` epochs on a packed placement, without queueing or rescales.
 
     type_index, gpus: whole numbers; scale: factor on the rates (samples of the profile / of the
-    job); epochs, progress: may lie within an epoch or beyond the measured ones, which repeat the
-    last. Shapes broadcast. Infinity without GPUs if work is left.
+    job); epochs: may lie within an epoch or beyond the measured ones, which repeat the
+    last. Shapes broadcast. Infinity without GPUs if there is work.
     """
     rows = tables.packed_rows(gpus_per_node)
     row = rows[np.asarray(type_index, dtype=np.int64), np.asarray(gpus, dtype=np.int64)]
-    with np.errstate(invalid="ignore"):
-        moving = (_seconds_at(tables, row, epochs) - _seconds_at(tables, row, progress)) / np.asarray(scale)
-    left = np.asarray(epochs) > np.asarray(progress)
-    return np.asarray(np.where(row == NO_GPUS, np.where(left, np.inf, 0.0), np.maximum(moving, 0.0)))
+    work = np.asarray(epochs, dtype=np.float64)
+    epoch = np.minimum(work.astype(np.int64), tables.rates.shape[1] - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        moving = (tables.elapsed[row, epoch] + (work - epoch) / tables.rates[row, epoch]) / np.asarray(scale)
+    return np.asarray(np.where(row == NO_GPUS, np.where(work > 0, np.inf, 0.0), moving))
 
 
 def requested_seconds(
@@ -59,14 +59,6 @@ def requested_seconds(
         seconds_to_finish(tables, types, scale, epochs, gpus, gpus_per_node) for types in tables.by_kind[type_index].T
     ]
     return np.asarray(np.min(on_kinds, axis=0))
-
-
-def _seconds_at(tables: SpeedTables, row: IntArray, progress: ArrayLike) -> FloatArray:
-    """Seconds from epoch 0 to `progress` at the rates of `row`: linear within an epoch; the last epoch repeats."""
-    progress = np.asarray(progress, dtype=np.float64)
-    epoch = np.minimum(progress.astype(np.int64), tables.rates.shape[1] - 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(tables.elapsed[row, epoch] + (progress - epoch) / tables.rates[row, epoch])
 
 
 def alone_bound(

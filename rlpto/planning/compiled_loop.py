@@ -30,8 +30,6 @@ from rlpto.simulator.allocating import apply_allocation, apply_placement, choose
 from rlpto.simulator.arrays import World
 from rlpto.simulator.kernels import advance, clear_sums, is_over
 
-NO_RESERVE: IntArray = np.zeros((0, 0), dtype=np.int64)
-"""No GPUs are held back."""
 KNOWN = np.dtype([(name, "i8") for name in ("job", "type", "epoch", "level", "max_gpus")], align=True)
 """What speed and steps of a row are of; job -1: of nothing. All else that they follow from stays while a job lives."""
 
@@ -84,8 +82,7 @@ class Loop(NamedTuple):
     beliefs, own: what is believed, and [T] types of jobs by their models alone. left: [M], sums: [M, 4] memory for it.
     seen: [B, T or M] level of what was seen of each type of job, or by each job.
     noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
-    reserve: [W, T] GPUs to hold back from second t x `reserve_step` on, or empty.
-    aging: [2] s, normal and low. strict: whether a higher class comes first. shrink_lower.
+    aging: [2] s, normal and low. strict: whether a higher class comes first.
     converging: [2] share of accuracy gained, and GPUs to keep.
     ordered_until: [B] s until when the queue order in `shown` stands unless a job comes or goes.
     numbers, given: [M] memory of one decision: numbers of jobs, and GPUs or classes of them.
@@ -112,11 +109,8 @@ class Loop(NamedTuple):
     sums: FloatArray
     seen: IntArray
     noise: FloatArray
-    reserve: IntArray
-    reserve_step: float
     aging: FloatArray
     strict: bool
-    shrink_lower: bool
     converging: FloatArray
     gpus_per_node: int
     ordered_until: FloatArray
@@ -132,12 +126,10 @@ def build_loop(
     queue: QueueSettings,
     gpus_per_node: int,
     noise: FloatArray,
-    reserve: IntArray = NO_RESERVE,
-    reserve_step: float = 1.0,
     beliefs: CompiledBeliefs = ALL_KNOWN,
     kinds: Kinds | None = None,
 ) -> Loop:
-    """The loop of a world. tables: what policies are shown. noise, reserve and the others: as in `Loop`."""
+    """The loop of a world. tables: what policies are shown. noise and the others: as in `Loop`."""
     count, most = world.jobs.shape
     packed = tables.packed_rows(gpus_per_node)
     by_gpus = count, most, packed.shape[1]
@@ -163,11 +155,8 @@ def build_loop(
         sums=np.zeros((most, 4)),
         seen=np.zeros((count, len(tables.own) if beliefs.shared else most), dtype=np.int64),
         noise=noise,
-        reserve=reserve,
-        reserve_step=reserve_step,
         aging=np.array([queue.aging_normal, queue.aging_low]),
         strict=queue.strict,
-        shrink_lower=queue.shrink_lower,
         converging=np.array([queue.converging.gained, queue.converging.keep]),
         gpus_per_node=gpus_per_node,
         ordered_until=np.full(count, -np.inf),
@@ -300,21 +289,12 @@ def look_at_queue(loop: Loop, b: int) -> None:
 
 
 @kernel()
-def reserved(loop: Loop, b: int) -> int:
-    """GPUs to hold back in cluster b now."""
-    if loop.reserve.size == 0:
-        return 0
-    at = min(int(loop.world.clusters[b].time / loop.reserve_step), loop.reserve.shape[1] - 1)
-    return int(loop.reserve[loop.current[b], at])
-
-
-@kernel()
 def carry_out(loop: Loop, b: int, wishes: IntArray) -> None:
     """Trim wishes [n] for the jobs in view of cluster b, carry out what that changes, and note it in the view."""
     n, changes = len(wishes), 0
     view, index, given = loop.shown[b, :n], loop.numbers, loop.given
     capacity, jobs = loop.world.clusters[b].capacity, loop.world.jobs[b]
-    admit(view, wishes, capacity, loop.shrink_lower, reserved(loop, b), given[:n], jobs, loop.fit)
+    admit(view, wishes, capacity, given[:n], jobs, loop.fit)
     for i in range(n):
         if given[i] != view[i].gpus:
             index[changes], given[changes], view[i].gpus = view[i].index, given[i], given[i]

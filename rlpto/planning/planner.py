@@ -42,8 +42,6 @@ class PlannerOptions(Settings):
 
     base: Path | None = None
     """Weights that every plan is compared with: a file of index or steering weights; null: the two-parameter index."""
-    candidates: tuple[Path, ...] = ()
-    """Files of index or steering weights that every plan tries in addition to the base."""
     perturbations: int = Field(26, ge=0, le=10_000)
     """Random candidates in each plan, close to the plan in force."""
     spread: float = Field(0.25, gt=0)
@@ -60,13 +58,9 @@ class PlannerOptions(Settings):
     known: float = Field(0.5, ge=0, le=1)
     """Least share of the active jobs whose remaining work is declared or learnt from others; with less no plan is made,
     since rollouts would end when a guess says so. In rollouts the other jobs are as long as is guessed. 0: always."""
-    budget_ms: float | None = Field(None, gt=0)
-    """Milliseconds after which no further candidate is tried; null: all are, and the same seed gives the same plans."""
     threads: int = Field(0, ge=0)
     """Threads that candidates are tried in; 0: one for every core where rollouts take long, and one where several
     processes evaluate in parallel. Plans do not depend on it."""
-    weights: RewardWeights | None = None
-    """Weights of the reward that plans are to earn; null: those of the experiment."""
 
 
 class Planner(BasePolicy[PlannerOptions]):
@@ -86,11 +80,8 @@ class Planner(BasePolicy[PlannerOptions]):
     ) -> None:
         """queue, simulator, reward: of the experiment; None: the defaults."""
         given = options or PlannerOptions()
-        base = IndexWeights().vector() if given.base is None else load_weights(given.base)
-        named = [load_weights(path) for path in given.candidates]
-        size = max(map(len, [base, *named]))  # numbers of a network are the last, and with zeros it does nothing
-        self._base, *self._named = (np.pad(vector, (0, size - len(vector))) for vector in [base, *named])
-        weights = given.weights or reward or RewardWeights()
+        self._base = IndexWeights().vector() if given.base is None else load_weights(given.base)
+        weights = reward or RewardWeights()
         known = (queue or QueueSettings(), simulator or SimulatorSettings(), given.interval)
         self._rollout_states = RolloutStates(*known, follow_accuracy=weights.shortfall > 0)
         self._reward = weights.record()
@@ -134,12 +125,11 @@ class Planner(BasePolicy[PlannerOptions]):
         """[C, STEERING_FEATURES] what is tried: the plan that stands comes first, it stays where nothing is better."""
         near = np.repeat(self._plan[None], self.options.perturbations, axis=0)
         near = perturbed(near, self.options.spread, self._rng)
-        return np.concatenate([[self._plan, self._base, *self._named], near])
+        return np.concatenate([[self._plan, self._base], near])
 
     def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
-        """[C] what each candidate costs; infinity for those that the budget left no time for."""
-        cost = np.full(len(candidates), np.inf)
-        budget = np.inf if self.options.budget_ms is None else self.options.budget_ms / 1000.0
+        """[C] what each candidate costs."""
+        cost = np.empty(len(candidates))
         began = time.perf_counter()
 
         def try_one(i: int, own: Loop) -> None:
@@ -150,8 +140,6 @@ class Planner(BasePolicy[PlannerOptions]):
 
         def try_those_left(own: Loop) -> None:
             for i in left:
-                if time.perf_counter() > began + budget:
-                    break
                 try_one(i, own)
 
         if threads == 1:

@@ -27,7 +27,7 @@ from rlpto.policies.rigid import Fifo, Las, RoundRobin, Sjf, Srtf, Tiresias
 from rlpto.policies.rubick import Rubick
 from rlpto.policies.shockwave import Shockwave
 from rlpto.policies.sia import Sia
-from rlpto.policies.spec import UNNAMED, parse_spec, spec_of
+from rlpto.policies.spec import UNNAMED, PolicySpec, parse_spec
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.policies.time_shares import Allox, GandivaFair, MaxSumThroughput, MinDuration, Themis
 
@@ -73,8 +73,8 @@ def options_of(policy: PolicyClass) -> list[tuple[str, str, str]]:
     ]
 
 
-def make_policy(spec: str | Mapping[str, object], adapt: Callable[[Policy], Policy] = lambda policy: policy) -> Policy:
-    """A new policy from `name`, `name:option=value,...`, or a mapping with `name` and its options.
+def make_policy(spec: str, adapt: Callable[[Policy], Policy] = lambda policy: policy) -> Policy:
+    """A new policy from `name` or `name:option=value,...`.
 
     A class may have an option whose name need not be given, `POSITIONAL`: `pretrained:synthetic`.
     The policy's `name` is its option `label`, else the spec, which differs between variants.
@@ -83,15 +83,14 @@ def make_policy(spec: str | Mapping[str, object], adapt: Callable[[Policy], Poli
     Raises ConfigError for a name or an option that does not exist, a value an option cannot have, or
     a plug-in that cannot be loaded.
     """
-    if isinstance(spec, str) and (whole := parse_spec(spec)).later:
-        later = [(time, _single(str(part), adapt)) for time, part in whole.later]
-        return SwitchingPolicy(whole.label, _single(str(whole.first), adapt), later)
-    return _single(spec, adapt)
+    whole = parse_spec(spec)
+    first, later = _single(whole.first, adapt), [(time, _single(part, adapt)) for time, part in whole.later]
+    return SwitchingPolicy(whole.label, first, later) if later else first
 
 
-def _single(spec: str | Mapping[str, object], adapt: Callable[[Policy], Policy]) -> Policy:
+def _single(spec: PolicySpec, adapt: Callable[[Policy], Policy]) -> Policy:
     """A single policy, without switches."""
-    name, options = spec_of(spec)
+    name, options = spec.name, spec.options
     label = options.pop("label", None)
     if label is not None and not (isinstance(label, str) and label):
         raise ConfigError(f"policy {name}: label: expected a name, got {label!r}")

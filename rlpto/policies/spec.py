@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -144,18 +144,6 @@ def split_specs(text: str, option: str = "--policies") -> list[str]:
 def policy_label(spec: str) -> str:
     """The name in tables of a spec's policy."""
     return parse_spec(spec).label
-
-
-def spec_of(given: str | Mapping[str, object]) -> tuple[str, dict[str, object]]:
-    """Name and options of a spec: its text, or a mapping with `name` and the options."""
-    if isinstance(given, str):
-        spec = parse_spec(given)
-        return spec.name, spec.options
-    options = dict(given)
-    name = options.pop("name", None)
-    if not isinstance(name, str):
-        raise ConfigError(f"policy {dict(given)}: expected a key `name` with the policy's name")
-    return name, options
 
 
 def _schedule(first: str, later: list[tuple[float, str]]) -> str:

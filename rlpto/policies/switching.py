@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.policy import Policy, StandingPolicy, chooses_batch_sizes, chooses_plans, chooses_servers, frozen
+from rlpto.core.policy import Policy, StandingPolicy, chooses, frozen
 from rlpto.core.records import PolicySwitches
 
 
@@ -41,17 +41,17 @@ class SwitchingPolicy:
     @property
     def chooses_batch_sizes(self) -> bool:
         """Whether any of the policies does."""
-        return any(map(chooses_batch_sizes, self._policies))
+        return any(chooses(policy, "batch_sizes") for policy in self._policies)
 
     @property
     def chooses_servers(self) -> bool:
         """Whether any of the policies does."""
-        return any(map(chooses_servers, self._policies))
+        return any(chooses(policy, "servers") for policy in self._policies)
 
     @property
     def chooses_plans(self) -> bool:
         """Whether any of the policies does."""
-        return any(map(chooses_plans, self._policies))
+        return any(chooses(policy, "plans") for policy in self._policies)
 
     def switch(self, policy: Policy, time: float) -> None:
         """Let another policy decide from `time` [s] on, until the next set time."""

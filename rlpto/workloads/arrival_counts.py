@@ -6,10 +6,8 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -23,26 +21,9 @@ from rlpto.workloads.importers.csvfile import read_csv
 from rlpto.workloads.trace import Trace
 from rlpto.workloads.windows import WindowSettings
 
-Measure = Literal["jobs", "gpus"]
-"""What is counted: jobs, or the GPUs they ask for."""
-
 MOST_INTERVALS = 10_000_000
 _OFFSET = r"([T ]\d\d[\d:.,]*)(?:Z|[+-]\d\d(?::?\d\d)?)$"
 """A time with its offset from UTC."""
-
-
-@dataclass(frozen=True)
-class CountingOptions:
-    """What to count. every: length of an interval. group: its jobs alone. start: first day. end: a day, a share or
-    `train`, before which to stop. time, value: columns of a CSV of counts; no value: a trace."""
-
-    every: str
-    what: Measure = "jobs"
-    group: str | None = None
-    start: datetime | None = None
-    end: str | None = None
-    time: str = "time"
-    value: str | None = None
 
 
 @contextmanager
@@ -54,64 +35,44 @@ def error_named(prefix: str) -> Iterator[None]:
         raise TraceError(f"{prefix}: {wrong}") from None
 
 
-def read_series(path: Path, counting: CountingOptions) -> TimeSeries:
-    """Counts per interval of a trace or, with the name of a column of counts, of a CSV. Raises RlptoError."""
-    with error_named("--every"):
-        step = seconds(counting.every)
-    end = None if counting.end is None else _end(counting.end)
-    if counting.value is not None:
-        if counting.group is not None or counting.what != "jobs":
-            raise ConfigError("--value: a CSV of counts has neither groups nor GPUs to count, expected no such option")
-        series = _of_counts(path, step, counting, counting.value)
-        return series if end is None else series.head(_steps_before(end, series, path, counting))
-    trace = read_any(path)
-    first = None if counting.start is None else pd.Timestamp(counting.start)
-    series = arrivals_per_interval(trace, step, counting.what, first)
-    if isinstance(end, datetime) and trace.origin is None:
-        raise TraceError(f"{path}: local times unknown, expected --end to be a share, or train")
-    # The end refers to the whole trace, even if one group is counted.
-    points = len(series) if end is None else _steps_before(end, series, path, counting)
-    if counting.group is None:
-        return series.head(points)
-    rows = np.array([name == counting.group for name in trace.texts("group")])
-    if not rows.any():
-        known = ", ".join(map(repr, sorted(set(trace.texts("group")))[:20]))
-        raise TraceError(f"{path}: no jobs of group {counting.group!r}, expected one of {known}")
-    own = arrivals_per_interval(trace.take(rows), step, counting.what, first)
-    if end is None:
-        return own
-    points -= round((own.start - series.start) / step)
-    if points < 1:
-        raise TraceError(
-            f"{path}: no jobs of group {counting.group!r} before --end {counting.end}, expected a later one"
-        )
-    # Empty intervals before the end are data too.
-    return TimeSeries(np.pad(own.values, (0, max(0, points - len(own))))[:points], step, own.start)
-
-
-def arrivals_per_interval(
-    trace: Trace, step: float, measure: Measure = "jobs", start: pd.Timestamp | None = None
+def read_series(
+    path: Path, every: str, end: str | None = None, time: str = "time", value: str | None = None
 ) -> TimeSeries:
-    """Arrivals of a trace in intervals of `step` seconds, from the first job's to the last job's.
+    """Jobs per interval of a trace or, with the name of a column of counts, what a CSV counts. Raises RlptoError.
+
+    every: length of an interval. end: a day, a share or `train`, before which to stop. time, value: columns of a CSV.
+    """
+    with error_named("--every"):
+        step = seconds(every)
+    stop = None if end is None else _end(end)
+    if value is None:
+        trace = read_any(path)
+        if isinstance(stop, datetime) and trace.origin is None:
+            raise TraceError(f"{path}: local times unknown, expected --end to be a share, or train")
+        series = arrivals_per_interval(trace, step)
+    else:
+        series = _of_counts(path, step, time, value)
+    points = len(series) if stop is None else _steps_before(stop, series)
+    if points < 1:
+        raise TraceError(f"{path}: nothing before --end {end}, expected a later one")
+    return series.head(points)
+
+
+def arrivals_per_interval(trace: Trace, step: float) -> TimeSeries:
+    """Jobs of a trace in intervals of `step` seconds, from the first job's to the last job's.
 
     Intervals begin at multiples of the step since midnight, as clocks show them; without local times, second 0 is
-    taken for a Monday's midnight. start: jobs before this local time are left out, which needs local times.
-
-    Raises TraceError if no job is left, or `start` is given for a trace without local times.
+    taken for a Monday's midnight. Raises TraceError without jobs.
     """
     origin = trace.origin
-    if start is not None and origin is None:
-        raise TraceError(f"{trace.source}: local times unknown, expected none or a trace that states them")
     midnight = MONDAY if origin is None else local_seconds(origin.normalize())
     times = trace.submit_time + (0.0 if origin is None else local_seconds(origin) - midnight)
-    kept = times >= (-np.inf if start is None else local_seconds(start) - midnight)
-    if not kept.any():
-        raise TraceError(f"{trace.source}: no jobs{'' if start is None else f' from {start} on'}, expected some")
-    if (times[kept][-1] - times[kept][0]) / step > MOST_INTERVALS:
+    if not len(times):
+        raise TraceError(f"{trace.source}: no jobs, expected some")
+    if (times[-1] - times[0]) / step > MOST_INTERVALS:
         raise TraceError(f"{trace.source}: more than {MOST_INTERVALS:,} intervals of {step:g} s, expected longer ones")
-    places = (times[kept] // step).astype(np.int64)
-    weights = trace.gpus[kept].astype(np.float64) if measure == "gpus" else None
-    counts = np.bincount(places - places[0], weights=weights).astype(np.float64)
+    places = (times // step).astype(np.int64)
+    counts = np.bincount(places - places[0]).astype(np.float64)
     return TimeSeries(counts, step, midnight + float(places[0] * step))
 
 
@@ -127,8 +88,8 @@ def _end(text: str) -> datetime | float:
         raise ConfigError(f"--end {text!r}: expected a day such as 2017-12-01, a share such as 80%, or train") from None
 
 
-def _steps_before(end: datetime | float, series: TimeSeries, path: Path, counting: CountingOptions) -> int:
-    """Whole steps of a series before the end. Raises TraceError if there are none.
+def _steps_before(end: datetime | float, series: TimeSeries) -> int:
+    """Whole steps of a series before the end.
 
     Rounded down: a cut interval would count too few jobs, and no later data may be used. The time of the last job
     within its interval is not known here, so a share refers to the time up to the beginning of that interval.
@@ -137,8 +98,6 @@ def _steps_before(end: datetime | float, series: TimeSeries, path: Path, countin
         points = math.floor((local_seconds(end) - series.start) / series.step + 1e-9)
     else:
         points = math.floor(end * (len(series) - 1) + 1e-9)
-    if points < 1:
-        raise TraceError(f"{path}: nothing before --end {counting.end}, expected a later one")
     return min(points, len(series))
 
 
@@ -150,9 +109,8 @@ def _times(texts: pd.Series) -> pd.Series:
     return local if (local - utc).nunique() <= 1 else utc
 
 
-def _of_counts(path: Path, step: float, counting: CountingOptions, value: str) -> TimeSeries:
+def _of_counts(path: Path, step: float, time: str, value: str) -> TimeSeries:
     """A CSV with a row per interval; rows of shorter intervals are added up."""
-    time = counting.time
     rows, lines = read_csv(path, (time, value), skip_bad_lines=False)
     counts = numbers(lines, value, rows[value])
     with parsing(path, "a CSV of counts", TraceError):
@@ -163,7 +121,6 @@ def _of_counts(path: Path, step: float, counting: CountingOptions, value: str) -
     )
     lines.refuse_broken()
     table = pd.Series(counts, index=pd.DatetimeIndex(stamps))
-    table = table if counting.start is None else table[table.index >= pd.Timestamp(counting.start)]
     with error_named(str(path)):
         fine = as_series(table)
         parts = step / fine.step

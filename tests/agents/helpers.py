@@ -54,7 +54,6 @@ def make_settings(**more: Any) -> AgentSettings:
         "steps": 320,
         "envs": 4,
         "evaluate_every": 128,
-        "checkpoint_every": 128,
         "ppo": {"rollout": 16, "batch_size": 32, "epochs": 2, "learning_rate": 3e-3, **more.pop("ppo", {})},
         "network": {"width": 8},
         "device": "cpu",
@@ -65,9 +64,7 @@ def make_settings(**more: Any) -> AgentSettings:
 def make_evaluator(setup: EnvSetup) -> Evaluator:
     """Two other workloads, and a baseline that does nothing well."""
     other = replace(setup, workloads=(workload(8), workload(9)))
-    return Evaluator(
-        other, lambda: {"fifo": np.array([-1e3, -1e3])}, lambda policy: schedule(policy, other.workloads[0].jobs)
-    )
+    return Evaluator(other, lambda: {"fifo": np.array([-1e3, -1e3])})
 
 
 def schedule(policy: Policy, jobs: tuple[Job, ...], seed: int = 8) -> RunRecord:

@@ -15,7 +15,7 @@ from rlpto.agents.archive import AGENT, CHECKPOINT, KINDS, NOT_TRAINED, STEERING
 from rlpto.agents.checkpoint import export_agent
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.policy import Agent, AgentOptions, shown_label
-from rlpto.agents.trained import TrainedAgent, load_agent
+from rlpto.agents.trained import TrainedAgent, agent_of
 from rlpto.agents.validation import validate
 from rlpto.core.cluster import ClusterShape, ClusterState
 from rlpto.envs.episodes import EnvSetup, action_space, observation_space
@@ -101,7 +101,6 @@ def test_a_run_without_a_best_checkpoint_is_used_from_its_last(trained: Path, tm
     given = (AgentOptions(run=tmp_path), AgentOptions(file=trained / "last.zip"))
     mine, its = (schedule(Agent(options), jobs) for options in given)
     np.testing.assert_array_equal(mine.jobs.finish_time, its.jobs.finish_time)
-    assert load_agent(tmp_path / "last.zip", 9).env.max_jobs == 9
 
 
 def test_pretrained_agents_go_by_their_name(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +108,7 @@ def test_pretrained_agents_go_by_their_name(trained: Path, tmp_path: Path, monke
     export_agent(trained / "best.zip", tmp_path / "pretrained" / "small.zip")
     monkeypatch.setattr(paths, "EXAMPLES", tmp_path)
     assert make_policy("pretrained:small").name == "pretrained:small"
-    assert make_policy("pretrained:agent=small,max_jobs=4").name == "pretrained:agent=small,max_jobs=4"
+    assert make_policy("pretrained:agent=small").name == "pretrained:agent=small"
     with pytest.raises(ConfigError, match="no pretrained agent 'large': expected one of small"):
         make_policy("pretrained:large")
     listed = available()
@@ -122,7 +121,7 @@ def test_an_agent_that_ships_as_trained_is_trained_and_can_be_used(name: str) ->
     path = example_config(name) or Path()
     archive = read_archive(path, KINDS)
     if STEERING not in archive.arrays:
-        assert load_agent(path).env.max_jobs == archive.manifest["env"]["max_jobs"]
+        assert agent_of(archive, path).env.max_jobs == archive.manifest["env"]["max_jobs"]
     Agent(AgentOptions(file=path))
     assert archive.state == TRAINED
     assert archive.manifest["steps"] > 0
@@ -192,10 +191,10 @@ def test_broken_files_are_refused_with_the_reason(
 ) -> None:
     path = tmp_path / "agent.zip"
     export_agent(trained / "best.zip", path)
-    load_agent(path)
+    Agent(AgentOptions(file=path))
     damage(path)
     with pytest.raises(CheckpointError, match=reason) as refused:
-        load_agent(path)
+        Agent(AgentOptions(file=path))
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
 

@@ -121,7 +121,7 @@ def test_nan_stops_training_with_the_last_good_checkpoint(
 
 
 def test_tensorboard_shows_what_a_training_is_about(tmp_path: Path) -> None:
-    train_small(tmp_path, texts={"config": "name: small"})
+    train_small(tmp_path)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     scalars = set(events.Tags()["scalars"])
@@ -129,12 +129,8 @@ def test_tensorboard_shows_what_a_training_is_about(tmp_path: Path) -> None:
     assert {
         *(f"episode/{name}_per_hour" for name in ("reward", *REWARD_PARTS)),
         *(f"validation/{name}" for name in validated),
-        *("wins/fifo", "gain/fifo", "gpus_by_stage/0_to_25_percent", "gpus_by_stage/75_to_100_percent"),
-        *("train/approx_kl", "train/value_loss", "time/fps", "rollout/ep_rew_mean", "final/reward"),
+        *("wins/fifo", "gain/fifo", "train/approx_kl", "train/value_loss", "time/fps", "rollout/ep_rew_mean"),
     } <= scalars
-    assert events.Tags()["images"] == ["validation/schedule"]
-    assert "text/config/text_summary" in events.Tags()["tensors"]
-    assert "_hparams_/experiment" in events.summary_metadata
 
 
 def test_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

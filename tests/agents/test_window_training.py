@@ -17,7 +17,7 @@ from rlpto.agents.policy import Agent, AgentOptions, shown_label
 from rlpto.agents.settings import AgentSettings, WindowSettings
 from rlpto.agents.trained import StartingAgent
 from rlpto.agents.training import TrainingResult
-from rlpto.agents.window_trainers import Learner, make_trainer
+from rlpto.agents.window_trainers import Evolution, Learner, Ppo
 from rlpto.agents.window_training import WEIGHTS, SteeringSpace, train_on_windows
 from rlpto.core.jobs import EstimateNoise
 from rlpto.core.loop import run
@@ -81,11 +81,10 @@ def test_a_resumed_training_is_bit_for_bit_one_that_was_never_stopped(tmp_path: 
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("trainer", ["evolution", "ppo"])
-def test_a_learner_comes_closer_to_what_loses_least(trainer: str) -> None:
+@pytest.mark.parametrize("method", [Evolution(), Ppo(WindowSettings(rollout=64))], ids=["evolution", "ppo"])
+def test_a_learner_comes_closer_to_what_loses_least(method: Evolution | Ppo) -> None:
     goal, rng = np.linspace(-2.0, 2.0, 6), np.random.default_rng(0)
-    settings = WindowSettings(trainer=trainer, rollout=64)
-    learner, method = Learner(6, 0.1), make_trainer(settings)
+    learner = Learner(6, 0.1)
     for _ in range(150):
         drawn = learner.draw(rng, 32)
         method.learn(learner, drawn, ((drawn - goal) ** 2).sum(axis=1) + rng.normal(size=64))

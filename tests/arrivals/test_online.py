@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from rlpto.arrivals.online import (
     ArrivalTotals,
     ClassForecasts,
-    PerfectForecasts,
     RememberedTotals,
     TotalForecaster,
-    reserved_gpus,
     window_forecasts,
 )
 from rlpto.arrivals.past import Past, load_model, past_of
@@ -32,29 +30,27 @@ from ..builders import job
 
 STEP = 600.0
 USUAL = np.array([0.2, 0.5, 0.3])
-NOTHING = Past(np.zeros((0, 3)), np.zeros((0, 3)), USUAL)
+NOTHING = Past(np.zeros((0, 3)), USUAL)
 
 
-def quiet_past(steps: int, jobs: float, gpus: float) -> Past:
-    """As many jobs of the usual classes in every step, each asking for so many GPUs."""
-    counts = np.tile(jobs * USUAL, (steps, 1))
-    return Past(counts, gpus * counts, USUAL)
+def quiet_past(steps: int, jobs: float) -> Past:
+    """As many jobs of the usual classes in every step."""
+    return Past(np.tile(jobs * USUAL, (steps, 1)), USUAL)
 
 
 def counted(counts: FloatArray) -> Past:
     """A past of hours with these counts, from a Monday on."""
-    jobs = np.outer(counts, USUAL)
-    return Past(jobs, jobs, USUAL, MONDAY + len(counts) * 3600.0)
+    return Past(np.outer(counts, USUAL), USUAL, MONDAY + len(counts) * 3600.0)
 
 
 def source_of(past: Past, horizon: int = 3, fitted: Forecaster | None = None) -> ClassForecasts:
     return ClassForecasts(TotalForecaster(past, STEP, horizon, fitted), past, STEP)
 
 
-def arrivals(steps: list[list[int]], gpus: int = 2) -> list[Job]:
+def arrivals(steps: list[list[int]]) -> list[Job]:
     """Jobs of these classes, evenly spread over each step."""
     return [
-        job(at * 100 + i, submit=STEP * (at + i / len(classes)), gpus=gpus, priority=own)
+        job(at * 100 + i, submit=STEP * (at + i / len(classes)), priority=own)
         for at, classes in enumerate(steps)
         for i, own in enumerate(classes)
     ]
@@ -70,26 +66,24 @@ def same(one: Forecast | None, other: Forecast | None) -> bool:
     if one is None or other is None:
         return one is other
     parts = zip((one.mean, one.low, one.high), (other.mean, other.low, other.high), strict=True)
-    return one.demand == other.demand and all(np.array_equal(a, b) for a, b in parts)
+    return all(np.array_equal(a, b) for a, b in parts)
 
 
 def test_the_total_is_split_by_the_shares_of_the_classes() -> None:
-    found = source_of(quiet_past(60, jobs=10, gpus=4)).forecast(0)
+    found = source_of(quiet_past(60, jobs=10)).forecast(0)
     assert found is not None
     assert found.mean.shape == (3, 3)
     np.testing.assert_allclose(found.mean, np.tile(10 * USUAL, (3, 1)), rtol=1e-6)
-    assert found.demand == pytest.approx(10 * 0.2 * 4)
 
 
-def test_shares_and_demand_follow_what_arrives() -> None:
-    source = source_of(quiet_past(60, jobs=10, gpus=1))
+def test_shares_follow_what_arrives() -> None:
+    source = source_of(quiet_past(60, jobs=10))
     before = source.forecast(0)
-    after = window_forecasts(source, arrivals([[0] * 10] * 72, gpus=8), 72)[-1]
+    after = window_forecasts(source, arrivals([[0] * 10] * 72), 72)[-1]
     assert before is not None
     assert after is not None
     shares = after.mean[0] / after.mean[0].sum()
     assert shares[0] > 0.5 > before.mean[0, 0] / before.mean[0].sum()
-    assert after.demand > 4 * before.demand
     assert (after.low <= after.mean).all()
     assert (after.mean <= after.high).all()
 
@@ -102,7 +96,7 @@ def test_nothing_is_said_before_anything_is_known() -> None:
 
 def test_what_is_given_step_by_step_is_forecast_like_what_is_given_at_once() -> None:
     jobs = arrivals([[0, 1, 2], [1], [], [0, 0], [2, 1], []] * 6)
-    every, source = window_forecasts(source_of(quiet_past(30, 3, 1)), jobs, 36), source_of(quiet_past(30, 3, 1))
+    every, source = window_forecasts(source_of(quiet_past(30, 3)), jobs, 36), source_of(quiet_past(30, 3))
     for known in range(37):
         new = [job for job in jobs if int(job.submit_time / STEP) == known - 1]
         assert same(window_forecasts(source, new, known)[-1], every[known])
@@ -119,7 +113,7 @@ def test_no_forecast_sees_the_future(counts: list[list[int]], other: list[int], 
     """Other arrivals in one step, and in all that follow, change no forecast made until that step is over."""
     changed = int(place * len(counts))
     others = counts[:changed] + [other + own for own in counts[changed:]]
-    past = quiet_past(20, 2, 1) if with_past else NOTHING
+    past = quiet_past(20, 2) if with_past else NOTHING
     last = len(counts)
     one, two = (window_forecasts(source_of(past), arrivals(steps), last) for steps in (counts, others))
     assert all(same(one[known], two[known]) for known in range(changed + 1))
@@ -128,55 +122,31 @@ def test_no_forecast_sees_the_future(counts: list[list[int]], other: list[int], 
 
 
 def test_totals_known_before_give_the_same_forecasts_bit_by_bit() -> None:
-    jobs, past = arrivals([[0, 1, 2], [1], [], [0, 0]] * 8), quiet_past(30, 2, 1)
+    jobs, past = arrivals([[0, 1, 2], [1], [], [0, 0]] * 8), quiet_past(30, 2)
     totals, others = RememberedTotals(TotalForecaster(past, STEP, 3)), [replace(job, priority=2) for job in jobs]
     for some in (jobs, others, jobs):
         cached = window_forecasts(ClassForecasts(totals.again(), past, STEP), some, 32)
         assert all(map(same, cached, window_forecasts(source_of(past), some, 32)))
 
 
-def test_perfect_is_what_comes() -> None:
-    jobs = arrivals([[0, 0, 2], [], [1], [0]], gpus=3)
-    found = window_forecasts(PerfectForecasts(jobs, STEP, 2), jobs, 5)
-    assert [forecast.mean.tolist() for forecast in found if forecast] == [
-        [[2, 0, 1], [0, 0, 0]],
-        [[0, 0, 0], [0, 1, 0]],
-        [[0, 1, 0], [1, 0, 0]],
-        [[1, 0, 0], [0, 0, 0]],
-        [[0, 0, 0], [0, 0, 0]],
-        [[0, 0, 0], [0, 0, 0]],
-    ]
-    assert [forecast.demand for forecast in found if forecast] == [6, 0, 0, 3, 0, 0]
-
-
-def test_the_reserve_is_bounded_and_covers_the_demand() -> None:
-    def held_back(demand: float, most: int) -> int:
-        return reserved_gpus(Forecast(*(np.zeros((1, 3)),) * 3, demand=demand), most)
-
-    assert [held_back(2.1, 8), held_back(20.0, 8), held_back(0.0, 8), held_back(2.1, 0)] == [3, 8, 0, 0]
-    assert reserved_gpus(None, 8) == 0
-
-
 class TestPast:
     TIMES = np.array([0.0, 100.0, 650.0, 1199.0, 1250.0, 2000.0])
 
     def test_counts_end_where_the_workload_begins(self) -> None:
-        priority, gpus = np.array([0, 1, 2, -1, 0, 0]), np.array([1, 2, 4, 8, 16, 32])
-        found = past_of(self.TIMES, priority, gpus, 1250.0, STEP, USUAL, MONDAY)
+        found = past_of(self.TIMES, np.array([0, 1, 2, -1, 0, 0]), 1250.0, STEP, USUAL, MONDAY)
         # Steps of 600 s that end at 1250 s begin at 50 s; the job at 1250 s is the workload's own.
         np.testing.assert_allclose(found.jobs, [[0, 1, 0], np.add(USUAL, [0, 0, 1])])
-        np.testing.assert_allclose(found.gpus, [[0, 2, 0], np.add(8 * USUAL, [0, 0, 4])])
 
     def test_what_comes_later_is_not_looked_at(self) -> None:
         ones = np.ones(6, dtype=np.int64)
-        cut = past_of(self.TIMES[:3], ones[:3], ones[:3], 1000.0, STEP, USUAL, MONDAY)
-        whole = past_of(self.TIMES, ones, ones, 1000.0, STEP, USUAL, MONDAY)
+        cut = past_of(self.TIMES[:3], ones[:3], 1000.0, STEP, USUAL, MONDAY)
+        whole = past_of(self.TIMES, ones, 1000.0, STEP, USUAL, MONDAY)
         np.testing.assert_array_equal(cut.jobs, whole.jobs)
 
     def test_there_may_be_none(self) -> None:
         empty = np.zeros(0)
-        found = past_of(empty, empty.astype(int), empty.astype(int), 0.0, STEP, USUAL, MONDAY)
-        assert found.jobs.shape == found.gpus.shape == (0, 3)
+        found = past_of(empty, empty.astype(int), 0.0, STEP, USUAL, MONDAY)
+        assert found.jobs.shape == (0, 3)
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,7 @@ def test_paths_are_whole_and_reproducible(seed: int, origins: int, paths: int, s
 
 def forecast_of(mean: float) -> Forecast:
     means = np.full((2, 1), mean)
-    return Forecast(means, means, means, demand=0.0)
+    return Forecast(means, means, means)
 
 
 def test_only_origins_whose_steps_are_over_are_remembered() -> None:
@@ -115,7 +115,7 @@ def bursty_jobs(steps: int = 600, seed: int = 0) -> Past:
     rng = np.random.default_rng(seed)
     level = np.repeat(rng.gamma(1.0, 1.0, steps // 12), 12)
     jobs = rng.poisson(4 * level[:, None] * USUAL).astype(float)
-    return Past(jobs, 2 * jobs, USUAL)
+    return Past(jobs, USUAL)
 
 
 def source_of(past: Past) -> ClassForecasts:
@@ -144,7 +144,7 @@ def test_as_many_jobs_arrive_as_are_forecast() -> None:
 
 
 def test_nothing_is_sampled_before_anything_is_known() -> None:
-    nothing = Past(np.zeros((0, 3)), np.zeros((0, 3)), USUAL)
+    nothing = Past(np.zeros((0, 3)), USUAL)
     assert source_of(nothing).paths(0, 4, np.random.default_rng(0)) is None
 
 

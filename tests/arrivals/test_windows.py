@@ -13,6 +13,7 @@ from rlpto.core.policy import Policy
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.compiled_batch import build_batch
+from rlpto.envs.episodes import Episode
 from rlpto.envs.observation import forecast_features
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config, resolved_yaml
@@ -50,10 +51,9 @@ class Watching:
         return self._policy(state)
 
 
-@pytest.mark.parametrize("mode", ["on", "perfect"])
-def test_policies_and_environments_see_the_same_bit_by_bit(mode: str) -> None:
+def test_policies_and_environments_see_the_same_bit_by_bit() -> None:
     """Online in the scheduler's loop, and computed before in a single environment and in a batch."""
-    experiment = experiment_with(mode=mode, reserve={"share": 0.4})
+    experiment = experiment_with(mode="on")
     window = experiment.windows("train")[1]
     policy = Watching(Index())
     record = experiment.run_policy(policy, window, 0)
@@ -62,9 +62,11 @@ def test_policies_and_environments_see_the_same_bit_by_bit(mode: str) -> None:
     own = setup.workloads[number]
     assert len(own.forecast) == 6 * 6 + 1
     single, batch = ClusterEnv(setup, "ansi"), ClusterVectorEnv(setup, 1)
-    single_seen, _ = single.reset(seed=0, options={"workload": number})
+    single.reset(seed=0)
+    single.batch.begin(0, Episode(number, 0.0, np.inf))
+    single_seen = {name: part[0] for name, part in single.batch.observe()._asdict().items()}
     batch_seen, _ = batch.reset(seed=0)
-    nothing, ended, at, reserved = np.zeros(len(ACTION_FEATURES), dtype=np.float32), False, 0, 0
+    nothing, ended, at = np.zeros(len(ACTION_FEATURES), dtype=np.float32), False, 0
     while not ended:
         if single.batch.clusters.cluster.active_jobs:
             state = policy.states[at]
@@ -72,10 +74,8 @@ def test_policies_and_environments_see_the_same_bit_by_bit(mode: str) -> None:
             assert state.time == single.batch.clusters.cluster.time
             assert state.forecast is not None
             np.testing.assert_array_equal(single_seen["forecast"], forecast_features(state.forecast, 6))
-            reserved = max(reserved, state.reserved)
         single_seen, _, ended, _, _ = single.step(nothing)
     assert at == len(policy.states)
-    assert 0 < reserved <= 6
     np.testing.assert_array_equal(single.batch.clusters.cluster.store.finish_time, record.jobs.finish_time)
     # The batch draws its workload by itself, and shows what is stored for the one it is in.
     engine = batch.batch
@@ -94,9 +94,9 @@ def test_off_leaves_everything_as_it_was() -> None:
     assert off.forecasts is None
     policy = Watching(Index())
     without = off.run_policy(policy, window, 0)
-    assert all(state.forecast is None and state.reserved == 0 for state in policy.states)
+    assert all(state.forecast is None for state in policy.states)
     workload = training_setup(off).workloads[0]
-    assert workload.forecast.size == workload.reserve.size == 0
+    assert workload.forecast.size == 0
     # Who looks at no forecast decides the same with one, also a policy whose decisions stand for a while.
     np.testing.assert_array_equal(on.run_policy(Index(), window, 0).jobs.finish_time, without.jobs.finish_time)
     finish = [one.run_policy(one.policy("fifo"), window, 0).jobs.finish_time for one in (off, on)]
@@ -111,7 +111,6 @@ def test_workloads_without_a_forecast_may_stand_beside_others() -> None:
     )
     assert not fleet.forecast[0].any()
     np.testing.assert_array_equal(fleet.forecast[1], with_one.workloads[0].forecast)
-    assert fleet.loop.reserve.size == 0
 
 
 def test_experiments_of_one_training_must_forecast_alike() -> None:
@@ -128,25 +127,23 @@ class TestSettings:
     def test_yaml_words_for_true_and_false_are_modes(self, tmp_path: Path) -> None:
         assert self.read(tmp_path).forecast.mode == "off"
         assert self.read(tmp_path, "forecast.mode=on").forecast.mode == "on"
-        assert self.read(tmp_path, "forecast.mode=perfect").forecast.mode == "perfect"
 
     def test_a_model_means_on_unless_said_otherwise(self, tmp_path: Path) -> None:
         assert self.read(tmp_path, "forecast.model=some.pt").forecast.mode == "on"
         assert self.read(tmp_path, "forecast.model=some.pt", "forecast.mode=off").forecast.mode == "off"
 
     def test_reading_back_gives_the_same(self, tmp_path: Path) -> None:
-        config = self.read(tmp_path, "forecast.model=some.pt", "forecast.reserve.share=0.2")
+        config = self.read(tmp_path, "forecast.model=some.pt", "forecast.horizon=3")
         (tmp_path / "again.yaml").write_text(resolved_yaml(config))
         again = load_config(tmp_path / "again.yaml").forecast
-        assert (again.mode, again.reserve.share) == ("on", 0.2)
+        assert (again.mode, again.horizon) == ("on", 3)
 
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            ("forecast.mode=maybe", "forecast.mode: expected 'off', 'on' or 'perfect'"),
+            ("forecast.mode=maybe", "forecast.mode: expected 'off' or 'on'"),
             ("forecast.every=soon", "forecast.every: 'soon': expected a time such as 10min or 1h"),
             ("forecast.horizon=0", "forecast.horizon: expected"),
-            ("forecast.reserve.share=0.2", "forecast: reserve.share: nothing is forecast in mode off"),
         ],
     )
     def test_nonsense_is_refused(self, tmp_path: Path, change: str, said: str) -> None:

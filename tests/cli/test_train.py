@@ -24,7 +24,6 @@ agent:
   steps: 192
   envs: 4
   evaluate_every: 128
-  checkpoint_every: 64
   ppo: {rollout: 16, batch_size: 32, epochs: 2}
   network: {width: 8}
   device: cpu
@@ -56,13 +55,10 @@ def test_from_training_to_an_exported_agent_that_is_evaluated(rlpto, project: Pa
     assert "192 steps, best validation reward per job" in answer.out
     run = project / "runs/small"
     names = {path.name for path in run.iterdir()}
-    assert {"best.zip", "last.zip", "checkpoints", "tensorboard", "validation.csv", "config.resolved.yaml"} <= names
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
-        "000000000.zip", "000000064.zip", "000000128.zip", "000000192.zip",
-    ]  # fmt: skip
+    assert {"best.zip", "last.zip", "tensorboard", "validation.csv", "config.resolved.yaml"} <= names
     history = pd.read_csv(run / "validation.csv")
     assert history["steps"].tolist() == [0, 128, 192]
-    assert {"rank", "wins/fifo", "jct_p99", "gpus_by_stage/0_to_25_percent"} <= set(history.columns)
+    assert {"rank", "wins/fifo", "jct_p99"} <= set(history.columns)
 
     answer = rlpto("export", "runs/small", "-o", "small.zip")
     assert answer.code == 0, answer.err

@@ -36,7 +36,7 @@ def test_an_agent_and_an_experiment_are_needed(rlpto, agent: Path, tmp_path: Pat
         ("agent.envs=8", "there is one real cluster"),
         ("agent.loads=[0.5]", "expected null"),
         ("agent.ppo.rollout=1", "expected 2 or more"),
-        ("forecast.mode=perfect", "expected off"),
+        ("forecast.mode=on", "expected off"),
     ],
 )
 def test_settings_that_make_no_sense_there(rlpto, agent: Path, setting: str, message: str) -> None:

@@ -192,7 +192,6 @@ class TestSettings:
             ({"class_weights": (1.0, 1.0, 0.0)}, "class_weights"),
             ({"class_weights": (float("inf"), 1.0, 1.0)}, "class_weights"),
             ({"class_weights": (2.0, 1.0)}, "class_weights"),
-            ({"classes": "weighted", "shrink_lower": True}, "shrink_lower: .* only with classes: strict"),
         ],
     )
     def test_what_makes_no_sense_is_refused(self, given_, said):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.jobs import VIEW, Job
-from rlpto.core.queues import ConvergingSettings, Queue, QueueSettings, hold_back, shrink_converging
-from rlpto.io.arrays import IntArray
+from rlpto.core.queues import ConvergingSettings, Queue, QueueSettings, shrink_converging
 from rlpto.io.errors import PolicyError
 
 from ..builders import advance_to, give, job, linear_tables, make_cluster, make_tables, played
@@ -180,14 +178,14 @@ def wishes(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int]], int]:
     return classes, rows, draw(st.integers(3, 25))
 
 
-def admit(classes: list[int], rows: list[tuple[int, int]], capacity: int, shrink: bool) -> list[int]:
+def admit(classes: list[int], rows: list[tuple[int, int]], capacity: int) -> list[int]:
     """What these wishes come to on a cluster of one node."""
     jobs = [
         job(i, gpus=least, min_gpus=least, max_gpus=least + 4, priority=p)
         for i, ((least, _), p) in enumerate(zip(rows, classes, strict=True))
     ]
     cluster = make_cluster(jobs, linear_tables(), [capacity])
-    queue = Queue(QueueSettings(shrink_lower=shrink))
+    queue = Queue(QueueSettings())
     state = queue.order(cluster.state())
     admitted = queue.admit(state, Allocation(np.array([wish for _, wish in rows])), "test").gpus
     cluster.apply(state, Allocation(admitted))
@@ -199,50 +197,11 @@ class TestTrimming:
     def test_wishes_are_cut_in_queue_order(self, case):
         _, rows, capacity = case
         left = capacity
-        for (least, wish), got in zip(rows, admit(*case, shrink=False), strict=True):
+        for (least, wish), got in zip(rows, admit(*case), strict=True):
             fits = min(wish, left)
             assert got == (fits if fits >= least else 0)
             left -= got
         assert left >= 0
-
-    @given(wishes())
-    @settings(max_examples=200)
-    def test_shrinking_lower_classes(self, case):
-        classes, rows, capacity = case
-        plain, got = admit(*case, shrink=False), admit(*case, shrink=True)
-        assert sum(got) <= capacity
-        for i, (least, _) in enumerate(rows):
-            if got[i] > plain[i]:
-                assert plain[i] == 0, "only waiting jobs gain"
-                assert got[i] == least, "and no more than they need"
-                assert any(plain[k] > 0 and classes[k] > classes[i] for k in range(len(rows))), "over lower classes"
-            elif got[i] < plain[i]:
-                assert got[i] >= least, "no job is shrunk below min_gpus"
-                assert any(got[k] > plain[k] and classes[k] < classes[i] for k in range(len(rows))), "nor in vain"
-        for i, (least, _) in enumerate(rows):
-            lower = [k for k in range(len(rows)) if classes[k] > classes[i] and got[k] > 0]
-            spare = capacity - sum(got) + sum(got[k] - rows[k][0] for k in lower)
-            assert got[i] > 0 or not lower or spare < least, "no job waits over a lower class that could make room"
-
-    @pytest.mark.parametrize(
-        ("classes", "rows", "expected"),
-        [
-            ([0, 1, 2, 2], [(2, 0), (1, 3), (1, 3), (1, 2)], [2, 3, 2, 1]),  # the last in the queue give first
-            ([0, 2], [(2, 0), (1, 5)], [2, 5]),  # after the GPUs that are free
-            ([1, 1], [(1, 0), (1, 5)], [0, 5]),  # a policy may leave a job waiting behind its like
-        ],
-    )
-    def test_shrinking_by_hand(self, classes, rows, expected):
-        assert admit(classes, rows, 8, shrink=True) == expected
-
-    def test_over_a_whole_run_the_high_class_waits_less(self):
-        jobs = [job(0, 0.0, epochs=10, gpus=4, min_gpus=1, priority=2), job(1, 50.0, gpus=2, min_gpus=1, priority=0)]
-        starts = []
-        for shrink in (False, True):
-            cluster = make_cluster(jobs, linear_tables(), [4])
-            record = played(cluster, "fifo", QueueSettings(shrink_lower=shrink))
-            starts.append(record.jobs.start_time[1])
-        assert starts == [250.0, 50.0]
 
 
 def workload(seed: int, count: int, capacity: int, load: float, sizes: Sequence[int], **limits: int) -> list[Job]:
@@ -337,39 +296,3 @@ class TestRefusals:
             admitted = Queue(QueueSettings()).admit(self.STATE, Allocation(np.array([1, 2, 0], dtype=dtype)), "mine")
             assert admitted.gpus.tolist() == [1, 2, 0]
             assert admitted.gpus.dtype == np.int64
-
-
-@st.composite
-def reservations(draw: st.DrawFn) -> tuple[IntArray, IntArray, IntArray, IntArray, int, int]:
-    """given, min_gpus, held and classes [n] after trimming to a capacity, and GPUs to hold back."""
-    classes = sorted(draw(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=8)))
-    least = [draw(st.integers(1, 3)) for _ in classes]
-    given_ = [draw(st.sampled_from([0, low, low + 2, low + 5])) for low in least]
-    held = [draw(st.integers(0, 8)) for _ in classes]
-    capacity = sum(given_) + draw(st.integers(0, 4))
-    columns = (np.array(column, dtype=np.int64) for column in (given_, least, held, classes))
-    return (*columns, capacity, draw(st.integers(0, 12)))  # type: ignore[return-value]
-
-
-class TestReserve:
-    @given(reservations())
-    def test_growth_of_lower_classes_alone_makes_room_and_no_more_than_is_needed(self, case):
-        wanted, least, held, classes, capacity, reserved = case
-        given_ = wanted.copy()
-        shown = np.zeros(len(least), dtype=VIEW)
-        shown["min_gpus"], shown["gpus"], shown["effective_priority"] = least, held, classes
-        hold_back(given_, shown, capacity, reserved)
-        assert (given_ <= wanted).all()
-        np.testing.assert_array_equal(given_[classes == 0], wanted[classes == 0])
-        assert (given_ >= np.minimum(wanted, np.maximum(least, held))).all()
-        free, before = capacity - given_.sum(), capacity - wanted.sum()
-        floor = np.where(classes == 0, wanted, np.minimum(wanted, np.maximum(least, held)))
-        assert free == max(before, min(reserved, capacity - floor.sum()))
-
-    def test_the_last_in_the_queue_do_without_first(self):
-        jobs = [job(i, gpus=1, max_gpus=4, priority=p) for i, p in enumerate([0, 1, 2])]
-        queue = Queue(QueueSettings())
-        state = replace(queue.order(make_cluster(jobs, linear_tables(), [12]).state()), reserved=5)
-        wish = np.array([4, 4, 4])
-        assert queue.admit(state, Allocation(wish), "test").gpus.tolist() == [4, 2, 1]
-        assert wish.tolist() == [4, 4, 4]

@@ -20,7 +20,7 @@ from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.clusters import OneCluster
-from rlpto.envs.episodes import EnvSetup, ExternalSetup
+from rlpto.envs.episodes import EnvSetup, Episode, ExternalSetup
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.knowledge.known import Knowledge
 from rlpto.policies.index import Index
@@ -65,20 +65,18 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     failing=st.booleans(),
     decide_on=st.sampled_from(["events", "interval"]),
     baseline=st.sampled_from(["none", "start_heuristic"]),
-    shrink_lower=st.booleans(),
     gained=st.sampled_from([1.0, 0.6]),
     classes=st.sampled_from(["strict", "weighted"]),
 )
 @settings(max_examples=6)
 def test_slots_of_a_batch_and_single_environments_go_the_same_way(
-    seed, hold, noisy, failing, decide_on, baseline, shrink_lower, gained, classes
+    seed, hold, noisy, failing, decide_on, baseline, gained, classes
 ):
     simulator = SimulatorSettings(decide_on=decide_on, failures=FAILING if failing else FailureSettings())
     queue = QueueSettings(
         classes=classes,
         aging_normal=400,
         aging_low=600,
-        shrink_lower=shrink_lower and classes == "strict",
         converging=ConvergingSettings(gained=gained),
     )
     setup = make_setup(noisy=noisy, simulator=simulator, queue=queue, hold=hold, baseline=baseline)
@@ -142,12 +140,12 @@ def test_gymnasium_and_stable_baselines3_find_no_fault():
 
 
 class TestEpisodes:
-    def test_options_pick_an_episode(self):
+    def test_an_episode_begins_warm_and_is_cut_at_its_length(self):
         env = drawn(make_setup())
-        env.reset(seed=0, options={"workload": "w1", "warm_up": 0.0, "length": 300.0})
-        info = env.reset(options={"workload": 2, "warm_up": 900, "length": 300.0})[1]
-        assert (info["workload"], info["length"]) == ("w2", 300.0)
-        assert info["began"] >= 900.0
+        env.reset(seed=0)
+        env.batch.begin(0, Episode(2, 900.0, 300.0))
+        assert env.workload == "w2"
+        assert env.batch.began[0] >= 900.0
         assert np.isfinite(cluster_of(env).store.start_time).any(), "the start heuristic has been at work"
         passed = 0.0
         cut = False
@@ -159,21 +157,12 @@ class TestEpisodes:
 
     def test_a_warm_up_beyond_the_end_begins_at_the_start(self):
         env = ClusterEnv(make_setup())
-        assert env.reset(seed=0, options={"warm_up": 1e9})[1]["began"] < 60.0
+        env.batch.begin(0, Episode(0, 1e9, 300.0))
+        assert env.batch.began[0] < 60.0
 
-    @pytest.mark.parametrize(
-        ("options", "said"),
-        [
-            ({"speed": 1}, "options: unknown key 'speed', expected workload, warm_up, length"),
-            ({"workload": "w9"}, "'w9' is unknown, expected a number below 3, or a name such as w0"),
-            ({"workload": 3}, "3 is unknown"),
-            ({"warm_up": -1.0}, "warm_up: expected seconds, 0 or more, got -1.0"),
-            ({"length": float("nan")}, "length: expected seconds"),
-        ],
-    )
-    def test_bad_options_are_named(self, options, said):
-        with pytest.raises(ValueError, match=said):
-            ClusterEnv(make_setup()).reset(options=options)
+    def test_options_are_refused(self):
+        with pytest.raises(ValueError, match=r"options .*: expected none"):
+            ClusterEnv(make_setup()).reset(options={"workload": 1})
 
     def test_nothing_goes_before_reset_or_after_the_end(self):
         env = ClusterEnv(make_setup([random_jobs(1, 2, 8, 10)], episode=WHOLE))
@@ -204,10 +193,10 @@ def test_an_action_that_is_none_is_refused(action, said):
         batch.step(np.stack([action, action]))
 
 
-@given(seed=st.integers(0, 1000), shrink_lower=st.booleans())
+@given(seed=st.integers(0, 1000))
 @settings(max_examples=10)
-def test_capacity_and_limits_hold_and_no_job_is_lost(seed, shrink_lower):
-    queue = QueueSettings(aging_normal=400, aging_low=600, shrink_lower=shrink_lower)
+def test_capacity_and_limits_hold_and_no_job_is_lost(seed):
+    queue = QueueSettings(aging_normal=400, aging_low=600)
     simulator = SimulatorSettings(failures=FAILING)
     setup = make_setup([random_jobs(seed, 25, 8, 10)], max_jobs=4, episode=WHOLE, queue=queue,
                        simulator=simulator, baseline="none")  # fmt: skip

@@ -7,7 +7,7 @@ import numpy as np
 from rlpto.core.cluster import Forecast
 from rlpto.evaluation.forecast_plots import arrivals, forecast_plot
 from rlpto.evaluation.runner import FinishedCell
-from rlpto.evaluation.tables import frame, results, warnings
+from rlpto.evaluation.tables import frame, results
 
 from ..builders import job
 
@@ -27,11 +27,9 @@ def test_forecasts_are_drawn_with_what_came_in_the_steps_they_are_of() -> None:
     np.testing.assert_array_equal(mean, [np.nan, 3, 0, 1, 9])
 
 
-def test_results_name_the_forecast_and_an_oracle_is_warned_of(finished: list[FinishedCell]) -> None:
-    off, perfect = (results(finished, "noisy", forecast=mode) for mode in ("off", "perfect"))
+def test_results_name_the_forecast(finished: list[FinishedCell]) -> None:
+    off, on = (results(finished, "noisy", forecast=mode) for mode in ("off", "on"))
     assert "forecast" not in off.cells.columns
-    assert set(perfect.cells["forecast"]) == {"perfect"}
-    assert perfect.known == "knowledge: noisy; forecast: perfect (an oracle)"
-    assert [note for note in warnings(perfect) if "oracle" in note]
-    assert not [note for note in warnings(off) if "oracle" in note]
+    assert set(on.cells["forecast"]) == {"on"}
+    assert on.known == "knowledge: noisy; forecast: on"
     assert frame(finished, "noisy").equals(off.cells)

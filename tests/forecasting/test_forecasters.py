@@ -152,7 +152,6 @@ def test_arguments_out_of_range_are_refused(tmp_path: Path) -> None:
         (lambda: naive.forecasts(y, [21], 1), "expected 1 to 20"),
         (lambda: naive.forecasts(TimeSeries(y, 60.0), [5], 1), "step of 60 s: expected 3600 s"),
         (lambda: naive.forecasts(np.ones(6000), np.arange(1, 6001), 9000), "expected 5e+07 forecasts at most"),
-        (lambda: naive.fit(y, [[1.0]] * 20, step="1h"), "naive forecasts take no covariates"),
         (lambda: naive.fit(np.ones(9), step="1h"), "9 points: expected at least 10"),
         (lambda: Naive().predict(1), "nothing fitted yet"),
         (lambda: Naive().save(tmp_path / "f"), "nothing fitted yet"),

@@ -25,7 +25,7 @@ from rlpto.policies.index_weights import (
     load_weights,
     save_weights,
 )
-from rlpto.workloads.arrival_counts import CountingOptions, arrivals_per_interval, read_series
+from rlpto.workloads.arrival_counts import arrivals_per_interval, read_series
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.describe import tables
 from rlpto.workloads.files import read_any
@@ -150,7 +150,7 @@ COUNTS = "time,count\n" + "".join(f"2020-04-01 {hour:02d}:00:00,{hour}\n" for ho
 @fuzzed()
 def test_counts(draw: Draw, folder: Path) -> None:
     path = put_file(folder, "counts.csv", draw(broken_text(COUNTS)))
-    read_series(path, CountingOptions("1h", value="count"))
+    read_series(path, "1h", value="count")
 
 
 SPACE = "agent.ppo.learning_rate: {low: 1.0e-5, high: 1.0e-3, log: true}\nagent.network.width: [16, 32]\n"

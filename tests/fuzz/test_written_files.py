@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rlpto.agents.archive import AGENT, read_archive, write_archive
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.settings import AgentSettings
-from rlpto.agents.trained import action_space, agent_manifest, load_agent, observation_space, weight_arrays
+from rlpto.agents.trained import action_space, agent_manifest, agent_of, observation_space, weight_arrays
 from rlpto.core.cluster import Progress
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import measure
@@ -58,8 +58,7 @@ def _agent() -> bytes:
 @fuzzed()
 def test_agent(draw: Draw, folder: Path) -> None:
     path = put_file(folder, "agent.zip", draw(broken_archive(_agent(), "manifest.json")))
-    read_archive(path, (AGENT,))
-    load_agent(path)
+    agent_of(read_archive(path, (AGENT,)), path)
 
 
 @cache

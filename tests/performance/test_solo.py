@@ -50,7 +50,7 @@ def test_a_packed_placement_measured_by_itself_is_used(measured_folder: Path) ->
 
 
 def test_without_gpus_work_takes_for_ever_and_no_work_no_time() -> None:
-    seconds = seconds_to_finish(TABLES, np.array([0, 0]), np.ones(2), np.array([2.0, 1.0]), 0, 4, progress=1.0)
+    seconds = seconds_to_finish(TABLES, np.array([0, 0]), np.ones(2), np.array([1.0, 0.0]), 0, 4)
     assert seconds.tolist() == [np.inf, 0.0]
 
 

@@ -89,7 +89,7 @@ def shown(table: JobTable) -> list[np.ndarray]:
     at=st.integers(0, 12),
     interval=st.sampled_from([60.0, 300.0]),
     decide_on=st.sampled_from(["events", "interval"]),
-    rule=st.sampled_from([{}, {"shrink_lower": True}, {"classes": "weighted"}]),
+    rule=st.sampled_from([{}, {"classes": "weighted"}]),
 )
 def test_with_exact_knowledge_predictions_come_true(way, seed, policy, at, interval, decide_on, rule) -> None:
     """No further arrivals, no failures: what was predicted is what happens, under every policy."""

@@ -158,7 +158,7 @@ class TestFile:
         path = tmp_path / "index.yaml"
         path.write_text(f"format: {FORMAT}\nweights: {{gain: 1, remaining: -0.25}}\n")
         assert dict(zip(STEERING_FEATURES, load_weights(path), strict=True)) == OFF | {"gain": 1.0, "remaining": -0.25}
-        assert list(make_policy({"name": "index", "weights": path})(make_state(LONG_FIRST, 8)).gpus) == [0, 8]
+        assert list(make_policy(f"index:weights={path}")(make_state(LONG_FIRST, 8)).gpus) == [0, 8]
 
     @pytest.mark.parametrize("name", example_names("tuned"))
     def test_every_tuned_file_is_one(self, name: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlpto.core.policy import chooses_servers
+from rlpto.core.policy import chooses
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment, prepare
@@ -43,7 +43,7 @@ def experiment(servers: bool, noisy: bool) -> Experiment:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_all_jobs_finish_and_little_is_lost(policy: str) -> None:
-    servers = chooses_servers(make_policy(policy))
+    servers = chooses(make_policy(policy), "servers")
     jcts = []
     for noisy in (False, True):
         found = experiment(servers, noisy)

@@ -10,7 +10,6 @@ import pytest
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.policy import NoOptions
-from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ConfigError
 from rlpto.policies.registry import BUILT_IN, available, make_policy, options_of
 
@@ -74,15 +73,12 @@ def test_lists_every_policy_with_its_source_and_options() -> None:
 def test_a_variant_is_named_by_its_spec_or_its_label() -> None:
     assert make_policy("srtf").name == "srtf"
     assert make_policy("coach:form=async").name == "coach:form=async"
-    assert make_policy({"name": "coach", "form": "async"}).name == "coach:form=async"
-    assert make_policy({"name": "coach", "form": "async", "label": "my coach"}).name == "my coach"
+    assert make_policy("coach:form=async,label=my coach").name == "my coach"
 
 
-def test_options_take_effect_from_text_and_from_a_mapping() -> None:
+def test_options_take_effect() -> None:
     jobs = [J(requested=4, attained=150.0, held=4), J(requested=4)]
-    for spec in ("las:levels=[100,200]", {"name": "las", "levels": [100, 200]}):
-        assert list(make_policy(spec)(make_state(jobs, 4)).gpus) == [0, 4]
-    assert make_policy({"name": "reward_greedy", "weights": RewardWeights(resources=0.5), "label": "x"}).name == "x"
+    assert list(make_policy("las:levels=[100,200]")(make_state(jobs, 4)).gpus) == [0, 4]
 
 
 @pytest.mark.parametrize(
@@ -97,12 +93,11 @@ def test_options_take_effect_from_text_and_from_a_mapping() -> None:
         ("coach:sync", r"expected name:option=value"),
         ("coach:form=sync,form=sync", r"option form is given twice"),
         ("las:levels=[1", r"option levels: not valid YAML"),
-        ({"form": "sync"}, r"expected a key `name`"),
-        ({"name": "srtf", "label": 3}, r"label: expected a name"),
-        ({"name": "reward_greedy", "weights": {"tme": 1.0}}, r"unknown option weights.tme; did you mean time\?"),
+        ("srtf:label=3", r"label: expected a name"),
+        ("reward_greedy:weights={tme: 1.0}", r"unknown option weights.tme; did you mean time\?"),
     ],
 )
-def test_wrong_specs_are_answered_with_one_clear_line(spec: str | dict[str, object], message: str) -> None:
+def test_wrong_specs_are_answered_with_one_clear_line(spec: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         make_policy(spec)
     assert "\n" not in str(caught.value)

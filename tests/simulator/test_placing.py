@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import PolicyError
+from rlpto.performance.size_table import largest_sizes
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
@@ -86,14 +89,15 @@ def test_a_node_is_not_given_away_twice() -> None:
 
 
 def test_jobs_that_are_cut_keep_their_largest_parts() -> None:
-    """GPUs are held back for jobs of class high: the last job is cut to its lowest number."""
-    cluster = make_cluster([job(0, gpus=4), job(1, max_gpus=5)], linear_tables(), NODES)
-    state = ClusterState(0.0, cluster.state().jobs, cluster.shape, 60.0, reserved=2)
+    """The last job may not have five GPUs, and is cut to the next smaller size."""
+    tables = linear_tables()
+    tables = replace(tables, fit=np.tile(largest_sizes((1, 3, 4, 6), tables.max_gpus), (len(tables.types), 1)))
+    cluster = make_cluster([job(0, gpus=4), job(1, max_gpus=6)], tables, NODES)
     placement = np.array([[4, 0, 0], [0, 2, 3]])
-    admitted = Queue(QueueSettings()).admit(state, Allocation(np.array([4, 5]), placement=placement), "test")
-    assert admitted.gpus.tolist() == [4, 3]
+    admitted = Queue(QueueSettings()).admit(cluster.state(), Allocation(np.array([4, 5]), placement=placement), "test")
+    assert admitted.gpus.tolist() == [4, 4]
     assert admitted.placement is not None
-    assert admitted.placement.tolist() == [[4, 0, 0], [0, 0, 3]]
+    assert admitted.placement.tolist() == [[4, 0, 0], [0, 1, 3]]
 
 
 @given(seed=st.integers(0, 10_000), growth=st.sampled_from(["pause", "overlap"]), count=st.integers(1, 6))

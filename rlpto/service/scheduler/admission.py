@@ -98,8 +98,6 @@ def queue_rows(
         elif asked[row] > free:
             asks = f"it asks for {asked[row]} GPU{'s' * (asked[row] != 1)}"
             reason = f"{asks}; jobs that run or start are given {taken} of {state.capacity}"
-        elif asked[row] > free - state.reserved:
-            reason = f"{state.reserved} of {free} free GPUs are kept for jobs of class high that are expected"
         elif ahead:
             reason = f"jobs before it ask for {ahead} GPUs, and {free} of {state.capacity} are free"
         else:

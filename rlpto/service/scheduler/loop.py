@@ -111,8 +111,7 @@ class SchedulerLoop(SessionLoop):
         parts, policy = self._parts, self._policy
         whole = self._loop.state()
         if parts.volume is not None:
-            forecast, reserved = parts.volume(whole)
-            whole = replace(whole, forecast=forecast, reserved=reserved)
+            whole = replace(whole, forecast=parts.volume(whole.time))
         owners, quotas = self._owners(whole)
         by, ids = on_hold(parts.store), parts.cluster.ids
         held = {row: by[ids[number]] for row, number in enumerate(whole.jobs.index.tolist()) if ids[number] in by}

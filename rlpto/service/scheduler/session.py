@@ -198,7 +198,7 @@ def _volume(
     rows = list_jobs(store, limit=MOST_LOOKED_BACK)[::-1]
     complete = rows[0].submitted if len(rows) == MOST_LOOKED_BACK else clock.began
     since = max(now - LOOKS_BACK_S, complete, clock.began)
-    volume = VolumeForecast(config.forecast, shape.capacity, clock.began, config.seed, clock.of(since))
+    volume = VolumeForecast(config.forecast, clock.began, config.seed, clock.of(since))
     before = [
         catalogue.job(row, clock.of(row.submitted))
         for row in rows

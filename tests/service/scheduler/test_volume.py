@@ -84,7 +84,7 @@ def test_a_restart_forgets_neither_arrivals_nor_what_was_forecast(service: Virtu
     service.run(lambda: service.now() >= service.began + 6.0 * HOUR)
     before = volume(service.store, service.began)
     assert service.parts.volume is not None
-    forecast, _ = service.parts.volume(service.loop._loop.state())
+    forecast = service.parts.volume(service.loop._loop.state().time)
     service.downtime = 1.0
     service.restart()
     job = submitted(service)
@@ -92,6 +92,6 @@ def test_a_restart_forgets_neither_arrivals_nor_what_was_forecast(service: Virtu
     after = volume(service.store, service.began)
     assert after[: len(before) - 6] == before[:-6]
     assert forecast is not None
-    again, _ = service.parts.volume(service.loop._loop.state())
+    again = service.parts.volume(service.loop._loop.state().time)
     assert again is not None
     assert again.mean == pytest.approx(forecast.mean)
