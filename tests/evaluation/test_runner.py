@@ -62,6 +62,16 @@ def test_a_folder_shows_the_cells_of_its_last_evaluation(tmp_path: Path) -> None
         load_cells(tmp_path)
 
 
+def test_another_configuration_is_refused_until_fresh(tmp_path: Path) -> None:
+    run(tmp_path, NotedRuns())
+    with pytest.raises(CheckpointError, match=r"\.json: was written with another configuration.*--fresh"):
+        run(tmp_path, NotedRuns(), config={**CONFIG, "interval": 30.0})
+    again = NotedRuns()
+    run(tmp_path, again, cells=CELLS[:2], config={**CONFIG, "interval": 30.0}, fresh=True)
+    assert again.ran == CELLS[:2]
+    assert [finished.cell for finished in load_cells(tmp_path)] == CELLS[:2]
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
