@@ -1,7 +1,5 @@
 """Small hand-made speed tables, jobs and clusters for the tests of the core."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -136,7 +134,7 @@ def random_tables(seed: int, gpus: int, delay: float, types: int = 3, epochs: in
 def job(i: int = 0, submit: float = 0.0, epochs: float = 1.0, gpus: int = 1, **more: object) -> Job:
     """A job of model m0 that wants exactly `gpus` GPUs unless `more` says otherwise."""
     given: dict[str, object] = {"model": "m0", "data_size": SAMPLES, "min_gpus": gpus, "max_gpus": gpus} | more
-    return Job(name=f"job{i}", submit_time=submit, epochs=epochs, requested_gpus=gpus, **given)  # type: ignore[arg-type]
+    return Job(name=f"job{i}", submit_time=submit, epochs=epochs, requested_gpus=gpus, **given)
 
 
 def random_jobs(seed: int, count: int, most: int, capacity: int, types: int = 3) -> list[Job]:
@@ -225,20 +223,10 @@ def cases(draw: st.DrawFn, policies: Sequence[str] = tuple(BUILT_IN)) -> Case:
 
 
 def make_cluster(
-    jobs: Sequence[Job],
-    tables: SpeedTables,
-    sizes: Sequence[int] = (8,),
-    seed: int = 0,
-    **settings: object,
+    jobs: Sequence[Job], tables: SpeedTables, sizes: Sequence[int] = (8,), seed: int = 0, **settings: object
 ) -> SimulatedCluster:
     """A cluster of nodes of these sizes."""
-    return SimulatedCluster(
-        tuple(Node(size) for size in sizes),
-        jobs,
-        tables,
-        SimulatorSettings(**settings),
-        seed,  # type: ignore[arg-type]
-    )
+    return SimulatedCluster(tuple(Node(size) for size in sizes), jobs, tables, SimulatorSettings(**settings), seed)
 
 
 def played(
@@ -246,7 +234,7 @@ def played(
 ) -> RunRecord:
     """A whole run. policy: the spec of one, or one itself."""
     decides = make_policy(policy) if isinstance(policy, str) else policy
-    return run(cluster, decides, queue or QueueSettings(), RewardWeights(), seed=seed)  # type: ignore[arg-type]
+    return run(cluster, decides, queue or QueueSettings(), RewardWeights(), seed=seed)
 
 
 def run_out(cluster: SimulatedCluster) -> float:
@@ -289,7 +277,7 @@ class Scripted:
     def __call__(self, state: ClusterState) -> Allocation:
         """Wrap a bare array of GPUs; hand on whatever else it is."""
         decided = self._decide(state)
-        return Allocation(decided) if isinstance(decided, np.ndarray | list) else decided  # type: ignore[arg-type,return-value]
+        return Allocation(decided) if isinstance(decided, np.ndarray | list) else decided
 
 
 def on_nodes(cluster: SimulatedCluster, jobs: Sequence[int]) -> list[list[int]]:

@@ -1,7 +1,5 @@
 """Shared fixtures, and how property tests run."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

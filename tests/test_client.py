@@ -1,7 +1,5 @@
 """The Python client and the verbs that use it, against a real web process; a thread answers as the scheduler does."""
 
-from __future__ import annotations
-
 import csv
 import json
 import time

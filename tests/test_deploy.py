@@ -1,7 +1,5 @@
 """The Dockerfile and the KubeRay manifest, as far as they can be checked without Docker and Kubernetes."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -103,7 +101,6 @@ def test_commands_and_versions_are_ours(cluster: Any) -> None:
     assert path.startswith("/etc/rlpto/")
     assert mounts(service)["/etc/rlpto"] == "settings"
     pinned = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert pinned is not None
     assert cluster["rayVersion"] == pinned[1], "all pods run the Ray that is installed into the image"
     for pod in pods(cluster):
         for container in pod["containers"]:
@@ -131,7 +128,6 @@ def test_the_image_is_built_in_an_order_that_works() -> None:
     health = json.loads(values["HEALTHCHECK"].removeprefix("CMD "))
     compile(health[-1], "health", "exec")
     version = re.fullmatch(r"python:(\d+\.\d+)-slim", values["FROM"])
-    assert version is not None
     assert version[1] == "3.11"
     for name in ("constraints.txt", "pyproject.toml", "rlpto"):
         assert (ROOT / name).exists(), "what is copied"

@@ -1,7 +1,5 @@
 """Every command that a page shows can be called as it stands: verbs, options, files, keys, policies, programs."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

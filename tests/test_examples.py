@@ -1,7 +1,5 @@
 """The examples with other people's libraries train, and compare themselves with the index."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -4,8 +4,6 @@ Files of the project that are new or changed are counted, tests of the addition 
 uncompiled: an addition to them would have everything compiled again, which takes half a minute each.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

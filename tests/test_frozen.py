@@ -6,8 +6,6 @@ a mended error, another default, or a policy, workload or case added here. A cha
 digits hold for the versions in `constraints.txt` on x86-64 with AVX2; elsewhere they may differ in the last place.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

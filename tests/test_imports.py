@@ -1,7 +1,5 @@
 """No circle of imports, those inside functions included: every module can be understood after those it imports."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter

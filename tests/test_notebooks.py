@@ -1,7 +1,5 @@
 """Every notebook runs from a clean kernel, and none is committed with its outputs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The pages of the documentation site that are made of results: what they say holds."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path
@@ -21,8 +19,6 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def site() -> ModuleType:
     spec = importlib.util.spec_from_file_location("site_pages", ROOT / ".ci" / "site_pages.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

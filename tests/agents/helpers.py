@@ -1,7 +1,5 @@
 """A small cluster to learn on, and a training of a few hundred steps."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The model card of an exported agent says what the file's manifest says, and nothing else."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The trained agent as a policy: the same decisions as in the environments it has learned in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,10 +16,12 @@ from rlpto.agents.policy import Agent, AgentOptions, shown_label
 from rlpto.agents.trained import TrainedAgent, agent_of
 from rlpto.agents.validation import validate
 from rlpto.core.cluster import ClusterShape, ClusterState
+from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.episodes import EnvSetup, action_space, observation_space
 from rlpto.envs.features import JOB_FEATURES
 from rlpto.envs.observation import Observation
 from rlpto.envs.sb3 import SB3ClusterEnv
+from rlpto.envs.settings import EnvSettings
 from rlpto.experiments.training_runs import summary
 from rlpto.io import paths
 from rlpto.io.errors import CheckpointError, ConfigError, PolicyError
@@ -55,7 +55,7 @@ def test_acts_as_the_network_does_in_the_environments() -> None:
     env = SB3ClusterEnv(setup, 3, 0)
     seen = env.reset()
     for _ in range(20):
-        theirs, _ = trained.network.predict(seen, deterministic=True)  # type: ignore[arg-type]
+        theirs, _ = trained.network.predict(seen, deterministic=True)
         ours = trained.act(Observation(**seen))
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
         seen, *_ = env.step(ours)
@@ -209,3 +209,63 @@ def test_a_cluster_without_gpus_is_refused() -> None:
         agent(state)
     waiting = replace(cluster.state(), shape=cluster.state().shape.with_up([False] * len(cluster.state().shape)))
     assert agent(waiting).gpus.tolist() == [0] * len(waiting.jobs), "all nodes down: wait for one"
+
+
+def make(jobs: int, trained: bool = True) -> JobSetPolicy:
+    """A network; `trained`: with weights that are not zero anywhere."""
+    settings = EnvSettings(max_jobs=jobs)
+    torch.manual_seed(0)
+    network = JobSetPolicy(observation_space(settings), action_space(), lambda _: 1e-3, width=16)
+    if trained:
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return network
+
+
+def see(network: JobSetPolicy, present: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """An observation with `present` jobs."""
+    rng = np.random.default_rng(seed)
+    space = network.observation_space
+    seen = {name: rng.normal(size=(1, *(part.shape or ()))).astype(np.float32) for name, part in space.items()}
+    seen["mask"][:] = 0.0
+    seen["mask"][:, :present] = 1.0
+    seen["jobs"][:, present:] = 0.0
+    return {name: torch.as_tensor(part) for name, part in seen.items()}
+
+
+def out(network: JobSetPolicy, seen: dict[str, torch.Tensor]) -> tuple[np.ndarray, float]:
+    """What the action head says , and the value."""
+    with torch.no_grad():
+        features = network.extract_features(seen)
+        head = network.action_net(network.mlp_extractor.forward_actor(features))[0].numpy()
+        value = float(network.predict_values(seen)[0, 0])
+    return head, value
+
+
+def test_the_order_of_jobs_does_not_matter() -> None:
+    network = make(8)
+    seen = see(network, 6)
+    order = np.array([3, 0, 5, 1, 4, 2, 6, 7])
+    mixed = {**seen, "jobs": seen["jobs"][:, order], "mask": seen["mask"][:, order]}
+    (head, value), (mixed_head, mixed_value) = out(network, seen), out(network, mixed)
+    assert mixed_value == pytest.approx(value, abs=1e-5)
+    np.testing.assert_allclose(mixed_head, head, atol=1e-5)
+
+
+def test_the_same_weights_serve_8_and_256_jobs() -> None:
+    small, large = make(8), make(256, trained=False)
+    large.load_state_dict(small.state_dict())
+    seen = see(small, 5)
+    wide = see(large, 5)
+    wide["jobs"][:, :8], wide["cluster"], wide["forecast"] = seen["jobs"], seen["cluster"], seen["forecast"]
+    (head, value), (wide_head, wide_value) = out(small, seen), out(large, wide)
+    assert wide_value == pytest.approx(value, abs=1e-5)
+    np.testing.assert_allclose(wide_head, head, atol=1e-5)
+
+
+def test_untrained_it_is_the_heuristic_in_every_state() -> None:
+    network = make(8, trained=False)
+    for seed in range(3):
+        head, _ = out(network, see(network, 4, seed))
+        np.testing.assert_array_equal(head, np.zeros(len(ACTION_FEATURES)))

@@ -1,7 +1,5 @@
 """An agent that goes on learning on clusters that come one at a time; here they are simulated."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,17 +15,7 @@ from rlpto.envs.episodes import ExternalSetup
 from rlpto.envs.settings import EnvSettings
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.simulator.cluster import SimulatedCluster
-from tests.agents.helpers import (
-    IDENTITY,
-    NODES,
-    QUEUE,
-    REWARD,
-    SIMULATOR,
-    TABLES,
-    make_settings,
-    train_small,
-    workload,
-)
+from tests.agents.helpers import IDENTITY, NODES, QUEUE, REWARD, SIMULATOR, TABLES, make_settings, train_small, workload
 
 FINE = make_settings(steps=24, ppo={"rollout": 8, "batch_size": 8})
 

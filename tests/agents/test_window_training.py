@@ -1,7 +1,5 @@
 """Training on whole windows: steering vectors with a network of per-job bonuses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from rlpto.core.loop import run
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.batch import EnvBatch
-from rlpto.envs.clusters import SimulatedClusters
 from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.whole_windows import LARGEST_LOSS, WindowPool
 from rlpto.experiments.config import KnowledgeSettings
@@ -37,13 +34,7 @@ from rlpto.knowledge.known import Knowledge
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.policies.bonus_network import NETWORK_SIZE
 from rlpto.policies.index import Index, IndexOptions
-from rlpto.policies.index_weights import (
-    NO_PRICE,
-    STEERING_FEATURES,
-    VECTOR_SIZES,
-    IndexWeights,
-    load_weights,
-)
+from rlpto.policies.index_weights import STEERING_FEATURES, VECTOR_SIZES, IndexWeights, load_weights
 from tests.agents.helpers import IDENTITY, make_evaluator, make_setup, schedule, workload
 from tests.agents.helpers import train_small as decide_small
 from tests.agents.test_training import stop_after
@@ -98,7 +89,6 @@ def test_training_mends_a_poor_start(tmp_path: Path) -> None:
     found = train_small(
         tmp_path, poor, chosen={"windows": 1024, "rollout": 64, "evaluate_every": 512, "constants": 0.5}
     )
-    assert found.best is not None
     assert found.best > 0.05
     fresh = WindowPool(replace(poor, workloads=tuple(map(workload, range(20, 30)))))
     vector = load_weights(tmp_path / WEIGHTS)
@@ -192,7 +182,6 @@ def test_agents_learn_where_jobs_fit_their_own_speeds(tmp_path: Path) -> None:
         batch.step(actions)
     kept, other = batch.state(), EnvBatch(setup, 2)
     other.restore(kept)
-    assert isinstance(other.clusters, SimulatedClusters)
     assert other.clusters.arrays()["seen"].any()
     assert np.array_equal(other.step(actions).reward, batch.step(actions).reward)
 
@@ -222,21 +211,9 @@ def test_weights_that_look_at_accuracy_are_learnt_where_the_reward_counts_its_sh
         assert (learnt[at] != 0.0) == (shortfall > 0.0)
 
 
-def test_what_is_off_and_gain_stay_as_they_start() -> None:
-    space = SteeringSpace.around(IndexWeights().vector(), 0.1, 0.0, 0)
-    fixed = {name for name, sigma in zip(STEERING_FEATURES, space.sigma, strict=True) if sigma == 0}
-    assert fixed == {"gain", "price", "slope", "slope_start"}
-    accurate = SteeringSpace.around(IndexWeights().vector(), 0.1, 0.0, 0, slopes=True)
-    assert accurate.size == space.size + 2
-    assert space.start[STEERING_FEATURES.index("price")] == NO_PRICE
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [
-        ("network: {hidden: 8}", "agent.yaml:3: network: of other features"),
-        ("network: 5", "of other features"),
-    ],
+    [("network: {hidden: 8}", "agent.yaml:3: network: of other features"), ("network: 5", "of other features")],
 )
 def test_a_network_of_other_features_is_refused(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / "agent.yaml").write_text(f"format: rlpto index weights 1\nweights: {{gain: 1.0}}\n{content}\n")

@@ -1,7 +1,5 @@
 """Forecasts in experiments: the same online, in the environments and under the scheduler, and none if off."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +70,6 @@ def test_policies_and_environments_see_the_same_bit_by_bit() -> None:
             state = policy.states[at]
             at += 1
             assert state.time == single.batch.clusters.cluster.time
-            assert state.forecast is not None
             np.testing.assert_array_equal(single_seen["forecast"], forecast_features(state.forecast, 6))
         single_seen, _, ended, _, _ = single.step(nothing)
     assert at == len(policy.states)

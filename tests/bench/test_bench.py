@@ -1,7 +1,5 @@
 """rlpto-bench: its cases are frozen, and submissions are what running them again gives."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

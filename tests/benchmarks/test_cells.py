@@ -1,7 +1,5 @@
 """The studies of `make results`, with tuned indices in the place of trained agents."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Programs of `make bench`, as one calls them."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from collections.abc import Callable

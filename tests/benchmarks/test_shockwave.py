@@ -1,7 +1,5 @@
 """The study of Shockwave's published runs: its reader, what jobs train, and one policy on the published trace."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

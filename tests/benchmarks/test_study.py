@@ -1,28 +1,18 @@
 """The runner of studies, and the rows of studies.yaml."""
 
-from __future__ import annotations
-
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from rlpto.core.loop import run
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ConfigError
-from rlpto.policies.registry import make_policy
-
-from ..builders import job, linear_tables, make_cluster
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
 import _plan  # noqa: E402
-import _study_classes as classes  # noqa: E402
 import _study_ray_policies as real  # noqa: E402
 import study  # noqa: E402
 
@@ -119,13 +109,6 @@ def test_a_wrong_row_is_named_with_its_line(tmp_path: Path) -> None:
         _plan.load_studies(path)
 
 
-def test_how_late_a_job_may_come_and_still_start_before_another() -> None:
-    jobs = [job(i, at, epochs=100.0) for i, at in enumerate([0.0, 10.0, 50.0, 90.0])]
-    records = run(make_cluster(jobs, linear_tables()), make_policy("fifo"), QueueSettings(), RewardWeights()).jobs
-    for starts, latest in (([0, 10, 50, 90], 0.0), ([0, 60, 50, 90], 40.0), ([100, 60, 50, 90], 90.0)):
-        assert classes.overtaken_by(replace(records, start_time=np.array(starts, dtype=float))) == latest
-
-
 def test_ratios_of_mean_jct_over_windows_and_over_jobs() -> None:
     windows = [np.array([10.0, 30.0]), np.array([20.0, 60.0]), np.array([5.0, 15.0])]
     halved = [window / 2 for window in windows]
@@ -137,14 +120,3 @@ def test_ratios_of_mean_jct_over_windows_and_over_jobs() -> None:
     assert over_windows.high > 1
     assert over_jobs.estimate == pytest.approx(120 / 140)
     assert over_jobs.low < 120 / 140 < over_jobs.high <= 1
-
-
-def test_a_gantt_chart_shows_every_job_of_both_runs() -> None:
-    jobs = [job(i, 10.0 * i, epochs=100.0) for i in range(3)]
-    record = run(make_cluster(jobs, linear_tables()), make_policy("fifo"), QueueSettings(), RewardWeights())
-    record = replace(record, jobs=replace(record.jobs, models=("m_0", "m_1", "m_2")))
-    first, second = real.gantt([("one", record), ("other", record)]).axes
-    starts = sorted({bar.get_x() for bar in first.patches if bar.get_height() > 0.2})
-    np.testing.assert_allclose(starts, sorted(set(record.jobs.start_time)))
-    assert len(first.patches) == len(second.patches) >= 6
-    assert first.get_xlim() == second.get_xlim() == (0.0, record.jobs.finish_time.max())

@@ -1,7 +1,5 @@
 """`rlpto bench`."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`rlpto cluster`, and what `evaluate --cluster ray` refuses before it starts anything."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

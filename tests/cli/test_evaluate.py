@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import textwrap
@@ -106,17 +104,14 @@ def test_switch_adds_a_run_in_which_others_take_over(rlpto) -> None:
     assert answer.out.count("only fifo, equal_share took decisions before the run ended") == 2
 
 
-def test_a_reference_that_is_not_evaluated_is_refused(rlpto) -> None:
-    answer = rlpto("evaluate", "exp.yaml", "--set", "evaluation.reference=srtf")
-    answer.assert_refused("evaluation.reference: srtf is not evaluated, expected one of: fifo, las")
-
-
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
         (["--set", "simulator.intervall=3"], ["--set: simulator.intervall", "did you mean simulator.interval?"]),
         (["--policies", "fifo,lass"], ["lass", "did you mean las?"]),
         (["--policies", "fifo,,las"], ["--policies fifo,,las", "separated by commas"]),
+        (["--set", "evaluation.reference=srtf"], ["evaluation.reference: srtf is not evaluated", "one of: fifo, las"]),
+        (["--policies", "fifo:label=a,las:label=a"], ["policies: two are called a, expected a label of its own"]),
         (
             ["--set", "workload.source=follow"],
             ["workload.source: expected 'synthetic', 'trace', 'files', 'jobs' or 'frozen'"],
@@ -239,11 +234,6 @@ def test_a_policy_may_go_by_a_label(rlpto) -> None:
     assert answer.code == 0, answer.err
     assert "Paired differences from short" in answer.out
     assert set(pd.read_csv("runs/small/cells.csv")["policy"]) == {"fifo", "short", "fifo>600:short", "lower bound"}
-
-
-def test_two_policies_of_one_label_are_refused(rlpto) -> None:
-    answer = rlpto("evaluate", "exp.yaml", "--policies", "fifo:label=same,las:label=same")
-    answer.assert_refused("policies: two are called same, expected a label of its own for each")
 
 
 def cells(folder: Path) -> dict[str, int]:

@@ -1,7 +1,5 @@
 """`rlpto export --card`, with and without the scores of a submission."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -53,11 +51,10 @@ def test_the_command_line_starts_and_prints_its_help_without_importing_anything_
     assert not HEAVY & set(modules.split())
 
 
-def test_version_and_help_end_well() -> None:
-    assert start("--version").stdout.startswith("rlpto 0.")
-    helped = start("--help")
-    assert helped.returncode == 0
-    assert all(verb[0] in helped.stdout for verb in VERBS)
+def test_version_and_help_end_well(rlpto) -> None:
+    version, helped = rlpto("--version"), rlpto("--help")
+    assert (version.code, version.out.startswith("rlpto 0.")) == (0, True)
+    assert (helped.code, [verb for verb in VERBS if verb[0] not in helped.out]) == (0, [])
 
 
 def test_bad_input_ends_with_exit_code_2_and_one_line(project: Path) -> None:

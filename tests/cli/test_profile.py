@@ -1,7 +1,5 @@
 """`rlpto profile` and `evaluate --cluster both`, as far as they need no cluster."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What `rlpto train --cluster ray` refuses before it starts anything."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

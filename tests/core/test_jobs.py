@@ -1,7 +1,5 @@
 """Jobs, and the table a policy sees of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -55,10 +53,6 @@ class TestStore:
     def test_tables_must_know_the_type(self):
         with pytest.raises(JobError, match="job job0: no speed table for model m0 with batch_size 128"):
             JobStore.from_jobs([job(0, batch_size=128)], linear_tables())
-
-    def test_more_data_takes_longer(self):
-        store = JobStore.from_jobs([job(0, data_size=500.0), job(1, data_size=4000.0)], linear_tables())
-        assert store.scale.tolist() == [2.0, 0.25]
 
 
 class TestTable:

@@ -1,6 +1,4 @@
-"""The loop between cluster, queue and policy, and what it makes of policies that misbehave."""
-
-from __future__ import annotations
+"""The loop between cluster, queue and policy, what it makes of policies that misbehave, and the reward."""
 
 import numpy as np
 import pytest
@@ -8,18 +6,18 @@ import pytest
 from rlpto.core.cluster import ClusterState
 from rlpto.core.loop import MAX_IDLE_POINTS, run
 from rlpto.core.queues import QueueSettings
-from rlpto.core.records import RunRecord
-from rlpto.core.rewards import RewardWeights
+from rlpto.core.records import RunRecord, intervals
+from rlpto.core.rewards import REWARD_PARTS, TERMS, RewardWeights, reward_terms, weigh
 from rlpto.io.errors import PolicyError
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings
 
-from ..builders import Scripted, job, linear_tables, make_cluster, random_tables
+from ..builders import Scripted, give, job, linear_tables, make_cluster, random_tables
 
 
 def schedule(cluster: SimulatedCluster, policy: object, **queue: object) -> RunRecord:
-    return run(cluster, policy, QueueSettings(**queue), RewardWeights(), window="w", seed=3)  # type: ignore[arg-type]
+    return run(cluster, policy, QueueSettings(**queue), RewardWeights(), window="w", seed=3)
 
 
 class TestMisbehaviour:
@@ -29,7 +27,7 @@ class TestMisbehaviour:
     def test_a_policy_that_starves_all_jobs_is_stopped(self, failures, stands, decide_on):
         policy = Scripted(lambda state: np.zeros(len(state.jobs), dtype=int), "lazy")
         if stands:
-            policy.stands_until = lambda _: np.inf  # type: ignore[attr-defined]
+            policy.stands_until = lambda _: np.inf
         jobs = [job(0), job(1, 5.0)]
         cluster = make_cluster(jobs, linear_tables(), [1, 1], interval=60, decide_on=decide_on, failures=failures)
         with pytest.raises(PolicyError, match=r"policy lazy leaves 2 jobs without GPUs for ever"):
@@ -56,7 +54,7 @@ class TestMisbehaviour:
 
     def test_a_policy_that_stands_until_no_time_is_stopped(self):
         policy = Scripted(lambda state: np.ones(len(state.jobs), dtype=int), "odd")
-        policy.stands_until = lambda _: np.nan  # type: ignore[attr-defined]
+        policy.stands_until = lambda _: np.nan
         with pytest.raises(PolicyError, match="policy odd: stands_until is NaN"):
             schedule(make_cluster([job(0), job(1)], linear_tables(), [1, 1]), policy)
 
@@ -144,3 +142,53 @@ class TestRecord:
 
         first, again, other = finishes(1), finishes(1), finishes(2)
         assert first == again != other
+
+
+def test_every_part_by_hand():
+    amounts = {"accuracy": 2.0, "time": 3.0, "resources": 0.5, "rescale": 10.0, "shortfall": 5.0, "money": 0.5}
+    weights = RewardWeights(**amounts, classes=(4.0, 2.0, 1.0))
+    lost = np.array([[3600.0, 0.0, 1800.0], [0.0, 7200.0, 0.0]])
+    sums = intervals(np.array([[0.5, 0.25, 1.0], [0.0, 0.0, 1.0]]), 7200.0, 3600.0 * 8, [360.0, 0.0], lost)
+    sums["cost"] = 6.0, 0.0
+    parts = reward_terms(sums, weights)
+    assert parts[0].tolist() == [2.0 * (2.0 + 0.5 + 1.0), -3.0 * 2, -0.5 * 8, -10.0 * 0.1, -5.0 * 4.5, -3.0]
+    assert parts[1].tolist() == [2.0, -6.0, -4.0, 0.0, -5.0 * 4.0, 0.0]
+    for at in range(2):
+        one = np.zeros(len(TERMS))
+        weigh(sums[at : at + 1], weights.record(), one)
+        assert one.tolist() == pytest.approx(parts[at].tolist(), rel=1e-15)
+
+
+def test_terms_are_a_table_with_a_weight_each():
+    assert REWARD_PARTS == ("accuracy", "time", "resources", "rescale", "shortfall", "money")
+    for term in TERMS:
+        assert getattr(RewardWeights(), term.name) >= 0
+        assert term.description.endswith(".")
+        only = RewardWeights(**{name: float(name == term.name) for name in REWARD_PARTS})
+        sums = intervals(np.ones((1, 3)), 3600.0, 7200.0, 1800.0, np.ones((1, 3)))
+        sums["cost"] = 1.0
+        parts = reward_terms(sums, only)[0]
+        assert parts[REWARD_PARTS.index(term.name)] != 0.0
+        assert np.count_nonzero(parts) == 1
+
+
+@pytest.mark.parametrize("decide_on", ["interval", "events"])
+def test_time_cost_is_total_jct_and_accuracy_the_weight_of_finished_jobs(decide_on):
+    jobs = [job(i, 7.0 * i, epochs=0.1 * (1 + i % 7), priority=i % 3) for i in range(30)]
+    weights = RewardWeights(accuracy=1.5, time=2.0, classes=(5.0, 3.0, 2.0))
+    cluster = make_cluster(jobs, linear_tables(), [3], decide_on=decide_on)
+    record = run(cluster, make_policy("fifo"), QueueSettings(), weights)
+    accuracy, time, *_ = record.decisions.reward.sum(axis=0)
+    jct = record.jobs.finish_time - record.jobs.submit_time
+    assert time * -3600 / 2.0 == pytest.approx(jct.sum(), rel=1e-12)
+    assert accuracy == pytest.approx(1.5 * 10 * (5.0 + 3.0 + 2.0), rel=1e-12)
+
+
+def test_accuracy_goes_to_the_class_the_job_came_with():
+    """Aging changes who is served first, not what a job is worth."""
+    cluster = make_cluster([job(0, epochs=1.0), job(1, epochs=1.0, priority=2)], linear_tables(), [1], interval=1e6)
+    give(cluster, [1, 0])
+    gains = [cluster.advance().accuracy_gain.tolist()]
+    give(cluster, [1])
+    gains.append(cluster.advance().accuracy_gain.tolist())
+    assert gains == [pytest.approx([0, 1, 0]), pytest.approx([0, 0, 1])]

@@ -1,13 +1,9 @@
 """Where jobs go."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from rlpto.core.placement import main_node, shrink_in_place, span, take_most_free, take_packed
 
 from ..builders import advance_to, give, job, linear_tables, make_cluster, make_tables, on_nodes
 
@@ -25,59 +21,41 @@ def offers(draw: st.DrawFn) -> tuple[list[int], int]:
     return free, draw(st.integers(1, sum(free)))
 
 
-@given(offers(), st.integers(-1, 7))
-def test_packing_spans_the_fewest_nodes(offer, home):
+def placed(sizes: list[int], *counts: int, **settings: object) -> list[int]:
+    """Nodes of a job that is given these numbers of GPUs, one after the other, on nodes of these sizes."""
+    one = job(epochs=1e6, gpus=1, min_gpus=1, max_gpus=sum(sizes))
+    cluster = make_cluster([one], linear_tables(gpus=sum(sizes)), sizes, **settings)
+    for count in counts:
+        give(cluster, [count])
+    return on_nodes(cluster, [0])[0]
+
+
+@given(offers())
+def test_packing_spans_the_fewest_nodes_and_of_those_that_hold_a_job_takes_the_fullest(offer):
     free, count = offer
-    left, nodes = np.array(free), np.zeros(count, dtype=np.int32)
-    take_packed(nodes, count, left, min(home, len(free) - 1))
+    nodes = placed(free, count)
     taken = np.bincount(nodes, minlength=len(free))
-    assert (left == np.array(free) - taken).all()
-    assert (left >= 0).all()
-    assert span(nodes, count) == np.count_nonzero(taken) == fewest_nodes(free, count)
-
-
-@given(offers())
-def test_a_job_that_fits_on_one_node_goes_to_the_fullest_that_holds_it(offer):
-    free, count = offer
-    left, nodes = np.array(free), np.zeros(count, dtype=np.int32)
-    take_packed(nodes, count, left, -1)
+    assert (taken <= free).all()
+    assert np.count_nonzero(taken) == fewest_nodes(free, count)
     fitting = [f for f in free if f >= count]
-    if fitting:
-        assert free[nodes[0]] == min(fitting)
-
-
-@given(offers())
-def test_a_job_stays_home_where_it_fits(offer):
-    free, count = offer
-    for home in np.flatnonzero(np.array(free) >= count):
-        nodes = np.zeros(count, dtype=np.int32)
-        take_packed(nodes, count, np.array(free), home)
-        assert (nodes == home).all()
+    assert not fitting or free[nodes[0]] == min(fitting)
 
 
 @given(offers())
 def test_most_free_takes_the_emptiest_node_then_the_next(offer):
     free, count = offer
-    left, nodes = np.array(free), np.zeros(count, dtype=np.int32)
-    take_most_free(nodes, count, left)
     order = sorted(range(len(free)), key=lambda node: (-free[node], node))
-    assert nodes.tolist() == [node for node in order for _ in range(free[node])][:count]
-    assert (left == np.array(free) - np.bincount(nodes, minlength=len(free))).all()
+    expected = [node for node in order for _ in range(free[node])][:count]
+    assert placed(free, count, placement="most_free") == expected
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.data())
 def test_shrinking_keeps_the_largest_groups(groups, data):
-    nodes = np.repeat(np.arange(len(groups), dtype=np.int32), groups)
-    held = len(nodes)
-    count = data.draw(st.integers(0, held))
-    free = np.zeros(len(groups), dtype=np.int64)
-    assert main_node(nodes, held) == int(np.argmax(groups))
-    shrink_in_place(nodes, held, count, free)
-    kept = np.bincount(nodes[:count], minlength=len(groups))
-    assert (kept + free == groups).all()
+    count = data.draw(st.integers(1, sum(groups)))
+    kept = np.bincount(placed(groups, sum(groups), count), minlength=len(groups))
+    assert (kept <= groups).all()
     assert kept.sum() == count
-    if count:
-        assert span(nodes, count) == np.count_nonzero(kept) == fewest_nodes(groups, count)
+    assert np.count_nonzero(kept) == fewest_nodes(groups, count)
 
 
 class TestOnACluster:

@@ -1,7 +1,5 @@
 """A policy that gets sealed states finds no truth behind them, and decides as it would without the seal."""
 
-from __future__ import annotations
-
 import gc
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -38,11 +36,11 @@ WAYS: dict[str, Callable[[ClusterState], Any]] = {
     "accuracy that can be gained": lambda state: state.jobs.store.gain_scale,
     "a copy of the store": lambda state: state.jobs.store.take(state.jobs.index).epochs,
     "array behind a column": lambda state: np.asarray(state.jobs.store.epochs.base)["epochs"],
-    "store behind beliefs": lambda state: state.jobs._left._store.epochs,  # type: ignore[union-attr]
-    "cluster behind beliefs": lambda state: state.jobs._left._accuracy_at.__self__.store.epochs,  # type: ignore[union-attr]
-    "cluster behind placement": lambda state: state.placement.__self__.store.epochs,  # type: ignore[attr-defined]
-    "jobs behind placement": lambda state: [job.epochs for job in state.placement.__self__.jobs],  # type: ignore[attr-defined]
-    "tables behind placement": lambda state: state.placement.__self__.tables.rates,  # type: ignore[attr-defined]
+    "store behind beliefs": lambda state: state.jobs._left._store.epochs,
+    "cluster behind beliefs": lambda state: state.jobs._left._accuracy_at.__self__.store.epochs,
+    "cluster behind placement": lambda state: state.placement.__self__.store.epochs,
+    "jobs behind placement": lambda state: [job.epochs for job in state.placement.__self__.jobs],
+    "tables behind placement": lambda state: state.placement.__self__.tables.rates,
 }
 """Ways past the columns to what is not known, all of which lead there without the seal."""
 OPEN_WAYS: dict[str, Callable[[ClusterState], Any]] = {
@@ -207,7 +205,7 @@ def test_policies_decide_as_without_the_seal(name: str, case: str) -> None:
     found, window = experiment(case)
     spec = "pretrained:philly" if name == "pretrained" else name
     plain, sealed = (
-        found.run_policy(found.policy(spec), window, found.config.seed, max_hours=8, sealed=sealed)
+        found.run_policy(found.policy(spec), window, found.config.seed, max_hours=4, sealed=sealed)
         for sealed in (False, True)
     )
     np.testing.assert_array_equal(sealed.jobs.finish_time, plain.jobs.finish_time)

@@ -1,7 +1,5 @@
 """Training loops of users' own, in one process: what they train, and what is said about those that break the rules."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -144,12 +142,12 @@ def _model_that_is_not_called(job: Session) -> None:
 def _own_gradients(job: Session) -> None:
     for rows in job.batches():
         loss = job.model(DATA[rows]).mean()
-        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        loss.backward(retain_graph=True)
         job.step(loss)
 
 
 def _stream(job: Session) -> None:
-    for _ in job.batches(iter(DATA)):  # type: ignore[arg-type]
+    for _ in job.batches(iter(DATA)):
         pass
 
 
@@ -160,7 +158,7 @@ def _vector(job: Session) -> None:
 
 def _number(job: Session) -> None:
     for _ in job.batches():
-        job.step(0.5)  # type: ignore[arg-type]
+        job.step(0.5)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Small setups that all tests of the environments share, so that code is compiled once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

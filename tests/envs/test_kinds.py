@@ -1,7 +1,5 @@
 """Agents and planners on clusters with several kinds of GPU, and with jobs that run on some of them only."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +11,6 @@ from rlpto.core.loop import run
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.cluster_env import ClusterEnv
-from rlpto.envs.clusters import OneCluster
 from rlpto.envs.whole_windows import WindowPool
 from rlpto.performance.size_table import largest_sizes
 from rlpto.performance.tables import SpeedTables
@@ -22,7 +19,7 @@ from rlpto.policies.index import Index
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
-from ..builders import random_jobs, with_kinds
+from ..builders import job, random_jobs, with_kinds
 from .builders import TABLES, WHOLE, make_setup
 
 NODES = ClusterShape(Node(gpus, gpu=kind) for gpus, kind in [(4, "slow"), (4, "fast"), (2, "slow"), (4, "fast")])
@@ -59,7 +56,6 @@ def test_windows_on_several_kinds_are_played_as_the_simulator_runs_them(
         cluster = setup.make_cluster(window)
         record = run(cluster, Index(), setup.queue, setup.reward)
         np.testing.assert_allclose(parts[window], record.decisions.reward.sum(axis=0), rtol=1e-9)
-        assert isinstance(cluster, SimulatedCluster)
         moved += int(np.count_nonzero(cluster.tables.kind[cluster.store.type_index]))
     assert 0 < moved < 75, "jobs have run on both kinds"
 
@@ -68,7 +64,6 @@ def test_an_environment_on_several_kinds_is_the_same_compiled_and_drawn() -> Non
     setup = make_setup([jobs_of(3)], tables=tables_of(sizes=True), episode=WHOLE)
     drawn, compiled = ClusterEnv(replace(setup, shape=NODES), "ansi"), ClusterEnv(replace(setup, shape=NODES))
     np.testing.assert_equal(drawn.reset(seed=1)[0], compiled.reset(seed=1)[0])
-    assert isinstance(drawn.batch.clusters, OneCluster)
     drawn.action_space.seed(1)
     for _ in range(30):
         action = drawn.action_space.sample()
@@ -84,7 +79,7 @@ def test_rollouts_know_kinds_where_jobs_do_not_run_on_all(seed: int) -> None:
     costs: list[float] = []
 
     class Noted(Planner):
-        def _costs(self, *arguments):  # type: ignore[no-untyped-def]
+        def _costs(self, *arguments):
             found = super()._costs(*arguments)
             costs.append(float(found[0]))
             return found
@@ -94,3 +89,26 @@ def test_rollouts_know_kinds_where_jobs_do_not_run_on_all(seed: int) -> None:
     record = run(SimulatedCluster(NODES, jobs, tables_of(sizes=True), times), planner, queue, TIME_ONLY)
     waited = 12 * record.decisions.time[0]
     assert costs[0] * 3600.0 + waited == pytest.approx(float((record.jobs.finish_time - record.jobs.submit_time).sum()))
+
+
+SIZES = (2, 3, 6)
+
+
+def test_no_action_makes_jobs_run_on_other_sizes() -> None:
+    tables = replace(TABLES, fit=np.tile(largest_sizes(SIZES, TABLES.max_gpus), (len(TABLES.types), 1)))
+    jobs = [job(i, submit=30.0 * i, epochs=3.0, gpus=1 + i % 4, min_gpus=1, max_gpus=8) for i in range(12)]
+    setup = make_setup([jobs], tables=tables, episode=WHOLE)
+    drawn, compiled = ClusterEnv(setup, "ansi"), ClusterEnv(setup)
+    drawn.reset(seed=1)
+    compiled.reset(seed=1)
+    held: set[int] = set()
+    drawn.action_space.seed(1)
+    for _ in range(30):
+        action = drawn.action_space.sample()
+        one, other = drawn.step(action), compiled.step(action)
+        np.testing.assert_equal(one[0], other[0])
+        held |= set(drawn.batch.clusters.cluster.store.gpus.tolist())
+        if one[2] or one[3]:
+            break
+    assert held <= {0, *SIZES}
+    assert len(held) > 2

@@ -1,7 +1,5 @@
 """Observations against numbers worked out by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -96,27 +94,6 @@ def test_features_of_the_cluster_by_hand():
     assert seen["idle_interval"] == pytest.approx(np.log2(10) / 6)
 
 
-def test_a_waiting_job_and_one_in_a_rescale():
-    cluster = make_cluster([job(0, epochs=9.0), job(1, epochs=9.0)], linear_tables(0.001, 8, 90.0), interval=60.0)
-    give(cluster, [1, 0])
-    cluster.advance()
-    running, waiting = (dict(zip(JOB_FEATURES, row.tolist(), strict=True)) for row in look(cluster).jobs[:2])
-    assert (running["rescaling"], waiting["rescaling"]) == (1.0, 0.0)
-    assert waiting["waiting"] == pytest.approx(np.log1p(60 / 3600) / 2, rel=1e-5)
-
-
-def test_an_empty_cluster_is_all_zeros_but_for_its_size():
-    cluster = make_cluster([job(0, epochs=0.1)], linear_tables())
-    give(cluster, [1])
-    cluster.advance()
-    seen = look(cluster)
-    assert not seen.jobs.any()
-    assert not seen.mask.any()
-    assert np.isfinite(seen.cluster).all()
-    named = dict(zip(CLUSTER_FEATURES, seen.cluster.tolist(), strict=True))
-    assert (named["free"], named["jobs"], named["work"]) == (1.0, 0.0, 0.0)
-
-
 def test_the_forecast_stands_interval_by_interval():
     mean = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
     seen = look(two_jobs(), forecast=Forecast(mean, mean / 2, mean * 2))
@@ -138,4 +115,4 @@ def test_strange_workloads_stay_within_the_limits():
 
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="min_hours 3 is above max_hours 2"):
-        EnvSettings(episode={"min_hours": 3, "max_hours": 2})  # type: ignore[arg-type]
+        EnvSettings(episode={"min_hours": 3, "max_hours": 2})

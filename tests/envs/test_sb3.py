@@ -1,7 +1,5 @@
 """The environments as stable-baselines3 sees them, and their state."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Environments that step together: spaces, infos, episodes, and the baseline rollout that is subtracted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +8,6 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as wrappers
 
 from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.settings import EpisodeSettings
@@ -22,37 +19,6 @@ from ..builders import random_jobs
 from .builders import TABLES, WHOLE, make_setup
 
 ZERO = np.zeros((2, len(ACTION_FEATURES)))
-
-
-def test_observations_and_actions_lie_in_their_spaces():
-    env = ClusterVectorEnv(make_setup(horizon=3), 3)
-    env.action_space.seed(0)
-    seen = env.reset(seed=0)[0]
-    for _ in range(30):
-        assert env.observation_space.contains(seen)
-        row = {name: part[1] for name, part in seen.items()}
-        assert env.single_observation_space.contains(row)
-        seen = env.step(env.action_space.sample())[0]
-    assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
-
-
-def test_an_episode_that_is_over_leaves_its_last_observation_and_info():
-    env = ClusterVectorEnv(make_setup(), 2)
-    env.reset(seed=0)
-    over = np.zeros(2, dtype=bool)
-    while over.sum() != 1:
-        seen, _, ended, cut, infos = env.step(ZERO)
-        over = ended | cut
-    last = int(np.flatnonzero(over)[0])
-    np.testing.assert_array_equal(infos["_final_obs"], over)
-    np.testing.assert_array_equal(infos["_final_info"], over)
-    assert infos["final_obs"][1 - last] is None
-    final = infos["final_obs"][last]
-    assert env.single_observation_space.contains(final)
-    assert not np.array_equal(final["jobs"], seen["jobs"][last]), "the observation is the next episode's"
-    for name in REWARD_PARTS:
-        assert infos["final_info"]["terms"][name][last] == infos["terms"][name][last]
-    assert infos["final_info"]["elapsed"][last] == infos["elapsed"][last] > 0
 
 
 def test_arrays_that_were_returned_stay_as_they_were():

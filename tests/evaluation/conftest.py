@@ -1,7 +1,5 @@
 """A small evaluation, run once for all tests that read it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Run records made by hand, and by short simulations."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import replace
 
@@ -76,7 +74,7 @@ def tiny_record(finish: tuple[float, ...] = (100.0, 200.0, 350.0), **overrides: 
         "policy": "tiny", "window": "w0", "seed": 0, "capacity": TINY_GPUS,
         "jobs": jobs, "decisions": decisions, "changes": changes, "wall_seconds": 0.5,
     }  # fmt: skip
-    return RunRecord(**(fields | overrides))  # type: ignore[arg-type]
+    return RunRecord(**(fields | overrides))
 
 
 def empty_record() -> RunRecord:

@@ -1,7 +1,5 @@
 """Simulated against real: the comparison, and its sentences."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path
@@ -68,8 +66,7 @@ def test_rankings_are_compared(fidelity: Fidelity) -> None:
 
 def test_jobs_that_only_one_of_them_finished_are_named(tmp_path: Path) -> None:
     found = simulated_against_real(
-        [cell(tmp_path / "s", "fifo", 0, 100.0, 200.0, 350.0)],
-        [cell(tmp_path / "r", "fifo", 0, 100.0, np.nan, 350.0)],
+        [cell(tmp_path / "s", "fifo", 0, 100.0, 200.0, 350.0)], [cell(tmp_path / "r", "fifo", 0, 100.0, np.nan, 350.0)]
     )
     assert found.unfinished == {"fifo": 1}
     assert found.rows(found.jobs, "fifo").index.tolist() == ["w0/a", "w0/c"]

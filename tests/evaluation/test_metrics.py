@@ -1,7 +1,5 @@
 """Metrics against figures worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -10,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlpto.core.records import AllocationChanges
 from rlpto.core.rewards import RewardWeights
-from rlpto.evaluation.metrics import METRIC, METRICS, contention, finish_time_fairness, lower_bound, measure
+from rlpto.evaluation.metrics import METRIC, METRICS, lower_bound, measure
 from rlpto.evaluation.runner import Cell
+from rlpto.evaluation.timeline import gpus_by_accuracy, utilisation
 
-from .helpers import empty_record, tiny_record, toy_record
+from .helpers import TINY_GPUS, empty_record, tiny_record, toy_record
 
 
 def test_every_metric_of_three_jobs() -> None:
@@ -61,19 +61,6 @@ def test_every_metric_of_three_jobs() -> None:
     }
     assert measure(tiny_record()) == pytest.approx(expected, nan_ok=True)
     assert list(measure(tiny_record())) == [metric.name for metric in METRICS]
-
-
-def test_contention_averages_requested_gpus_over_the_stay() -> None:
-    # 4 GPUs asked for until 50 s, 8 until 100 s, 6 until 200 s, 4 until 350 s; the cluster has 4.
-    assert contention(tiny_record()) == pytest.approx([1.5, 1.5, 4 / 3])
-
-
-def test_job_alone_on_its_request_has_rho_one() -> None:
-    record = tiny_record()
-    jobs = record.jobs
-    alone = type(jobs)(**{**vars(jobs), "submit_time": np.array([0.0, 1000.0, 2000.0]),
-                          "finish_time": np.array([100.0, 1200.0, 2150.0])})  # fmt: skip
-    assert finish_time_fairness(tiny_record(jobs=alone)) == pytest.approx([1.0, 1.0, 1.0])
 
 
 def test_unfinished_jobs_are_counted_and_left_out_of_the_times() -> None:
@@ -133,3 +120,25 @@ def test_no_run_beats_the_bound_and_both_ways_to_count_gpus_agree(policy: str, s
     held = values["utilisation"] * record.capacity * values["makespan"]
     assert held == pytest.approx(record.jobs.gpu_seconds.sum())
     assert 0 < values["utilisation"] <= 1 + 1e-9
+
+
+def test_utilisation_by_stretch_of_time() -> None:
+    assert utilisation(tiny_record(), np.array([0.0, 100.0, 200.0, 350.0])) == pytest.approx([1.0, 0.5, 1.0])
+
+
+def test_gpus_by_stage_of_accuracy() -> None:
+    # One job on 4 GPUs until half its gain, then, after a pause, on 1; the two others keep theirs.
+    changes = AllocationChanges(
+        time=np.array([0.0, 0.0, 100.0, 200.0, 200.0, 250.0, 260.0, 350.0]),
+        job=np.array([0, 1, 0, 1, 2, 2, 2, 2]),
+        gpus=np.array([2, 2, 0, 0, TINY_GPUS, 0, 1, 0]),
+        accuracy=np.array([0.1, 0.1, 0.9, 0.8, 0.1, 0.4, 0.4, 0.7]),
+    )
+    sums, weights = gpus_by_accuracy(tiny_record(changes=changes), bins=2)
+    assert weights == pytest.approx([3.0, 3.0])
+    assert sums == pytest.approx([2 + 2 + 4, 2 + 2 + 1])
+
+
+def test_unfinished_jobs_have_no_stages() -> None:
+    _, weights = gpus_by_accuracy(tiny_record(finish=(100.0, np.nan, np.nan)), bins=4)
+    assert weights == pytest.approx([1.0] * 4)

@@ -1,6 +1,4 @@
-"""Plots show what the records say."""
-
-from __future__ import annotations
+"""Plots show what the records and profiles say."""
 
 from pathlib import Path
 
@@ -23,8 +21,10 @@ from rlpto.evaluation.plots import (
     utilisation_over_time,
     write_plots,
 )
+from rlpto.evaluation.profile_plots import throughput_panels
 from rlpto.evaluation.runner import Cell, FinishedCell
 from rlpto.evaluation.tables import Results
+from rlpto.performance.profiles import load_folder, shipped_folder
 
 from .helpers import empty_record, tiny_record, toy_record
 
@@ -100,3 +100,15 @@ def test_plots_are_written_and_reproducible(toy_results: Results, finished: list
         "reward", "jct_cdf", "queueing", "utilisation", "allocation", "gpus_by_accuracy"
     }  # fmt: skip
     assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again]
+
+
+def test_a_panel_shows_a_models_throughput_per_gpu_by_kind() -> None:
+    profiles = load_folder(shipped_folder(Path("llm")))
+    figure = throughput_panels({name: profiles[name] for name in ("mpt-30b", "rubick-t5")})
+    mpt, rubick = figure.axes
+    assert (mpt.get_title(), rubick.get_title()) == ("mpt-30b", "rubick-t5")
+    for line, law in zip(mpt.lines, profiles["mpt-30b"].tables().values(), strict=True):
+        assert tuple(line.get_xdata()) == law.sizes
+        step = float(law.step_time(1, law.sizes[0], 1))
+        assert line.get_ydata()[0] == pytest.approx(profiles["mpt-30b"].batch.base / step / law.sizes[0])
+    assert [text.get_text() for text in figure.legends[0].texts] == ["a100", "h100", "a800"]

@@ -1,7 +1,5 @@
 """The report is one file that says everything and needs nothing."""
 
-from __future__ import annotations
-
 import base64
 from dataclasses import replace
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """Running cells, keeping them, going on after an interruption."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
@@ -39,7 +37,7 @@ class NotedRuns:
 
 def run(out: Path, run_cell: Callable[[Cell], RunRecord], **options: object) -> list[FinishedCell]:
     arguments = {"cells": CELLS, "progress": False, "config": CONFIG, **options}
-    return evaluate(run_cell=run_cell, out=out, **arguments)  # type: ignore[arg-type]
+    return evaluate(run_cell=run_cell, out=out, **arguments)
 
 
 def test_every_cell_is_run_measured_and_kept_in_order(tmp_path: Path) -> None:
@@ -53,17 +51,6 @@ def test_every_cell_is_run_measured_and_kept_in_order(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_finished_cells_are_not_run_again_and_lists_may_grow(tmp_path: Path) -> None:
-    first = run(tmp_path, NotedRuns())
-    again = NotedRuns()
-    more = [*CELLS, Cell("new", "w0", 0)]
-    second = run(tmp_path, again, cells=more)
-    assert again.ran == [Cell("new", "w0", 0)]
-    # Compared as text, in which undefined figures are equal.
-    assert repr(second[: len(first)]) == repr(first)
-    assert repr(load_cells(tmp_path)) == repr(second)
-
-
 def test_a_folder_shows_the_cells_of_its_last_evaluation(tmp_path: Path) -> None:
     run(tmp_path, NotedRuns())
     second = run(tmp_path, NotedRuns(), cells=CELLS[3:])
@@ -73,14 +60,6 @@ def test_a_folder_shows_the_cells_of_its_last_evaluation(tmp_path: Path) -> None
         run(tmp_path, NotedRuns(at=0, error=KeyboardInterrupt()), cells=[*CELLS, Cell("new", "w0", 0)])
     with pytest.raises(CheckpointError, match=r"cell new · w0 · seed 0 is not finished"):
         load_cells(tmp_path)
-
-
-def test_interruption_keeps_what_is_finished_and_says_how_to_go_on(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted, match=r"4 of 6 cells are finished .* same run folder again to go on"):
-        run(tmp_path, NotedRuns(at=4, error=KeyboardInterrupt()))
-    rest = NotedRuns()
-    assert len(run(tmp_path, rest)) == 6
-    assert rest.ran == CELLS[4:]
 
 
 def test_another_configuration_is_refused_until_fresh(tmp_path: Path) -> None:

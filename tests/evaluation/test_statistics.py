@@ -1,7 +1,5 @@
 """Intervals and paired comparisons: exact on tiny cases, and covering what they say on simulated data."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

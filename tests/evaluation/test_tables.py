@@ -1,7 +1,5 @@
 """Frames, summaries and how they look on the terminal."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from rlpto.core.records import RunRecord
+from rlpto.evaluation.formatting import NOTHING, scale_for
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS, measure
 from rlpto.evaluation.runner import Cell, FinishedCell, evaluate
 from rlpto.evaluation.tables import Results, frame, print_results, results, warnings, write_csv
@@ -43,22 +42,6 @@ def test_frame_has_every_cell_and_the_bound_once_per_workload(finished: list[Fin
     assert len(bound) == 6
     assert set(bound["knowledge"]) == {"exact"}
     assert set(cells.loc[cells["policy"] != LOWER_BOUND, "knowledge"]) == {"noisy"}
-
-
-def test_summary_is_sorted_by_reward_with_the_bound_last(toy_results: Results) -> None:
-    rewards = [summary.mean["reward"].estimate for summary in toy_results.policies]
-    assert rewards == sorted(rewards, reverse=True)
-    assert toy_results.summaries[-1].policy == LOWER_BOUND
-    assert {summary.policy for summary in toy_results.policies} == set(POLICIES)
-
-
-def test_summary_means_are_means_of_the_cells(toy_results: Results) -> None:
-    for summary in toy_results.summaries:
-        rows = toy_results.cells[toy_results.cells["policy"] == summary.policy]
-        for name in ("reward", "jct_p99", "queueing_low"):
-            interval = summary.mean[name]
-            assert interval.estimate == pytest.approx(rows[name].mean())
-            assert interval.low <= interval.estimate <= interval.high
 
 
 def test_reference_is_the_first_policy_unless_named(finished: list[FinishedCell], toy_results: Results) -> None:
@@ -136,3 +119,25 @@ def test_what_failures_cost_is_shown_where_nodes_may_fail(toy_results: Results) 
     cells = [Cell(policy, "w0", 0) for policy in ("fifo", "share")]
     found = [FinishedCell(cell, measure(tiny_record()), {}, Path("none")) for cell in cells]
     assert "ETTR" in printed(results(found, "exact"))
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "value", "text"),
+    [
+        ("jct_mean", [30.0, 500.0], 30.0, "30.0 s"),
+        ("jct_mean", [30.0, 3600.0], 1800.0, "30.0 min"),
+        ("jct_mean", [7200.0, 36_000.0], 7200.0, "2.0 h"),
+        ("latency_p99", [0.0021], 0.0021, "2.10 ms"),
+        ("utilisation", [0.5, 0.91], 0.5, "50.0 %"),
+        ("reward", [-12345.6, NAN], -12345.6, "-12,346"),
+        ("reward", [5.0], -0.001, "0.00"),
+        ("unfinished", [3.0], 3.0, "3 jobs"),
+        ("jct_mean", [NAN], NAN, f"{NOTHING} ms"),
+    ],
+)
+def test_figures_have_the_unit_of_their_column(name: str, values: list[float], value: float, text: str) -> None:
+    scale = scale_for(METRIC[name], values)
+    assert f"{scale.number(value)} {scale.unit}".rstrip() == text

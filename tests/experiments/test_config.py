@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -9,6 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlpto.experiments.cache_key import UNUSED_SECTIONS, Result, free_keys, outcome_of
 from rlpto.experiments.config import Config, load_config, resolved_yaml
 from rlpto.io.errors import ConfigError
 from rlpto.io.paths import EXAMPLES, example_names
@@ -34,13 +33,6 @@ def message_of(path: Path, *overrides: str) -> str:
     message = str(caught.value)
     assert "\n" not in message
     return message
-
-
-def test_values_are_read_and_the_rest_are_defaults(write) -> None:
-    config = load_config(write("name: mine\nsimulator:\n  interval: 30\ncluster:\n  nodes:\n  - {count: 3, gpus: 8}\n"))
-    assert (config.name, config.simulator.interval) == ("mine", 30.0)
-    assert [(group.count, group.gpus) for group in config.cluster.nodes] == [(3, 8)]
-    assert config.queue == Config().queue
 
 
 @pytest.mark.parametrize(
@@ -212,3 +204,35 @@ def test_examples_know_what_a_real_scheduler_knows_and_an_oracle_is_two_settings
     assert load_config("quickstart", oracle).knowledge.text == "exact"
     assert load_config("pollux").knowledge.text == "exact"  # published figures rest on it
     assert load_config("pollux", ["knowledge.mode=noisy"]).knowledge.text == "noisy, remaining declared"
+
+
+NO_FILES: dict[str, tuple[()]] = {"train": (), "validation": (), "test": ()}
+
+ON: dict[str, dict[str, Any]] = {"forecast": {"forecast": {"mode": "on"}}, "ray": {"ray": {"arrivals": 2.0}}}
+
+
+def at(settings: Any, key: str) -> bool:
+    """True if a dotted key is in a tree."""
+    for part in key.split("."):
+        if part not in settings:
+            return False
+        settings = settings[part]
+    return True
+
+
+def test_every_section_that_may_have_no_effect_has_a_case_here() -> None:
+    assert ON.keys() == UNUSED_SECTIONS.keys()
+
+
+@pytest.mark.parametrize("key", sorted(ON))
+def test_a_section_decides_once_it_has_an_effect(key: str) -> None:
+    off, on = (Config.model_validate(given) for given in ({}, ON[key]))
+    assert not at(outcome_of(off, NO_FILES), key)
+    assert at(outcome_of(on, NO_FILES), key)
+
+
+@pytest.mark.parametrize("key", free_keys(Result.CELL))
+def test_what_only_chooses_cells_is_never_mentioned(key: str) -> None:
+    config = Config()
+    assert at(config.model_dump(mode="json"), key)
+    assert not at(outcome_of(config, NO_FILES), key)

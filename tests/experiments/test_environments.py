@@ -1,7 +1,5 @@
 """Environments from configurations, and by name through gymnasium."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -20,11 +18,7 @@ from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.environments import SMALL, cluster_env, start_weights, training_setup, vector_env
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import ConfigError
-from rlpto.policies.index_weights import (
-    STEERING_FEATURES,
-    IndexWeights,
-    save_weights,
-)
+from rlpto.policies.index_weights import STEERING_FEATURES, IndexWeights, save_weights
 
 NAME = "rlpto/Cluster-v0"
 
@@ -80,8 +74,7 @@ class TestSetup:
         assert own.jobs == cluster.jobs
         assert own.seed == experiment.window_seed("test-000", 4)
         assert own.hours == 8.0
-        assert own.noise is not None
-        np.testing.assert_array_equal(own.noise.speed, cluster._noise.speed)  # type: ignore[union-attr]
+        np.testing.assert_array_equal(own.noise.speed, cluster._noise.speed)
 
     def test_several_loads_share_their_speed_tables(self):
         several = [at_load(load) for load in (0.3, 1.1)]
@@ -137,7 +130,7 @@ class TestStart:
 )
 def test_settings_that_are_wrong_are_named(settings: dict[str, object], said: str):
     with pytest.raises(ConfigError) as error:
-        cluster_env(**settings)  # type: ignore[arg-type]
+        cluster_env(**settings)
     assert str(error.value).startswith(said)
 
 
@@ -158,5 +151,5 @@ def test_settings_that_are_wrong_are_named(settings: dict[str, object], said: st
 def test_arguments_of_many_environments_that_are_wrong_are_named(arguments: dict[str, object], said: str):
     # Zero environments ended the process by a segmentation fault.
     with pytest.raises(ConfigError) as error:
-        vector_env(**{"num_envs": 2, **arguments})  # type: ignore[arg-type]
+        vector_env(**{"num_envs": 2, **arguments})
     assert str(error.value).startswith(said)

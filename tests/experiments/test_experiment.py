@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -245,8 +243,8 @@ def test_the_reward_greedy_policy_maximises_the_reward_of_the_experiment() -> No
     config = Config.model_validate({"reward": {"resources": 0.5}})
     policy = Experiment(config).policy("reward_greedy:horizon=900")
     assert policy.name == "reward_greedy:horizon=900"
-    assert policy.options.weights == config.reward  # type: ignore[attr-defined]
-    assert policy.options.horizon == 900  # type: ignore[attr-defined]
+    assert policy.options.weights == config.reward
+    assert policy.options.horizon == 900
 
 
 @pytest.mark.parametrize(
@@ -283,10 +281,10 @@ def test_policies_that_read_no_speeds_decide_alike_whether_they_are_shown_or_not
     def run(reads: bool) -> RunRecord:
         policy = experiment.policy(name)
         assert not reads_speeds(policy)
-        policy.reads_speeds = reads  # type: ignore[attr-defined]
+        policy.reads_speeds = reads
         decide = type(policy).__call__
 
-        class Watched(type(policy)):  # type: ignore[misc]
+        class Watched(type(policy)):
             def __call__(self, state: ClusterState) -> Allocation:
                 shown.append(bool((state.jobs.speed[:, 1:] != state.jobs.scale[:, None]).any()))
                 return decide(self, state)

@@ -1,7 +1,5 @@
 """Series and forecasters for tests: small, and quick to fit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -19,7 +19,7 @@ Y = pd.Series(
 
 
 def small(**options: object) -> Backtest:
-    return backtest({"naive": Naive(), "day": SeasonalNaive(24)}, Y, horizon=4, **options)  # type: ignore[arg-type]
+    return backtest({"naive": Naive(), "day": SeasonalNaive(24)}, Y, horizon=4, **options)
 
 
 def test_every_origin_of_the_last_fifth_is_scored() -> None:

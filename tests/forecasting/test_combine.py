@@ -1,12 +1,17 @@
-from __future__ import annotations
+"""The combination: its weights, what it says, and that it is close to its best part."""
+
+from copy import deepcopy
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.combine import FEATURES, CombinationRules, CombinationState, Combined, combine, new_state
-from rlpto.forecasting.gru import QUANTILES, at_levels
+from rlpto.forecasting.gru import QUANTILES
+from rlpto.forecasting.hybrid import LABELS, NAMES, HybridForecaster
+from rlpto.forecasting.series import TimeSeries
 from rlpto.io.arrays import FloatArray
 
 H, K = 3, 4
@@ -101,18 +106,6 @@ def test_a_member_that_is_always_right_is_followed_exactly(scale: float) -> None
     assert error(run(blank(scale == 1.0), y, members).point, y, 400) == pytest.approx(0, abs=1e-9)
 
 
-def test_steps_beyond_those_learnt_are_like_the_last_and_leave_no_trace() -> None:
-    counts, members = world(100)
-    state = blank()
-    run(state, counts, members)
-    before = [array.copy() for array in state]
-    found = run(state, counts[-1:], np.concatenate([members, members[..., -1:]], axis=2)[-1:], learning=False)
-    assert found.point[0, H] == found.point[0, H - 1]
-    np.testing.assert_array_equal(found.weights[0, H], found.weights[0, H - 1])
-    for array, old in zip(state, before, strict=True):
-        np.testing.assert_array_equal(array, old)
-
-
 @pytest.mark.parametrize("width", [0.3, 3.0])
 def test_intervals_cover_as_often_as_they_say_whatever_the_spread_they_are_given(width: float) -> None:
     rng = np.random.default_rng(1)
@@ -125,9 +118,40 @@ def test_intervals_cover_as_often_as_they_say_whatever_the_spread_they_are_given
         assert 0.77 <= ((actual >= bounds[:, low]) & (actual <= bounds[:, high])).mean() <= 0.83
 
 
-def test_quantiles_at_any_levels_ascend_and_agree_at_those_learnt() -> None:
-    learnt = np.log1p(np.array([0.0, 1.0, 2.0, 4.0, 7.0, 12.0, 20.0]))
-    levels = np.array([0.001, 0.1, 0.3, 0.5, 0.8, 0.9, 0.999])
-    found = at_levels(learnt, levels)
-    assert (np.diff(found) >= 0).all()
-    np.testing.assert_allclose(found[[1, 3, 5]], [1.0, 4.0, 12.0])
+FITTED = 480
+
+
+@pytest.fixture
+def hybrid(fitted: dict[str, Forecaster]) -> HybridForecaster:
+    return HybridForecaster.from_state(deepcopy(fitted["hybrid"].state()), "copy")
+
+
+def test_a_count_changes_what_is_predicted_after_it(hybrid: HybridForecaster) -> None:
+    twin = HybridForecaster.from_state(deepcopy(hybrid.state()), "twin")
+    np.testing.assert_array_equal(hybrid.predict(6).point, twin.predict(6).point)
+    assert np.abs(hybrid.update(500.0).predict(6).point - twin.update(0.0).predict(6).point).max() > 0.1
+
+
+def test_parts_and_weights_explain_the_forecast(hybrid: HybridForecaster, whole: TimeSeries) -> None:
+    origins = np.array([FITTED + 5, FITTED + 40])
+    parts, weights = hybrid.parts(whole, origins, 6), hybrid.weights(whole, origins)
+    assert tuple(parts) == NAMES
+    assert weights.shape == (2, 6, len(LABELS))
+    np.testing.assert_allclose(weights.sum(axis=2), 1.0)
+    assert (weights > 0).all()
+    # Between the smallest and the largest of its experts; corrected copies may lie a little outside the parts.
+    found, all_parts = hybrid.forecasts(whole, origins, 6), np.stack(list(parts.values()))
+    assert (found >= 0.5 * all_parts.min(axis=0)).all()
+    assert (found <= 2.0 * all_parts.max(axis=0)).all()
+
+
+@pytest.mark.parametrize(("factor", "first", "most"), [(1, 0, 1.05), (4, 48, 1.1)], ids=["as fitted", "level shift"])
+def test_it_is_close_to_its_best_part(
+    hybrid: HybridForecaster, whole: TimeSeries, factor: int, first: int, most: float
+) -> None:
+    values = whole.values * np.where(np.arange(len(whole)) >= FITTED, factor, 1)
+    series, origins = TimeSeries(values, whole.step, whole.start), np.arange(FITTED + first, len(whole) - 6)
+    truth = np.stack([values[origins + h] for h in range(6)], axis=1)
+    error = np.abs(hybrid.forecasts(series, origins, 6) - truth).mean()
+    best = min(np.abs(part - truth).mean() for part in hybrid.parts(series, origins, 6).values())
+    assert error < most * best

@@ -164,7 +164,7 @@ def test_arguments_out_of_range_are_refused(tmp_path: Path) -> None:
         (lambda: make_method("prophet"), f"expected one of {', '.join(METHODS)}"),
     ):
         with pytest.raises(ForecastError) as caught:
-            call()  # type: ignore[no-untyped-call]
+            call()
         assert message in str(caught.value)
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -21,7 +19,7 @@ def hourly(values: list[float], start: str = "2020-04-01") -> pd.Series:
 
 def refused(*arguments: object, **options: object) -> str:
     with pytest.raises(ForecastError) as caught:
-        as_series(*arguments, **options)  # type: ignore[arg-type]
+        as_series(*arguments, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

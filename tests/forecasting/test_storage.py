@@ -1,7 +1,5 @@
 """Saved forecasters from strangers: a changed file is refused in one line, or forecasts numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path

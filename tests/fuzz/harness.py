@@ -4,8 +4,6 @@
 Hypothesis prints the smallest input that fails, and how to repeat it. Linux only: memory is bounded by RLIMIT_AS.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

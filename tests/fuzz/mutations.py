@@ -1,7 +1,5 @@
 """Ways to break a file, each a hypothesis strategy: bytes, text, trees of plain data, archives and arrays."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

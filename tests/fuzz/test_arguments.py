@@ -1,7 +1,5 @@
 """Broken settings, specs, answers of policies, arguments of the API and lines of the command."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout

@@ -1,7 +1,5 @@
 """Broken files that `rlpto` has written: agents, forecasters, records, run folders, searches, clusters, sessions."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import tempfile

@@ -1,7 +1,5 @@
 """Compiled code: a cache that cannot go stale, and kernels that allocate nothing."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -71,15 +69,3 @@ def test_a_kernel_that_allocates_does_not_compile():
 
     with pytest.raises(NumbaError):
         wasteful(3)
-
-
-def test_a_kernel_may_call_a_function_that_allocates():
-    @njit()
-    def total(count):
-        return np.ones(count).sum()
-
-    @kernel()
-    def frugal(count):
-        return total(count) + 1.0
-
-    assert frugal(3) == 4.0

@@ -1,7 +1,5 @@
 """Files are written whole or not at all, and what killed runs leave is swept up."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Examples are found by their names, wherever one is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -23,7 +21,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_an_example_goes_by_its_name(name: str) -> None:
     found = example_config(name)
-    assert found is not None
     assert found.is_file()
     assert found.is_relative_to(EXAMPLES)
 

@@ -1,7 +1,5 @@
 """Fits with a prior from other models: what is believed of sizes that were seen, and of others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +12,7 @@ from rlpto.knowledge import curves
 from rlpto.knowledge.bayes_fit import MOST_ROWS, fit_with_prior, log_times
 from rlpto.knowledge.beliefs import ThroughputBelief
 from rlpto.knowledge.noise_slope import NoiseSlopes
-from rlpto.knowledge.prior import coordinates, law_at, prior_without, reference_batch
+from rlpto.knowledge.prior import law_at, prior_without, reference_batch
 from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.tables import JobType
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams, gradient_time
@@ -34,7 +32,6 @@ def observed(law: ThroughputParams, sizes: list[tuple[int, int]], locals_: tuple
 
 def belief_after(model: str, sizes: list[tuple[int, int]]) -> ThroughputBelief:
     profile = PROFILES[model]
-    assert isinstance(profile.throughput, ThroughputParams)
     belief = ThroughputBelief(profile.batch, None, 64, prior=prior_without(model))
     local = int(reference_batch(profile.batch))
     rows = observed(profile.throughput, sizes, (local,))
@@ -61,17 +58,8 @@ def test_slopes_are_the_derivatives_of_the_times(point: list[float], several: bo
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_coordinates_stand_for_the_law(model: str) -> None:
-    law = ThroughputParams(0.02, 0.001, 0.03, 0.002, 0.01, 0.0005, 1.5)
-    reference = reference_batch(PROFILES[model].batch)
-    back = law_at(coordinates(law, reference), reference)
-    assert np.allclose(back.step_time([1, 1, 4], [1, 3, 16], [64, 64, 64]), law.step_time([1, 1, 4], [1, 3, 16], 64))
-
-
-@pytest.mark.parametrize("model", MODELS)
 def test_sizes_that_were_seen_are_believed(model: str) -> None:
     law, reference = PROFILES[model].throughput, reference_batch(PROFILES[model].batch)
-    assert isinstance(law, ThroughputParams)
     rows = observed(law, SEVERAL, (reference, 2 * reference))
     fit = fit_with_prior(rows, prior_without(model), reference)
     believed = law_at(fit.point, reference).step_time(rows.nodes, rows.replicas, rows.local_batch)
@@ -101,7 +89,6 @@ def test_one_step_far_off_the_others_counts_little(model: str, odd: int) -> None
     """It took ten times as long, since its job paused. Of several GPUs only whole steps are known, as of real jobs."""
     profile = PROFILES[model]
     reference = reference_batch(profile.batch)
-    assert isinstance(profile.throughput, ThroughputParams)
     rows = observed(profile.throughput, [(1, 1), (1, 2), (1, 4), (2, 8), (4, 16)], (reference,))
     rows = replace(rows, sync_time=np.where(rows.replicas > 1, np.nan, 0.0))
     slow = np.where(np.arange(len(rows)) == odd, 10.0, 1.0)
@@ -121,11 +108,6 @@ def test_without_other_models_there_is_no_prior_and_no_curve(monkeypatch: pytest
         prior_without.__wrapped__("cifar10")
     with pytest.raises(ConfigError, match="expected 1 built-in ones or more, found 0"):
         curves._gains_without.__wrapped__("bert")
-
-
-def test_a_model_is_no_prior_of_itself() -> None:
-    assert not np.allclose(prior_without("cifar10").mean, prior_without("bert").mean)
-    assert not np.allclose(prior_without("cifar10").mean, prior_without("of nobody").mean)
 
 
 @settings(max_examples=20)

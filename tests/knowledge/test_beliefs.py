@@ -1,7 +1,5 @@
 """What is believed of jobs: against stored fits of Pollux, and by properties."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +15,9 @@ from rlpto.knowledge.beliefs import ChoiceRule, ThroughputBelief, choose, effici
 from rlpto.knowledge.online_fit import fit_observed
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.efficiency import BatchLimits
-from rlpto.performance.throughput import StepMeasurements, ThroughputParams, gradient_time, sync_time
+from rlpto.performance.throughput import StepMeasurements, ThroughputParams, gradient_time
 
 from ..builders import job, linear_tables, remaining_work, with_batch_sizes
-
-LIMITS = BatchLimits(128, 4096, 32, 1024)
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +25,7 @@ def cases(shared_data: Path) -> list[dict]:
     path = shared_data / "pollux" / "pollux-fit-cases.json"
     if not path.exists():
         pytest.skip(f"no stored fits at {path}")
-    found: list[dict] = json.loads(path.read_text())
-    return found
+    return json.loads(path.read_text())
 
 
 def belief_of(case: dict, *, own_fit: bool) -> ThroughputBelief:
@@ -93,11 +88,6 @@ def test_steps_that_were_seen_are_believed() -> None:
     assert np.quantile(errors, 0.9) < 0.05
 
 
-def test_one_gpu_waits_for_nobody() -> None:
-    params = ThroughputParams(0.1, 0.01, 0.2, 0.01, 0.1, 0.01, 1.5)
-    assert sync_time(params, 1, 1) == 0.0
-
-
 @given(sqr=st.floats(1e-6, 1e6), var=st.floats(0.0, 1e9), scale=st.floats(1.0, 1e4), slope=st.floats(0.0, 1.0))
 def test_larger_batches_are_less_efficient(sqr: float, var: float, scale: float, slope: float) -> None:
     """The less so, the more the gradient noise grows with them."""
@@ -121,11 +111,6 @@ def test_what_is_chosen_from_is_within_the_limits(gpus: int, base: int, more: fl
     # A share is rounded up to whole samples of every computation.
     assert (found.total <= np.maximum(limits.largest, gpus * (found.accumulation + 1))).all()
     assert (found.total[1:] >= found.total[:-1] - gpus * (found.accumulation[1:] + 1)).all()
-
-
-def test_nothing_observed_means_perfect_scaling() -> None:
-    goodput = ThroughputBelief(LIMITS, None, 8).score(1.0, 0.0).best
-    np.testing.assert_allclose(goodput, np.tile(goodput[0, 0] * np.arange(1, 9), (2, 1)))
 
 
 @given(
@@ -198,13 +183,6 @@ def test_lengths_are_learnt_from_the_user_s_own_jobs_first(users: tuple[str, ...
     store.progress[-1] = done
     last = np.array([len(users) - 1])
     assert remaining_work("learnt", store, linear_tables())(last).tolist() == [left]
-
-
-def test_a_user_is_the_same_in_every_store() -> None:
-    store = with_users("ann", "bob")
-    store.append(JobStore.from_jobs([job(2, epochs=9.0, user="ann"), job(3, epochs=9.0)], linear_tables()).records)
-    assert store.user[2] == store.user[0] != store.user[1]
-    assert store.user[3] == 0
 
 
 def test_what_is_declared_or_learnt_is_known_and_what_is_guessed_is_not() -> None:

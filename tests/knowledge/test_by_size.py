@@ -1,7 +1,5 @@
 """Speeds as they are believed by the largest number of GPUs that was seen, in tables and in compiled clusters."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 
@@ -34,7 +32,7 @@ def truth() -> BatchCache:
 
 @cache
 def tables() -> SpeedTables:
-    return compile_tables(truth().source, TYPES, MOST, 4)  # type: ignore[arg-type]
+    return compile_tables(truth().source, TYPES, MOST, 4)
 
 
 @pytest.mark.parametrize("number", [0, 1])

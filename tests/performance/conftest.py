@@ -1,7 +1,5 @@
 """A small measured application in the genuine format, with times that can be worked out by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,19 +22,6 @@ def fitted() -> FittedProfiles:
 def tables(fitted: FittedProfiles) -> SpeedTables:
     types = [*(JobType(model) for model in fitted.models), JobType("cifar10", 2048), JobType("bert", 384)]
     return compile_tables(fitted, types, 130, 4)
-
-
-def test_facts_are_the_profiles(tables: SpeedTables, fitted: FittedProfiles) -> None:
-    for i, (model, *_) in enumerate(tables.types):
-        facts = fitted.facts(model)
-        assert (tables.samples[i], tables.epochs[i], tables.rescale_delay[i]) == (
-            facts.samples,
-            facts.epochs,
-            facts.rescale_delay,
-        )
-        after = fitted.profile(model).accuracy(facts.epochs)
-        assert tables.accuracy[i, facts.epochs] == pytest.approx(after)
-        assert np.all(tables.accuracy[i, facts.epochs :] == tables.accuracy[i, facts.epochs])
 
 
 def test_rates_are_goodput_by_samples(tables: SpeedTables, fitted: FittedProfiles) -> None:
@@ -115,11 +100,6 @@ class TestBatchSizes:
             0,
             int(tables.types_at(np.array([0]), np.array([256]))[0]),
         ]
-
-    def test_tables_without_them_know_only_the_own_choice(self, tables: SpeedTables) -> None:
-        types = np.arange(len(tables.types))
-        assert tables.types_at(types, np.zeros(8, dtype=np.int64)).tolist() == types.tolist()
-        assert tables.types_at(types, np.full(8, 256)).tolist() == [-1] * 8
 
     @pytest.mark.parametrize(
         ("largest", "bound", "choices"),

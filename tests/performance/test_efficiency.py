@@ -1,10 +1,10 @@
-"""Gradient noise, efficiency, and how batches are split and chosen."""
+"""Step times and their fit; gradient noise, efficiency, and how batches are split and chosen."""
 
-from __future__ import annotations
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.io.errors import ProfileError
@@ -17,9 +17,15 @@ from rlpto.performance.efficiency import (
     fit_noise,
     split_batch,
     splits,
-    useful_gpus,
 )
-from rlpto.performance.throughput import ThroughputParams
+from rlpto.performance.throughput import (
+    StepMeasurements,
+    ThroughputParams,
+    fit_throughput,
+    gradient_time,
+    relative_errors,
+    sync_time,
+)
 
 LIMITS = BatchLimits(base=128, largest=4096, min_local=32, max_local=1024)
 PARAMS = ThroughputParams(0.02, 0.0007, 0.12, 0.003, 0.04, 0.002, 2.0)
@@ -64,12 +70,6 @@ def test_splits_worked_out_by_hand(batch: int, gpus: int, local: int, accumulati
     assert (int(split.local), int(split.accumulation)) == (min(local, cap), accumulation)
 
 
-def test_useful_gpus_end_where_the_batch_runs_out() -> None:
-    assert useful_gpus(None, 200, LIMITS) == 128
-    assert useful_gpus(2048, 200, LIMITS) == 64
-    assert useful_gpus(2048, 10, LIMITS) == 10
-
-
 def test_adaptive_goodput_is_the_best_of_all_batch_sizes_tried_one_by_one() -> None:
     noise = np.array([10.0, 1000.0, 100_000.0])
     found = choose_batch(PARAMS, noise, LIMITS, 2, 16, None).progress
@@ -83,10 +83,6 @@ def test_adaptive_goodput_is_the_best_of_all_batch_sizes_tried_one_by_one() -> N
                     total = gpus * local * (accumulation + 1)
                     best = np.maximum(best, total / seconds * efficiency(noise, total, LIMITS.base))
             np.testing.assert_allclose(found[nodes - 1, gpus - 1], best)
-
-
-def test_more_gpus_than_the_batch_allows_have_no_goodput_of_their_own() -> None:
-    assert np.isnan(choose_batch(PARAMS, np.ones(1), LIMITS, 1, 130, None).progress[0, 128:]).all()
 
 
 def test_curve_is_linear_in_the_logarithm_and_constant_outside() -> None:
@@ -116,3 +112,85 @@ def test_estimates_that_are_not_positive_are_left_out() -> None:
 def test_knots_must_ascend_and_have_one_value_each(epochs: tuple[float, ...], values: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="epochs"):
         NoiseCurve(epochs, values)
+
+
+LAW = ThroughputParams(0.05, 0.002, 0.2, 0.005, 0.06, 0.002, 1.8)
+
+
+def positive(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(low, high, allow_nan=False)
+
+
+params_strategy = st.builds(
+    ThroughputParams,
+    alpha_c=positive(0.01, 0.3),
+    beta_c=positive(1e-4, 0.02),
+    alpha_n=positive(0.05, 1.0),
+    beta_n=positive(1e-4, 0.01),
+    alpha_r=positive(0.02, 0.3),
+    beta_r=positive(1e-4, 0.005),
+    gamma=positive(1.0, 3.0),
+)
+
+
+def measured(params: ThroughputParams, sizes: list[tuple[int, int]], batches: list[int]) -> StepMeasurements:
+    grid = np.array([(nodes, gpus, batch) for nodes, gpus in sizes for batch in batches], dtype=np.float64)
+    nodes, gpus, batch = grid.T
+    step = params.step_time(nodes, gpus, batch)
+    return StepMeasurements(nodes, gpus, batch, step, step - gradient_time(params, batch))
+
+
+SIZES = [(1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (2, 4), (2, 8), (4, 8), (4, 16), (8, 16), (8, 32), (16, 64)]
+
+
+@settings(max_examples=4)
+@given(params=params_strategy)
+def test_fit_recovers_the_throughput_of_the_parameters_behind_the_measurements(params: ThroughputParams) -> None:
+    rows = measured(params, SIZES, [8, 32, 128])
+    fitted = fit_throughput(rows)
+    sizes = rows.nodes, rows.replicas, rows.local_batch
+    np.testing.assert_allclose(1 / fitted.step_time(*sizes), 1 / params.step_time(*sizes), rtol=0.05)
+
+
+def test_fit_is_not_bent_by_a_few_wild_rows() -> None:
+    rows = measured(LAW, SIZES, [8, 32, 128])
+    wild = rows.step_time.copy()
+    wild[[3, 20]] *= 10
+    fitted = fit_throughput(replace(rows, step_time=wild))
+    assert np.median(relative_errors(fitted, rows)) < 0.03
+
+
+def test_fit_without_rows_of_several_nodes_takes_them_to_be_dearer_than_one() -> None:
+    fitted = fit_throughput(measured(LAW, [(1, 1), (1, 2), (1, 4)], [8, 32, 128]))
+    assert fitted.alpha_n == pytest.approx(1.1 * fitted.alpha_r)
+    assert fitted.step_time(2, 4, 32) > fitted.step_time(1, 4, 32)
+
+
+def test_fit_of_one_local_batch_splits_the_computing_time_in_halves() -> None:
+    fitted = fit_throughput(measured(LAW, SIZES, [32]))
+    assert fitted.alpha_c == pytest.approx(float(gradient_time(LAW, 32)) / 2)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan])
+def test_fit_refuses_times_that_are_not_positive(bad: float) -> None:
+    rows = measured(LAW, [(1, 1), (1, 2)], [8, 16])
+    rows.step_time[1] = bad
+    with pytest.raises(ProfileError, match="positive seconds"):
+        fit_throughput(rows)
+
+
+@given(params=params_strategy, gpus=st.integers(2, 64), nodes=st.integers(1, 16), batch=st.integers(1, 1000))
+def test_overlap_lies_between_the_longer_part_and_the_sum(
+    params: ThroughputParams, gpus: int, nodes: int, batch: int
+) -> None:
+    compute, synchronise = float(gradient_time(params, batch)), float(sync_time(params, nodes, gpus))
+    step = float(params.step_time(nodes, gpus, batch))
+    assert max(compute, synchronise) * (1 - 1e-12) <= step <= (compute + synchronise) * (1 + 1e-12)
+
+
+def test_step_time_follows_the_formula() -> None:
+    compute = 0.05 + 0.002 * 100
+    one_node, several = 0.06 + 0.002 * 2, 0.2 + 0.005 * 6
+    step = LAW.step_time([1, 2], [4, 8], 100, [0, 3])
+    assert step[0] == pytest.approx((compute**1.8 + one_node**1.8) ** (1 / 1.8))
+    assert step[1] == pytest.approx(3 * compute + (compute**1.8 + several**1.8) ** (1 / 1.8))

@@ -1,7 +1,5 @@
 """Profiles and speed tables of several kinds of GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,10 +73,7 @@ def test_a_profile_without_kinds_serves_all_alike(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [
-        ("beta_c: 0.1", "kinds.new.throughput.alpha_c"),
-        ("alpha_c: fast", "kinds.new.throughput.alpha_c"),
-    ],
+    [("beta_c: 0.1", "kinds.new.throughput.alpha_c"), ("alpha_c: fast", "kinds.new.throughput.alpha_c")],
 )
 def test_a_wrong_kind_is_named_with_its_key(tmp_path: Path, wrong: str, said: str) -> None:
     profile = replace(builtin_profiles()["bert"], kinds={})

@@ -1,7 +1,5 @@
 """Measured profiles: files, and speed tables interpolated from them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -24,26 +22,13 @@ def test_reads_limits_and_progress(measured_folder: Path) -> None:
     assert toy.progress.tolist() == [0, 100, 200, 300, 400]
 
 
-def test_means_of_placements_stand_for_their_size(measured_folder: Path) -> None:
-    steps = read_measurements(measured_folder / "toy").steps
-    at = np.flatnonzero((steps.nodes == 2) & (steps.replicas == 4) & (steps.local_batch == 2))
-    # Placements 22 (0.2 s) and 13 (0.3 s).
-    np.testing.assert_allclose(steps.step_time[at], [0.25])
-    assert len(steps) == 8 * 3 + 4 * 3
-
-
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
         ("placements.csv", "step_time", "seconds", r"placements.csv: column step_time is missing"),
         ("placements.csv", "1,4,0.14", "1,4,fast", r"placements.csv, line 3: step_time 'fast.*, expected a number"),
         ("placements.csv", "\n1,4,", "\n1,1e400,", r"placements.csv, line 3: local_bsz '1e400', expected a number"),
-        (
-            "placements.csv",
-            "\n1,4,",
-            "\n1,1e300,",
-            r"placements.csv, line 3: local_bsz '1e300', expected samples",
-        ),
+        ("placements.csv", "\n1,4,", "\n1,1e300,", r"placements.csv, line 3: local_bsz '1e300', expected samples"),
         ("placements.csv", "\n1,4,", "\n1,0,", r"placements.csv, line 3: local_bsz '0', expected samples, 1 to"),
         ("placements.csv", "\n44,", "\n4x,", r"placements.csv: placement '4x', expected digits"),
         ("scalability.csv", "8,8,2", "8,nan,2", r"scalability.csv, line 2: num_replicas 'nan', expected a number"),
@@ -92,48 +77,6 @@ def test_rates_worked_out_by_hand(measured_folder: Path) -> None:
         assert rate_of(tables, 0, (1, 1))[epoch] == pytest.approx(expected * 0.26 / 0.28, rel=1e-12)
 
 
-def test_rotations_are_one_placement_with_a_speed_of_its_own(measured_folder: Path) -> None:
-    tables = compile_tables(MeasuredProfiles(measured_folder), [JobType("toy", 64)], 16, 4)
-    np.testing.assert_array_equal(rate_of(tables, 0, (3, 1)), rate_of(tables, 0, (1, 3)))
-    np.testing.assert_allclose(rate_of(tables, 0, (2, 2)), rate_of(tables, 0, (1, 3)) * 1.5)
-    # By size, the mean of both stands for them.
-    by_size = tables.rates[tables.row[0, 1, 4]]
-    np.testing.assert_allclose(by_size * 1.25, rate_of(tables, 0, (2, 2)))
-
-
-def test_one_gpu_accumulates_at_least_once_beyond_the_base_batch(measured_folder: Path) -> None:
-    tables = compile_tables(MeasuredProfiles(measured_folder), [JobType("toy", 16), JobType("toy", 8)], 4, 4)
-    model = MeasuredProfiles(measured_folder).model("toy")
-    twice = 2 * (0.1 + 0.01 * 8)
-    expected = model.gain(np.array([16]))[0] / twice / model.epoch_progress
-    np.testing.assert_allclose(rate_of(tables, 0, (1,)), expected)
-    # At the base batch it does not, but the operator's prediction does.
-    np.testing.assert_allclose(rate_of(tables, 1, (1,)), 1 / 0.18 / model.epoch_progress)
-    assert tables.known_speed is not None
-    np.testing.assert_allclose(1 / tables.known_speed[:, 1], [twice, 2 * (0.1 + 0.01 * 4)])
-
-
-def test_what_the_operator_knows(measured_folder: Path) -> None:
-    tables = compile_tables(MeasuredProfiles(measured_folder), [JobType("toy", 24)], 16, 4)
-    assert tables.known_remaining is not None
-    assert tables.known_speed is not None
-    # Iterations a sixth of the way from 800 / 16 to 800 / 64 an epoch, rounded down.
-    iterations = np.array([50, 100, 150, 200]) * 5 / 6 + np.array([12, 25, 37, 50]) / 6
-    np.testing.assert_allclose(tables.known_remaining[0, :3], iterations[3] - iterations[:3])
-    assert tables.known_remaining[0, 3:].tolist() == [1.0, 1.0]
-    assert tables.known_speed[0, 0] == 0
-    assert tables.known_speed[0, 4] == pytest.approx(1 / (0.1 + 0.06 + 0.02 + 0.04))
-    assert tables.known_speed[0, 12] == pytest.approx(1 / (0.1 + 0.02 + 0.06 + 0.12), rel=0.1)
-    # 24 samples keep 12 GPUs busy with at least 2 each: more are no use.
-    assert np.all(tables.known_speed[0, 12:] == tables.known_speed[0, 12])
-
-
-def test_adaptive_jobs_have_nothing_known_but_their_rates(measured_folder: Path) -> None:
-    tables = compile_tables(MeasuredProfiles(measured_folder), [JobType("toy"), JobType("toy", 8)], 8, 4)
-    assert tables.known_remaining is None
-    assert tables.known_speed is None
-
-
 def test_sizes_beyond_the_measured_ones_take_the_nearest(measured_folder: Path) -> None:
     model = MeasuredModel(read_measurements(measured_folder / "toy"))
     local = np.array([4])
@@ -144,18 +87,6 @@ def test_sizes_beyond_the_measured_ones_take_the_nearest(measured_folder: Path) 
     tables = compile_tables(MeasuredProfiles(measured_folder), [JobType("toy", 64), JobType("toy")], 200, 8)
     assert np.all(tables.rates[1:] > 0)
     assert np.isfinite(tables.rates).all()
-
-
-def test_an_exact_placement_is_never_extended(measured_folder: Path) -> None:
-    toy = measured_folder / "toy" / "placements.csv"
-    lines = toy.read_text().splitlines()
-    toy.write_text("\n".join(line for line in lines if not line.startswith("22,16")) + "\n")
-    profiles = MeasuredProfiles(measured_folder)
-    assert np.isnan(profiles.model("toy").exact_steps((2, 2), np.array([5])).step).all()
-    tables = compile_tables(profiles, [JobType("toy", 64), JobType("toy", 16)], 16, 4)
-    keys = set(tables.exact_keys.tolist())
-    assert placement_key(0, (2, 2)) not in keys  # 16 samples each were not measured
-    assert placement_key(1, (2, 2)) in keys  # 4 were
 
 
 def test_the_rescale_delay_is_the_built_in_one_where_there_is_one(measured_folder: Path) -> None:

@@ -1,7 +1,5 @@
 """Parameter servers: the law in profiles and tables, surfaces of speed, and their fits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,6 @@ from rlpto.performance.parameter_server import (
     ServerParams,
     SpeedSurface,
     fit_speed,
-    observed,
     speed_grid,
     spread_probes,
 )
@@ -44,17 +41,6 @@ def test_forms_say_what_the_papers_say() -> None:
     assert surface("sync", 1, 2, 3, 4, 5).speed(6, 2) == pytest.approx(1 / (1 / 6 + 2 + 3 * 3 + 4 * 6 + 5 * 2))
     assert surface("parabola", 2, 3, 0.5, 0.25, 9).speed(4, 1) == pytest.approx(9 - 0.5 * 4 - 0.25 * 4)
     assert surface("parabola", 1, 1, 1, 1, 1).speed(5, 5) == 0, "no speed is negative"
-
-
-@pytest.mark.parametrize(
-    "truth", [surface("async", 1, 1, 1, 1), surface("sync", 1, 1, 1, 1, 1), surface("parabola", 1, 1, 1, 1, 9)]
-)
-def test_nothing_runs_without_workers_or_servers(truth: SpeedSurface) -> None:
-    grid = speed_grid(truth, 3, 2)
-    assert grid.shape == (4, 3)
-    assert np.all(grid[0] == 0)
-    assert np.all(grid[:, 0] == 0)
-    assert np.all(grid[1:, 1:] > 0)
 
 
 @settings(max_examples=50, deadline=None)
@@ -85,12 +71,6 @@ def test_five_parameters_on_four_points_are_called_open(form: Form, determined: 
     if form == "sync":
         at = (found.workers, found.servers)
         assert fit.speed(*at) == pytest.approx(found.speed, rel=1e-3), "open, but in agreement with the probes"
-
-
-def test_observations_stand_in_place_of_predictions() -> None:
-    seen = Probes(np.array([1, 1, 2, 9]), np.array([1, 1, 2, 1]), np.array([2.0, 4.0, 5.0, 6.0]))
-    grid = observed(np.ones((3, 3)), seen)
-    assert (grid[1, 1], grid[2, 2], grid[1, 2]) == (3.0, 5.0, 1.0)
 
 
 @given(count=st.integers(1, 12), lowest=st.integers(1, 4), more=st.integers(0, 9), servers=st.integers(1, 9))

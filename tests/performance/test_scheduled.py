@@ -1,7 +1,5 @@
 """Jobs whose batch size follows a schedule: the rules, and how long such jobs take in the simulator."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The law `table`, and the profiles of large models that use it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +13,6 @@ from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import ProfileError
 from rlpto.performance.compile import compile_tables, load_profiles
-from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.profiles import Profile, load_file, load_folder, profile_yaml, shipped_folder
 from rlpto.performance.size_table import SizeTable
 from rlpto.performance.tables import JobType
@@ -86,7 +83,6 @@ class TestShippedProfiles:
 
     def test_speeds_of_allowed_sizes_are_those_measured(self) -> None:
         source = load_profiles("llm")
-        assert isinstance(source, FittedProfiles)
         tables = compile_tables(source, [JobType("mpt-30b")], 128, 8, kinds={"h100": 8, "a100": 8})
         profile = source.profiles["mpt-30b"]
         for kind, name in enumerate(tables.kinds):

@@ -1,7 +1,5 @@
 """Jobs that train alone: their duration, and what a training costs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +28,7 @@ def in_steps(tables: SpeedTables, type_index: int, epochs: float, gpus: int) -> 
     return seconds
 
 
-@given(
-    type_index=st.integers(0, 1),
-    epochs=st.floats(0.01, 130.0),
-    gpus=st.integers(1, 16),
-    scale=st.floats(0.1, 10.0),
-)
+@given(type_index=st.integers(0, 1), epochs=st.floats(0.01, 130.0), gpus=st.integers(1, 16), scale=st.floats(0.1, 10.0))
 def test_time_is_the_sum_over_epochs(type_index: int, epochs: float, gpus: int, scale: float) -> None:
     seconds = seconds_to_finish(TABLES, type_index, scale, epochs, gpus, 4)
     assert seconds == pytest.approx(in_steps(TABLES, type_index, epochs, gpus) / scale)

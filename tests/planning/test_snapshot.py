@@ -1,10 +1,13 @@
 """What a snapshot holds and what it cannot, and that a scratch cluster stands where the other did."""
 
-from __future__ import annotations
-
 import copy
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -27,7 +30,7 @@ from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
-from ..builders import advance_to, give, job, linear_tables, make_cluster, random_jobs, random_tables, with_batch_sizes
+from ..builders import give, job, linear_tables, make_cluster, random_jobs, random_tables, with_batch_sizes
 
 NODES = (Node(4), Node(6))
 BATCH_SIZES = {100: 0.9, 200: 1.2}
@@ -207,16 +210,35 @@ class TestWhatIsNotKnown:
         assert np.isnan(after.start[0])
 
 
-class TestRestore:
-    def test_neither_touches_the_other(self) -> None:
-        cluster = make_cluster([job(0, epochs=1.0)], linear_tables(), [2])
-        give(cluster, [1])
-        advance_to(cluster, 60.0)
-        snapshot = take_snapshot(cluster, cluster.state())
-        scratch = snapshot.restore(SimulatorSettings())
-        give(scratch, [0])
-        scratch.advance()
-        assert cluster.store.gpus[0] == snapshot.columns.gpus[0] == 1
-        again = snapshot.restore(SimulatorSettings())
-        assert again.store.gpus[0] == 1
-        assert again.time == 60.0
+OWNER = """
+import time
+from rlpto.planning.predictor import own_process
+
+if __name__ == "__main__":
+    pool = own_process()
+    pool.submit(abs, -1).result()
+    print(*pool._processes, flush=True)
+    time.sleep(600)
+"""
+"""A stand-in for the scheduler: it looks ahead, says in which process, and waits to be killed."""
+
+
+def test_it_ends_when_the_scheduler_is_killed(tmp_path: Path) -> None:
+    program = tmp_path / "owner.py"
+    program.write_text(OWNER)
+    owner = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True)
+    ahead = int(owner.stdout.readline())
+    os.kill(ahead, 0)  # it is there
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    while alive(ahead):
+        time.sleep(0.05)
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,7 +1,5 @@
 """What is not known of jobs cannot be reached: two clusters differ in all of it, and in nothing that is shown."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -18,7 +16,6 @@ from rlpto.io.arrays import AnyArray
 from rlpto.knowledge.known import BatchCache, BeliefRules, Knowledge
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.compile import compile_tables, load_profiles
-from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.planning.predictor import predict
 from rlpto.planning.snapshot import take_snapshot
@@ -49,7 +46,6 @@ def made_up(seed: int) -> SpeedTables:
 
 
 def profiled(_: int) -> SpeedTables:
-    assert isinstance(PROFILES, FittedProfiles)
     return compile_tables(PROFILES, [JobType(model) for model in MODELS], 8, 4)
 
 
@@ -77,7 +73,6 @@ def cluster_of(tables: SpeedTables, mode: str, remaining: RemainingKnowledge, no
         )
         for i in range(JOBS)
     ]
-    assert isinstance(PROFILES, FittedProfiles)
     known = Knowledge(
         noise if mode == "noisy" else None,
         remaining,

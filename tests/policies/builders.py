@@ -1,7 +1,5 @@
 """Small hand-made states for the tests of policies."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,6 @@
-"""What holds for every registered policy in every state."""
+"""What holds for every registered policy: in every state, and where there is little or nothing."""
 
-from __future__ import annotations
-
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlpto.core.policy import StandingPolicy
+from rlpto.core.cluster import ClusterShape, ClusterState, Node, Placement, nowhere
+from rlpto.core.policy import Policy
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.io.arrays import IntArray
 from rlpto.policies.registry import BUILT_IN, make_policy
 
 from .builders import J, make_state, power, states
@@ -67,21 +69,72 @@ def test_no_job_that_fits_beside_the_others_is_forgotten_on_an_empty_cluster(
         assert np.all(gpus > 0), "the cluster has room for every request at once"
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if isinstance(make_policy(spec), StandingPolicy)])
-def test_a_decision_stands_until_it_says(spec: str) -> None:
-    jobs = [
-        J(work=5e4, requested=4, highest=6, speed=power(0.7, 6)),
-        J(work=2e5, requested=2, highest=6, speed=power(0.7, 6), attained=57000.0),
-        J(work=9e4, requested=4, highest=6, speed=power(0.7, 6)),
-    ]
+JOBS = [
+    J(work=100.0, requested=2, highest=4, held=2, speed=power(0.8, 4)),
+    J(work=50.0, requested=4, highest=4, speed=power(0.8, 4)),
+    J(work=50.0, requested=1, highest=2),
+]
+
+
+def with_shape(state: ClusterState, *nodes: Node) -> ClusterState:
+    """The state on other nodes; of JOBS the first holds two GPUs of the first node that is up, if there is one."""
+    shape = ClusterShape(nodes)
+    first = int(np.argmax(shape.offered))
+
+    def placement(index: IntArray) -> Placement:
+        return replace(nowhere(index), nodes=tuple(np.full(JOBS[job].held, first) for job in index))
+
+    return replace(state, shape=shape, placement=placement)
+
+
+def fresh(spec: str) -> Policy:
     policy = make_policy(spec)
     policy.reset(0)
-    state = make_state(jobs, 8)
-    gpus = policy(state).gpus
-    until = min(policy.stands_until(state), 8000.0)  # type: ignore[attr-defined]
-    speed = state.jobs.speed[np.arange(3), gpus]
-    later = [
-        replace(job, held=int(k), work=job.work - until * rate, attained=job.attained + until * k)
-        for job, k, rate in zip(jobs, gpus, speed, strict=True)
-    ]
-    assert list(policy(make_state(later, 8, time=until)).gpus) == list(gpus)
+    return policy
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_without_jobs_there_is_nothing_to_give(spec: str) -> None:
+    state = make_state(JOBS, 8)
+    none = state.jobs.reordered(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        allocation = fresh(spec)(replace(state, jobs=none))
+    assert len(allocation.gpus) == 0
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        (Node(4, background=3), Node(4, background=1)),
+        (Node(4, background=4), Node(4)),
+        (Node(4), Node(4, up=False)),
+        (Node(0, cpus=4), Node(4)),
+        (Node(4),),
+    ],
+    ids=["others hold some", "others hold a node", "a node is down", "a node without GPUs", "one node"],
+)
+def test_no_more_is_given_than_nodes_offer(spec: str, nodes: tuple[Node, ...]) -> None:
+    """The queue refuses a placement that does not fit."""
+    state = with_shape(make_state(JOBS, 4), *nodes)
+    allocation = Queue(QueueSettings()).admit(state, fresh(spec)(state), spec)
+    assert allocation.gpus.sum() <= state.shape.up_gpus
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_nothing_is_given_where_all_nodes_are_down(spec: str) -> None:
+    jobs = [replace(job, held=0) for job in JOBS]
+    state = replace(make_state(jobs, 4), shape=ClusterShape((Node(4, up=False),)))
+    assert not fresh(spec)(state).gpus.any()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_job_with_nothing_left_is_no_fault(spec: str) -> None:
+    """Real jobs report that they have trained all their epochs shortly before they end."""
+    state = make_state(JOBS, 4)
+    state.jobs.store.progress[0] = JOBS[0].work
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        allocation = fresh(spec)(state)
+    assert 0 <= allocation.gpus.sum() <= 4

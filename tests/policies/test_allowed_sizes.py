@@ -1,8 +1,7 @@
 """Every policy with jobs that run on some sizes only, and on some kinds of GPU not at all."""
 
-from __future__ import annotations
-
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -27,7 +26,13 @@ from rlpto.simulator.settings import SimulatorSettings
 from ..builders import job, linear_tables, with_kinds
 
 POLICIES = [name for name, policy in available().items() if is_complete(policy)]
-NOISE = {"mode": "noisy", "speed_sigma": 0.2, "remaining_sigma": 0.2, "scaling_sigma": 0.2}
+KNOWLEDGE = (
+    {"mode": "exact"},
+    {"mode": "noisy", "speed_sigma": 0.2, "remaining_sigma": 0.2, "scaling_sigma": 0.2},
+    {"mode": "online", "fits": "shared", "remaining": "learnt"},
+)
+MIXES = ((0, 1), (2, 0, 2), (1, 2, 3, 0), (3, 3, 1, 0, 2, 0))
+"""Jobs by their models, in order of submission."""
 MODELS = ("mpt-760m", "mpt-30b", "mlperf-llama2-70b-lora", "arena-moe-2.4b-512")
 
 
@@ -51,7 +56,6 @@ def sizes_held(cluster: SimulatedCluster, gpus: list[int]) -> list[list[int]]:
     loop = DecisionLoop(cluster, QueueSettings())
     state = loop.state()
     given = loop.carry_out(state, Allocation(np.array(gpus)), "wishes")
-    assert given.placement is not None
     return [[int(row[:1].sum()), int(row[1:].sum())] for row in given.placement]
 
 
@@ -90,17 +94,18 @@ def test_a_kind_with_fewer_gpus_than_the_smallest_size_counts_as_none() -> None:
         found.check()
 
 
-def experiment(models: list[str], noisy: bool) -> Experiment:
+@cache
+def experiment(mix: tuple[int, ...], knowledge: int) -> Experiment:
     """Jobs of large models on 32 GPUs of each of two kinds, on the second of which some do not fit."""
     jobs = [
-        {"model": model, "name": f"job-{i}", "submit": 500.0 * i, "gpus": 12, "max_gpus": 32, "epochs": 0.1}
-        for i, model in enumerate(models)
+        {"model": MODELS[model], "name": f"job-{i}", "submit": 500.0 * i, "gpus": 12, "max_gpus": 32, "epochs": 0.1}
+        for i, model in enumerate(mix)
     ]
     content = {
         "cluster": {"nodes": [{"count": 4, "gpus": 8, "cpus": 8, "gpu": kind} for kind in ("a100", "h200")]},
         "workload": {"source": "jobs", "jobs": jobs},
         "profiles": {"folder": "llm"},
-        "knowledge": NOISE if noisy else {"mode": "exact"},
+        "knowledge": KNOWLEDGE[knowledge],
     }
     return prepare(Config.model_validate(content))
 
@@ -117,7 +122,6 @@ class Watched:
     def __call__(self, state: ClusterState) -> Allocation:
         held, jobs = state.held_nodes, state.jobs
         fits, gpus = jobs.fit_on(state.shape.kinds), held.sum(axis=1)
-        assert fits is not None
         allowed = fits[kinds_of(held, state.shape), np.arange(len(jobs)), gpus]
         assert (allowed == gpus).all(), "a job runs on a size that is not allowed, or a kind on which it does not fit"
         return self._policy(state)
@@ -125,9 +129,9 @@ class Watched:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.sampled_from(MODELS), min_size=2, max_size=6), st.booleans(), st.integers(0, 3))
-def test_no_policy_breaks_an_allowed_size(policy: str, models: list[str], noisy: bool, seed: int) -> None:
-    found = experiment(models, noisy)
+@given(st.sampled_from(MIXES), st.integers(0, len(KNOWLEDGE) - 1), st.integers(0, 3))
+def test_no_policy_breaks_an_allowed_size(policy: str, mix: tuple[int, ...], knowledge: int, seed: int) -> None:
+    found = experiment(mix, knowledge)
     record = found.run_policy(Watched(found.policy(policy)), "jobs", seed)
     assert np.isfinite(record.jobs.finish_time).all()
     assert (record.decisions.held <= record.capacity).all()

@@ -1,7 +1,5 @@
 """Coach: growth by gain in speed, and what it makes of the speeds that it has seen."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +15,7 @@ from rlpto.knowledge.known import Knowledge
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.parameter_server import ServerParams, SpeedSurface, speed_grid
 from rlpto.performance.tables import JobType, SpeedTables
-from rlpto.policies.coach import SPREAD_PROBES, Coach, CoachOptions, Limits, Seen, allocate
+from rlpto.policies.coach import SPREAD_PROBES, Coach, CoachOptions, Limits, allocate
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
@@ -51,7 +49,6 @@ class Watched(Coach):
 
     def __call__(self, state: ClusterState) -> Allocation:
         found = super().__call__(state)
-        assert found.servers is not None
         assert int(found.gpus.sum()) <= state.capacity
         assert int(found.servers.sum()) <= state.cpu_slots
         plan = zip(found.gpus.tolist(), found.servers.tolist(), strict=True)
@@ -159,12 +156,6 @@ def test_jobs_start_in_order_while_there_is_room_for_both() -> None:
     assert plan(speed, gpus=2, slots=9) == [(1, 4), (1, 4), (0, 0)]
 
 
-def test_jobs_without_servers_take_no_slots() -> None:
-    speed = np.zeros((1, FEW + 1, FEW + 1))
-    speed[0, :, 0] = [0, 1, 2, 3, 4]
-    assert plan(speed, gpus=3, slots=0, known=limits(1, min_workers=2, servers=0)) == [(3, 0)]
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 999),
@@ -196,20 +187,3 @@ def test_capacity_and_limits_hold(seed: int, count: int, gpus: int, slots: int, 
             assert speed[row, w + 1, p] <= speed[row, w, p], "a free GPU would have made it faster"
         if servers.sum() < slots and p < FEW:
             assert speed[row, w, p + 1] <= speed[row, w, p], "a free slot would have made it faster"
-
-
-class TestSeen:
-    def test_nothing_is_known_of_what_was_not_seen_while_the_fit_is_open(self) -> None:
-        seen = Seen()
-        assert not seen.grid("sync", 3, 3).any()
-        seen.add(1, 1, 0.5)
-        grid = seen.grid("sync", 3, 3)
-        assert grid[1, 1] == 0.5
-        assert grid.sum() == 0.5
-
-    def test_a_speed_that_drifts_moves_all_others(self) -> None:
-        seen = Seen()
-        seen.add(1, 1, 0.5)
-        seen.add(2, 1, 0.8)
-        seen.add(2, 1, 1.6)
-        assert seen.grid("sync", 2, 1)[1:, 1].tolist() == [1.0, 1.6]

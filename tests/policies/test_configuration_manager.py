@@ -1,10 +1,9 @@
 """ConfigurationManager: grows running jobs at their reports, in workers and servers, where that pays."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +39,7 @@ def job(number: int = 0, submit: float = 0.0, epochs: float = 40.0, gpus: int = 
 
 
 def grown(
-    jobs: list[Job], until: float, law: ServerParams = LAW, left: RemainingKnowledge = "declared", **options: float
+    jobs: list[Job], until: float, law: ServerParams = LAW, left: RemainingKnowledge = "declared", **options: Any
 ) -> tuple[RunRecord, list[Reconfiguration]]:
     """A run where others hold all but four GPUs and a CPU slot for each job until a time [s]; 0: they hold nothing."""
     load = [BackgroundLoad(gpus=16 - 4 * len(jobs), cpus=4 - len(jobs), until=until)] if until else []
@@ -62,15 +61,15 @@ def test_it_grows_into_what_others_free_and_by_the_model_in_the_end() -> None:
     assert record.jobs.rescales.tolist() == [len(events)]
 
 
-def test_nothing_is_done_where_nothing_is_free() -> None:
-    record, events = grown([job()], until=1e6)
+@pytest.mark.parametrize(
+    ("epochs", "until", "gain"),
+    [(40.0, 1e6, None), (0.5, 0.0, None), (40.0, 600.0, 10.0)],
+    ids=["nothing is free", "a restart takes longer than it saves", "the gain is below the option"],
+)
+def test_nothing_is_done_where(epochs: float, until: float, gain: float | None) -> None:
+    record, events = grown([job(epochs=epochs)], until, **({"gain": gain} if gain else {}))
     assert events == []
     assert record.jobs.rescales.tolist() == [0]
-
-
-def test_no_restart_that_takes_longer_than_it_saves() -> None:
-    _, events = grown([job(epochs=0.5)], until=0.0)
-    assert events == []
 
 
 def test_jobs_are_changed_at_their_reports_alone() -> None:
@@ -80,11 +79,6 @@ def test_jobs_are_changed_at_their_reports_alone() -> None:
         since = [event.time for event in events if event.job == number]
         assert since[0] >= 500.0
         assert all(later - earlier >= PERIOD for earlier, later in pairwise([start, *since]))
-
-
-def test_a_gain_below_the_option_is_let_go() -> None:
-    _, events = grown([job()], until=600.0, gain=10.0)
-    assert events == []
 
 
 def test_who_waits_goes_before_who_grows() -> None:
@@ -109,7 +103,6 @@ def test_growth_that_was_rolled_back_is_not_tried_again_soon() -> None:
     policy.reset(0)
     ask: Callable[[float, float], Allocation] = lambda time, progress: policy(state_of(4, 1, progress, time))  # noqa: E731
     found = [ask(PERIOD * i, 0.5 * i) for i in range(3)]
-    assert found[-1].servers is not None
     assert found[-1].servers.tolist() == [2]
     assert policy.events[0].time == 2 * PERIOD
     for i in range(3, 10):  # the new server did not come up: the job has one still
@@ -139,9 +132,5 @@ def test_jobs_without_servers_grow_by_what_is_shown() -> None:
 
 @pytest.mark.parametrize("form", ["sync", "async"])
 def test_either_form_of_the_model_comes_to_the_fastest(form: str) -> None:
-    options = ConfigurationManagerOptions(form=form)
-    held = place_background([BackgroundLoad(gpus=12, cpus=3, until=300.0)], ClusterShape(NODES))
-    cluster = SimulatedCluster(NODES, [job()], tables(), SimulatorSettings(interval=10.0), background=held)
-    policy = ConfigurationManager(options)
-    played(cluster, policy)
-    assert policy.events[-1].after[0] >= 12
+    _, events = grown([job()], until=300.0, form=form)
+    assert events[-1].after[0] >= 12

@@ -1,7 +1,5 @@
 """The compiled kernels against plain searches."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -31,12 +29,6 @@ def test_hull_is_concave_and_lies_above_all_values(numbers: list[float]) -> None
     assert np.all(hull >= value[0] - 1e-9)
 
 
-def test_hull_skips_what_lies_below_the_lowest_number() -> None:
-    steps = hull_steps(np.array([[0.0, 9.0, 9.0, 3.0, 4.0]]), np.array([3]), np.array([4]))
-    assert steps.target[0, 0] == 3
-    assert steps.gain[0, 0] == 1.0
-
-
 def test_straight_lines_are_single_steps() -> None:
     value = 0.1 * np.arange(65)[None, :]
     steps = hull_steps(value, np.array([1]), np.array([64]))
@@ -44,10 +36,7 @@ def test_straight_lines_are_single_steps() -> None:
 
 
 @settings(max_examples=100)
-@given(
-    st.lists(st.lists(st.integers(1, 20), min_size=4, max_size=4), min_size=1, max_size=4),
-    st.integers(0, 12),
-)
+@given(st.lists(st.lists(st.integers(1, 20), min_size=4, max_size=4), min_size=1, max_size=4), st.integers(0, 12))
 def test_growing_concave_values_is_optimal(gains: list[list[int]], capacity: int) -> None:
     concave = np.array([sorted(row, reverse=True) for row in gains], dtype=np.float64)
     value = np.concatenate([np.zeros((len(gains), 1)), concave.cumsum(axis=1)], axis=1)

@@ -1,7 +1,5 @@
 """The index: its features, its weights and the file of them, and how it steers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import ClusterState
-from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError
 from rlpto.io.paths import example_config, example_names
 from rlpto.policies.greedy import hull_steps
-from rlpto.policies.index import FINISH_VALUE, SCORE_INPUTS, Index, fill_score_inputs, steer, step_score
+from rlpto.policies.index import SCORE_INPUTS, Index, fill_score_inputs, step_score
 from rlpto.policies.index_weights import (
     FORMAT,
     INDEX_FEATURES,
-    NO_PRICE,
     OFF,
     STEERING_FEATURES,
     IndexWeights,
@@ -94,18 +90,6 @@ def test_score_is_the_weighted_sum_of_the_documented_features() -> None:
     assert scores == pytest.approx(expected)
 
 
-def test_weights_may_differ_by_job() -> None:
-    state = make_state([J(speed=power(0.5, 4)), J(speed=power(0.5, 4))], 4)
-    weights = np.tile(IndexWeights().vector(), (2, 1))
-
-    def steered(weights: FloatArray) -> list[int]:
-        return list(steer(state.time, state.capacity, state.jobs.records, state.jobs.speed, weights))
-
-    assert steered(weights) == steered(weights[:1]) == [2, 2]
-    weights[1, INDEX_FEATURES.index("remaining")] = -1.0
-    assert steered(weights) == [1, 3]
-
-
 class TestSlopeOfAccuracy:
     CURVE = np.array([0.1, 0.7, 0.85, 0.89, 0.9])
     GAIN = ZERO | {"gain": 1.0}
@@ -127,26 +111,8 @@ class TestSlopeOfAccuracy:
         starts = Index(weights=IndexWeights(**(self.GAIN | {"slope_start": 1.0})))
         assert list(starts(self.state([3.5, 0.0], 1)).gpus) == [0, 1]
 
-    def test_the_feature_is_the_log_of_what_the_module_says(self) -> None:
-        state = self.state([0.0, 1.5, 3.5])
-        facts, plain = np.zeros(3, SCORE_INPUTS), np.zeros(3, SCORE_INPUTS)
-        for weights, out in ((self.GAIN | {"slope": 2.0, "slope_start": 0.5}, facts), (self.GAIN, plain)):
-            steering = IndexWeights(**weights).vector()[None]
-            fill_score_inputs(0.0, 8, state.jobs.records, steering, state.jobs.speed, out)
-        # Best stretches: the first epoch alone; the second; and for the last job its end.
-        missing = (0.9 - np.interp([0.0, 1.5, 3.5], np.arange(5), self.CURVE)) / 0.8
-        expected = np.log([0.6 / 0.8 * 4, 0.15 / 0.8 * 3, FINISH_VALUE + missing[2]])
-        assert facts["base"] - plain["base"] == pytest.approx(2.0 * expected)
-        assert facts["start"] - plain["start"] == pytest.approx(0.5 * expected)
-
 
 class TestFile:
-    def test_the_vector_has_the_weights_of_the_index_and_all_others_off(self) -> None:
-        weights = IndexWeights(gain=0.5, held_remaining=-0.2)
-        named = dict(zip(STEERING_FEATURES, weights.vector().tolist(), strict=True))
-        assert {name: named[name] for name in INDEX_FEATURES} == weights.model_dump()
-        assert {named[name] for name in STEERING_FEATURES if name not in INDEX_FEATURES} == {0.0, NO_PRICE}
-
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(st.sampled_from([0.0, -20.0, 1.0, 3.25]) | st.floats(-1000, 1000), min_size=20, max_size=20))
     def test_what_is_saved_is_what_is_loaded(self, tmp_path: Path, numbers: list[float]) -> None:
@@ -163,7 +129,6 @@ class TestFile:
     @pytest.mark.parametrize("name", example_names("tuned"))
     def test_every_tuned_file_is_one(self, name: str) -> None:
         path = example_config(name)
-        assert path is not None
         assert np.isfinite(load_weights(path)).all()
 
     @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The policies that choose kinds of GPU: their programmes, and what they do on a small cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -12,15 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import ClusterShape, Node
-from rlpto.core.gpu_kinds import NO_KIND
 from rlpto.core.jobs import Job
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.io.arrays import FloatArray
 from rlpto.performance.tables import elapsed_from_rates
 from rlpto.policies.gavel import fair_shares
 from rlpto.policies.registry import make_policy
-from rlpto.policies.rounds import give_by_priority
-from rlpto.policies.sia import Choices, configurations, costs, restart_factor, solve
+from rlpto.policies.sia import Choices, configurations, solve
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
@@ -35,13 +31,13 @@ def cluster_of(jobs: Sequence[Job], fast: float = 3.0, **settings: object) -> Si
     """Two nodes of four slow GPUs and one of four fast ones."""
     tables = with_kinds(linear_tables(delay=30.0), {"slow": (1.0, 4), "fast": (fast, 4)})
     nodes = (Node(4, gpu="slow"), Node(4, gpu="slow"), Node(4, gpu="fast"))
-    return SimulatedCluster(nodes, jobs, tables, SimulatorSettings(**({"interval": 60.0} | settings)))  # type: ignore[arg-type]
+    return SimulatedCluster(nodes, jobs, tables, SimulatorSettings(**({"interval": 60.0} | settings)))
 
 
 def decide(cluster: SimulatedCluster, policy: object) -> list[list[int]]:
     """Let a policy decide once; returns the nodes of every job's GPUs."""
     state = Queue(QueueSettings()).order(cluster.state())
-    cluster.apply(state, Queue(QueueSettings()).admit(state, policy(state), "test"))  # type: ignore[operator]
+    cluster.apply(state, Queue(QueueSettings()).admit(state, policy(state), "test"))
     return [cluster.nodes_of(j).tolist() for j in range(len(cluster.jobs))]
 
 
@@ -49,13 +45,6 @@ class TestSiaProgramme:
     def test_configurations_of_the_published_cluster(self) -> None:
         shape = shape_of(*[("t4", 4)] * 6, *[("a100", 8)] * 2, *[("rtx", 8)] * 3)
         assert configurations(shape) == [[1, 2, 4, 8, 12, 16, 20, 24], [1, 2, 4, 8, 16], [1, 2, 4, 8, 16, 24]]
-
-    def test_restart_factor(self) -> None:
-        factor = restart_factor(np.array([10.0, 60.0, 600.0, 600.0]), np.array([0, 0, 2, 40]), np.full(4, 30.0))
-        assert factor == pytest.approx([1.0, 60 / 90, 540 / 630, 0.0])
-
-    def test_costs_are_rounded_and_cut_off(self) -> None:
-        assert costs(np.array([1.0, 4.0, 3.0, 0.0, 1e-9]), -0.5).tolist() == [1.0, 0.5, 0.58, 3000.0, 3000.0]
 
     @settings(max_examples=40, deadline=None)
     @given(st.integers(0, 10_000))
@@ -114,11 +103,6 @@ class TestGavelProgramme:
         share = fair_shares(np.array([[1.0, 4.0], [2.0, 1.0]]), np.array([1, 1]), np.array([1, 1]))
         assert share == pytest.approx(np.array([[0.0, 1.0], [1.0, 0.0]]), abs=1e-6)
 
-    def test_equal_jobs_share_equally(self) -> None:
-        share = fair_shares(np.tile([1.0, 3.0], (4, 1)), np.ones(4, dtype=np.int64), np.array([1, 1]))
-        throughput = share @ [1.0, 3.0]
-        assert throughput == pytest.approx(np.full(4, 1.0), rel=1e-6)
-
     @settings(max_examples=40, deadline=None)
     @given(st.integers(0, 10_000), st.integers(1, 8), st.integers(1, 3))
     def test_shares_are_possible_and_no_job_is_left_out(self, seed: int, count: int, kinds: int) -> None:
@@ -131,13 +115,6 @@ class TestGavelProgramme:
         assert (gpus @ share <= room + 1e-6).all()
         fits = (gpus[:, None] <= room).any(axis=1)
         assert ((share.sum(axis=1) > 0) == fits).all()
-
-    def test_priority_goes_to_who_is_furthest_behind(self) -> None:
-        share = np.array([[0.5, 0.0], [0.5, 0.0]])
-        received = np.array([[0.6, 0.0], [0.2, 0.0]])
-        speed, one = np.ones((2, 2)), np.array([1, 1])
-        chosen = give_by_priority(share, received, speed, one, np.array([1, 0]), np.zeros(2, dtype=bool), 0 * share)
-        assert chosen.tolist() == [NO_KIND, 0]
 
 
 def test_gavel_takes_turns_in_proportion_to_the_programme() -> None:

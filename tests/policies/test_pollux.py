@@ -1,7 +1,5 @@
 """Pollux as a policy: what it gives its search, and AdaptDL's thresholds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +13,7 @@ from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ConfigError
 from rlpto.performance.metrics import UtilityBand
-from rlpto.policies.pollux.policy import desired_nodes, most_gpus, restart_factor, speedups
+from rlpto.policies.pollux.policy import desired_nodes, most_gpus, restart_factor
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
@@ -37,12 +35,6 @@ def test_factor_is_what_restarts_have_left() -> None:
     factor = restart_factor(np.array([60.0, 60.0, 0.0, 600.0]), np.array([1, 3, 0, 2]), np.full(4, 30.0))
     np.testing.assert_allclose(factor, [30 / 90, 0, 0, 540 / 630])
     assert restart_factor(np.zeros(1), np.zeros(1, dtype=np.int64), np.zeros(1))[0] == 1.0
-
-
-def test_pace_is_relative_to_a_fair_share_rounded_up() -> None:
-    state = state_of(3, 16, peak=16)
-    np.testing.assert_allclose(speedups(state.jobs, 16)[:, 0, 6], 1.0)
-    np.testing.assert_allclose(speedups(state.jobs, 16)[:, 0, 12], 2**0.8)
 
 
 def test_a_job_may_have_twice_the_gpus_that_it_has_had() -> None:

@@ -1,7 +1,5 @@
 """The objective of Pollux, its dynamic programme and its search."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

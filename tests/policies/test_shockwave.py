@@ -1,7 +1,5 @@
 """Shockwave: what is predicted of jobs whose speed changes, the plan of rounds, and who runs first."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np
@@ -13,7 +11,7 @@ from rlpto.core.cluster import ClusterShape, ClusterState, Node
 from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import JobTable
 from rlpto.policies.registry import make_policy
-from rlpto.policies.shockwave import BASES, LOGS, Outlook, ShockwaveOptions, mean_estimate, outlook, plan_rounds
+from rlpto.policies.shockwave import BASES, LOGS, Outlook, ShockwaveOptions, outlook, plan_rounds
 
 from ..builders import job, make_tables
 from .builders import J, make_state
@@ -31,11 +29,6 @@ def test_speeds_not_seen_yet_are_as_likely_as_those_seen() -> None:
     assert seen(0.0).left[0] == pytest.approx(4 * 75.0), "both speeds alike"
     assert (seen(2.0).left[0], seen(2.0).had[0]) == (pytest.approx(2 * 66.667, rel=1e-3), 200.0)
     assert seen(2.0).pace[0] == pytest.approx(0.01 / 4)
-
-
-def test_the_mean_of_estimates_counts_how_long_each_stood() -> None:
-    assert mean_estimate([(0.0, 100.0), (60.0, 200.0)], 80.0) == pytest.approx(0.9 * 125.0 + 0.1 * 200.0)
-    assert mean_estimate([(50.0, 100.0)], 50.0) == 100.0
 
 
 @settings(max_examples=25, deadline=None)

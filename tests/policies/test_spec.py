@@ -1,15 +1,23 @@
-"""Specs of policies as text."""
-
-from __future__ import annotations
+"""Specs of policies as text, and one policy after another: which decides when, and that nothing is lost."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlpto.core.cluster import ClusterState
+from rlpto.core.loop import run
+from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ConfigError
+from rlpto.policies.registry import make_policy
 from rlpto.policies.spec import PolicySpec, parse_spec, parse_switch, policy_label, split_specs
+from rlpto.policies.switching import SwitchingPolicy
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import SimulatorSettings
+
+from ..builders import Case, Scripted, cases, job, linear_tables, make_cluster, played
 
 
 @pytest.mark.parametrize(
@@ -25,11 +33,6 @@ from rlpto.policies.spec import PolicySpec, parse_spec, parse_switch, policy_lab
 def test_a_list_is_split_at_the_commas_between_specs(text: str, specs: list[str]) -> None:
     assert split_specs(text) == specs
     assert [str(parse_spec(spec)) for spec in specs] == specs, "a spec is kept as it was written"
-
-
-def test_an_empty_spec_is_refused_with_the_option_it_was_given_to() -> None:
-    with pytest.raises(ConfigError, match="--switch fifo,,las: expected policies separated by commas"):
-        split_specs("fifo,,las", "--switch")
 
 
 def test_options_are_read_as_yaml() -> None:
@@ -77,3 +80,64 @@ def test_a_text_is_refused_or_its_spec_reads_back_as_itself(text: str) -> None:
 def test_a_policy_that_is_switched_to_switches_to_no_further_one() -> None:
     with pytest.raises(ConfigError, match="expected SECONDS:POLICY"):
         parse_switch("3600:las>7200:srtf")
+
+
+class TestSpecs:
+    @pytest.mark.parametrize(
+        ("spec", "message"),
+        [
+            (">3600:las", "no policy ''"),
+            ("fifo>las", "policy switch 'las': expected SECONDS:POLICY, such as 3600:las"),
+            ("fifo>3600:las>nan:srtf", "policy switch 'nan:srtf': expected SECONDS:POLICY"),
+            ("fifo>0:las", "policy switch '0:las': expected"),
+            ("fifo>3600:", "policy switch '3600:': expected"),
+            ("fifo>3600:las>3600:srtf", "policy switch 3600:srtf: expected a time later than that before it, 3600 s"),
+            ("fifo>3600:lass", "no policy 'lass'; did you mean las?"),
+        ],
+    )
+    def test_the_part_that_is_wrong_is_named(self, spec: str, message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            make_policy(spec)
+
+
+class TestDecisions:
+    def test_each_decides_from_the_first_decision_at_or_after_its_time(self) -> None:
+        asked: list[tuple[str, float]] = []
+
+        def scripted(name: str) -> Scripted:
+            def decide(state: ClusterState) -> object:
+                asked.append((name, state.time))
+                return state.jobs.min_gpus
+
+            return Scripted(decide, name)
+
+        policy = SwitchingPolicy("all", scripted("a"), [(90.0, scripted("b")), (120.0, scripted("c"))])
+        played(make_cluster([job(epochs=2.0)], linear_tables(), interval=60.0), policy)
+        assert asked == [("a", 0.0), ("a", 60.0), ("c", 120.0), ("c", 180.0)]
+        switches = policy.switches()
+        assert switches.time.tolist() == [0.0, 120.0]
+        assert switches.policy == ("a", "c")
+
+    def test_a_decision_stands_no_longer_than_its_policy(self) -> None:
+        """fifo's decision stands until a job comes or goes: the switch must not wait for that."""
+        cluster = make_cluster([job(epochs=4.0, max_gpus=4)], linear_tables(), interval=60.0)
+        record = played(cluster, make_policy("fifo>120:equal_share"))
+        assert record.decisions.time.tolist() == [0.0, 120.0]
+        assert record.decisions.held.tolist() == [1, 4]
+
+    def test_another_asked_for_by_hand_decides_until_the_next_set_time(self) -> None:
+        policy = SwitchingPolicy("all", make_policy("fifo"), [(100.0, make_policy("las"))])
+        policy.switch(make_policy("srtf"), 50.0)
+        assert [policy.present(time).name for time in (49.0, 50.0, 99.0, 100.0)] == ["fifo", "srtf", "srtf", "las"]
+        policy.switch(make_policy("sjf"), 100.0)
+        assert policy.present(100.0).name == "sjf"
+
+
+@settings(max_examples=30)
+@given(cases(), st.lists(st.sampled_from(["fifo", "las", "equal_share", "optimus", "random"]), min_size=1, max_size=4))
+def test_no_job_is_lost_and_capacity_is_kept_under_any_switches(case: Case, names: list[str]) -> None:
+    spec = ">".join([case.policy, *(f"{200.0 * (i + 1):g}:{name}" for i, name in enumerate(names))])
+    cluster = SimulatedCluster(case.nodes, case.jobs, case.tables, SimulatorSettings(), case.seed)
+    record = run(cluster, make_policy(spec), case.queue, RewardWeights(), seed=case.seed)
+    assert np.isfinite(record.jobs.finish_time).all()
+    assert (record.decisions.held <= record.decisions.capacity).all()

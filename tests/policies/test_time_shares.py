@@ -1,7 +1,5 @@
 """Policies that share time in rounds: what each aims at, how long its shares stand, and who comes first."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import numpy as np
@@ -17,7 +15,6 @@ from rlpto.performance.scheduled import ScheduledModel, ScheduledProfiles
 from rlpto.performance.tables import JobType
 from rlpto.policies.gavel import best_shares
 from rlpto.policies.registry import make_policy
-from rlpto.policies.rounds import give_by_priority
 from rlpto.policies.time_shares import centre, first_on_workers
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
@@ -32,8 +29,7 @@ def shares(spec: str, jobs: list[J], capacity: int, time: float = 0.0) -> FloatA
     """[n] shares of a policy's first decision, on one kind of GPU."""
     state = make_state(jobs, capacity, time=time)
     speed = state.jobs.speed[np.arange(len(jobs)), state.jobs.requested_gpus][:, None]
-    found: FloatArray = make_policy(spec).shares(state, speed, np.array([capacity]))[:, 0]  # type: ignore[attr-defined]
-    return found
+    return make_policy(spec).shares(state, speed, np.array([capacity]))[:, 0]
 
 
 def test_every_job_is_to_end_when_the_last_can() -> None:
@@ -121,13 +117,6 @@ def test_the_largest_sum_is_no_less_than_the_fair_one(seed: int, count: int, kin
     assert (share * value).sum() >= (fair.share * value).sum() - 1e-6
     assert fair.least >= least == 0
     assert (lacks >= 0).all()
-
-
-def test_who_is_owed_more_comes_before_its_equals() -> None:
-    share, one = np.full((3, 1), 0.5), np.array([1, 1, 1])
-    owed = np.array([[0.0], [60.0], [-60.0]])
-    chosen = give_by_priority(share, share, share, one, np.array([1]), np.zeros(3, dtype=bool), owed)
-    assert chosen.tolist() == [-1, 0, -1]
 
 
 @pytest.mark.parametrize("policy", ALL)

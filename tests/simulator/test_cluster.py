@@ -1,7 +1,5 @@
 """What a simulated cluster refuses and shows, and jobs that become known while time passes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pydantic import ValidationError
@@ -36,18 +34,6 @@ def test_a_cluster_needs_gpus(nodes):
 def test_settings_that_do_not_go_together_are_refused(given_, said):
     with pytest.raises(ValidationError, match=said):
         SimulatorSettings(**given_)
-
-
-def test_states_show_jobs_in_order_of_submission():
-    cluster = make_cluster([job(i, 0.0 if i < 2 else 5.0) for i in range(3)], linear_tables(), interval=5)
-    assert cluster.state().jobs.index.tolist() == [0, 1]
-    give(cluster, [1, 0])
-    cluster.advance()
-    jobs = cluster.state().jobs
-    assert jobs.index.tolist() == [0, 1, 2]
-    assert jobs.gpus.tolist() == [1, 0, 0]
-    assert jobs.waiting.tolist() == [False, True, True]
-    assert jobs.attained_service.tolist() == [5.0, 0.0, 0.0]
 
 
 def test_nothing_is_forgotten_however_often_allocations_are_applied():

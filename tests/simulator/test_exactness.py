@@ -1,7 +1,5 @@
 """Finish times against closed forms: the simulator has no step size."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -20,8 +18,7 @@ INTERVALS = [0.1, 0.7, 1 / 3, 59.9, 60.0, 1000.0]
 
 def rates_of(tables: SpeedTables, gpus: int) -> FloatArray:
     """[P] epochs/s of m0 on one node."""
-    rates: FloatArray = tables.rates[tables.row[0, 0, gpus]]
-    return rates
+    return tables.rates[tables.row[0, 0, gpus]]
 
 
 def seconds(rates: FloatArray, start: float, end: float) -> float:

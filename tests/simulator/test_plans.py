@@ -1,7 +1,5 @@
 """Plans of parallelism: a job keeps its own or the best of each size, unless a policy names one, as `rubick` does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -42,7 +40,7 @@ def profiles() -> FittedProfiles:
 def train(model: str, gpus: int, **more: object) -> Job:
     """A job of STEPS steps that may have any number of GPUs."""
     given = {"model": model, "data_size": 1024.0 * STEPS, "min_gpus": 1, "max_gpus": 8} | more
-    return job(epochs=1.0, gpus=gpus, **given)  # type: ignore[arg-type]
+    return job(epochs=1.0, gpus=gpus, **given)
 
 
 def cluster_of(*jobs: Job, chosen: bool = True) -> SimulatedCluster:
@@ -123,7 +121,6 @@ class TestRubick:
 
         def decide(state: ClusterState) -> Allocation:
             found = policy(state)
-            assert found.plan is not None
             decided.append(list(zip(state.jobs.index.tolist(), found.gpus.tolist(), found.plan.tolist(), strict=True)))
             return found
 

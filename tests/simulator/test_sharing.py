@@ -1,7 +1,5 @@
 """GPUs that jobs share: who slows whom, exactly while they are neighbours."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """How much accuracy jobs lack over time, and when they have most of it: against closed forms, and small steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Spot nodes, which their owner takes away, and what the GPUs cost that jobs hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +15,14 @@ from rlpto.io.errors import ConfigError
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
-from ..builders import give, job, linear_tables, on_nodes, played
+from ..builders import give, job, linear_tables, played
 
 SPOT = SpotSettings(mean_hours=3.0, away_hours=1.0)
 
 
 def cluster_of(nodes: list[Node], *jobs: object, seed: int = 0, **settings: object) -> SimulatedCluster:
-    rules = SimulatorSettings(**settings)  # type: ignore[arg-type]
-    return SimulatedCluster(tuple(nodes), jobs or (job(epochs=1e9),), linear_tables(), rules, seed)  # type: ignore[arg-type]
+    rules = SimulatorSettings(**settings)
+    return SimulatedCluster(tuple(nodes), jobs or (job(epochs=1e9),), linear_tables(), rules, seed)
 
 
 def up_nodes(nodes: list[Node], seed: int = 0, busy: bool = False, **settings: object) -> FloatArray:
@@ -86,12 +84,6 @@ def test_held_gpus_are_paid_by_the_node_they_are_on_until_the_job_ends():
     found, cost = measure(played(cluster)), (2 * 2.0 * 50 + 7.0 * 300) / 3600  # 100 s of a GPU for an epoch
     assert (found["cost"], found["cost_per_job"]) == pytest.approx((cost, cost / 2))
     assert np.isnan(measure(played(cluster_of([Node(3)], *jobs)))["cost"]), "no price is set"
-
-
-def test_of_nodes_that_serve_as_well_the_first_in_the_configuration_is_taken():
-    cluster = cluster_of([Node(4, price=9.0), Node(4, price=1.0)], job(0, max_gpus=4), job(1, max_gpus=4))
-    give(cluster, [4, 0])
-    assert on_nodes(cluster, [0]) == [[0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Files that go with a script: packed on one machine, checked by the service, written on the nodes."""
 
-from __future__ import annotations
-
 import base64
 import io
 import zipfile

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -8,15 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.store.database import Store, StoreError
-from rlpto.store.jobs import (
-    STATES,
-    NewJob,
-    change_job,
-    count_by_state,
-    get_job,
-    insert_job,
-    list_jobs,
-)
+from rlpto.store.jobs import STATES, NewJob, change_job, count_by_state, get_job, insert_job, list_jobs
 
 ONE = NewJob(
     owner="ann", name="first", program="digits", epochs=3, max_gpus=2, options={"lr": 0.1}, labels={"team": "x"}
@@ -39,7 +29,6 @@ def test_only_the_columns_of_the_scheduler_change(store: Store) -> None:
     job = insert_job(store, ONE, 1.0)
     change_job(store, job.id, 2.0, state="running", started=2.0, gpus_held=2)
     found = get_job(store, job.id)
-    assert found is not None
     assert (found.state, found.changed, found.gpus_held, found.version) == ("running", 2.0, 2, 1)
     with pytest.raises(ValueError, match="owner"):
         change_job(store, job.id, 3.0, owner="eve")
@@ -58,7 +47,7 @@ def test_pages_hold_every_job_once(
     data: list[tuple[str, str, bool]],
     limit: int,
     owner: str | None,
-    states: list,  # type: ignore[type-arg]
+    states: list,
     labelled: bool,
 ) -> None:
     store = new_store()

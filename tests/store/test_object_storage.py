@@ -1,7 +1,5 @@
 """Copies of checkpoints on a real S3 server: they arrive, outlive the disk, and damage is recognised."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import time

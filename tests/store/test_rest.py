@@ -1,7 +1,5 @@
 """Requests, switches, curves, status, programs."""
 
-from __future__ import annotations
-
 from rlpto.store import curves, programs, requests, status
 from rlpto.store.database import Store
 from rlpto.store.jobs import NewJob, insert_job
@@ -16,7 +14,6 @@ def test_requests_are_answered_once_and_in_order(store: Store) -> None:
     requests.answer(store, first, 3.0)
     requests.answer(store, first, 4.0, "too late")
     answered = requests.get_request(store, first)
-    assert answered is not None
     assert (answered.done_at, answered.problem) == (3.0, "")
     assert not requests.is_asked(store, "cancel", "j1")
     assert [request.body["policy"] for request in requests.open_requests(store)] == ["las"]
@@ -91,7 +88,6 @@ def test_a_program_is_checked_again_when_it_changes(store: Store) -> None:
     assert programs.set_program(store, "digits", {"a": 1}, "root", 2.0) == 1, "nothing has changed"
     assert programs.set_program(store, "digits", {"a": 1}, "root", 2.0, enabled=False) == 2
     found = programs.get_program(store, "digits")
-    assert found is not None
     assert (found.checked, found.enabled) == ("usable", False)
     assert programs.set_program(store, "digits", {"a": 2}, "root", 3.0) == 3
     programs.note_check(store, "digits", 2, "refused", "an old answer")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 from rlpto.store.database import Store
@@ -21,7 +19,6 @@ def test_a_token_is_known_by_its_hash_alone(store: Store) -> None:
     add_user(store, "ann", "operator", 1.0)
     token, secret = add_token(store, "ann", "laptop", 2.0)
     known = user_of_token(store, secret, 3.0)
-    assert known is not None
     assert (known[0].name, known[0].sees_all, known[1]) == ("ann", True, token)
     assert user_of_token(store, secret + "x", 3.0) is None
     stored = [str(value) for row in store.rows("SELECT * FROM tokens") for value in row]

@@ -1,7 +1,5 @@
 """Small files in the genuine formats: what is in them, and how one line of them is broken."""
 
-from __future__ import annotations
-
 import json
 
 PHILLY_CSV = """\

@@ -1,17 +1,9 @@
-from __future__ import annotations
-
 import pytest
 import yaml
 
 from rlpto.io.errors import ConfigError
 from rlpto.io.settings_text import described_yaml
-from rlpto.workloads.calibration import (
-    LEVELS,
-    Calibration,
-    built_in_calibrations,
-    load_calibration,
-    write_calibration,
-)
+from rlpto.workloads.calibration import LEVELS, Calibration, built_in_calibrations, load_calibration, write_calibration
 
 
 def test_philly_is_built_in_and_names_source_and_licence() -> None:

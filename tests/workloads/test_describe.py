@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
 
 from rlpto.io.errors import TraceError
-from rlpto.workloads.describe import figures, hour_of_week_profile, summary, tables
+from rlpto.workloads.describe import figures, summary, tables
 from rlpto.workloads.trace import Trace, make_trace
 
 HOUR, DAY = 3600.0, 86_400.0
@@ -44,15 +42,6 @@ def test_figures() -> None:
         "users, groups, models": "0, 2, 0",
         "load on 10 GPUs": f"{gpu_hours / (10 * 335):.2f} (durations cut at 24.0 h)",
     }
-
-
-def test_the_profile_of_the_week_starts_on_monday() -> None:
-    profile = hour_of_week_profile(two_weeks())
-    assert profile.argmax() == 48 + 9
-    assert (profile > 1).sum() == 1
-    partial = hour_of_week_profile(two_weeks().slice(0, 12 * HOUR))
-    assert np.isfinite(partial).sum() == 12
-    assert np.isfinite(partial[24:36]).all()
 
 
 def shown(trace: Trace, capacity: int | None = None) -> str:

@@ -1,7 +1,5 @@
 """Classes of jobs at recorded times, and `configs/llm.yaml`, which is made of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +9,7 @@ from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import JobError, ProfileError
 from rlpto.io.yaml_file import read_yaml
-from rlpto.policies.registry import available, is_complete
 
-NOISE = {"mode": "noisy", "speed_sigma": 0.2, "remaining_sigma": 0.2, "scaling_sigma": 0.2}
 LLM = Path(__file__).parents[2] / "configs/llm.yaml"
 
 
@@ -67,21 +63,6 @@ def test_jobs_take_the_drawn_time_on_the_gpus_they_ask_for() -> None:
     record = experiment.run_policy(experiment.policy("fifo"), experiment.windows("test")[0], 0)
     times = record.jobs.finish_time - record.jobs.start_time
     assert np.median(times) == pytest.approx(1800.0)
-
-
-@pytest.mark.parametrize("name", [name for name, policy in available().items() if is_complete(policy)])
-@pytest.mark.parametrize("knowledge", [NOISE, {"mode": "online", "fits": "shared", "remaining": "learnt"}])
-def test_no_policy_breaks_an_allowed_size(name: str, knowledge: dict[str, object], pytestconfig: pytest.Config) -> None:
-    week = bool(pytestconfig.getoption("--soak"))
-    config = llm(windows={"hours": 168 if week else 6, "train": 0.5, "validation": 0, "test": 0.5}, load=0.3)
-    experiment = Experiment(Config.model_validate(config.model_dump() | {"knowledge": knowledge}))
-    window = max(experiment.windows("test")[:8], key=lambda window: len(experiment.jobs(window, 0)))
-    record = experiment.run_policy(experiment.policy(name), window, 0)
-    held, models = record.changes.gpus, np.array(record.jobs.models)[record.changes.job]
-    tables = experiment.tables()
-    for kind, fit in zip(tables.types, tables.fit, strict=True):
-        assert set(held[models == kind.model].tolist()) <= set(fit.tolist()), kind.model
-    assert np.isfinite(record.jobs.finish_time).all()
 
 
 @pytest.mark.parametrize(

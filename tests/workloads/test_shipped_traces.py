@@ -1,7 +1,5 @@
 """The traces that come with RLPTO, and what is said and was measured of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
