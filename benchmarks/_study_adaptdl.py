@@ -70,10 +70,7 @@ EXTREME = replace(LIMITS, largest=1024)
 """A batch of most of the data: shown, not claimed."""
 USUAL_NOISE = 200.0
 """Samples; about what the digits' noise scale comes to, for the choice of GPUs."""
-PROGRAMS = (
-    ("DigitsMlp", "adascale", 20.0, 10),
-    ("DigitsCnn", "sqrt", 6.0, 5),
-)
+PROGRAMS = (("DigitsMlp", "adascale", 20.0, 10), ("DigitsCnn", "sqrt", 6.0, 5))
 """Training program, rule of the learning rate, scale-invariant epochs, seeds."""
 
 

@@ -9,18 +9,7 @@ import _common
 import numpy as np
 import pandas as pd
 import speed
-from _cells import (
-    AGENT,
-    MEMBER,
-    TUNED,
-    agents,
-    best_of,
-    by_window,
-    difference,
-    finished,
-    shown,
-    with_mean_agent,
-)
+from _cells import AGENT, MEMBER, TUNED, agents, best_of, by_window, difference, finished, shown, with_mean_agent
 from _plan import Part, Plan, Row, Workload
 
 from rlpto.evaluation.metrics import LOWER_BOUND

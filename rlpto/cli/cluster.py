@@ -47,8 +47,7 @@ def up(
 @app.command("status", epilog="Example: rlpto cluster status")
 def status(
     address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT|auto", help="Another cluster than the local one."),
+        str | None, typer.Option(metavar="HOST:PORT|auto", help="Another cluster than the local one.")
     ] = None,
 ) -> None:
     """Show a cluster's nodes, its scheduler, and the jobs of its run: GPUs held, progress, when they will end."""

@@ -56,8 +56,7 @@ def evaluate(
         typer.Option(metavar="RUN", help="Evaluate the agents of this run, on the windows of its configuration."),
     ] = None,
     trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Jobs of another trace, in any format that can be imported."),
+        Path | None, typer.Option(metavar="FILE", help="Jobs of another trace, in any format that can be imported.")
     ] = None,
     policies: Annotated[
         str | None,
@@ -92,8 +91,7 @@ def evaluate(
         ),
     ] = Where.sim,
     profiles: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE|FOLDER", help="How fast models train, such as from rlpto profile."),
+        Path | None, typer.Option(metavar="FILE|FOLDER", help="How fast models train, such as from rlpto profile.")
     ] = None,
     address: Annotated[
         str | None,

@@ -63,8 +63,7 @@ def _print_import(result: ImportResult, out: Path, console: Console) -> None:
 def describe(
     paths: Annotated[list[Path], typer.Argument(metavar="TRACE...", help=f"{_TRACE}; several are put in a table.")],
     gpus: Annotated[
-        int | None,
-        typer.Option(min=1, max=10**9, metavar="N", help="Also state the load on a cluster of N GPUs."),
+        int | None, typer.Option(min=1, max=10**9, metavar="N", help="Also state the load on a cluster of N GPUs.")
     ] = None,
 ) -> None:
     """Count jobs, and show when they arrive, how many GPUs they want, how long they run."""

@@ -49,8 +49,7 @@ def train(
         ),
     ] = None,
     cluster: Annotated[
-        TrainWhere,
-        typer.Option(help="sim: in virtual time; ray: a trained agent goes on learning on real jobs."),
+        TrainWhere, typer.Option(help="sim: in virtual time; ray: a trained agent goes on learning on real jobs.")
     ] = TrainWhere.sim,
     address: Annotated[
         str | None,

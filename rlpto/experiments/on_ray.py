@@ -302,10 +302,7 @@ def failures(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def evaluate_both(
-    config: Config,
-    folder: Path,
-    options: RealRun,
-    show: Callable[[str, Config, list[FinishedCell], Path], object],
+    config: Config, folder: Path, options: RealRun, show: Callable[[str, Config, list[FinishedCell], Path], object]
 ) -> Fidelity:
     """Run every cell for real and simulated, and write a comparison as `fidelity.json`.
 
