@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,18 +20,11 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Predict how many jobs, or GPUs, arrive in the next intervals.", no_args_is_help=True)
 
 
-class What(StrEnum):
-    """Quantity to count."""
-
-    jobs = "jobs"
-    gpus = "gpus"
-
-
 TraceArgument = Annotated[
     Path, typer.Argument(metavar="TRACE", help="Trace of any known format; with --value, a CSV of counts.")
 ]
 EveryOption = Annotated[str, typer.Option(metavar="TIME", help="Length of an interval, such as 10min or 1h.")]
-WhatOption = Annotated[What, typer.Option(help="Count jobs, or the GPUs they ask for.")]
+WhatOption = Annotated[Literal["jobs", "gpus"], typer.Option(help="Count jobs, or the GPUs they ask for.")]
 GroupOption = Annotated[
     str | None, typer.Option(metavar="NAME", help="Only jobs of this group (virtual cluster, queue).")
 ]
@@ -68,7 +60,7 @@ def backtest(
     refit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Fit again every N origins; never if not given.")
     ] = None,
-    what: WhatOption = What.jobs,
+    what: WhatOption = "jobs",
     group: GroupOption = None,
     start: StartOption = None,
     time: TimeOption = "time",
@@ -93,7 +85,7 @@ def backtest(
     names = list(METHODS) if methods == "all" else list(dict.fromkeys(name.strip() for name in methods.split(",")))
     folder = Path("runs") / f"forecast-{path.name.partition('.')[0]}" if out is None else out
     forecasters = {name: make_method(name, seed) for name in names}
-    series = read_series(path, CountingOptions(every, what.value, group, start, None, time, value))
+    series = read_series(path, CountingOptions(every, what, group, start, None, time, value))
     with error_named(str(path)), make_progress(quiet) as bar:
         task = bar.add_task("methods", total=len(names))
         try:
@@ -111,7 +103,7 @@ def backtest(
             raise Interrupted("nothing was written") from None
     write_report(result, folder)
     console = make_console(quiet)
-    console.print(_table(result, f"{path}: {what.value} per {every}"))
+    console.print(_table(result, f"{path}: {what} per {every}"))
     console.print(f"scores, forecasts, plots and TensorBoard events: {folder}", style="bold", markup=False)
 
 
@@ -121,7 +113,7 @@ def fit(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write.")],
     every: EveryOption = "10min",
     method: Annotated[str, typer.Option(metavar="NAME", help="Method to fit.")] = "hybrid",
-    what: WhatOption = What.jobs,
+    what: WhatOption = "jobs",
     group: GroupOption = None,
     start: StartOption = None,
     end: EndOption = None,
@@ -139,7 +131,7 @@ def fit(
     from rlpto.workloads.arrival_counts import CountingOptions, error_named, read_series
 
     forecaster = make_method(method, seed)
-    series = read_series(path, CountingOptions(every, what.value, group, start, end, time, value))
+    series = read_series(path, CountingOptions(every, what, group, start, end, time, value))
     with error_named(str(path)):
         forecaster.fit(series)
     forecaster.save(out)

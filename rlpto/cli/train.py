@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -30,13 +29,6 @@ if TYPE_CHECKING:
     from rlpto.agents.training import Status
 
 
-class TrainWhere(StrEnum):
-    """Where an agent learns."""
-
-    sim = "sim"
-    ray = "ray"
-
-
 def train(
     config: Annotated[
         Path | None, typer.Argument(metavar="[CONFIG]", help="Experiment file; not needed with --resume.")
@@ -49,8 +41,9 @@ def train(
         ),
     ] = None,
     cluster: Annotated[
-        TrainWhere, typer.Option(help="sim: in virtual time; ray: a trained agent goes on learning on real jobs.")
-    ] = TrainWhere.sim,
+        Literal["sim", "ray"],
+        typer.Option(help="sim: in virtual time; ray: a trained agent goes on learning on real jobs."),
+    ] = "sim",
     address: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT|auto", help="ray: a cluster that is there; else a local one is started."),
@@ -78,7 +71,7 @@ def train(
     Checkpoints, TensorBoard's events and tables go to the run's folder. Ctrl-C leaves a checkpoint to continue from.
     """
     changes = [*(set_ or ()), *([] if seed is None else [f"agent.seed={seed}"])]
-    if cluster is TrainWhere.ray:
+    if cluster == "ray":
         _fine_tune(config, changes, resume, run_dir, address, seeds, jobs, fresh=fresh, quiet=quiet)
         return
     from rlpto.experiments.training_runs import begin_training, check_resumable
