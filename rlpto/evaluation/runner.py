@@ -23,7 +23,7 @@ from rlpto import __version__
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import METRIC, lower_bound, measure
-from rlpto.evaluation.record_files import is_record, load_record, save_record
+from rlpto.evaluation.record_files import load_record, save_record
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.files import file_there, is_there, write_text
 from rlpto.io.interrupts import Interrupted
@@ -95,14 +95,9 @@ def evaluate(
     weights: of the reward, for the lower bound.
     fresh: throw away the finished cells first.
 
-    Raises CheckpointError if a cell is there already but unreadable or of another configuration, and
-    ConfigError if a cell is listed twice. After Ctrl-C, Interrupted says what is kept: finished cells stay.
+    Raises CheckpointError if a cell is there already but unreadable or of another configuration. After Ctrl-C,
+    Interrupted says what is kept: finished cells stay.
     """
-    if len(set(cells)) < len(cells):
-        twice = next(cell for i, cell in enumerate(cells) if cell in cells[:i])
-        raise ConfigError(f"cell {twice} is listed twice: expected every policy, window and seed once")
-    if jobs < 1:
-        raise ConfigError(f"jobs {jobs}: expected 1 or more worker processes")
     folder = out / "cells"
     if fresh:
         _remove_cells(folder)
@@ -269,8 +264,8 @@ def _read_cell(folder: Path, cell: Cell, fingerprint: str) -> FinishedCell | Non
         raise _unusable(path, "was written with another configuration or version")
     if stored.metrics.keys() != METRIC.keys() or (stored.bound and stored.bound.keys() != METRIC.keys()):
         raise _unusable(path, "holds other metrics")
-    if not is_record(archive):
-        raise _unusable(archive, "missing or not a readable run record")
+    if not file_there(archive):
+        raise _unusable(archive, "missing, expected a run record")
     if stored.cell != cell:
         raise _unusable(path, f"holds cell {stored.cell}, expected {cell}")
     return FinishedCell(stored.cell, stored.metrics, stored.bound, archive)

@@ -29,9 +29,6 @@ from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import IndexWeights, load_weights
 from rlpto.workloads.windows import Window
 
-SHARED = ("cluster", "profiles", "queue", "reward", "simulator", "env", "forecast")
-"""Sections that all experiments of one training must have in common."""
-
 SMALL = Config.model_validate(
     {
         "name": "small",
@@ -92,14 +89,11 @@ def training_setup(
     of the heuristic that agents start from; None: those that `env.start` names. A workload is called
     WINDOW/SEED, or LOAD/WINDOW/SEED where there are several experiments.
 
-    Raises ConfigError if the experiments do not go together or have no such windows, and what is wrong with a
-    workload: TraceError, ProfileError or JobError; CheckpointError for a file of weights.
+    Raises ConfigError if the experiments have no such windows, and what is wrong with a workload: TraceError,
+    ProfileError or JobError; CheckpointError for a file of weights.
     """
     several = (experiments,) if isinstance(experiments, Experiment) else tuple(experiments)
-    if not several:
-        raise ConfigError("no experiments to learn from: expected one or more")
     config = several[0].config
-    _check_alike([experiment.config for experiment in several])
     wanted = None if seeds is None else tuple(seeds)
     given = [experiment.config.workload.load for experiment in several]
     loads = [str(at) if load is None else f"{load:g}" for at, load in enumerate(given)]
@@ -206,11 +200,3 @@ def _ahead(experiment: Experiment, window: Window, jobs: Sequence[Job]) -> dict[
         "forecast_step": forecasts.step,
         "reserve": np.array([reserved_gpus(forecast, forecasts.most_reserved) for forecast in known], dtype=np.int64),
     }
-
-
-def _check_alike(configs: Sequence[Config]) -> None:
-    """Raise ConfigError, naming the section, if experiments differ in more than their workloads."""
-    for key in SHARED:
-        for config in configs[1:]:
-            if getattr(config, key) != getattr(configs[0], key):
-                raise ConfigError(f"{key}: {config.name} differs from {configs[0].name}, expected the same in both")
