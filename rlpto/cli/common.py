@@ -46,6 +46,9 @@ SetOption = Annotated[
 ]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of all randomness, instead of the config's.")]
 RunDirOption = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where results go; runs/NAME if not given.")]
+AddressOption = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT|auto", help="Of a Ray cluster that is there, instead of a local one.")
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 

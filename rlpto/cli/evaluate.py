@@ -11,6 +11,7 @@ import typer
 
 from rlpto.cli.common import (
     EXPERIMENTS,
+    AddressOption,
     OptionalConfig,
     QuietOption,
     RunDirOption,
@@ -84,10 +85,7 @@ def evaluate(
     profiles: Annotated[
         Path | None, typer.Option(metavar="FILE|FOLDER", help="How fast models train, such as from rlpto profile.")
     ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT|auto", help="ray: a cluster that is there; else a local one is started."),
-    ] = None,
+    address: AddressOption = None,
     keep: Annotated[bool, typer.Option("--keep", help="ray: after Ctrl-C, let jobs go on training.")] = False,
     quiet: QuietOption = False,
 ) -> None:

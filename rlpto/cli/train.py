@@ -11,6 +11,7 @@ import typer
 
 from rlpto.cli.common import (
     EXPERIMENTS,
+    AddressOption,
     QuietOption,
     RunDirOption,
     SetOption,
@@ -44,10 +45,7 @@ def train(
         Literal["sim", "ray"],
         typer.Option(help="sim: in virtual time; ray: a trained agent goes on learning on real jobs."),
     ] = "sim",
-    address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT|auto", help="ray: a cluster that is there; else a local one is started."),
-    ] = None,
+    address: AddressOption = None,
     seed: Annotated[
         int | None,
         typer.Option(min=0, help="Seed of the training, instead of agent.seed; the workload keeps the config's."),
