@@ -121,17 +121,11 @@ def kept_cells(
     for spec in dict.fromkeys(cell.policy for cell in cells):
         _common.progress(f"{name}: {policy_label(spec)}")
         mine = [cell for cell in cells if cell.policy == spec]
-        out = folder / files_digest(spec)
+        # Another agent in the same place is another policy.
+        files = "".join(digest(file) for file in spec_files(spec))
+        out = folder / (hashlib.sha256(files.encode()).hexdigest()[:8] if files else "plain")
         done += run_cells(mine, run, out, False, plan.jobs, config=outcome, weights=config.reward)
     return [replace(cell, cell=replace(cell.cell, policy=policy_label(cell.cell.policy))) for cell in done]
-
-
-def files_digest(spec: str) -> str:
-    """Digest of the files that a policy's spec names: another agent in the same place is another policy."""
-    files = spec_files(spec)
-    if not files:
-        return "plain"
-    return hashlib.sha256("".join(digest(file) for file in files).encode()).hexdigest()[:8]
 
 
 def with_mean_agent(found: pd.DataFrame, by: Sequence[str], *, alone: bool = False) -> pd.DataFrame:
@@ -161,15 +155,18 @@ def difference(cells: pd.DataFrame, policy: str, other: str, metric: str = "rewa
 def ratio(cells: pd.DataFrame, policy: str, others: Sequence[str], metric: str) -> Interval:
     """Mean of a metric over that of the best of `others` (the lowest mean), windows resampled in pairs."""
     best = min(others, key=lambda name: by_window(cells, name, metric).mean())
-    mine, theirs = by_window(cells, policy, metric), by_window(cells, best, metric)
-    rows = np.arange(len(mine), dtype=np.float64)
+    return ratio_of_means(by_window(cells, policy, metric), by_window(cells, best, metric))
 
-    def quotient(units: FloatArray, counts: FloatArray) -> FloatArray:
-        picked = units.astype(np.int64)
-        found: FloatArray = (counts @ mine[picked]) / (counts @ theirs[picked])
-        return found
 
-    return bootstrap_interval(rows, statistic=quotient)
+def ratio_of_means(mine: FloatArray, its: FloatArray) -> Interval:
+    """Mean of `mine` [n] over that of `its` [n], resampled in pairs."""
+    every = np.arange(len(mine), dtype=np.float64)  # the statistic looks pairs up in order, by how often they are drawn
+    return bootstrap_interval(every, statistic=lambda _, counts: (counts @ mine) / (counts @ its))
+
+
+def geometric_mean(logs: FloatArray) -> Interval:
+    """Geometric mean of ratios, by their logarithms [n]."""
+    return bootstrap_interval(logs, statistic=lambda units, counts: np.exp(counts @ units / counts.sum(1)))
 
 
 def shown(interval: Interval, form: str) -> str:

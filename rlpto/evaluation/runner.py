@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -201,7 +202,9 @@ def _run_all(
             tick(None)
         return
     # Spawned, not forked: a fork of a process with threads (numba, the progress bar) may deadlock.
-    pool = ProcessPoolExecutor(min(jobs, len(cells)), get_context("spawn"), initializer=_die_on_interrupt)
+    # Ctrl-C ends a worker at once and silently; files are written atomically, so nothing is lost.
+    die = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pool = ProcessPoolExecutor(min(jobs, len(cells)), get_context("spawn"), initializer=die)
     try:
         pending: set[Future[FinishedCell]] = {pool.submit(task, cell) for cell in cells}
         while pending:
@@ -216,11 +219,6 @@ def _run_all(
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _die_on_interrupt() -> None:
-    """Let Ctrl-C end a worker at once and silently; files are written atomically, so nothing is lost."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager

@@ -49,10 +49,6 @@ class Interval:
         """True if there are bounds."""
         return not np.isnan(self.low)
 
-    def excludes(self, value: float) -> bool:
-        """True if `value` lies outside; False for an interval without bounds."""
-        return self.low > value or self.high < value
-
     def within(self, least: float, most: float) -> Interval:
         """The interval cut to possible values of the figure, such as probabilities up to 1."""
         low, high = np.clip([self.low, self.high], least, most)
@@ -166,7 +162,7 @@ def _verdict(metric: str, difference: FloatArray, interval: Interval) -> Verdict
     known = difference[~np.isnan(difference)]
     if len(known) and not known.any():
         return "equal"
-    if METRIC[metric].better == "none" or not interval.excludes(0.0):
+    if METRIC[metric].better == "none" or not (interval.low > 0 or interval.high < 0):
         return "undecided"
     return "better" if (interval.estimate > 0) == (METRIC[metric].better == "higher") else "worse"
 

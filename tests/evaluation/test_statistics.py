@@ -25,7 +25,6 @@ def test_one_value_has_no_interval() -> None:
     assert interval.estimate == 3.0
     assert np.isnan(interval.low)
     assert np.isnan(interval.high)
-    assert not interval.excludes(0.0)
 
 
 def test_undefined_values_are_left_out() -> None:
