@@ -80,13 +80,11 @@ def training_setup(
     experiments: Experiment | Sequence[Experiment],
     split: str = "train",
     seeds: Iterable[int] | None = None,
-    start: FloatArray | None = None,
 ) -> EnvSetup:
     """Workloads and settings of environments: every window of a split with every seed, in every experiment.
 
     experiments: one, or several that differ in their workloads alone, such as one for each load. seeds: of the
-    windows' jobs, failures and estimates; None: the seed of each experiment. start: [STEERING_FEATURES] weights
-    of the heuristic that agents start from; None: those that `env.start` names. A workload is called
+    windows' jobs, failures and estimates; None: the seed of each experiment. A workload is called
     WINDOW/SEED, or LOAD/WINDOW/SEED where there are several experiments.
 
     Raises ConfigError if the experiments have no such windows, and what is wrong with a workload: TraceError,
@@ -111,7 +109,7 @@ def training_setup(
         queue=config.queue,
         reward=config.reward,
         settings=config.env,
-        start=start_weights(config) if start is None else start,
+        start=start_weights(config),
         knowledge=several[0].knowledge,
     )
 
