@@ -72,24 +72,11 @@ def submit(
     quiet: QuietOption = False,
 ) -> None:
     """Submit a training job. When this returns, the job is stored and survives a failure of the service."""
-    given = {
-        "program": program,
-        "name": name,
-        "epochs": epochs,
-        "gpus": gpus,
-        "min_gpus": min_gpus,
-        "max_gpus": max_gpus,
-        "batch_size": batch_size,
-        "metric": metric,
-        "priority": priority,
-        "after": after or None,
-        "most_hours": most_hours,
-        "seed": seed,
-    }
-    job = {
-        **_from_file(file, arguments or [], samples, files or []),
-        **{key: value for key, value in given.items() if value is not None},
-    }
+    given: dict[str, Any] = {"program": program, "name": name, "epochs": epochs, "metric": metric, "priority": priority}
+    given |= {"gpus": gpus, "min_gpus": min_gpus, "max_gpus": max_gpus, "batch_size": batch_size, "seed": seed}
+    given |= {"after": after or None, "most_hours": most_hours}
+    job = _from_file(file, arguments or [], samples, files or [])
+    job |= {key: value for key, value in given.items() if value is not None}
     numbers = None if array is None else _numbers(array)
     if numbers and check:
         raise ConfigError("--check: shows what one job takes: expected no --array")
