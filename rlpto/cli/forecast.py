@@ -25,9 +25,7 @@ TraceArgument = Annotated[
 ]
 EveryOption = Annotated[str, typer.Option(metavar="TIME", help="Length of an interval, such as 10min or 1h.")]
 WhatOption = Annotated[Literal["jobs", "gpus"], typer.Option(help="Count jobs, or the GPUs they ask for.")]
-GroupOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Only jobs of this group (virtual cluster, queue).")
-]
+GroupOption = Annotated[str | None, typer.Option(metavar="NAME", help="Only jobs of this virtual cluster or queue.")]
 StartOption = Annotated[
     datetime | None, typer.Option(formats=["%Y-%m-%d"], metavar="DATE", help="Day from which to count.")
 ]
@@ -52,9 +50,7 @@ def backtest(
     methods: Annotated[
         str, typer.Option(metavar="NAMES", help="Methods separated by commas; all: every one there is.")
     ] = "hybrid,arima_log,season_24h,naive",
-    test: Annotated[
-        float, typer.Option(min=0.01, max=0.9, metavar="SHARE", help="Share of the series, at its end, to score.")
-    ] = 0.2,
+    test: Annotated[float, typer.Option(min=0.01, max=0.9, metavar="SHARE", help="Share to score, at the end.")] = 0.2,
     step_size: Annotated[int, typer.Option(min=1, help="Intervals from one origin to the next.")] = 1,
     windows: Annotated[int | None, typer.Option(min=1, help="Most origins.")] = None,
     refit: Annotated[

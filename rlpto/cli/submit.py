@@ -63,9 +63,7 @@ def submit(
         typer.Option(metavar="FIRST-LAST", help="A job for each number, which replaces {i} in -o and ARGUMENT."),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Submit nothing; show what it would take.")] = False,
-    wait: Annotated[
-        bool, typer.Option("--wait", "-w", help="Wait until it is over; exit with 0 if it finished.")
-    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until it is over; exit with 0 if finished.")] = False,
     service: ServiceOption = None,
     certificate: CertificateOption = None,
     json_: JsonOption = False,

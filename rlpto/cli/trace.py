@@ -28,9 +28,7 @@ OutOption = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Fi
     help=f"Read a public trace and write it in RLPTO's form. Formats: {', '.join(format_names())}.",
 )
 def import_(
-    format_: Annotated[
-        str, typer.Argument(metavar="FORMAT", help="Format of the file; auto: detect it from the content.")
-    ],
+    format_: Annotated[str, typer.Argument(metavar="FORMAT", help="Format of the file; auto: by its content.")],
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The file as published; may be gzip-compressed.")],
     out: OutOption,
     skip_bad_lines: Annotated[

@@ -50,9 +50,7 @@ def train(
         int | None,
         typer.Option(min=0, help="Seed of the training, instead of agent.seed; the workload keeps the config's."),
     ] = None,
-    seeds: Annotated[
-        int, typer.Option(min=1, help="Number of agents to train, with consecutive seeds, in RUN/seed-K.")
-    ] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Agents to train, with consecutive seeds, in RUN/seed-K.")] = 1,
     jobs: Annotated[
         int | None,
         typer.Option("--jobs", "-j", min=1, help="Trainings side by side, through Ray; not given: one for each core."),
