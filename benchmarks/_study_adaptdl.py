@@ -25,7 +25,7 @@ from rlpto.performance.efficiency import BatchLimits, choose_batch, efficiency
 from rlpto.performance.fitted import SPANS, FittedProfiles, choices_by_size
 from rlpto.performance.metrics import EFFICIENCY_BAND, METRIC_NAMES, METRICS, STOCK_BAND, MetricName, UtilityBand
 from rlpto.performance.profiles import ProfileSource, builtin_profiles
-from rlpto.performance.solo import TrainingEstimate, chosen_gpus, predict_training
+from rlpto.performance.solo import chosen_gpus, predict_training
 from rlpto.performance.tables import JobType
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams, fit_throughput, gradient_time, sync_time
 from rlpto.policies.registry import make_policy
@@ -217,10 +217,11 @@ def thresholds(plan: Plan) -> Part:
     rows: list[Row] = []
     changes = []
     for model in MODELS:
-        by_gpus = predict_training(source(plan), model, NODES, ("goodput",))
-        stock = _chosen(by_gpus, STOCK_BAND)
+        stock = None
         for band in (STOCK_BAND, UtilityBand(0.5, 0.8), EFFICIENCY_BAND):
-            raised = _chosen(by_gpus, band)
+            by_gpus = predict_training(source(plan), model, NODES, ("goodput",), band=band)
+            raised = next(row for row in by_gpus if row.chosen)
+            stock = stock or raised
             columns = {"time": "hours", "GPU-hours against stock": "gpu_hours", "utility against stock": "utility"}
             change = [100 * (getattr(raised, column) / getattr(stock, column) - 1) for column in columns.values()]
             if model in PUBLISHED and band is EFFICIENCY_BAND:
@@ -246,13 +247,6 @@ def thresholds(plan: Plan) -> Part:
             "A4 utility of a GPU, least gain of three models": float(useful.min()),
         }
     return Part(figures, rows)
-
-
-def _chosen(by_gpus: Sequence[TrainingEstimate], band: UtilityBand) -> TrainingEstimate:
-    utility = np.zeros(max(row.gpus for row in by_gpus))
-    utility[[row.gpus - 1 for row in by_gpus]] = [row.utility for row in by_gpus]
-    best = chosen_gpus(utility, [row.gpus for row in by_gpus], band)
-    return next(row for row in by_gpus if row.gpus == best)
 
 
 # A6: formulas, and the rule for changing a batch --------------------------------------------------------------------
