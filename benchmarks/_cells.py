@@ -169,6 +169,12 @@ def geometric_mean(logs: FloatArray) -> Interval:
     return bootstrap_interval(logs, statistic=lambda units, counts: np.exp(counts @ units / counts.sum(1)))
 
 
+def exponential(logs: FloatArray) -> Interval:
+    """Geometric mean of ratios, by their logarithms [n], with the interval of the mean logarithm."""
+    found = bootstrap_interval(logs)
+    return Interval(*np.exp([found.estimate, found.low, found.high]).tolist(), found.samples)
+
+
 def shown(interval: Interval, form: str) -> str:
     """An estimate with its interval."""
     return f"{interval.estimate:{form}} [{interval.low:{form}}, {interval.high:{form}}]"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -50,15 +49,13 @@ RAISED = {"cifar10": "16 to 4, +152, -37", "deepspeech2": "+147, -38", "imagenet
 """GPUs, time and GPU-hours in percent of raised thresholds, likewise."""
 
 
-@cache
-def builtin() -> FittedProfiles:
-    """The built-in fits."""
-    return FittedProfiles(builtin_profiles())
+BUILTIN = FittedProfiles(builtin_profiles())
+"""The built-in fits."""
 
 
 def source(plan: Plan) -> ProfileSource:
     """Measured profiles, where they are."""
-    return builtin() if plan.data is None else load_profiles(plan.data / "profiles")
+    return BUILTIN if plan.data is None else load_profiles(plan.data / "profiles")
 
 
 # A1: real training --------------------------------------------------------------------------------------------------
@@ -159,15 +156,15 @@ def stock(_: Plan) -> Part:
 
 def _simulated(policy: str, metric: MetricName, in_tables: Sequence[MetricName]) -> tuple[float, FloatArray]:
     """Mean JCT [s] and [n, 3] every change of GPUs, with tables of types of these metrics."""
-    fitted, rng = builtin(), np.random.default_rng(17)
+    rng = np.random.default_rng(17)
     submit = np.sort(rng.uniform(0, 4 * 3600, 24))
     models = [MODELS[i] for i in rng.choice((0, 1, 4), 24)]
-    facts = [fitted.facts(model) for model in models]
+    facts = [BUILTIN.facts(model) for model in models]
     jobs = [
         Job(f"job-{i}", float(submit[i]), model, float(fact.epochs), fact.samples, 1, 1, 16, metric=metric)
         for i, (model, fact) in enumerate(zip(models, facts, strict=True))
     ]
-    tables = compile_tables(fitted, [JobType(model, None, name) for model in MODELS for name in in_tables], 32, 4)
+    tables = compile_tables(BUILTIN, [JobType(model, None, name) for model in MODELS for name in in_tables], 32, 4)
     record = play((Node(4),) * 8, jobs, tables, make_policy(policy))
     changes = np.column_stack([record.changes.time, record.changes.job, record.changes.gpus]).astype(np.float64)
     return float(np.mean(record.jobs.finish_time - record.jobs.submit_time)), changes
@@ -201,7 +198,7 @@ def throughput(plan: Plan) -> Part:
 
 def _samples_per_second(model: str, metric: MetricName, gpus: int) -> float:
     """Mean over a training's epochs with the batch sizes that a metric chooses, on whole nodes of 4."""
-    profile = builtin().profile(model)
+    profile = BUILTIN.profile(model)
     found = choices_by_size(profile, JobType(model, None, metric), gpus)
     at = (_nodes(gpus) - 1, gpus - 1)
     useful = efficiency(profile.noise(np.arange(profile.epochs)), found.batch[at], profile.batch.base)
@@ -255,7 +252,7 @@ def thresholds(plan: Plan) -> Part:
 def formulas(_: Plan) -> Part:
     """A6: efficiency, synchronisation of one GPU, and what a fit recovers."""
     found = []
-    for profile in map(builtin().profile, MODELS):
+    for profile in map(BUILTIN.profile, MODELS):
         limits, law = profile.batch, profile.throughput
         useful = efficiency(profile.noise(0), np.geomspace(limits.base, limits.largest, 50), limits.base)
         rising = np.count_nonzero(np.diff(useful) >= 0)
@@ -308,10 +305,9 @@ class FollowedBatches(NamedTuple):
 
 def _followed(model: str, gpus: int, rules: Sequence[float]) -> list[FollowedBatches]:
     """A training under each rule: the least gain for which the batch is changed."""
-    fitted = builtin()
-    profile = fitted.profile(model)
+    profile = BUILTIN.profile(model)
     base = profile.batch.with_chosen().base
-    facts = fitted.batch_performance(JobType(model), (4,) * (gpus // 4))
+    facts = BUILTIN.batch_performance(JobType(model), (4,) * (gpus // 4))
     batches, scales = facts.batches, facts.batches.weighed / base
     nodes = np.full(len(scales), gpus // 4)
     seconds = profile.throughput.step_time(nodes, batches.gpus, batches.local, batches.accumulation)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import _common
 import numpy as np
-from _cells import ratio_of_means, shown
+from _cells import exponential, ratio_of_means, shown
 from _plan import Part, Plan, Row
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -24,7 +24,7 @@ from rlpto.evaluation.fidelity import Fidelity, simulated_against_real
 from rlpto.evaluation.metrics import completion_times
 from rlpto.evaluation.plots import COLOURS, in_our_style, png
 from rlpto.evaluation.runner import FinishedCell, load_cells
-from rlpto.evaluation.statistics import Interval, bootstrap_interval
+from rlpto.evaluation.statistics import Interval
 from rlpto.experiments.evaluate import labelled
 from rlpto.io.arrays import FloatArray
 from rlpto.ray_cluster.scheduler.job_tracker import STARTS
@@ -107,8 +107,7 @@ def times_of(done: Sequence[FinishedCell], policy: str) -> list[FloatArray]:
 
 def windows_ratio(mine: Sequence[FloatArray], its: Sequence[FloatArray]) -> Interval:
     """Geometric mean over windows of the ratio of mean JCTs, with Student's interval over windows."""
-    logs = bootstrap_interval(np.array([np.log(a.mean() / b.mean()) for a, b in zip(mine, its, strict=True)]))
-    return Interval(*np.exp([logs.estimate, logs.low, logs.high]).tolist(), logs.samples)
+    return exponential(np.array([np.log(a.mean() / b.mean()) for a, b in zip(mine, its, strict=True)]))
 
 
 def gantt(runs: Sequence[tuple[str, RunRecord]]) -> Figure:
