@@ -312,7 +312,8 @@ def _followed(model: str, gpus: int, rules: Sequence[float]) -> list[FollowedBat
     nodes = np.full(len(scales), gpus // 4)
     seconds = profile.throughput.step_time(nodes, batches.gpus, batches.local, batches.accumulation)
     believed = np.where(batches.usable, batches.weighed / seconds, 0.0)
-    first = choose(believed, scales, facts.grad_sqr[0, 0], facts.grad_var[0, 0], ChoiceRule())
+    seen = facts.grad_sqr[0, 0], facts.grad_var[0, 0]
+    first = choose(believed, scales, np.ones(len(scales)), *seen, ChoiceRule(), -1)
     found = []
     for above in rules:
         rates, choices = np.zeros(profile.epochs), np.zeros(profile.epochs, dtype=np.int64)
