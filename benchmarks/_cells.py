@@ -19,14 +19,12 @@ import pandas as pd
 from _plan import MAIN, Plan, config_file
 
 from rlpto.agents.window_training import WEIGHTS
-from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.policy import Policy
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import Cell, FinishedCell, config_fingerprint
 from rlpto.evaluation.runner import evaluate as run_cells
 from rlpto.evaluation.statistics import Interval, bootstrap_interval
 from rlpto.experiments.config import Config, spec_files
-from rlpto.experiments.experiment import Experiment, prepare
+from rlpto.experiments.experiment import prepare, run_cell
 from rlpto.experiments.training_runs import has_begun
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
@@ -38,8 +36,6 @@ AGENT, TUNED = "agent", "tuned_index"
 """Names in tables: the mean of the agents of all seeds, and the tuned index."""
 MEMBER = re.compile(rf"{AGENT}-\d+")
 """Agents of single seeds, by label."""
-KEEPING = "keeping "
-"""Before a policy's spec: the same policy, but no job gives up a GPU before it finishes."""
 MORE = {"pollux": ("workload.draws=100",)}
 """Overrides of trainings: windows drawn from each file, which are fewer where policies are evaluated."""
 
@@ -123,63 +119,13 @@ def kept_cells(
     folder = plan.cells / f"{name}-{config_fingerprint(outcome)[:8]}"
     done: list[FinishedCell] = []
     for spec in dict.fromkeys(cell.policy for cell in cells):
-        _common.progress(f"{name}: {label_of(spec)}")
+        _common.progress(f"{name}: {policy_label(spec)}")
         mine = [cell for cell in cells if cell.policy == spec]
-        out = folder / files_digest(spec)
+        # Another agent in the same place is another policy.
+        files = "".join(digest(file) for file in spec_files(spec))
+        out = folder / (hashlib.sha256(files.encode()).hexdigest()[:8] if files else "plain")
         done += run_cells(mine, run, out, False, plan.jobs, config=outcome, weights=config.reward)
-    return [replace(cell, cell=replace(cell.cell, policy=label_of(cell.cell.policy))) for cell in done]
-
-
-def label_of(spec: str) -> str:
-    """What a policy is called in tables."""
-    return policy_label(spec.removeprefix(KEEPING))
-
-
-def files_digest(spec: str) -> str:
-    """Digest of the files that a policy's spec names: another agent in the same place is another policy."""
-    files = spec_files(spec)
-    if not files:
-        return "plain"
-    return hashlib.sha256("".join(digest(file) for file in files).encode()).hexdigest()[:8]
-
-
-def run_cell(config: Config, cell: Cell) -> RunRecord:
-    """Run one cell; with the config bound by functools.partial it can be sent to other processes."""
-    experiment = prepare(config)
-    return experiment.run_policy(make(experiment, cell.policy), cell.window, cell.seed)
-
-
-def make(experiment: Experiment, spec: str) -> Policy:
-    """A policy by its spec, which may begin with KEEPING."""
-    policy = experiment.policy(spec.removeprefix(KEEPING))
-    return Keeping(policy) if spec.startswith(KEEPING) else policy
-
-
-class Keeping:
-    """A policy whose jobs keep their GPUs until they finish: what is free is all it can give.
-
-    Running jobs get no fewer than they hold; wishes for more are met in queue order while GPUs are free.
-    """
-
-    def __init__(self, policy: Policy) -> None:
-        self.name = policy.name
-        self._policy = policy
-
-    def reset(self, seed: int) -> None:
-        """Reset the policy."""
-        self._policy.reset(seed)
-
-    def __call__(self, state: ClusterState) -> Allocation:
-        """The policy's wishes, as far as they can be met without taking from anyone."""
-        jobs, wish = state.jobs, self._policy(state).gpus
-        gpus = jobs.keepable.copy()
-        free = state.capacity - int(gpus.sum())
-        for row in np.flatnonzero(wish > gpus):
-            given = min(int(wish[row]), int(gpus[row]) + max(free, 0))
-            if given >= jobs.min_gpus[row]:
-                free -= given - int(gpus[row])
-                gpus[row] = given
-        return Allocation(gpus)
+    return [replace(cell, cell=replace(cell.cell, policy=policy_label(cell.cell.policy))) for cell in done]
 
 
 def with_mean_agent(found: pd.DataFrame, by: Sequence[str], *, alone: bool = False) -> pd.DataFrame:
@@ -209,15 +155,24 @@ def difference(cells: pd.DataFrame, policy: str, other: str, metric: str = "rewa
 def ratio(cells: pd.DataFrame, policy: str, others: Sequence[str], metric: str) -> Interval:
     """Mean of a metric over that of the best of `others` (the lowest mean), windows resampled in pairs."""
     best = min(others, key=lambda name: by_window(cells, name, metric).mean())
-    mine, theirs = by_window(cells, policy, metric), by_window(cells, best, metric)
-    rows = np.arange(len(mine), dtype=np.float64)
+    return ratio_of_means(by_window(cells, policy, metric), by_window(cells, best, metric))
 
-    def quotient(units: FloatArray, counts: FloatArray) -> FloatArray:
-        picked = units.astype(np.int64)
-        found: FloatArray = (counts @ mine[picked]) / (counts @ theirs[picked])
-        return found
 
-    return bootstrap_interval(rows, statistic=quotient)
+def ratio_of_means(mine: FloatArray, its: FloatArray) -> Interval:
+    """Mean of `mine` [n] over that of `its` [n], resampled in pairs."""
+    every = np.arange(len(mine), dtype=np.float64)  # the statistic looks pairs up in order, by how often they are drawn
+    return bootstrap_interval(every, statistic=lambda _, counts: (counts @ mine) / (counts @ its))
+
+
+def geometric_mean(logs: FloatArray) -> Interval:
+    """Geometric mean of ratios, by their logarithms [n]."""
+    return bootstrap_interval(logs, statistic=lambda units, counts: np.exp(counts @ units / counts.sum(1)))
+
+
+def exponential(logs: FloatArray) -> Interval:
+    """Geometric mean of ratios, by their logarithms [n], with the interval of the mean logarithm."""
+    found = bootstrap_interval(logs)
+    return Interval(*np.exp([found.estimate, found.low, found.high]).tolist(), found.samples)
 
 
 def shown(interval: Interval, form: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -47,9 +47,8 @@ class NoDataError(Exception):
     """Real data that a part needs is not there."""
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Medians of CPU seconds, and of their ratio to the calibration loops right before and after (`loops`)."""
+class Timing(NamedTuple):
+    """CPU seconds, and their ratio to the calibration loops right before and after (`loops`)."""
 
     seconds: float
     loops: float
@@ -162,17 +161,21 @@ def seconds_of(call: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
+def timed(call: Callable[[], object]) -> Timing:
+    """Time one call, between two calibration loops."""
+    before = seconds_of(calibration)
+    own = seconds_of(call)
+    return Timing(own, own * 2 / (before + seconds_of(calibration)))
+
+
 def calibrated(name: str, calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:
-    """Each call timed in turns with the calibration loop, after one that warms up (compilation, caches)."""
-    taken: dict[str, list[tuple[float, float]]] = {key: [] for key in calls}
+    """Medians of each call, timed in turns, after one that warms up (compilation, caches)."""
+    taken: dict[str, list[Timing]] = {key: [] for key in calls}
     for repeat in range(repeats + 1):
         for key, call in calls.items():
             progress(f"{name}, {key}: {'warming up' if repeat == 0 else f'{repeat} of {repeats}'}")
-            before = seconds_of(calibration)
-            own = seconds_of(call)
-            taken[key].append((own, own * 2 / (before + seconds_of(calibration))))
-    medians = {key: np.median(pairs[1:], axis=0).tolist() for key, pairs in taken.items()}
-    return {key: Timing(*found) for key, found in medians.items()}
+            taken[key].append(timed(call))
+    return {key: Timing(*np.median(each[1:], axis=0).tolist()) for key, each in taken.items()}
 
 
 def run_parts(parts: Mapping[str, Callable[[], Found]], names: Sequence[str]) -> Found:

@@ -112,22 +112,6 @@ class Part:
     limits: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass
-class Measured:
-    """Results of a study: figures and limits of all its parts, rows by title."""
-
-    figures: dict[str, float] = field(default_factory=dict)
-    limits: dict[str, float] = field(default_factory=dict)
-    tables: dict[str, list[Row]] = field(default_factory=dict)
-
-    def add(self, title: str, part: Part) -> None:
-        """Add a part; without rows it has no table."""
-        self.figures |= part.figures
-        self.limits |= part.limits
-        if part.rows:
-            self.tables[title] = part.rows
-
-
 def config_file(workload: str) -> Path:
     """The experiment file of a workload."""
     return _common.CONFIGS / "results" / f"{workload}.yaml"

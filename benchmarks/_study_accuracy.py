@@ -7,11 +7,10 @@ jobs still hold once they have gained 99 %. Draws the plot of docs/accuracy.md t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
 
 import _common
 import numpy as np
-from _cells import finished
+from _cells import exponential, finished, shown
 from _plan import TIME_ONLY, Part, Plan, Workload, config_file
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -21,7 +20,6 @@ from matplotlib.ticker import PercentFormatter
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.plots import in_our_style, palette, png
 from rlpto.evaluation.runner import FinishedCell
-from rlpto.evaluation.statistics import bootstrap_interval
 from rlpto.evaluation.timeline import step_value
 from rlpto.experiments.config import load_config
 from rlpto.io.arrays import FloatArray
@@ -99,14 +97,14 @@ def compared(plan: Plan) -> Part:
         for name, done in cells.items():
             held, peak = np.sum([held_by_stage(one.record()) for one in done], axis=0)
             shares[workload][name] = held / peak
-            reached, shown = {HELD: float((held / peak)[-1])}, {}
+            reached: dict[str, float] = {HELD: float((held / peak)[-1])}
+            row: dict[str, object] = {"workload": workload, "policy": name, "runs": len(done)}
             for metric, label in COMPARED.items():
                 logs = [np.log(one.metrics[metric] / reference[one.cell.window, one.cell.seed][metric]) for one in done]
-                ratio, low, high = np.exp(astuple(bootstrap_interval(np.array(logs)))[:3]).tolist()
-                reached[metric] = ratio
-                shown[label] = f"{ratio:.3f} [{low:.3f}, {high:.3f}]" if name != REFERENCE else "1"
-            shown[HELD] = f"{reached[HELD]:.2f}"
-            found.rows.append({"workload": workload, "policy": name, "runs": len(done), **shown})
+                ratio = exponential(np.array(logs))
+                reached[metric] = ratio.estimate
+                row[label] = shown(ratio, ".3f") if name != REFERENCE else "1"
+            found.rows.append(row | {HELD: f"{reached[HELD]:.2f}"})
             for metric in CLAIMED.get(name, ()):
                 found.figures[f"{workload}, {name}: {COMPARED.get(metric, metric)}"] = round(reached[metric], 3)
     if plan.split == "test":

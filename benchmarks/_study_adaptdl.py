@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ from rlpto.performance.efficiency import BatchLimits, choose_batch, efficiency
 from rlpto.performance.fitted import SPANS, FittedProfiles, choices_by_size
 from rlpto.performance.metrics import EFFICIENCY_BAND, METRIC_NAMES, METRICS, STOCK_BAND, MetricName, UtilityBand
 from rlpto.performance.profiles import ProfileSource, builtin_profiles
-from rlpto.performance.solo import TrainingEstimate, chosen_gpus, predict_training
+from rlpto.performance.solo import chosen_gpus, predict_training
 from rlpto.performance.tables import JobType
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams, fit_throughput, gradient_time, sync_time
 from rlpto.policies.registry import make_policy
@@ -50,15 +49,13 @@ RAISED = {"cifar10": "16 to 4, +152, -37", "deepspeech2": "+147, -38", "imagenet
 """GPUs, time and GPU-hours in percent of raised thresholds, likewise."""
 
 
-@cache
-def builtin() -> FittedProfiles:
-    """The built-in fits."""
-    return FittedProfiles(builtin_profiles())
+BUILTIN = FittedProfiles(builtin_profiles())
+"""The built-in fits."""
 
 
 def source(plan: Plan) -> ProfileSource:
     """Measured profiles, where they are."""
-    return builtin() if plan.data is None else load_profiles(plan.data / "profiles")
+    return BUILTIN if plan.data is None else load_profiles(plan.data / "profiles")
 
 
 # A1: real training --------------------------------------------------------------------------------------------------
@@ -70,10 +67,7 @@ EXTREME = replace(LIMITS, largest=1024)
 """A batch of most of the data: shown, not claimed."""
 USUAL_NOISE = 200.0
 """Samples; about what the digits' noise scale comes to, for the choice of GPUs."""
-PROGRAMS = (
-    ("DigitsMlp", "adascale", 20.0, 10),
-    ("DigitsCnn", "sqrt", 6.0, 5),
-)
+PROGRAMS = (("DigitsMlp", "adascale", 20.0, 10), ("DigitsCnn", "sqrt", 6.0, 5))
 """Training program, rule of the learning rate, scale-invariant epochs, seeds."""
 
 
@@ -162,15 +156,15 @@ def stock(_: Plan) -> Part:
 
 def _simulated(policy: str, metric: MetricName, in_tables: Sequence[MetricName]) -> tuple[float, FloatArray]:
     """Mean JCT [s] and [n, 3] every change of GPUs, with tables of types of these metrics."""
-    fitted, rng = builtin(), np.random.default_rng(17)
+    rng = np.random.default_rng(17)
     submit = np.sort(rng.uniform(0, 4 * 3600, 24))
     models = [MODELS[i] for i in rng.choice((0, 1, 4), 24)]
-    facts = [fitted.facts(model) for model in models]
+    facts = [BUILTIN.facts(model) for model in models]
     jobs = [
         Job(f"job-{i}", float(submit[i]), model, float(fact.epochs), fact.samples, 1, 1, 16, metric=metric)
         for i, (model, fact) in enumerate(zip(models, facts, strict=True))
     ]
-    tables = compile_tables(fitted, [JobType(model, None, name) for model in MODELS for name in in_tables], 32, 4)
+    tables = compile_tables(BUILTIN, [JobType(model, None, name) for model in MODELS for name in in_tables], 32, 4)
     record = play((Node(4),) * 8, jobs, tables, make_policy(policy))
     changes = np.column_stack([record.changes.time, record.changes.job, record.changes.gpus]).astype(np.float64)
     return float(np.mean(record.jobs.finish_time - record.jobs.submit_time)), changes
@@ -204,7 +198,7 @@ def throughput(plan: Plan) -> Part:
 
 def _samples_per_second(model: str, metric: MetricName, gpus: int) -> float:
     """Mean over a training's epochs with the batch sizes that a metric chooses, on whole nodes of 4."""
-    profile = builtin().profile(model)
+    profile = BUILTIN.profile(model)
     found = choices_by_size(profile, JobType(model, None, metric), gpus)
     at = (_nodes(gpus) - 1, gpus - 1)
     useful = efficiency(profile.noise(np.arange(profile.epochs)), found.batch[at], profile.batch.base)
@@ -220,10 +214,11 @@ def thresholds(plan: Plan) -> Part:
     rows: list[Row] = []
     changes = []
     for model in MODELS:
-        by_gpus = predict_training(source(plan), model, NODES, ("goodput",))
-        stock = _chosen(by_gpus, STOCK_BAND)
+        stock = None
         for band in (STOCK_BAND, UtilityBand(0.5, 0.8), EFFICIENCY_BAND):
-            raised = _chosen(by_gpus, band)
+            by_gpus = predict_training(source(plan), model, NODES, ("goodput",), band=band)
+            raised = next(row for row in by_gpus if row.chosen)
+            stock = stock or raised
             columns = {"time": "hours", "GPU-hours against stock": "gpu_hours", "utility against stock": "utility"}
             change = [100 * (getattr(raised, column) / getattr(stock, column) - 1) for column in columns.values()]
             if model in PUBLISHED and band is EFFICIENCY_BAND:
@@ -251,20 +246,13 @@ def thresholds(plan: Plan) -> Part:
     return Part(figures, rows)
 
 
-def _chosen(by_gpus: Sequence[TrainingEstimate], band: UtilityBand) -> TrainingEstimate:
-    utility = np.zeros(max(row.gpus for row in by_gpus))
-    utility[[row.gpus - 1 for row in by_gpus]] = [row.utility for row in by_gpus]
-    best = chosen_gpus(utility, [row.gpus for row in by_gpus], band)
-    return next(row for row in by_gpus if row.gpus == best)
-
-
 # A6: formulas, and the rule for changing a batch --------------------------------------------------------------------
 
 
 def formulas(_: Plan) -> Part:
     """A6: efficiency, synchronisation of one GPU, and what a fit recovers."""
     found = []
-    for profile in map(builtin().profile, MODELS):
+    for profile in map(BUILTIN.profile, MODELS):
         limits, law = profile.batch, profile.throughput
         useful = efficiency(profile.noise(0), np.geomspace(limits.base, limits.largest, 50), limits.base)
         rising = np.count_nonzero(np.diff(useful) >= 0)
@@ -317,15 +305,15 @@ class FollowedBatches(NamedTuple):
 
 def _followed(model: str, gpus: int, rules: Sequence[float]) -> list[FollowedBatches]:
     """A training under each rule: the least gain for which the batch is changed."""
-    fitted = builtin()
-    profile = fitted.profile(model)
+    profile = BUILTIN.profile(model)
     base = profile.batch.with_chosen().base
-    facts = fitted.batch_performance(JobType(model), (4,) * (gpus // 4))
+    facts = BUILTIN.batch_performance(JobType(model), (4,) * (gpus // 4))
     batches, scales = facts.batches, facts.batches.weighed / base
     nodes = np.full(len(scales), gpus // 4)
     seconds = profile.throughput.step_time(nodes, batches.gpus, batches.local, batches.accumulation)
     believed = np.where(batches.usable, batches.weighed / seconds, 0.0)
-    first = choose(believed, scales, facts.grad_sqr[0, 0], facts.grad_var[0, 0], ChoiceRule())
+    seen = facts.grad_sqr[0, 0], facts.grad_var[0, 0]
+    first = choose(believed, scales, np.ones(len(scales)), *seen, ChoiceRule(), -1)
     found = []
     for above in rules:
         rates, choices = np.zeros(profile.epochs), np.zeros(profile.epochs, dtype=np.int64)

@@ -9,25 +9,14 @@ import _common
 import numpy as np
 import pandas as pd
 import speed
-from _cells import (
-    AGENT,
-    MEMBER,
-    TUNED,
-    agents,
-    best_of,
-    by_window,
-    difference,
-    finished,
-    label_of,
-    shown,
-    with_mean_agent,
-)
+from _cells import AGENT, MEMBER, TUNED, agents, best_of, by_window, difference, finished, shown, with_mean_agent
 from _plan import Part, Plan, Row, Workload
 
 from rlpto.evaluation.metrics import LOWER_BOUND
 from rlpto.evaluation.tables import frame
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
+from rlpto.policies.spec import policy_label
 
 CONTENDERS = 3
 """Policies that have all draws, as the agents have: the best on the first draw."""
@@ -88,8 +77,8 @@ def cells_at(plan: Plan, workload: Workload, load: float) -> pd.DataFrame:
     config, name = plan.config(workload, load), f"{workload}-{load:g}"
     own, known = agents(plan, workload), config.knowledge.mode
     first = frame(finished(plan, config, [*config.policies, *own], name, [config.seed]), known)
-    best = best_of(first, list(map(label_of, config.policies)))[:CONTENDERS]
-    further = [*(spec for spec in config.policies if label_of(spec) in best), *own]
+    best = best_of(first, list(map(policy_label, config.policies)))[:CONTENDERS]
+    further = [*(spec for spec in config.policies if policy_label(spec) in best), *own]
     drawn = frame(finished(plan, config, further, name, range(config.seed + 1, config.seed + plan.draws)), known)
     return with_mean_agent(pd.concat([first, drawn], ignore_index=True), ["knowledge", "window", "seed"])
 
@@ -104,7 +93,7 @@ def scale(plan: Plan) -> Part:
     for nodes, windows in SIZES.items():
         size = f"cluster.nodes=[{{count: {nodes}, gpus: 4}}]"
         config = plan.config(plan.home, plan.busy, size, windows=windows)
-        own = {label_of(spec): spec for spec in config.policies}
+        own = {policy_label(spec): spec for spec in config.policies}
         specs = [*agents(plan, plan.home), own[TUNED], own["fifo"]]
         cells = frame(finished(plan, config, specs, f"scale-{nodes}", [config.seed]), config.knowledge.mode)
         cells = with_mean_agent(cells, ["knowledge", "window", "seed"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 from _plan import Part, Plan, Row
@@ -34,6 +33,8 @@ from rlpto.simulator.settings import SimulatorSettings
 Configurations = Sequence[tuple[int, int]]
 """Workers and servers of each."""
 
+NAME = "{}w{}s"
+"""Of workers and servers."""
 MOST = 10
 """Workers, and servers, that a job on a generated surface may have."""
 NOISE = 0.1
@@ -79,11 +80,11 @@ def replayed(_: Plan) -> Part:
     reached = 0
     for case, speeds in MEASURED.items():
         probes = probes_of(FOUR, np.array(speeds))
-        row = {"runs": case, "measured best": name_of(best_configuration(measured_grid(case)))}
+        row = {"runs": case, "measured best": NAME.format(*best_configuration(measured_grid(case)))}
         for form in ("sync", "async", "parabola"):
             grid = fitted(form, probes, 2)
             choice = greedy(observed(grid, probes))
-            row |= {form: name_of(choice), f"{form}, fit alone": name_of(greedy(grid))}
+            row |= {form: NAME.format(*choice), f"{form}, fit alone": NAME.format(*greedy(grid))}
             reached += form == "sync" and choice == ACCEPTED.get(case)
         rows.append(row)
     return Part({"C1 single jobs for which the measured best is chosen, of 2": reached}, rows)
@@ -138,7 +139,7 @@ def concurrent(_: Plan) -> Part:
     for count in (1, 2, 3):
         ratios: list[list[float]] = []
         for first in range(len(surfaces())):
-            jobs = rotated(surfaces(), first, count)
+            jobs = (surfaces() * 2)[first : first + count]
             grids = np.stack([speed_grid(surface, MOST, MOST) for surface in jobs])
             alike = grids.sum(axis=0)[: GPUS // count + 1, : SLOTS // count + 1].max()
             for rng in draws(first):
@@ -224,7 +225,7 @@ def simulated(_: Plan) -> Part:
             restarts = []
             sizes = range(1, MOST_PROCESSES // count + 1)
             for first in range(len(tables.types)):
-                models = rotated([kind.model for kind in tables.types], first, count)
+                models = ([kind.model for kind in tables.types] * 2)[first : first + count]
                 best = min(completion(tables, models, epochs, Static(w, p))[0] for w in sizes for p in sizes)
                 for spec, found in ratios.items():
                     mean, changes = completion(tables, models, epochs, make_policy(spec))
@@ -340,15 +341,6 @@ def random_probes(rng: np.random.Generator, count: int) -> Configurations:
     """Different configurations, all alike likely."""
     found = rng.choice(MOST * MOST, count, replace=False)
     return [(int(k) // MOST + 1, int(k) % MOST + 1) for k in found]
-
-
-def rotated(items: Sequence[Any], first: int, count: int) -> list[Any]:
-    """`count` items from `first` on, around the end."""
-    return [items[(first + step) % len(items)] for step in range(count)]
-
-
-def name_of(configuration: tuple[int, int]) -> str:
-    return "{}w{}s".format(*configuration)
 
 
 def rounded(value: float | np.floating) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from _cells import finished, shown
+from _cells import finished, geometric_mean, shown
 from _plan import TIME_ONLY, Part, Plan
 from _study_planner import PLANNER, SHARED, TUNED
 from _study_pollux import ONLINE, config_of
@@ -22,7 +22,7 @@ from _systems import play
 
 from rlpto.core.jobs import Job
 from rlpto.core.stopping import StopRule
-from rlpto.evaluation.statistics import Interval, bootstrap_interval
+from rlpto.evaluation.statistics import Interval
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment, prepare
 from rlpto.io.arrays import FloatArray
@@ -154,8 +154,7 @@ def mean_of(experiment: Experiment, jobs: Sequence[Job], work: RemainingKnowledg
 
 def ratio_of(jct: FloatArray, reference: FloatArray) -> Interval:
     """Geometric mean of the ratio over workloads."""
-    log_ratio = np.log(jct / reference)
-    return bootstrap_interval(log_ratio, statistic=lambda units, counts: np.exp(counts @ units / counts.sum(1)))
+    return geometric_mean(np.log(jct / reference))
 
 
 def mean_jct(plan: Plan, spec: str, *settings: str) -> FloatArray:

@@ -14,7 +14,7 @@ from itertools import islice
 import _common
 import numpy as np
 import pandas as pd
-from _cells import agents, best_of, by_window, difference, finished, label_of, ratio, shown
+from _cells import agents, best_of, by_window, difference, finished, ratio, shown
 from _plan import TIME_ONLY, Part, Plan, Workload, tuned
 from _study_pollux import ONLINE, PUBLISHED_JCT_S, config_of
 from speed import decided
@@ -24,6 +24,7 @@ from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.tables import frame
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
+from rlpto.policies.spec import policy_label
 from rlpto.simulator.cluster import SimulatedCluster
 
 WINDOWS: dict[Workload, int] = {"synthetic": 6, "philly": 25, "pollux": 24}
@@ -116,13 +117,13 @@ def rewards(plan: Plan) -> Part:
     for workload, load in plan.places():
         config = plan.config(workload, load, FRESH_SEED, windows=WINDOWS[workload])
         name, base = f"{workload}-{load:g}", agents(plan, workload)[0]
-        labels = {label_of(spec): spec for spec in config.policies}
+        labels = {policy_label(spec): spec for spec in config.policies}
         first = frame(finished(plan, config, config.policies, name), config.knowledge.mode)
         best = [labels[label] for label in best_of(first, list(labels))[:2]]
         own = [base, f"planner:base={base.partition('weights=')[2]}"]
         cells = named(finished(plan, config, [*best, *own], name, range(plan.draws)), config.knowledge.mode)
-        runner_up = best_of(cells, list(map(label_of, best)))[0]
-        against, by_base = difference(cells, "planner", runner_up), difference(cells, "planner", label_of(base))
+        runner_up = best_of(cells, list(map(policy_label, best)))[0]
+        against, by_base = difference(cells, "planner", runner_up), difference(cells, "planner", policy_label(base))
         ahead, beyond = ahead + (against.low > 0), beyond + (by_base.low > 0)
         rows.append(
             {"workload": workload, "load": load, "windows x draws": f"{against.samples} x {plan.draws}"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import _common
 import numpy as np
-from _cells import shown
+from _cells import exponential, ratio_of_means, shown
 from _plan import Part, Plan, Row
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -24,7 +24,7 @@ from rlpto.evaluation.fidelity import Fidelity, simulated_against_real
 from rlpto.evaluation.metrics import completion_times
 from rlpto.evaluation.plots import COLOURS, in_our_style, png
 from rlpto.evaluation.runner import FinishedCell, load_cells
-from rlpto.evaluation.statistics import Interval, bootstrap_interval
+from rlpto.evaluation.statistics import Interval
 from rlpto.experiments.evaluate import labelled
 from rlpto.io.arrays import FloatArray
 from rlpto.ray_cluster.scheduler.job_tracker import STARTS
@@ -50,7 +50,7 @@ def compared(plan: Plan) -> Part:
     for policy in found.policies:
         mine, its = times_of(real, policy), times_of(real, rival)
         by_window = windows_ratio(mine, its)
-        by_job = jobs_ratio(mine, its)
+        by_job = ratio_of_means(np.concatenate(mine), np.concatenate(its))
         part.rows.append(row(policy, mine, {f"JCT / {rival}": by_window, "the same over jobs": by_job}, found, later))
         part.figures[f"{policy}: mean JCT simulated off by"] = abs(
             float(found.metrics.loc[policy, "jct_mean"]["relative"])
@@ -107,15 +107,7 @@ def times_of(done: Sequence[FinishedCell], policy: str) -> list[FloatArray]:
 
 def windows_ratio(mine: Sequence[FloatArray], its: Sequence[FloatArray]) -> Interval:
     """Geometric mean over windows of the ratio of mean JCTs, with Student's interval over windows."""
-    logs = bootstrap_interval(np.array([np.log(a.mean() / b.mean()) for a, b in zip(mine, its, strict=True)]))
-    return Interval(*np.exp([logs.estimate, logs.low, logs.high]).tolist(), logs.samples)
-
-
-def jobs_ratio(mine: Sequence[FloatArray], its: Sequence[FloatArray]) -> Interval:
-    """Ratio of the mean JCTs over all jobs, pairs of the same job resampled as if they were independent."""
-    a, b = np.concatenate(mine), np.concatenate(its)
-    every = np.arange(len(a), dtype=np.float64)  # the statistic looks jobs up in order, by how often they are drawn
-    return bootstrap_interval(every, statistic=lambda _, counts: (counts @ a) / (counts @ b))
+    return exponential(np.array([np.log(a.mean() / b.mean()) for a, b in zip(mine, its, strict=True)]))
 
 
 def gantt(runs: Sequence[tuple[str, RunRecord]]) -> Figure:

@@ -93,7 +93,8 @@ def elastic(_: Plan) -> Part:
         for load in LOADS:
             pairs = [(traced(jobs, ours)[0], traced(jobs, rival)[0]) for jobs in (mixed(load, i) for i in range(SEEDS))]
             found = np.array([[totals(record) for record in pair] for pair in pairs])
-            inversions += sum(start_inversions(without) for _, without in pairs)
+            starts = [without.jobs.start_time for _, without in pairs]
+            inversions += sum(int(np.triu(start[:, None] > start, 1).sum()) for start in starts)
             busy, change = found[:, :, 0].mean(axis=0), found[:, 0, 1:] / found[:, 1, 1:] - 1
             row = {"jobs on": on, "load": load, "busy, FIFO": f"{busy[1]:.2f}", "busy, Elastic FIFO": f"{busy[0]:.2f}"}
             rows.append(row | in_percent(change))
@@ -242,12 +243,6 @@ def totals(record: RunRecord) -> tuple[float, float, float]:
     useful = (np.minimum(usable, record.capacity) * np.diff(ends[by_time])).sum()
     makespan = float(jobs.finish_time.max() - jobs.submit_time.min())
     return float(jobs.gpu_seconds.sum() / useful), makespan, float((jobs.finish_time - jobs.submit_time).mean())
-
-
-def start_inversions(record: RunRecord) -> int:
-    """Pairs of jobs whose later one was started before the earlier one."""
-    start = record.jobs.start_time
-    return int(np.triu(start[:, None] > start[None, :], 1).sum())
 
 
 def spread_over_servers(watched: DecisionTrace) -> int:

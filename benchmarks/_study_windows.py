@@ -11,14 +11,14 @@ from pathlib import Path
 
 import _common
 import numpy as np
-from _cells import MORE, finished, shown, trained
+from _cells import MORE, finished, geometric_mean, shown, trained
 from _plan import TIME_ONLY, Part, Plan, Workload
 
 from rlpto.agents.archive import KINDS, STEERING, read_archive
 from rlpto.agents.policy import run_file
 from rlpto.agents.window_training import WEIGHTS
 from rlpto.envs.whole_windows import WindowPool
-from rlpto.evaluation.statistics import Interval, bootstrap_interval
+from rlpto.evaluation.statistics import Interval
 from rlpto.experiments.environments import training_setup
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.arrays import FloatArray
@@ -155,5 +155,4 @@ def losses_at(
 
 def relative(losses: FloatArray) -> Interval:
     """Geometric mean over windows [W, vectors] of 1 + loss, windows resampled."""
-    logs = np.log1p(losses).mean(axis=1)
-    return bootstrap_interval(logs, statistic=lambda units, counts: np.exp(counts @ units / counts.sum(1)))
+    return geometric_mean(np.log1p(losses).mean(axis=1))

@@ -12,7 +12,6 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -206,7 +205,7 @@ def boosted(case: SeriesCase) -> FloatArray:
 
 def one_seed(case: SeriesCase, rivals: dict[str, FloatArray], seed: int) -> ForecastRun:
     series, model = case.series, HybridForecaster(seed=seed)
-    fit = in_loops(lambda: model.fit(series.head(case.test)))
+    fit = _common.timed(lambda: model.fit(series.head(case.test))).loops
     methods = model.parts(series, case.origins, HORIZON)
     made = model.batch_forecasts(series, case.origins, HORIZON, (0.1, 0.9))
     methods["combination"] = made.point
@@ -218,15 +217,8 @@ def one_seed(case: SeriesCase, rivals: dict[str, FloatArray], seed: int) -> Fore
     inside = (case.truth >= bounds[..., 0] - 1e-9) & (case.truth <= bounds[..., 1] + 1e-9)
     scores = {name: case.mase(forecasts) for name, forecasts in compared.items()}
     new = series.values[case.test : case.test + 100].tolist()
-    step = in_loops(lambda: [(model.update(value), model.predict(HORIZON, (0.1, 0.5, 0.9))) for value in new])
-    return ForecastRun(seed, scores, float(inside[known].mean()), fit, step / len(new))
-
-
-def in_loops(call: Callable[[], object]) -> float:
-    """CPU time of a call, in calibration loops before and after it."""
-    before = _common.seconds_of(_common.calibration)
-    own = _common.seconds_of(call)
-    return 2 * own / (before + _common.seconds_of(_common.calibration))
+    updates = _common.timed(lambda: [(model.update(one), model.predict(HORIZON, (0.1, 0.5, 0.9))) for one in new])
+    return ForecastRun(seed, scores, float(inside[known].mean()), fit, updates.loops / len(new))
 
 
 def mixed(

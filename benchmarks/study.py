@@ -16,7 +16,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any
 import _common
 import yaml
 from _common import Check
-from _plan import Measured, Plan, Row, Study, load_studies
+from _plan import Plan, Row, Study, load_studies
 from pydantic import ValidationError
 
 from rlpto.io.errors import ConfigError
@@ -110,14 +109,18 @@ def sources_digest() -> str:
     return digest.hexdigest()
 
 
-def measure(name: str, study: Study, plan: Plan) -> Measured:
-    """Run a study; nothing without the real data that it needs."""
+def measure(name: str, study: Study, plan: Plan) -> dict[str, dict[str, Any]]:
+    """Figures and limits of all parts of a study, and their rows by title; nothing without the real data it needs."""
+    found: dict[str, dict[str, Any]] = {"figures": {}, "limits": {}, "tables": {}}
     if study.needs and (plan.data is None or not (plan.data / study.needs).exists()):
-        return Measured()
-    found = Measured()
-    for title, part in functions_of(name, study).items():
-        _common.progress(f"{name}: {part.__name__}")
-        found.add(title.format(plan=plan), part(plan))
+        return found
+    for title, function in functions_of(name, study).items():
+        _common.progress(f"{name}: {function.__name__}")
+        part = function(plan)
+        found["figures"] |= part.figures
+        found["limits"] |= part.limits
+        if part.rows:
+            found["tables"][title.format(plan=plan)] = part.rows
     return found
 
 
@@ -129,7 +132,7 @@ def measured(name: str, study: Study, plan: Plan, *, fresh: bool) -> dict[str, A
         return kept
     _common.progress(f"measuring {name}")
     began = cpu_seconds()
-    found = asdict(measure(name, study, plan)) | {"digest": digest, "cpu_minutes": (cpu_seconds() - began) / 60}
+    found = measure(name, study, plan) | {"digest": digest, "cpu_minutes": (cpu_seconds() - began) / 60}
     write_text(path, json.dumps(found, default=plain, indent=1), "a measurement")
     return json.loads(json.dumps(found, default=plain))  # type: ignore[no-any-return]
 

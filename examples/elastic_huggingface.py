@@ -36,9 +36,5 @@ arguments = TrainingArguments(
     disable_tqdm=True,
 )
 ElasticTrainer(
-    model=network,
-    args=arguments,
-    train_dataset=rows[:1000],
-    eval_dataset=rows[1000:],
-    compute_metrics=accuracy,
+    model=network, args=arguments, train_dataset=rows[:1000], eval_dataset=rows[1000:], compute_metrics=accuracy
 ).train()

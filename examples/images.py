@@ -1,4 +1,4 @@
-"""Images: a residual network on generated ones of any size. For recorded ones give `ResNet` other inputs and labels."""
+"""Images: a residual network on generated ones of any size; recorded ones take their place in `__init__`."""
 
 from __future__ import annotations
 
@@ -12,25 +12,41 @@ from rlpto.io.errors import JobError
 from rlpto.ray_cluster.programs.base import Classifier
 
 
-class ResNet(Classifier):
-    """Base of the programs below: a residual network (He et al., arXiv 1512.03385) and momentum SGD.
+class GeneratedImages(Classifier):
+    """A residual network (He et al., arXiv 1512.03385) on images: each class is a random picture, faint, under noise.
 
-    Group rather than batch normalisation: statistics of a batch would depend on how many workers share it.
+    samples: for training. size: pixels of a side. channels, classes: of the data. signal: strength of the picture
+    relative to noise of 1. data_seed: of the pictures. width, blocks, learning_rate: of the network, which has group
+    rather than batch normalisation: statistics of a batch would depend on how many workers share it.
     """
 
     def __init__(
-        self, inputs: Tensor, labels: Tensor, held_out: int, width: int, blocks: int, learning_rate: float
+        self,
+        samples: int = 2048,
+        size: int = 16,
+        channels: int = 3,
+        classes: int = 10,
+        signal: float = 0.5,
+        width: int = 16,
+        blocks: int = 1,
+        learning_rate: float = 0.05,
+        data_seed: int = 0,
     ) -> None:
         if width % 8 or width < 8 or blocks < 1:
             raise JobError(f"width is {width}, blocks {blocks}: expected a multiple of 8, and at least 1 block")
-        super().__init__(inputs, labels, held_out)
-        self._classes = int(labels.max()) + 1
+        generator = torch.Generator().manual_seed(data_seed)
+        held_out = max(64, samples // 8)
+        pictures = torch.randn(classes, channels, size, size, generator=generator)
+        labels = torch.randint(classes, (samples + held_out,), generator=generator)
+        noise = torch.randn(len(labels), channels, size, size, generator=generator)
+        super().__init__(noise + signal * pictures[labels], labels, held_out)
+        self._channels, self._classes = channels, classes
         self._width, self._blocks, self._learning_rate = width, blocks, learning_rate
 
     def model(self) -> nn.Module:
         """Three stages of `blocks` residual blocks; each halves the image and doubles the width."""
         width, layers = self._width, []
-        layers += [nn.Conv2d(self._inputs.shape[1], width, 3, padding=1, bias=False), norm(width), nn.ReLU()]
+        layers += [nn.Conv2d(self._channels, width, 3, padding=1, bias=False), norm(width), nn.ReLU()]
         before = width
         for stage in range(3):
             for block in range(self._blocks):
@@ -62,33 +78,6 @@ class Residual(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """[n, before, h, w] to [n, width, h / stride, w / stride]."""
         return torch.relu(self.keep(images) + self.change(images))
-
-
-class GeneratedImages(ResNet):
-    """Each class is a random picture; samples are that picture, faint, under noise.
-
-    samples: for training. size: pixels of a side. channels, classes: of the data. signal: strength of the picture
-    relative to noise of 1. data_seed: of the pictures. width, blocks, learning_rate: of the network.
-    """
-
-    def __init__(
-        self,
-        samples: int = 2048,
-        size: int = 16,
-        channels: int = 3,
-        classes: int = 10,
-        signal: float = 0.5,
-        width: int = 16,
-        blocks: int = 1,
-        learning_rate: float = 0.05,
-        data_seed: int = 0,
-    ) -> None:
-        generator = torch.Generator().manual_seed(data_seed)
-        held_out = max(64, samples // 8)
-        pictures = torch.randn(classes, channels, size, size, generator=generator)
-        labels = torch.randint(classes, (samples + held_out,), generator=generator)
-        noise = torch.randn(len(labels), channels, size, size, generator=generator)
-        super().__init__(noise + signal * pictures[labels], labels, held_out, width, blocks, learning_rate)
 
 
 def norm(width: int) -> nn.Module:

@@ -105,11 +105,7 @@ class Client:
         return self._ask("POST", "/jobs/validate", json={"program": program, **job})
 
     def jobs(
-        self,
-        states: Sequence[str] = (),
-        owner: str | None = None,
-        label: str | None = None,
-        limit: int | None = None,
+        self, states: Sequence[str] = (), owner: str | None = None, label: str | None = None, limit: int | None = None
     ) -> Iterator[Answer]:
         """Jobs, newest first, fetched page by page. limit: None: all."""
         cursor, left = None, limit

@@ -19,10 +19,7 @@ from rlpto.io.files import whole_file
 from rlpto.io.markdown import markdown_table
 from rlpto.policies.registry import make_policy
 
-HEADINGS = {
-    REALISTIC: "What a real scheduler knows",
-    EXACT: "An oracle's knowledge",
-}
+HEADINGS = {REALISTIC: "What a real scheduler knows", EXACT: "An oracle's knowledge"}
 ABOUT = {
     REALISTIC: "Speeds that jobs have shown, shared among jobs of a model; lengths of finished jobs of the same user.",
     EXACT: "True speeds and true remaining work.",

@@ -79,41 +79,36 @@ def run(
     another process writes the submission.
     """
     with alone_in(folder, f"{folder}: another process runs this submission: wait for its end, or use another folder"):
-        return _run(card, chosen, folder, jobs, say, progress)
-
-
-def _run(
-    card: Card, chosen: Sequence[Case], folder: Path, jobs: int, say: Callable[[str], None], progress: bool
-) -> list[Row]:
-    """As `run`, in a folder that no other process writes to."""
-    kept = tuple(_with_own_files(spec, folder) for spec in card.policies)
-    if (folder / CARD).is_file():
-        card = read_card(folder)  # with what was filled in since
-        if card.policies != kept:
-            raise ConfigError(f"{folder / CARD}: a submission of {', '.join(card.policies)}; expected another folder")
-    card = card.model_copy(update={"policies": kept, "rlpto": __version__})
-    for spec in card.policies:
-        make_policy(runnable(spec, folder))
-    rows = {row.place: row for row in (read_rows(folder / RESULTS) if (folder / RESULTS).is_file() else [])}
-    specs = {runnable(spec, folder): spec for spec in card.policies}
-    configs = [case.config().model_copy(update={"policies": tuple(specs)}) for case in chosen]
-    for number, (case, config) in enumerate(zip(chosen, configs, strict=True), 1):
-        say(f"{case.id} ({number} of {len(chosen)})")
-        experiment = Experiment(config)
-        finished = evaluate(
-            experiment.cells(),
-            partial(_timed, config),
-            folder / "cells" / case.id,
-            progress,
-            jobs,
-            config=experiment.outcome(),
-        )
-        for done in finished:
-            row = row_of(case.id, case.digest, specs[done.cell.policy], done.record())
-            rows[row.place] = row
-        write_rows(rows.values(), folder / RESULTS)
-        write_text(folder / CARD, yaml.safe_dump(card.model_dump(mode="json"), sort_keys=False), "a card")
-    return list(rows.values())
+        kept = tuple(_with_own_files(spec, folder) for spec in card.policies)
+        if (folder / CARD).is_file():
+            card = read_card(folder)  # with what was filled in since
+            if card.policies != kept:
+                raise ConfigError(
+                    f"{folder / CARD}: a submission of {', '.join(card.policies)}; expected another folder"
+                )
+        card = card.model_copy(update={"policies": kept, "rlpto": __version__})
+        for spec in card.policies:
+            make_policy(runnable(spec, folder))
+        rows = {row.place: row for row in (read_rows(folder / RESULTS) if (folder / RESULTS).is_file() else [])}
+        specs = {runnable(spec, folder): spec for spec in card.policies}
+        configs = [case.config().model_copy(update={"policies": tuple(specs)}) for case in chosen]
+        for number, (case, config) in enumerate(zip(chosen, configs, strict=True), 1):
+            say(f"{case.id} ({number} of {len(chosen)})")
+            experiment = Experiment(config)
+            finished = evaluate(
+                experiment.cells(),
+                partial(_timed, config),
+                folder / "cells" / case.id,
+                progress,
+                jobs,
+                config=experiment.outcome(),
+            )
+            for done in finished:
+                row = row_of(case.id, case.digest, specs[done.cell.policy], done.record())
+                rows[row.place] = row
+            write_rows(rows.values(), folder / RESULTS)
+            write_text(folder / CARD, yaml.safe_dump(card.model_dump(mode="json"), sort_keys=False), "a card")
+        return list(rows.values())
 
 
 def new_card(name: str, policies: Sequence[str]) -> Card:
@@ -135,19 +130,18 @@ def read_card(folder: Path) -> Card:
         raise ConfigError(f"{file.place(location)}: {said}") from None
 
 
-def verify(folder: Path, share: float = CHECKED_SHARE, seed: int | None = None) -> Iterator[str]:
+def verify(folder: Path, share: float = CHECKED_SHARE) -> Iterator[str]:
     """Lines on what is wrong with a submission, after running a part of it again; none: it is right.
 
-    seed: of the choice of cells; None: the digest of its results, so that no one chooses. Raises ConfigError or
-    CheckpointError if its files cannot be read.
+    The digest of its results decides which, so that no one chooses. Raises ConfigError or CheckpointError if its files
+    cannot be read.
     """
     card, rows = read_card(folder), read_rows(folder / RESULTS)
     if card.suite != VERSION:
         raise ConfigError(f"{folder / CARD}: suite {card.suite}, expected {VERSION}")
     good, wrong = checked(rows, card.policies)
     yield from wrong if rows else ["no results"]
-    if seed is None:
-        seed = int(digest(folder / RESULTS)[:16], 16)
+    seed = int(digest(folder / RESULTS)[:16], 16)
     count = min(math.ceil(share * len(good)), len(good))
     tolerance = 0.0 if card.deterministic else 0.01
     for at in np.sort(np.random.default_rng(seed).choice(len(good), count, replace=False)) if good else ():

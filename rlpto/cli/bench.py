@@ -38,9 +38,7 @@ def config(case: Annotated[str, typer.Argument(metavar="CASE", help="A case, see
 
 @app.command(epilog="Example: rlpto bench run fifo --case microsoft04-0.9")
 def run(
-    policies: Annotated[
-        list[str], typer.Argument(metavar="POLICY...", help="Policy, or those of several seeds of one training.")
-    ],
+    policies: Annotated[list[str], typer.Argument(metavar="POLICY...", help="Policy, or seeds of one training.")],
     case: Annotated[
         list[str] | None,
         typer.Option(

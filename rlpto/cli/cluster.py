@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlpto.cli.common import CLUSTERS, QuietOption, Verb, make_console, make_table, waiting
+from rlpto.cli.common import CLUSTERS, AddressOption, QuietOption, Verb, make_console, make_table, waiting
 from rlpto.cli.service import CertificateOption, ServiceOption, connect, in_text, service_is_known
 from rlpto.io.errors import ClusterError, ConfigError
 
@@ -46,10 +46,7 @@ def up(
 
 @app.command("status", epilog="Example: rlpto cluster status")
 def status(
-    address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT|auto", help="Another cluster than the local one."),
-    ] = None,
+    address: AddressOption = None,
 ) -> None:
     """Show a cluster's nodes, its scheduler, and the jobs of its run: GPUs held, progress, when they will end."""
     from rlpto.ray_cluster.nodes.persistent_cluster import noted_cluster, running_cluster
@@ -117,9 +114,7 @@ def _jobs() -> Iterator[Table | str]:
 def drain(
     node: Annotated[str, typer.Argument(metavar="NODE", help="Id of the node, or how it begins; see `status`.")],
     in_: Annotated[float, typer.Option("--in", min=0, help="Seconds until the node goes.")] = 120.0,
-    address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT|auto", help="Another cluster than the local one.")
-    ] = None,
+    address: AddressOption = None,
     service: ServiceOption = None,
     certificate: CertificateOption = None,
     quiet: QuietOption = False,

@@ -40,16 +40,15 @@ class Verb:
 
 _CONFIG_HELP = "Experiment file, or the name of an example, such as quickstart."
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help=_CONFIG_HELP)]
-OptionalConfig = Annotated[
-    Path | None,
-    typer.Argument(metavar="[CONFIG]", help=_CONFIG_HELP),
-]
+OptionalConfig = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help=_CONFIG_HELP)]
 SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config; may be repeated."),
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config; may be repeated.")
 ]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of all randomness, instead of the config's.")]
 RunDirOption = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where results go; runs/NAME if not given.")]
+AddressOption = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT|auto", help="Of a Ray cluster that is there, instead of a local one.")
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 

@@ -23,9 +23,7 @@ PAIRED = SHOWN[:2]
 
 
 def compare(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN RUN...", help="Folders that `rlpto evaluate` has written.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Folders that `rlpto evaluate` wrote.")],
 ) -> None:
     """Compare two or more evaluations of the same windows, policy by policy, with paired differences."""
     from rlpto.experiments.evaluate import comparable_runs

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from rlpto.cli.common import (
     EXPERIMENTS,
+    AddressOption,
     OptionalConfig,
     QuietOption,
     RunDirOption,
@@ -32,21 +32,8 @@ ALL, AGENT = "all", "agent"
 """Of `--policies`: every policy; and those of the run."""
 
 
-class Where(StrEnum):
-    """Where jobs run."""
-
-    sim = "sim"
-    ray = "ray"
-    both = "both"
-
-
-class Split(StrEnum):
-    """Windows to evaluate on; all: every window of a trace that was not used for training."""
-
-    train = "train"
-    validation = "validation"
-    test = "test"
-    all = "all"
+Where = Literal["sim", "ray", "both"]
+"""Where jobs run."""
 
 
 def evaluate(
@@ -56,8 +43,7 @@ def evaluate(
         typer.Option(metavar="RUN", help="Evaluate the agents of this run, on the windows of its configuration."),
     ] = None,
     trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Jobs of another trace, in any format that can be imported."),
+        Path | None, typer.Option(metavar="FILE", help="Jobs of another trace, in any format that can be imported.")
     ] = None,
     policies: Annotated[
         str | None,
@@ -75,7 +61,12 @@ def evaluate(
             "3600:las,7200:srtf.",
         ),
     ] = None,
-    windows: Annotated[Split | None, typer.Option(help="Windows to run on, instead of the config's.")] = None,
+    windows: Annotated[
+        Literal["train", "validation", "test", "all"] | None,
+        typer.Option(
+            help="Windows to run on, instead of the config's; all: of a trace that was not used for training."
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most windows, spread over the split.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions of every window, with other jobs.")] = None,
     seed: SeedOption = None,
@@ -90,15 +81,11 @@ def evaluate(
             help="sim: simulated, in virtual time; ray: jobs really train, on a Ray cluster; both: one after "
             "the other, and how they differ."
         ),
-    ] = Where.sim,
+    ] = "sim",
     profiles: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE|FOLDER", help="How fast models train, such as from rlpto profile."),
+        Path | None, typer.Option(metavar="FILE|FOLDER", help="How fast models train, such as from rlpto profile.")
     ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT|auto", help="ray: a cluster that is there; else a local one is started."),
-    ] = None,
+    address: AddressOption = None,
     keep: Annotated[bool, typer.Option("--keep", help="ray: after Ctrl-C, let jobs go on training.")] = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -153,7 +140,7 @@ def evaluate(
         where = f"report: {folder / 'report.html'}" if report else f"tables: {folder}"
         console.print(f"\n{where}", style="bold")
 
-    if cluster is Where.sim:
+    if cluster == "sim":
         for option, given in (("--address", address is not None), ("--keep", keep)):
             if given:
                 raise ConfigError(f"{option}: expected --cluster ray or both as well")
@@ -166,7 +153,7 @@ def evaluate(
 
     with waiting(quiet) as on_wait:
         options = RealRun(console.print, on_wait, address, fresh, keep, not quiet)
-        if cluster is Where.ray:
+        if cluster == "ray":
             show("", *run_real_cells(resolved, folder, options), folder)
             return
         found = evaluate_both(resolved, folder, options, show)
@@ -179,7 +166,7 @@ def evaluate(
 
 def _default_folder(name: str, run: Path | None, trace: Path | None, cluster: Where) -> Path:
     """Default folder of results; results of a run's agents go into the run's folder."""
-    ending = "" if cluster is Where.sim else f"-{cluster.value}"
+    ending = "" if cluster == "sim" else f"-{cluster}"
     if run is None:
         return Path("runs") / f"{name}{ending}"
     inside = "evaluation" if trace is None else f"evaluation-{trace.name.partition('.')[0]}"
@@ -197,15 +184,15 @@ def _source(config: Path | None, run: Path | None) -> Path:
     raise ConfigError("expected either an experiment file or --run RUN")
 
 
-def _window_keys(windows: Split | None, trace: Path | None) -> list[str]:
+def _window_keys(windows: str | None, trace: Path | None) -> list[str]:
     """Overrides that choose windows. Raises ConfigError for all windows if some of them were for training."""
     if trace is not None:
-        if windows not in (None, Split.all):
-            raise ConfigError(f"--windows {windows.value}: all windows of another trace are for testing, expected all")
+        if windows not in (None, ALL):
+            raise ConfigError(f"--windows {windows}: all windows of another trace are for testing, expected all")
         return []
-    if windows is Split.all:
+    if windows == ALL:
         raise ConfigError("--windows all: training windows are among them; expected --trace FILE, or one of the splits")
-    return [] if windows is None else [f"evaluation.split={windows.value}"]
+    return [] if windows is None else [f"evaluation.split={windows}"]
 
 
 def _chosen_policies(text: str, configured: Sequence[str], run: Path | None) -> list[str]:

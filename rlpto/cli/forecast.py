@@ -44,9 +44,7 @@ def backtest(
     methods: Annotated[
         str, typer.Option(metavar="NAMES", help="Methods separated by commas; all: every one there is.")
     ] = "hybrid,arima_log,season_24h,naive",
-    test: Annotated[
-        float, typer.Option(min=0.01, max=0.9, metavar="SHARE", help="Share of the series, at its end, to score.")
-    ] = 0.2,
+    test: Annotated[float, typer.Option(min=0.01, max=0.9, metavar="SHARE", help="Share to score, at the end.")] = 0.2,
     time: TimeOption = "time",
     value: ValueOption = None,
     seed: SeedOption = 0,

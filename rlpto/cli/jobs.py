@@ -14,15 +14,13 @@ import typer
 
 from rlpto.cli.common import SERVICE, QuietOption, Verb, make_console
 from rlpto.cli.service import (
-    CertificateOption,
     JobArgument,
     JobsArgument,
     JsonOption,
-    ServiceOption,
     clock_text,
-    connect,
     in_text,
     number_text,
+    of_service,
     print_json,
     print_rows,
 )
@@ -31,21 +29,20 @@ from rlpto.io.durations import span_text
 from rlpto.io.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlpto.client import Answer
+    from rlpto.client import Answer, Client
 
 
+@of_service
 def jobs(
+    client: Client,
     owner: Annotated[str | None, typer.Option(help="Of this user alone.")] = None,
     label: Annotated[str | None, typer.Option(metavar="KEY=VALUE", help="With this label.")] = None,
-    service: ServiceOption = None,
-    certificate: CertificateOption = None,
     json_: JsonOption = False,
 ) -> None:
     """List jobs that wait or train: the caller's, or all users' for operators."""
     from rlpto.store.jobs import ENDED, STATES
 
-    with connect(service, certificate) as client:
-        found = list(client.jobs([state for state in STATES if state not in ENDED], owner, _label(label)))
+    found = list(client.jobs([state for state in STATES if state not in ENDED], owner, _label(label)))
     columns = ("id", "name", "owner", "state", "GPUs", "done", "priority", "since", "reason")
     print_jobs(found, columns, "no jobs wait or train", json_)
 
@@ -56,13 +53,13 @@ def _label(label: str | None) -> str | None:
     return label
 
 
+@of_service
 def history(
+    client: Client,
     limit: Annotated[int, typer.Option(min=1, help="At most this number.")] = 20,
     state: Annotated[list[str] | None, typer.Option(help="How they ended, such as failed; may be repeated.")] = None,
     owner: Annotated[str | None, typer.Option(help="Of this user alone.")] = None,
     label: Annotated[str | None, typer.Option(metavar="KEY=VALUE", help="With this label.")] = None,
-    service: ServiceOption = None,
-    certificate: CertificateOption = None,
     json_: JsonOption = False,
 ) -> None:
     """List jobs that are over, newest first."""
@@ -71,21 +68,19 @@ def history(
     wrong = next((one for one in state or () if one not in ENDED), None)
     if wrong is not None:
         raise ConfigError(f"--state {wrong}: expected one of {', '.join(ENDED)}")
-    with connect(service, certificate) as client:
-        found = list(client.jobs(state or ENDED, owner, _label(label), limit))
+    found = list(client.jobs(state or ENDED, owner, _label(label), limit))
     columns = ("id", "name", "owner", "state", "submitted", "took", "GPU time", "accuracy", "reason")
     print_jobs(found, columns, "no job is over", json_)
 
 
+@of_service
 def queue(
+    client: Client,
     start: Annotated[bool, typer.Option("--start", help="Also show when jobs will probably start and finish.")] = False,
-    service: ServiceOption = None,
-    certificate: CertificateOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Show waiting jobs in order of service; for other users' jobs only the place."""
-    with connect(service, certificate) as client:
-        found = client.queue()
+    found = client.queue()
     if json_:
         print_json(found)
         return
@@ -102,16 +97,15 @@ def queue(
         make_console().print(said, style="dim")
 
 
+@of_service
 def usage(
+    client: Client,
     days: Annotated[float, typer.Option(help="Of the last this number of days.")] = 30.0,
     by: Annotated[str | None, typer.Option(metavar="LABEL", help="By values of a label, such as team.")] = None,
-    service: ServiceOption = None,
-    certificate: CertificateOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Show GPU-hours that jobs have held: the caller's, or by user for operators."""
-    with connect(service, certificate) as client:
-        found = client.usage(days, by)
+    found = client.usage(days, by)
     if json_:
         print_json(found)
         return
@@ -123,15 +117,10 @@ job_app = typer.Typer(help="Show, follow, fetch, cancel, hold and change jobs of
 
 
 @job_app.command("show", epilog="Example: rlpto job show jaxmt3k52qpb7")
-def show(
-    job: JobArgument,
-    service: ServiceOption = None,
-    certificate: CertificateOption = None,
-    json_: JsonOption = False,
-) -> None:
+@of_service
+def show(client: Client, job: JobArgument, json_: JsonOption = False) -> None:
     """Show a job: state, progress, place in the queue, predicted start and finish."""
-    with connect(service, certificate) as client:
-        found = client.job(job)
+    found = client.job(job)
     if json_:
         print_json([found])
         return
@@ -160,17 +149,16 @@ def show(
 
 
 @job_app.command("logs", epilog="Example: rlpto job logs -f jaxmt3k52qpb7")
+@of_service
 def logs(
+    client: Client,
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=1, max=10_000, help="Only the last lines.")] = None,
-    service: ServiceOption = None,
-    certificate: CertificateOption = None,
 ) -> None:
     """Print what a job's first worker has printed."""
-    with connect(service, certificate) as client:
-        for line in client.logs(job, 1 if tail is None else -tail, follow=follow):
-            print(_printable(line["text"]), flush=True)
+    for line in client.logs(job, 1 if tail is None else -tail, follow=follow):
+        print(_printable(line["text"]), flush=True)
 
 
 def _printable(text: str) -> str:
@@ -178,11 +166,11 @@ def _printable(text: str) -> str:
 
 
 @job_app.command("fetch", epilog="Example: rlpto job fetch jaxmt3k52qpb7 -o mine")
+@of_service
 def fetch(
+    client: Client,
     job: JobArgument,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder; the job's id if not given.")] = None,
-    service: ServiceOption = None,
-    certificate: CertificateOption = None,
 ) -> None:
     """Fetch what a job has trained: newest checkpoint, curves, log, script. Files of an earlier fetch are replaced."""
     from rlpto.client import ServiceError
@@ -190,24 +178,23 @@ def fetch(
     from rlpto.store.code_files import unpack, write_files
 
     folder, console = out or Path(job), make_console()
-    with connect(service, certificate) as client:
-        found = client.job(job)
-        write_text(folder / "job.json", json.dumps(found, indent=1) + "\n", "a job")
-        if found["script"] is not None:
-            script = client.script(job)
-            write_text(folder / "script.py", script["source"], "a script")
-            write_files(folder / "files", unpack(script["files"]) if script["files"] else {})
-        lines = (f"{clock_text(line['at'])} {_printable(line['text'])}\n" for line in client.logs(job))
-        write_text(folder / "log.txt", "".join(lines), "a log")
-        write_text(folder / "curves.csv", _csv(list(client.curves(job))), "curves")
-        console.print(f"{folder}: job.json, log.txt, curves.csv", markup=False)
-        try:
-            client.save_checkpoint(job, folder / "checkpoint.pt")
-        except ServiceError as refused:
-            if refused.kind != "no-checkpoint":
-                raise
-            console.print(str(refused), markup=False)
-            return
+    found = client.job(job)
+    write_text(folder / "job.json", json.dumps(found, indent=1) + "\n", "a job")
+    if found["script"] is not None:
+        script = client.script(job)
+        write_text(folder / "script.py", script["source"], "a script")
+        write_files(folder / "files", unpack(script["files"]) if script["files"] else {})
+    lines = (f"{clock_text(line['at'])} {_printable(line['text'])}\n" for line in client.logs(job))
+    write_text(folder / "log.txt", "".join(lines), "a log")
+    write_text(folder / "curves.csv", _csv(list(client.curves(job))), "curves")
+    console.print(f"{folder}: job.json, log.txt, curves.csv", markup=False)
+    try:
+        client.save_checkpoint(job, folder / "checkpoint.pt")
+    except ServiceError as refused:
+        if refused.kind != "no-checkpoint":
+            raise
+        console.print(str(refused), markup=False)
+        return
     console.print(f'{folder / "checkpoint.pt"}: torch.load(..., weights_only=True)["model"]', markup=False)
 
 
@@ -221,83 +208,74 @@ def _csv(rows: Sequence[Answer]) -> str:
 
 
 @job_app.command("wait", epilog="Example: rlpto job wait jaxmt3k52qpb7 && rlpto job fetch jaxmt3k52qpb7")
-def wait(
-    jobs: JobsArgument,
-    service: ServiceOption = None,
-    certificate: CertificateOption = None,
-    quiet: QuietOption = False,
-) -> None:
+@of_service
+def wait(client: Client, jobs: JobsArgument, quiet: QuietOption = False) -> None:
     """Wait until jobs are over; exit with 0 if all have finished."""
-    with connect(service, certificate) as client:
-        ended = [wait_for(client, job, make_console(quiet))["state"] for job in jobs]
+    ended = [wait_for(client, job, make_console(quiet))["state"] for job in jobs]
     if any(state != "finished" for state in ended):
         raise typer.Exit(NOT_FINISHED)
 
 
 @job_app.command("cancel", epilog="Example: rlpto job cancel jaxmt3k52qpb7 jbxmt3k52qpb7")
+@of_service
 def cancel(
+    client: Client,
     jobs: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Ids of jobs.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="All of your own that wait or train.")] = False,
     label: Annotated[str | None, typer.Option(metavar="KEY=VALUE", help="Of --all those with this label.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    service: ServiceOption = None,
-    certificate: CertificateOption = None,
 ) -> None:
     """Cancel jobs; their reports are kept."""
     from rlpto.store.jobs import ENDED
 
     if bool(jobs) == all_ or (label is not None and not all_):
         raise ConfigError("job cancel: expected ids of jobs, or --all and no id; --label goes with --all")
-    with connect(service, certificate) as client:
-        if all_:
-            which = "your jobs that wait or train" + (f" with label {_label(label)}" if label else "")
-            if not yes:
-                typer.confirm(f"cancel all of {which}?", abort=True)
-            make_console().print(f"{len(client.cancel_all(label))} of {which} will end", markup=False)
-        for job in jobs or ():
-            state = client.cancel(job)["state"]
-            said = f"{job} is {state} already" if state in ENDED else f"{job} will end (it is {state})"
-            make_console().print(said)
+    if all_:
+        which = "your jobs that wait or train" + (f" with label {_label(label)}" if label else "")
+        if not yes:
+            typer.confirm(f"cancel all of {which}?", abort=True)
+        make_console().print(f"{len(client.cancel_all(label))} of {which} will end", markup=False)
+    for job in jobs or ():
+        state = client.cancel(job)["state"]
+        said = f"{job} is {state} already" if state in ENDED else f"{job} will end (it is {state})"
+        make_console().print(said)
 
 
 @job_app.command("hold", epilog="Example: rlpto job hold jaxmt3k52qpb7")
-def hold(jobs: JobsArgument, service: ServiceOption = None, certificate: CertificateOption = None) -> None:
+@of_service
+def hold(client: Client, jobs: JobsArgument) -> None:
     """Keep waiting jobs from starting until they are released."""
-    with connect(service, certificate) as client:
-        for job in jobs:
-            make_console().print(f"{job} does not start now: {client.hold(job)['reason']}", markup=False)
+    for job in jobs:
+        make_console().print(f"{job} does not start now: {client.hold(job)['reason']}", markup=False)
 
 
 @job_app.command("release", epilog="Example: rlpto job release jaxmt3k52qpb7")
-def release(jobs: JobsArgument, service: ServiceOption = None, certificate: CertificateOption = None) -> None:
+@of_service
+def release(client: Client, jobs: JobsArgument) -> None:
     """Let jobs that are on hold start."""
-    with connect(service, certificate) as client:
-        for job in jobs:
-            make_console().print(f"{job} may start (it is {client.release(job)['state']})")
+    for job in jobs:
+        make_console().print(f"{job} may start (it is {client.release(job)['state']})")
 
 
 @job_app.command("resubmit", epilog="Example: rlpto job resubmit jaxmt3k52qpb7")
-def resubmit(jobs: JobsArgument, service: ServiceOption = None, certificate: CertificateOption = None) -> None:
+@of_service
+def resubmit(client: Client, jobs: JobsArgument) -> None:
     """Submit jobs that are over once more, as they were asked for, with new ids."""
-    with connect(service, certificate) as client:
-        for job in jobs:
-            make_console().print(f"{client.resubmit(job)['id']} submitted: {job} once more")
+    for job in jobs:
+        make_console().print(f"{client.resubmit(job)['id']} submitted: {job} once more")
 
 
 @job_app.command("priority", epilog="Example: rlpto job priority jaxmt3k52qpb7 high")
+@of_service
 def set_priority(
-    job: JobArgument,
-    to: Annotated[str, typer.Argument(metavar="CLASS", help="high, normal or low.")],
-    service: ServiceOption = None,
-    certificate: CertificateOption = None,
+    client: Client, job: JobArgument, to: Annotated[str, typer.Argument(metavar="CLASS", help="high, normal or low.")]
 ) -> None:
     """Change the priority class of a job."""
     from rlpto.store.jobs import Priority
 
     if to not in get_args(Priority):
         raise ConfigError(f"{to}: expected {', '.join(get_args(Priority))}")
-    with connect(service, certificate) as client:
-        found = client.set_priority(job, to)
+    found = client.set_priority(job, to)
     make_console().print(f"{job} has priority {found['priority']} now")
 
 

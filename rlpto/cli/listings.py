@@ -3,47 +3,33 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rlpto.cli.common import LISTS, ConfigArgument, SetOption, Verb, make_console, make_table, read_config
-from rlpto.io.errors import ConfigError
 
 app = typer.Typer(help="List experiment files, and show one with every key explained.", no_args_is_help=True)
 
 
 @app.command("list", epilog="Example: rlpto configs list")
-def list_configs(
-    folder: Annotated[
-        Path | None, typer.Argument(help="Folder with experiment files, instead of the examples of RLPTO.")
-    ] = None,
-) -> None:
-    """List experiment files: the examples, which go by their names anywhere, or those of a folder."""
+def list_configs() -> None:
+    """List the examples, which go by their names anywhere: experiment files, weights, agents and traces."""
     from rich.markup import escape
 
     from rlpto.experiments.config import load_config
-    from rlpto.io.files import folder_there
     from rlpto.io.paths import example_names, trace_names
 
-    if folder is not None and not folder_there(folder):
-        raise ConfigError(f"{folder}: no such folder, expected one with experiment files (*.yaml)")
-    names = [*example_names(), *example_names("results")] if folder is None else sorted(map(str, folder.glob("*.yaml")))
-    table = make_table("example" if folder is None else "file", "name", "description")
-    for name in names:
-        try:
-            config = load_config(name)
-            table.add_row(escape(name), escape(config.name), escape(config.description))
-        except ConfigError as error:
-            table.add_row(escape(name), "", f"[red]{escape(str(error))}[/]")
+    table = make_table("example", "name", "description")
+    for name in (*example_names(), *example_names("results")):
+        config = load_config(name)
+        table.add_row(escape(name), escape(config.name), escape(config.description))
     console = make_console()
     console.print(table)
-    if folder is None:
-        weights, agents = example_names("tuned"), example_names("pretrained", ".zip")
-        console.print(f"\n[bold]weights[/] for index:weights=NAME.yaml: {', '.join(weights)}")
-        console.print(f"[bold]agents[/] for agent:file=NAME.zip: {', '.join(agents)}")
-        console.print(f"[bold]traces[/] for workload.path=NAME: {', '.join(trace_names())}")
+    weights, agents = example_names("tuned"), example_names("pretrained", ".zip")
+    console.print(f"\n[bold]weights[/] for index:weights=NAME.yaml: {', '.join(weights)}")
+    console.print(f"[bold]agents[/] for agent:file=NAME.zip: {', '.join(agents)}")
+    console.print(f"[bold]traces[/] for workload.path=NAME: {', '.join(trace_names())}")
 
 
 @app.command(epilog="Example: rlpto configs show philly --set simulator.interval=30")

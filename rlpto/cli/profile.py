@@ -13,6 +13,7 @@ import typer
 
 from rlpto.cli.common import (
     CLUSTERS,
+    AddressOption,
     ConfigArgument,
     QuietOption,
     SeedOption,
@@ -39,10 +40,7 @@ if TYPE_CHECKING:
 def profile(
     config: ConfigArgument,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="YAML file for the profiles.")],
-    address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT|auto", help="A Ray cluster that is there; else a local one is started."),
-    ] = None,
+    address: AddressOption = None,
     seconds: Annotated[float, typer.Option(min=1.0, help="Seconds of training at every size and placement.")] = 10.0,
     learning: Annotated[
         float, typer.Option(min=1.0, help="Longest time in seconds for the training that measures the accuracy curve.")

@@ -159,9 +159,7 @@ def preview(
         Path | None, typer.Option(metavar="FOLDER", help="Profiles or measurements, instead of the built-in profiles.")
     ] = None,
     gpus_per_node: Annotated[int, typer.Option(min=1, max=1024, metavar="N", help="GPUs of a node.")] = 4,
-    min_util: Annotated[
-        float | None, typer.Option(help="Least utility of a GPU, instead of each metric's own.")
-    ] = None,
+    min_util: Annotated[float | None, typer.Option(help="Least utility of a GPU, else each metric's own.")] = None,
     max_util: Annotated[float | None, typer.Option(help="Most utility of a GPU, likewise; both or none.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Also write all figures: a .csv or .json file.")

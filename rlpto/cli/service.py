@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +33,7 @@ JobArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the job.")
 JobsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of jobs.")]
 
 
-def connect(service: str | None, certificate: Path | None = None) -> Client:
+def connect(service: ServiceOption = None, certificate: CertificateOption = None) -> Client:
     """Client of the service; the token comes from $RLPTO_TOKEN, so that it appears in no list of processes.
 
     Raises ConfigError where the packages for it are missing, ServiceError without a token.
@@ -41,6 +43,20 @@ def connect(service: str | None, certificate: Path | None = None) -> Client:
     except ModuleNotFoundError as missing:
         raise ConfigError(f"{missing.name} is not installed: pip install 'rlpto[service]'") from None
     return Client(service, certificate=certificate)
+
+
+def of_service(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb whose first argument is a client; the command has the options of `connect` in its place."""
+
+    @wraps(verb)
+    def run(service: str | None, certificate: Path | None, **given: Any) -> None:
+        with connect(service, certificate) as client:
+            verb(client, **given)
+
+    own, of_client = (inspect.signature(one, eval_str=True, locals={"Client": Any}) for one in (verb, connect))
+    shown = inspect.Signature([*list(own.parameters.values())[1:], *of_client.parameters.values()])
+    run.__signature__, run.__annotations__ = shown, {}  # type: ignore[attr-defined]
+    return run
 
 
 def service_is_known() -> bool:
@@ -118,28 +134,25 @@ user_app = typer.Typer(help="Add users of the service, as its admin.", no_args_i
 
 
 @user_app.command("add", epilog="Example: rlpto user add ann --role developer")
+@of_service
 def add_user(
+    client: Client,
     name: Annotated[str, typer.Argument(help="Name of the user.")],
     role: Annotated[str, typer.Option(help="user, developer, operator or admin.")] = "user",
-    service: ServiceOption = None,
-    certificate: CertificateOption = None,
 ) -> None:
     """Add a user, and print a token of theirs, which is shown only now."""
-    with connect(service, certificate) as client:
-        client.add_user(name, role)
-        print(client.make_token(name, "first"))
+    client.add_user(name, role)
+    print(client.make_token(name, "first"))
 
 
 policy_app = typer.Typer(help="Show and switch the policy of the service.", no_args_is_help=True)
 
 
 @policy_app.command("show", epilog="Example: rlpto policy show")
-def show_policy(
-    service: ServiceOption = None, certificate: CertificateOption = None, json_: JsonOption = False
-) -> None:
+@of_service
+def show_policy(client: Client, json_: JsonOption = False) -> None:
     """Show which policy decides, since when, and why."""
-    with connect(service, certificate) as client:
-        found = client.policy()
+    found = client.policy()
     if json_:
         print_json([found])
         return
@@ -155,14 +168,14 @@ def show_policy(
 
 
 @policy_app.command("switch", epilog='Example: rlpto policy switch elastic_fifo --reason "many short jobs"')
+@of_service
 def switch_policy(
+    client: Client,
     policy: Annotated[str, typer.Argument(metavar="POLICY", help="One that the service knows.")],
     reason: Annotated[str, typer.Option(help="Why, for the audit trail.")] = "",
-    service: ServiceOption = None,
-    certificate: CertificateOption = None,
 ) -> None:
     """Let another policy decide from the next decision on; running processes are not touched."""
-    with connect(service, certificate) as client, waiting() as doing:
+    with waiting() as doing:
         before = client.policy()["policy"]
         doing(f"making {policy} ready, which may take minutes the first time; {before} decides meanwhile")
         found = client.switch(policy, reason)

@@ -63,33 +63,18 @@ def submit(
         typer.Option(metavar="FIRST-LAST", help="A job for each number, which replaces {i} in -o and ARGUMENT."),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Submit nothing; show what it would take.")] = False,
-    wait: Annotated[
-        bool, typer.Option("--wait", "-w", help="Wait until it is over; exit with 0 if it finished.")
-    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until it is over; exit with 0 if finished.")] = False,
     service: ServiceOption = None,
     certificate: CertificateOption = None,
     json_: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Submit a training job. When this returns, the job is stored and survives a failure of the service."""
-    given = {
-        "program": program,
-        "name": name,
-        "epochs": epochs,
-        "gpus": gpus,
-        "min_gpus": min_gpus,
-        "max_gpus": max_gpus,
-        "batch_size": batch_size,
-        "metric": metric,
-        "priority": priority,
-        "after": after or None,
-        "most_hours": most_hours,
-        "seed": seed,
-    }
-    job = {
-        **_from_file(file, arguments or [], samples, files or []),
-        **{key: value for key, value in given.items() if value is not None},
-    }
+    given: dict[str, Any] = {"program": program, "name": name, "epochs": epochs, "metric": metric, "priority": priority}
+    given |= {"gpus": gpus, "min_gpus": min_gpus, "max_gpus": max_gpus, "batch_size": batch_size, "seed": seed}
+    given |= {"after": after or None, "most_hours": most_hours}
+    job = _from_file(file, arguments or [], samples, files or [])
+    job |= {key: value for key, value in given.items() if value is not None}
     numbers = None if array is None else _numbers(array)
     if numbers and check:
         raise ConfigError("--check: shows what one job takes: expected no --array")

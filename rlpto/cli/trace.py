@@ -28,9 +28,7 @@ OutOption = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Fi
     help=f"Read a public trace and write it in RLPTO's form. Formats: {', '.join(format_names())}.",
 )
 def import_(
-    format_: Annotated[
-        str, typer.Argument(metavar="FORMAT", help="Format of the file; auto: detect it from the content.")
-    ],
+    format_: Annotated[str, typer.Argument(metavar="FORMAT", help="Format of the file; auto: by its content.")],
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The file as published; may be gzip-compressed.")],
     out: OutOption,
     skip_bad_lines: Annotated[
@@ -63,8 +61,7 @@ def _print_import(result: ImportResult, out: Path, console: Console) -> None:
 def describe(
     paths: Annotated[list[Path], typer.Argument(metavar="TRACE...", help=f"{_TRACE}; several are put in a table.")],
     gpus: Annotated[
-        int | None,
-        typer.Option(min=1, max=10**9, metavar="N", help="Also state the load on a cluster of N GPUs."),
+        int | None, typer.Option(min=1, max=10**9, metavar="N", help="Also state the load on a cluster of N GPUs.")
     ] = None,
 ) -> None:
     """Count jobs, and show when they arrive, how many GPUs they want, how long they run."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from rlpto.cli.common import (
     EXPERIMENTS,
+    AddressOption,
     QuietOption,
     RunDirOption,
     SetOption,
@@ -30,13 +30,6 @@ if TYPE_CHECKING:
     from rlpto.agents.training import Status
 
 
-class TrainWhere(StrEnum):
-    """Where an agent learns."""
-
-    sim = "sim"
-    ray = "ray"
-
-
 def train(
     config: Annotated[
         Path | None, typer.Argument(metavar="[CONFIG]", help="Experiment file; not needed with --resume.")
@@ -49,20 +42,15 @@ def train(
         ),
     ] = None,
     cluster: Annotated[
-        TrainWhere,
+        Literal["sim", "ray"],
         typer.Option(help="sim: in virtual time; ray: a trained agent goes on learning on real jobs."),
-    ] = TrainWhere.sim,
-    address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT|auto", help="ray: a cluster that is there; else a local one is started."),
-    ] = None,
+    ] = "sim",
+    address: AddressOption = None,
     seed: Annotated[
         int | None,
         typer.Option(min=0, help="Seed of the training, instead of agent.seed; the workload keeps the config's."),
     ] = None,
-    seeds: Annotated[
-        int, typer.Option(min=1, help="Number of agents to train, with consecutive seeds, in RUN/seed-K.")
-    ] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Agents to train, with consecutive seeds, in RUN/seed-K.")] = 1,
     jobs: Annotated[
         int | None,
         typer.Option("--jobs", "-j", min=1, help="Trainings side by side, through Ray; not given: one for each core."),
@@ -79,7 +67,7 @@ def train(
     Checkpoints, TensorBoard's events and tables go to the run's folder. Ctrl-C leaves a checkpoint to continue from.
     """
     changes = [*(set_ or ()), *([] if seed is None else [f"agent.seed={seed}"])]
-    if cluster is TrainWhere.ray:
+    if cluster == "ray":
         _fine_tune(config, changes, resume, run_dir, address, seeds, jobs, fresh=fresh, quiet=quiet)
         return
     from rlpto.experiments.training_runs import begin_training, check_resumable

@@ -14,7 +14,7 @@ from rlpto.core.rewards import REWARD_PARTS
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import CheckpointError
 from rlpto.io.files import whole_file
-from rlpto.io.reading import entries, parsing, read_arrays
+from rlpto.io.reading import parsing, read_arrays
 
 _SCALARS: dict[str, type] = {"policy": str, "window": str, "seed": int, "capacity": int, "wall_seconds": float}
 _GROUPS: dict[str, type] = {"jobs": JobRecords, "decisions": DecisionRecords, "changes": AllocationChanges}
@@ -57,16 +57,6 @@ def load_record(path: Path) -> RunRecord:
         if not np.isin(record.changes.job, np.arange(len(record.jobs.names))).all():
             raise ValueError("changes.job: jobs that there are not")
         return record
-
-
-def is_record(path: Path) -> bool:
-    """True if `path` is an archive with all the names of a record; cheap, does not read the arrays."""
-    names = {*_SCALARS, *(f"{group}.{field.name}" for group, kind in _GROUPS.items() for field in fields(kind))}
-    try:
-        found = {name.removesuffix(".npy") for name in entries(path, _EXPECTED, CheckpointError)}
-        return found in (names, names | _SWITCHES)
-    except CheckpointError:
-        return False
 
 
 def _part(group: str, kind: type[T], arrays: dict[str, AnyArray]) -> T:

@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -23,7 +24,7 @@ from rlpto import __version__
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import METRIC, lower_bound, measure
-from rlpto.evaluation.record_files import is_record, load_record, save_record
+from rlpto.evaluation.record_files import load_record, save_record
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.files import file_there, is_there, write_text
 from rlpto.io.interrupts import Interrupted
@@ -95,14 +96,9 @@ def evaluate(
     weights: of the reward, for the lower bound.
     fresh: throw away the finished cells first.
 
-    Raises CheckpointError if a cell is there already but unreadable or of another configuration, and
-    ConfigError if a cell is listed twice. After Ctrl-C, Interrupted says what is kept: finished cells stay.
+    Raises CheckpointError if a cell is there already but unreadable or of another configuration. After Ctrl-C,
+    Interrupted says what is kept: finished cells stay.
     """
-    if len(set(cells)) < len(cells):
-        twice = next(cell for i, cell in enumerate(cells) if cell in cells[:i])
-        raise ConfigError(f"cell {twice} is listed twice: expected every policy, window and seed once")
-    if jobs < 1:
-        raise ConfigError(f"jobs {jobs}: expected 1 or more worker processes")
     folder = out / "cells"
     if fresh:
         _remove_cells(folder)
@@ -206,7 +202,9 @@ def _run_all(
             tick(None)
         return
     # Spawned, not forked: a fork of a process with threads (numba, the progress bar) may deadlock.
-    pool = ProcessPoolExecutor(min(jobs, len(cells)), get_context("spawn"), initializer=_die_on_interrupt)
+    # Ctrl-C ends a worker at once and silently; files are written atomically, so nothing is lost.
+    die = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pool = ProcessPoolExecutor(min(jobs, len(cells)), get_context("spawn"), initializer=die)
     try:
         pending: set[Future[FinishedCell]] = {pool.submit(task, cell) for cell in cells}
         while pending:
@@ -221,11 +219,6 @@ def _run_all(
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _die_on_interrupt() -> None:
-    """Let Ctrl-C end a worker at once and silently; files are written atomically, so nothing is lost."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
@@ -269,8 +262,8 @@ def _read_cell(folder: Path, cell: Cell, fingerprint: str) -> FinishedCell | Non
         raise _unusable(path, "was written with another configuration or version")
     if stored.metrics.keys() != METRIC.keys() or (stored.bound and stored.bound.keys() != METRIC.keys()):
         raise _unusable(path, "holds other metrics")
-    if not is_record(archive):
-        raise _unusable(archive, "missing or not a readable run record")
+    if not file_there(archive):
+        raise _unusable(archive, "missing, expected a run record")
     if stored.cell != cell:
         raise _unusable(path, f"holds cell {stored.cell}, expected {cell}")
     return FinishedCell(stored.cell, stored.metrics, stored.bound, archive)

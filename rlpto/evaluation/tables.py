@@ -151,7 +151,7 @@ def results(
     """Summaries and paired differences of finished cells.
 
     reference: policy the others are compared with; None: the first one. knowledge, forecast, notes: as in `Results`.
-    Raises ConfigError without cells, for an unknown reference, and if policies ran on different cells.
+    Raises ConfigError without cells, and for an unknown reference.
     """
     if not finished:
         raise ConfigError("no finished cells: expected at least one policy, window and seed")

@@ -86,14 +86,10 @@ def outcome_of(config: Config, traces: Mapping[str, Sequence[Path]]) -> dict[str
         settings["workload"]["calibration"] = digest(Path(config.workload.calibration))
     if "forecast" in settings and config.forecast.model is not None:
         settings["forecast"]["model"] = digest(config.forecast.model)
-    if config.profiles.folder is not None:
-        settings["profiles"]["folder"] = [digest(path) for path in _files(config.profiles.folder)]
+    if (folder := config.profiles.folder) is not None:
+        files = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
+        settings["profiles"]["folder"] = [digest(path) for path in files]
     return settings
-
-
-def _files(path: Path) -> list[Path]:
-    """A file, or all files below a folder."""
-    return [path] if path.is_file() else sorted(found for found in path.rglob("*") if found.is_file())
 
 
 def _absolute(value: object) -> object:

@@ -265,13 +265,10 @@ def spec_files(spec: str) -> list[Path]:
     """The files among the options of a policy's spec; of a run, the checkpoint it is used from."""
     found = []
     for path in parse_spec(spec).paths:
-        found += [path] if path.suffix in FILE_ENDINGS else _checkpoints(path)
+        # A run is used by its best checkpoint, else by its last.
+        files = [path] if path.suffix in FILE_ENDINGS else [path / BEST, path / LAST]
+        found += files if len(files) == 1 else list(filter(file_there, files))[:1]
     return found
-
-
-def _checkpoints(run: Path) -> list[Path]:
-    """The file that `agent:run=...` uses: its best checkpoint, else its last."""
-    return [path for name in (BEST, LAST) if file_there(path := run / name)][:1]
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:

@@ -28,9 +28,6 @@ from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import IndexWeights, load_weights
 from rlpto.workloads.windows import Window
 
-SHARED = ("cluster", "profiles", "queue", "reward", "simulator", "env", "forecast")
-"""Sections that all experiments of one training must have in common."""
-
 SMALL = Config.model_validate(
     {
         "name": "small",
@@ -82,23 +79,18 @@ def training_setup(
     experiments: Experiment | Sequence[Experiment],
     split: str = "train",
     seeds: Iterable[int] | None = None,
-    start: FloatArray | None = None,
 ) -> EnvSetup:
     """Workloads and settings of environments: every window of a split with every seed, in every experiment.
 
     experiments: one, or several that differ in their workloads alone, such as one for each load. seeds: of the
-    windows' jobs, failures and estimates; None: the seed of each experiment. start: [STEERING_FEATURES] weights
-    of the heuristic that agents start from; None: those that `env.start` names. A workload is called
+    windows' jobs, failures and estimates; None: the seed of each experiment. A workload is called
     WINDOW/SEED, or LOAD/WINDOW/SEED where there are several experiments.
 
-    Raises ConfigError if the experiments do not go together or have no such windows, and what is wrong with a
-    workload: TraceError, ProfileError or JobError; CheckpointError for a file of weights.
+    Raises ConfigError if the experiments have no such windows, and what is wrong with a workload: TraceError,
+    ProfileError or JobError; CheckpointError for a file of weights.
     """
     several = (experiments,) if isinstance(experiments, Experiment) else tuple(experiments)
-    if not several:
-        raise ConfigError("no experiments to learn from: expected one or more")
     config = several[0].config
-    _check_alike([experiment.config for experiment in several])
     wanted = None if seeds is None else tuple(seeds)
     given = [experiment.config.workload.load for experiment in several]
     loads = [str(at) if load is None else f"{load:g}" for at, load in enumerate(given)]
@@ -116,7 +108,7 @@ def training_setup(
         queue=config.queue,
         reward=config.reward,
         settings=config.env,
-        start=start_weights(config) if start is None else start,
+        start=start_weights(config),
         knowledge=several[0].knowledge,
     )
 
@@ -201,11 +193,3 @@ def _ahead(experiment: Experiment, window: Window, jobs: Sequence[Job]) -> dict[
     known = forecasts.known(window, jobs)
     seen = [nothing if forecast is None else forecast_features(forecast, horizon) for forecast in known]
     return {"forecast": np.stack(seen), "forecast_step": forecasts.step}
-
-
-def _check_alike(configs: Sequence[Config]) -> None:
-    """Raise ConfigError, naming the section, if experiments differ in more than their workloads."""
-    for key in SHARED:
-        for config in configs[1:]:
-            if getattr(config, key) != getattr(configs[0], key):
-                raise ConfigError(f"{key}: {config.name} differs from {configs[0].name}, expected the same in both")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -278,18 +279,12 @@ class Experiment:
         past = self.traces.past
         return None if settings.mode == "off" else WindowForecasts(settings, past)
 
-    def seeds(self) -> range:
-        """Seeds of the evaluation's repetitions: the config's and those that follow."""
-        return range(self.config.seed, self.config.seed + self.config.evaluation.seeds)
-
     def cells(self) -> list[Cell]:
-        """All runs of the evaluation: every policy on every window with every seed."""
-        return [
-            Cell(policy, window, seed)
-            for window in self.windows()
-            for seed in self.seeds()
-            for policy in self.config.policies
-        ]
+        """All runs of the evaluation: every policy on every window with the first seeds."""
+        first = self.config.seed
+        seeds = range(first, first + self.config.evaluation.seeds)
+        places = product(self.windows(), seeds, self.config.policies)
+        return [Cell(policy, window, seed) for window, seed, policy in places]
 
     def check(self) -> None:
         """Check, before anything is written, that all policies exist and all jobs can run.

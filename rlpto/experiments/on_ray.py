@@ -181,11 +181,6 @@ def restored_policies(folder: Path, cells: Sequence[Cell]) -> list[str]:
     return [policy for (policy,) in found]
 
 
-def predictor_in_thread(config: Config, database: SessionDatabase) -> Predictor:
-    """Predicts in a thread of this process: for a cell that takes minutes, another process would start too late."""
-    return session_predictor(config, database, executor=ThreadPoolExecutor(1, "predictions"), share=THREAD_SHARE)
-
-
 @dataclass(frozen=True)
 class RealCells:
     """Runs cells on the Ray cluster that this process is connected to. keep: as in `RealRun`. warn: called with a
@@ -200,9 +195,11 @@ class RealCells:
         """Run a cell, or go on with it."""
         experiment, own = prepare(self.config), session_folder(self.folder, cell)
         session = session_of(self.folder, cell)
+        # In a thread of this process: for a cell that takes minutes, another process would start too late.
+        thread = ThreadPoolExecutor(1, "predictions")
         with (
             SessionDatabase(own / DATABASE, self.warn) as database,
-            closing(predictor_in_thread(self.config, database)) as predictor,
+            closing(session_predictor(self.config, database, executor=thread, share=THREAD_SHARE)) as predictor,
             closing(LiveCurves(own, self.config.reward, self.warn)) as curves,
         ):
             backend, keep, observers = RayBackend(session), False, (curves, lambda _: predictor.publish())
@@ -302,10 +299,7 @@ def failures(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def evaluate_both(
-    config: Config,
-    folder: Path,
-    options: RealRun,
-    show: Callable[[str, Config, list[FinishedCell], Path], object],
+    config: Config, folder: Path, options: RealRun, show: Callable[[str, Config, list[FinishedCell], Path], object]
 ) -> Fidelity:
     """Run every cell for real and simulated, and write a comparison as `fidelity.json`.
 

@@ -53,7 +53,9 @@ def fine_tune_run(
     with Interrupted.
     """
     _refuse_what_takes_episodes(config)
-    starting_agent = StartingAgent(run_file(_member(source)))
+    if len(found := members(source)) > 1:
+        raise ConfigError(f"--resume {source}: holds {len(found)} trainings; expected one of them, such as {found[0]}")
+    starting_agent = StartingAgent(run_file(found[0]))
     steps = {} if "steps" in config.agent.model_fields_set else {"steps": ROLLOUTS * config.agent.ppo.rollout}
     settings = starting_agent.settings(config.agent.model_copy(update=steps))
     starting_agent.env(config.env)
@@ -141,14 +143,6 @@ def _refuse_what_takes_episodes(config: Config) -> None:
         raise ConfigError("agent.ppo.rollout: 1 step is no rollout to learn from; expected 2 or more")
     if config.forecast.mode != "off":
         raise ConfigError(f"forecast.mode: {config.forecast.mode}, but nothing is forecast here; expected off")
-
-
-def _member(run: Path) -> Path:
-    """The one training of a run. Raises ConfigError if there are several."""
-    found = members(run)
-    if len(found) > 1:
-        raise ConfigError(f"--resume {run}: holds {len(found)} trainings; expected one of them, such as {found[0]}")
-    return found[0]
 
 
 def _identity(experiment: Experiment, settings: AgentSettings, starting_agent: StartingAgent) -> Identity:

@@ -150,12 +150,6 @@ def _no_number(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
-def entries(path: Path, expected: str, error: type[RlptoError]) -> list[str]:
-    """Names of an archive's entries; their content is not looked at."""
-    with _opened(path, expected, error) as archive:
-        return archive.namelist()
-
-
 def read_entry(path: Path, name: str, expected: str, error: type[RlptoError]) -> bytes:
     """Content of one entry of an archive."""
     with _opened(path, expected, error) as archive:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -71,7 +71,7 @@ def _suggestion(location: Location, model: type[Settings]) -> str:
     """Suggestion for an unknown key: a similar name at its level, or the same name elsewhere."""
     *around, wrong = location
     valid = {dotted_key(key): key for key in all_keys(model)}
-    inside = _without_positions(around)
+    inside = tuple(part for part in around if isinstance(part, str))
     neighbours = {str(key[-1]): name for name, key in valid.items() if key[:-1] == inside}
     near = difflib.get_close_matches(str(wrong), neighbours, n=1)
     if near:
@@ -81,10 +81,6 @@ def _suggestion(location: Location, model: type[Settings]) -> str:
         return f", did you mean {elsewhere[0]}?"
     nearest = difflib.get_close_matches(str(wrong), neighbours, n=1, cutoff=0.0)
     return f", the nearest valid key is {dotted_key((*around, nearest[0]))}" if nearest else ""
-
-
-def _without_positions(location: Sequence[str | int]) -> Location:
-    return tuple(part for part in location if isinstance(part, str))
 
 
 def all_keys(model: type[Settings], around: Location = ()) -> Iterator[Location]:

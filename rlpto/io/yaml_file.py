@@ -75,16 +75,16 @@ def read_yaml_documents(
     return files
 
 
-def parse_value(text: str, place: str, error: type[RlptoError] = ConfigError) -> object:
+def parse_value(text: str, place: str) -> object:
     """A typed value, such as that of `--set`, parsed as YAML; null if it is empty.
 
-    Raises `error`, which begins with `place`, if it is no YAML or larger than anything one would type.
+    Raises ConfigError, which begins with `place`, if it is no YAML or larger than anything one would type.
     """
     if len(text) > _LONGEST_VALUE:
-        raise error(f"{place}: {len(text):,} characters, expected a value of at most {_LONGEST_VALUE:,}")
-    documents = list(_documents(text, place, "a value", error))
+        raise ConfigError(f"{place}: {len(text):,} characters, expected a value of at most {_LONGEST_VALUE:,}")
+    documents = list(_documents(text, place, "a value", ConfigError))
     if len(documents) > 1:
-        raise error(f"{place}: not valid YAML: several documents, expected a value")
+        raise ConfigError(f"{place}: not valid YAML: several documents, expected a value")
     return documents[0][0] if documents else None
 
 

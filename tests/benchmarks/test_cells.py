@@ -102,37 +102,13 @@ def test_ratios_divide_means_over_windows(plan: _plan.Plan) -> None:
     assert found.low <= found.estimate <= found.high
 
 
-def test_kept_jobs_never_lose_a_gpu_before_they_finish(plan: _plan.Plan) -> None:
-    experiment = Experiment(plan.config("synthetic", 0.9))
-    window = max(experiment.windows(), key=lambda name: len(experiment.jobs(name, 0)))
-    free = experiment.run_policy(_cells.make(experiment, "index"), window, 0)
-    kept = experiment.run_policy(_cells.make(experiment, f"{_cells.KEEPING}index"), window, 0)
-
-    def losses(record) -> int:
-        held = np.zeros(len(record.jobs.names), dtype=int)
-        count = 0
-        for time, job, gpus in zip(record.changes.time, record.changes.job, record.changes.gpus, strict=True):
-            finished = time >= record.jobs.finish_time[job]
-            count += gpus < held[job] and not finished
-            held[job] = gpus
-        return count
-
-    assert losses(kept) == 0
-    assert losses(free) > 0
-    assert np.isfinite(kept.jobs.finish_time).all()
-    assert (kept.decisions.held <= kept.decisions.capacity).all()
-
-
-def test_without_shrinking_the_two_jobs_take_the_published_times(plan: _plan.Plan) -> None:
-    """551 s and 782 s in the original, here six times as much, and rescales."""
-    config = plan.config("synthetic", 0.9, "simulator.rescale_delay=0")
-    experiment = Experiment(config)
-    case = cases.Case(cases.CASE_NODES, cases._pair(experiment, "imagenet", "imagenet"))
-    done = cases.run_cases(plan, config, {"imagenet": case}, [f"{_cells.KEEPING}index"], "two")
-    jobs = done[0].record().jobs
-    jct = jobs.finish_time - jobs.submit_time
-    assert jct[0] == pytest.approx(6 * 551, rel=0.02)
-    assert jct[1] == pytest.approx(6 * 782, rel=0.03)
+def test_more_data_gets_more_gpus_under_equal_shares(plan: _plan.Plan, monkeypatch) -> None:
+    monkeypatch.setattr(cases, "agents", agents.agents)
+    monkeypatch.setattr(cases, "POLICIES", ("equal_share",))
+    monkeypatch.setattr(cases, "REPEATS", 1)
+    found = {row["policy"]: row for row in cases.data(plan).rows}
+    assert found.keys() == {"agent", "equal_share"}
+    assert float(found["equal_share"]["x 0.1"]) < float(found["equal_share"]["x 10"]) == 16
 
 
 def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(plan: _plan.Plan, monkeypatch) -> None:

@@ -12,6 +12,7 @@ from rlpto.io.errors import ConfigError
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
+import _cells  # noqa: E402
 import _plan  # noqa: E402
 import _study_ray_policies as real  # noqa: E402
 import study  # noqa: E402
@@ -112,10 +113,11 @@ def test_a_wrong_row_is_named_with_its_line(tmp_path: Path) -> None:
 def test_ratios_of_mean_jct_over_windows_and_over_jobs() -> None:
     windows = [np.array([10.0, 30.0]), np.array([20.0, 60.0]), np.array([5.0, 15.0])]
     halved = [window / 2 for window in windows]
-    for ratio in (real.windows_ratio(halved, windows), real.jobs_ratio(halved, windows)):
+    mine, its = np.concatenate(halved), np.concatenate(windows)
+    for ratio in (real.windows_ratio(halved, windows), _cells.ratio_of_means(mine, its)):
         assert (ratio.estimate, ratio.low, ratio.high) == pytest.approx((0.5, 0.5, 0.5))
     mixed = [windows[0] / 2, windows[1], windows[2]]
-    over_windows, over_jobs = real.windows_ratio(mixed, windows), real.jobs_ratio(mixed, windows)
+    over_windows, over_jobs = real.windows_ratio(mixed, windows), _cells.ratio_of_means(np.concatenate(mixed), its)
     assert over_windows.estimate == pytest.approx(0.5 ** (1 / 3))
     assert over_windows.high > 1
     assert over_jobs.estimate == pytest.approx(120 / 140)

@@ -95,7 +95,7 @@ def test_a_lost_record_is_noticed(tmp_path: Path) -> None:
     run(tmp_path, NotedRuns())
     path = tmp_path / "cells" / f"{CELLS[2].key}.npz"
     path.unlink()
-    with pytest.raises(CheckpointError, match=f"{path.name}: missing or not a readable run record"):
+    with pytest.raises(CheckpointError, match=f"{path.name}: missing, expected a run record"):
         run(tmp_path, NotedRuns())
 
 
@@ -137,11 +137,7 @@ def test_progress_goes_to_stderr_and_quiet_is_quiet(tmp_path: Path, capsys: pyte
     assert capsys.readouterr().err == ""
 
 
-def test_wrong_arguments(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="fifo · w0 · seed 0 is listed twice"):
-        run(tmp_path, NotedRuns(), cells=[CELLS[0], CELLS[0]])
-    with pytest.raises(ConfigError, match="jobs 0"):
-        run(tmp_path, NotedRuns(), jobs=0)
+def test_a_folder_without_an_evaluation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no cells\.json"):
         load_cells(tmp_path / "nowhere")
 

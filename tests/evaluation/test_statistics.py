@@ -23,7 +23,6 @@ def test_one_value_has_no_interval() -> None:
     assert interval.estimate == 3.0
     assert np.isnan(interval.low)
     assert np.isnan(interval.high)
-    assert not interval.excludes(0.0)
 
 
 def test_undefined_values_are_left_out() -> None:
@@ -92,25 +91,9 @@ def test_verdicts_follow_the_good_direction() -> None:
     assert reward == {"low": "worse", "same": "equal", "odd": "undecided"}
 
 
-def test_cells_that_do_not_pair_are_an_error() -> None:
-    rows = frame(fifo=[1, 2, 3], srtf=[1, 2])
-    with pytest.raises(ConfigError, match="cannot pair srtf with fifo: srtf lacks window w2, seed 0"):
-        compare(rows, "fifo", "jct_mean")
-    with pytest.raises(ConfigError, match="srtf lacks window w2"):
-        compare(rows, "srtf", "jct_mean")
-
-
-def test_a_cell_listed_twice_is_an_error() -> None:
-    rows = pd.concat([frame(a=[1, 2], b=[1, 2]), frame(b=[3])])
-    with pytest.raises(ConfigError, match="policy b has window w0, seed 0 twice"):
-        compare(rows, "a", "jct_mean")
-
-
-def test_unknown_reference_and_metric_name_what_there_is() -> None:
+def test_an_unknown_reference_names_what_there_is() -> None:
     with pytest.raises(ConfigError, match="'sjf' was not evaluated, expected one of: a, b"):
         compare(frame(a=[1], b=[1]), "sjf", "jct_mean")
-    with pytest.raises(ConfigError, match="metric 'speed' is not known"):
-        compare(frame(a=[1], b=[1]), "a", "speed")
 
 
 def test_order_of_rows_does_not_matter() -> None:

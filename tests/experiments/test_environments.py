@@ -87,12 +87,6 @@ class TestSetup:
             env.reset(options={"workload": workload.name})
             assert env.workload == workload.name
 
-    def test_experiments_that_do_not_go_together_are_refused(self):
-        with pytest.raises(ConfigError, match=r"^reward: small differs from small"):
-            training_setup([at_load(0.5), at_load(0.7, reward={"time": 2.0})])
-        with pytest.raises(ConfigError, match="no experiments"):
-            training_setup([])
-
     def test_windows_must_be_there(self):
         with pytest.raises(ConfigError, match="no validation windows with jobs"):
             training_setup(at_load(0.5, workload={**SMALL.workload.model_dump(), "windows":
