@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
@@ -13,6 +15,7 @@ from rlpto.io.paths import ConfigPath, example_config
 from rlpto.io.settings import Settings
 from rlpto.io.settings_text import first_problem
 from rlpto.io.yaml_file import read_yaml
+from rlpto.store.users import Role
 
 DATABASE = "service.sqlite"
 """Name of the database in the folder of the service."""
@@ -99,6 +102,68 @@ class CatalogueProgram(Settings):
         return self
 
 
+class SecretSettings(Settings):
+    """Where a secret stands, which is never in the file of settings: one of both."""
+
+    env: str | None = None
+    """Variable of the environment of `rlpto serve`."""
+    file: ConfigPath | None = None
+    """File that its owner alone can read (mode 0600)."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> SecretSettings:
+        if (self.env is None) == (self.file is None):
+            raise ValueError("expected either env or file")
+        return self
+
+    def read(self, key: str) -> str:
+        """The secret. key: of these settings. Raises ConfigError if it is missing, or others can read it."""
+        if self.file is None:
+            found, place = os.environ.get(self.env or "", ""), f"variable {self.env} of the environment"
+        else:
+            place = str(self.file)
+            try:
+                if self.file.stat().st_mode & 0o077:
+                    raise ConfigError(f"{key}: others can read {place}: expected mode 0600")
+                found = self.file.read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as refused:
+                raise ConfigError(f"{key}: {place} cannot be read: {type(refused).__name__}") from None
+        if not found:
+            raise ConfigError(f"{key}: {place} is empty or missing")
+        return found
+
+
+class OidcSettings(Settings):
+    """Single sign-on at a provider of OpenID Connect, which calls back at ADDRESS/login/oidc/callback."""
+
+    issuer: str = Field(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$")
+    """The provider's issuer, as in its ID tokens: https, or http on this machine."""
+    client_id: str = Field(min_length=1)
+    """As which the service is registered there."""
+    client_secret: SecretSettings | None = None
+    """Its secret; null: a public client."""
+    name: str = "single sign-on"
+    """The provider's name on the page for signing in."""
+    claim: Literal["email", "preferred_username"] = "email"
+    """Claim of the ID token by which a user is known, which users must not be able to choose; email: a verified one."""
+    domains: tuple[str, ...] = ()
+    """Domains of verified e-mail addresses that may sign in; empty: all."""
+    role_claim: str | None = None
+    """Claim with the values of `roles`, such as groups; null: `claim`."""
+    roles: dict[str, Role] = Field(default_factory=dict)
+    """Role by value of that claim, the highest one of several. Where there are some, they decide at each sign-in."""
+    default_role: Role | None = None
+    """Role of new users, and of those that no entry of `roles` names; null: they are refused."""
+    token_days: float = Field(30.0, gt=0, le=3650)
+    """Longest life in days of tokens that are made in a session of single sign-on."""
+
+    @model_validator(mode="after")
+    def _is_encrypted(self) -> OidcSettings:
+        if not is_safe_url(self.issuer):
+            raise ValueError(f"issuer {self.issuer}: expected https, or http on this machine")
+        return self
+
+
 class WebSettings(Settings):
     """The web process."""
 
@@ -124,6 +189,8 @@ class WebSettings(Settings):
     """Hours after which a browser has to sign in again."""
     webhook: str | None = Field(None, pattern=r"^https?://[^\s/]+")
     """Address that gets a POST when a job is over, with `text` for people and the `job`; null: none."""
+    oidc: OidcSettings | None = None
+    """Single sign-on; null: users sign in with tokens alone."""
 
     @model_validator(mode="after")
     def _is_not_in_the_open(self) -> WebSettings:
@@ -210,6 +277,12 @@ class ServiceSettings(Settings):
     def database(self) -> Path:
         """The database."""
         return self.folder / DATABASE
+
+
+def is_safe_url(url: object) -> bool:
+    """Whether what is sent there can be read by no one in between: https, or http on this machine."""
+    parts = urlsplit(str(url))
+    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
 
 
 def load_service(path: Path | str) -> ServiceSettings:

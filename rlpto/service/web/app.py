@@ -13,7 +13,8 @@ from fastapi.openapi.utils import get_openapi
 from starlette.middleware import Middleware
 
 from rlpto import __version__
-from rlpto.service.settings import ServiceSettings
+from rlpto.io.errors import ConfigError
+from rlpto.service.settings import OidcSettings, ServiceSettings
 from rlpto.service.web.errors import API, MEDIA_TYPE, ProblemBody, add_handlers
 from rlpto.service.web.metrics import ServiceMetrics
 from rlpto.service.web.middleware import RateLimits, RequestGuard
@@ -52,9 +53,22 @@ def make_app(settings: ServiceSettings) -> FastAPI:
     app.include_router(ray_jobs.router)
     app.include_router(operations.router)
     app.include_router(pages.router)
+    if settings.web.oidc is not None:
+        _sign_in_at(app, settings.web.oidc)
     app.mount("/static", static_app())
     app.add_exception_handler(pages.SignInNeeded, pages.sign_in_first)
     return app
+
+
+def _sign_in_at(app: FastAPI, settings: OidcSettings) -> None:
+    """Add single sign-on. Raises ConfigError for what is not installed, or a secret that cannot be read."""
+    try:
+        from rlpto.service.web.oidc import SingleSignOn
+        from rlpto.service.web.routes import single_sign_on
+    except ModuleNotFoundError as missing:
+        raise ConfigError(f"web.oidc: {missing.name} is not installed: pip install 'rlpto[oidc]'") from None
+    app.state.single_sign_on = SingleSignOn(settings)
+    app.include_router(single_sign_on.router)
 
 
 def openapi_text(settings: ServiceSettings) -> str:

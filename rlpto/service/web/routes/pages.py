@@ -55,9 +55,11 @@ AViewer = Annotated[Caller, Depends(_viewer)]
 
 
 @router.get("/login")
-async def login(service: TheService) -> Response:
-    """Where one signs in with a token."""
-    return page("login.html", user=None, hours=service.settings.web.session_hours)
+async def login(service: TheService, next: str = "/") -> Response:
+    """Where one signs in: with a token, or elsewhere. next: path to continue at."""
+    web = service.settings.web
+    elsewhere = web.oidc and (web.oidc.name, f"/login/oidc?next={quote(next, safe='')}")
+    return page("login.html", user=None, hours=web.session_hours, elsewhere=elsewhere)
 
 
 @router.get("/")
