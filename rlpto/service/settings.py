@@ -23,6 +23,8 @@ STATE_FILE = "cluster.json"
 """Where the cluster that a service has started is noted, in its folder: not where that of `rlpto cluster up` is."""
 PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Names of users, programs and options."""
+EMAIL = r"^[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9.-]{1,189}$"
+"""E-mail addresses."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -164,6 +166,29 @@ class OidcSettings(Settings):
         return self
 
 
+class EmailSettings(Settings):
+    """The mail server for messages when jobs end."""
+
+    host: str
+    """Its name."""
+    port: int = Field(587, ge=1, le=65_535)
+    """Its port for submission by SMTP."""
+    sender: str = Field(pattern=EMAIL)
+    """Address that messages come from."""
+    starttls: bool = True
+    """Whether to encrypt; without it no password is sent, but to this machine."""
+    user: str | None = None
+    """Name to log in with; null: that of `sender`."""
+    password: SecretSettings | None = None
+    """Its password; null: the server asks for none."""
+
+    @model_validator(mode="after")
+    def _is_encrypted(self) -> EmailSettings:
+        if self.password is not None and not self.starttls and self.host not in LOOPBACK:
+            raise ValueError("a password needs starttls: true")
+        return self
+
+
 class WebSettings(Settings):
     """The web process."""
 
@@ -189,8 +214,17 @@ class WebSettings(Settings):
     """Hours after which a browser has to sign in again."""
     webhook: str | None = Field(None, pattern=r"^https?://[^\s/]+")
     """Address that gets a POST when a job is over, with `text` for people and the `job`; null: none."""
+    email: EmailSettings | None = None
+    """Mail server, for users who want a message when a job of theirs is over; null: there is none."""
     oidc: OidcSettings | None = None
     """Single sign-on; null: users sign in with tokens alone."""
+
+    @property
+    def secrets(self) -> dict[str, SecretSettings]:
+        """By key where secrets of the web process stand."""
+        found = {} if self.oidc is None else {"web.oidc.client_secret": self.oidc.client_secret}
+        found |= {} if self.email is None else {"web.email.password": self.email.password}
+        return {key: secret for key, secret in found.items() if secret is not None}
 
     @model_validator(mode="after")
     def _is_not_in_the_open(self) -> WebSettings:

@@ -9,7 +9,7 @@ from fastapi import Path
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from rlpto.performance.metrics import MetricName
-from rlpto.service.settings import PLAIN_NAME
+from rlpto.service.settings import EMAIL, PLAIN_NAME
 from rlpto.store.code_files import LARGEST_TEXT, unpack
 from rlpto.store.users import Role, sign_in_key
 
@@ -191,6 +191,14 @@ class UserChange(Body):
     )
     sign_in: SignIn | None = Field(
         None, description="Value by which single sign-on knows the user, such as an address; empty: by none."
+    )
+
+
+class AccountChange(Body):
+    """Changes to the caller's own account."""
+
+    email: Annotated[str, Field(pattern=f"^$|{EMAIL}")] = Field(
+        description="Where a message goes when a job of the caller is over; empty: nowhere."
     )
 
 

@@ -19,6 +19,8 @@ from rlpto.io.errors import ConfigError
 from rlpto.service.settings import OidcSettings, SecretSettings
 from rlpto.service.web import oidc
 from rlpto.service.web.app import make_app
+from rlpto.store.database import Store
+from rlpto.store.users import user_of_sign_in
 from tests.service.web.helpers import Api, fill, make_settings
 from tests.service.web.provider import CLIENT, OTHER_KEY, SECRET, Provider, provider
 from tests.service.web.serving import web_process
@@ -312,7 +314,7 @@ def test_in_a_browser(there: Provider, tmp_path: Path, browser: Any) -> None:  #
     """The provider is at another site (localhost), from whose page browsers send no strict cookies."""
     there.shows_page = True
     settings = settings_for(tmp_path / "service", there)
-    fill(settings)
+    tokens = fill(settings)
     with web_process(settings) as web:
         page = browser.new_context().new_page()
         page.goto(f"{web.address}/history")
@@ -320,6 +322,15 @@ def test_in_a_browser(there: Provider, tmp_path: Path, browser: Any) -> None:  #
         page.get_by_text("Continue as Ann").click()
         page.wait_for_url(f"{web.address}/history")
         assert page.locator(".who a").inner_text() == "ann.b"
+        page.goto(f"{web.address}/login#{tokens['root']}")
+        page.wait_for_url(f"{web.address}/")
+        page.goto(f"{web.address}/admin")
+        page.once("dialog", lambda dialog: dialog.accept())
+        form = page.locator("form[data-api='/api/v1/users/ann.b']")
+        form.locator("input[name=sign_in]").fill("")
+        with page.expect_navigation():
+            form.get_by_text("Apply").click()
+        assert user_of_sign_in(Store(settings.database), "ann.b@x.org") is None
         assert SECRET not in web.log()
         assert "Traceback" not in web.log()
         page.context.close()

@@ -138,6 +138,7 @@ async def account(caller: AViewer, service: TheService) -> Response:
         user=caller.user,
         here="account",
         me=with_quotas(service, caller.user),
+        mails=service.settings.web.email is not None,
         tokens=users.tokens_of(service.store, caller.name, service.now()),
     )
 
