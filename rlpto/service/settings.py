@@ -285,6 +285,12 @@ class SchedulerSettings(Settings):
     predict_every: float = Field(5.0, gt=0)
     """Seconds from one prediction of starts and finishes to the next, at least."""
 
+    def may_train(self, training: str) -> bool:
+        """Whether a class stands below one of `training_prefixes`."""
+        return any(
+            training.partition(":")[0] == one or training.startswith(f"{one}.") for one in self.training_prefixes
+        )
+
 
 class ServiceSettings(Settings):
     """A job service."""

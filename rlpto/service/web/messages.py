@@ -8,10 +8,10 @@ import logging
 import smtplib
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from email.message import EmailMessage
 from email.utils import formatdate
 from http.client import HTTPException
-from typing import Protocol
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -33,36 +33,27 @@ _AGAIN = (408, 429)
 _LOG = logging.getLogger("rlpto.service")
 
 
-class Channel(Protocol):
+@dataclass(frozen=True)
+class Channel:
     """Where messages go. name: key of the fact with the number of the newest event that was delivered, or need not be.
-    place: host, for the log."""
+    place: host, for the log.
+
+    message: what sends the message of a job's end, as often as called; None: there is none. It gets a key, the same at
+    each attempt, and raises OSError or HTTPException if the message has not arrived.
+    """
 
     name: str
     place: str
-
-    def message(self, store: Store, row: JobRow, key: str) -> Callable[[], None] | None:
-        """What sends the message of a job's end, as often as called; None: there is none. key: of the message.
-
-        It raises OSError or HTTPException if the message has not arrived.
-        """
-
-    def is_final(self, error: Exception, wait: float) -> bool:
-        """Whether this message would not arrive later, after a wait [s] for the attempt before."""
+    message: Callable[[Store, JobRow, str], Callable[[], None] | None]
 
 
-class Webhook:
+def webhook(url: str) -> Channel:
     """Posts to an address, which may hold a secret, so only its host is logged."""
 
-    name = "webhook"
-
-    def __init__(self, url: str) -> None:
-        self._url, self.place = url, urlsplit(url).netloc.rpartition("@")[2]
-
-    def message(self, store: Store, row: JobRow, key: str) -> Callable[[], None]:  # noqa: ARG002
-        """As in `Channel`."""
+    def message(_: Store, row: JobRow, key: str) -> Callable[[], None]:
         body = {"text": _text(row), "job": jsonable_encoder(row)}
         headers = {"Content-Type": "application/json", "Idempotency-Key": key}
-        asked = Request(self._url, json.dumps(body).encode(), headers, method="POST")
+        asked = Request(url, json.dumps(body).encode(), headers, method="POST")
 
         def send() -> None:
             with urlopen(asked, timeout=TIMEOUT_S) as answer:
@@ -70,52 +61,50 @@ class Webhook:
 
         return send
 
-    def is_final(self, error: Exception, wait: float) -> bool:  # noqa: ARG002
-        """As in `Channel`."""
-        return isinstance(error, HTTPError) and 400 <= error.code < 500 and error.code not in _AGAIN
+    return Channel("webhook", urlsplit(url).netloc.rpartition("@")[2], message)
 
 
-class Mail:
+def mail(settings: EmailSettings) -> Channel:
     """Writes to the owner of a job. Raises ConfigError if the server's password cannot be read."""
+    password = settings.password and settings.password.read("web.email.password")
 
-    name = "email"
-
-    def __init__(self, settings: EmailSettings) -> None:
-        self._settings, self.place = settings, settings.host
-        self._password = settings.password and settings.password.read("web.email.password")
-
-    def message(self, store: Store, row: JobRow, key: str) -> Callable[[], None] | None:
-        """As in `Channel`."""
-        owner, settings = get_user(store, row.owner), self._settings
+    def message(store: Store, row: JobRow, key: str) -> Callable[[], None] | None:
+        owner = get_user(store, row.owner)
         if owner is None or owner.disabled or not owner.email:
             return None
-        mail = EmailMessage()
-        mail["From"], mail["To"], mail["Subject"] = settings.sender, owner.email, f"{row.name} {row.state}"
-        mail["Date"], mail["Message-ID"] = formatdate(row.ended), f"<{key}@{settings.sender.partition('@')[2]}>"
-        mail["Auto-Submitted"] = "auto-generated"
-        mail.set_content(_text(row))
+        letter = EmailMessage()
+        letter["From"], letter["To"], letter["Subject"] = settings.sender, owner.email, f"{row.name} {row.state}"
+        letter["Date"], letter["Message-ID"] = formatdate(row.ended), f"<{key}@{settings.sender.partition('@')[2]}>"
+        letter["Auto-Submitted"] = "auto-generated"
+        letter.set_content(_text(row))
 
         def send() -> None:
             with smtplib.SMTP(settings.host, settings.port, timeout=TIMEOUT_S) as server:
                 if settings.starttls:
                     server.starttls(context=ssl.create_default_context())
-                if self._password:
-                    server.login(settings.user or settings.sender, self._password)
-                server.send_message(mail)
+                if password:
+                    server.login(settings.user or settings.sender, password)
+                server.send_message(letter)
 
         return send
 
-    def is_final(self, error: Exception, wait: float) -> bool:
-        """As in `Channel`. An address may be refused for a while, but not so long that others' messages wait for it."""
-        if isinstance(error, smtplib.SMTPRecipientsRefused):
-            return wait >= LONGEST_WAIT_S or all(code >= 500 for code, _ in error.recipients.values())
-        return isinstance(error, smtplib.SMTPDataError) and error.smtp_code >= 500
+    return Channel("email", settings.host, message)
+
+
+def _is_final(error: Exception, wait: float) -> bool:
+    """Whether a message would not arrive later, after a wait [s] for the attempt before. A recipient may be refused for
+    a while, but not so long that others' messages wait for it."""
+    if isinstance(error, smtplib.SMTPRecipientsRefused):
+        return wait >= LONGEST_WAIT_S or all(code >= 500 for code, _ in error.recipients.values())
+    if isinstance(error, HTTPError):
+        return 400 <= error.code < 500 and error.code not in _AGAIN
+    return isinstance(error, smtplib.SMTPDataError) and error.smtp_code >= 500
 
 
 def channels(settings: WebSettings) -> list[Channel]:
     """Where messages go. Raises ConfigError for a secret that cannot be read."""
-    webhook = [Webhook(settings.webhook)] if settings.webhook is not None else []
-    return [*webhook, *([Mail(settings.email)] if settings.email is not None else [])]
+    posts = [] if settings.webhook is None else [webhook(settings.webhook)]
+    return posts if settings.email is None else [*posts, mail(settings.email)]
 
 
 class EndMessages:
@@ -166,7 +155,7 @@ class EndMessages:
                 code = getattr(error, "code", getattr(error, "smtp_code", None))
                 said = f"{channel.name} at {channel.place}: "
                 said += type(error).__name__ if code is None else f"it answers {code}"
-                if channel.is_final(error, wait):
+                if _is_final(error, wait):
                     _LOG.error("%s to the end of job %s, which is left out", said, event.job)
                     return
             _LOG.warning("%s; tried again in %g s", said, wait)

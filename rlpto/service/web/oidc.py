@@ -159,7 +159,7 @@ class SingleSignOn:
         ours, value = self.settings, claims.get(self.settings.claim)
         if not isinstance(value, str) or not re.fullmatch(r"[!-~]{1,254}", value):
             raise _refused(f"{self._host} has sent no {ours.claim} of you")
-        if (ours.claim == "email" or ours.domains) and claims.get("email_verified") is not True:
+        if (ours.claim == "email" or ours.domains) and claims.get("email_verified") not in (True, "true"):
             raise _refused(f"{self._host} has not verified your e-mail address")
         domain = str(claims.get("email")).rpartition("@")[2].lower()
         if ours.domains and domain not in {one.lower() for one in ours.domains}:

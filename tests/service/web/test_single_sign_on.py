@@ -246,7 +246,10 @@ def sign_in_again(api: Api) -> Any:
     return sign_in(api)
 
 
-@pytest.mark.parametrize("who", [{"email_verified": False}, {"email": ""}, {"email": "a b@x.org"}, {"email": ["a"]}])
+@pytest.mark.parametrize(
+    "who",
+    [{"email_verified": False}, {"email_verified": "false"}, {"email": ""}, {"email": "a b@x.org"}, {"email": ["a"]}],
+)
 def test_addresses_that_are_refused(there: Provider, tmp_path: Path, who: dict[str, Any]) -> None:
     there.who = there.who | who
     with serving(tmp_path, there) as api:
@@ -280,8 +283,10 @@ def test_groups_of_the_provider_give_roles(there: Provider, tmp_path: Path) -> N
 
 def test_too_many_beginnings_are_refused(there: Provider, tmp_path: Path) -> None:
     with serving(tmp_path, there) as api:
-        codes = [api.client.get(BEGIN, follow_redirects=False).status_code for _ in range(31)]
-        assert codes == [303] * 30 + [429]
+        service: Any = api.client.app.state.service  # type: ignore[attr-defined]
+        service.limits.sign_ins.most = 2
+        codes = [api.client.get(BEGIN, follow_redirects=False).status_code for _ in range(3)]
+        assert codes == [303, 303, 429]
         assert api("POST", "session", None, json={"token": api.tokens["ann"]}, headers=ORIGIN).status_code == 201
 
 

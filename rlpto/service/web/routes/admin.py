@@ -158,11 +158,10 @@ async def set_program(name: NameInPath, body: CatalogueProgram, caller: AnAdmin,
     """Add a program to the catalogue, or replace it; its class must be below one of the allowed packages."""
     spec = body.model_dump(mode="json") | {"program": checked_program(body.program)}
     training = str(body.program.get("training", ""))
-    prefixes = service.settings.scheduler.training_prefixes
     before = programs.get_program(service.store, name)
     known = before is not None and before.spec.get("program", {}).get("training") == training
-    if not known and not any(training.partition(":")[0] == one or training.startswith(f"{one}.") for one in prefixes):
-        listed = ", ".join(prefixes) or "none"
+    if not known and not service.settings.scheduler.may_train(training):
+        listed = ", ".join(service.settings.scheduler.training_prefixes) or "none"
         detail = f"program.training: expected a class below one of scheduler.training_prefixes: {listed}"
         raise Problem(403, "program-not-allowed", detail)
     if len(json.dumps(spec)) > 16_384:

@@ -162,6 +162,7 @@ async def admin(
         trail=trail[:_PAGE],
         older=trail[_PAGE - 1].seq if len(trail) > _PAGE else None,
         prefixes=service.settings.scheduler.training_prefixes,
+        single_sign_on=service.settings.web.oidc is not None,
     )
 
 
