@@ -45,6 +45,24 @@ def mounts(container: Any) -> dict[str, str]:
     return {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
 
 
+def test_fields_of_kuberay_are_there_and_of_its_types(manifest: dict[str, dict[str, Any]], cluster: Any) -> None:
+    """As its CRD of ray.io/v1 has them, at commit 017710c of KubeRay's repository: those it requires, and types."""
+    assert manifest["RayCluster"]["apiVersion"] == "ray.io/v1"
+    groups = {"groupName": str, "replicas": int, "minReplicas": int, "maxReplicas": int}
+    check_fields(cluster, {"headGroupSpec": dict, "workerGroupSpecs": list, "rayVersion": str}, {"headGroupSpec"})
+    check_fields(cluster["headGroupSpec"], {"rayStartParams": dict, "template": dict}, {"template"})
+    for group in worker_groups(cluster):
+        required = {"groupName", "minReplicas", "maxReplicas", "template"}
+        check_fields(group, {**groups, "rayStartParams": dict, "template": dict}, required)
+    for group in (cluster["headGroupSpec"], *worker_groups(cluster)):
+        assert all(type(value) is str for value in group["rayStartParams"].values()), "YAML's numbers are refused"
+
+
+def check_fields(found: dict[str, Any], types: dict[str, type], required: set[str]) -> None:
+    assert required <= found.keys() <= types.keys()
+    assert {key: type(value) for key, value in found.items()} == {key: types[key] for key in found}
+
+
 def test_every_volume_is_there_and_named_once(cluster: Any, manifest: dict[str, dict[str, Any]]) -> None:
     named = {"persistentVolumeClaim": ("claimName", "PersistentVolumeClaim"), "configMap": ("name", "ConfigMap")}
     for pod in pods(cluster):

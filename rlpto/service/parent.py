@@ -4,12 +4,13 @@ in good order."""
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
@@ -38,13 +39,21 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """A process that is started again whenever it ends. pass_fds: files it inherits. stop_signal: asks it to end."""
+    """A process that is started again whenever it ends. pass_fds: files it inherits. stop_signal: asks it to end.
+    hidden: variables of the environment that it does not inherit."""
 
     def __init__(
-        self, name: str, arguments: Sequence[str], log: Path, stop_signal: signal.Signals, pass_fds: Sequence[int] = ()
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log: Path,
+        stop_signal: signal.Signals,
+        pass_fds: Sequence[int] = (),
+        hidden: Collection[str | None] = (),
     ) -> None:
         self.name, self.log, self.restarts = name, log, 0
         self._arguments, self._stop_signal, self._fds = arguments, stop_signal, pass_fds
+        self._environment = {key: value for key, value in os.environ.items() if key not in hidden}
         self._backoff, self._due, self._since = FIRST_BACKOFF_S, 0.0, 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -87,6 +96,7 @@ class Child:
                 stdout=log,
                 stderr=log,
                 pass_fds=self._fds,
+                env=self._environment,
                 start_new_session=True,  # Ctrl-C on the terminal reaches the parent alone, which says how to end
                 preexec_fn=_end_with_parent,
             )
@@ -125,7 +135,9 @@ def serve(
         number, host = listening.fileno(), settings.web.host
         arguments = ["rlpto.service.web", str(path), "--fd", str(number)]
         web = Child("web", arguments, logs / "web.log", signal.SIGTERM, [number])
-        scheduler = Child("scheduler", ["rlpto.service.scheduler", str(path)], logs / "scheduler.log", signal.SIGINT)
+        hidden = [secret.env for secret in settings.web.secrets.values()]  # jobs inherit the scheduler's environment
+        arguments = ["rlpto.service.scheduler", str(path)]
+        scheduler = Child("scheduler", arguments, logs / "scheduler.log", signal.SIGINT, hidden=hidden)
         scheme = "http" if settings.web.certificate is None else "https"
         shown = f"[{host}]" if ":" in host else host
         address, is_up = f"{scheme}://{shown}:{listening.getsockname()[1]}", False

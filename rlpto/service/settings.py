@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
@@ -13,6 +15,7 @@ from rlpto.io.paths import ConfigPath, example_config
 from rlpto.io.settings import Settings
 from rlpto.io.settings_text import first_problem
 from rlpto.io.yaml_file import read_yaml
+from rlpto.store.users import Role
 
 DATABASE = "service.sqlite"
 """Name of the database in the folder of the service."""
@@ -20,6 +23,8 @@ STATE_FILE = "cluster.json"
 """Where the cluster that a service has started is noted, in its folder: not where that of `rlpto cluster up` is."""
 PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Names of users, programs and options."""
+EMAIL = r"^[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9.-]{1,189}$"
+"""E-mail addresses."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -99,6 +104,91 @@ class CatalogueProgram(Settings):
         return self
 
 
+class SecretSettings(Settings):
+    """Where a secret stands, which is never in the file of settings: one of both."""
+
+    env: str | None = None
+    """Variable of the environment of `rlpto serve`."""
+    file: ConfigPath | None = None
+    """File that its owner alone can read (mode 0600)."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> SecretSettings:
+        if (self.env is None) == (self.file is None):
+            raise ValueError("expected either env or file")
+        return self
+
+    def read(self, key: str) -> str:
+        """The secret. key: of these settings. Raises ConfigError if it is missing, or others can read it."""
+        if self.file is None:
+            found, place = os.environ.get(self.env or "", ""), f"variable {self.env} of the environment"
+        else:
+            place = str(self.file)
+            try:
+                if self.file.stat().st_mode & 0o077:
+                    raise ConfigError(f"{key}: others can read {place}: expected mode 0600")
+                found = self.file.read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as refused:
+                raise ConfigError(f"{key}: {place} cannot be read: {type(refused).__name__}") from None
+        if not found:
+            raise ConfigError(f"{key}: {place} is empty or missing")
+        return found
+
+
+class OidcSettings(Settings):
+    """Single sign-on at a provider of OpenID Connect, which calls back at ADDRESS/login/oidc/callback."""
+
+    issuer: str = Field(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$")
+    """The provider's issuer, as in its ID tokens: https, or http on this machine."""
+    client_id: str = Field(min_length=1)
+    """As which the service is registered there."""
+    client_secret: SecretSettings | None = None
+    """Its secret; null: a public client."""
+    name: str = "single sign-on"
+    """The provider's name on the page for signing in."""
+    claim: Literal["email", "preferred_username"] = "email"
+    """Claim of the ID token by which a user is known, which users must not be able to choose; email: a verified one."""
+    domains: tuple[str, ...] = ()
+    """Domains of verified e-mail addresses that may sign in; empty: all."""
+    role_claim: str | None = None
+    """Claim with the values of `roles`, such as groups; null: `claim`."""
+    roles: dict[str, Role] = Field(default_factory=dict)
+    """Role by value of that claim, the highest one of several. Where there are some, they decide at each sign-in."""
+    default_role: Role | None = None
+    """Role of new users, and of those that no entry of `roles` names; null: they are refused."""
+    token_days: float = Field(30.0, gt=0, le=3650)
+    """Longest life in days of tokens that are made in a session of single sign-on."""
+
+    @model_validator(mode="after")
+    def _is_encrypted(self) -> OidcSettings:
+        if not is_safe_url(self.issuer):
+            raise ValueError(f"issuer {self.issuer}: expected https, or http on this machine")
+        return self
+
+
+class EmailSettings(Settings):
+    """The mail server for messages when jobs end."""
+
+    host: str
+    """Its name."""
+    port: int = Field(587, ge=1, le=65_535)
+    """Its port for submission by SMTP."""
+    sender: str = Field(pattern=EMAIL)
+    """Address that messages come from."""
+    starttls: bool = True
+    """Whether to encrypt; without it no password is sent, but to this machine."""
+    user: str | None = None
+    """Name to log in with; null: that of `sender`."""
+    password: SecretSettings | None = None
+    """Its password; null: the server asks for none."""
+
+    @model_validator(mode="after")
+    def _is_encrypted(self) -> EmailSettings:
+        if self.password is not None and not self.starttls and self.host not in LOOPBACK:
+            raise ValueError("a password needs starttls: true")
+        return self
+
+
 class WebSettings(Settings):
     """The web process."""
 
@@ -124,6 +214,17 @@ class WebSettings(Settings):
     """Hours after which a browser has to sign in again."""
     webhook: str | None = Field(None, pattern=r"^https?://[^\s/]+")
     """Address that gets a POST when a job is over, with `text` for people and the `job`; null: none."""
+    email: EmailSettings | None = None
+    """Mail server, for users who want a message when a job of theirs is over; null: there is none."""
+    oidc: OidcSettings | None = None
+    """Single sign-on; null: users sign in with tokens alone."""
+
+    @property
+    def secrets(self) -> dict[str, SecretSettings]:
+        """By key where secrets of the web process stand."""
+        found = {} if self.oidc is None else {"web.oidc.client_secret": self.oidc.client_secret}
+        found |= {} if self.email is None else {"web.email.password": self.email.password}
+        return {key: secret for key, secret in found.items() if secret is not None}
 
     @model_validator(mode="after")
     def _is_not_in_the_open(self) -> WebSettings:
@@ -184,6 +285,12 @@ class SchedulerSettings(Settings):
     predict_every: float = Field(5.0, gt=0)
     """Seconds from one prediction of starts and finishes to the next, at least."""
 
+    def may_train(self, training: str) -> bool:
+        """Whether a class stands below one of `training_prefixes`."""
+        return any(
+            training.partition(":")[0] == one or training.startswith(f"{one}.") for one in self.training_prefixes
+        )
+
 
 class ServiceSettings(Settings):
     """A job service."""
@@ -210,6 +317,12 @@ class ServiceSettings(Settings):
     def database(self) -> Path:
         """The database."""
         return self.folder / DATABASE
+
+
+def is_safe_url(url: object) -> bool:
+    """Whether what is sent there can be read by no one in between: https, or http on this machine."""
+    parts = urlsplit(str(url))
+    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
 
 
 def load_service(path: Path | str) -> ServiceSettings:

@@ -11,13 +11,15 @@ from urllib.parse import urlsplit
 
 from rlpto.io.files import whole_file
 from rlpto.io.reading import one_line
-from rlpto.store.checkpoints import KEPT_CHECKPOINTS, list_checkpoints, name_of
+from rlpto.store.checkpoints import KEPT_CHECKPOINTS, name_of, open_newest
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 LONGEST_WAIT_S = 60.0
 """Longest wait between two attempts to upload."""
+REQUEST_S = 60.0
+"""Longest wait for an answer of S3; by default Arrow ends after 3 s, and slow servers would never have a copy."""
 CLOSING_S = 60.0
 """How long a job that ends waits for its newest checkpoint to arrive."""
 
@@ -36,14 +38,15 @@ class CheckpointStorage:
     """Copies of the checkpoints in one job's folder.
 
     uri: what `pyarrow.fs` reads: s3://bucket/folder?region=...&endpoint_override=..., gs://, file:///. say: is called
-    with what went wrong, from a thread of its own too. Credentials are those of the environment.
+    with what went wrong, once until an upload succeeds, from a thread of its own too. Credentials are those of the
+    environment.
     """
 
     def __init__(self, uri: str, job: str, folder: Path, say: Callable[[str], None]) -> None:
         self._uri, self._job, self._folder, self._say = uri, job, folder, say
         self._wake, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._said = ""
+        self._wrong = ""  # what is wrong since the last upload that succeeded
 
     def offer(self) -> None:
         """There is a newer checkpoint in the folder: upload it in the background, in place of those before it."""
@@ -58,8 +61,8 @@ class CheckpointStorage:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(CLOSING_S)
-            if self._thread.is_alive():
-                self._say(f"{self._uri}: the last checkpoint has not arrived within {CLOSING_S:g} s")
+            if self._thread.is_alive() or self._wrong:
+                self._say(f"{self._uri}: the last checkpoint has not arrived: {self._wrong or 'no answer yet'}")
 
     def fetch(self) -> bool:
         """Copy the newest sound checkpoint into the folder; whether there was one."""
@@ -76,15 +79,17 @@ class CheckpointStorage:
                 self._say(f"went on from {name[:17]} in {self._uri}")
                 return True
         except OSError as wrong:
-            self._say(f"{self._uri}: cannot be read: {one_line(wrong)}")
+            self._say(f"{self._uri}: cannot be read: {_reason(wrong)}")
         return False
 
     def clear(self) -> None:
         """Remove the copies: those of an earlier job of the same name."""
         try:
-            self._drop(*self._opened(), 0)
+            system, place = self._opened()
+            if self._names(system, place):
+                system.delete_dir(place)
         except OSError as wrong:
-            self._say(f"{self._uri}: cannot be emptied: {one_line(wrong)}")
+            self._say(f"{self._uri}: cannot be emptied: {_reason(wrong)}")
 
     def _work(self) -> None:
         """Upload whenever there is something new; after a failure again, until it succeeds or the job ends."""
@@ -94,12 +99,13 @@ class CheckpointStorage:
             self._wake.clear()
             try:
                 self._upload()
-                wait, self._said = 1.0, ""
+                if self._wrong:
+                    self._say(f"{self._uri}: checkpoints arrive again")
+                wait, self._wrong = 1.0, ""
             except OSError as wrong:
-                said = f"{self._uri}: the newest checkpoint has not arrived: {one_line(wrong)}"
-                if said != self._said:
-                    self._say(said)
-                self._said = said
+                before, self._wrong = self._wrong, _reason(wrong)
+                if not before:
+                    self._say(f"{self._uri}: the newest checkpoint has not arrived: {self._wrong}; tried again")
                 if not self._closing.wait(wait):
                     self._wake.set()
                 wait = min(2.0 * wait, LONGEST_WAIT_S)
@@ -108,22 +114,20 @@ class CheckpointStorage:
 
     def _upload(self) -> None:
         """Upload the newest checkpoint if it is not there, then drop old ones. Raises OSError."""
-        newest = next(iter(list_checkpoints(self._folder)), None)
-        if newest is None:
-            return
         system, place = self._opened()
-        path = Path(newest.path)
-        if path.name not in self._names(system, place):
-            state = path.read_bytes()
-            if system.type_name == "local":
-                system.create_dir(place)
-            with system.open_output_stream(f"{place}/{path.name}") as stream:
-                stream.write(state)
-        self._drop(system, place, KEPT_CHECKPOINTS)
-
-    def _drop(self, system: FileSystem, place: str, kept: int) -> None:
-        for name in self._names(system, place)[kept:]:
-            system.delete_file(f"{place}/{name}")
+        known = self._names(system, place)
+        found = open_newest(self._folder)  # not before: a slow answer may take longer than a checkpoint is kept
+        if found is None:
+            return
+        with found[1] as file:
+            name = Path(found[0].path).name
+            if name not in known:
+                if system.type_name == "local":
+                    system.create_dir(place)
+                with system.open_output_stream(f"{place}/{name}") as stream:
+                    stream.write(file.read())
+        for old in self._names(system, place)[KEPT_CHECKPOINTS:]:
+            system.delete_file(f"{place}/{old}")
 
     def _opened(self) -> tuple[FileSystem, str]:
         from pyarrow.fs import FileSystem  # takes a third of a second, and few jobs need it
@@ -132,6 +136,10 @@ class CheckpointStorage:
             system, place = FileSystem.from_uri(self._uri)
         except (ValueError, NotImplementedError) as unknown:  # of Arrow, which has no others
             raise OSError(str(unknown)) from unknown
+        if system.type_name == "s3":  # an address cannot name its times
+            rebuild, (options,) = system.__reduce__()
+            times = {"request_timeout": REQUEST_S, "connect_timeout": REQUEST_S / 6}
+            system = rebuild({**options, **times, "allow_delayed_open": True})  # one request for a small checkpoint
         return system, f"{place.rstrip('/')}/{self._job}"
 
     def _names(self, system: FileSystem, place: str) -> list[str]:
@@ -140,3 +148,9 @@ class CheckpointStorage:
 
         found: list[Any] = system.get_file_info(FileSelector(place, allow_not_found=True))
         return sorted((one.base_name for one in found if name_of(one.base_name)[1]), reverse=True)
+
+
+def _reason(wrong: OSError) -> str:
+    """What an error says in a line: of Arrow's the part that says what the server answered."""
+    before, mark, after = str(wrong).partition("AWS Error ")
+    return one_line(mark + after if mark else before)

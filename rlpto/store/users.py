@@ -22,7 +22,8 @@ _LIVE = "revoked IS NULL AND (expires IS NULL OR expires > ?)"
 @dataclass(frozen=True)
 class User(Row):
     """Who may do what. gpus_held, jobs_queued: quotas of this user; highest_priority: class above which their jobs may
-    not be; None: those of the settings."""
+    not be; None: those of the settings. sign_in: value by which single sign-on knows the user; email: where messages go
+    when a job is over; None: none."""
 
     TABLE = "users"
 
@@ -33,6 +34,8 @@ class User(Row):
     gpus_held: int | None
     jobs_queued: int | None
     highest_priority: Priority | None = None
+    sign_in: str | None = None
+    email: str | None = None
 
     @property
     def sees_all(self) -> bool:
@@ -81,15 +84,15 @@ def over_quota(gpus: int, quota: int | None) -> bool:
     return quota is not None and gpus > quota
 
 
-def add_user(store: Store, name: str, role: Role, at: float) -> User:
+def add_user(store: Store, name: str, role: Role, at: float, sign_in: str | None = None) -> User:
     """A new user without quotas of its own."""
-    insert(store, "users", name=name, role=role, created=at)
-    return User(name, role, at, False, None, None)
+    insert(store, "users", name=name, role=role, created=at, sign_in=sign_in)
+    return User(name, role, at, False, None, None, sign_in=sign_in)
 
 
 def change_user(store: Store, user: User) -> None:
-    """Keep role, quotas and `disabled` of a user that is there."""
-    names = ("role", "disabled", "gpus_held", "jobs_queued", "highest_priority")
+    """Keep everything but name and time of a user that is there."""
+    names = ("role", "disabled", "gpus_held", "jobs_queued", "highest_priority", "sign_in", "email")
     sets = ", ".join(f"{name} = ?" for name in names)
     store.write(f"UPDATE users SET {sets} WHERE name = ?", (*(getattr(user, name) for name in names), user.name))
 
@@ -99,22 +102,42 @@ def get_user(store: Store, name: str) -> User | None:
     return first(store, User, "WHERE name = ?", (name,))
 
 
+def user_of_sign_in(store: Store, sign_in: str) -> User | None:
+    """The user whom single sign-on knows by a value, disabled or not."""
+    return first(store, User, "WHERE sign_in = ?", (sign_in,))
+
+
+def sign_in_key(value: str) -> str:
+    """A value of single sign-on as it is kept: letters of addresses are small, since their case means nothing."""
+    return value.lower() if "@" in value else value
+
+
+def has_admin(store: Store) -> bool:
+    """Whether a user is left who may do everything."""
+    return any(one.role == "admin" and not one.disabled for one in all_users(store))
+
+
 def all_users(store: Store) -> list[User]:
     """All users by name."""
     return find(store, User, "ORDER BY name")
 
 
 def add_token(
-    store: Store, user: str, label: str, at: float, *, expires: float | None = None, session_of: Token | None = None
+    store: Store,
+    user: str,
+    label: str,
+    at: float,
+    *,
+    expires: float | None = None,
+    kind: TokenKind = "token",
+    made_with: Token | None = None,
 ) -> tuple[Token, str]:
-    """A new token, and its secret, which cannot be read later. session_of: the token that a browser signs in with; the
-    new one is its session, and expires no later than it."""
-    kind: TokenKind = "token"
-    if session_of is not None:
-        kind, expires = "session", min((one for one in (expires, session_of.expires) if one is not None), default=None)
+    """A new token, and its secret, which cannot be read later. made_with: the token that a browser signs in with; its
+    session expires no later than it. A session without one is of single sign-on."""
+    if made_with is not None and made_with.expires is not None:
+        expires = made_with.expires if expires is None else min(expires, made_with.expires)
     secret = TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
-    made_with = None if session_of is None else session_of.id
-    token = Token(secrets.token_hex(6), user, label, kind, at, expires, None, made_with)
+    token = Token(secrets.token_hex(6), user, label, kind, at, expires, None, made_with.id if made_with else None)
     insert(store, "tokens", **asdict(token), hash=token_hash(secret))
     return token, secret
 

@@ -50,6 +50,19 @@ def wait_until_dead(one: Child) -> None:
 
 
 class TestChild:
+    def test_secrets_of_the_web_process_are_hidden_from_another(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("SHOWN", "HIDDEN"):
+            monkeypatch.setenv(f"RLPTO_{name}", name)
+        program = ["timeit", "-n1", "-r1", "import os; print([key for key in os.environ if key.startswith('RLPTO_')])"]
+        one = Child("test", program, tmp_path / "test.log", signal.SIGTERM, hidden=["RLPTO_HIDDEN"])
+        one.look(0.0, print)
+        wait_until_dead(one)
+        said = (tmp_path / "test.log").read_text()
+        assert "RLPTO_SHOWN" in said
+        assert "HIDDEN" not in said
+
     def test_is_started_again_later_and_later(self, tmp_path: Path) -> None:
         one, said = child(tmp_path, "this"), list[str]()
         one.look(0.0, said.append)
@@ -127,6 +140,11 @@ class TestServe:
     def test_an_unknown_policy_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"scheduler\.policy: nonsense: expected one of"):
             check(make_settings(tmp_path / "new", scheduler={"policy": "nonsense"}))
+
+    def test_a_secret_that_is_missing_is_one_line(self, tmp_path: Path) -> None:
+        mail = {"host": "mail.example", "sender": "a@b.c", "password": {"env": "RLPTO_NO_SUCH"}}
+        with pytest.raises(ConfigError, match=r"web\.email\.password: variable RLPTO_NO_SUCH of the environment is"):
+            check(make_settings(tmp_path / "new", web={"email": mail}))
 
     def test_a_certificate_that_is_missing_is_one_line_before_anything_is_written(self, tmp_path: Path) -> None:
         missing = tmp_path / "nonexistent.pem"

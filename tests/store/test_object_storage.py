@@ -14,8 +14,10 @@ from moto.server import ThreadedMotoServer
 from rlpto.ray_cluster.job.job_folder import JobFolder
 from rlpto.store.object_storage import checked_uri
 from tests.ray_cluster.running import SESSION, make_spec
+from tests.store.faulty_proxy import FaultyProxy
 
 PLACE = f"runs/{SESSION}/job/"
+KEY, SECRET = "key-that-is-not-shown", "secret-that-is-not-shown"
 BUCKET = "mine"
 
 
@@ -49,7 +51,7 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """With an empty bucket, and credentials in the environment, where nodes have them."""
-    for name, value in (("ACCESS_KEY_ID", "key"), ("SECRET_ACCESS_KEY", "secret"), ("EC2_METADATA_DISABLED", "true")):
+    for name, value in (("ACCESS_KEY_ID", KEY), ("SECRET_ACCESS_KEY", SECRET), ("EC2_METADATA_DISABLED", "true")):
         monkeypatch.setenv(f"AWS_{name}", value)
     found = Server()
     found.bucket.create()
@@ -57,6 +59,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     for one in found.bucket.objects.all():  # moto keeps them for the next server of this process
         one.delete()
     found.bucket.delete()
+    found.stop()
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[FaultyProxy]:
+    """What stands before the server."""
+    found = FaultyProxy(server.port)
+    yield found
     found.stop()
 
 
@@ -80,7 +90,8 @@ def test_a_job_goes_on_from_the_copy_where_its_disk_is_gone(server: Server, tmp_
     assert elsewhere.newest_state() == (30, b"state 30")
     over = folder_of(server, tmp_path / "another node")
     over.begin(resume=False)
-    assert server.steps() == []
+    keys = [one.key for one in server.bucket.objects.all()]
+    assert keys == [PLACE.replace("job/", "")], "of the job nothing stays, of its session one empty object of Arrow"
 
 
 def test_a_copy_that_is_damaged_is_passed_over(server: Server, tmp_path: Path) -> None:
@@ -105,12 +116,87 @@ def test_a_job_trains_on_while_the_server_is_away(server: Server, tmp_path: Path
     while "has not arrived" not in job.failure:  # the upload is a thread's
         time.sleep(0.01)
     assert job.newest_state() == (10, b"state 10")
-    assert "secret" not in job.failure
+    assert SECRET not in job.failure
     server.start()
     server.bucket.load()
     job.write(20, b"state 20")
     job.close()
     assert server.steps() == [20]
+
+
+ALL = ("GET", "HEAD", "PUT", "POST", "DELETE")
+FAULTS = {
+    "wrong credentials": (403, "InvalidAccessKeyId", ALL, "INVALID_ACCESS_KEY_ID"),
+    "wrong signature": (403, "SignatureDoesNotMatch", ALL, "SIGNATURE_DOES_NOT_MATCH"),
+    "full": (507, "QuotaExceeded", ("PUT", "POST"), "HTTP status 507"),
+    "full, of another kind": (500, "InternalError", ("PUT", "POST"), "INTERNAL_FAILURE"),
+    "too busy": (503, "SlowDown", ("PUT", "POST"), "SLOW_DOWN"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_said_once_and_copies_arrive_after_it(
+    server: Server, proxy: FaultyProxy, tmp_path: Path, fault: str
+) -> None:
+    code, reason, methods, said = FAULTS[fault]
+    proxy.fail(code, reason, *methods)
+    job_at = tmp_path / "job"
+    job = folder_of(server, job_at, proxy.uri(server.uri))
+    for step in (10, 20, 30):
+        before = proxy.refusals
+        job.write(step, b"state %d" % step)
+        assert job.newest_state() == (step, b"state %d" % step), "it trains on"
+        while proxy.refusals == before:
+            time.sleep(0.01)
+    while "has not arrived" not in job.failure:
+        time.sleep(0.01)
+    assert server.steps() == []
+    assert said in failures(job_at)
+    proxy.fail(0, "")
+    while server.steps() != [30]:
+        time.sleep(0.01)
+    job.write(40, b"state 40")
+    job.close()
+    assert server.steps() == [40, 30]
+    lines = failures(job_at).splitlines()
+    assert [line.split(": ", 1)[1].split(":")[0] for line in lines] == [
+        "the newest checkpoint has not arrived",
+        "checkpoints arrive again",
+    ]
+    for file in job_at.iterdir():
+        assert not any(one.encode() in file.read_bytes() for one in (KEY, SECRET)), file.name
+    assert not any(one.encode() in Path("/proc/self/cmdline").read_bytes() for one in (KEY, SECRET))
+
+
+def failures(folder: Path) -> str:
+    return (folder / "failures.log").read_text()
+
+
+def test_a_slow_server_gets_the_newest_copy(server: Server, proxy: FaultyProxy, tmp_path: Path) -> None:
+    proxy.delay_s = 3.5  # Arrow's own limit is 3 s
+    job = folder_of(server, tmp_path / "job", proxy.uri(server.uri))
+    job.write(10, b"state 10")
+    proxy.asked.wait()
+    for step in (20, 30, 40):  # meanwhile the first is dropped
+        job.write(step, b"state %d" % step)
+        assert job.newest_state() == (step, b"state %d" % step), "it trains on"
+    job.close()
+    assert server.steps()[0] == 40
+    assert not (tmp_path / "job" / "failures.log").exists()
+
+
+def test_the_next_start_uploads_what_the_end_could_not(server: Server, proxy: FaultyProxy, tmp_path: Path) -> None:
+    proxy.fail(403, "InvalidAccessKeyId", *ALL)
+    job = folder_of(server, tmp_path / "job", proxy.uri(server.uri))
+    job.write(10, b"state 10")
+    job.close()
+    assert "the last checkpoint has not arrived: AWS Error INVALID_ACCESS_KEY_ID" in job.failure
+    proxy.fail(0, "")
+    again = folder_of(server, tmp_path / "job", proxy.uri(server.uri))
+    again.begin(resume=True)
+    again.close()
+    assert server.steps() == [10]
+    assert again.failure == ""
 
 
 def test_a_bucket_that_is_not_there_is_named(server: Server, tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ class JobFolder:
             if self._folder.is_dir():
                 (self._folder / RECORD).unlink(missing_ok=True)
             return None
-        if not self.has_checkpoints and self._storage is not None:
-            self._storage.fetch()
+        if self._storage is not None and (self.has_checkpoints or self._storage.fetch()):
+            self._storage.offer()  # the last copy may be missing
         self.checkpoint = next(iter(list_checkpoints(self._folder)), None)
         path = self._folder / RECORD
         if not path.exists():

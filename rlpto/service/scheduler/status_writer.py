@@ -18,15 +18,7 @@ from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.store.curves import thin_points
 from rlpto.store.events import add_event
 from rlpto.store.rows import insert
-from rlpto.store.status import (
-    DecisionRow,
-    Heartbeat,
-    QueueRow,
-    beat,
-    describe_decision,
-    note_held,
-    set_queue,
-)
+from rlpto.store.status import DecisionRow, Heartbeat, QueueRow, beat, describe_decision, note_held, set_queue
 
 POINT_INTERVAL_S = 2.0
 """Least time between two points of a job's curves."""

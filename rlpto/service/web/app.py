@@ -13,14 +13,15 @@ from fastapi.openapi.utils import get_openapi
 from starlette.middleware import Middleware
 
 from rlpto import __version__
-from rlpto.service.settings import ServiceSettings
+from rlpto.io.errors import ConfigError
+from rlpto.service.settings import OidcSettings, ServiceSettings
 from rlpto.service.web.errors import API, MEDIA_TYPE, ProblemBody, add_handlers
+from rlpto.service.web.messages import EndMessages, channels
 from rlpto.service.web.metrics import ServiceMetrics
 from rlpto.service.web.middleware import RateLimits, RequestGuard
 from rlpto.service.web.rendering import static_app
 from rlpto.service.web.routes import account, actions, admin, cluster, jobs, operations, pages, ray_jobs, stream
 from rlpto.service.web.state import EventNotifier, GroupCommit, Service
-from rlpto.service.web.webhook import Webhook
 from rlpto.store.database import Store
 
 _PROBLEM: dict[str, Any] = {
@@ -43,7 +44,7 @@ def make_app(settings: ServiceSettings) -> FastAPI:
         responses={"4XX": _PROBLEM},
     )
     app.openapi = _described(app)  # type: ignore[method-assign]
-    app.state.settings = settings
+    app.state.settings, app.state.channels = settings, channels(settings.web)
     add_handlers(app)
     api = APIRouter(prefix=API)
     for part in (jobs, actions, cluster, stream, account, admin):
@@ -52,9 +53,22 @@ def make_app(settings: ServiceSettings) -> FastAPI:
     app.include_router(ray_jobs.router)
     app.include_router(operations.router)
     app.include_router(pages.router)
+    if settings.web.oidc is not None:
+        _sign_in_at(app, settings.web.oidc)
     app.mount("/static", static_app())
     app.add_exception_handler(pages.SignInNeeded, pages.sign_in_first)
     return app
+
+
+def _sign_in_at(app: FastAPI, settings: OidcSettings) -> None:
+    """Add single sign-on. Raises ConfigError for what is not installed, or a secret that cannot be read."""
+    try:
+        from rlpto.service.web.oidc import SingleSignOn
+        from rlpto.service.web.routes import single_sign_on
+    except ModuleNotFoundError as missing:
+        raise ConfigError(f"web.oidc: {missing.name} is not installed: pip install 'rlpto[oidc]'") from None
+    app.state.single_sign_on = SingleSignOn(settings)
+    app.include_router(single_sign_on.router)
 
 
 def openapi_text(settings: ServiceSettings) -> str:
@@ -71,9 +85,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     limits = RateLimits(settings.web.posts_per_second, settings.web.streams)
     service = Service(settings, store, GroupCommit(settings.database), notifier, limits, metrics)
     app.state.service = service
-    tasks = [asyncio.create_task(notifier.look())]
-    if settings.web.webhook is not None:
-        tasks.append(asyncio.create_task(Webhook(settings.web.webhook, store, service.commit, notifier).run()))
+    senders = [EndMessages(channel, store, service.commit, notifier) for channel in app.state.channels]
+    tasks = [asyncio.create_task(work) for work in (notifier.look(), *(sender.run() for sender in senders))]
     try:
         yield
     finally:

@@ -33,7 +33,9 @@ SECURITY_HEADERS = {
 WINDOW_S = 10.0
 """All changes that are allowed in this time may be made at once."""
 WRONG_SIGN_INS_PER_SECOND = 0.5
-"""Wrong tokens allowed per address, per second over ten seconds; a valid token is never refused."""
+"""Refused sign-ins allowed per address, per second over ten seconds; a valid token is never refused."""
+SIGN_INS_PER_SECOND = 3.0
+"""The same of beginnings of single sign-on: each asks the provider."""
 _CLOSING = (400, 408, 413)
 """After these answers the rest of the request is not read, so the connection is closed."""
 
@@ -132,11 +134,12 @@ def _bounded(receive: Receive) -> Receive:
 
 
 class RateLimits:
-    """Limits per user: changes per second, and streams open at a time; and wrong sign-ins by address."""
+    """Limits per user: changes per second, and streams open at a time; and sign-ins by address."""
 
     def __init__(self, per_second: float, streams: int) -> None:
         self.changes = Windows(per_second * WINDOW_S, "changes")
-        self.wrong_sign_ins = Windows(WRONG_SIGN_INS_PER_SECOND * WINDOW_S, "wrong tokens")
+        self.wrong_sign_ins = Windows(WRONG_SIGN_INS_PER_SECOND * WINDOW_S, "refused sign-ins")
+        self.sign_ins = Windows(SIGN_INS_PER_SECOND * WINDOW_S, "sign-ins")
         self.most_streams = streams
         self._streams: Counter[str] = Counter()
 

@@ -9,8 +9,9 @@ from fastapi import Path
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from rlpto.performance.metrics import MetricName
-from rlpto.service.settings import PLAIN_NAME
+from rlpto.service.settings import EMAIL, PLAIN_NAME
 from rlpto.store.code_files import LARGEST_TEXT, unpack
+from rlpto.store.users import Role, sign_in_key
 
 _PLAIN_MARKS = " .,:;+=_()#@[]-"
 _PLAIN_CATEGORIES = ("L", "M", "N")
@@ -52,6 +53,7 @@ OptionText = Annotated[str, Field(max_length=64)]
 LARGEST_NUMBER = 10**15
 OptionNumber = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 OptionInteger = Annotated[int, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
+SignIn = Annotated[str, Field(max_length=254, pattern=r"^[!-~]*$"), AfterValidator(sign_in_key)]
 Gpus = Annotated[int, Field(ge=1, le=16_384)]
 PriorityName = Literal["high", "normal", "low"]
 JOB_ID = r"^[a-z0-9][a-z0-9-]{0,63}$"
@@ -167,13 +169,16 @@ class UserBody(Body):
     """A user to add."""
 
     name: PlainName
-    role: Literal["user", "developer", "operator", "admin"] = "user"
+    role: Role = "user"
+    sign_in: SignIn | None = Field(
+        None, description="Value by which single sign-on knows the user, such as an address."
+    )
 
 
 class UserChange(Body):
     """Changes to a user; fields that are left out stay as they are."""
 
-    role: Literal["user", "developer", "operator", "admin"] | None = None
+    role: Role | None = None
     disabled: bool | None = None
     gpus_held: Annotated[int, Field(ge=0, le=10**6)] | None = Field(
         None, description="GPUs that all jobs of the user may hold; 0: as the settings say."
@@ -183,6 +188,17 @@ class UserChange(Body):
     )
     highest_priority: PriorityName | Literal["default"] | None = Field(
         None, description="Highest class that the user may give to jobs; default: as the settings say."
+    )
+    sign_in: SignIn | None = Field(
+        None, description="Value by which single sign-on knows the user, such as an address; empty: by none."
+    )
+
+
+class AccountChange(Body):
+    """Changes to the caller's own account."""
+
+    email: Annotated[str, Field(pattern=f"^$|{EMAIL}")] = Field(
+        description="Where a message goes when a job of the caller is over; empty: nowhere."
     )
 
 

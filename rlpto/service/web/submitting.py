@@ -18,16 +18,7 @@ from rlpto.service.web.errors import Problem
 from rlpto.service.web.schemas import LARGEST_NUMBER, ArrayBody, JobBody, ScriptBody
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
-from rlpto.store.jobs import (
-    JobRow,
-    NewJob,
-    Priority,
-    Scalar,
-    change_job,
-    count_open,
-    get_job,
-    insert_job,
-)
+from rlpto.store.jobs import JobRow, NewJob, Priority, Scalar, change_job, count_open, get_job, insert_job
 from rlpto.store.program_keys import SCRIPTS, ProgramKeys
 from rlpto.store.programs import all_programs, get_program
 from rlpto.store.rows import insert
@@ -250,12 +241,10 @@ def _training(body: JobBody, user: User, settings: ServiceSettings) -> str | Non
         return None
     if user.role != "developer":
         raise Problem(403, "role-needed", "training: only the role developer may name a class; choose a program")
-    prefixes = settings.scheduler.training_prefixes
-    if not any(body.training.partition(":")[0] == one or body.training.startswith(f"{one}.") for one in prefixes):
-        known = ", ".join(prefixes) or "none"
-        raise Problem(
-            403, "program-not-allowed", f"training: expected a class below one of the allowed packages: {known}"
-        )
+    if not settings.scheduler.may_train(body.training):
+        known = ", ".join(settings.scheduler.training_prefixes) or "none"
+        detail = f"training: expected a class below one of the allowed packages: {known}"
+        raise Problem(403, "program-not-allowed", detail)
     return body.training
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Literal, NoReturn
 
 from fastapi import APIRouter, Request, Response
@@ -10,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from rlpto.service.web.access import Caller, TheCaller
 from rlpto.service.web.errors import Problem, not_found
 from rlpto.service.web.middleware import COOKIE, WINDOW_S
-from rlpto.service.web.schemas import NameInPath, SessionBody, TokenBody
+from rlpto.service.web.schemas import AccountChange, NameInPath, SessionBody, TokenBody
 from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.submitting import highest_priority
 from rlpto.store import users
@@ -35,6 +37,22 @@ class NewToken(users.Token):
 async def me(caller: TheCaller, service: TheService) -> users.User:
     """The caller with the quotas that apply."""
     return with_quotas(service, caller.user)
+
+
+@router.patch("/me")
+async def change_me(body: AccountChange, caller: TheCaller, service: TheService) -> users.User:
+    """Change where messages go when a job of the caller is over."""
+    if body.email and service.settings.web.email is None:
+        raise Problem(409, "no-mail", "this service sends no e-mail: web.email in its settings is null")
+    at = service.now()
+
+    def write(store: Store) -> users.User:
+        changed = replace(users.get_user(store, caller.name) or caller.user, email=body.email or None)
+        users.change_user(store, changed)
+        users.note_change(store, caller.name, "user.change", caller.name, at, {"email": body.email})
+        return changed
+
+    return with_quotas(service, await service.commit(write))
 
 
 def with_quotas(service: Service, user: users.User) -> users.User:
@@ -65,6 +83,9 @@ async def new_token(service: Service, caller: Caller, user: str, body: TokenBody
     at = service.now()
     expires = None if body.days is None else at + body.days * _DAY_S
     bound = users.last_expiry(service.store, caller.token)
+    oidc = service.settings.web.oidc
+    if oidc is not None and caller.token.kind == "session" and caller.token.made_with is None:
+        bound = at + oidc.token_days * _DAY_S
     if bound is not None and (expires is None or expires > bound):
         days = max(0.0, bound - at) / _DAY_S
         raise Problem(403, "outlives-token", f"days: expected at most {days:.4g}, when the token in use expires")
@@ -102,37 +123,61 @@ async def end_token_of(service: Service, caller: Caller, user: str, token: str) 
 async def sign_in(body: SessionBody, request: Request, service: TheService, response: Response) -> users.User:
     """Sign a browser in with a token: it gets a cookie of its own, which scripts cannot read."""
     at = service.now()
-    address = request.client.host if request.client else ""
     found = users.user_of_token(service.store, body.token, at)
     if found is None or found[1].kind != "token":
-        await _refuse_sign_in(service, address, at)
+        await refuse_sign_in(service, request, Problem(401, "unauthorized", "no such token, or it has ended"))
     user, token = found
     service.limits.changes.take(user.name)
-    expires = at + service.settings.web.session_hours * _HOUR_S
-
-    def write(store: Store) -> tuple[users.Token, str]:
-        made = users.add_token(store, user.name, "browser", at, expires=expires, session_of=token)
-        users.note_change(store, user.name, "session.add", address, at, {"id": made[0].id, "token": token.id})
-        return made
-
-    session, secret = await service.commit(write)
-    age = int((session.expires or expires) - at)
-    secure = request.url.scheme == "https" or service.settings.web.behind_proxy
-    response.set_cookie(COOKIE, secret, max_age=age, secure=secure, httponly=True, samesite="strict", path="/")
+    add = partial(add_session, service, request, user.name, at, {"token": token.id}, made_with=token)
+    set_session(response, service, request, *await service.commit(add))
     return with_quotas(service, user)
 
 
-async def _refuse_sign_in(service: Service, address: str, at: float) -> NoReturn:
-    """Raise Problem 401, or 429 for too many wrong tokens from an address. All are audited, but of those that are too
-    many only the first one of a window."""
-    limit = service.limits.wrong_sign_ins
+def add_session(
+    service: Service,
+    request: Request,
+    user: str,
+    at: float,
+    detail: Mapping[str, str],
+    store: Store,
+    made_with: users.Token | None = None,
+) -> tuple[users.Token, str]:
+    """A session of a browser, and its secret. detail: how it signed in, for the audit trail."""
+    expires = at + service.settings.web.session_hours * _HOUR_S
+    made = users.add_token(store, user, "browser", at, expires=expires, kind="session", made_with=made_with)
+    users.note_change(store, user, "session.add", address_of(request), at, {"id": made[0].id, **detail})
+    return made
+
+
+def set_session(response: Response, service: Service, request: Request, session: users.Token, secret: str) -> None:
+    """Give a browser the cookie of its session."""
+    age = int((session.expires or 0.0) - session.created)
+    secure = is_encrypted(service, request)
+    response.set_cookie(COOKIE, secret, max_age=age, secure=secure, httponly=True, samesite="strict", path="/")
+
+
+def is_encrypted(service: Service, request: Request) -> bool:
+    """Whether the browser asks by https, maybe a proxy."""
+    return request.url.scheme == "https" or service.settings.web.behind_proxy
+
+
+def address_of(request: Request) -> str:
+    """Where a request comes from."""
+    return request.client.host if request.client else ""
+
+
+async def refuse_sign_in(service: Service, request: Request, refused: Problem) -> NoReturn:
+    """Raise a problem of a sign-in, or 429 for too many of an address. All are audited, but of those that are too many
+    only the first one of a window."""
+    limit, address = service.limits.wrong_sign_ins, address_of(request)
     beyond = limit.count(address) - limit.most
     if beyond <= 1:
-        detail = {"too_many": f"further ones within {WINDOW_S:g} s are not listed"} if beyond > 0 else {}
+        detail = {"why": refused.detail}
+        if beyond > 0:
+            detail["too_many"] = f"further ones within {WINDOW_S:g} s are not listed"
+        at = service.now()
         await service.commit(lambda store: users.note_change(store, "", "session.refuse", address, at, detail))
-    if beyond > 0:
-        raise limit.refusal()
-    raise Problem(401, "unauthorized", "no such token, or it has ended")
+    raise limit.refusal() if beyond > 0 else refused
 
 
 @router.delete("/session", status_code=204)

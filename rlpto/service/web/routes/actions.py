@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Response
 
 from rlpto.service.web.access import Caller, TheCaller, job_for
 from rlpto.service.web.errors import Problem, not_found
-from rlpto.service.web.routes.jobs import JobAnswer, Key, whole_answer
+from rlpto.service.web.routes.jobs import JobAnswer, Key, submitted, whole_answer
 from rlpto.service.web.schemas import ArrayBody, JobId
 from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.submitting import bodies_of, body_of, checked_job, submit
@@ -125,8 +125,4 @@ async def resubmit(job: JobId, caller: TheCaller, service: TheService, response:
             note_change(store, caller.name, "job.resubmit", found.id, at, {"owner": row.owner, "before": row.id})
         return found, is_new
 
-    found, is_new = await service.commit(write)
-    response.headers.update({"Location": f"/api/v1/jobs/{found.id}", "ETag": f'"{found.version}"'})
-    if not is_new:
-        response.headers["Idempotency-Replayed"] = "true"
-    return found
+    return submitted(response, *await service.commit(write))

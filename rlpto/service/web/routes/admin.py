@@ -69,21 +69,25 @@ async def add_user(body: UserBody, caller: AnAdmin, service: TheService) -> user
     def write(store: Store) -> users.User:
         if users.get_user(store, body.name) is not None:
             raise Problem(409, "name-taken", f"there is a user {body.name} already")
-        users.note_change(store, caller.name, "user.add", body.name, at, {"role": body.role})
-        return users.add_user(store, body.name, body.role, at)
+        _check_sign_in(store, body.sign_in)
+        detail = body.model_dump(exclude_none=True, exclude={"name"})
+        users.note_change(store, caller.name, "user.add", body.name, at, detail)
+        return users.add_user(store, body.name, body.role, at, body.sign_in or None)
 
     return with_quotas(service, await service.commit(write))
 
 
 @router.patch("/users/{name}")
 async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, service: TheService) -> users.User:
-    """Change role or quotas of a user, or disable them."""
+    """Change role, quotas or single sign-on of a user, or disable them."""
     at = service.now()
 
     def write(store: Store) -> users.User:
         user = users.get_user(store, name)
         if user is None:
             raise not_found("user")
+        if body.sign_in != user.sign_in:
+            _check_sign_in(store, body.sign_in)
         changed = replace(
             user,
             role=body.role or user.role,
@@ -91,14 +95,21 @@ async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, servi
             gpus_held=user.gpus_held if body.gpus_held is None else body.gpus_held or None,
             jobs_queued=user.jobs_queued if body.jobs_queued is None else body.jobs_queued or None,
             highest_priority=_highest(body.highest_priority, user.highest_priority),
+            sign_in=user.sign_in if body.sign_in is None else body.sign_in or None,
         )
         users.change_user(store, changed)
-        if not any(one.role == "admin" and not one.disabled for one in users.all_users(store)):
+        if not users.has_admin(store):
             raise Problem(409, "last-admin", "this would leave no admin")
         users.note_change(store, caller.name, "user.change", name, at, body.model_dump(exclude_none=True))
         return changed
 
     return with_quotas(service, await service.commit(write))
+
+
+def _check_sign_in(store: Store, sign_in: str | None) -> None:
+    """Raise Problem 409 if single sign-on knows another user by a value."""
+    if sign_in and (taken := users.user_of_sign_in(store, sign_in)) is not None:
+        raise Problem(409, "name-taken", f"sign_in: that is {taken.name} already")
 
 
 def _highest(asked: Priority | Literal["default"] | None, before: Priority | None) -> Priority | None:
@@ -147,11 +158,10 @@ async def set_program(name: NameInPath, body: CatalogueProgram, caller: AnAdmin,
     """Add a program to the catalogue, or replace it; its class must be below one of the allowed packages."""
     spec = body.model_dump(mode="json") | {"program": checked_program(body.program)}
     training = str(body.program.get("training", ""))
-    prefixes = service.settings.scheduler.training_prefixes
     before = programs.get_program(service.store, name)
     known = before is not None and before.spec.get("program", {}).get("training") == training
-    if not known and not any(training.partition(":")[0] == one or training.startswith(f"{one}.") for one in prefixes):
-        listed = ", ".join(prefixes) or "none"
+    if not known and not service.settings.scheduler.may_train(training):
+        listed = ", ".join(service.settings.scheduler.training_prefixes) or "none"
         detail = f"program.training: expected a class below one of scheduler.training_prefixes: {listed}"
         raise Problem(403, "program-not-allowed", detail)
     if len(json.dumps(spec)) > 16_384:

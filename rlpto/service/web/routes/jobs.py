@@ -114,6 +114,11 @@ async def submit_job(
     job = checked_job(service.store, service.settings, caller.user, body)
     at = service.now()
     row, is_new = await service.commit(lambda store: submit(store, service.settings, caller.user, job, body, key, at))
+    return submitted(response, row, is_new)
+
+
+def submitted(response: Response, row: JobRow, is_new: bool) -> JobRow:
+    """The answer to a submission, with its headers."""
     response.headers.update({"Location": f"/api/v1/jobs/{row.id}", "ETag": f'"{row.version}"'})
     if not is_new:
         response.headers["Idempotency-Replayed"] = "true"

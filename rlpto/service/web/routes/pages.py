@@ -55,9 +55,11 @@ AViewer = Annotated[Caller, Depends(_viewer)]
 
 
 @router.get("/login")
-async def login(service: TheService) -> Response:
-    """Where one signs in with a token."""
-    return page("login.html", user=None, hours=service.settings.web.session_hours)
+async def login(service: TheService, next: str = "/") -> Response:
+    """Where one signs in: with a token, or elsewhere. next: path to continue at."""
+    web = service.settings.web
+    elsewhere = web.oidc and (web.oidc.name, f"/login/oidc?next={quote(next, safe='')}")
+    return page("login.html", user=None, hours=web.session_hours, elsewhere=elsewhere)
 
 
 @router.get("/")
@@ -136,6 +138,7 @@ async def account(caller: AViewer, service: TheService) -> Response:
         user=caller.user,
         here="account",
         me=with_quotas(service, caller.user),
+        mails=service.settings.web.email is not None,
         tokens=users.tokens_of(service.store, caller.name, service.now()),
     )
 
@@ -159,6 +162,7 @@ async def admin(
         trail=trail[:_PAGE],
         older=trail[_PAGE - 1].seq if len(trail) > _PAGE else None,
         prefixes=service.settings.scheduler.training_prefixes,
+        single_sign_on=service.settings.web.oidc is not None,
     )
 
 

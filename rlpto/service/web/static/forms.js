@@ -9,13 +9,15 @@
 
   const isChanged = (field) => (field.selectedOptions ? !field.selectedOptions[0].defaultSelected : field.value !== field.defaultValue);
 
-  // The body of a form: empty and hidden fields are left out, with data-changed those not changed, too; `a.b`: b of a.
+  // The body of a form: hidden fields are left out, with data-changed those not changed, and empty ones without
+  // data-may-be-empty; `a.b`: b of a.
   const bodyOf = (form) => {
     const whole = form.querySelector("[data-whole]");
     if (whole) return JSON.parse(whole.value);
     const body = {};
     for (const field of form.elements) {
-      if (!field.name || field.closest("[hidden]") || "inPath" in field.dataset || field.value.trim() === "") continue;
+      if (!field.name || field.closest("[hidden]") || "inPath" in field.dataset) continue;
+      if (field.value.trim() === "" && !("mayBeEmpty" in field.dataset)) continue;
       if ("changed" in form.dataset && !isChanged(field)) continue;
       if (field.dataset.labelOf) {
         const [key, ...rest] = field.value.trim().split("=");
