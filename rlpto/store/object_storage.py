@@ -65,10 +65,12 @@ class CheckpointStorage:
                 self._say(f"{self._uri}: the last checkpoint has not arrived: {self._wrong or 'no answer yet'}")
 
     def fetch(self) -> bool:
-        """Copy the newest sound checkpoint into the folder; whether there was one."""
+        """Copy the newest sound checkpoint into the folder; whether there was one. Those refused there are left out."""
         try:
             system, place = self._opened()
             for name in self._names(system, place):
+                if (self._folder / name).with_suffix(".refused").exists():
+                    continue
                 with system.open_input_stream(f"{place}/{name}") as stream:
                     state = stream.read()
                 if hashlib.sha256(state).hexdigest() != name_of(name)[1]:

@@ -109,6 +109,19 @@ def test_a_copy_that_is_damaged_is_passed_over(server: Server, tmp_path: Path) -
     assert "step-000000000020 is damaged" in (tmp_path / "job" / "failures.log").read_text()
 
 
+def test_a_copy_that_cannot_be_loaded_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
+    for step in (10, 20):
+        job = folder_of(server, tmp_path / "job")
+        job.write(step, b"state %d" % step)
+        job.close()
+    elsewhere = folder_of(server, tmp_path / "another node")
+    elsewhere.begin(resume=True)
+    for state in ((20, b"state 20"), (10, b"state 10")):
+        assert elsewhere.newest_state() == state
+        elsewhere.refuse("it is of another model")
+    assert elsewhere.newest_state() is None, "the job starts over"
+
+
 def test_a_job_trains_on_while_the_server_is_away(server: Server, tmp_path: Path) -> None:
     server.stop()
     job = folder_of(server, tmp_path / "job")
