@@ -65,13 +65,9 @@ class Repetition(NamedTuple):
     @property
     def text(self) -> str:
         """Sentence on how often the recorded jobs occur."""
-        text = f"The workload has {self.taken:,} jobs, made of {self.recorded:,} recorded ones"
-        if not self.is_high:
-            return f"{text}."
-        return (
-            f"{text}: each stands in it {self.taken / self.recorded:.0f} times on average, with other times of "
-            "arrival. Many jobs are therefore alike."
-        )
+        times = self.taken / self.recorded
+        made = f"The workload has {self.taken:,} jobs, made of {self.recorded:,} recorded ones"
+        return f"{made}: each stands in it {times:,.1f} times on average, with other times of arrival."
 
 
 class WindowTraces:
