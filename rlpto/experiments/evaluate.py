@@ -127,7 +127,8 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     finished = labelled(finished)
     by_label = {policy_label(spec): spec for spec in config.policies}
     reference = config.evaluation.reference
-    repetition = prepare(config).traces.repetition
+    traces = prepare(config).traces
+    repetition, load = traces.repetition, config.workload.load
     found = results(
         finished,
         config.knowledge.text,
@@ -145,7 +146,7 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
         write_plots(plots, folder / "plots")
         about = About(
             title=config.name,
-            trace=_workload_text(config),
+            trace=traces.description + ("" if load is None else f", arrivals scaled to a load of {load:g}"),
             config=resolved_yaml(config),
             commands=[command_line()],
             versions=versions(),
@@ -183,16 +184,6 @@ def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:
     """The same cells under the labels of their policies."""
     labels = {spec: shown_label(spec) for spec in {done.cell.policy for done in finished}}
     return [replace(done, cell=replace(done.cell, policy=labels[done.cell.policy])) for done in finished]
-
-
-def _workload_text(config: Config) -> str:
-    workload = config.workload
-    load = "" if workload.load is None else f", arrivals scaled to a load of {workload.load:g}"
-    if workload.source == "synthetic":
-        return f"synthetic, {workload.days:g} days calibrated on {Path(workload.calibration).stem}{load}"
-    if workload.source == "jobs":
-        return f"{sum(entry.count for entry in workload.jobs)} listed jobs"
-    return f"{', '.join(path.name for path in workload.path)}{load}"
 
 
 @dataclass(frozen=True)
