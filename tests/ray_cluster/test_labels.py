@@ -96,7 +96,7 @@ def test_a_file_on_a_node_drains_it(
             run(cluster, Scripted(on_the_node), QueueSettings(), RewardWeights())
             assert steps == sorted(steps)
             assert [(row.step, row.recoveries) for row in database.jobs()] == [(100 * STEPS, 0)], "no step is lost"
-            assert [event[1] for event in events_of(database)].count("node_down") == 1
+            assert [event[1] for event in events_of(database) if event[3] == added] == ["node_up", "node_down"]
             assert seen[0] == np.inf
             assert 500.0 < min(seen) <= 600.0, "the policy sees when the node goes"
             (going,) = (node for node in nodes(database) if node.id == added)
