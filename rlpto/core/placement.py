@@ -104,3 +104,32 @@ def span(nodes: AnyArray, held: int) -> int:
         if i == 0 or nodes[i] != nodes[i - 1]:
             groups += 1
     return groups
+
+
+@kernel()
+def fit_rows(placement: IntArray, gpus: IntArray, free: IntArray) -> None:
+    """Make rows of placement [n, N] hold gpus [n] in all: smallest parts go, nodes with most free are taken first."""
+    for i in range(len(gpus)):
+        row = placement[i]
+        more = gpus[i] - row.sum()
+        while more < 0:
+            least = -1
+            for node in range(len(row)):
+                if row[node] > 0 and (least < 0 or row[node] <= row[least]):
+                    least = node
+            given = min(row[least], -more)
+            row[least] -= given
+            free[least] += given
+            more += given
+    for i in range(len(gpus)):
+        row = placement[i]
+        more = gpus[i] - row.sum()
+        while more > 0:
+            best = 0
+            for node in range(len(free)):
+                if free[node] > free[best]:
+                    best = node
+            taken = min(free[best], more)
+            row[best] += taken
+            free[best] -= taken
+            more -= taken

@@ -18,8 +18,10 @@ from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.gpu_kinds import fits_kinds, onto_kinds, spans_kinds
 from rlpto.core.job_table import STRICT
 from rlpto.core.jobs import PRIORITY_CLASSES
+from rlpto.core.placement import fit_rows
 from rlpto.core.queue_order import next_promotion, order_rows
 from rlpto.core.server_slots import admit_servers
+from rlpto.core.zones import onto_zones
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import helper, kernel, njit
 from rlpto.io.errors import PolicyError
@@ -130,11 +132,11 @@ class Queue:
 
         A job that would get less than its min_gpus gets none, and one with allowed sizes the largest of those that is
         not more (of the kind of GPU that it gets, or of the plan of parallelism). On several kinds of GPU every job is
-        given one and placed, see `gpu_kinds.onto_kinds`, unless the policy has placed every job on one. Raises
-        PolicyError if a policy returns no Allocation, numbers that are not whole, are negative, or break a job's
-        limits, a batch size or a plan that is not one of those the job has, a placement that the nodes have no room
-        for, or parameter servers that the job cannot have. Jobs get no GPUs where there are no CPU slots for their
-        parameter servers, see `admit_servers`.
+        given one and placed, see `gpu_kinds.onto_kinds`, unless the policy has placed every job on one; in several
+        zones each is in one, see `zones.onto_zones`. Raises PolicyError if a policy returns no Allocation, numbers that
+        are not whole, are negative, or break a job's limits, a batch size or a plan that is not one of those the job
+        has, a placement that the nodes have no room for, or parameter servers that the job cannot have. Jobs get no
+        GPUs where there are no CPU slots for their parameter servers, see `admit_servers`.
         """
         if not isinstance(allocation, Allocation):
             raise PolicyError(f"policy {policy} returned a {type(allocation).__name__}: expected an Allocation")
@@ -157,16 +159,19 @@ class Queue:
         if servers is not None:
             servers = whole_numbers(servers, len(jobs), policy, "parameter servers")
         servers = admit_servers(servers, state, gpus, policy)
-        placement = check_placement(allocation.placement, state, wishes, policy)
+        placement = chosen = check_placement(allocation.placement, state, wishes, policy)
         if len(state.shape.kinds) > 1:
             trimmed = not np.array_equal(gpus, wishes)
             alone = placement is not None and not trimmed and not len(spans_kinds(placement, state.shape))
             if placement is None or not alone or not fits_kinds(state, placement):
-                placement = onto_kinds(state, gpus)  # a policy that ignores kinds has counted GPUs
-            gpus = placement.sum(axis=1)
-            servers = servers if servers is None else np.where(gpus > 0, servers, 0)
+                placement, chosen = onto_kinds(state, gpus), None  # a policy that ignores kinds has counted GPUs
         elif placement is not None and not np.array_equal(gpus, wishes):
             fit_rows(placement, gpus, state.shape.offered - placement.sum(axis=0))
+        if len(state.shape.zones) > 1:
+            placement = onto_zones(state, gpus, placement, chosen is not None)
+        if placement is not None:
+            gpus = placement.sum(axis=1)
+            servers = servers if servers is None else np.where(gpus > 0, servers, 0)
         batch_size = check_batch_size(allocation.batch_size, state, gpus, policy)
         return Allocation(gpus, order, batch_size, placement, servers, plan)
 
@@ -251,35 +256,6 @@ def check_placement(placement: Any, state: ClusterState, gpus: IntArray, policy:
         if used > room:
             raise PolicyError(f"policy {policy} placed {used} GPUs on node {number}: expected at most {room}")
     return array
-
-
-@kernel()
-def fit_rows(placement: IntArray, gpus: IntArray, free: IntArray) -> None:
-    """Make rows of placement [n, N] hold gpus [n] in all: smallest parts go, nodes with most free are taken first."""
-    for i in range(len(gpus)):
-        row = placement[i]
-        more = gpus[i] - row.sum()
-        while more < 0:
-            least = -1
-            for node in range(len(row)):
-                if row[node] > 0 and (least < 0 or row[node] <= row[least]):
-                    least = node
-            given = min(row[least], -more)
-            row[least] -= given
-            free[least] += given
-            more += given
-    for i in range(len(gpus)):
-        row = placement[i]
-        more = gpus[i] - row.sum()
-        while more > 0:
-            best = 0
-            for node in range(len(free)):
-                if free[node] > free[best]:
-                    best = node
-            taken = min(free[best], more)
-            row[best] += taken
-            free[best] -= taken
-            more -= taken
 
 
 def check_order(order: Any, count: int, policy: str) -> IntArray | None:

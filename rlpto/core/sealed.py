@@ -35,6 +35,7 @@ class SealedStates:
         if self._shape is None or self._shape[0] is not state.shape:
             self._shape = state.shape, copy.deepcopy(state.shape)
         row, placed = np.full(int(index.max(initial=-1)) + 1, -1), state.placement(index)
+        leaves_in = state.leaves_in
         row[index] = np.arange(len(index))
 
         def placement(jobs: IntArray) -> Placement:
@@ -46,5 +47,6 @@ class SealedStates:
             jobs=state.jobs.sealed(self._tables[1]),
             shape=self._shape[1],
             placement=placement,
+            notices=None if state.notices is None else leaves_in.copy,
             forecast=copy.deepcopy(state.forecast),
         )

@@ -19,7 +19,7 @@ from rlpto.io.errors import ConfigError
 from rlpto.io.files import file_there, is_there
 from rlpto.io.paths import ConfigPath, TypedOnCommandLine, example_config, example_names, expand_path
 from rlpto.io.reading import one_line
-from rlpto.io.settings import LARGEST_SEED, Settings
+from rlpto.io.settings import LARGEST_SEED, LowerCase, Settings
 from rlpto.io.settings_text import described_yaml, first_problem
 from rlpto.io.yaml_file import Location, parse_value, read_yaml
 from rlpto.knowledge.known import NOISE_SLOPE, UNSEEN_HOURS, BeliefRules, FitMethod
@@ -74,8 +74,8 @@ class NodeGroup(Settings):
     """GPUs of each."""
     cpus: int = Field(0, ge=0, le=10_000)
     """CPU slots of each; only parameter servers use them."""
-    gpu: str = Field(ONE_KIND, min_length=1)
-    """Their kind of GPU."""
+    gpu: LowerCase = Field(ONE_KIND, min_length=1)
+    """Their kind of GPU, in lower case."""
     price: float = Field(0.0, ge=0, le=10**9)
     """Price of a GPU that a job holds for an hour, in any currency. Policies see it."""
     spot: SpotSettings | None = None

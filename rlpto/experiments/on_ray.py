@@ -21,7 +21,7 @@ from rlpto.evaluation.runner import Cell, FinishedCell
 from rlpto.experiments.config import ClusterSettings, Config, NodeGroup
 from rlpto.experiments.evaluate import labelled, run_cells
 from rlpto.experiments.experiment import Experiment, estimate_noise, prepare
-from rlpto.experiments.session_loop import SessionLoop, session_predictor, session_timing
+from rlpto.experiments.session_loop import SessionLoop, session_predictor, session_rules
 from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.performance.tables import ONE_KIND
@@ -202,7 +202,8 @@ class RealCells:
             closing(session_predictor(self.config, database, executor=thread, share=THREAD_SHARE)) as predictor,
             closing(LiveCurves(own, self.config.reward, self.warn)) as curves,
         ):
-            backend, keep, observers = RayBackend(session), False, (curves, lambda _: predictor.publish())
+            backend = RayBackend(session, notice_file=self.config.ray.notice_file)
+            keep, observers = False, (curves, lambda _: predictor.publish())
             cluster = real_cluster(experiment, cell.window, cell.seed, backend, database, session, observers)
             try:
                 record = run_session(experiment, cell, cluster, predictor)
@@ -244,7 +245,7 @@ def real_cluster(
         specs,
         tables,
         database,
-        session_timing(config),
+        session_rules(config),
         observers,
         PolicyKnowledge(noise, online, known.remaining, known.tail, known.unseen_hours),
         background=config.workload.background,

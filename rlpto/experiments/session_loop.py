@@ -18,7 +18,7 @@ from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import PolicyError
 from rlpto.planning.predictor import BUSY_SHARE, INTERVAL_S, Predictions, Predictor, Sampled, prediction_settings
 from rlpto.planning.snapshot import Snapshot
-from rlpto.ray_cluster.scheduler.clock import Clock, SessionTiming
+from rlpto.ray_cluster.scheduler.clock import Clock, SessionRules
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.store.requests import Request, open_requests
@@ -32,11 +32,11 @@ NO_PREDICTIONS = "no_predictions"
 """Key of the fact that says why the last prediction failed."""
 
 
-def session_timing(config: Config, clock: Callable[[float | None, float], Clock] = Clock) -> SessionTiming:
-    """When the scheduler of an experiment's session decides, and how long it waits. clock: as in `SessionTiming`."""
+def session_rules(config: Config, clock: Callable[[float | None, float], Clock] = Clock) -> SessionRules:
+    """When the scheduler of an experiment's session decides, and what else it obeys. clock: as in `SessionRules`."""
     times, ray = config.simulator, config.ray
     limit = math.inf if times.max_hours is None else times.max_hours * HOUR
-    return SessionTiming(times.interval, times.decide_on, limit, ray.poll, ray.without_gpus, clock)
+    return SessionRules(times.interval, times.decide_on, limit, ray.poll, ray.without_gpus, clock, ray.one_zone)
 
 
 def session_predictor(

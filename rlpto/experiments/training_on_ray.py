@@ -120,13 +120,11 @@ def episodes(experiment: Experiment, windows: list[str], folder: Path) -> Genera
     for number in count(max((int(done) + 1 for done in there if done.isdecimal()), default=0)):
         window, seed = windows[number % len(windows)], config.seed + number // len(windows)
         session = session_name(folder, f"{number:04d}")
-        own = sessions / f"episode-{number:04d}"
+        own, backend = sessions / f"episode-{number:04d}", RayBackend(session, notice_file=config.ray.notice_file)
         with (
             SessionDatabase(own / DATABASE) as database,
             closing(LiveCurves(own, config.reward)) as curves,
-            closing(
-                real_cluster(experiment, window, seed, RayBackend(session), database, session, [curves])
-            ) as cluster,
+            closing(real_cluster(experiment, window, seed, backend, database, session, [curves])) as cluster,
         ):
             cluster.deciding("agent", 0.0)
             yield cluster

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationInfo, field_validator
+
+LowerCase = Annotated[str, StringConstraints(to_lower=True)]
 
 LARGEST_NUMBER = 1e12
 """Largest magnitude of a setting without bounds of its own: beyond it, sums could overflow."""

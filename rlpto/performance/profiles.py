@@ -20,6 +20,7 @@ from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import ProfileError
 from rlpto.io.files import folder_there
 from rlpto.io.reading import parsing
+from rlpto.io.settings import LowerCase
 from rlpto.io.settings_text import first_problem
 from rlpto.io.yaml_file import Location, YamlFile, read_yaml_documents
 from rlpto.performance.accuracy import AccuracyCurve
@@ -126,7 +127,7 @@ class Profile:
     accuracy: AccuracyCurve
     rescale_delay: Annotated[float, Field(ge=0, le=1e6)]
     errors: FitErrors
-    kinds: dict[str, KindSpeed] = field(default_factory=dict)
+    kinds: dict[LowerCase, KindSpeed] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         batch = self.batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlpto.core.cluster import ClusterState
-from rlpto.core.queues import fit_rows
+from rlpto.core.placement import fit_rows
 from rlpto.io.arrays import BoolArray, IntArray
 from rlpto.io.compiled import njit
 from rlpto.policies.filling import fit_in_order

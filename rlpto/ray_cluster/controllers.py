@@ -7,7 +7,7 @@ code.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +15,7 @@ from typing import Any
 
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import ONE_KIND
-from rlpto.ray_cluster.messages import KIND_RESOURCE, NAMESPACE, JobReport, controller_name
+from rlpto.ray_cluster.messages import KIND_LABEL, KIND_RESOURCE, NAMESPACE, JobReport, controller_name
 from rlpto.ray_cluster.nodes.environment import CONTROL
 from rlpto.ray_cluster.nodes.processes import kill_titled
 
@@ -52,20 +52,21 @@ def alive_nodes() -> list[dict[str, Any]]:
     return [entry for entry in ray.nodes() if entry["Alive"]]  # type: ignore[no-untyped-call]
 
 
-def kind_of(resources: Iterable[str]) -> str:
-    """Kind of GPU of a node with these Ray resources: the configured one, else Ray's accelerator, in lower case."""
-    given = [name.removeprefix(KIND_RESOURCE) for name in resources if name.startswith(KIND_RESOURCE)]
-    found = [
-        name.removeprefix(ACCELERATOR_RESOURCE).lower() for name in resources if name.startswith(ACCELERATOR_RESOURCE)
-    ]
-    return next(iter([*given, *found]), ONE_KIND)
+def kind_of(node: Mapping[str, Any]) -> str:
+    """Kind of GPU, in lower case, of a node as Ray accounts for it: that of the resource `gpu_kind:NAME`, else of the
+    label `ray.io/accelerator-type`, else of the resource `accelerator_type:NAME`."""
+
+    def of(prefix: str) -> list[str]:
+        return [name.removeprefix(prefix) for name in node["Resources"] if name.startswith(prefix)]
+
+    label = str(node["Labels"].get(KIND_LABEL, ""))
+    return next(kind for kind in (*of(KIND_RESOURCE), label, *of(ACCELERATOR_RESOURCE), ONE_KIND) if kind).lower()
 
 
 @cache
 def kind_at(node: str) -> str:
     """Kind of the GPUs of the node with this id of Ray's; it never changes."""
-    resources = {str(entry["NodeID"]): entry["Resources"] for entry in alive_nodes()}
-    return kind_of(resources.get(node, ()))
+    return next((kind_of(entry) for entry in alive_nodes() if entry["NodeID"] == node), ONE_KIND)
 
 
 def control_node() -> str:

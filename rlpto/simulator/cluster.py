@@ -21,6 +21,7 @@ from rlpto.knowledge.remaining import RemainingWork
 from rlpto.performance.tables import SpeedTables
 from rlpto.simulator.allocating import apply_placement, change_scale, choose_types, restart_jobs
 from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
+from rlpto.simulator.failures import noticed
 from rlpto.simulator.job_kernels import take_row
 from rlpto.simulator.kernels import advance_until, apply_and_look, begin, outlook, take_up_all
 from rlpto.simulator.online import ROWS_PER_JOB, OnlineJobs, group_sizes, with_own_rows
@@ -160,8 +161,13 @@ class SimulatedCluster:
     def state(self) -> ClusterState:
         """The table of active jobs as it stands now, in order of submission."""
         active = self._world.active[0, : self.active_jobs].copy()
+        table, notices = self.table_of(active), self.leaves_in if self._may_fail else None
         interval = self._settings.interval
-        return ClusterState(self.time, self.table_of(active), self.shape, interval, placement=self.placement)
+        return ClusterState(self.time, table, self.shape, interval, placement=self.placement, notices=notices)
+
+    def leaves_in(self) -> FloatArray:
+        """[N] seconds until spot nodes are reclaimed, from their notice on; infinity elsewhere."""
+        return noticed(self._world.machines[0, : len(self._shape)], self.time, int(self._world.clusters["seed"][0]))
 
     def placement(self, index: IntArray) -> Placement:
         """Where active jobs hold their GPUs."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlpto.core.jobs import curve_at
+from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.compiled import helper, kernel
 from rlpto.io.draws import uniform
 from rlpto.simulator.allocating import gpus_on
@@ -35,6 +36,23 @@ def mean_time_up(machine: Any) -> float:
     if machine.spot == 0.0 or machine.mtbf == 0.0:
         return float(max(machine.mtbf, machine.spot))
     return float(1.0 / (1.0 / machine.mtbf + 1.0 / machine.spot))
+
+
+@helper()
+def is_reclaimed(machine: Any, seed: int, node: int, toggles: int) -> bool:
+    """Whether a spot node, a record of NODE, goes because its owner takes it away; otherwise it fails."""
+    return bool(uniform(seed, node, toggles + SPOT) * machine.spot < mean_time_up(machine))
+
+
+def noticed(machines: AnyArray, time: float, seed: int) -> FloatArray:
+    """[N] seconds from `time` until nodes, records of NODE, are reclaimed, where notice of that has been given."""
+    left = np.where((machines["up"] == 1) & (machines["spot"] > 0.0), machines["toggle_at"] - time, np.inf)
+    left[left > machines["notice"]] = np.inf
+    for node in np.flatnonzero(np.isfinite(left)).tolist():
+        machine = machines.view(np.recarray)[node]
+        if not is_reclaimed(machine, seed, node, machine.toggles + 1):
+            left[node] = np.inf
+    return left
 
 
 @helper()
@@ -69,10 +87,8 @@ def toggle_nodes(w: World, b: int) -> None:
                 cluster.capacity += machine.size
             continue
         machine.toggles += 1
-        drawn, reclaimed = 1.0, False
-        if machine.up and machine.spot > 0.0:  # by which of the two it is due
-            due = uniform(cluster.seed, node, machine.toggles + SPOT)
-            reclaimed = due * machine.spot < mean_time_up(machine)
+        drawn = 1.0
+        reclaimed = machine.up > 0 and machine.spot > 0.0 and is_reclaimed(machine, cluster.seed, node, machine.toggles)
         if machine.up and not reclaimed and rules.restart_share > 0.0:
             drawn = uniform(cluster.seed, node, machine.toggles + RESTART)
         if drawn < rules.restart_share:

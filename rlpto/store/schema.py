@@ -122,7 +122,8 @@ CREATE INDEX changes_of_job ON changes (job);
 -- In the order in which they were first seen. jobs: GPUs that each job holds there.
 CREATE TABLE nodes (
     id TEXT PRIMARY KEY, gpus INTEGER NOT NULL, alive INTEGER NOT NULL, kind TEXT NOT NULL DEFAULT '',
-    jobs TEXT NOT NULL DEFAULT '{}', host TEXT NOT NULL DEFAULT '', leaves REAL) STRICT;
+    jobs TEXT NOT NULL DEFAULT '{}', host TEXT NOT NULL DEFAULT '', leaves REAL,
+    zone TEXT NOT NULL DEFAULT '', spot INTEGER NOT NULL DEFAULT 0) STRICT;
 CREATE TABLE volume (
     at REAL PRIMARY KEY, seen REAL, forecast REAL, low REAL, high REAL) STRICT;
 

@@ -30,7 +30,8 @@ class Heartbeat:
 @dataclass(frozen=True)
 class NodeRow(Row):
     """A node. kind: of its GPUs. jobs: GPUs that each job holds there now. host: name of its machine. leaves: when it
-    goes, as announced [s]; None: nothing was announced."""
+    goes, as announced [s]; None: nothing was announced. zone: where it is; empty: not known. spot: its owner may take
+    it away."""
 
     TABLE = "nodes"
 
@@ -41,6 +42,8 @@ class NodeRow(Row):
     jobs: Mapping[str, int] = field(default_factory=dict)
     host: str = ""
     leaves: float | None = None
+    zone: str = ""
+    spot: bool = False
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,11 @@ def test_without_a_cluster_status_and_down_say_so(rlpto, tmp_path: Path, monkeyp
     assert "no local cluster is up" in rlpto("cluster", "down").out
 
 
+def test_zones_have_names(rlpto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLPTO_STATE", str(tmp_path / "cluster.json"))
+    rlpto("cluster", "up", "--zones", "oslo,").assert_refused("--zones: '': expected letters and digits")
+
+
 @pytest.mark.parametrize(
     "content",
     ["{}", "[1]", '{"address": "", "folder": "", "gpus": [Infinity], "cpus": 1, "durable": false}', "[" * 100_000],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rlpto.bench.suite import find_case
-from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.cluster import Allocation, ClusterState, Node, SpotSettings
 from rlpto.core.loop import DecisionLoop, run
 from rlpto.core.policy import Policy
 from rlpto.core.queues import QueueSettings
@@ -22,6 +22,9 @@ from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.policies.registry import BUILT_IN, make_policy
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import SimulatorSettings
+
+from ..builders import job, linear_tables
 
 REALISTIC, EXACT, KINDS = "microsoft04-1.1", "synthetic-failures-exact", "kinds"
 
@@ -219,3 +222,13 @@ def test_noisy_beliefs_cannot_be_sealed() -> None:
     cluster = Experiment(found.config.model_copy(update={"knowledge": noisy})).cluster(window, 0)
     with pytest.raises(ConfigError, match=r"knowledge.mode noisy: what is believed"):
         run(cluster, make_policy("fifo"), QueueSettings(), RewardWeights(), sealed=True)
+
+
+def test_notices_of_nodes_that_go_are_copied() -> None:
+    spot = SpotSettings(mean_hours=1.0, notice_seconds=10**6)
+    nodes, jobs = (Node(2), Node(2, spot=spot)), [job(epochs=1e6)]
+    state = SimulatedCluster(nodes, jobs, linear_tables(), SimulatorSettings()).state()
+    sealed = SealedStates()(state)
+    assert np.isfinite(sealed.leaves_in).tolist() == [False, True]
+    np.testing.assert_array_equal(sealed.leaves_in, state.leaves_in)
+    assert isinstance(sealed.notices.__self__, np.ndarray), "it leads to no cluster"  # type: ignore[union-attr]

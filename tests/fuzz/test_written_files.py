@@ -28,6 +28,7 @@ from rlpto.forecasting.registry import load as load_forecaster
 from rlpto.forecasting.registry import make_method
 from rlpto.ray_cluster.messages import JobSpec, Plan
 from rlpto.ray_cluster.nodes.persistent_cluster import noted_cluster
+from rlpto.ray_cluster.scheduler.backend import NodeInfo
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import read_table
@@ -116,7 +117,7 @@ def _enter_session(path: Path) -> None:
         database.enter_jobs([(spec, 60.0 * i) for i, spec in enumerate(specs)])
         for key in ("began", "beat"):
             database.set_fact(key, "5.0")
-        database.node_up("n1", 4, "", "host", 0.0)
+        database.node_up(NodeInfo("n1", 4, host="host"), 0.0)
         database.decision(
             1.0, policy="fifo", latency=0.01, capacity=4, held=2, active=2, waiting=1, action={"job-0": 2}
         )

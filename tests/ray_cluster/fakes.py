@@ -131,6 +131,8 @@ class FakeBackend:
     kinds: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     drained: list[tuple[str, float]] = field(default_factory=list)
+    going: dict[str, float] = field(default_factory=dict)
+    zones: dict[str, str] = field(default_factory=dict)
     clock_jumps: tuple[float, float] = (math.inf, 0.0)
     asked: int = 0
     controller: Callable[..., FakeController] = FakeController
@@ -139,13 +141,19 @@ class FakeBackend:
 
     def nodes(self) -> list[NodeInfo]:
         return [
-            NodeInfo(node, gpus, cpus=self.cpus.get(node, 0), gpu=self.kinds.get(node, "gpu"))
+            NodeInfo(node, gpus, "", self.cpus.get(node, 0), self.kinds.get(node, "gpu"), "", self.zones.get(node, ""))
             for node, gpus in self.gpus.items()
         ]
 
+    def announced(self) -> dict[str, float]:
+        return self.going
+
     def drain(self, node: str, seconds: float) -> str:
         self.drained.append((node, seconds))
-        return "" if self.gpus.pop(node, 0) else "there is no such node"
+        if not self.gpus.pop(node, 0):
+            return "there is no such node"
+        self.going[node] = self.world.wall + seconds
+        return ""
 
     def find(self) -> set[str]:
         return set(self.controllers)

@@ -24,7 +24,7 @@ from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import JobReport, JobSpec
-from rlpto.ray_cluster.scheduler.clock import Clock, SessionTiming
+from rlpto.ray_cluster.scheduler.clock import Clock, SessionRules
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -33,7 +33,7 @@ from tests.builders import Scripted, linear_tables, with_batch_sizes
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
 
-RULES = SessionTiming(interval=10.0)
+RULES = SessionRules(interval=10.0)
 CHOOSING = "max_throughput:choose_batch_size=true"
 
 
@@ -48,7 +48,7 @@ def make_cluster(
     backend: FakeBackend,
     jobs: list[Job],
     database: SessionDatabase,
-    rules: SessionTiming = RULES,
+    rules: SessionRules = RULES,
     tables: SpeedTables | None = None,
     given: Sequence[JobSpec] = (),
     **more: Any,
@@ -94,7 +94,7 @@ class TestClocks:
         world = FakeTime()
         backend = FakeBackend(world, {"n": 2}, clock_jumps=(world.wall + 20.0, jump))
         cluster = make_cluster(
-            backend, [elastic(0, epochs=20.0), elastic(1, epochs=20.0)], database, SessionTiming(limit=1e4)
+            backend, [elastic(0, epochs=20.0), elastic(1, epochs=20.0)], database, SessionRules(limit=1e4)
         )
         record = play(cluster)
         assert np.isfinite(record.jobs.finish_time).all(), "reports from before the jump hide all that come after it"
@@ -184,14 +184,14 @@ class TestRun:
 
     def test_decisions_on_intervals_come_at_their_ends_only(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 4})
-        record = play(make_cluster(backend, [elastic(0), elastic(1, 3.0)], database, SessionTiming(10.0, "interval")))
+        record = play(make_cluster(backend, [elastic(0), elastic(1, 3.0)], database, SessionRules(10.0, "interval")))
         assert record.decisions.time % 10.0 == pytest.approx(0.0, abs=0.11)
         assert record.jobs.start_time[0] >= 10.0
 
     def test_a_limit_ends_the_run_with_jobs_left(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 1})
         record = play(
-            make_cluster(backend, [elastic(0, epochs=100.0, most=1)], database, SessionTiming(10.0, limit=25.0))
+            make_cluster(backend, [elastic(0, epochs=100.0, most=1)], database, SessionRules(10.0, limit=25.0))
         )
         assert np.isnan(record.jobs.finish_time).all()
         assert record.decisions.time.max() <= 25.0
@@ -275,7 +275,7 @@ class TestFaults:
 
     def test_without_any_node_for_long_there_is_one_clear_error(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"m": 1})
-        cluster = make_cluster(backend, [elastic(0, epochs=10.0)], database, SessionTiming(10.0, without_gpus=30.0))
+        cluster = make_cluster(backend, [elastic(0, epochs=10.0)], database, SessionRules(10.0, without_gpus=30.0))
         stopped = Interrupted(cluster, 12.0, lambda: backend.kill_node("m"))
         with pytest.raises(ClusterError, match="no node with GPUs has been alive for 30 s while 1 jobs wait"):
             play(stopped, "fifo")

@@ -23,7 +23,7 @@ from rlpto.experiments import on_ray
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.on_ray import real_cluster
-from rlpto.experiments.session_loop import session_timing
+from rlpto.experiments.session_loop import session_rules
 from rlpto.knowledge.known import UNSEEN_HOURS, FitMethod
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.accuracy import AccuracyCurve
@@ -404,7 +404,7 @@ def test_real_jobs_of_a_program_share_what_they_observe_if_that_is_wanted(
     database: SessionDatabase, monkeypatch: pytest.MonkeyPatch, fits: str, known: int
 ) -> None:
     time = FakeTime()
-    monkeypatch.setattr(on_ray, "session_timing", lambda config: session_timing(config, time.clock))
+    monkeypatch.setattr(on_ray, "session_rules", lambda config: session_rules(config, time.clock))
     entry = {"model": "digits_mlp", "count": 2, "epochs": 2000, "gpus": 1}
     wanted = [f"knowledge.fits={fits}", "knowledge.mode=online", f"workload.jobs={json.dumps([entry])}"]
     experiment = Experiment(load_config(Path(__file__).parents[2] / "configs" / "ray_smoke.yaml", wanted))

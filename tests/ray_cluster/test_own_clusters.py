@@ -74,7 +74,7 @@ def durable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedCluster
             killed.kill()
         before = noted_cluster()
         assert before is not None
-        with command("cluster", "up", "--durable", *ONE_NODE) as up:
+        with command("cluster", "up", "--durable", "--zones", "oslo", *ONE_NODE) as up:
             assert "rlpto: starting node 2 of 2" in said(up, 0), "what it waits for"
         started = running_cluster()
         assert started is not None
@@ -197,6 +197,7 @@ def test_a_node_that_is_killed_comes_back(durable: StartedCluster) -> None:
         shown = said(status, 0)
     assert durable.address in shown
     assert "0 jobs have controllers" in shown
+    assert "gpu oslo" in shown
     (raylet,) = (pid for pid in of_folder(durable.folder) if "rlpto_node_1," in " ".join(arguments_of(pid)))
     os.kill(raylet, KILL)
     wait_until(lambda: missing_nodes(durable) == [1])

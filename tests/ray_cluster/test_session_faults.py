@@ -18,6 +18,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, Plan
+from rlpto.ray_cluster.scheduler.backend import NodeInfo
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.live_curves import EventFile
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -102,7 +103,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
             gpus = {"capacity": 8, "held": 4, "active": 6, "waiting": 2}
             database.decision(number, policy="fifo", latency=0.01, **gpus, observation={job: 1}, action={job: 2})
         database.note_report(JobReport("job0"), 1, 2, (10.0, None, None), 3.0)
-        database.node_up("node-a", 2, "", "host", 0.0)
+        database.node_up(NodeInfo("node-a", 2, host="host"), 0.0)
     return path.read_bytes()
 
 

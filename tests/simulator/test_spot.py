@@ -56,6 +56,28 @@ def test_nodes_fail_as_before_where_others_are_spot_and_spot_nodes_fail_too():
     assert some[:, 10:].mean() == pytest.approx(2 / (2 + 2 / 3 * 1 + 1 / 3 * 4), abs=0.03)
 
 
+@pytest.mark.parametrize("mtbf", [0.0, 6.0])
+def test_a_state_says_which_nodes_will_go_and_when(mtbf):
+    spot = SpotSettings(mean_hours=3.0, away_hours=1.0, notice_seconds=120.0)
+    nodes = [Node(1)] * 5 + [Node(1, spot=spot)] * 10
+    failing = FailureSettings(mtbf_hours=mtbf) if mtbf else FailureSettings()
+    cluster = cluster_of(nodes, failures=failing, interval=60.0, decide_on="events")
+    noticed, unnoticed, went = set(), set(), set()
+    while cluster.time < 200 * 3600:
+        state = cluster.state()
+        leaves_in = state.leaves_in.tolist()
+        cluster.advance()
+        for node, left in enumerate(leaves_in):
+            if np.isfinite(left):
+                assert 0 < left <= 120.0
+                noticed.add((node, round(state.time + left, 3)))
+            if state.shape[node].up and not cluster.shape[node].up:
+                (went if np.isfinite(left) else unnoticed).add((node, round(cluster.time, 3)))
+    assert len(went) > 200
+    assert went == {(node, at) for node, at in noticed if at <= cluster.time}, "those that were said, and then"
+    assert bool(unnoticed) == bool(mtbf), "failures come without notice"
+
+
 @pytest.mark.parametrize(("notice", "lost"), [(0.0, 900.0), (59.0, 900.0), (60.0, 60.0), (1e6, 60.0)])
 def test_a_reclaim_costs_a_failure_or_the_writing_of_a_checkpoint_if_there_is_notice(notice, lost):
     spot = SpotSettings(mean_hours=2.0, away_hours=0.1, notice_seconds=notice)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from types import MappingProxyType
 from typing import Any
 
 from rlpto.io.errors import ClusterError
@@ -54,6 +55,7 @@ class RayNode(Node):
         gpus: int = 0,
         cpus: int = CPU_SLOTS,
         resources: dict[str, float] | None = None,
+        labels: Mapping[str, str] = MappingProxyType({}),
         port: int = 0,
         stays: bool = False,
     ) -> None:
@@ -63,6 +65,7 @@ class RayNode(Node):
             "num_cpus": cpus,
             "num_gpus": gpus,
             "resources": resources or {},
+            "labels": dict(labels),
             "object_store_memory": OBJECT_STORE_BYTES,
             # Several nodes of one machine must not share a range of ports; 0 lets the system choose.
             "min_worker_port": 0,
@@ -193,9 +196,9 @@ class LocalCluster(ExitStack):
         self._nodes[str(node.node_id)] = node
         return node
 
-    def add_node(self, gpus: int) -> str:
-        """Start another node; returns its id once Ray knows it."""
-        return str(self._keep(start_node(self.address, **self._options(gpus, 0, ONE_KIND))).node_id)
+    def add_node(self, gpus: int, **labels: str) -> str:
+        """Start another node; returns its id once Ray knows it. labels: of Ray's own, by name."""
+        return str(self._keep(start_node(self.address, **self._options(gpus, 0, ONE_KIND), labels=labels)).node_id)
 
     def kill_node(self, node_id: str) -> None:
         """Kill a node as if its machine lost power: SIGKILL to its raylet, whose zombie is reaped."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -20,14 +21,15 @@ from rlpto.ray_cluster.controllers import (
     kind_of,
     process_of,
 )
-from rlpto.ray_cluster.messages import JobReport, JobSpec
+from rlpto.ray_cluster.messages import MARKET_LABEL, REGION_LABEL, ZONE_LABEL, JobReport, JobSpec
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
+from rlpto.ray_cluster.scheduler.notices import watch_node
 
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """A node that is alive, and will stay. id: Ray's. gpus, cpus: GPUs, of the kind `gpu`, and CPU slots it offers to
-    jobs. address, host: of its machine."""
+    """A node that is alive. id: Ray's. gpus, cpus: GPUs, of the kind `gpu`, and CPU slots it offers to jobs. address,
+    host: of its machine. zone: where that is, empty: not known. spot: its owner may take it away."""
 
     id: str
     gpus: int
@@ -35,6 +37,23 @@ class NodeInfo:
     cpus: int = 0
     gpu: str = ONE_KIND
     host: str = ""
+    zone: str = ""
+    spot: bool = False
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> NodeInfo:
+        """From Ray's account of it. A node whose labels name a region alone counts as in a zone of that name."""
+        resources, labels = entry["Resources"], entry["Labels"]
+        return cls(
+            entry["NodeID"],
+            int(resources.get("GPU", 0)),
+            entry["NodeManagerAddress"],
+            int(resources.get("CPU", 0)),
+            kind_of(entry),
+            entry["NodeManagerHostname"],
+            labels.get(ZONE_LABEL) or labels.get(REGION_LABEL, ""),
+            labels.get(MARKET_LABEL) == "spot",
+        )
 
 
 class Backend(Protocol):
@@ -42,6 +61,9 @@ class Backend(Protocol):
 
     def nodes(self) -> list[NodeInfo]:
         """Nodes with GPUs that are alive and not announced to go: jobs leave those in order, before they are gone."""
+
+    def announced(self) -> Mapping[str, float]:
+        """Nodes that were announced to go when `nodes` was called last, by id, and when: s of `time.time`; 0: soon."""
 
     def drain(self, node: str, seconds: float) -> str:
         """Announce that a node will go in `seconds`: what there is against that; empty: nothing."""
@@ -101,11 +123,13 @@ class RayBackend:
 
     period: s between two questions to the same controller. heartbeat_timeout: s after which one that leaves a call
     unanswered is killed, so that the scheduler replaces it; one that has never answered has the time of a start.
+    notice_file: see `RaySettings`.
     """
 
     session: str
     period: float = 0.2
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_S
+    notice_file: str = ""
     _handles: dict[str, Any] = field(default_factory=dict)
     _heard: set[str] = field(default_factory=set)
     _asked: dict[Any, _Call] = field(default_factory=dict)
@@ -113,25 +137,22 @@ class RayBackend:
     _ending: dict[str, _Ending] = field(default_factory=dict)
     _gone: dict[str, str] = field(default_factory=dict)
     _calls: int = 0
+    _going: Mapping[str, float] = field(default_factory=dict)
 
     def nodes(self) -> list[NodeInfo]:
         """Nodes with GPUs that are alive and not announced to go, in an order that stays."""
         from rlpto.ray_cluster.compat import draining_nodes
 
-        going = draining_nodes()
-        found = [
-            NodeInfo(
-                entry["NodeID"],
-                int(entry["Resources"].get("GPU", 0)),
-                entry["NodeManagerAddress"],
-                int(entry["Resources"].get("CPU", 0)),
-                kind_of(entry["Resources"]),
-                entry["NodeManagerHostname"],
-            )
-            for entry in alive_nodes()
-            if entry["NodeID"] not in going
-        ]
-        return sorted((node for node in found if node.gpus), key=lambda node: (node.address, node.id))
+        self._going = {node: at / 1000 for node, at in draining_nodes().items()}
+        found = [NodeInfo.of(entry) for entry in alive_nodes() if entry["NodeID"] not in self._going]
+        found = sorted((node for node in found if node.gpus), key=lambda node: (node.address, node.id))
+        for node in found if self.notice_file else ():
+            watch_node(node.id, self.notice_file)
+        return found
+
+    def announced(self) -> Mapping[str, float]:
+        """Nodes that were announced to go when `nodes` was called last, and when."""
+        return self._going
 
     def drain(self, node: str, seconds: float) -> str:
         """Announce to Ray that a node will go in `seconds`: what Ray has against that; empty: nothing."""

@@ -33,12 +33,13 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class SessionTiming:
-    """When decisions are due, and how long to put up with what does not happen. All in seconds.
+class SessionRules:
+    """When decisions are due, how long to put up with what does not happen, in seconds, and where jobs may be.
 
     interval, decide_on: as in the simulator's settings. limit: end the run then, even if jobs remain.
     poll: longest time between two looks at the cluster. without_gpus: raise ClusterError once jobs have waited so long
-    for a cluster that has no GPU alive. clock: of the session, given what a `Clock` is.
+    for a cluster that has no GPU alive. clock: of the session, given what a `Clock` is. one_zone: all GPUs of a job are
+    in one zone.
     """
 
     interval: float = 60.0
@@ -47,6 +48,7 @@ class SessionTiming:
     poll: float = 0.1
     without_gpus: float = 300.0
     clock: Callable[[float | None, float], Clock] = Clock
+    one_zone: bool = False
 
     def due(self, time: float) -> float:
         """End of the interval that `time` lies in."""

@@ -18,7 +18,7 @@ from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
-from rlpto.ray_cluster.scheduler.clock import SessionTiming
+from rlpto.ray_cluster.scheduler.clock import SessionRules
 from rlpto.ray_cluster.scheduler.job_tracker import JobTracker, PolicyKnowledge
 from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory, usable_nodes
 from rlpto.ray_cluster.scheduler.orders import OrderSource, Reclass, Withdraw
@@ -60,7 +60,7 @@ class RayCluster(JobTracker):
         specs: Sequence[JobSpec],
         tables: SpeedTables,
         database: SessionDatabase,
-        rules: SessionTiming,
+        rules: SessionRules,
         observers: Iterable[Callable[[RayCluster], None]] = (),
         knowledge: PolicyKnowledge | None = None,
         source: OrderSource | None = None,
@@ -69,12 +69,13 @@ class RayCluster(JobTracker):
     ) -> None:
         self._source = source
         found = usable_nodes(backend.nodes(), tables.kinds)
-        whole = ClusterShape(Node(node.gpus, node.cpus, node.gpu) for node in found)
+        zones = (node.zone if rules.one_zone else "" for node in found)
+        whole = ClusterShape(Node(n.gpus, n.cpus, n.gpu, zone=zone) for n, zone in zip(found, zones, strict=True))
         if whole.most_gpus == 0:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
         self._check_fit(jobs, tables, whole)
         began, left = database.number("began"), database.number("beat") or 0.0
-        nodes = NodeInventory(background, database, found, left)
+        nodes = NodeInventory(background, database, found, left, rules.one_zone)
         super().__init__(jobs, specs, tables, database, nodes, backend, knowledge or PolicyKnowledge())
         self._backend, self._rules = backend, rules
         self._observers, self._reported = tuple(observers), reported
@@ -100,6 +101,10 @@ class RayCluster(JobTracker):
         if large is not None and self._source is None:
             gpus = f"{large.requested_gpus} GPUs, but the Ray cluster has {shape.most_gpus} in all"
             raise JobError(f"job {large.name} wants {gpus}")
+        most = int(np.bincount(shape.node_zones, shape.offered).max(initial=0))
+        large = next((job for job in jobs if job.min_gpus > most), None)
+        if large is not None and self._source is None:
+            raise JobError(f"job {large.name} needs {large.min_gpus} GPUs, and no zone has more than {most}")
         check_servers_fit(jobs, JobStore.from_jobs(jobs, tables), tables, shape)
 
     # what the scheduler sees
@@ -136,7 +141,11 @@ class RayCluster(JobTracker):
         """The table of active jobs as it stands now, in order of submission."""
         active = np.flatnonzero(self.columns.active)
         table, interval = self.table_of(active), self._rules.interval
-        return ClusterState(self.time, table, self.shape, interval, placement=self.placement)
+        return ClusterState(self.time, table, self.shape, interval, placement=self.placement, notices=self.leaves_in)
+
+    def leaves_in(self) -> FloatArray:
+        """[N] seconds until nodes go, as announced; jobs leave them at once, so that they offer nothing any more."""
+        return self._nodes.leaves_in(self.database.wall(self.time))
 
     def placement(self, index: IntArray) -> Placement:
         """Where the plan in force puts active jobs, and what of it trains."""
@@ -294,6 +303,7 @@ class RayCluster(JobTracker):
             raise self._fatal
 
     def _look_at_nodes(self, alive: Sequence[NodeInfo]) -> None:
+        self._nodes.announced = self._backend.announced()
         if dead := self._nodes.missing(alive):
             self._nodes_down(dead)
         if self._nodes.take_in(alive, self.time):

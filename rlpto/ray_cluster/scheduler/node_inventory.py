@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.external_load import BackgroundLoad, HeldByOthers, place_background
+from rlpto.io.arrays import FloatArray
 from rlpto.ray_cluster.messages import Plan
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
 from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
@@ -31,14 +34,23 @@ class NodeInventory:
     the load is kept in the database, so that a scheduler that takes the session over finds the same. Raises ConfigError
     if the nodes do not have so much.
 
-    claims: who may use what nodes offer. shape: the nodes as they are now; what was up at some time and is missing is
-    down.
+    one_zone: jobs must not leave the zones of their nodes.
+
+    claims: who may use what nodes offer. shape: the nodes as they are now, those that will go after those that are up;
+    what was up at some time and is missing is down. announced: nodes that will go, as `Backend.announced` has them.
     """
 
     def __init__(
-        self, loads: Sequence[BackgroundLoad], database: SessionDatabase, nodes: Sequence[NodeInfo], time: float
+        self,
+        loads: Sequence[BackgroundLoad],
+        database: SessionDatabase,
+        nodes: Sequence[NodeInfo],
+        time: float,
+        one_zone: bool = False,
     ) -> None:
-        self._database = database
+        self._database, self._one_zone = database, one_zone
+        self.announced: Mapping[str, float] = {}
+        self._going: tuple[str, ...] = ()
         self._known: dict[str, NodeInfo] = {node.id: node for node in nodes}
         kept = database.fact(FACT)
         if kept is None:
@@ -56,6 +68,13 @@ class NodeInventory:
     def kind_of(self, name: str) -> str | None:
         """Kind of GPU of a node that was seen before, by its id; None of any other."""
         return self._known[name].gpu if name in self._known else None
+
+    def leaves_in(self, wall: float) -> FloatArray:
+        """[N] seconds from `wall` [s of `time.time`] until nodes go, as announced; infinity: nothing is announced."""
+        left, first = np.full(len(self.shape), np.inf), len(self.claims.capacity)
+        for number, node in enumerate(self._going, first):
+            left[number] = max(self.announced.get(node, np.inf) - wall, 0.0)
+        return left
 
     def missing(self, alive: Sequence[NodeInfo]) -> list[str]:
         """Nodes of the claims that are not alive any more."""
@@ -78,13 +97,13 @@ class NodeInventory:
     def add(self, node: NodeInfo, time: float) -> None:
         """A node of the claims is up."""
         self._reshape(time)
-        self._database.node_up(node.id, node.gpus, node.gpu, node.host, time)
+        self._database.node_up(node, time)
 
     def remove(self, nodes: Sequence[str], time: float) -> dict[str, Plan]:
         """Nodes are gone. Returns what is left of the plans that had workers or servers there."""
         for node in nodes:
             gpus = self._known[node].gpus if node in self._known else 0
-            self._database.node_down(node, gpus, time)
+            self._database.node_down(node, gpus, time, self.announced.get(node) or None)
         left = self.claims.remove_nodes(nodes)
         self._reshape(time)
         return left
@@ -95,11 +114,14 @@ class NodeInventory:
         held = [part for at, part in self._held if at == name and time < part.until]
         background = min(sum(part.gpus for part in held), node.gpus)
         slots = min(sum(part.cpus for part in held), node.cpus)
-        return Node(node.gpus, node.cpus, node.gpu, background=background, background_cpus=slots)
+        zone = node.zone if self._one_zone else ""
+        return Node(node.gpus, node.cpus, node.gpu, background=background, background_cpus=slots, zone=zone)
 
     def _reshape(self, time: float) -> None:
         """Take over which nodes are up, and what others hold of them."""
-        self.shape = shape_with(self.shape, [self._offered(node, time) for node in self.claims.capacity])
+        self._going = tuple(node for node in self.announced if node in self._known and node not in self.claims.capacity)
+        up, going = ([self._offered(node, time) for node in nodes] for nodes in (self.claims.capacity, self._going))
+        self.shape = shape_with(self.shape, up, [replace(node, up=False) for node in going])
 
 
 def _free(node: Node) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from typing import Any
 from rlpto.core.cluster import Progress
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan, raised_in
+from rlpto.ray_cluster.scheduler.backend import NodeInfo
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.session_folder import SessionLock
 from rlpto.store.curves import close_spans
@@ -349,18 +350,19 @@ class SessionDatabase(Store):
         """GPUs that each job held last; jobs that hold none may be missing."""
         return dict(self.rows("SELECT id, gpus_held FROM jobs WHERE number IS NOT NULL AND gpus_held > 0"))
 
-    def node_up(self, node: str, gpus: int, kind: str, host: str, time: float) -> None:
+    def node_up(self, node: NodeInfo, time: float) -> None:
         """A node has come, or offers other GPUs."""
+        names = ("gpus", "kind", "host", "zone", "spot")
         self.write(
-            "INSERT INTO nodes (id, gpus, alive, kind, host) VALUES (?, ?, 1, ?, ?) ON CONFLICT (id) DO UPDATE "
-            "SET gpus = excluded.gpus, alive = 1, kind = excluded.kind, host = excluded.host, leaves = NULL",
-            (node, gpus, kind, host),
+            f"INSERT INTO nodes (id, alive, {', '.join(names)}) VALUES (?, 1, ?, ?, ?, ?, ?) ON CONFLICT (id) "
+            f"DO UPDATE SET alive = 1, leaves = NULL, {', '.join(f'{name} = excluded.{name}' for name in names)}",
+            (node.id, node.gpus, node.gpu, node.host, node.zone, node.spot),
         )
-        self.event(time, "node_up", node=node, value=gpus)
+        self.event(time, "node_up", node=node.id, value=node.gpus)
 
-    def node_down(self, node: str, gpus: int, time: float) -> None:
-        """A node has gone."""
-        self.write("UPDATE nodes SET alive = 0, jobs = '{}' WHERE id = ?", (node,))
+    def node_down(self, node: str, gpus: int, time: float, leaves: float | None = None) -> None:
+        """A node has gone, or will. leaves: when, as announced [s]."""
+        self.write("UPDATE nodes SET alive = 0, jobs = '{}', leaves = coalesce(leaves, ?) WHERE id = ?", (leaves, node))
         self.event(time, "node_down", node=node, value=gpus)
 
     def close(self) -> None:

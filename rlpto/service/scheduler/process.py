@@ -104,7 +104,7 @@ def serve(settings: ServiceSettings) -> None:
         warmup = PolicyWarmup(lambda spec: compile_ahead(experiment, [spec]), _quiet)
         _make_ready(warmup, settings, database)
         environment = Environment(
-            backend=RayBackend(session_name(folder, SESSION)),
+            backend=RayBackend(session_name(folder, SESSION), notice_file=config.ray.notice_file),
             wall=time.time,
             clock=Clock,
             make=lambda spec: experiment.policy(spec, real=True),

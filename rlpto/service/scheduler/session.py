@@ -12,7 +12,7 @@ from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.jobs import Job
 from rlpto.core.policy import Policy
 from rlpto.experiments.config import Config
-from rlpto.experiments.session_loop import session_predictor, session_timing
+from rlpto.experiments.session_loop import session_predictor, session_rules
 from rlpto.experiments.switchable_policy import SwitchablePolicy
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend
@@ -94,7 +94,7 @@ def open_session(
         specs,
         catalogue.tables,
         database,
-        session_timing(config, lambda *_: clock),
+        session_rules(config, lambda *_: clock),
         (status, *([] if ahead is None else [lambda _: ahead.publish()])),
         knowledge=PolicyKnowledge(
             None,

@@ -112,6 +112,14 @@ def test_a_node_is_announced_to_go(api: Api, monkeypatch: pytest.MonkeyPatch) ->
     assert requests.open_requests(api.store) == [], "it is not announced later either"
 
 
+def test_nodes_show_what_labels_say(api: Api) -> None:
+    put(api.store, [status.NodeRow("node-9", 2, True, "h100", zone="us-east-1a", spot=True)])
+    found = {node["id"]: (node["zone"], node["spot"]) for node in api("GET", "nodes").json()["nodes"]}
+    assert (found["node-9"], found["node-0"]) == (("us-east-1a", True), ("", False))
+    shown = api("GET", "/parts/nodes").text
+    assert [shown.count(f">{label}<") for label in ("h100", "us-east-1a", "spot")] == [1, 1, 1]
+
+
 def test_decisions_and_volume(api: Api) -> None:
     now = time.time()
     put(api.store, [status.DecisionRow(now, "fifo", 0.01, 8, 4, 2, 1, -1.0, {"waiting": -1.0})])
