@@ -113,7 +113,7 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
             stack.enter_context(LocalCluster(gpus, on_progress=on_wait, slots=slots, kinds=kinds))
         else:
             on_wait("connecting to the Ray cluster")
-            connection = stack.enter_context(Connection(address))
+            connection = stack.enter_context(Connection(address, config.ray.ship_code))
             if not connection.protected:
                 on_wait(f"warning: {connection.address} asks for no token: who reaches it can run code there")
         stack.enter_context(only_scheduler(folder))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -19,6 +20,8 @@ from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
 from rlpto.ray_cluster.messages import JobSpec, job_id
 from rlpto.store.object_storage import checked_uri
 from rlpto.store.program_keys import ProgramKeys
+
+ShipCode = Literal["auto", "always", "never"]
 
 
 class ProgramSettings(ProgramKeys):
@@ -72,6 +75,8 @@ class RaySettings(Settings):
     """Seconds before the first retry, doubled for each further one."""
     poll: float = Field(0.1, gt=0, le=5)
     """Longest time in seconds between two looks at the cluster."""
+    ship_code: ShipCode = "auto"
+    """Whether RLPTO's code goes along to nodes; auto: where one lacks it, of a cluster that RLPTO has not started."""
     without_gpus: float = Field(300.0, gt=0)
     """Seconds to wait for a node while none with GPUs is alive."""
 

@@ -20,7 +20,7 @@ from rlpto.ray_cluster.controllers import (
     kind_of,
     process_of,
 )
-from rlpto.ray_cluster.messages import JobReport, JobSpec
+from rlpto.ray_cluster.messages import JobReport, JobSpec, reason_of
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 
 
@@ -208,7 +208,7 @@ class RayBackend:
         except RayActorError as error:
             if job in self._handles and not controller_exists(self.session, job):
                 del self._handles[job]
-                self._gone[job] = "it has died: " + str(error).strip().splitlines()[0]
+                self._gone[job] = f"it has died: {reason_of(error)}"
             return None
         self._heard.add(job)
         return replace(report, number=call.number) if isinstance(report, JobReport) else None

@@ -11,6 +11,7 @@ import signal
 import ssl
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import FrameType
@@ -152,13 +153,10 @@ def _make_ready(warmup: PolicyWarmup, settings: ServiceSettings, store: Store) -
         warmup(known[name])
 
 
-def _import_problem(training: str) -> str:
-    """What keeps workers from training a class; empty: nothing."""
-    spec = JobSpec(
-        id="check", name=training, session="check", training=training, folder="", batch_size=1, epochs=1, data_size=1
-    )
+def _import_problem(training: str, pip: Sequence[str]) -> str:
+    """What keeps workers from training a class; empty: nothing. pip: what they get for it."""
     try:
-        check_training([spec])
+        check_training([JobSpec("check", training, "check", training, "", 1, 1, 1, pip=pip)])
     except RlptoError as error:
         return str(error)
     return ""
