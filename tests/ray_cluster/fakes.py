@@ -131,6 +131,7 @@ class FakeBackend:
     kinds: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     drained: list[tuple[str, float]] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
     clock_jumps: tuple[float, float] = (math.inf, 0.0)
     asked: int = 0
     controller: Callable[..., FakeController] = FakeController
@@ -146,6 +147,9 @@ class FakeBackend:
     def drain(self, node: str, seconds: float) -> str:
         self.drained.append((node, seconds))
         return "" if self.gpus.pop(node, 0) else "there is no such node"
+
+    def request(self, gpus: int) -> None:
+        self.requested.append(gpus)
 
     def find(self) -> set[str]:
         return set(self.controllers)

@@ -46,6 +46,9 @@ class Backend(Protocol):
     def drain(self, node: str, seconds: float) -> str:
         """Announce that a node will go in `seconds`: what there is against that; empty: nothing."""
 
+    def request(self, gpus: int) -> None:
+        """Ask for this number of GPUs in all, where nodes come on demand; they come when they come."""
+
     def find(self) -> set[str]:
         """Look for controllers of this session; returns their jobs. They answer from now on."""
 
@@ -143,6 +146,12 @@ class RayBackend:
             return drain_node(ray.get_runtime_context().gcs_address, node, seconds)
         except Exception as error:  # Ray has no common type for them
             return f"Ray cannot drain the node: {error}"
+
+    def request(self, gpus: int) -> None:
+        """Ask Ray's autoscaler for this number of GPUs in all; without one nothing happens."""
+        from ray.autoscaler.sdk import request_resources
+
+        request_resources(bundles=[{"GPU": 1}] * gpus)
 
     def find(self) -> set[str]:
         """Look for controllers of this session by their names."""

@@ -76,7 +76,7 @@ def check(settings: ServiceSettings) -> None:
     """Read what the settings name; nothing is written. Raises ConfigError for what is wrong."""
     config = load_config(settings.experiment)
     if settings.scheduler.address is None:
-        _check_kinds(config)
+        _check_local(config)
     known = sorted(catalogue_of(settings.scheduler.policies))
     if settings.scheduler.policy not in known:
         raise ConfigError(f"scheduler.policy: {settings.scheduler.policy}: expected one of {', '.join(known)}")
@@ -171,18 +171,20 @@ def start_local_nodes(config: Config) -> None:
 
     if running_cluster() is not None:
         return
-    _check_kinds(config)
+    _check_local(config)
     groups = config.cluster.nodes
     gpus = [group.gpus for group in groups for _ in range(group.count)]
     start_cluster(gpus, max(DEFAULT_CPUS, *(group.cpus for group in groups)), on_progress=_quiet)
 
 
-def _check_kinds(config: Config) -> None:
+def _check_local(config: Config) -> None:
     if any(group.gpu != ONE_KIND for group in config.cluster.nodes):
         raise ConfigError(
             "cluster.nodes: a service starts nodes of one kind of GPU; expected no `gpu` there, or scheduler.address "
             "of a running cluster"
         )
+    if config.ray.autoscale is not None:
+        raise ConfigError("ray.autoscale: a service starts no autoscaler, expected null, or scheduler.address")
 
 
 def _check_certificate(web: WebSettings) -> None:
