@@ -89,12 +89,12 @@ def test_the_code_goes_along_and_outlives_the_scheduler(tmp_path: Path, cluster:
 
 
 def test_packages_of_a_program_are_installed_for_its_workers(tmp_path: Path, cluster: Joined) -> None:
-    needs = {"training": "tiny_extra:Extra"}
-    with start(tmp_path, cluster, **needs) as command:
+    extra = "tiny_extra:Extra"
+    with start(tmp_path, cluster, training=extra) as command:
         assert "No module named 'tiny_extra'" in command.communicate()[1]
-    with start(tmp_path, cluster, **needs, pip=["no-such-package>=2"]) as command:
+    with start(tmp_path, cluster, training=extra, pip=["no-such-package>=2"]) as command:
         assert "no-such-package" in command.communicate()[1]
-    with start(tmp_path, cluster, **needs, pip=["tiny-extra==1.0"]) as command:
+    with start(tmp_path, cluster, training=extra, pip=["tiny-extra==1.0"]) as command:
         assert command.wait() == 0, command.communicate()
     assert state(tmp_path) == "finished"
 
