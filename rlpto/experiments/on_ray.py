@@ -99,7 +99,8 @@ def run_real_cells(config: Config, folder: Path, how: RealRun) -> tuple[Config, 
 
 @contextmanager
 def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Callable[[str], None]) -> Iterator[Config]:
-    """A Ray cluster whose only scheduler this process is; the configuration with the nodes that were found there.
+    """A Ray cluster whose only scheduler this process is; the configuration with the nodes that were found there, and
+    those that may come on demand.
 
     address, on_wait: as in `RealRun`. folder: named to other schedulers. Raises ClusterError if there is no
     cluster, it has no GPUs, or another scheduler is at work on it.
@@ -108,16 +109,23 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
         if address is None:
             if any(group.spot for group in config.cluster.nodes):
                 raise ConfigError("cluster.nodes: spot nodes are simulated only, expected none with `spot` on Ray")
+            if config.ray.autoscale is not None:
+                raise ConfigError("ray.autoscale: a local cluster has no autoscaler, expected null, or an address")
             nodes = [group for group in config.cluster.nodes for _ in range(group.count)]
             gpus, slots, kinds = ([getattr(group, name) for group in nodes] for name in ("gpus", "cpus", "gpu"))
             stack.enter_context(LocalCluster(gpus, on_progress=on_wait, slots=slots, kinds=kinds))
         else:
             on_wait("connecting to the Ray cluster")
-            connection = stack.enter_context(Connection(address))
+            connection = stack.enter_context(Connection(address, config.ray.ship_code))
             if not connection.protected:
                 on_wait(f"warning: {connection.address} asks for no token: who reaches it can run code there")
         stack.enter_context(only_scheduler(folder))
-        until, found = time.monotonic() + FIRST_NODE_S, RayBackend("").nodes()
+        scale, wait = config.ray.autoscale, FIRST_NODE_S
+        if scale is not None:
+            stack.callback(RayBackend("").request, 0)
+            RayBackend("").request(1)
+            wait = config.ray.without_gpus
+        until, found = time.monotonic() + wait, RayBackend("").nodes()
         while not found and time.monotonic() < until:
             time.sleep(FIRST_NODE_S / 50)
             found = RayBackend("").nodes()
@@ -128,7 +136,12 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
             if len({kind for _, _, kind in sizes}) == 1:  # one kind of GPU needs no name
                 sizes = [(gpus, cpus, ONE_KIND) for gpus, cpus, _ in sizes]
             alike = sorted(Counter(sizes).items(), reverse=True)
-            groups = tuple(NodeGroup(count=n, gpus=gpus, cpus=cpus, gpu=kind) for (gpus, cpus, kind), n in alike)
+            if scale is not None and (missing := scale.most_gpus - sum(gpus for gpus, _, _ in sizes)) > 0:
+                (most, cpus, kind), _ = alike[0]  # more of the largest may come
+                alike += [((most, cpus, kind), missing // most), ((missing % most, cpus, kind), 1)]
+            groups = tuple(
+                NodeGroup(count=n, gpus=gpus, cpus=cpus, gpu=kind) for (gpus, cpus, kind), n in alike if n and gpus
+            )
             config = config.model_copy(update={"cluster": ClusterSettings(nodes=groups)})
         yield config
 
@@ -249,6 +262,7 @@ def real_cluster(
         observers,
         PolicyKnowledge(noise, online, known.remaining, known.tail, known.unseen_hours),
         background=config.workload.background,
+        autoscale=config.ray.autoscale,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import ONE_KIND
-from rlpto.ray_cluster.messages import KIND_LABEL, KIND_RESOURCE, NAMESPACE, JobReport, controller_name
+from rlpto.ray_cluster.messages import KIND_LABEL, KIND_RESOURCE, NAMESPACE, JobReport, controller_name, reason_of
 from rlpto.ray_cluster.nodes.environment import CONTROL
 from rlpto.ray_cluster.nodes.processes import kill_titled
 
@@ -124,7 +124,7 @@ def answer_of(call: Any, timeout: float = START_TIMEOUT_S) -> JobReport:
     except GetTimeoutError:
         raise JobError(f"a job controller has not answered within {timeout:.0f} s") from None
     except RayActorError as gone:
-        raise JobError(f"a job controller is gone: {str(gone).strip().splitlines()[0]}") from None
+        raise JobError(f"a job controller is gone: {reason_of(gone)}") from None
     return report
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -93,6 +93,7 @@ class JobSpec:
     float64: train in double precision. device: where workers train ("auto": CUDA if available).
     stop: rule for finishing early once accuracy has flattened; None: never.
     pace: s to which a step is stretched at one worker, for logical GPUs; None: full speed.
+    pip: requirements that workers and servers get besides what their node has.
     storage: address of object storage for copies of the checkpoints, see `rlpto.store.object_storage`; empty: none.
     logs: keep the output of workers and the progress of training in the folder.
     """
@@ -122,6 +123,7 @@ class JobSpec:
     device: Device = "auto"
     pace: float | None = None
     stop: StopRule | None = None
+    pip: Sequence[str] = ()
     storage: str = ""
     logs: bool = False
 
@@ -134,6 +136,11 @@ class JobSpec:
             value = getattr(self, key)
             if value is not None and not 0 < value < math.inf:
                 raise JobError(f"job {self.name!r}: {key} is {value}: expected a positive number")
+
+    @property
+    def runtime_env(self) -> dict[str, Any] | None:
+        """Ray's `runtime_env` of workers and servers, besides that of the driver; None: there is nothing."""
+        return {"pip": list(self.pip)} if self.pip else None
 
     def to_json(self) -> str:
         """As one line of JSON. Raises JobError if `options` holds values that JSON cannot represent."""
@@ -157,6 +164,12 @@ def raised_in(text: str) -> str:
     lines = text.strip().splitlines() or ["no reason given"]
     framed = [number for number, line in enumerate(lines[:-1]) if line.startswith("  ")]
     return lines[framed[-1] + 1] if lines[0].startswith("Traceback") and framed else lines[-1]
+
+
+def reason_of(error: BaseException) -> str:
+    """What Ray says of a call that has failed, in a line: the exception that a process raised, if one did, or pip's."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    return next((line for line in reversed(lines) if re.match(r"([\w.]*(Error|Exception)|ERROR):", line)), lines[0])
 
 
 def global_batch(spec: JobSpec, workers: int, chosen: int | None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -19,6 +20,8 @@ from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
 from rlpto.ray_cluster.messages import JobSpec, job_id
 from rlpto.store.object_storage import checked_uri
 from rlpto.store.program_keys import ProgramKeys
+
+ShipCode = Literal["auto", "always", "never"]
 
 
 class ProgramSettings(ProgramKeys):
@@ -51,6 +54,15 @@ class ProgramSettings(ProgramKeys):
         )
 
 
+class AutoscaleSettings(Settings):
+    """What Ray's autoscaler is asked for, on a cluster that has one."""
+
+    most_gpus: int = Field(ge=1, le=16_384)
+    """Most GPUs; jobs that want no more than this wait for nodes to come."""
+    idle_seconds: float = Field(300.0, ge=1)
+    """Seconds after which GPUs that no job wants are not asked for any more, so that the autoscaler may end nodes."""
+
+
 class RaySettings(Settings):
     """Real jobs on a Ray cluster (`--cluster ray`)."""
 
@@ -72,6 +84,10 @@ class RaySettings(Settings):
     """Seconds before the first retry, doubled for each further one."""
     poll: float = Field(0.1, gt=0, le=5)
     """Longest time in seconds between two looks at the cluster."""
+    autoscale: AutoscaleSettings | None = None
+    """Nodes on demand; null: those that are there."""
+    ship_code: ShipCode = "auto"
+    """Whether RLPTO's code goes along to nodes; auto: where one lacks it, of a cluster that RLPTO has not started."""
     without_gpus: float = Field(300.0, gt=0)
     """Seconds to wait for a node while none with GPUs is alive."""
     one_zone: bool = False

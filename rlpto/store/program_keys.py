@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -15,6 +15,8 @@ Architecture = Literal["all_reduce", "parameter_server"]
 BatchRule = Literal["fixed", "per_worker"]
 LrRule = Literal["none", "linear", "sqrt", "adascale"]
 Device = Literal["auto", "cpu", "cuda"]
+REQUIREMENT = r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._, -]+\])? *([<>=!~]=?[A-Za-z0-9.*+!<>=~, -]+)?$"
+"""Neither an option of pip nor an address or path: those have `@`, `:` or `/`."""
 
 
 SCRIPTS = "rlpto.ray_cluster.programs.script:Script"
@@ -73,6 +75,8 @@ class ProgramKeys(Settings):
     """Train in double precision."""
     device: Device = "auto"
     """Where workers train; auto: CUDA where there is some."""
+    pip: tuple[Annotated[str, Field(pattern=REQUIREMENT, max_length=200)], ...] = Field((), max_length=100)
+    """Packages that workers get by pip, such as einops>=0.8: by names and versions alone."""
     pace: float | None = Field(None, gt=0)
     """Seconds to which a step is stretched at one worker, for logical GPUs; null: as fast as it goes."""
     guess: GuessSettings = GuessSettings()

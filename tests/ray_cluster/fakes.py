@@ -133,6 +133,7 @@ class FakeBackend:
     drained: list[tuple[str, float]] = field(default_factory=list)
     going: dict[str, float] = field(default_factory=dict)
     zones: dict[str, str] = field(default_factory=dict)
+    requested: list[int] = field(default_factory=list)
     clock_jumps: tuple[float, float] = (math.inf, 0.0)
     asked: int = 0
     controller: Callable[..., FakeController] = FakeController
@@ -154,6 +155,9 @@ class FakeBackend:
             return "there is no such node"
         self.going[node] = self.world.wall + seconds
         return ""
+
+    def request(self, gpus: int) -> None:
+        self.requested.append(gpus)
 
     def find(self) -> set[str]:
         return set(self.controllers)

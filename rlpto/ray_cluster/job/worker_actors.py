@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import ActorUnschedulableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlpto.ray_cluster.messages import JobSpec, Nodes, Plan
+from rlpto.ray_cluster.messages import JobSpec, Nodes, Plan, reason_of
 from rlpto.ray_cluster.nodes.processes import TITLE, kill_titled
 from rlpto.ray_cluster.worker.actor import Failure, Ready, TrainWorker
 from rlpto.ray_cluster.worker.parameter_server import ParameterServer
@@ -52,8 +52,7 @@ async def result_of(reference: Any, seconds: float | None = None) -> Any:
     except TimeoutError:
         raise WorkerLostError(f"no answer within {seconds:g} s") from None
     except RayError as gone:
-        first = str(gone).strip().splitlines()[0]
-        raise WorkerLostError(first, isinstance(gone, ActorUnschedulableError)) from None
+        raise WorkerLostError(reason_of(gone), isinstance(gone, ActorUnschedulableError)) from None
 
 
 async def settle(calls: Iterable[Awaitable[T]]) -> list[T | BaseException]:
@@ -75,8 +74,8 @@ def start_worker(spec: JobSpec, node: str) -> Worker:
     """Ask Ray for a worker with one GPU on `node` and nowhere else; if its GPU is not free yet, it waits for it."""
     remote: Any = ray.remote  # its types do not know concurrency groups
     actor = remote(num_gpus=1, num_cpus=0, max_restarts=0, concurrency_groups={"control": 2})(TrainWorker)
-    actor = actor.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
-    return Worker(node, actor.remote(spec))
+    here = NodeAffinitySchedulingStrategy(node, soft=False)
+    return Worker(node, actor.options(scheduling_strategy=here, runtime_env=spec.runtime_env).remote(spec))
 
 
 async def release(worker: Worker) -> None:
@@ -193,7 +192,8 @@ class ParameterServers:
         actor: Any = ray.remote(ParameterServer)
         here = NodeAffinitySchedulingStrategy(node, soft=False)
         slots = int(bool(plan.servers))  # of a node that the plan names; next to the controller it takes none
-        handle = actor.options(num_cpus=slots, max_restarts=0, scheduling_strategy=here).remote(self._spec.asynchronous)
+        options = {"num_cpus": slots, "max_restarts": 0, "scheduling_strategy": here}
+        handle = actor.options(**options, runtime_env=self._spec.runtime_env).remote(self._spec.asynchronous)
         up = asyncio.ensure_future(result_of(handle.alive.remote()))
         up.add_done_callback(lambda task: task.cancelled() or task.exception())  # no longer waited for
         return ServerActor(node, handle, up)

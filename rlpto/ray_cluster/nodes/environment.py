@@ -135,16 +135,20 @@ class HeadWatch(threading.Thread):
 
 
 @contextmanager
-def driver(address: str, on_lost: Callable[[], None] = lambda: None) -> Iterator[str]:
+def driver(
+    address: str, on_lost: Callable[[], None] = lambda: None, runtime_env: Mapping[str, Any] | None = None
+) -> Iterator[str]:
     """Inside, this process is a driver of the cluster at `address`; yields its HOST:PORT. Raises what Ray raises.
 
     on_lost: called before this process ends because the head is gone. SIGTERM raises KeyboardInterrupt there, so that
-    the clean-up after Ctrl-C runs then too: Ray's own handler would end the process.
+    the clean-up after Ctrl-C runs then too: Ray's own handler would end the process. runtime_env: Ray's, of all
+    processes that are started for this driver, and of those that they start.
     """
     import ray
 
     before = signal.getsignal(signal.SIGTERM)
-    context: Any = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    options: dict[str, Any] = {} if runtime_env is None else {"runtime_env": dict(runtime_env)}
+    context: Any = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     _on_sigterm(signal.default_int_handler)
     found = str(context.address_info["gcs_address"])
     watch = HeadWatch(found, on_lost)

@@ -21,7 +21,7 @@ from rlpto.ray_cluster.controllers import (
     kind_of,
     process_of,
 )
-from rlpto.ray_cluster.messages import MARKET_LABEL, REGION_LABEL, ZONE_LABEL, JobReport, JobSpec
+from rlpto.ray_cluster.messages import MARKET_LABEL, REGION_LABEL, ZONE_LABEL, JobReport, JobSpec, reason_of
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.notices import watch_node
 
@@ -67,6 +67,9 @@ class Backend(Protocol):
 
     def drain(self, node: str, seconds: float) -> str:
         """Announce that a node will go in `seconds`: what there is against that; empty: nothing."""
+
+    def request(self, gpus: int) -> None:
+        """Ask for this number of GPUs in all, where nodes come on demand; they come when they come."""
 
     def find(self) -> set[str]:
         """Look for controllers of this session; returns their jobs. They answer from now on."""
@@ -165,6 +168,12 @@ class RayBackend:
         except Exception as error:  # Ray has no common type for them
             return f"Ray cannot drain the node: {error}"
 
+    def request(self, gpus: int) -> None:
+        """Ask Ray's autoscaler for this number of GPUs in all; without one nothing happens."""
+        from ray.autoscaler.sdk import request_resources
+
+        request_resources(bundles=[{"GPU": 1}] * gpus)
+
     def find(self) -> set[str]:
         """Look for controllers of this session by their names."""
         self._handles = dict(find_controllers(self.session))
@@ -229,7 +238,7 @@ class RayBackend:
         except RayActorError as error:
             if job in self._handles and not controller_exists(self.session, job):
                 del self._handles[job]
-                self._gone[job] = "it has died: " + str(error).strip().splitlines()[0]
+                self._gone[job] = f"it has died: {reason_of(error)}"
             return None
         self._heard.add(job)
         return replace(report, number=call.number) if isinstance(report, JobReport) else None

@@ -17,6 +17,7 @@ from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
+from rlpto.ray_cluster.scheduler.autoscaling import GpuRequests
 from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
 from rlpto.ray_cluster.scheduler.clock import SessionRules
 from rlpto.ray_cluster.scheduler.job_tracker import JobTracker, PolicyKnowledge
@@ -25,6 +26,7 @@ from rlpto.ray_cluster.scheduler.orders import OrderSource, Reclass, Withdraw
 from rlpto.ray_cluster.scheduler.placement import allocated_plans, known_placement
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import refuse_lost_database
+from rlpto.ray_cluster.settings import AutoscaleSettings
 from rlpto.store.jobs import EXPECTED
 
 WRITE_INTERVAL_S = 1.0
@@ -41,7 +43,8 @@ class RayCluster(JobTracker):
     source: where further jobs and orders come from while the session lasts; with one, nothing that fails ends it.
     background: what other processes hold of the nodes, from the session's start; it is only counted, not held.
     observers: called about once a second, and after every event and decision. reported: called with each report that is
-    written, in the same transaction, and whether it is the last of its job.
+    written, in the same transaction, and whether it is the last of its job. autoscale: whether, and how many, nodes
+    come on demand.
 
     held_gpus: those that the decision in force gives to jobs; some may still be on their way. active_jobs: submitted,
     and neither finished nor failed.
@@ -66,8 +69,10 @@ class RayCluster(JobTracker):
         source: OrderSource | None = None,
         background: Sequence[BackgroundLoad] = (),
         reported: Callable[[RayCluster, JobReport, bool], None] = lambda *_: None,
+        autoscale: AutoscaleSettings | None = None,
     ) -> None:
-        self._source = source
+        self._source, self._most = source, 0 if autoscale is None else autoscale.most_gpus
+        self._requests = None if autoscale is None else GpuRequests(autoscale, backend.request)
         found = usable_nodes(backend.nodes(), tables.kinds)
         zones = (node.zone if rules.one_zone else "" for node in found)
         whole = ClusterShape(Node(n.gpus, n.cpus, n.gpu, zone=zone) for n, zone in zip(found, zones, strict=True))
@@ -97,9 +102,10 @@ class RayCluster(JobTracker):
 
     def _check_fit(self, jobs: Sequence[Job], tables: SpeedTables, shape: ClusterShape) -> None:
         """Raise JobError for a job that needs more than the cluster can ever give."""
-        large = next((job for job in jobs if job.requested_gpus > shape.most_gpus), None)
+        most = max(shape.most_gpus, self._most)
+        large = next((job for job in jobs if job.requested_gpus > most), None)
         if large is not None and self._source is None:
-            gpus = f"{large.requested_gpus} GPUs, but the Ray cluster has {shape.most_gpus} in all"
+            gpus = f"{large.requested_gpus} GPUs, but the Ray cluster has {most} in all"
             raise JobError(f"job {large.name} wants {gpus}")
         most = int(np.bincount(shape.node_zones, shape.offered).max(initial=0))
         large = next((job for job in jobs if job.min_gpus > most), None)
@@ -308,9 +314,9 @@ class RayCluster(JobTracker):
             self._nodes_down(dead)
         if self._nodes.take_in(alive, self.time):
             self.changed = True
-        if self.up_gpus:
+        if self.up_gpus or not self.active_jobs:
             self._gpus_seen = self.time
-        elif self.active_jobs and self.time - self._gpus_seen > self._rules.without_gpus:
+        elif self.time - self._gpus_seen > self._rules.without_gpus:
             self._fatal = ClusterError(
                 f"no node with GPUs has been alive for {self._rules.without_gpus:.0f} s while {self.active_jobs} jobs "
                 "wait: expected one to come back"
@@ -350,6 +356,9 @@ class RayCluster(JobTracker):
         self._reported(self, report, not bool(self.columns.active[number]))
 
     def _notify(self) -> None:
+        if self._requests is not None:
+            wanted = np.maximum(self.store.gpus, self.store.records["requested_gpus"])
+            self._requests.want(int(wanted[self.columns.active].sum()), self.time)
         for observer in self._observers:
             observer(self)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlpto.io.errors import ClusterError, ConfigError, JobError
-from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.messages import JobSpec, reason_of
 from rlpto.ray_cluster.nodes.environment import (
     AUTH_MODE,
     AUTH_TOKEN,
@@ -30,6 +30,8 @@ from rlpto.ray_cluster.nodes.environment import (
 )
 from rlpto.ray_cluster.nodes.persistent_cluster import running_cluster
 from rlpto.ray_cluster.nodes.processes import load_factor
+from rlpto.ray_cluster.scheduler.shipped_code import code_to_ship, lacks_code
+from rlpto.ray_cluster.settings import ShipCode
 
 AUTO = "auto"
 """The cluster of `rlpto cluster up` if it runs, else that of RAY_ADDRESS, else the one that this user's `ray start` has
@@ -46,11 +48,12 @@ class Connection(ExitStack):
     The token of a protected cluster is taken from its folder if `rlpto cluster up` has started it, else from Ray's own
     variables: RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN.
 
-    address: HOST:PORT. Raises ConfigError for text that is no address; ClusterError if no cluster answers there, or one
-    of another version or with another token.
+    address: HOST:PORT. ship_code: whether this package's code goes along to the nodes; auto: where one of a cluster
+    that `rlpto` has not started lacks it. Raises ConfigError for text that is no address; ClusterError if no cluster
+    answers there, or one of another version or with another token.
     """
 
-    def __init__(self, address: str = AUTO) -> None:
+    def __init__(self, address: str = AUTO, ship_code: ShipCode = "never") -> None:
         super().__init__()
         found = running_cluster()
         folder = None
@@ -62,12 +65,12 @@ class Connection(ExitStack):
         loopback = folder is None and _is_loopback_only(address)
         try:
             self.enter_context(ray_environment(folder, loopback=loopback))
-            self.address = self._connect(address)
+            self.address = self._connect(address, "never" if folder and ship_code == "auto" else ship_code)
         except BaseException:
             self.close()
             raise
 
-    def _connect(self, address: str) -> str:
+    def _connect(self, address: str, ship_code: ShipCode) -> str:
         from ray.exceptions import AuthenticationError
 
         from rlpto.ray_cluster.compat import takes_token
@@ -75,7 +78,11 @@ class Connection(ExitStack):
         try:
             if not takes_token(address, REACH_TIMEOUT_S):
                 raise ClusterError(_refused(address))
-            return self.enter_context(driver(address))
+            ships = ship_code == "always"
+            if ship_code == "auto":  # what a driver ships is settled when it connects
+                with driver(address):
+                    ships = lacks_code()
+            return self.enter_context(driver(address, runtime_env=code_to_ship() if ships else None))
         except AuthenticationError:
             raise ClusterError(_refused(address)) from None
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -163,17 +170,17 @@ def check_training(specs: Sequence[JobSpec]) -> None:
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
-    first = {spec.training: spec.name for spec in reversed(specs)}
+    first = {(spec.training, *spec.pip): spec for spec in reversed(specs)}.values()
     check: Any = ray.remote(num_cpus=0, max_retries=1)(_import_problem)
-    answers = {training: check.remote(training) for training in first}
-    ray.wait(list(answers.values()), num_returns=len(answers), timeout=IMPORT_TIMEOUT_S * load_factor())
-    for training, answer in answers.items():
+    answers = [check.options(runtime_env=spec.runtime_env).remote(spec.training) for spec in first]
+    ray.wait(answers, num_returns=len(answers), timeout=IMPORT_TIMEOUT_S * load_factor())
+    for spec, answer in zip(first, answers, strict=True):
         try:
             problem = ray.get(answer, timeout=1.0)
         except (GetTimeoutError, RayError) as error:
-            problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            problem = reason_of(error)[:300]
         if problem:
-            raise JobError(f"job {first[training]}: training program {training} cannot be used there: {problem}")
+            raise JobError(f"job {spec.name}: training program {spec.training} cannot be used there: {problem}")
 
 
 def _import_problem(training: str) -> str:

@@ -43,26 +43,28 @@ SESSION = "service"
 class ProgramChecks:
     """Finds out, without blocking the scheduler, whether workers can import a class.
 
-    check: says what is wrong, empty: nothing; it may take long. executor: where it runs.
+    check: says what is wrong with a class and what pip installs for it, empty: nothing; it may take long. executor:
+    where it runs.
     """
 
-    def __init__(self, check: Callable[[str], str], executor: Executor) -> None:
+    def __init__(self, check: Callable[[str, Sequence[str]], str], executor: Executor) -> None:
         self._check, self._executor = check, executor
-        self._answers: dict[str, Future[str]] = {}
+        self._answers: dict[tuple[str, ...], Future[str]] = {}
 
-    def problem(self, training: str) -> str | None:
+    def problem(self, training: str, pip: Sequence[str]) -> str | None:
         """What is wrong with a class path; empty: nothing; None: that is being found out."""
-        if training not in self._answers:
-            self._answers[training] = self._executor.submit(self._check, training)
-        answer = self._answers[training]
+        key = (training, *pip)
+        if key not in self._answers:
+            self._answers[key] = self._executor.submit(self._check, training, pip)
+        answer = self._answers[key]
         if not answer.done():
             return None
         error = answer.exception()
         return answer.result() if error is None else f"{type(error).__name__}: {error}"
 
-    def forget(self, training: str) -> None:
+    def forget(self, training: str, pip: Sequence[str]) -> None:
         """Look again when next asked."""
-        self._answers.pop(training, None)
+        self._answers.pop((training, *pip), None)
 
 
 class Catalogue:
@@ -109,7 +111,7 @@ class Catalogue:
                 self._keep_for_jobs(row.name)
                 continue
             self._wrong.pop(row.name, None)
-            self._checks.forget(self.programs[row.name].training)
+            self._checks.forget(self.programs[row.name].training, self.programs[row.name].pip)
 
     def _keep_for_jobs(self, name: str) -> None:
         """Have a program that is wrong as its newest job was given it, so that its jobs go on after a restart."""
@@ -128,7 +130,7 @@ class Catalogue:
             return
         problem = self._wrong.get(row.name)
         if problem is None and row.name in self.programs:
-            problem = self._checks.problem(self.programs[row.name].training)
+            problem = self._checks.problem(self.programs[row.name].training, self.programs[row.name].pip)
         if problem is not None:
             note_check(self._store, row.name, row.version, "refused" if problem else "usable", problem)
 
@@ -147,7 +149,7 @@ class Catalogue:
                 f"it trains through {servers} parameter servers, and the nodes have {self._shape.cpu_slots} CPU slots"
             )
         training = row.training or self.programs[row.program].training
-        problem = self._checks.problem(training)
+        problem = self._checks.problem(training, self.programs[row.program].pip)
         return f"{training} cannot be used: {problem}" if problem else problem
 
     def job(self, row: JobRow, submit_time: float) -> Job:

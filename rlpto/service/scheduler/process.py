@@ -11,6 +11,7 @@ import signal
 import ssl
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import FrameType
@@ -75,7 +76,7 @@ def check(settings: ServiceSettings) -> None:
     """Read what the settings name; nothing is written. Raises ConfigError for what is wrong."""
     config = load_config(settings.experiment)
     if settings.scheduler.address is None:
-        _check_kinds(config)
+        _check_local(config)
     known = sorted(catalogue_of(settings.scheduler.policies))
     if settings.scheduler.policy not in known:
         raise ConfigError(f"scheduler.policy: {settings.scheduler.policy}: expected one of {', '.join(known)}")
@@ -154,13 +155,10 @@ def _make_ready(warmup: PolicyWarmup, settings: ServiceSettings, store: Store) -
         warmup(known[name])
 
 
-def _import_problem(training: str) -> str:
-    """What keeps workers from training a class; empty: nothing."""
-    spec = JobSpec(
-        id="check", name=training, session="check", training=training, folder="", batch_size=1, epochs=1, data_size=1
-    )
+def _import_problem(training: str, pip: Sequence[str]) -> str:
+    """What keeps workers from training a class; empty: nothing. pip: what they get for it."""
     try:
-        check_training([spec])
+        check_training([JobSpec("check", training, "check", training, "", 1, 1, 1, pip=pip)])
     except RlptoError as error:
         return str(error)
     return ""
@@ -175,18 +173,20 @@ def start_local_nodes(config: Config) -> None:
 
     if running_cluster() is not None:
         return
-    _check_kinds(config)
+    _check_local(config)
     groups = config.cluster.nodes
     gpus = [group.gpus for group in groups for _ in range(group.count)]
     start_cluster(gpus, max(DEFAULT_CPUS, *(group.cpus for group in groups)), on_progress=_quiet)
 
 
-def _check_kinds(config: Config) -> None:
+def _check_local(config: Config) -> None:
     if any(group.gpu != ONE_KIND for group in config.cluster.nodes):
         raise ConfigError(
             "cluster.nodes: a service starts nodes of one kind of GPU; expected no `gpu` there, or scheduler.address "
             "of a running cluster"
         )
+    if config.ray.autoscale is not None:
+        raise ConfigError("ray.autoscale: a service starts no autoscaler, expected null, or scheduler.address")
 
 
 def _check_certificate(web: WebSettings) -> None:

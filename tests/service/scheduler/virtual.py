@@ -38,7 +38,7 @@ class KilledError(BaseException):
     """The scheduler process is gone in the middle of what it did."""
 
 
-def problem_of(training: str) -> str:
+def problem_of(training: str, _: Sequence[str]) -> str:
     """What is wrong with a class path, as if some could be imported."""
     return "" if training.startswith(("some.", "rlpto.")) else "no such class"
 

@@ -1,0 +1,150 @@
+"""Nodes on demand: what is asked for, and Ray's autoscaler with its provider of nodes on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlpto.experiments.config import load_config
+from rlpto.experiments.on_ray import real_nodes
+from rlpto.io.errors import ConfigError, JobError
+from rlpto.ray_cluster.nodes.environment import EXTERNAL_ADDRESS
+from rlpto.ray_cluster.nodes.processes import free_ports
+from rlpto.ray_cluster.scheduler.autoscaling import RENEW_S, GpuRequests
+from rlpto.ray_cluster.scheduler.backend import RayBackend
+from rlpto.ray_cluster.scheduler.clock import SessionTiming
+from rlpto.ray_cluster.scheduler.connection import Connection
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.settings import AutoscaleSettings
+from tests.builders import job as make_job
+from tests.ray_cluster.fakes import FakeBackend, FakeTime
+from tests.ray_cluster.joined import REPOSITORY, Joined, joined
+from tests.ray_cluster.test_cluster import make_cluster, play
+from tests.ray_cluster.test_real import wait_until
+from tests.ray_cluster.test_shipped_code import DIGITS, start, state
+from tests.service.served import Served, write_settings
+
+NODE_GPUS, MOST = 2, 4
+SCALE = f"{{most_gpus: {MOST}, idle_seconds: 5}}"
+HEAD = "f" * 51 + "00000"
+PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
+LISTS = (
+    *("setup_commands", "initialization_commands", "head_setup_commands", "worker_setup_commands"),
+    *("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files"),
+)
+"""What Ray wants to have in the file, and its provider does not use."""
+
+
+def test_fewer_gpus_are_asked_for_once_they_were_idle() -> None:
+    asked: list[int] = []
+    requests = GpuRequests(AutoscaleSettings(most_gpus=8, idle_seconds=30), asked.append)
+
+    def want(time: float, gpus: int) -> list[int]:
+        requests.want(gpus, time)
+        return asked
+
+    assert want(0, 3) == [3]
+    assert want(1, 20) == [3, 8], "no more than the bound"
+    assert want(30, 2) == [3, 8], "not idle for long"
+    assert want(31, 2) == [3, 8, 2]
+    assert want(60, 5) == [3, 8, 2, 5]
+    assert want(89, 1) == [3, 8, 2, 5]
+    assert want(89.5, 5) == [3, 8, 2, 5]
+    assert want(90 + RENEW_S, 5) == [3, 8, 2, 5, 5], "a new head has to be asked again"
+    assert want(125 + RENEW_S, 0) == [3, 8, 2, 5, 5, 0], "the autoscaler may end all nodes"
+
+
+class OnDemand(FakeBackend):
+    """Has nodes as they are asked for, besides those that are held."""
+
+    def request(self, gpus: int) -> None:
+        super().request(gpus)
+        held = {node for one in self.controllers.values() for node in one.holding}
+        wanted = {f"n{number}" for number in range(-(-gpus // NODE_GPUS))}
+        self.gpus = dict.fromkeys(sorted(held | wanted), NODE_GPUS)
+
+
+def test_jobs_wait_for_nodes_and_idle_ones_go(database: SessionDatabase) -> None:
+    backend = OnDemand(FakeTime(), {"n0": NODE_GPUS})
+    jobs = [make_job(0, 0.0, 4.0, gpus=MOST, max_gpus=MOST), make_job(1, 2000.0, 4.0, gpus=1, max_gpus=1)]
+    scale = AutoscaleSettings(most_gpus=MOST, idle_seconds=30)
+    rules = SessionTiming(10.0, without_gpus=60.0)
+    with pytest.raises(JobError, match="wants 4 GPUs, but the Ray cluster has 2 in all"):
+        make_cluster(backend, jobs, database, rules)
+    cluster = make_cluster(backend, jobs, database, rules, autoscale=scale)
+    record = play(cluster, "fifo")
+    assert np.isfinite(record.jobs.finish_time).all(), "no node with GPUs for long is no fault while no job wants any"
+    assert list(dict.fromkeys(backend.requested)) == [MOST, 0, 1]
+    assert max(backend.most.values()) <= NODE_GPUS
+
+
+def test_a_local_cluster_has_no_autoscaler(tmp_path: Path) -> None:
+    config = load_config(REPOSITORY / "configs" / "ray_smoke.yaml", [f"ray.autoscale={SCALE}"])
+    with (
+        pytest.raises(ConfigError, match=r"ray\.autoscale: a local cluster has no autoscaler"),
+        real_nodes(config, None, tmp_path, print),
+    ):
+        pass
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
+    """A head without GPUs, whose autoscaler starts nodes of two GPUs here, and ends those that are idle for 6 s."""
+    (port,) = free_ports(1)
+    kinds = {
+        "ray.head.default": {"resources": {"CPU": 4}, "node_config": {}, "max_workers": 0},
+        "gpu": {
+            "resources": {"CPU": 4, "GPU": NODE_GPUS, "object_store_memory": 80 * 1024 * 1024},
+            "node_config": {}, "min_workers": 0, "max_workers": 3,
+        },
+    }  # fmt: skip
+    content = {
+        **{key: [] for key in LISTS},
+        "cluster_name": "test", "head_node_type": "ray.head.default", "available_node_types": kinds, "max_workers": 3,
+        "idle_timeout_minutes": 0.1, "upscaling_speed": 1.0, "auth": {}, "file_mounts": {}, "docker": {},
+        # By its class: a provider by the name fake_multinode needs a file that Ray's wheel lacks.
+        "provider": {
+            "type": "external", "module": PROVIDER, "gcs_address": f"127.0.0.1:{port}", "launch_multiple": True,
+            "head_node_id": HEAD, "disable_node_updaters": True,
+        },
+    }  # fmt: skip
+    path = tmp_path_factory.mktemp("autoscaler") / "config.json"
+    path.write_text(json.dumps(content))
+    variables = {
+        "PYTHONPATH": str(REPOSITORY), EXTERNAL_ADDRESS: "0", "RAY_FAKE_CLUSTER": "1", "RAY_enable_autoscaler_v2": "1",
+        "RAY_CLOUD_INSTANCE_ID": HEAD, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD, "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+    }  # fmt: skip
+    with joined(0, variables=variables, options=(f"--autoscaling-config={path}",), port=port) as started:
+        yield started
+
+
+@pytest.mark.cluster
+def test_a_job_waits_for_nodes_that_come_and_then_go(tmp_path: Path, cluster: Joined) -> None:
+    jobs = f"workload.jobs=[{{model: digits, epochs: 2, gpus: {MOST}}}]"
+    with start(tmp_path, cluster, "--set", f"ray.autoscale={SCALE}", "--set", jobs) as command:
+        assert command.wait() == 0, command.communicate()
+    assert state(tmp_path) == "finished"
+    with Connection(cluster.address):
+        wait_until(lambda: not RayBackend("").nodes())
+
+
+@pytest.mark.cluster
+def test_a_service_without_work_has_no_nodes(tmp_path: Path, cluster: Joined) -> None:
+    programs = {"digits": {"program": DIGITS}}
+    path = write_settings(tmp_path, 1, 1, scheduler={"address": cluster.address}, programs=programs)
+    experiment = tmp_path / "experiment.yaml"
+    experiment.write_text(experiment.read_text().replace("ray:\n", f"ray:\n  autoscale: {SCALE}\n"))
+    service = Served(path)
+    try:
+        first = service.submit(1, NODE_GPUS, program="digits")
+        assert service.over(first)[0].state == "finished"
+        service.until(lambda: not any(node["alive"] for node in service.client.nodes()))
+        second, large = service.submit(1, MOST, program="digits"), service.submit(1, MOST + 1, program="digits")
+        assert [row.state for row in service.over(second, large)] == ["finished", "rejected"]
+        assert "the cluster has 4 for one job" in service.row(large).reason
+    finally:
+        service.close()

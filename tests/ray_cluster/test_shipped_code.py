@@ -1,0 +1,128 @@
+"""Clusters whose nodes have everything but RLPTO: its code goes along, and what else is missing is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlpto.ray_cluster.controllers import all_controllers, answer_of
+from rlpto.ray_cluster.scheduler.connection import Connection
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, read_table
+from rlpto.ray_cluster.settings import ProgramSettings
+from rlpto.store.program_keys import SCRIPTS
+from tests.ray_cluster.joined import REPOSITORY, Joined, joined, without_rlpto
+from tests.ray_cluster.test_real import wait_until
+from tests.service.served import Served, write_settings
+
+GPUS = 2
+RLPTO = (sys.executable, "-c", "from rlpto.cli.main import run; run()")
+DIGITS = {"training": "rlpto.ray_cluster.programs.digits:DigitsMlp", "samples": 1437, "batch_size": 64, "pace": 0.1}
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
+    """A cluster without RLPTO, whose pip finds one package."""
+    folder = tmp_path_factory.mktemp("packages")
+    with zipfile.ZipFile(folder / "tiny_extra-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("tiny_extra.py", "from rlpto.ray_cluster.programs.digits import DigitsMlp as Extra\n")
+        about = "tiny_extra-1.0.dist-info/"
+        wheel.writestr(f"{about}METADATA", "Metadata-Version: 2.1\nName: tiny-extra\nVersion: 1.0\n")
+        wheel.writestr(f"{about}WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}RECORD", f"tiny_extra.py,,\n{about}METADATA,,\n{about}WHEEL,,\n{about}RECORD,,\n")
+    python = without_rlpto(tmp_path_factory.mktemp("python") / "bare")
+    with joined(GPUS, python, {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)}) as started:
+        yield started
+
+
+def start(folder: Path, cluster: Joined, *more: str, epochs: float = 2, **program: object) -> subprocess.Popen[str]:
+    """`rlpto evaluate` with a job on all GPUs. Ray shows workers its folder: there is no RLPTO in it."""
+    content = {
+        "name": "shipped",
+        "workload": {"source": "jobs", "jobs": [{"model": "digits", "epochs": epochs, "gpus": GPUS}]},
+        "ray": {"programs": {"digits": DIGITS | program}, "checkpoint_interval": 2, "retries": 1},
+        "policies": ["fifo"],
+        "evaluation": {"reference": "fifo"},
+    }
+    (folder / "shipped.yaml").write_text(yaml.safe_dump(content))
+    return subprocess.Popen(
+        [*RLPTO, "evaluate", "shipped.yaml", "--cluster=ray", "--run-dir=run", "--address", cluster.address, *more],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def state(folder: Path) -> str:
+    """State of the job in the session database."""
+    (database,) = (folder / "run" / SESSIONS).glob(f"*/{DATABASE}")
+    columns, [row] = read_table(database, "jobs")
+    return str(dict(zip(columns, row, strict=True))["state"])
+
+
+def test_the_code_goes_along_and_outlives_the_scheduler(tmp_path: Path, cluster: Joined) -> None:
+    with start(tmp_path, cluster, "--set", "ray.ship_code=never") as command:
+        assert "No module named 'rlpto'" in command.communicate()[1]
+    with start(tmp_path, cluster, epochs=1000) as command:
+        wait_until(lambda: len(cluster.workers()) == GPUS or command.poll() is not None)
+        command.kill()
+    with Connection(cluster.address):
+        [controller] = all_controllers().values()
+        wait_until(lambda: answer_of(controller.report.remote()).step > 10)
+        os.kill(min(cluster.workers()), signal.SIGKILL)  # its successor starts without the scheduler
+        wait_until(lambda: answer_of(controller.report.remote()).recoveries == 1)
+        wait_until(lambda: len(answer_of(controller.report.remote()).training_on) == GPUS)
+    with start(tmp_path, cluster, "--fresh") as command:
+        assert command.wait() == 0, command.communicate()
+    assert state(tmp_path) == "finished"
+
+
+def test_packages_of_a_program_are_installed_for_its_workers(tmp_path: Path, cluster: Joined) -> None:
+    extra = "tiny_extra:Extra"
+    with start(tmp_path, cluster, training=extra) as command:
+        assert "No module named 'tiny_extra'" in command.communicate()[1]
+    with start(tmp_path, cluster, training=extra, pip=["no-such-package>=2"]) as command:
+        assert "no-such-package" in command.communicate()[1]
+    with start(tmp_path, cluster, training=extra, pip=["tiny-extra==1.0"]) as command:
+        assert command.wait() == 0, command.communicate()
+    assert state(tmp_path) == "finished"
+
+
+def test_scripts_train_there(tmp_path: Path, cluster: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # Ray shows workers the folder of a driver
+    script = {"training": SCRIPTS, "samples": 1437, "batch_size": 64}
+    programs = {"script": {"program": script}}
+    service = Served(write_settings(tmp_path, 1, 1, scheduler={"address": cluster.address}, programs=programs))
+    try:
+        service.environment["RLPTO_TOKEN"] = service.command("user", "add", "ann", "--role", "developer").stdout.strip()
+        loop = str(REPOSITORY / "examples" / "elastic_loop.py")
+        said = service.command("submit", loop, "--samples=1437", "--epochs=2", "--gpus=2", "--wait")
+        assert said.returncode == 0, said.stderr + service.log()
+    finally:
+        service.close()
+
+
+def test_what_else_is_missing_is_named(tmp_path: Path) -> None:
+    python = without_rlpto(tmp_path / "bare", "torch")
+    with joined(GPUS, python, {}) as cluster, start(tmp_path, cluster) as command:
+        said = command.communicate()[1]
+        assert "cannot be used there: ModuleNotFoundError: No module named 'torch'" in said
+
+
+@pytest.mark.parametrize("wrong", ["-r x", "../x", "a @ file:///x", "https://x/y.whl", "a --index-url=x", "a\nb", ""])
+def test_pip_takes_names_and_versions_alone(wrong: str) -> None:
+    for right in ("einops", "einops>=0.8,<1", "ray[default, tune] == 2.*", "A.b_c~=1.0"):
+        ProgramSettings.model_validate({"training": "a:B", "pip": [right]})
+    with pytest.raises(ValueError, match=r"pip\.0"):
+        ProgramSettings.model_validate({"training": "a:B", "pip": [wrong]})
