@@ -136,7 +136,7 @@ def test_the_image_is_built_in_an_order_that_works() -> None:
     assert {step for step, _ in steps} <= known
     runs = [rest for step, rest in steps if step == "RUN"]
     assert any("install" in run and "wget" in run for run in runs), "KubeRay's probes call it"
-    assert any("-c constraints.txt" in run and ".[service]" in run for run in runs)
+    assert any("-c constraints.txt" in run and ".[oidc]" in run for run in runs)
     order = [step for step, _ in steps]
     assert order.index("COPY") < max(at for at, step in enumerate(order) if step == "RUN") < order.index("USER")
     values = dict(steps)
