@@ -388,16 +388,23 @@ class TestErrors:
             "try: Connection(sys.argv[1])\n"
             "except ClusterError as error: print(error)\n"
         )
+        said = self.said_by(program, ray_cluster.address, variables)
+        assert f"the Ray cluster at {ray_cluster.address} {message}" in said
+
+    def test_the_token_is_found_where_ray_keeps_it(self, ray_cluster: LocalCluster, tmp_path: Path) -> None:
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text(Path(os.environ["RAY_AUTH_TOKEN_PATH"]).read_text())
+        program = "import sys; from rlpto.ray_cluster.scheduler.connection import Connection\n"
+        program += "with Connection(sys.argv[1]) as found: print(found.protected)"
+        assert "True" in self.said_by(program, ray_cluster.address, {"HOME": str(tmp_path)})
+
+    def said_by(self, program: str, address: str, variables: dict[str, str] | None) -> str:
+        """What a program prints that is given an address. variables: as above."""
         others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        done = subprocess.run(
-            [sys.executable, "-c", program, ray_cluster.address],
-            cwd=REPOSITORY,
-            env=dict(os.environ) if variables is None else {**others, **variables},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert f"the Ray cluster at {ray_cluster.address} {message}" in done.stdout
+        command = [sys.executable, "-c", program, address]
+        environment = dict(os.environ) if variables is None else {**others, **variables}
+        done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout
         assert done.stdout.count("\n") == 1
 
     @pytest.mark.usefixtures("ray_cluster")

@@ -46,7 +46,7 @@ class Connection(ExitStack):
     """This process as a driver of the cluster at `address` (HOST:PORT or auto), until `close`.
 
     The token of a protected cluster is taken from its folder if `rlpto cluster up` has started it, else from Ray's own
-    variables: RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN.
+    variables, RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN, or from the file where Ray's commands keep this user's.
 
     address: HOST:PORT. ship_code: whether this package's code goes along to the nodes; auto: where one of a cluster
     that `rlpto` has not started lacks it. Raises ConfigError for text that is no address; ClusterError if no cluster
@@ -77,7 +77,12 @@ class Connection(ExitStack):
 
         try:
             if not takes_token(address, REACH_TIMEOUT_S):
-                raise ClusterError(_refused(address))
+                usual = Path.home() / ".ray" / "auth_token"
+                if not usual.is_file() or os.environ.get(AUTH_TOKEN) or os.environ.get(AUTH_TOKEN_PATH):
+                    raise ClusterError(_refused(address))
+                self.enter_context(ray_environment(more={AUTH_MODE: "token", AUTH_TOKEN_PATH: str(usual)}))
+                if not takes_token(address, REACH_TIMEOUT_S):
+                    raise ClusterError(_refused(address))
             ships = ship_code == "always"
             if ship_code == "auto":  # what a driver ships is settled when it connects
                 with driver(address):
