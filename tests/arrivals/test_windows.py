@@ -110,11 +110,6 @@ def test_workloads_without_a_forecast_may_stand_beside_others() -> None:
     np.testing.assert_array_equal(fleet.forecast[1], with_one.workloads[0].forecast)
 
 
-def test_experiments_of_one_training_must_forecast_alike() -> None:
-    with pytest.raises(ConfigError, match="forecast: "):
-        training_setup([experiment_with(0.5), experiment_with(0.7, mode="on")])
-
-
 class TestSettings:
     def read(self, tmp_path: Path, *changes: str) -> Config:
         path = tmp_path / "small.yaml"

@@ -103,7 +103,7 @@ def test_trace_text(draw: Draw, folder: Path) -> None:
 def _use(trace: Any, folder: Path) -> None:
     """Everything that a trace is used for at once."""
     tables(trace, 8)
-    arrivals_per_interval(trace, 600.0, "gpus")
+    arrivals_per_interval(trace, 600.0)
     write_trace(trace, folder / "out.parquet")
     assert len(read_trace(folder / "out.parquet")) == len(trace), "a trace reads back otherwise"
 

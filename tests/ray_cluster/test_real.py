@@ -390,6 +390,7 @@ class TestErrors:
         )
         said = self.said_by(program, ray_cluster.address, variables)
         assert f"the Ray cluster at {ray_cluster.address} {message}" in said
+        assert said.count("\n") == 1
 
     def test_the_token_is_found_where_ray_keeps_it(self, ray_cluster: LocalCluster, tmp_path: Path) -> None:
         (tmp_path / ".ray").mkdir()
@@ -405,7 +406,6 @@ class TestErrors:
         environment = dict(os.environ) if variables is None else {**others, **variables}
         done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
         return done.stdout
-        assert done.stdout.count("\n") == 1
 
     @pytest.mark.usefixtures("ray_cluster")
     def test_training_code_that_is_not_there(self, tmp_path: Path) -> None:
