@@ -41,6 +41,10 @@ def submit(
         list[Path] | None,
         typer.Option(help="A file or folder next to a script, such as modules of yours, that goes along; repeatable."),
     ] = None,
+    pip: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PACKAGE", help="A package for the workers of a script, such as einops>=0.8; repeatable."),
+    ] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs it asks for.")] = None,
     min_gpus: Annotated[int | None, typer.Option(help="Fewest it can train on.")] = None,
     max_gpus: Annotated[int | None, typer.Option(help="Most it can use.")] = None,
@@ -73,7 +77,7 @@ def submit(
     given: dict[str, Any] = {"program": program, "name": name, "epochs": epochs, "metric": metric, "priority": priority}
     given |= {"gpus": gpus, "min_gpus": min_gpus, "max_gpus": max_gpus, "batch_size": batch_size, "seed": seed}
     given |= {"after": after or None, "most_hours": most_hours}
-    job = _from_file(file, arguments or [], samples, files or [])
+    job = _from_file(file, arguments or [], samples, files or [], pip or [])
     job |= {key: value for key, value in given.items() if value is not None}
     numbers = None if array is None else _numbers(array)
     if numbers and check:
@@ -146,14 +150,16 @@ def _show_check(found: dict[str, Any], json_: bool, quiet: bool) -> None:
     make_console().print(f"{found['waiting']} jobs wait now; they ask for {found['gpus_ahead']} GPUs")
 
 
-def _from_file(file: str | None, arguments: list[str], samples: int | None, files: list[Path]) -> dict[str, Any]:
+def _from_file(
+    file: str | None, arguments: list[str], samples: int | None, files: list[Path], pip: list[str]
+) -> dict[str, Any]:
     """The job of a file. Raises ConfigError for one that is no mapping in YAML, and no script of Python."""
     from rlpto.io.yaml_file import parse_value, read_yaml
 
     if file is not None and file.endswith(".py"):
-        return _from_script(Path(file), arguments, samples, files)
-    if arguments or samples is not None or files:
-        given = "arguments" if arguments else "--files" if files else "--samples"
+        return _from_script(Path(file), arguments, samples, files, pip)
+    if arguments or samples is not None or files or pip:
+        given = "arguments" if arguments else "--files" if files else "--pip" if pip else "--samples"
         raise ConfigError(f"{given}: only a script has them: expected FILE.py")
     if file is None:
         return {}
@@ -165,7 +171,9 @@ def _from_file(file: str | None, arguments: list[str], samples: int | None, file
     return dict(read_yaml(Path(file), "a job in YAML").data)
 
 
-def _from_script(file: Path, arguments: list[str], samples: int | None, files: list[Path]) -> dict[str, Any]:
+def _from_script(
+    file: Path, arguments: list[str], samples: int | None, files: list[Path], pip: list[str]
+) -> dict[str, Any]:
     """The job of a script. Raises ConfigError for one that cannot be compiled, for `files` that cannot go along, and
     without `samples`."""
     from rlpto.io.reading import read_text
@@ -177,7 +185,8 @@ def _from_script(file: Path, arguments: list[str], samples: int | None, files: l
     if samples is None:
         raise ConfigError(f"{file}: expected --samples N too, the samples of an epoch (data_size of its session)")
     name = re.sub(r"[^A-Za-z0-9_.]", "_", file.name)[-64:]
-    script = {"name": name, "source": source, "arguments": arguments, "samples": samples, "files": pack(file, files)}
+    script = {"name": name, "source": source, "arguments": arguments, "samples": samples}
+    script |= {"files": pack(file, files), "pip": pip}
     return {"program": SCRIPT_PROGRAM, "script": script}
 
 

@@ -155,8 +155,8 @@ class JobSpec:
     def from_json(cls, text: str) -> JobSpec:
         """The specification that `to_json` has written."""
         values = json.loads(text)
-        stop = values.pop("stop")
-        return cls(**values, stop=None if stop is None else StopRule.model_validate(stop))
+        stop, pip = values.pop("stop"), tuple(values.pop("pip"))
+        return cls(**values, pip=pip, stop=None if stop is None else StopRule.model_validate(stop))
 
 
 def raised_in(text: str) -> str:

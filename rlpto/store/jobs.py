@@ -29,8 +29,9 @@ _ID_LETTERS = 12
 class NewJob(Row):
     """What a user asks for, checked. name: a label. training: class path of a developer in place of the program's.
 
-    script: digest of a developer's script, with the arguments of its command line and the samples of an epoch. None:
-    the program's. epochs: work. batch_size: samples of a step, None: the program's. metric: None: the experiment's.
+    script: digest of a developer's script, with the arguments of its command line, the samples of an epoch, and
+    packages that pip installs for its workers besides those of the program. None: the program's. epochs: work.
+    batch_size: samples of a step, None: the program's. metric: None: the experiment's.
     after: jobs that have to finish first. most_hours: since its start, after which it is cancelled; None: no limit.
     seed: of the training; None: one of its own.
     """
@@ -50,6 +51,7 @@ class NewJob(Row):
     script: str | None = None
     arguments: Sequence[str] = ()
     samples: int | None = None
+    pip: Sequence[str] = ()
     batch_size: int | None = None
     metric: str | None = None
     after: Sequence[str] = ()

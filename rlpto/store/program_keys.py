@@ -17,6 +17,8 @@ LrRule = Literal["none", "linear", "sqrt", "adascale"]
 Device = Literal["auto", "cpu", "cuda"]
 REQUIREMENT = r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._, -]+\])? *([<>=!~]=?[A-Za-z0-9.*+!<>=~, -]+)?$"
 """Neither an option of pip nor an address or path: those have `@`, `:` or `/`."""
+Requirement = Annotated[str, Field(pattern=REQUIREMENT, max_length=200)]
+MOST_REQUIREMENTS = 100
 
 
 SCRIPTS = "rlpto.ray_cluster.programs.script:Script"
@@ -75,7 +77,7 @@ class ProgramKeys(Settings):
     """Train in double precision."""
     device: Device = "auto"
     """Where workers train; auto: CUDA where there is some."""
-    pip: tuple[Annotated[str, Field(pattern=REQUIREMENT, max_length=200)], ...] = Field((), max_length=100)
+    pip: tuple[Requirement, ...] = Field((), max_length=MOST_REQUIREMENTS)
     """Packages that workers get by pip, such as einops>=0.8: by names and versions alone."""
     pace: float | None = Field(None, gt=0)
     """Seconds to which a step is stretched at one worker, for logical GPUs; null: as fast as it goes."""

@@ -45,7 +45,7 @@ CREATE TABLE jobs (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL DEFAULT '', name TEXT NOT NULL,
     program TEXT NOT NULL DEFAULT '', training TEXT, options TEXT NOT NULL DEFAULT '{}',
     script TEXT, arguments TEXT NOT NULL DEFAULT '[]', samples INTEGER,
-    after TEXT NOT NULL DEFAULT '[]', most_hours REAL, seed INTEGER,
+    pip TEXT NOT NULL DEFAULT '[]', after TEXT NOT NULL DEFAULT '[]', most_hours REAL, seed INTEGER,
     epochs REAL NOT NULL CHECK (epochs > 0), batch_size INTEGER, metric TEXT, gpus INTEGER NOT NULL DEFAULT 1,
     min_gpus INTEGER NOT NULL DEFAULT 1, max_gpus INTEGER NOT NULL DEFAULT 1,
     priority TEXT NOT NULL DEFAULT 'normal' CHECK (priority IN ('high', 'normal', 'low')),

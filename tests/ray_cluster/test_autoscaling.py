@@ -16,7 +16,7 @@ from rlpto.ray_cluster.nodes.environment import EXTERNAL_ADDRESS
 from rlpto.ray_cluster.nodes.processes import free_ports
 from rlpto.ray_cluster.scheduler.autoscaling import RENEW_S, GpuRequests
 from rlpto.ray_cluster.scheduler.backend import RayBackend
-from rlpto.ray_cluster.scheduler.clock import SessionTiming
+from rlpto.ray_cluster.scheduler.clock import SessionRules
 from rlpto.ray_cluster.scheduler.connection import Connection
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.settings import AutoscaleSettings
@@ -72,7 +72,7 @@ def test_jobs_wait_for_nodes_and_idle_ones_go(database: SessionDatabase) -> None
     backend = OnDemand(FakeTime(), {"n0": NODE_GPUS})
     jobs = [make_job(0, 0.0, 4.0, gpus=MOST, max_gpus=MOST), make_job(1, 2000.0, 4.0, gpus=1, max_gpus=1)]
     scale = AutoscaleSettings(most_gpus=MOST, idle_seconds=30)
-    rules = SessionTiming(10.0, without_gpus=60.0)
+    rules = SessionRules(10.0, without_gpus=60.0)
     with pytest.raises(JobError, match="wants 4 GPUs, but the Ray cluster has 2 in all"):
         make_cluster(backend, jobs, database, rules)
     cluster = make_cluster(backend, jobs, database, rules, autoscale=scale)

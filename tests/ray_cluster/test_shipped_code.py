@@ -106,8 +106,11 @@ def test_scripts_train_there(tmp_path: Path, cluster: Joined, monkeypatch: pytes
     service = Served(write_settings(tmp_path, 1, 1, scheduler={"address": cluster.address}, programs=programs))
     try:
         service.environment["RLPTO_TOKEN"] = service.command("user", "add", "ann", "--role", "developer").stdout.strip()
-        loop = str(REPOSITORY / "examples" / "elastic_loop.py")
-        said = service.command("submit", loop, "--samples=1437", "--epochs=2", "--gpus=2", "--wait")
+        loop = (REPOSITORY / "examples" / "elastic_loop.py").read_text()
+        (tmp_path / "loop.py").write_text(loop.replace("import torch\n", "import tiny_extra\nimport torch\n", 1))
+        command = ("submit", "loop.py", "--samples=1437", "--epochs=2", "--gpus=2", "--wait")
+        assert service.command(*command).returncode == 1
+        said = service.command(*command, "--pip=tiny-extra")
         assert said.returncode == 0, said.stderr + service.log()
     finally:
         service.close()

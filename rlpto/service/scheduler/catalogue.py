@@ -149,7 +149,7 @@ class Catalogue:
                 f"it trains through {servers} parameter servers, and the nodes have {self._shape.cpu_slots} CPU slots"
             )
         training = row.training or self.programs[row.program].training
-        problem = self._checks.problem(training, self.programs[row.program].pip)
+        problem = self._checks.problem(training, (*self.programs[row.program].pip, *row.pip))
         return f"{training} cannot be used: {problem}" if problem else problem
 
     def job(self, row: JobRow, submit_time: float) -> Job:
@@ -184,6 +184,7 @@ class Catalogue:
             id=row.id,
             folder=str(folder),
             training=row.training or program.training,
+            pip=(*program.pip, *row.pip),
             options={**program.options, **row.options, **self._script(row, folder)},
             data_size=row.samples or program.samples,
             batch_size=row.batch_size or program.batch_size,

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from rlpto.performance.metrics import MetricName
 from rlpto.service.settings import EMAIL, PLAIN_NAME
 from rlpto.store.code_files import LARGEST_TEXT, unpack
+from rlpto.store.program_keys import MOST_REQUIREMENTS, Requirement
 from rlpto.store.users import Role, sign_in_key
 
 _PLAIN_MARKS = " .,:;+=_()#@[]-"
@@ -83,6 +84,9 @@ class ScriptBody(Body):
         default_factory=list, max_length=64, description="Of its command line."
     )
     samples: int = Field(ge=1, le=10**12, description="Samples of an epoch: `data_size` of its session.")
+    pip: list[Requirement] = Field(
+        default_factory=list, max_length=MOST_REQUIREMENTS, description="Packages for its workers, such as einops>=0.8."
+    )
     files: Annotated[str, Field(max_length=LARGEST_TEXT), AfterValidator(_is_packed)] = Field(
         "", description="Files that go with it: a zip archive in base64."
     )

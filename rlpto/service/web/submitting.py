@@ -101,6 +101,7 @@ def _allowed(store: Store, settings: ServiceSettings, user: User, body: JobBody)
         script=None if script is None else script.digest,
         arguments=body.script.arguments if body.script else (),
         samples=body.script.samples if body.script else None,
+        pip=body.script.pip if body.script else (),
         options=_options(body, entry),
         epochs=epochs,
         batch_size=body.batch_size,
@@ -156,7 +157,7 @@ def body_of(store: Store, job: JobRow) -> JobBody:
     script = None
     if kept is not None and job.samples is not None:
         given = {"name": kept.name, "source": kept.source, "files": kept.files}
-        script = ScriptBody(**given, arguments=list(job.arguments), samples=job.samples)
+        script = ScriptBody(**given, arguments=list(job.arguments), samples=job.samples, pip=list(job.pip))
     asked = {name: getattr(job, name) for name in JobBody.model_fields if name not in ("script", "after")}
     return JobBody.model_validate({**asked, "script": script})
 

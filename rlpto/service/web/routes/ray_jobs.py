@@ -171,9 +171,11 @@ def _script(service: Service, owner: str, body: RaySubmission, samples: object) 
         python, name, arguments = "", "", []
     if python not in ("python", "python3") or not name.endswith(".py"):
         raise _wrong(f"entrypoint: expected python FILE.py [ARGUMENT...], got {body.entrypoint[:80]!r}")
-    others = [key for key in body.runtime_env if key != "working_dir" and not key.startswith("_")]
+    others = [key for key in body.runtime_env if key not in ("working_dir", "pip") and not key.startswith("_")]
     if others:
-        raise _wrong(f"runtime_env.{others[0]}: expected working_dir alone: jobs share the environment of the nodes")
+        raise _wrong(f"runtime_env.{others[0]}: expected working_dir and pip alone: jobs share the rest of the nodes")
+    pip = body.runtime_env.get("pip", [])  # Ray's client makes a mapping of a list
+    pip = pip.get("packages", []) if isinstance(pip, dict) else pip
     where = str(body.runtime_env.get("working_dir", ""))
     package = get_package(service.store, owner, where.removeprefix("gcs://"))
     if package is None:
@@ -186,7 +188,8 @@ def _script(service: Service, owner: str, body: RaySubmission, samples: object) 
     if samples is None:
         raise _wrong("metadata.samples: expected the samples of an epoch, `data_size` of the script's session")
     text = source.decode("utf-8", "replace")
-    return {"name": name, "source": text, "arguments": arguments, "samples": samples, "files": packed(files)}
+    script = {"name": name, "source": text, "arguments": arguments, "samples": samples}
+    return {**script, "files": packed(files), "pip": pip}
 
 
 def _wrong(detail: str) -> Problem:
