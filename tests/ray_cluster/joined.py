@@ -26,7 +26,7 @@ from rlpto.ray_cluster.nodes.processes import (
 )
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-START_S, STOP_S = 120.0, 60.0
+START_S, STOP_S, WAIT_S = 120.0, 60.0, 120.0
 ATTEMPTS = 3
 """Starts of a node: on a busy machine the 30 s that Ray gives it may be short."""
 RAY = ("-c", "from ray.scripts.scripts import main; main()")
@@ -77,6 +77,23 @@ class Joined:
     def log(self) -> bytes:
         """What Ray's command has printed."""
         return Path(self.folder, "start.log").read_bytes()
+
+    def wait_connected(self, condition: str) -> None:
+        """Wait, in a process of its own that is connected, until an expression of Python is true.
+
+        It has RayBackend, and `report`, which asks the one controller that there is. This process may be connected to
+        another cluster.
+        """
+        program = (
+            "import sys, time\n"
+            "from rlpto.ray_cluster.controllers import all_controllers, answer_of\n"
+            "from rlpto.ray_cluster.scheduler.backend import RayBackend\n"
+            "from rlpto.ray_cluster.scheduler.connection import Connection\n"
+            "def report(): return answer_of(next(iter(all_controllers().values())).report.remote())\n"
+            f"with Connection(sys.argv[1]):\n    while not ({condition}): time.sleep(0.1)\n"
+        )
+        seconds = WAIT_S * load_factor()
+        subprocess.run([sys.executable, "-c", program, self.address], cwd=REPOSITORY, check=True, timeout=seconds)
 
     def workers(self) -> set[int]:
         """Process ids of the jobs' workers."""

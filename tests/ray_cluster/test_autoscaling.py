@@ -15,16 +15,13 @@ from rlpto.io.errors import ConfigError, JobError
 from rlpto.ray_cluster.nodes.environment import EXTERNAL_ADDRESS
 from rlpto.ray_cluster.nodes.processes import free_ports
 from rlpto.ray_cluster.scheduler.autoscaling import RENEW_S, GpuRequests
-from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.clock import SessionRules
-from rlpto.ray_cluster.scheduler.connection import Connection
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.settings import AutoscaleSettings
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.joined import REPOSITORY, Joined, joined
 from tests.ray_cluster.test_cluster import make_cluster, play
-from tests.ray_cluster.test_real import wait_until
 from tests.ray_cluster.test_shipped_code import DIGITS, start, state
 from tests.service.served import Served, write_settings
 
@@ -128,8 +125,7 @@ def test_a_job_waits_for_nodes_that_come_and_then_go(tmp_path: Path, cluster: Jo
     with start(tmp_path, cluster, "--set", f"ray.autoscale={SCALE}", "--set", jobs) as command:
         assert command.wait() == 0, command.communicate()
     assert state(tmp_path) == "finished"
-    with Connection(cluster.address):
-        wait_until(lambda: not RayBackend("").nodes())
+    cluster.wait_connected("not RayBackend('').nodes()")
 
 
 @pytest.mark.cluster

@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlpto.ray_cluster.controllers import all_controllers, answer_of
-from rlpto.ray_cluster.scheduler.connection import Connection
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, read_table
 from rlpto.ray_cluster.settings import ProgramSettings
 from rlpto.store.program_keys import SCRIPTS
@@ -77,12 +75,9 @@ def test_the_code_goes_along_and_outlives_the_scheduler(tmp_path: Path, cluster:
     with start(tmp_path, cluster, epochs=1000) as command:
         wait_until(lambda: len(cluster.workers()) == GPUS or command.poll() is not None)
         command.kill()
-    with Connection(cluster.address):
-        [controller] = all_controllers().values()
-        wait_until(lambda: answer_of(controller.report.remote()).step > 10)
-        os.kill(min(cluster.workers()), signal.SIGKILL)  # its successor starts without the scheduler
-        wait_until(lambda: answer_of(controller.report.remote()).recoveries == 1)
-        wait_until(lambda: len(answer_of(controller.report.remote()).training_on) == GPUS)
+    cluster.wait_connected("report().step > 10")
+    os.kill(min(cluster.workers()), signal.SIGKILL)  # its successor starts without the scheduler
+    cluster.wait_connected(f"report().recoveries == 1 and len(report().training_on) == {GPUS}")
     with start(tmp_path, cluster, "--fresh") as command:
         assert command.wait() == 0, command.communicate()
     assert state(tmp_path) == "finished"

@@ -107,7 +107,7 @@ class RayCluster(JobTracker):
         if large is not None and self._source is None:
             gpus = f"{large.requested_gpus} GPUs, but the Ray cluster has {most} in all"
             raise JobError(f"job {large.name} wants {gpus}")
-        most = int(np.bincount(shape.node_zones, shape.offered).max(initial=0))
+        most = max(int(np.bincount(shape.node_zones, shape.offered).max(initial=0)), self._most)
         large = next((job for job in jobs if job.min_gpus > most), None)
         if large is not None and self._source is None:
             raise JobError(f"job {large.name} needs {large.min_gpus} GPUs, and no zone has more than {most}")
