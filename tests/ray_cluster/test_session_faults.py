@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.compat.proto.event_pb2 import Event
 
 from rlpto.io.errors import ClusterError
+from rlpto.io.interrupts import interrupts_kept
 from rlpto.ray_cluster.messages import JobReport, Plan
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
@@ -240,7 +241,10 @@ class TestFullDisk:
             cluster = make_cluster(backend, [elastic(0), elastic(1, 5.0), elastic(2, 30.0)], database)
             disk.fill()
             interrupted = self.once_waited(said, lambda: os.kill(os.getpid(), 2))
-            with pytest.raises(KeyboardInterrupt):
+            with (
+                interrupts_kept(),
+                pytest.raises(KeyboardInterrupt),
+            ):  # as in commands: SQLite may call Python just then
                 play(cluster)
             interrupted.join()
             with pytest.raises(ClusterError, match="full"):
