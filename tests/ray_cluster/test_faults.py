@@ -57,7 +57,7 @@ def test_code_that_hangs_is_started_again(ray_cluster: LocalCluster, tmp_path: P
     a, b, *_ = ray_cluster.node_ids
     (tmp_path / "count").mkdir()
     options = {"folder": str(tmp_path / "count"), "kind": "hang", "times": 1}
-    spec = make_spec(tmp_path / "job", training=FAULTY, options=options, heartbeat_timeout=1.0)
+    spec = make_spec(tmp_path / "job", training=FAULTY, options=options, heartbeat_timeout=3.0)
     with Running(ray_cluster, spec) as job:
         job.command([a, b], wait=False)
         report = job.until(lambda now: now.recoveries == 1 and now.step > 20)
