@@ -217,7 +217,8 @@ class RealCells:
         ):
             backend = RayBackend(session, notice_file=self.config.ray.notice_file)
             keep, observers = False, (curves, lambda _: predictor.publish())
-            cluster = real_cluster(experiment, cell.window, cell.seed, backend, database, session, observers)
+            place = (cell.window, cell.seed, backend, database, session, observers)
+            cluster = real_cluster(experiment, *place, keep=self.keep)
             try:
                 record = run_session(experiment, cell, cluster, predictor)
             except KeyboardInterrupt:
@@ -236,10 +237,12 @@ def real_cluster(
     database: SessionDatabase,
     session: str,
     observers: Iterable[Callable[[RayCluster], None]] = (),
+    keep: bool = False,
 ) -> RayCluster:
     """The jobs of a window on a real cluster, or what has become of them so far; see `RayCluster`.
 
-    database: of the session; files of jobs lie in the same folder.
+    database: of the session; files of jobs lie in the same folder. keep: whether controllers that are there train on
+    if Ctrl-C comes meanwhile.
     """
     config, jobs, own_seed = experiment.config, experiment.jobs(window, seed), experiment.window_seed(window, seed)
     known = config.knowledge
@@ -252,18 +255,24 @@ def real_cluster(
         ratio = experiment.speed_ratio
         online = OnlineEstimates(jobs, specs, programs, tables, kinds, ratio, method=method, pooled=pooled)
     noise = estimate_noise(known, len(jobs), own_seed)
-    return RayCluster(
-        backend,
-        jobs,
-        specs,
-        tables,
-        database,
-        session_rules(config),
-        observers,
-        PolicyKnowledge(noise, online, known.remaining, known.tail, known.unseen_hours),
-        background=config.workload.background,
-        autoscale=config.ray.autoscale,
-    )
+    try:
+        return RayCluster(
+            backend,
+            jobs,
+            specs,
+            tables,
+            database,
+            session_rules(config),
+            observers,
+            PolicyKnowledge(noise, online, known.remaining, known.tail, known.unseen_hours),
+            background=config.workload.background,
+            autoscale=config.ray.autoscale,
+        )
+    except KeyboardInterrupt:  # the caller has no cluster to close yet
+        if not keep:
+            backend.find()
+            backend.end_all()
+        raise
 
 
 def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster, predictor: Predictor | None) -> RunRecord:

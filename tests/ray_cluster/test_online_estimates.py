@@ -30,6 +30,7 @@ from rlpto.performance.accuracy import AccuracyCurve
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.estimates import ENOUGH_STEPS
 from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
@@ -415,6 +416,30 @@ def test_real_jobs_of_a_program_share_what_they_observe_if_that_is_wanted(
     for _ in range(5):
         cluster.advance()
     assert (cluster.state().jobs.sizes_seen > 0).sum() == known
+
+
+def test_ctrl_c_while_controllers_are_taken_over_ends_them_unless_they_are_to_be_kept(
+    database: SessionDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = FakeTime()
+    monkeypatch.setattr(on_ray, "session_rules", lambda config: session_rules(config, time.clock))
+    experiment = Experiment(load_config(Path(__file__).parents[2] / "configs" / "ray_smoke.yaml"))
+    backend = Reporting(time, {"n": 4})
+    cluster = real_cluster(experiment, "jobs", 0, backend, database, "session")
+    while not len(cluster.state().jobs):
+        cluster.advance()
+    cluster.apply(cluster.state(), Allocation(np.ones(len(cluster.state().jobs), dtype=np.int64)))
+    cluster.advance()
+    cluster.close(keep=True)
+
+    def interrupt(_: RayCluster) -> None:
+        raise KeyboardInterrupt
+
+    for keep in (True, False):
+        assert backend.controllers
+        with pytest.raises(KeyboardInterrupt):
+            real_cluster(experiment, "jobs", 0, backend, database, "session", [interrupt], keep)
+    assert not backend.controllers
 
 
 def test_policies_know_of_each_kind_what_jobs_report_of_it(tmp_path: Path) -> None:

@@ -76,13 +76,13 @@ class Connection(ExitStack):
         from rlpto.ray_cluster.compat import takes_token
 
         try:
-            if not takes_token(address, REACH_TIMEOUT_S):
-                usual = Path.home() / ".ray" / "auth_token"
-                if not usual.is_file() or os.environ.get(AUTH_TOKEN) or os.environ.get(AUTH_TOKEN_PATH):
-                    raise ClusterError(_refused(address))
+            taken = takes_token(address, REACH_TIMEOUT_S)
+            usual = Path.home() / ".ray" / "auth_token"
+            if not (taken or os.environ.get(AUTH_TOKEN) or os.environ.get(AUTH_TOKEN_PATH)) and usual.is_file():
                 self.enter_context(ray_environment(more={AUTH_MODE: "token", AUTH_TOKEN_PATH: str(usual)}))
-                if not takes_token(address, REACH_TIMEOUT_S):
-                    raise ClusterError(_refused(address))
+                taken = takes_token(address, REACH_TIMEOUT_S)
+            if not taken:
+                raise ClusterError(_refused(address))
             ships = ship_code == "always"
             if ship_code == "auto":  # what a driver ships is settled when it connects
                 with driver(address):

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import HTTPServer
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.testclient import TestClient
 
@@ -20,6 +21,20 @@ from rlpto.store.program_keys import SCRIPTS
 from rlpto.store.programs import set_program
 from rlpto.store.rows import put_all
 from rlpto.store.users import Role, add_token, add_user
+
+ServerT = TypeVar("ServerT", bound=HTTPServer)
+
+
+@contextmanager
+def answering(server: ServerT) -> Iterator[ServerT]:
+    """A server that answers while the block runs."""
+    with server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
 
 PROGRAM = CatalogueProgram(
     description="A small network.",

@@ -11,19 +11,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, unquote_plus, urlencode, urlsplit
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
 
+from tests.service.web.helpers import answering
+
 CLIENT, SECRET = "rlpto", "a secret: +%/"
 KEY, OTHER_KEY = (generate_private_key(public_exponent=65537, key_size=2048) for _ in range(2))
 
 
 class Provider(ThreadingHTTPServer):
-    """Whoever comes is signed in at once, with the claims of `who`.
+    """Everyone is signed in at once, with the claims of `who`.
 
     change: changes the claims of the next ID tokens. header, key: that they are signed with. down: answers 500.
     shows_page: people go on by a link on its page.
@@ -116,10 +117,5 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def provider() -> Iterator[Provider]:
     """A provider that answers while the block runs."""
-    found = Provider()
-    thread = Thread(target=found.serve_forever)
-    thread.start()
-    yield found
-    found.shutdown()
-    thread.join()
-    found.server_close()
+    with answering(Provider()) as found:
+        yield found

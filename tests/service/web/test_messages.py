@@ -15,7 +15,6 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from queue import Queue
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ from rlpto.store.events import add_event, last_event
 from rlpto.store.jobs import NewJob, change_job, insert_job
 from rlpto.store.users import change_user, get_user
 from tests.service.test_parent import make_certificate
-from tests.service.web.helpers import Api, fill, make_settings
+from tests.service.web.helpers import Api, answering, fill, make_settings
 
 WAIT_S = 60.0
 
@@ -65,13 +64,8 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     monkeypatch.setattr(messages, "FIRST_WAIT_S", 0.01)
-    found = Receiver()
-    thread = Thread(target=found.serve_forever)
-    thread.start()
-    yield found
-    found.shutdown()
-    thread.join()
-    found.server_close()
+    with answering(Receiver()) as found:
+        yield found
 
 
 @contextmanager
