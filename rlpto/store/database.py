@@ -70,6 +70,10 @@ class Store:
         then while it does, and when it goes on. Ctrl-C ends the wait; after that, writes that fail raise."""
         self._say = say
 
+    def wait_no_more(self) -> None:
+        """From now on writes raise where they would wait for room."""
+        self._say = None
+
     def rows(self, query: str, values: Values = ()) -> list[tuple[Any, ...]]:
         """All rows that a query finds."""
         with self._clear_errors():
@@ -170,31 +174,36 @@ class Store:
 
         Raises `error`, or one like it, where waiting is of no use.
         """
+        if self._say is None or not _may_succeed_later(error):
+            raise error
+        try:
+            return self._wait_and_write(error, self._say)
+        except KeyboardInterrupt:
+            self.wait_no_more()
+            raise
+
+    def _wait_and_write(self, error: sqlite3.Error, say: Callable[[str], object]) -> sqlite3.Cursor | None:
         since, noted = time.monotonic(), -math.inf
+        found = None
         while True:
-            if self._say is None or not _may_succeed_later(error):
-                raise error
             self._roll_back()
             waited = time.monotonic() - since
             if waited >= noted + NOTICE_INTERVAL_S:
                 noted = waited
-                self._say(f"{self.path}: cannot be written ({error}): jobs go on, the scheduler waits")
-            try:
-                time.sleep(RETRY_INTERVAL_S)
-            except KeyboardInterrupt:
-                self._say = None  # the end of the session does not wait either
-                raise
+                say(f"{self.path}: cannot be written ({error}): jobs go on, the scheduler waits")
+            time.sleep(RETRY_INTERVAL_S)
             try:
                 fcntl.flock(self._turn, fcntl.LOCK_EX)
                 self._base.execute("BEGIN IMMEDIATE")
-                found = None
                 for statement, rows in self._written:
                     found = self._execute(statement, rows)
                 break
             except sqlite3.Error as again:
+                if not _may_succeed_later(again):
+                    raise
                 error = again
         self._waits.append(time.monotonic() - since)
-        self._say(f"{self.path}: can be written again after {self._waits[-1]:.0f} s: the scheduler goes on")
+        say(f"{self.path}: can be written again after {self._waits[-1]:.0f} s: the scheduler goes on")
         return found
 
     def check(self) -> None:

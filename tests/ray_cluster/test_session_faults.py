@@ -198,7 +198,7 @@ class TestFullDisk:
             time.sleep(0.1)
             then()
 
-        thread = threading.Thread(target=work)
+        thread = threading.Thread(target=work, daemon=True)  # a test that fails before leaves it waiting
         thread.start()
         return thread
 
@@ -234,7 +234,11 @@ class TestFullDisk:
         read = EventFileLoader(str(next((small_disk / "curves").iterdir()))).Load()
         assert [event.step for event in read] == [0, *range(300)]
 
-    def test_ctrl_c_ends_the_wait_and_the_session(self, small_disk: Path) -> None:
+    @pytest.mark.parametrize("interval", [0.0, 0.02])  # Ctrl-C meets SQLite, or a sleep
+    def test_ctrl_c_ends_the_wait_and_the_session(
+        self, interval: float, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(database_module, "RETRY_INTERVAL_S", interval)
         said: list[str] = []
         disk, backend = FullDisk(small_disk), FakeBackend(FakeTime(), {"m": 2, "n": 2})
         with SessionDatabase(small_disk / "state.sqlite", said.append) as database:

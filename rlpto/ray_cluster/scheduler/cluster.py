@@ -230,7 +230,12 @@ class RayCluster(JobTracker):
         return progress
 
     def close(self, keep: bool = False) -> None:
-        """Leave the session. keep: its controllers go on training; otherwise they write a checkpoint and end."""
+        """Leave the session. keep: its controllers go on training; otherwise they write a checkpoint and end.
+
+        Raises ClusterError if jobs are left and the disk is full: a scheduler that is stopped does not wait for room.
+        """
+        if not self.done:
+            self.database.wait_no_more()
         try:
             with self.database.transaction():
                 self._write_all()
