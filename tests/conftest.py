@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cases", type=int, help="tests/fuzz: break each kind of input so often, with a new seed each time"
     )
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_kept() -> Iterator[None]:
+    """A handler that a test leaves in place would swallow the Ctrl-C of a later one, which then waits for ever."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    assert signal.getsignal(signal.SIGINT) is before, "the test has left a handler of Ctrl-C in place"
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from rlpto.experiments.parallel import local_ray
 from rlpto.experiments.run_folder import begin_run, config_file
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.files import file_there, is_there, write_text
-from rlpto.io.interrupts import Interrupted
+from rlpto.io.interrupts import Interrupted, handler_kept
 from rlpto.io.reading import LARGEST_YAML_BYTES, read_text
 from rlpto.io.settings import Settings
 from rlpto.io.yaml_file import read_yaml
@@ -105,7 +105,7 @@ def run_sweep(
 
     at_once: trainings side by side. Raises ConfigError if all trials failed, and Interrupted if none has finished.
     """
-    with local_ray(at_once):
+    with local_ray(at_once), handler_kept():  # Ray Tune leaves one that does nothing the first time
         from ray import tune
         from ray.tune.search.optuna import OptunaSearch
 

@@ -39,6 +39,17 @@ def interrupts_kept() -> Iterator[None]:
         sys.unraisablehook = before
 
 
+@contextmanager
+def handler_kept() -> Iterator[None]:
+    """After the block Ctrl-C does what it did before, also where a library has left a handler of its own."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
+
+
 class Interrupt:
     """The first Ctrl-C asks a training to stop, once it learns; otherwise it ends it at once.
 
