@@ -24,7 +24,6 @@ from rlpto.arrivals.sampled import Futures
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.ray_cluster.messages import JobReport, Measured
 from rlpto.store.jobs import JobRow, NewJob, get_job, insert_job
-from rlpto.store.programs import set_program
 from rlpto.store.status import PredictionRow, predictions
 from tests.ray_cluster.fakes import FakeController
 from tests.service.scheduler.virtual import Act, VirtualBackend, VirtualService, config
@@ -99,6 +98,11 @@ def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualSe
     off = np.exp(GUESS_OFF * rng.standard_normal(PROGRAMS))
     alone = 1 / (STEPS * paces * off)  # epochs per second
     speeds = {f"some.{name}:Program": speed for name, speed in zip(names, alone.tolist(), strict=True)}
+    kept = {"epochs": 50, "samples": STEPS * BATCH, "batch_size": BATCH}
+    programs = {
+        name: {"training": f"some.{name}:Program", "pace": pace, **kept}
+        for name, pace in zip(names, paces.tolist(), strict=True)
+    }
     setup = config(60.0, 60.0, NODES, forecast={"mode": "on"}, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         service = VirtualService(
@@ -108,11 +112,8 @@ def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualSe
             settings={"scheduler": {"policy": policy, "predict_every": look_every}},
             look_ahead=True,
             backend=partial(LawBackend, speeds=speeds, rng=rng),
+            programs=programs,
         )
-        for name, pace in zip(names, paces.tolist(), strict=True):
-            program = {"training": f"some.{name}:Program", "epochs": 50, "pace": pace}
-            program |= {"samples": STEPS * BATCH, "batch_size": BATCH}
-            set_program(service.store, name, {"program": program, "options": {}}, "admin", service.now())
         service.loop.step()
         try:
             yield service, rng

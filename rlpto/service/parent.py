@@ -19,7 +19,7 @@ from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.io.files import FileLock, whole_file
 from rlpto.service.settings import DATABASE, STATE_FILE, ServiceSettings
 from rlpto.store.database import Store
-from rlpto.store.programs import set_program
+from rlpto.store.programs import set_programs
 from rlpto.store.users import add_token, add_user, get_user, user_of_token
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
@@ -31,8 +31,6 @@ WEB_STOP_S, SCHEDULER_STOP_S = 10.0, 90.0
 LARGEST_LOG_BYTES = 10_000_000
 FIRST_ADMIN = "admin"
 TOKEN_FILE = "admin-token"
-BY_SETTINGS = "settings"
-"""Who has changed what the settings say."""
 _LOOK_S = 0.2
 _BAD_INPUT = 2
 _PR_SET_PDEATHSIG = 1
@@ -170,8 +168,7 @@ def prepare(settings: ServiceSettings) -> bool | None:
     with closing(Store(settings.database)) as store:
         for path in settings.folder.glob(f"{DATABASE}*"):
             path.chmod(0o600)
-        for name, program in settings.programs.items():
-            set_program(store, name, program.model_dump(mode="json"), BY_SETTINGS, time.time())
+        set_programs(store, settings.program_specs)
         return _make_admin_token(store, settings.folder / TOKEN_FILE)
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from rlpto.io.errors import ConfigError
 from rlpto.io.paths import ConfigPath, example_config
 from rlpto.io.settings import Settings
 from rlpto.io.settings_text import first_problem
 from rlpto.io.yaml_file import read_yaml
+from rlpto.store.program_keys import ProgramKeys
 from rlpto.store.users import Role
 
 DATABASE = "service.sqlite"
@@ -81,7 +81,7 @@ class CatalogueProgram(Settings):
 
     description: str = Field("", max_length=500)
     """What it is, for the page."""
-    program: dict[str, JsonValue]
+    program: ProgramKeys
     """What it trains: keys of `ray.programs` in an experiment file (`training`, `samples`, `epochs`, ...)."""
     options: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")], OptionSettings] = Field(
         default_factory=dict
@@ -93,15 +93,6 @@ class CatalogueProgram(Settings):
     """Most epochs of one job."""
     most_gpus: int = Field(64, ge=1, le=16_384)
     """Most GPUs of one job."""
-
-    @model_validator(mode="after")
-    def _is_text(self) -> CatalogueProgram:
-        try:
-            json.dumps(self.model_dump(), ensure_ascii=False).encode()
-        except UnicodeEncodeError as wrong:
-            got = wrong.object[wrong.start : wrong.end]
-            raise ValueError(f"expected Unicode text everywhere, got {got!a}, half of a character") from None
-        return self
 
 
 class SecretSettings(Settings):
@@ -280,16 +271,8 @@ class SchedulerSettings(Settings):
     """Further policies by the name users see, as `rlpto evaluate` takes them: `agent: "agent:run=runs/philly"`."""
     fair_users: bool = False
     """Inside a class serve the user first who has had the least GPU time."""
-    training_prefixes: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$")], ...] = ()
-    """Packages whose classes the role developer may train by path, such as `my_package.programs`."""
     predict_every: float = Field(5.0, gt=0)
     """Seconds from one prediction of starts and finishes to the next, at least."""
-
-    def may_train(self, training: str) -> bool:
-        """Whether a class stands below one of `training_prefixes`."""
-        return any(
-            training.partition(":")[0] == one or training.startswith(f"{one}.") for one in self.training_prefixes
-        )
 
 
 class ServiceSettings(Settings):
@@ -311,12 +294,17 @@ class ServiceSettings(Settings):
     retention: RetentionSettings = RetentionSettings()
     """How much is kept."""
     programs: dict[Annotated[str, Field(pattern=PLAIN_NAME)], CatalogueProgram] = Field(default_factory=dict)
-    """Programs that are in the catalogue from the start on; an admin may add others."""
+    """The catalogue: what users may train."""
 
     @property
     def database(self) -> Path:
         """The database."""
         return self.folder / DATABASE
+
+    @property
+    def program_specs(self) -> dict[str, dict[str, Any]]:
+        """What the programs train, as JSON, by name."""
+        return {name: entry.program.model_dump(mode="json") for name, entry in self.programs.items()}
 
 
 def is_safe_url(url: object) -> bool:

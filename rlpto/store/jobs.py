@@ -27,7 +27,7 @@ _ID_LETTERS = 12
 
 @dataclass(frozen=True)
 class NewJob(Row):
-    """What a user asks for, checked. name: a label. training: class path of a developer in place of the program's.
+    """What a user asks for, checked. name: a label.
 
     script: digest of a developer's script, with the arguments of its command line, the samples of an epoch, and
     packages that pip installs for its workers besides those of the program. None: the program's. epochs: work.
@@ -47,7 +47,6 @@ class NewJob(Row):
     max_gpus: int = 1
     priority: Priority = "normal"
     options: Mapping[str, Scalar] = field(default_factory=dict)
-    training: str | None = None
     script: str | None = None
     arguments: Sequence[str] = ()
     samples: int | None = None

@@ -97,12 +97,6 @@ class JobBody(Body):
 
     name: Label = Field("", description="A label for people; empty: the program's name.")
     program: PlainName = Field(description="What to train: a program of GET /programs.")
-    training: str | None = Field(
-        None,
-        max_length=200,
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$",
-        description="Role developer only: a class in place of the program's, as package.module:Class.",
-    )
     script: ScriptBody | None = Field(None, description="Role developer only: for a program that trains by scripts.")
     options: dict[OptionName, bool | OptionInteger | OptionNumber | OptionText] = Field(
         default_factory=dict, max_length=64, description="Options that the program lets users choose."

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 from typing import get_args
 
-from pydantic import JsonValue, ValidationError
-
 from rlpto.io.errors import ConfigError
-from rlpto.io.settings_text import first_problem
 from rlpto.service.settings import CatalogueProgram, ServiceSettings
 from rlpto.service.web.errors import Problem
 from rlpto.service.web.schemas import LARGEST_NUMBER, ArrayBody, JobBody, ScriptBody
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import JobRow, NewJob, Priority, Scalar, change_job, count_open, get_job, insert_job
-from rlpto.store.program_keys import SCRIPTS, ProgramKeys
-from rlpto.store.programs import all_programs, get_program
+from rlpto.store.program_keys import SCRIPTS
+from rlpto.store.programs import all_programs
 from rlpto.store.rows import insert
 from rlpto.store.scripts import ScriptRow, compiled, get_script, keep_script, script_row
 from rlpto.store.status import PreviewRow, previews
@@ -29,29 +25,7 @@ from rlpto.store.users import User, over_quota
 NUMBER = "{i}"
 """What stands for the number of a job in an array."""
 _LONGEST_NAME = 128
-_USUAL_EPOCHS = 10.0
 _MOST_NAMES = 10
-
-
-@lru_cache(maxsize=256)
-def entry_of(spec: str) -> CatalogueProgram:
-    """A program of the catalogue from its JSON."""
-    return CatalogueProgram.model_validate_json(spec)
-
-
-def checked_program(program: Mapping[str, object]) -> dict[str, JsonValue]:
-    """What a program trains, as given. Raises Problem for what the scheduler could not read."""
-    try:
-        return ProgramKeys.model_validate(program).model_dump(mode="json", exclude_unset=True)
-    except ValidationError as error:
-        said = first_problem(error, ProgramKeys, "program", lambda place: ("program", *place) if place else place)[1]
-        raise _wrong(said) from None
-
-
-def usual_epochs(entry: CatalogueProgram) -> float:
-    """Epochs of a job that names none. The settings file may give a program senseless ones, until it is refused."""
-    epochs = entry.program.get("epochs", _USUAL_EPOCHS)
-    return float(epochs) if isinstance(epochs, int | float) and epochs > 0 else _USUAL_EPOCHS
 
 
 def checked_job(store: Store, settings: ServiceSettings, user: User, body: JobBody) -> NewJob | Problem:
@@ -66,21 +40,21 @@ def checked_job(store: Store, settings: ServiceSettings, user: User, body: JobBo
 
 
 def _allowed(store: Store, settings: ServiceSettings, user: User, body: JobBody) -> NewJob:
-    program = get_program(store, body.program)
-    if program is None or not program.enabled:
-        raise _no_program(store, body.program)
-    if program.checked == "refused":
-        raise Problem(403, "program-not-allowed", f"the program {body.program} cannot train: {program.problem}")
-    entry = entry_of(json.dumps(program.spec, sort_keys=True))
+    refused = {row.name: row.problem for row in all_programs(store) if row.checked == "refused"}
+    if body.program in refused:
+        raise Problem(403, "program-not-allowed", f"the program {body.program} cannot train: {refused[body.program]}")
+    if body.program not in settings.programs:
+        raise _no_program([name for name in settings.programs if name not in refused], body.program)
+    entry = settings.programs[body.program]
     most = body.gpus if body.max_gpus is None else body.max_gpus
     if not body.min_gpus <= body.gpus <= most:
         raise _wrong(f"expected min_gpus <= gpus <= max_gpus, got {body.min_gpus}, {body.gpus}, {most}")
     if most > entry.most_gpus:
         raise _wrong(f"{body.program} may have {entry.most_gpus} GPUs at most, got {most}")
-    epochs = usual_epochs(entry) if body.epochs is None else body.epochs
+    epochs = float(entry.program.epochs) if body.epochs is None else body.epochs
     if epochs > entry.most_epochs:
         raise _wrong(f"{body.program} may train for {entry.most_epochs:g} epochs at most, got {epochs:g}")
-    usual = entry.program.get("batch_size")
+    usual = entry.program.batch_size
     if body.batch_size is not None and body.batch_size not in (*entry.batch_sizes, usual):
         known = ", ".join(map(str, sorted(entry.batch_sizes))) or f"{usual} alone"
         raise _wrong(f"batch_size: expected one of {known}, got {body.batch_size}")
@@ -97,7 +71,6 @@ def _allowed(store: Store, settings: ServiceSettings, user: User, body: JobBody)
         owner=user.name,
         name=body.name or (script.name if script else body.program),
         program=body.program,
-        training=_training(body, user, settings),
         script=None if script is None else script.digest,
         arguments=body.script.arguments if body.script else (),
         samples=body.script.samples if body.script else None,
@@ -130,8 +103,7 @@ def check_priority(settings: ServiceSettings, user: User, priority: Priority) ->
         raise Problem(403, "quota-exceeded", f"priority: you may not use class {priority}: expected {known}")
 
 
-def _no_program(store: Store, name: str) -> Problem:
-    names = [row.name for row in all_programs(store) if row.enabled and row.checked != "refused"]
+def _no_program(names: list[str], name: str) -> Problem:
     known = ", ".join([*names[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])]) or "none"
     return Problem(403, "program-not-allowed", f"the catalogue has no program {name}: expected one of {known}")
 
@@ -142,11 +114,9 @@ def gpus_queued(store: Store) -> int:
     return int(found[0] or 0) if found else 0
 
 
-def previews_for(store: Store, job: NewJob) -> list[PreviewRow]:
+def previews_for(store: Store, settings: ServiceSettings, job: NewJob) -> list[PreviewRow]:
     """Hours and GPU-hours of a job by metric and number of GPUs, as far as the scheduler has predicted them."""
-    program = get_program(store, job.program)
-    whole = usual_epochs(entry_of(json.dumps(program.spec, sort_keys=True))) if program else _USUAL_EPOCHS
-    share = job.epochs / whole
+    share = job.epochs / settings.programs[job.program].program.epochs
     rows = previews(store, job.program)
     return [replace(row, hours=row.hours * share, gpu_hours=row.gpu_hours * share) for row in rows]
 
@@ -236,32 +206,19 @@ def submit(
     return row, True
 
 
-def _training(body: JobBody, user: User, settings: ServiceSettings) -> str | None:
-    """A developer's class path. Raises Problem for users of other roles, and outside the allowed packages."""
-    if body.training is None:
-        return None
-    if user.role != "developer":
-        raise Problem(403, "role-needed", "training: only the role developer may name a class; choose a program")
-    if not settings.scheduler.may_train(body.training):
-        known = ", ".join(settings.scheduler.training_prefixes) or "none"
-        detail = f"training: expected a class below one of the allowed packages: {known}"
-        raise Problem(403, "program-not-allowed", detail)
-    return body.training
-
-
 def _script(body: JobBody, user: User, entry: CatalogueProgram) -> ScriptRow | None:
     """A developer's script. Raises Problem for users of other roles, and where program and script do not fit."""
-    trains_scripts = entry.program.get("training") == SCRIPTS
+    trains_scripts = entry.program.training == SCRIPTS
     if body.script is None:
-        if trains_scripts and body.training is None:
+        if trains_scripts:
             raise _wrong(
                 f"script: {body.program} trains by a script of yours: expected one, as in `rlpto submit FILE.py`"
             )
         return None
     if user.role != "developer":
         raise Problem(403, "role-needed", "script: only the role developer may submit code; choose a program")
-    if not trains_scripts or body.training is not None:
-        raise _wrong(f"script: {body.training or body.program} trains by no script: expected a program that does")
+    if not trains_scripts:
+        raise _wrong(f"script: {body.program} trains by no script: expected a program that does")
     try:
         compiled(body.script.source, body.script.name, ConfigError)
     except ConfigError as wrong:
@@ -276,9 +233,6 @@ def _options(body: JobBody, entry: CatalogueProgram) -> dict[str, Scalar]:
     }
     for name, value in body.options.items():
         if name not in entry.options:
-            if body.training is not None and not isinstance(value, str):
-                found[name] = value  # a developer's class has options of its own; texts may be paths
-                continue
             known = ", ".join(entry.options) or "none"
             raise _wrong(f"options.{name}: {body.program} lets users choose: {known}")
         try:

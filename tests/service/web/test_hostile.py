@@ -115,7 +115,6 @@ REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "token of a user": ("POST", "users/root/tokens", {"json": {}}),
     "own role": ("PATCH", "users/ann", {"json": {"role": "admin"}}),
     "session": ("POST", "session", {"json": {"token": {"$ne": ""}}}),
-    "program": ("PUT", "programs/x", {"json": {"program": {"training": "os:system"}}}),
 }
 
 

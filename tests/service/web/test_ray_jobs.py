@@ -16,9 +16,8 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 from rlpto.store.code_files import unpack
 from rlpto.store.jobs import change_job, get_job
 from rlpto.store.logs import OutputLog, job_folder
-from rlpto.store.programs import set_program
 from rlpto.store.scripts import get_script
-from tests.service.web.helpers import SCRIPT_PROGRAM, Api
+from tests.service.web.helpers import Api
 from tests.service.web.serving import WebProcess, web_process
 
 COMMAND = "python train.py --lr 0.1"
@@ -26,8 +25,7 @@ COMMAND = "python train.py --lr 0.1"
 
 @pytest.fixture
 def web(api: Api) -> Iterator[WebProcess]:
-    """A server over the store of `api`, whose catalogue takes scripts."""
-    set_program(api.store, "script", SCRIPT_PROGRAM, "root", 1.0)
+    """A server over the store of `api`."""
     with web_process(api.settings) as found:
         found.wait()
         yield found

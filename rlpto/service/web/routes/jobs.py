@@ -132,7 +132,7 @@ async def validate_job(body: JobBody, caller: TheCaller, service: TheService) ->
     if isinstance(job, Problem):
         raise job
     waiting, ahead = status.queue(service.store), gpus_queued(service.store)
-    return SubmissionCheck(JobRow(**vars(job)), previews_for(service.store, job), len(waiting), ahead)
+    return SubmissionCheck(JobRow(**vars(job)), previews_for(service.store, service.settings, job), len(waiting), ahead)
 
 
 @router.get("/jobs")

@@ -92,11 +92,8 @@ async def job_part(job: str, caller: AViewer, service: TheService) -> Response:
 @router.get("/submit")
 async def submit(caller: AViewer, service: TheService) -> Response:
     """The form for a new job."""
-    catalogue = [row for row in program_answers(service, all_of_them=False) if row.enabled and not row.scripts]
-    return page(
-        "submit.html", user=caller.user, here="submit", programs=catalogue, metrics=METRIC_NAMES,
-        prefixes=service.settings.scheduler.training_prefixes,
-    )  # fmt: skip
+    catalogue = [row for row in program_answers(service, all_of_them=False) if not row.scripts]
+    return page("submit.html", user=caller.user, here="submit", programs=catalogue, metrics=METRIC_NAMES)
 
 
 @router.get("/history")
@@ -158,10 +155,9 @@ async def admin(
         here="admin",
         users=[with_quotas(service, one) for one in known],
         tokens={one.name: users.tokens_of(service.store, one.name, service.now()) for one in known},
-        programs=programs.all_programs(service.store),
+        programs=[row for row in programs.all_programs(service.store) if row.name in service.settings.programs],
         trail=trail[:_PAGE],
         older=trail[_PAGE - 1].seq if len(trail) > _PAGE else None,
-        prefixes=service.settings.scheduler.training_prefixes,
         single_sign_on=service.settings.web.oidc is not None,
     )
 
