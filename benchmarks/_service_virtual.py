@@ -97,12 +97,10 @@ def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualSe
     paces = rng.uniform(0.5, 2.0, PROGRAMS)
     off = np.exp(GUESS_OFF * rng.standard_normal(PROGRAMS))
     alone = 1 / (STEPS * paces * off)  # epochs per second
-    speeds = {f"some.{name}:Program": speed for name, speed in zip(names, alone.tolist(), strict=True)}
-    kept = {"epochs": 50, "samples": STEPS * BATCH, "batch_size": BATCH}
-    programs = {
-        name: {"training": f"some.{name}:Program", "pace": pace, **kept}
-        for name, pace in zip(names, paces.tolist(), strict=True)
-    }
+    classes = [f"some.{name}:Program" for name in names]
+    speeds = dict(zip(classes, alone.tolist(), strict=True))
+    same = {"epochs": 50, "samples": STEPS * BATCH, "batch_size": BATCH}
+    tasks = [{"training": one, "pace": pace, **same} for one, pace in zip(classes, paces.tolist(), strict=True)]
     setup = config(60.0, 60.0, NODES, forecast={"mode": "on"}, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         service = VirtualService(
@@ -112,7 +110,7 @@ def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualSe
             settings={"scheduler": {"policy": policy, "predict_every": look_every}},
             look_ahead=True,
             backend=partial(LawBackend, speeds=speeds, rng=rng),
-            programs=programs,
+            programs=dict(zip(names, tasks, strict=True)),
         )
         service.loop.step()
         try:

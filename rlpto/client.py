@@ -146,8 +146,7 @@ class Client:
 
     def set_priority(self, job: str, priority: str) -> Answer:
         """Change the priority class of a job: high, normal or low."""
-        tag = f'"{self.job(job)["version"]}"'
-        return self._ask("PATCH", f"/jobs/{_id(job)}", json={"priority": priority}, headers={"If-Match": tag})
+        return self._ask("PATCH", f"/jobs/{_id(job)}", json={"priority": priority})
 
     def wait(self, job: str, timeout: float | None = None) -> Iterator[Answer]:
         """The job whenever its state has changed, until it is over. timeout: s; ServiceError after it."""

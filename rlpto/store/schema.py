@@ -47,7 +47,7 @@ CREATE TABLE jobs (
     epochs REAL NOT NULL CHECK (epochs > 0), batch_size INTEGER, metric TEXT, gpus INTEGER NOT NULL DEFAULT 1,
     min_gpus INTEGER NOT NULL DEFAULT 1, max_gpus INTEGER NOT NULL DEFAULT 1,
     priority TEXT NOT NULL DEFAULT 'normal' CHECK (priority IN ('high', 'normal', 'low')),
-    labels TEXT NOT NULL DEFAULT '{}', version INTEGER NOT NULL DEFAULT 1,
+    labels TEXT NOT NULL DEFAULT '{}',
     state TEXT NOT NULL DEFAULT 'submitted' CHECK (state IN ('submitted', 'checking', 'queued', 'starting', 'running',
         'finished', 'failed', 'cancelled', 'rejected')),
     reason TEXT NOT NULL DEFAULT '', held_by TEXT NOT NULL DEFAULT '',

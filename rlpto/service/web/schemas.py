@@ -137,10 +137,9 @@ class ArrayBody(Body):
 
 
 class JobChange(Body):
-    """Changes to a job; fields that are left out stay as they are."""
+    """What may be changed about a job."""
 
-    priority: PriorityName | None = None
-    labels: dict[LabelKey, LabelValue] | None = Field(None, max_length=16)
+    priority: PriorityName
 
 
 class PolicyChange(Body):

@@ -44,8 +44,9 @@ class TestPolicies:
     def test_who_may_not_and_what_is_missing(self, api: Api) -> None:
         problem(api("PUT", "policy", "ann", json={"policy": "las"}), 403, "role-needed")
         problem(api("PUT", "policy", "olga", json={"policy": "las"}), 428, "if-match-needed")
-        stale = {"If-Match": '"0"'}
-        problem(api("PUT", "policy", "olga", json={"policy": "las"}, headers=stale), 412, "stale")
+        for stale in ('"0"', "*"):
+            answer = api("PUT", "policy", "olga", json={"policy": "las"}, headers={"If-Match": stale})
+            problem(answer, 412, "stale")
         for name in ("nothing", "agent:run=/etc", "fifo>3600:las"):
             problem(api("PUT", "policy", "olga", json={"policy": name}, headers={"If-Match": '"1"'}), 422, "not-valid")
         assert requests.open_requests(api.store) == []

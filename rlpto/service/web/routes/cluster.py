@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Header, Query, Response
 
 from rlpto.service.web.access import AnOperator, Caller, TheCaller, job_for
 from rlpto.service.web.errors import Problem
-from rlpto.service.web.routes.jobs import ASSUMES, Cursor, IfMatch, Limit, check_match, stale
+from rlpto.service.web.routes.jobs import ASSUMES, Cursor, Limit
 from rlpto.service.web.schemas import DrainBody, LabelKey, LeaveBody, NameInPath, PolicyChange
 from rlpto.service.web.state import Service, TheService
 from rlpto.store import requests, status
@@ -30,6 +30,7 @@ _LONGEST_QUEUE = 1000
 _WITHDRAWN = "withdrawn: the scheduler had not answered"
 _DAY_S = 86_400.0
 _MOST_NAMES = 10
+IfMatch = Annotated[str | None, Header(alias="If-Match", max_length=100, description="The ETag that was read.")]
 Time = Annotated[float | None, Query(ge=0, le=1e11, allow_inf_nan=False, description="Seconds since 1970.")]
 
 
@@ -243,23 +244,37 @@ async def switch_policy(
     if body.policy not in known:
         raise Problem(422, "not-valid", f"no policy {body.policy}: expected one of GET /api/v1/policies")
     number = policy_answer(service).number
-    check_match(if_match, number)
+    _check_match(if_match, number)
     at = service.now()
 
     def ask(store: Store) -> int:
         now = requests.switch_in_force(store)
         others = [one for one in requests.open_requests(store) if one.kind == "policy"]
         if (0 if now is None else now.number) != number or any(one.body.get("number") == number for one in others):
-            raise stale()
+            raise _stale()
         note_change(store, caller.name, "policy.switch", body.policy, at, {"reason": body.reason, "number": number})
         wanted = {"policy": body.policy, "reason": body.reason, "number": number}
         return requests.ask(store, "policy", caller.name, at, body=wanted)
 
     if problem := await _answered(service, await service.commit(ask)):
-        raise stale() if policy_answer(service).number != number else Problem(409, "policy-refused", problem)
+        raise _stale() if policy_answer(service).number != number else Problem(409, "policy-refused", problem)
     found = policy_answer(service)
     response.headers["ETag"] = f'"{found.number}"'
     return found
+
+
+def _check_match(given: str | None, version: int) -> None:
+    """Raise Problem 428 without If-Match, 412 if it is not of this version."""
+    if given is None:
+        raise Problem(428, "if-match-needed", "expected If-Match with the ETag that was read, so that nothing is lost")
+    tags = [tag.strip().removeprefix("W/") for tag in given.split(",")]
+    if f'"{version}"' not in tags:
+        raise _stale()
+
+
+def _stale() -> Problem:
+    """The version in If-Match is out of date: another request changed it first."""
+    return Problem(412, "stale", "it has been changed since that ETag was read; read it again")
 
 
 async def _answered(service: Service, request: int) -> str:
