@@ -269,8 +269,6 @@ class SchedulerSettings(Settings):
     """Policy of the first start; later that of the last switch."""
     policies: dict[Annotated[str, Field(pattern=PLAIN_NAME)], str] = Field(default_factory=dict)
     """Further policies by the name users see, as `rlpto evaluate` takes them: `agent: "agent:run=runs/philly"`."""
-    fair_users: bool = False
-    """Inside a class serve the user first who has had the least GPU time."""
     predict_every: float = Field(5.0, gt=0)
     """Seconds from one prediction of starts and finishes to the next, at least."""
 
