@@ -47,7 +47,7 @@ class Child:
         log: Path,
         stop_signal: signal.Signals,
         pass_fds: Sequence[int] = (),
-        hidden: Collection[str | None] = (),
+        hidden: Collection[str] = (),
     ) -> None:
         self.name, self.log, self.restarts = name, log, 0
         self._arguments, self._stop_signal, self._fds = arguments, stop_signal, pass_fds
@@ -133,7 +133,7 @@ def serve(
         number, host = listening.fileno(), settings.web.host
         arguments = ["rlpto.service.web", str(path), "--fd", str(number)]
         web = Child("web", arguments, logs / "web.log", signal.SIGTERM, [number])
-        hidden = [secret.env for secret in settings.web.secrets.values()]  # jobs inherit the scheduler's environment
+        hidden = settings.web.secrets.values()  # jobs inherit the scheduler's environment
         arguments = ["rlpto.service.scheduler", str(path)]
         scheduler = Child("scheduler", arguments, logs / "scheduler.log", signal.SIGINT, hidden=hidden)
         scheme = "http" if settings.web.certificate is None else "https"

@@ -25,6 +25,8 @@ PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Names of users, programs and options."""
 EMAIL = r"^[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9.-]{1,189}$"
 """E-mail addresses."""
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+"""Variable of the environment of `rlpto serve` that holds a secret, which is never in the file of settings."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -95,37 +97,6 @@ class CatalogueProgram(Settings):
     """Most GPUs of one job."""
 
 
-class SecretSettings(Settings):
-    """Where a secret stands, which is never in the file of settings: one of both."""
-
-    env: str | None = None
-    """Variable of the environment of `rlpto serve`."""
-    file: ConfigPath | None = None
-    """File that its owner alone can read (mode 0600)."""
-
-    @model_validator(mode="after")
-    def _is_one(self) -> SecretSettings:
-        if (self.env is None) == (self.file is None):
-            raise ValueError("expected either env or file")
-        return self
-
-    def read(self, key: str) -> str:
-        """The secret. key: of these settings. Raises ConfigError if it is missing, or others can read it."""
-        if self.file is None:
-            found, place = os.environ.get(self.env or "", ""), f"variable {self.env} of the environment"
-        else:
-            place = str(self.file)
-            try:
-                if self.file.stat().st_mode & 0o077:
-                    raise ConfigError(f"{key}: others can read {place}: expected mode 0600")
-                found = self.file.read_text(encoding="utf-8").strip()
-            except (OSError, UnicodeDecodeError) as refused:
-                raise ConfigError(f"{key}: {place} cannot be read: {type(refused).__name__}") from None
-        if not found:
-            raise ConfigError(f"{key}: {place} is empty or missing")
-        return found
-
-
 class OidcSettings(Settings):
     """Single sign-on at a provider of OpenID Connect, which calls back at ADDRESS/login/oidc/callback."""
 
@@ -133,8 +104,8 @@ class OidcSettings(Settings):
     """The provider's issuer, as in its ID tokens: https, or http on this machine."""
     client_id: str = Field(min_length=1)
     """As which the service is registered there."""
-    client_secret: SecretSettings | None = None
-    """Its secret; null: a public client."""
+    client_secret_env: Variable | None = None
+    """Variable with its secret; null: a public client."""
     name: str = "single sign-on"
     """The provider's name on the page for signing in."""
     claim: Literal["email", "preferred_username"] = "email"
@@ -170,12 +141,12 @@ class EmailSettings(Settings):
     """Whether to encrypt; without it no password is sent, but to this machine."""
     user: str | None = None
     """Name to log in with; null: that of `sender`."""
-    password: SecretSettings | None = None
-    """Its password; null: the server asks for none."""
+    password_env: Variable | None = None
+    """Variable with its password; null: the server asks for none."""
 
     @model_validator(mode="after")
     def _is_encrypted(self) -> EmailSettings:
-        if self.password is not None and not self.starttls and self.host not in LOOPBACK:
+        if self.password_env is not None and not self.starttls and self.host not in LOOPBACK:
             raise ValueError("a password needs starttls: true")
         return self
 
@@ -211,11 +182,20 @@ class WebSettings(Settings):
     """Single sign-on; null: users sign in with tokens alone."""
 
     @property
-    def secrets(self) -> dict[str, SecretSettings]:
-        """By key where secrets of the web process stand."""
-        found = {} if self.oidc is None else {"web.oidc.client_secret": self.oidc.client_secret}
-        found |= {} if self.email is None else {"web.email.password": self.email.password}
-        return {key: secret for key, secret in found.items() if secret is not None}
+    def secrets(self) -> dict[str, str]:
+        """Variables with secrets of the web process, by key."""
+        found = {
+            "web.oidc.client_secret_env": self.oidc and self.oidc.client_secret_env,
+            "web.email.password_env": self.email and self.email.password_env,
+        }
+        return {key: variable for key, variable in found.items() if variable}
+
+    def secret(self, key: str) -> str:
+        """The secret of a key of `secrets`; empty: there is none. Raises ConfigError where its variable is not set."""
+        variable = self.secrets.get(key)
+        if variable and not os.environ.get(variable):
+            raise ConfigError(f"{key}: variable {variable} of the environment is empty or missing")
+        return os.environ[variable] if variable else ""
 
     @model_validator(mode="after")
     def _is_not_in_the_open(self) -> WebSettings:

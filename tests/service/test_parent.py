@@ -142,8 +142,8 @@ class TestServe:
             check(make_settings(tmp_path / "new", scheduler={"policy": "nonsense"}))
 
     def test_a_secret_that_is_missing_is_one_line(self, tmp_path: Path) -> None:
-        mail = {"host": "mail.example", "sender": "a@b.c", "password": {"env": "RLPTO_NO_SUCH"}}
-        with pytest.raises(ConfigError, match=r"web\.email\.password: variable RLPTO_NO_SUCH of the environment is"):
+        mail = {"host": "mail.example", "sender": "a@b.c", "password_env": "RLPTO_NO_SUCH"}
+        with pytest.raises(ConfigError, match=r"web\.email\.password_env: variable RLPTO_NO_SUCH of the environment"):
             check(make_settings(tmp_path / "new", web={"email": mail}))
 
     def test_a_certificate_that_is_missing_is_one_line_before_anything_is_written(self, tmp_path: Path) -> None:

@@ -81,8 +81,8 @@ def check(settings: ServiceSettings) -> None:
     if settings.scheduler.policy not in known:
         raise ConfigError(f"scheduler.policy: {settings.scheduler.policy}: expected one of {', '.join(known)}")
     _check_certificate(settings.web)
-    for key, secret in settings.web.secrets.items():
-        secret.read(key)
+    for key in settings.web.secrets:
+        settings.web.secret(key)
 
 
 def serve(settings: ServiceSettings) -> None:

@@ -179,7 +179,7 @@ def mailbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mailbox
 
 
 def settings_for(mailbox: Mailbox, folder: Path, **changes: Any) -> ServiceSettings:
-    values = {"host": "localhost", "port": mailbox.port, "sender": SENDER, "password": {"env": "MAIL_PASSWORD"}}
+    values = {"host": "localhost", "port": mailbox.port, "sender": SENDER, "password_env": "MAIL_PASSWORD"}
     settings = make_settings(folder, web={"email": {**values, **changes}})
     fill(settings)
     store = Store(settings.database)

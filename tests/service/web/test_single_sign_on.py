@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 from rlpto.io.errors import ConfigError
-from rlpto.service.settings import OidcSettings, SecretSettings
+from rlpto.service.settings import OidcSettings
 from rlpto.service.web import oidc
 from rlpto.service.web.app import make_app
 from rlpto.store.database import Store
@@ -50,7 +50,7 @@ def there(running: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[Provid
 
 def settings_for(folder: Path, there: Provider, **changes: Any) -> Any:
     values = {
-        "issuer": there.issuer, "client_id": CLIENT, "client_secret": {"env": "OIDC_SECRET"}, "default_role": "user",
+        "issuer": there.issuer, "client_id": CLIENT, "client_secret_env": "OIDC_SECRET", "default_role": "user",
     }  # fmt: skip
     return make_settings(folder, web={"posts_per_second": 1000, "oidc": {**values, **changes}})
 
@@ -293,16 +293,6 @@ def test_too_many_beginnings_are_refused(there: Provider, tmp_path: Path) -> Non
 def test_settings_that_are_refused(there: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValidationError, match="expected https, or http on this machine"):
         OidcSettings(issuer="http://sso.example", client_id="x")
-    for given in ({}, {"env": "A", "file": "b"}):
-        with pytest.raises(ValidationError, match="either env or file"):
-            SecretSettings.model_validate(given)
-    secret = tmp_path / "secret"
-    secret.write_text(f"{SECRET}\n")
-    secret.chmod(0o640)
-    with pytest.raises(ConfigError, match=r"client_secret: others can read .*secret: expected mode 0600"):
-        make_app(settings_for(tmp_path, there, client_secret={"file": secret}))
-    secret.chmod(0o600)
-    make_app(settings_for(tmp_path, there, client_secret={"file": secret}))
     for module in [name for name in sys.modules if name == "rlpto.service.web.oidc"]:
         monkeypatch.delitem(sys.modules, module)
     with monkeypatch.context() as without:
@@ -310,7 +300,7 @@ def test_settings_that_are_refused(there: Provider, tmp_path: Path, monkeypatch:
         with pytest.raises(ConfigError, match=r"jwt is not installed: .*rlpto\[oidc\]"):
             make_app(settings_for(tmp_path, there))
     monkeypatch.delenv("OIDC_SECRET")
-    with pytest.raises(ConfigError, match="client_secret: variable OIDC_SECRET of the environment is empty or missing"):
+    with pytest.raises(ConfigError, match="client_secret_env: variable OIDC_SECRET of the environment is"):
         make_app(settings_for(tmp_path, there))
 
 
