@@ -37,6 +37,11 @@ def all_programs(store: Store) -> list[ProgramRow]:
     return find(store, ProgramRow, "ORDER BY name")
 
 
+def refused_programs(store: Store) -> dict[str, str]:
+    """Why programs cannot train, by name; usable and unchecked ones are left out."""
+    return dict(store.rows("SELECT name, problem FROM programs WHERE checked = 'refused'"))
+
+
 def note_check(store: Store, name: str, problem: str) -> None:
     """Note what keeps a program from training; empty: nothing."""
     checked: Checked = "refused" if problem else "usable"

@@ -7,6 +7,8 @@ import pytest
 from rlpto.io.errors import ConfigError
 from rlpto.service.settings import OptionSettings, ServiceSettings, load_service
 
+TRAINS = "program: {training: 'a:B'}"
+BOUNDED = "{type: integer, minimum: 1, maximum: 2, default: 3}"
 CONFIG = Path(__file__).parents[2] / "configs" / "service.yaml"
 
 
@@ -34,10 +36,10 @@ def test_defaults_listen_on_loopback_alone(tmp_path: Path) -> None:
         ("web: {certificate: a.pem}", "certificate and key are given together"),
         ("on_stop: leave", "s.yaml:2: on_stop: expected 'keep' or 'end'"),
         ("programs: {../x: {program: {}}}", "programs"),
-        ("programs: {x: {options: {lr: {type: number}}}}", "needs a minimum and a maximum"),
-        ("programs: {x: {options: {a: {type: choice}}}}", "choices are listed"),
-        ("programs: {x: {options: {a: {type: integer, minimum: 1, maximum: 2, default: 3}}}}", "from 1 to 2"),
-        ("programs: {x: {program: {sampels: 3}}}", "programs.x.program.sampels: unknown key, did you mean"),
+        (f"programs: {{x: {{{TRAINS}, options: {{lr: {{type: number}}}}}}}}", "needs a minimum and a maximum"),
+        (f"programs: {{x: {{{TRAINS}, options: {{a: {{type: choice}}}}}}}}", "choices are listed"),
+        (f"programs: {{x: {{{TRAINS}, options: {{a: {BOUNDED}}}}}}}", "from 1 to 2"),
+        ("programs: {x: {program: {training: 'a:B', sampels: 3}}}", "programs.x.program.sampels: unknown key"),
         ("programs: {x: {program: {training: 'a:B', epochs: 0}}}", "expected greater than or equal to 1, got 0"),
     ],
 )

@@ -74,7 +74,7 @@ class TestSubmitting:
         more = {f"a{number}": PROGRAM for number in range(10)}
         api.settings.programs.update(more)
         said_now = problem(api("POST", "jobs/validate", **ask), 403, "program-not-allowed")
-        assert said_now == f"{said}{', '.join(more)}, ..."
+        assert said_now == f"{said}{', '.join(['digits', 'script', *more][:10])}, ..."
         api.settings.programs.clear()
         assert problem(api("POST", "jobs", **ask), 403, "program-not-allowed") == f"{said}none"
 
@@ -103,7 +103,7 @@ class TestSubmitting:
             ({"epochs": 101}, 422, "not-valid", "100 epochs at most"),
             ({"batch_size": 63}, 422, "not-valid", "expected one of 32, 64"),
             ({"options": {"hidden": 0}}, 422, "not-valid", "options.hidden: expected a whole number from 1 to 512"),
-            ({"options": {"path": 1}}, 422, "not-valid", "lets users choose: hidden, learning_rate, optimizer"),
+            ({"options": {"path": 1}}, 422, "not-valid", "lets users choose: learning_rate, hidden, optimizer"),
             ({"training": "os:system"}, 422, "not-valid", "body.training"),
             ({"gpu": 1}, 422, "not-valid", "body.gpu"),
             ({"after": ["nothing"]}, 422, "not-valid", "no job nothing of yours"),
