@@ -146,29 +146,24 @@ class TestServe:
         with pytest.raises(ConfigError, match=r"web\.email\.password_env: variable RLPTO_NO_SUCH of the environment"):
             check(make_settings(tmp_path / "new", web={"email": mail}))
 
-    def test_a_certificate_that_is_missing_is_one_line_before_anything_is_written(self, tmp_path: Path) -> None:
-        missing = tmp_path / "nonexistent.pem"
-        settings = make_settings(tmp_path / "new", web={"certificate": missing, "key": missing})
-        with pytest.raises(ConfigError, match=r"web\.certificate: .*nonexistent\.pem: .*expected a PEM file") as error:
-            serve_settings(settings)
-        assert "\n" not in str(error.value)
-        assert not settings.folder.exists()
-
     @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, to make certificates, is not installed")
-    def test_a_key_that_is_of_no_use_is_refused(self, tmp_path: Path) -> None:
+    def test_a_certificate_or_a_key_that_is_of_no_use_is_refused(self, tmp_path: Path) -> None:
         certificate, key = tmp_path / "web.pem", tmp_path / "web.key"
+        settings = make_settings(tmp_path / "new", web={"certificate": certificate, "key": key})
+        refused = r"web: .*web\.pem, .*web\.key: expected a certificate and its key in PEM, without a password: "
+        with pytest.raises(ConfigError, match=f"{refused}.*No such file") as error:
+            check(settings)
+        assert "\n" not in str(error.value)
         make_certificate(certificate, key)
-        web = {"certificate": certificate, "key": key}
-        check(make_settings(tmp_path / "new", web=web))
-        key.write_text("nothing")
-        with pytest.raises(ConfigError, match=r"web\.key: .*web\.key: expected a PEM file"):
-            check(make_settings(tmp_path / "new", web=web))
-        make_certificate(tmp_path / "other.pem", key)
-        with pytest.raises(ConfigError, match=r"web: .*web\.pem, .*web\.key: expected a certificate and its key"):
-            check(make_settings(tmp_path / "new", web=web))
-        make_certificate(certificate, key, "-passout", "pass:secret")
-        with pytest.raises(ConfigError, match="without a password"):
-            check(make_settings(tmp_path / "new", web=web))
+        check(settings)
+        for spoil in (
+            lambda: key.write_text("nothing"),
+            lambda: make_certificate(tmp_path / "other.pem", key),
+            lambda: make_certificate(certificate, key, "-passout", "pass:secret"),
+        ):
+            spoil()
+            with pytest.raises(ConfigError, match=refused):
+                check(settings)
 
     @pytest.fixture
     def unchecked(self, monkeypatch: pytest.MonkeyPatch) -> None:
