@@ -14,16 +14,22 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from rlpto.store.code_files import unpack
-from rlpto.store.jobs import change_job, get_job
+from rlpto.store.jobs import change_job, get_job, list_jobs
 from rlpto.store.logs import OutputLog, job_folder
 from rlpto.store.scripts import get_script
-from tests.service.web.helpers import Api
+from tests.service.web.helpers import Api, running_api
 from tests.service.web.serving import WebProcess, web_process
 
 COMMAND = "python train.py --lr 0.1"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with running_api(tmp_path_factory.mktemp("ray-jobs") / "service") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def web(api: Api) -> Iterator[WebProcess]:
     """A server over the store of `api`."""
     with web_process(api.settings) as found:
@@ -83,9 +89,9 @@ def test_the_command_of_ray(api: Api, web: WebProcess, project: Path) -> None:
         env=environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    ((job, gpus),) = api.store.rows("SELECT id, gpus FROM jobs")
-    assert gpus == 2
-    assert f"'{job}' submitted" in done.stdout
+    job = list_jobs(api.store)[0]
+    assert job.gpus == 2
+    assert f"'{job.id}' submitted" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -109,9 +115,10 @@ def test_what_cannot_be_done_is_refused(
     api: Api, web: WebProcess, project: Path, change: dict[str, object], said: str
 ) -> None:
     asked = {"entrypoint": COMMAND, "runtime_env": {"working_dir": str(project)}, "metadata": {"samples": "1"}}
+    before = list_jobs(api.store)
     with pytest.raises(RuntimeError, match=said):
         client_of(api, web, "dev").submit_job(**{**asked, **change})  # type: ignore[arg-type]
-    assert api.store.rows("SELECT count(*) FROM jobs") == [(0,)]
+    assert list_jobs(api.store) == before
 
 
 def test_only_developers_upload_code(api: Api, web: WebProcess, project: Path) -> None:
