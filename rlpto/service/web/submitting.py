@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 from rlpto.io.errors import ConfigError
 from rlpto.service.settings import CatalogueProgram, ServiceSettings
 from rlpto.service.web.errors import Problem
 from rlpto.service.web.schemas import LARGEST_NUMBER, ArrayBody, JobBody, ScriptBody
+from rlpto.service.web.state import Service
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import JobRow, NewJob, Priority, Scalar, change_job, count_open, get_job, insert_job
 from rlpto.store.program_keys import SCRIPTS
-from rlpto.store.programs import all_programs
+from rlpto.store.programs import refused_programs
 from rlpto.store.rows import insert
 from rlpto.store.scripts import ScriptRow, compiled, get_script, keep_script, script_row
 from rlpto.store.status import PreviewRow, previews
@@ -28,19 +29,9 @@ _LONGEST_NAME = 128
 _MOST_NAMES = 10
 
 
-def checked_job(store: Store, settings: ServiceSettings, user: User, body: JobBody) -> NewJob | Problem:
-    """The job that a body asks for, or what catalogue, role or quota have against it.
-
-    A problem is not raised: it is none where the body repeats a submission, which `submit` finds out.
-    """
-    try:
-        return _allowed(store, settings, user, body)
-    except Problem as problem:
-        return problem
-
-
-def _allowed(store: Store, settings: ServiceSettings, user: User, body: JobBody) -> NewJob:
-    refused = {row.name: row.problem for row in all_programs(store) if row.checked == "refused"}
+def allowed_job(store: Store, settings: ServiceSettings, user: User, body: JobBody) -> NewJob:
+    """The job that a body asks for. Raises Problem for what catalogue, role or quota have against it."""
+    refused = refused_programs(store)
     if body.program in refused:
         raise Problem(403, "program-not-allowed", f"the program {body.program} cannot train: {refused[body.program]}")
     if body.program not in settings.programs:
@@ -66,28 +57,10 @@ def _allowed(store: Store, settings: ServiceSettings, user: User, body: JobBody)
         before = get_job(store, job)
         if before is None or not (user.sees_all or before.owner == user.name):
             raise _wrong(f"after: there is no job {job} of yours")
-    script = _script(body, user, entry)
-    return NewJob(
-        owner=user.name,
-        name=body.name or (script.name if script else body.program),
-        program=body.program,
-        script=None if script is None else script.digest,
-        arguments=body.script.arguments if body.script else (),
-        samples=body.script.samples if body.script else None,
-        pip=body.script.pip if body.script else (),
-        options=_options(body, entry),
-        epochs=epochs,
-        batch_size=body.batch_size,
-        metric=body.metric,
-        after=body.after,
-        most_hours=body.most_hours,
-        seed=body.seed,
-        gpus=body.gpus,
-        min_gpus=body.min_gpus,
-        max_gpus=most,
-        priority=body.priority,
-        labels=body.labels,
-    )
+    asked = body.model_dump(exclude={"script"}) | _script(body, user, entry)
+    name = body.name or (body.script.name if body.script else body.program)
+    asked |= {"name": name, "options": _options(body, entry), "epochs": epochs, "max_gpus": most}
+    return NewJob(owner=user.name, **asked)
 
 
 def highest_priority(settings: ServiceSettings, user: User) -> Priority:
@@ -162,68 +135,73 @@ def _numbered(value: Scalar, number: int) -> Scalar:
     return text
 
 
-def digest_of(body: JobBody) -> str:
-    """Digest that identifies a repeated submission."""
-    return hashlib.sha256(json.dumps(body.model_dump(), sort_keys=True).encode()).hexdigest()
+def submission(
+    service: Service, user: User, body: JobBody, key: str | None = None
+) -> Callable[[Store], tuple[JobRow, bool]]:
+    """What writes a job, and says whether it is new: the same key and body give the existing job, allowed now or not.
 
-
-def submit(
-    store: Store,
-    settings: ServiceSettings,
-    user: User,
-    job: NewJob | Problem,
-    body: JobBody,
-    key: str | None,
-    at: float,
-) -> tuple[JobRow, bool]:
-    """Write a job, and return whether it is new: the same key and body give the existing job, allowed now or not.
-
-    Raises Problem for a key that was used for another body, for a new job that is not allowed, and for more jobs than
-    the user may have.
+    It raises Problem for a key that was used for another body, for a new job that is not allowed, and for more jobs
+    than the user may have.
     """
-    digest = digest_of(body)
-    query = "SELECT digest, job FROM idempotency WHERE user = ? AND key = ?"
-    seen = None if key is None else store.row(query, (user.name, key))
-    if seen is not None:
-        before = get_job(store, seen[1])
-        if seen[0] != digest or before is None:
-            raise Problem(422, "key-reused", "this Idempotency-Key was used for another submission")
-        return before, False
-    if isinstance(job, Problem):
-        raise job
-    quota = user.jobs_queued or settings.quotas.jobs_queued
-    if count_open(store, user.name) >= quota:
-        raise Problem(403, "quota-exceeded", f"{quota} of your jobs are not over; more are not taken until some are")
-    if body.script is not None:
-        keep_script(store, script_row(body.script.name, body.script.source, body.script.files))
-    row = insert_job(store, job, at)
-    if row.waits_for:
-        row = replace(row, reason=row.waits_for)
-        change_job(store, row.id, at, reason=row.reason)
-    add_event(store, "job", at, row.id, row.owner, {"state": row.state, "name": row.name})
-    if key is not None:
-        insert(store, "idempotency", user=user.name, key=key, digest=digest, job=row.id, at=at)
-    return row, True
+    settings, at = service.settings, service.now()
+    digest = hashlib.sha256(json.dumps(body.model_dump(), sort_keys=True).encode()).hexdigest()
+    job: NewJob | Problem
+    try:
+        job = allowed_job(service.store, settings, user, body)
+    except Problem as problem:
+        job = problem  # it is none where the body repeats a submission
+
+    def write(store: Store) -> tuple[JobRow, bool]:
+        query = "SELECT digest, job FROM idempotency WHERE user = ? AND key = ?"
+        seen = None if key is None else store.row(query, (user.name, key))
+        if seen is not None:
+            before = get_job(store, seen[1])
+            if seen[0] != digest or before is None:
+                raise Problem(422, "key-reused", "this Idempotency-Key was used for another submission")
+            return before, False
+        if isinstance(job, Problem):
+            raise job
+        quota = user.jobs_queued or settings.quotas.jobs_queued
+        if count_open(store, user.name) >= quota:
+            said = f"{quota} of your jobs are not over; more are not taken until some are"
+            raise Problem(403, "quota-exceeded", said)
+        if body.script is not None:
+            keep_script(store, _row(body.script))
+        row = insert_job(store, job, at)
+        if row.waits_for:
+            row = replace(row, reason=row.waits_for)
+            change_job(store, row.id, at, reason=row.reason)
+        add_event(store, "job", at, row.id, row.owner, {"state": row.state, "name": row.name})
+        if key is not None:
+            insert(store, "idempotency", user=user.name, key=key, digest=digest, job=row.id, at=at)
+        return row, True
+
+    return write
 
 
-def _script(body: JobBody, user: User, entry: CatalogueProgram) -> ScriptRow | None:
-    """A developer's script. Raises Problem for users of other roles, and where program and script do not fit."""
-    trains_scripts = entry.program.training == SCRIPTS
-    if body.script is None:
+def _script(body: JobBody, user: User, entry: CatalogueProgram) -> dict[str, Any]:
+    """What a job has of a developer's script. Raises Problem for users of other roles, and where program and script do
+    not fit."""
+    script, trains_scripts = body.script, entry.program.training == SCRIPTS
+    if script is None:
         if trains_scripts:
             raise _wrong(
                 f"script: {body.program} trains by a script of yours: expected one, as in `rlpto submit FILE.py`"
             )
-        return None
+        return {}
     if user.role != "developer":
         raise Problem(403, "role-needed", "script: only the role developer may submit code; choose a program")
     if not trains_scripts:
         raise _wrong(f"script: {body.program} trains by no script: expected a program that does")
     try:
-        compiled(body.script.source, body.script.name, ConfigError)
+        compiled(script.source, script.name, ConfigError)
     except ConfigError as wrong:
         raise _wrong(f"script: {wrong}") from None
-    return script_row(body.script.name, body.script.source, body.script.files)
+    return {"script": _row(script).digest, "arguments": script.arguments, "samples": script.samples, "pip": script.pip}
+
+
+def _row(script: ScriptBody) -> ScriptRow:
+    return script_row(script.name, script.source, script.files)
 
 
 def _options(body: JobBody, entry: CatalogueProgram) -> dict[str, Scalar]:

@@ -15,7 +15,7 @@ from rlpto.service.web.access import TheCaller, job_for
 from rlpto.service.web.errors import Problem
 from rlpto.service.web.schemas import LARGEST_NUMBER_OF_ROW, JobBody, JobChange, JobId, PlainName
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.submitting import check_priority, checked_job, gpus_queued, previews_for, submit
+from rlpto.service.web.submitting import allowed_job, check_priority, gpus_queued, previews_for, submission
 from rlpto.store import requests, status
 from rlpto.store.checkpoints import open_newest
 from rlpto.store.curves import Point, points_after
@@ -110,10 +110,7 @@ async def submit_job(
     body: JobBody, caller: TheCaller, service: TheService, response: Response, key: Key = None
 ) -> JobRow:
     """Submit a job. It is on disk when this answers."""
-    job = checked_job(service.store, service.settings, caller.user, body)
-    at = service.now()
-    row, is_new = await service.commit(lambda store: submit(store, service.settings, caller.user, job, body, key, at))
-    return submitted(response, row, is_new)
+    return submitted(response, *await service.commit(submission(service, caller.user, body, key)))
 
 
 def submitted(response: Response, row: JobRow, is_new: bool) -> JobRow:
@@ -127,9 +124,7 @@ def submitted(response: Response, row: JobRow, is_new: bool) -> JobRow:
 @router.post("/jobs/validate")
 async def validate_job(body: JobBody, caller: TheCaller, service: TheService) -> SubmissionCheck:
     """What would be submitted, and what it would take; nothing is kept."""
-    job = checked_job(service.store, service.settings, caller.user, body)
-    if isinstance(job, Problem):
-        raise job
+    job = allowed_job(service.store, service.settings, caller.user, body)
     waiting, ahead = status.queue(service.store), gpus_queued(service.store)
     return SubmissionCheck(JobRow(**vars(job)), previews_for(service.store, service.settings, job), len(waiting), ahead)
 

@@ -20,7 +20,7 @@ from rlpto.service.web.errors import Problem, not_found
 from rlpto.service.web.routes.jobs import cancel_job
 from rlpto.service.web.schemas import Body, JobBody, JobId
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.submitting import checked_job, submit
+from rlpto.service.web.submitting import submission
 from rlpto.store.code_files import packed, unpack, unzip
 from rlpto.store.jobs import JobRow, list_jobs
 from rlpto.store.logs import log_lines
@@ -86,9 +86,7 @@ async def upload(name: PackageName, request: Request, caller: TheCaller, service
 async def submit_job(body: RaySubmission, caller: TheCaller, service: TheService) -> dict[str, str]:
     """Submit a script of an uploaded folder. `submission_id` sent again makes no second job; the answer has its id."""
     asked = _job_body(service, caller.name, body)
-    job, at = checked_job(service.store, service.settings, caller.user, asked), service.now()
-    key = body.submission_id
-    row, _ = await service.commit(lambda store: submit(store, service.settings, caller.user, job, asked, key, at))
+    row, _ = await service.commit(submission(service, caller.user, asked, body.submission_id))
     return {"job_id": row.id, "submission_id": row.id}
 
 
