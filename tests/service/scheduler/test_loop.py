@@ -17,7 +17,7 @@ from rlpto.service.scheduler.process import StopRequest, _serve
 from rlpto.store.curves import points_after, spans_of_job
 from rlpto.store.events import events_of_job
 from rlpto.store.programs import all_programs, set_programs
-from rlpto.store.requests import answer, switch_in_force, switches
+from rlpto.store.requests import answer, switch_in_force
 from rlpto.store.status import decisions, heartbeat, nodes, policies, previews, queue
 from rlpto.store.users import add_user, change_user
 from tests.service.scheduler.virtual import PROGRAM, VirtualService, config
@@ -168,11 +168,11 @@ def test_while_a_policy_is_made_ready_jobs_go_on_under_the_old_one(tmp_path: Pat
     in_vain = service.ask("policy", policy="srtf")
     ready.add("sjf")
     service.until(first, "finished")
-    assert [one.policy for one in switches(service.store)] == ["fifo"], "requests are met in order"
+    assert [one.policy for one in service.switches()] == ["fifo"], "requests are met in order"
     answer(service.store, in_vain, service.now(), "withdrawn")
     ready.update(("las", "srtf"))
     service.run(lambda: service.problem(behind) is not None)
-    assert [one.policy for one in switches(service.store)] == ["sjf", "las", "fifo"]
+    assert [one.policy for one in service.switches()] == ["sjf", "las", "fifo"]
     assert (service.problem(slow), service.problem(behind)) == ("", "")
 
 
@@ -234,8 +234,8 @@ def test_fifo_decides_where_a_policy_fails(tmp_path: Path) -> None:
     service = VirtualService(tmp_path, config(60.0, 5.0), make=make, settings={"scheduler": {"policy": "las"}})
     jobs = [service.submit(epochs=3.0 + number) for number in range(5)]
     service.until(jobs[-1], "finished")
-    assert [one.policy for one in switches(service.store)] == ["fifo", "las"]
-    assert switches(service.store)[0].reason == "las failed: ZeroDivisionError: by a plug-in"
+    assert [one.policy for one in service.switches()] == ["fifo", "las"]
+    assert service.switches()[0].reason == "las failed: ZeroDivisionError: by a plug-in"
 
 
 def test_drained_nothing_starts_and_what_runs_goes_on(service: VirtualService) -> None:

@@ -23,7 +23,8 @@ from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.jobs import JobRow, NewJob, get_job, insert_job
 from rlpto.store.programs import set_programs
-from rlpto.store.requests import Kind, ask, get_request
+from rlpto.store.requests import Kind, Switch, ask, get_request
+from rlpto.store.rows import find
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
 
 PROGRAM: dict[str, Any] = {
@@ -169,6 +170,10 @@ class VirtualService:
     def ask(self, kind: Kind, job: str | None = None, **body: object) -> int:
         """Ask the scheduler for something as the web process does; the number of the request."""
         return ask(self.store, kind, "op", self.now(), job, body)
+
+    def switches(self) -> list[Switch]:
+        """Policies that were put in force, newest first."""
+        return find(self.store, Switch, "ORDER BY number DESC")
 
     def problem(self, request: int) -> str | None:
         """What was answered to a request; None: nothing yet."""

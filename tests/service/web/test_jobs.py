@@ -210,7 +210,6 @@ class TestOtherPeoplesJobs:
             ("POST", "jobs/{}/release"),
             ("GET", "jobs/{}/logs"),
             ("GET", "jobs/{}/curves"),
-            ("GET", "jobs/{}/events"),
             ("GET", "events?job={}&once=1"),
             ("GET", "allocations?job={}"),
         ],

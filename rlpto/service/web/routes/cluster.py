@@ -11,7 +11,7 @@ from fastapi import APIRouter, Header, Query, Response
 
 from rlpto.service.web.access import AnOperator, Caller, TheCaller, job_for
 from rlpto.service.web.errors import Problem
-from rlpto.service.web.routes.jobs import ASSUMES, Cursor, Limit
+from rlpto.service.web.routes.jobs import ASSUMES
 from rlpto.service.web.schemas import DrainBody, LabelKey, LeaveBody, NameInPath, PolicyChange
 from rlpto.service.web.state import Service, TheService
 from rlpto.store import requests, status
@@ -90,14 +90,6 @@ class PolicyAnswer:
     reason: str
     preparing: str | None = None
     preparing_since: float | None = None
-
-
-@dataclass(frozen=True)
-class Switches:
-    """Changes of policy, newest first. next: cursor of the next page; null: this is the last one."""
-
-    switches: list[requests.Switch]
-    next: str | None
 
 
 @router.get("/queue")
@@ -187,17 +179,14 @@ async def allocations(
     caller: TheCaller,
     service: TheService,
     since: Time = None,
-    until: Time = None,
     job: Annotated[str | None, Query(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$", description="Of this job alone.")] = None,
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
 ) -> Allocations:
-    """Which job held which GPUs from when to when; without `since` those of the last day."""
+    """The newest 10,000 allocations: which job held which GPUs from when to when; without `since` of the last day."""
     now = service.now()
     if job is not None:
-        spans = spans_of_job(service.store, job_for(service, caller, job).id, limit)
+        spans = spans_of_job(service.store, job_for(service, caller, job).id)
     else:
-        begin = now - _DAY_S if since is None else since
-        spans = spans_between(service.store, begin, now if until is None else until, limit)
+        spans = spans_between(service.store, now - _DAY_S if since is None else since, now)
     names: dict[str, str] = {}
     for span in spans:
         if span.job not in names and caller.may_see(span.owner):
@@ -297,14 +286,6 @@ async def _answered(service: Service, request: int) -> str:
     return "" if found is None or found.problem is None else found.problem
 
 
-@router.get("/policy/history")
-async def policy_history(_: TheCaller, service: TheService, limit: Limit = 50, cursor: Cursor = None) -> Switches:
-    """Changes of policy with their time, user and reason."""
-    found = requests.switches(service.store, None if cursor is None else int(cursor), limit + 1)
-    page = found[:limit]
-    return Switches(page, str(page[-1].number) if len(found) > limit else None)
-
-
 @router.get("/decisions")
 async def decisions(
     _: TheCaller, service: TheService, since: Time = None, limit: Annotated[int, Query(ge=1, le=2000)] = 500
@@ -321,12 +302,6 @@ async def volume(
     """Task volume by step, and its forecast with an 80 % interval; without `since` from a day ago on."""
     begin = service.now() - _DAY_S if since is None else since
     return {"volume": status.volume(service.store, begin, limit)}
-
-
-@router.get("/drain")
-async def drained(_: TheCaller, service: TheService) -> dict[Literal["on"], bool]:
-    """Whether no further job starts."""
-    return {"on": status.is_drained(service.store)}
 
 
 @router.put("/drain", status_code=202)

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Header, Query, Response
 from starlette.responses import StreamingResponse
@@ -20,7 +20,7 @@ from rlpto.store import requests, status
 from rlpto.store.checkpoints import open_newest
 from rlpto.store.curves import Point, points_after
 from rlpto.store.database import Store
-from rlpto.store.events import Event, add_event, events_of_job
+from rlpto.store.events import add_event
 from rlpto.store.jobs import STATES, JobRow, State, change_job, get_job, list_jobs
 from rlpto.store.logs import LogLine, job_folder, log_lines
 from rlpto.store.scripts import ScriptRow, get_script
@@ -260,15 +260,6 @@ async def script(job: JobId, caller: TheCaller, service: TheService) -> ScriptRo
     if found is None:
         raise Problem(404, "no-script", f"job {row.id} trains by no script")
     return found
-
-
-@router.get("/jobs/{job}/events")
-async def events(
-    job: JobId, caller: TheCaller, service: TheService, since: Since = 0, limit: Limit = 200
-) -> dict[Literal["events"], list[Event]]:
-    """What has happened to a job, in order."""
-    row = job_for(service, caller, job)
-    return {"events": events_of_job(service.store, row.id, since, limit)}
 
 
 def whole_answer(service: Service, row: JobRow) -> JobAnswer:
