@@ -102,7 +102,7 @@ def test_the_command_of_ray(api: Api, web: WebProcess, project: Path) -> None:
         ({"entrypoint": "python other.py"}, "expected a file of the working_dir"),
         ({"entrypoint": "python model/layers.py"}, "not of a folder in it"),
         ({"metadata": {}}, "metadata.samples"),
-        ({"metadata": {"samples": "many"}}, "expected a number"),
+        ({"metadata": {"samples": "many"}}, "samples: .* a valid integer"),
         ({"metadata": {"samples": "1", "gpu": "1"}}, "metadata.gpu: expected one of"),
         ({"runtime_env": {}}, "expected the folder of the script"),
         ({"runtime_env": {"env_vars": {"A": "1"}}}, "expected working_dir and pip alone"),
