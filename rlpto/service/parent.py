@@ -112,7 +112,7 @@ class Child:
 
 
 def serve(
-    path: Path, settings: ServiceSettings, ready: Callable[[str, bool | None], None], say: Callable[[str], None]
+    path: Path, settings: ServiceSettings, ready: Callable[[str, bool], None], say: Callable[[str], None]
 ) -> None:
     """Run a service until SIGINT or SIGTERM; a second one ends it at once.
 
@@ -158,9 +158,9 @@ def serve(
                 )
 
 
-def prepare(settings: ServiceSettings) -> bool | None:
-    """Make what is missing; whether a token of the first admin was made, None if that user is no admin any more.
-    It stands in the folder's `admin-token`, readable by its owner alone.
+def prepare(settings: ServiceSettings) -> bool:
+    """Make what is missing; whether a token of the first admin was made. It stands in the folder's `admin-token`,
+    readable by its owner alone.
 
     Raises ConfigError for a folder or file that cannot be used, StoreError for a database that cannot be read.
     """
@@ -182,7 +182,7 @@ def _make_folder(folder: Path) -> None:
         raise ConfigError(f"{folder}: cannot make a folder that only its owner can read: {refused.strerror}") from None
 
 
-def _make_admin_token(store: Store, path: Path) -> bool | None:
+def _make_admin_token(store: Store, path: Path) -> bool:
     """Write a new token of the first admin to a file, unless the one there is still valid, or the user is disabled or
     has another role. The result is that of `prepare`."""
     now = time.time()
@@ -192,15 +192,10 @@ def _make_admin_token(store: Store, path: Path) -> bool | None:
         raise ConfigError(
             f"{path}: cannot read the token of the admin: {_reason(refused)}; expected a file, or none"
         ) from None
-    found = user_of_token(store, kept, now)
-    if found is not None and found[0].role == "admin":
-        return False
     with store.transaction():
-        admin = get_user(store, FIRST_ADMIN)
-        if admin is None:
-            add_user(store, FIRST_ADMIN, "admin", now)
-        elif admin.disabled or admin.role != "admin":
-            return None
+        admin = get_user(store, FIRST_ADMIN) or add_user(store, FIRST_ADMIN, "admin", now)
+        if user_of_token(store, kept, now) or admin.disabled or admin.role != "admin":
+            return False
         _, secret = add_token(store, FIRST_ADMIN, "made by rlpto serve", now)
     with whole_file(path, "the token of the admin", ConfigError) as unfinished:
         unfinished.touch(0o600)
