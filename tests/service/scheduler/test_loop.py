@@ -179,9 +179,8 @@ def test_while_a_policy_is_made_ready_jobs_go_on_under_the_old_one(tmp_path: Pat
 def test_an_agent_is_switched_to_by_its_name_in_the_catalogue(tmp_path: Path) -> None:
     settings = {"scheduler": {"policies": {"agent": "pretrained:synthetic"}}}
     service = VirtualService(tmp_path, config(60.0, 5.0), settings=settings)
-    jobs = [service.submit(gpus=2, max_gpus=4) for _ in range(3)]
-    number = service.ask("policy", policy="agent")
-    service.run(lambda: all(service.row(job).state == "finished" for job in jobs))
+    job, number = service.submit(gpus=2, max_gpus=4), service.ask("policy", policy="agent")
+    service.until(job, "running")
     assert service.problem(number) == ""
     assert decisions(service.store, 0.0)[-1].policy == "agent"
 

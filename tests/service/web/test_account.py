@@ -20,11 +20,11 @@ ORIGIN = {"Origin": "http://127.0.0.1:8765"}
 
 
 class TestTokens:
-    @pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Bearer x", "Basic YTpi", "bearer rlpto_" + "A" * 43])
-    def test_nobody_without_a_token(self, api: Api, header: str) -> None:
-        answer = api("GET", "me", None, headers={"Authorization": header})
-        problem(answer, 401, "unauthorized")
-        assert answer.headers["WWW-Authenticate"] == "Bearer"
+    def test_nobody_without_a_token(self, api: Api) -> None:
+        for header in ("", "Bearer", "Bearer ", "Bearer x", "Basic YTpi", "bearer rlpto_" + "A" * 43):
+            answer = api("GET", "me", None, headers={"Authorization": header})
+            problem(answer, 401, "unauthorized")
+            assert answer.headers["WWW-Authenticate"] == "Bearer"
 
     def test_a_further_token_and_its_end(self, api: Api) -> None:
         made = api("POST", "tokens", json={"label": "laptop", "days": 1}).json()
@@ -110,12 +110,11 @@ class TestSessions:
         assert api("DELETE", "session", None, headers=ORIGIN).status_code == 204
         problem(api("GET", "me", None), 401, "unauthorized")
 
-    @pytest.mark.parametrize("origin", [None, "null", "http://evil.example", "http://127.0.0.1:9999"])
-    def test_pages_of_others_change_nothing(self, api: Api, origin: str | None) -> None:
+    def test_pages_of_others_change_nothing(self, api: Api) -> None:
         api("POST", "session", None, json={"token": api.tokens["ann"]}, headers=ORIGIN)
-        headers = {} if origin is None else {"Origin": origin}
-        answer = api("POST", "jobs", None, json={"program": "digits"}, headers=headers)
-        problem(answer, 403, "wrong-origin")
+        for origin in ("null", "http://evil.example", "http://127.0.0.1:9999", None):
+            headers = {} if origin is None else {"Origin": origin}
+            problem(api("POST", "jobs", None, json={"program": "digits"}, headers=headers), 403, "wrong-origin")
         assert api("GET", "jobs").json()["jobs"] == []
 
     def test_a_session_is_no_token_and_a_token_no_session(self, api: Api) -> None:
@@ -128,15 +127,10 @@ class TestSessions:
         problem(answer, 401, "unauthorized")
 
 
-class TestHosts:
-    @pytest.mark.parametrize("host", ["127.0.0.1:8765", "localhost:8765", "LOCALHOST", "[::1]:80"])
-    def test_of_this_machine(self, api: Api, host: str) -> None:
+def test_only_requests_for_this_host_are_answered(api: Api) -> None:
+    for host in ("127.0.0.1:8765", "localhost:8765", "LOCALHOST", "[::1]:80"):
         assert api("GET", "/healthz", None, headers={"Host": host}).status_code == 200
-
-    @pytest.mark.parametrize(
-        "host", ["evil.example", "127.0.0.1.evil.example", "", "localhost@evil", "a b", "127.0.0.2"]
-    )
-    def test_of_others(self, api: Api, host: str) -> None:
+    for host in ("evil.example", "127.0.0.1.evil.example", "", "localhost@evil", "a b", "127.0.0.2"):
         problem(api("GET", "/healthz", None, headers={"Host": host}), 421, "wrong-host")
 
 
@@ -150,14 +144,12 @@ class TestUsers:
         assert api("PATCH", "users/eve", "root", json={"disabled": True}).json()["disabled"] is True
         problem(api("GET", "me", None, headers=header), 401, "unauthorized")
 
-    def test_the_last_admin_stays(self, api: Api) -> None:
+    def test_the_last_admin_stays_and_others_are_none(self, api: Api) -> None:
         problem(api("PATCH", "users/root", "root", json={"role": "user"}), 409, "last-admin")
         assert api("GET", "me", "root").json()["role"] == "admin"
-
-    @pytest.mark.parametrize("path", ["users", "audit"])
-    def test_others_are_no_admins(self, api: Api, path: str) -> None:
         for user in ("ann", "dev", "olga"):
-            problem(api("GET", path, user), 403, "role-needed")
+            for path in ("users", "audit"):
+                problem(api("GET", path, user), 403, "role-needed")
 
 
 class TestPrograms:

@@ -111,9 +111,11 @@ class TestSubmitting:
             ({"most_hours": 0}, 422, "not-valid", "body.most_hours"),
         ],
     )
-    def test_what_is_not_allowed_is_said(self, api: Api, body: dict[str, Any], code: int, kind: str, said: str) -> None:
-        assert said in problem(api("POST", "jobs", json={"program": "digits", **body}), code, kind)
-        assert api("GET", "jobs").json()["jobs"] == []
+    def test_what_is_not_allowed_is_said(
+        self, shared_api: Api, body: dict[str, Any], code: int, kind: str, said: str
+    ) -> None:
+        assert said in problem(shared_api("POST", "jobs", json={"program": "digits", **body}), code, kind)
+        assert shared_api("GET", "jobs").json()["jobs"] == []
 
     def test_a_job_comes_after_jobs_of_ones_own(self, api: Api) -> None:
         first = api.submit()["id"]
@@ -156,12 +158,12 @@ class TestSubmitting:
         ],
     )
     def test_scripts_that_are_refused(
-        self, api: Api, user: str, program: str, change: dict[str, Any] | None, code: int, said: str
+        self, shared_api: Api, user: str, program: str, change: dict[str, Any] | None, code: int, said: str
     ) -> None:
         script = None if change is None else {"name": "a.py", "source": "1", "samples": 1} | change
-        answer = api("POST", "jobs", user, json={"program": program, "script": script})
+        answer = shared_api("POST", "jobs", user, json={"program": program, "script": script})
         assert said in problem(answer, code, "role-needed" if code == 403 else "not-valid")
-        assert api.store.rows("SELECT count(*) FROM scripts") == [(0,)]
+        assert shared_api.store.rows("SELECT count(*) FROM scripts") == [(0,)]
 
     def test_quotas(self, api: Api) -> None:
         api("PATCH", "users/ann", "root", json={"jobs_queued": 2, "gpus_held": 3})
@@ -200,27 +202,17 @@ class TestListing:
 
 
 class TestOtherPeoplesJobs:
-    @pytest.mark.parametrize(
-        ("method", "path"),
-        [
-            ("GET", "jobs/{}"),
-            ("PATCH", "jobs/{}"),
-            ("POST", "jobs/{}/cancel"),
-            ("POST", "jobs/{}/hold"),
-            ("POST", "jobs/{}/release"),
-            ("GET", "jobs/{}/logs"),
-            ("GET", "jobs/{}/curves"),
-            ("GET", "events?job={}&once=1"),
-            ("GET", "allocations?job={}"),
-        ],
-    )
-    def test_are_not_there(self, api: Api, method: str, path: str) -> None:
+    def test_are_not_there(self, api: Api) -> None:
         job = api.submit("ann")["id"]
-        body: dict[str, Any] = {"json": {"priority": "low"}} if method == "PATCH" else {}
-        theirs = api(method, path.format(job), "bob", **body)
-        missing = api(method, path.format("jaaaaaaaaaaaa"), "bob", **body)
-        assert problem(theirs, 404, "not-found") == problem(missing, 404, "not-found")
-        assert api(method, path.format(job), "olga", **body).status_code < 300
+        gets = ("jobs/{}", "jobs/{}/logs", "jobs/{}/curves", "events?job={}&once=1", "allocations?job={}")
+        posts = ("jobs/{}/hold", "jobs/{}/release", "jobs/{}/cancel")
+        asked = [("PATCH", "jobs/{}"), *(("GET", path) for path in gets), *(("POST", path) for path in posts)]
+        for method, path in asked:
+            body: dict[str, Any] = {"json": {"priority": "low"}} if method == "PATCH" else {}
+            theirs = api(method, path.format(job), "bob", **body)
+            missing = api(method, path.format("jaaaaaaaaaaaa"), "bob", **body)
+            assert problem(theirs, 404, "not-found") == problem(missing, 404, "not-found"), (method, path)
+            assert api(method, path.format(job), "olga", **body).status_code < 300, (method, path)
 
     def test_are_in_no_list(self, api: Api) -> None:
         job = api.submit("ann", name="secret")["id"]
