@@ -140,12 +140,6 @@ def get_job(store: Store, job: str) -> JobRow | None:
     return first(store, JobRow, "WHERE id = ?", (job,))
 
 
-def jobs_in(store: Store, states: Sequence[State], after: int = 0, limit: int = -1) -> list[JobRow]:
-    """Jobs in any of these states in order of submission. after: the number `seq` they follow. limit: -1: all."""
-    tail = f"WHERE state IN ({_marks(states)}) AND seq > ? ORDER BY seq LIMIT ?"
-    return find(store, JobRow, tail, (*states, after, limit))
-
-
 def jobs_to_take_in(store: Store, limit: int) -> list[JobRow]:
     """Jobs that the scheduler does not decide on yet and that wait for no other job, in order of submission; those on
     hold come last."""

@@ -1,4 +1,4 @@
-"""Requests, switches, curves, status, programs."""
+"""Requests, curves, status, programs."""
 
 from rlpto.store import curves, programs, requests, status
 from rlpto.store.database import Store
@@ -17,14 +17,6 @@ def test_requests_are_answered_once_and_in_order(store: Store) -> None:
     assert (answered.done_at, answered.problem) == (3.0, "")
     assert not requests.is_asked(store, "cancel", "j1")
     assert [request.body["policy"] for request in requests.open_requests(store)] == ["las"]
-
-
-def test_switches_are_numbered(store: Store) -> None:
-    assert requests.switch_in_force(store) is None
-    requests.add_switch(store, "fifo", "", "start", 1.0, 1.0)
-    second = requests.add_switch(store, "las", "ann", "busy", 2.0, 2.5)
-    assert (second.number, second.before) == (2, "fifo")
-    assert requests.switch_in_force(store) == second
 
 
 def add_point(store: Store, job: str, at: float) -> int:

@@ -21,7 +21,7 @@ from rlpto.service.web.routes.operations import SILENCE_S
 from rlpto.service.web.state import Service, TheService
 from rlpto.store import programs, status, users
 from rlpto.store.events import events_of_job
-from rlpto.store.jobs import ENDED, STATES, State, count_by_state, jobs_in, list_jobs
+from rlpto.store.jobs import ENDED, EXPECTED, STATES, State, count_by_state, list_jobs
 
 router = APIRouter(include_in_schema=False)
 _SHOWN_QUEUE, _SHOWN_RUNNING, _PAGE = 25, 100, 50
@@ -181,10 +181,10 @@ def _tiles(service: Service, caller: Caller) -> dict[str, Any]:
 
 def _queue(service: Service, caller: Caller) -> dict[str, Any]:
     found = queue_entries(service, caller, _SHOWN_QUEUE + 1)
-    new = jobs_in(service.store, ("submitted", "checking"), limit=_SHOWN_QUEUE)
-    seen = {entry.job for entry in found}
-    mine = [row for row in new if (caller.may_see(row.owner)) and row.id not in seen]
-    return {"queue": found[:_SHOWN_QUEUE], "more": len(found) > _SHOWN_QUEUE, "new": mine, "assumes": ASSUMES}
+    whose, seen = None if caller.user.sees_all else caller.name, {entry.job for entry in found}
+    new = list_jobs(service.store, owner=whose, states=EXPECTED, limit=_SHOWN_QUEUE)[::-1]
+    shown = [row for row in new if row.id not in seen]
+    return {"queue": found[:_SHOWN_QUEUE], "more": len(found) > _SHOWN_QUEUE, "new": shown, "assumes": ASSUMES}
 
 
 def _running(service: Service, caller: Caller) -> dict[str, Any]:
