@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -126,12 +127,9 @@ def _numbered(value: Scalar, number: int) -> Scalar:
         return value
     text = value.replace(NUMBER, str(number))
     for kind in (int, float):
-        try:
-            found = kind(text)
-        except ValueError:
-            continue
-        if abs(found) <= LARGEST_NUMBER:
-            return found
+        with suppress(ValueError):
+            if abs(found := kind(text)) <= LARGEST_NUMBER:
+                return found
     return text
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from tests.service.scheduler.virtual import Act, KilledError, VirtualService, co
 
 DAY = 86_400.0
 DAYS = 24
-EXAMPLES = int(os.environ.get("RLPTO_MONTHS", "30"))
+EXAMPLES = 20
 """Runs that are drawn; `--soak 200` makes 200."""
 LOOK_S = 6 * 3600.0
 """Between two looks at the cluster where nothing happens."""
