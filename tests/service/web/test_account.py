@@ -181,7 +181,7 @@ def test_who_may_use_which_class(api: Api) -> None:
     assert api("PATCH", f"jobs/{low['id']}", "olga", json={"priority": "high"}).status_code == 200
     kept = api("PATCH", f"jobs/{high['id']}", json={"priority": "high"})
     assert kept.status_code == 200, "what has the class already keeps it"
-    api("PATCH", "users/ann", "root", json={"highest_priority": "default"})
+    api("PATCH", "users/ann", "root", json={"highest_priority": None})
     assert api.submit(priority="high")["priority"] == "high"
 
 

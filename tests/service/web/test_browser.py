@@ -260,7 +260,13 @@ class TestPages:
         with page.expect_navigation():
             page.click(f"{form} button")
         assert get_user(site.store, "dev") == replace(dev, role="operator"), "and nothing else"
-        change_user(site.store, dev)
+        change_user(site.store, replace(dev, jobs_queued=7))
+        page.reload()
+        page.fill(f"{form} input[name=jobs_queued]", "")
+        page.once("dialog", lambda dialog: dialog.accept())
+        with page.expect_navigation():
+            page.click(f"{form} button")
+        assert get_user(site.store, "dev") == dev, "empty: as the settings say"
 
     def test_an_admin_ends_a_session(self, site: Site, sign_in: Any) -> None:
         theirs, page = sign_in("bob"), sign_in("root")

@@ -174,6 +174,9 @@ class TestSubmitting:
         change_job(api.store, jobs[0]["id"], time.time(), state="finished")
         api.submit()
         assert api("GET", "me").json()["jobs_queued"] == 2
+        found = api("PATCH", "users/ann", "root", json={"jobs_queued": None}).json()
+        assert (found["jobs_queued"], found["gpus_held"], found["role"]) == (1000, 3, "user"), "null: of the settings"
+        problem(api("PATCH", "users/ann", "root", json={"role": None}), 422, "not-valid")
 
 
 class TestListing:

@@ -17,7 +17,6 @@ from rlpto.service.web.schemas import NameInPath, TokenBody, UserBody, UserChang
 from rlpto.service.web.state import Service, TheService
 from rlpto.store import programs, users
 from rlpto.store.database import Store
-from rlpto.store.jobs import Priority
 from rlpto.store.program_keys import SCRIPTS
 from rlpto.store.status import PreviewRow, previews
 
@@ -68,7 +67,7 @@ async def add_user(body: UserBody, caller: AnAdmin, service: TheService) -> user
         _check_sign_in(store, body.sign_in)
         detail = body.model_dump(exclude_none=True, exclude={"name"})
         users.note_change(store, caller.name, "user.add", body.name, at, detail)
-        return users.add_user(store, body.name, body.role, at, body.sign_in or None)
+        return users.add_user(store, body.name, body.role, at, body.sign_in)
 
     return with_quotas(service, await service.commit(write))
 
@@ -76,7 +75,7 @@ async def add_user(body: UserBody, caller: AnAdmin, service: TheService) -> user
 @router.patch("/users/{name}")
 async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, service: TheService) -> users.User:
     """Change role, quotas or single sign-on of a user, or disable them."""
-    at = service.now()
+    at, changes = service.now(), body.model_dump(exclude_unset=True)
 
     def write(store: Store) -> users.User:
         user = users.get_user(store, name)
@@ -84,19 +83,11 @@ async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, servi
             raise not_found("user")
         if body.sign_in != user.sign_in:
             _check_sign_in(store, body.sign_in)
-        changed = replace(
-            user,
-            role=body.role or user.role,
-            disabled=user.disabled if body.disabled is None else body.disabled,
-            gpus_held=user.gpus_held if body.gpus_held is None else body.gpus_held or None,
-            jobs_queued=user.jobs_queued if body.jobs_queued is None else body.jobs_queued or None,
-            highest_priority=_highest(body.highest_priority, user.highest_priority),
-            sign_in=user.sign_in if body.sign_in is None else body.sign_in or None,
-        )
+        changed = replace(user, **changes)
         users.change_user(store, changed)
         if not users.has_admin(store):
             raise Problem(409, "last-admin", "this would leave no admin")
-        users.note_change(store, caller.name, "user.change", name, at, body.model_dump(exclude_none=True))
+        users.note_change(store, caller.name, "user.change", name, at, changes)
         return changed
 
     return with_quotas(service, await service.commit(write))
@@ -106,10 +97,6 @@ def _check_sign_in(store: Store, sign_in: str | None) -> None:
     """Raise Problem 409 if single sign-on knows another user by a value."""
     if sign_in and (taken := users.user_of_sign_in(store, sign_in)) is not None:
         raise Problem(409, "name-taken", f"sign_in: that is {taken.name} already")
-
-
-def _highest(asked: Priority | Literal["default"] | None, before: Priority | None) -> Priority | None:
-    return None if asked == "default" else asked or before
 
 
 @router.get("/users/{name}/tokens")

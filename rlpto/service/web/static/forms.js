@@ -3,6 +3,7 @@
 (() => {
   const value = (field) => {
     const text = field.type === "password" ? field.value : field.value.trim();
+    if (text === "") return null;
     if (field.dataset.type === "boolean") return text === "true";
     return field.dataset.type ? Number(text) : text;
   };
@@ -10,7 +11,7 @@
   const isChanged = (field) => (field.selectedOptions ? !field.selectedOptions[0].defaultSelected : field.value !== field.defaultValue);
 
   // The body of a form: hidden fields are left out, with data-changed those not changed, and empty ones without
-  // data-may-be-empty; `a.b`: b of a.
+  // data-may-be-empty, else null; `a.b`: b of a.
   const bodyOf = (form) => {
     const body = {};
     for (const field of form.elements) {
