@@ -7,11 +7,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 import yaml
@@ -23,7 +22,7 @@ from rlpto.service.scheduler.process import check
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.users import change_user, get_user, tokens_of
-from tests.service.web.helpers import make_settings
+from tests.service.web.helpers import answering, make_settings
 
 CATALOGUE_PROGRAM = {"digits": {"program": {"training": "a:B"}}}
 
@@ -111,15 +110,6 @@ class Healthy(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Print nothing."""
-
-
-@contextmanager
-def http_server() -> Iterator[str]:
-    """Address of an HTTP server that answers until the end of the block."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 def serve_settings(settings: ServiceSettings) -> None:
@@ -213,12 +203,12 @@ class TestServe:
         for name in ("no_proxy", "NO_PROXY"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-        with http_server() as address:
-            assert parent._answers(address)
+        with answering(HTTPServer(("127.0.0.1", 0), Healthy)) as server:
+            assert parent._answers(f"http://127.0.0.1:{server.server_port}")
 
 
 class TestPreparing:
-    def test_the_first_token_is_kept_and_readable_by_its_owner_alone(self, tmp_path: Path) -> None:
+    def test_a_token_is_kept_for_its_owner_alone_and_replaced_where_it_is_lost(self, tmp_path: Path) -> None:
         settings = make_settings(tmp_path / "new", programs=CATALOGUE_PROGRAM)
         assert prepare(settings), "made"
         file = settings.folder / TOKEN_FILE
@@ -226,6 +216,9 @@ class TestPreparing:
         assert file.stat().st_mode & 0o777 == 0o600
         assert not prepare(settings), "it is not shown again"
         assert file.read_text() == token
+        file.unlink()
+        assert prepare(settings)
+        assert file.read_text() != token
 
     def test_a_folder_that_exists_is_made_its_owners_alone(self, tmp_path: Path) -> None:
         settings = make_settings(tmp_path / "old")
@@ -236,15 +229,6 @@ class TestPreparing:
         prepare(settings)
         assert settings.folder.stat().st_mode & 0o777 == 0o700
         assert {path.stat().st_mode & 0o777 for path in settings.folder.glob("service.sqlite*")} == {0o600}
-
-    def test_a_token_that_is_lost_is_replaced(self, tmp_path: Path) -> None:
-        settings = make_settings(tmp_path / "new")
-        prepare(settings)
-        file = settings.folder / TOKEN_FILE
-        token = file.read_text()
-        file.unlink()
-        assert prepare(settings)
-        assert file.read_text() != token
 
     @pytest.mark.parametrize("change", [{"disabled": True}, {"role": "user"}])
     def test_no_token_is_made_for_an_admin_who_is_none_any_more(

@@ -98,7 +98,16 @@ def open_session(
         (status, *([] if ahead is None else [lambda _: ahead.publish()])),
         knowledge=PolicyKnowledge(
             None,
-            _estimates(config, catalogue, jobs, specs, shape),
+            OnlineEstimates(
+                jobs,
+                specs,
+                catalogue.programs,
+                catalogue.tables,
+                shape.kind_sizes,
+                method=config.knowledge.fit,
+                pooled=True,
+                most_epochs=MOST_TABLE_EPOCHS,
+            ),
             config.knowledge.remaining,
             config.knowledge.tail,
             config.knowledge.unseen_hours,
@@ -171,22 +180,6 @@ def _known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> 
     if unknown:
         database.forget(unknown)
     return jobs, specs
-
-
-def _estimates(
-    config: Config, catalogue: Catalogue, jobs: list[Job], specs: list[JobSpec], shape: ClusterShape
-) -> OnlineEstimates:
-    """What is believed of jobs: what they report, like jobs share; before that, the guess of their program."""
-    return OnlineEstimates(
-        jobs,
-        specs,
-        catalogue.programs,
-        catalogue.tables,
-        shape.kind_sizes,
-        method=config.knowledge.fit,
-        pooled=True,
-        most_epochs=MOST_TABLE_EPOCHS,
-    )
 
 
 def _volume(
