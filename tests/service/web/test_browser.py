@@ -312,7 +312,7 @@ class TestCrowded:
                 job = insert_job(store, NewJob("ann", name, "digits", 20.0, 2, 1, 4, labels=labels), now)
                 change_job(store, job.id, now, state="queued", queued=now)
                 rows.append(status.QueueRow(job.id, number + 1, 2 * number, "jobs before it ask for many GPUs"))
-            status.set_queue(store, rows)
+            status.set_queue(store, rows, status.queue(store))
         with web_process(settings) as web:
             yield Site(web, settings, tokens, ids | {"long": rows[0].job})
 
