@@ -24,7 +24,6 @@ from rlpto.arrivals.sampled import Futures
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.ray_cluster.messages import JobReport, Measured
 from rlpto.store.jobs import JobRow, NewJob, get_job, insert_job
-from rlpto.store.programs import set_program
 from rlpto.store.status import PredictionRow, predictions
 from tests.ray_cluster.fakes import FakeController
 from tests.service.scheduler.virtual import Act, VirtualBackend, VirtualService, config
@@ -98,7 +97,10 @@ def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualSe
     paces = rng.uniform(0.5, 2.0, PROGRAMS)
     off = np.exp(GUESS_OFF * rng.standard_normal(PROGRAMS))
     alone = 1 / (STEPS * paces * off)  # epochs per second
-    speeds = {f"some.{name}:Program": speed for name, speed in zip(names, alone.tolist(), strict=True)}
+    classes = [f"some.{name}:Program" for name in names]
+    speeds = dict(zip(classes, alone.tolist(), strict=True))
+    same = {"epochs": 50, "samples": STEPS * BATCH, "batch_size": BATCH}
+    tasks = [{"training": one, "pace": pace, **same} for one, pace in zip(classes, paces.tolist(), strict=True)]
     setup = config(60.0, 60.0, NODES, forecast={"mode": "on"}, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         service = VirtualService(
@@ -108,11 +110,8 @@ def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualSe
             settings={"scheduler": {"policy": policy, "predict_every": look_every}},
             look_ahead=True,
             backend=partial(LawBackend, speeds=speeds, rng=rng),
+            programs=dict(zip(names, tasks, strict=True)),
         )
-        for name, pace in zip(names, paces.tolist(), strict=True):
-            program = {"training": f"some.{name}:Program", "epochs": 50, "pace": pace}
-            program |= {"samples": STEPS * BATCH, "batch_size": BATCH}
-            set_program(service.store, name, {"program": program, "options": {}}, "admin", service.now())
         service.loop.step()
         try:
             yield service, rng

@@ -146,8 +146,7 @@ class Client:
 
     def set_priority(self, job: str, priority: str) -> Answer:
         """Change the priority class of a job: high, normal or low."""
-        tag = f'"{self.job(job)["version"]}"'
-        return self._ask("PATCH", f"/jobs/{_id(job)}", json={"priority": priority}, headers={"If-Match": tag})
+        return self._ask("PATCH", f"/jobs/{_id(job)}", json={"priority": priority})
 
     def wait(self, job: str, timeout: float | None = None) -> Iterator[Answer]:
         """The job whenever its state has changed, until it is over. timeout: s; ServiceError after it."""
@@ -206,30 +205,6 @@ class Client:
                         raise ServiceError(f"the checkpoint of job {job} arrived damaged: fetch it again")
         except (httpx2.TransportError, httpx2.StreamError) as broken:
             raise self._unreachable(broken) from None
-
-    def events(self, last: int | None = None, job: str | None = None) -> Iterator[Answer]:
-        """What happens, from now on or after event `last`; goes on where it broke off until the service ends it."""
-        asked_again = 0.0
-        while True:
-            headers = {} if last is None else {"Last-Event-ID": str(last)}
-            params = {} if job is None else {"job": _id(job)}
-            try:
-                with self._http.stream("GET", "/events", params=params, headers=headers, timeout=60.0) as answer:
-                    if answer.status_code != 200:
-                        answer.read()
-                        raise _refusal(answer)
-                    asked_again = 0.0
-                    for kind, data in _parsed(answer.iter_lines()):
-                        if kind == "end":
-                            return
-                        if kind != "gap":
-                            last = data["seq"]
-                            yield data
-            except (httpx2.TransportError, httpx2.StreamError) as broken:
-                asked_again = asked_again or time.monotonic()
-                if time.monotonic() - asked_again > self._retry_for_s:
-                    raise self._unreachable(broken) from None
-                time.sleep(_FIRST_WAIT_S)
 
     def queue(self) -> list[Answer]:
         """Waiting jobs in order of service."""
@@ -364,16 +339,3 @@ def _refusal(answer: httpx2.Response) -> ServiceError:
         return ServiceError(str(body["detail"]), answer.status_code, str(body["type"]).removeprefix("urn:rlpto:"))
     except (ValueError, KeyError, TypeError):
         return ServiceError(f"{answer.url} answers {answer.status_code}", answer.status_code)
-
-
-def _parsed(lines: Iterator[str]) -> Iterator[tuple[str, Any]]:
-    """Kind and data of every event of a stream."""
-    kind = data = ""
-    for line in lines:
-        if line.startswith("event: "):
-            kind = line[7:]
-        elif line.startswith("data: "):
-            data = line[6:]
-        elif not line and kind:
-            yield kind, json.loads(data or "{}")
-            kind = data = ""

@@ -20,9 +20,8 @@ from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import change_job
 from rlpto.store.logs import OutputLog, job_folder
-from rlpto.store.programs import set_program
 from rlpto.store.rows import insert, put
-from tests.service.web.helpers import SCRIPT_PROGRAM, Answering, fill, make_settings
+from tests.service.web.helpers import Answering, fill, make_settings
 from tests.service.web.serving import WebProcess, web_process
 
 
@@ -83,7 +82,6 @@ class TestClient:
             ending.start()
             assert [found["state"] for found in client.wait(job, 30)] == ["submitted", "cancelled"]
             ending.join()
-            assert [event["body"]["state"] for event in client.events(0, job)][-1] == "cancelled"
 
     def test_pages_are_fetched_as_needed(self, running: Running) -> None:
         with running.client("bob") as client:
@@ -166,7 +164,6 @@ class TestCommand:
     def test_a_script_is_submitted_with_its_arguments(
         self, command: Any, running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        set_program(running.store, "script", SCRIPT_PROGRAM, "root", time.time())
         file = tmp_path / "train.py"
         file.write_text("print(1)\n")
         assert "only the role developer" in str(refused("submit", str(file), "--samples", "9"))

@@ -128,7 +128,7 @@ def show(client: Client, job: JobArgument, json_: JsonOption = False) -> None:
         ("id", found["id"]),
         ("name", found["name"]),
         ("owner", found["owner"]),
-        ("program", " ".join([found["program"], *([f"({found['training']})"] if found["training"] else [])])),
+        ("program", found["program"]),
         ("arguments", " ".join(found["arguments"])),
         ("state", found["state"] + (f": {found['reason']}" if found["reason"] else "")),
         ("priority", found["priority"]),

@@ -114,15 +114,13 @@ def serve(
     found = load_service(settings)
     console = make_console(quiet)
 
-    def ready(address: str, token_is_new: bool | None) -> None:
+    def ready(address: str, token_is_new: bool) -> None:
         token_file = found.folder / TOKEN_FILE
         note_service(address, token_file)
         token = token_file.read_text(encoding="ascii").strip() if token_is_new else ""
         console.print(f"the service is up at [bold]{address}[/]; the cluster comes up meanwhile")
         console.print(f"sign in:    {address}/login{f'#{token}' if token else ''}", soft_wrap=True)
-        if token_is_new is None:
-            console.print("its token:  none was made: the user admin is disabled, or no admin any more", soft_wrap=True)
-        else:
+        if token_file.exists():
             console.print(f"its token:  {token_file} (of the user admin; others: {address}/account)", soft_wrap=True)
         console.print(f"its logs:   {found.folder / 'logs'}", soft_wrap=True)
         console.print("submit:     rlpto submit -p PROGRAM --gpus 2 --wait")

@@ -13,7 +13,8 @@ from rlpto.io.errors import RlptoError
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.store.events import add_event
-from rlpto.store.requests import Request, add_switch, answer, get_request, switch_in_force, switches
+from rlpto.store.requests import Request, Switch, add_switch, answer, get_request, switch_in_force
+from rlpto.store.rows import find
 from rlpto.store.users import note_change
 
 SCHEDULER = "scheduler"
@@ -52,8 +53,7 @@ class SwitchablePolicy:
         if isinstance(first, SwitchingPolicy):
             self.name, self._asked, self.plan = first.name, first.name, first
             self.policy: Policy = first
-            asked = next((one for one in switches(database, limit=10_000) if one.by != SCHEDULER), None)
-            if asked is not None:
+            for asked in find(database, Switch, "WHERE by != ? ORDER BY number DESC LIMIT 1", (SCHEDULER,)):
                 self._enter(asked.policy, self._made(asked.policy), asked.in_force - database.wall(0.0))
             return
         self.name, wanted = first, first if last is None else last.policy

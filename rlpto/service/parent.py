@@ -19,7 +19,7 @@ from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.io.files import FileLock, whole_file
 from rlpto.service.settings import DATABASE, STATE_FILE, ServiceSettings
 from rlpto.store.database import Store
-from rlpto.store.programs import set_program
+from rlpto.store.programs import set_programs
 from rlpto.store.users import add_token, add_user, get_user, user_of_token
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
@@ -31,8 +31,6 @@ WEB_STOP_S, SCHEDULER_STOP_S = 10.0, 90.0
 LARGEST_LOG_BYTES = 10_000_000
 FIRST_ADMIN = "admin"
 TOKEN_FILE = "admin-token"
-BY_SETTINGS = "settings"
-"""Who has changed what the settings say."""
 _LOOK_S = 0.2
 _BAD_INPUT = 2
 _PR_SET_PDEATHSIG = 1
@@ -49,7 +47,7 @@ class Child:
         log: Path,
         stop_signal: signal.Signals,
         pass_fds: Sequence[int] = (),
-        hidden: Collection[str | None] = (),
+        hidden: Collection[str] = (),
     ) -> None:
         self.name, self.log, self.restarts = name, log, 0
         self._arguments, self._stop_signal, self._fds = arguments, stop_signal, pass_fds
@@ -114,7 +112,7 @@ class Child:
 
 
 def serve(
-    path: Path, settings: ServiceSettings, ready: Callable[[str, bool | None], None], say: Callable[[str], None]
+    path: Path, settings: ServiceSettings, ready: Callable[[str, bool], None], say: Callable[[str], None]
 ) -> None:
     """Run a service until SIGINT or SIGTERM; a second one ends it at once.
 
@@ -135,7 +133,7 @@ def serve(
         number, host = listening.fileno(), settings.web.host
         arguments = ["rlpto.service.web", str(path), "--fd", str(number)]
         web = Child("web", arguments, logs / "web.log", signal.SIGTERM, [number])
-        hidden = [secret.env for secret in settings.web.secrets.values()]  # jobs inherit the scheduler's environment
+        hidden = settings.web.secrets.values()  # jobs inherit the scheduler's environment
         arguments = ["rlpto.service.scheduler", str(path)]
         scheduler = Child("scheduler", arguments, logs / "scheduler.log", signal.SIGINT, hidden=hidden)
         scheme = "http" if settings.web.certificate is None else "https"
@@ -160,9 +158,9 @@ def serve(
                 )
 
 
-def prepare(settings: ServiceSettings) -> bool | None:
-    """Make what is missing; whether a token of the first admin was made, None if that user is no admin any more.
-    It stands in the folder's `admin-token`, readable by its owner alone.
+def prepare(settings: ServiceSettings) -> bool:
+    """Make what is missing; whether a token of the first admin was made. It stands in the folder's `admin-token`,
+    readable by its owner alone.
 
     Raises ConfigError for a folder or file that cannot be used, StoreError for a database that cannot be read.
     """
@@ -170,8 +168,7 @@ def prepare(settings: ServiceSettings) -> bool | None:
     with closing(Store(settings.database)) as store:
         for path in settings.folder.glob(f"{DATABASE}*"):
             path.chmod(0o600)
-        for name, program in settings.programs.items():
-            set_program(store, name, program.model_dump(mode="json"), BY_SETTINGS, time.time())
+        set_programs(store, settings.program_specs)
         return _make_admin_token(store, settings.folder / TOKEN_FILE)
 
 
@@ -185,7 +182,7 @@ def _make_folder(folder: Path) -> None:
         raise ConfigError(f"{folder}: cannot make a folder that only its owner can read: {refused.strerror}") from None
 
 
-def _make_admin_token(store: Store, path: Path) -> bool | None:
+def _make_admin_token(store: Store, path: Path) -> bool:
     """Write a new token of the first admin to a file, unless the one there is still valid, or the user is disabled or
     has another role. The result is that of `prepare`."""
     now = time.time()
@@ -195,15 +192,10 @@ def _make_admin_token(store: Store, path: Path) -> bool | None:
         raise ConfigError(
             f"{path}: cannot read the token of the admin: {_reason(refused)}; expected a file, or none"
         ) from None
-    found = user_of_token(store, kept, now)
-    if found is not None and found[0].role == "admin":
-        return False
     with store.transaction():
-        admin = get_user(store, FIRST_ADMIN)
-        if admin is None:
-            add_user(store, FIRST_ADMIN, "admin", now)
-        elif admin.disabled or admin.role != "admin":
-            return None
+        admin = get_user(store, FIRST_ADMIN) or add_user(store, FIRST_ADMIN, "admin", now)
+        if user_of_token(store, kept, now) or admin.disabled or admin.role != "admin":
+            return False
         _, secret = add_token(store, FIRST_ADMIN, "made by rlpto serve", now)
     with whole_file(path, "the token of the admin", ConfigError) as unfinished:
         unfinished.touch(0o600)

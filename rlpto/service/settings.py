@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from rlpto.io.errors import ConfigError
 from rlpto.io.paths import ConfigPath, example_config
 from rlpto.io.settings import Settings
 from rlpto.io.settings_text import first_problem
 from rlpto.io.yaml_file import read_yaml
+from rlpto.store.program_keys import ProgramKeys
 from rlpto.store.users import Role
 
 DATABASE = "service.sqlite"
@@ -25,6 +25,8 @@ PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Names of users, programs and options."""
 EMAIL = r"^[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9.-]{1,189}$"
 """E-mail addresses."""
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+"""Variable of the environment of `rlpto serve` that holds a secret, which is never in the file of settings."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -81,7 +83,7 @@ class CatalogueProgram(Settings):
 
     description: str = Field("", max_length=500)
     """What it is, for the page."""
-    program: dict[str, JsonValue]
+    program: ProgramKeys
     """What it trains: keys of `ray.programs` in an experiment file (`training`, `samples`, `epochs`, ...)."""
     options: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")], OptionSettings] = Field(
         default_factory=dict
@@ -94,46 +96,6 @@ class CatalogueProgram(Settings):
     most_gpus: int = Field(64, ge=1, le=16_384)
     """Most GPUs of one job."""
 
-    @model_validator(mode="after")
-    def _is_text(self) -> CatalogueProgram:
-        try:
-            json.dumps(self.model_dump(), ensure_ascii=False).encode()
-        except UnicodeEncodeError as wrong:
-            got = wrong.object[wrong.start : wrong.end]
-            raise ValueError(f"expected Unicode text everywhere, got {got!a}, half of a character") from None
-        return self
-
-
-class SecretSettings(Settings):
-    """Where a secret stands, which is never in the file of settings: one of both."""
-
-    env: str | None = None
-    """Variable of the environment of `rlpto serve`."""
-    file: ConfigPath | None = None
-    """File that its owner alone can read (mode 0600)."""
-
-    @model_validator(mode="after")
-    def _is_one(self) -> SecretSettings:
-        if (self.env is None) == (self.file is None):
-            raise ValueError("expected either env or file")
-        return self
-
-    def read(self, key: str) -> str:
-        """The secret. key: of these settings. Raises ConfigError if it is missing, or others can read it."""
-        if self.file is None:
-            found, place = os.environ.get(self.env or "", ""), f"variable {self.env} of the environment"
-        else:
-            place = str(self.file)
-            try:
-                if self.file.stat().st_mode & 0o077:
-                    raise ConfigError(f"{key}: others can read {place}: expected mode 0600")
-                found = self.file.read_text(encoding="utf-8").strip()
-            except (OSError, UnicodeDecodeError) as refused:
-                raise ConfigError(f"{key}: {place} cannot be read: {type(refused).__name__}") from None
-        if not found:
-            raise ConfigError(f"{key}: {place} is empty or missing")
-        return found
-
 
 class OidcSettings(Settings):
     """Single sign-on at a provider of OpenID Connect, which calls back at ADDRESS/login/oidc/callback."""
@@ -142,8 +104,8 @@ class OidcSettings(Settings):
     """The provider's issuer, as in its ID tokens: https, or http on this machine."""
     client_id: str = Field(min_length=1)
     """As which the service is registered there."""
-    client_secret: SecretSettings | None = None
-    """Its secret; null: a public client."""
+    client_secret_env: Variable | None = None
+    """Variable with its secret; null: a public client."""
     name: str = "single sign-on"
     """The provider's name on the page for signing in."""
     claim: Literal["email", "preferred_username"] = "email"
@@ -179,12 +141,12 @@ class EmailSettings(Settings):
     """Whether to encrypt; without it no password is sent, but to this machine."""
     user: str | None = None
     """Name to log in with; null: that of `sender`."""
-    password: SecretSettings | None = None
-    """Its password; null: the server asks for none."""
+    password_env: Variable | None = None
+    """Variable with its password; null: the server asks for none."""
 
     @model_validator(mode="after")
     def _is_encrypted(self) -> EmailSettings:
-        if self.password is not None and not self.starttls and self.host not in LOOPBACK:
+        if self.password_env is not None and not self.starttls and self.host not in LOOPBACK:
             raise ValueError("a password needs starttls: true")
         return self
 
@@ -220,11 +182,20 @@ class WebSettings(Settings):
     """Single sign-on; null: users sign in with tokens alone."""
 
     @property
-    def secrets(self) -> dict[str, SecretSettings]:
-        """By key where secrets of the web process stand."""
-        found = {} if self.oidc is None else {"web.oidc.client_secret": self.oidc.client_secret}
-        found |= {} if self.email is None else {"web.email.password": self.email.password}
-        return {key: secret for key, secret in found.items() if secret is not None}
+    def secrets(self) -> dict[str, str]:
+        """Variables with secrets of the web process, by key."""
+        found = {
+            "web.oidc.client_secret_env": self.oidc and self.oidc.client_secret_env,
+            "web.email.password_env": self.email and self.email.password_env,
+        }
+        return {key: variable for key, variable in found.items() if variable}
+
+    def secret(self, key: str) -> str:
+        """The secret of a key of `secrets`; empty: there is none. Raises ConfigError where its variable is not set."""
+        variable = self.secrets.get(key)
+        if variable and not os.environ.get(variable):
+            raise ConfigError(f"{key}: variable {variable} of the environment is empty or missing")
+        return os.environ[variable] if variable else ""
 
     @model_validator(mode="after")
     def _is_not_in_the_open(self) -> WebSettings:
@@ -278,18 +249,8 @@ class SchedulerSettings(Settings):
     """Policy of the first start; later that of the last switch."""
     policies: dict[Annotated[str, Field(pattern=PLAIN_NAME)], str] = Field(default_factory=dict)
     """Further policies by the name users see, as `rlpto evaluate` takes them: `agent: "agent:run=runs/philly"`."""
-    fair_users: bool = False
-    """Inside a class serve the user first who has had the least GPU time."""
-    training_prefixes: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$")], ...] = ()
-    """Packages whose classes the role developer may train by path, such as `my_package.programs`."""
     predict_every: float = Field(5.0, gt=0)
     """Seconds from one prediction of starts and finishes to the next, at least."""
-
-    def may_train(self, training: str) -> bool:
-        """Whether a class stands below one of `training_prefixes`."""
-        return any(
-            training.partition(":")[0] == one or training.startswith(f"{one}.") for one in self.training_prefixes
-        )
 
 
 class ServiceSettings(Settings):
@@ -311,12 +272,17 @@ class ServiceSettings(Settings):
     retention: RetentionSettings = RetentionSettings()
     """How much is kept."""
     programs: dict[Annotated[str, Field(pattern=PLAIN_NAME)], CatalogueProgram] = Field(default_factory=dict)
-    """Programs that are in the catalogue from the start on; an admin may add others."""
+    """The catalogue: what users may train."""
 
     @property
     def database(self) -> Path:
         """The database."""
         return self.folder / DATABASE
+
+    @property
+    def program_specs(self) -> dict[str, dict[str, Any]]:
+        """What the programs train, as JSON, by name."""
+        return {name: entry.program.model_dump(mode="json") for name, entry in self.programs.items()}
 
 
 def is_safe_url(url: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -62,34 +63,33 @@ def read_newest(folder: Path) -> tuple[Checkpoint, bytes, list[str]] | None:
     Raises CheckpointError if there are some, but none of them is sound.
     """
     wrong: list[str] = []
-    for checkpoint in list_checkpoints(folder):
-        try:
-            state = Path(checkpoint.path).read_bytes()
-        except OSError as refused:
-            wrong.append(f"{checkpoint.path}: cannot be read: {(refused.strerror or str(refused)).lower()}")
-            continue
-        if hashlib.sha256(state).hexdigest() == checkpoint.sha256:
-            return checkpoint, state, wrong
-        wrong.append(f"{checkpoint.path}: damaged: its content is not that of its hash")
+    found = open_newest(folder, wrong.append)
+    if found is not None:
+        with found[1] as file:
+            return found[0], file.read(), wrong
     if wrong:
         raise CheckpointError("; ".join(wrong))
     return None
 
 
-def open_newest(folder: Path) -> tuple[Checkpoint, BinaryIO] | None:
-    """The newest sound checkpoint, and its file at the start; None if there is none.
+def open_newest(folder: Path, say: Callable[[str], object] = lambda _: None) -> tuple[Checkpoint, BinaryIO] | None:
+    """The newest sound checkpoint, and its file at the start; None if there is none. say: notified of what is wrong
+    with newer ones.
 
     An open file stays whole where the job goes on and removes it.
     """
     for checkpoint in list_checkpoints(folder):
         try:
             file = Path(checkpoint.path).open("rb")  # noqa: SIM115 - it is handed on open
-        except OSError:
-            continue  # removed meanwhile, or it cannot be read
-        if hashlib.file_digest(file, "sha256").hexdigest() == checkpoint.sha256:
+            is_sound = hashlib.file_digest(file, "sha256").hexdigest() == checkpoint.sha256
+        except OSError as refused:
+            say(f"{checkpoint.path}: cannot be read: {(refused.strerror or str(refused)).lower()}")
+            continue
+        if is_sound:
             file.seek(0)
             return checkpoint, file
         file.close()
+        say(f"{checkpoint.path}: damaged: its content is not that of its hash")
     return None
 
 

@@ -79,9 +79,9 @@ def spans_between(store: Store, since: float, until: float, limit: int = 10_000)
     return sorted(open_ones + over, key=lambda span: -span.started)[:limit]
 
 
-def spans_of_job(store: Store, job: str, limit: int = 10_000) -> list[Span]:
-    """Spans of one job, oldest first."""
-    return find(store, Span, "WHERE job = ? ORDER BY seq LIMIT ?", (job, limit))
+def spans_of_job(store: Store, job: str) -> list[Span]:
+    """The first 10,000 spans of one job, oldest first."""
+    return find(store, Span, "WHERE job = ? ORDER BY seq LIMIT 10000", (job,))
 
 
 def usage(store: Store, since: float, until: float, label: str | None = None, owner: str | None = None) -> list[Usage]:

@@ -43,9 +43,9 @@ def events_after(store: Store, seq: int, limit: int = 1000) -> list[Event]:
     return find(store, Event, "WHERE seq > ? ORDER BY seq LIMIT ?", (seq, limit))
 
 
-def events_of_job(store: Store, job: str, after: int = 0, limit: int = 200) -> list[Event]:
-    """Events of one job that follow number `after`, oldest first."""
-    return find(store, Event, "WHERE job = ? AND seq > ? ORDER BY seq LIMIT ?", (job, after, limit))
+def events_of_job(store: Store, job: str) -> list[Event]:
+    """The first 200 events of one job, oldest first."""
+    return find(store, Event, "WHERE job = ? ORDER BY seq LIMIT 200", (job,))
 
 
 def last_event(store: Store) -> int:

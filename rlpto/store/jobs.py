@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -27,7 +26,7 @@ _ID_LETTERS = 12
 
 @dataclass(frozen=True)
 class NewJob(Row):
-    """What a user asks for, checked. name: a label. training: class path of a developer in place of the program's.
+    """What a user asks for, checked. name: a label.
 
     script: digest of a developer's script, with the arguments of its command line, the samples of an epoch, and
     packages that pip installs for its workers besides those of the program. None: the program's. epochs: work.
@@ -47,7 +46,6 @@ class NewJob(Row):
     max_gpus: int = 1
     priority: Priority = "normal"
     options: Mapping[str, Scalar] = field(default_factory=dict)
-    training: str | None = None
     script: str | None = None
     arguments: Sequence[str] = ()
     samples: int | None = None
@@ -62,7 +60,7 @@ class NewJob(Row):
 
 @dataclass(frozen=True)
 class JobRow(NewJob):
-    """A job as the database has it. seq: in order of submission. version: of what users may change (priority, labels).
+    """A job as the database has it. seq: in order of submission.
 
     submitted, changed, queued, started, ended: s; None: not yet. progress: epochs done. gpus_held: now.
     gpu_seconds: so far. reason: why it is in its state, empty: as usual. held_by: the user who holds it back from its
@@ -71,7 +69,6 @@ class JobRow(NewJob):
 
     seq: int = 0
     id: str = ""
-    version: int = 1
     state: State = "submitted"
     reason: str = ""
     held_by: str = ""
@@ -124,10 +121,6 @@ class SessionJob(JobRow):
 
 
 _ASKED = [one.name for one in fields(NewJob)]
-_CHANGEABLE = {
-    "state", "reason", "queued", "started", "ended", "progress", "loss", "accuracy", "gpus_held", "gpu_seconds",
-    "rescales", "recoveries", "held_by",
-}  # fmt: skip
 
 
 def insert_job(store: Store, job: NewJob, at: float) -> JobRow:
@@ -136,19 +129,15 @@ def insert_job(store: Store, job: NewJob, at: float) -> JobRow:
     asked = {name: getattr(job, name) for name in _ASKED}
     with store.transaction():
         seq = insert(store, "jobs", **asked, id=made, submitted=at, changed=at)
-        _note_labels(store, seq, job.labels)
+        if job.labels:
+            labels = ((f"{key}={value}", seq) for key, value in job.labels.items())
+            store.write("INSERT INTO labels (label, job) VALUES (?, ?)", *labels)
     return JobRow(**asked, seq=seq, id=made, submitted=at, changed=at)
 
 
 def get_job(store: Store, job: str) -> JobRow | None:
     """The job of an id."""
     return first(store, JobRow, "WHERE id = ?", (job,))
-
-
-def jobs_in(store: Store, states: Sequence[State], after: int = 0, limit: int = -1) -> list[JobRow]:
-    """Jobs in any of these states in order of submission. after: the number `seq` they follow. limit: -1: all."""
-    tail = f"WHERE state IN ({_marks(states)}) AND seq > ? ORDER BY seq LIMIT ?"
-    return find(store, JobRow, tail, (*states, after, limit))
 
 
 def jobs_to_take_in(store: Store, limit: int) -> list[JobRow]:
@@ -178,28 +167,9 @@ def out_of_time(store: Store, now: float) -> list[str]:
 
 
 def change_job(store: Store, job: str, at: float, **changes: str | float | None) -> None:
-    """Change columns of a job, those that the scheduler alone decides (`state`, `reason`, `progress`, ...).
-
-    Raises ValueError for any other column.
-    """
-    wrong = sorted(changes.keys() - _CHANGEABLE)
-    if wrong:
-        raise ValueError(f"not the scheduler's to change: {', '.join(wrong)}")
+    """Change columns of a job."""
     sets = ", ".join(f"{name} = ?" for name in changes)
     store.write(f"UPDATE jobs SET changed = ?, {sets} WHERE id = ?", (at, *changes.values(), job))
-
-
-def change_asked(store: Store, job: JobRow, at: float, priority: Priority, labels: Mapping[str, str]) -> bool:
-    """Change what a user may change later; False if it was changed since `job` was read."""
-    with store.transaction():
-        changed = store.write(
-            "UPDATE jobs SET priority = ?, labels = ?, version = version + 1, changed = ? WHERE id = ? AND version = ?",
-            (priority, json.dumps(dict(labels)), at, job.id, job.version),
-        )
-        if changed:
-            store.write("DELETE FROM labels WHERE job = ?", (job.seq,))
-            _note_labels(store, job.seq, labels)
-    return changed > 0
 
 
 def list_jobs(
@@ -242,12 +212,6 @@ def count_open(store: Store, owner: str) -> int:
 def count_by_state(store: Store) -> dict[str, int]:
     """How many jobs are in each state; states without any are left out."""
     return {row[0]: int(row[1]) for row in store.rows("SELECT state, count(*) FROM jobs GROUP BY state")}
-
-
-def _note_labels(store: Store, seq: int, labels: Mapping[str, str]) -> None:
-    if labels:
-        rows = [(f"{key}={value}", seq) for key, value in labels.items()]
-        store.write("INSERT INTO labels (label, job) VALUES (?, ?)", *rows)
 
 
 def _marks(values: Sequence[object]) -> str:

@@ -88,8 +88,3 @@ def add_switch(store: Store, policy: str, by: str, reason: str, asked: float, in
 def switch_in_force(store: Store) -> Switch | None:
     """The newest switch: its policy decides. None: the scheduler has never run."""
     return first(store, Switch, "ORDER BY number DESC")
-
-
-def switches(store: Store, before: int | None = None, limit: int = 50) -> list[Switch]:
-    """Switches, newest first. before: the number they come before."""
-    return find(store, Switch, "WHERE ? IS NULL OR number < ? ORDER BY number DESC LIMIT ?", (before, before, limit))

@@ -11,7 +11,7 @@ import sqlite3
 import zlib
 from contextlib import closing
 
-SCHEMA = 15
+SCHEMA = 16
 """Version of the tables, in SQLite's `user_version`. Lower ones are of states before the first release: refused."""
 
 # STRICT and the checks let SQLite's integrity check notice damage.
@@ -29,10 +29,8 @@ CREATE INDEX tokens_of_user ON tokens (user);
 CREATE INDEX tokens_made_with ON tokens (made_with) WHERE made_with IS NOT NULL;
 
 CREATE TABLE programs (
-    name TEXT PRIMARY KEY, spec TEXT NOT NULL, version INTEGER NOT NULL,
-    enabled INTEGER NOT NULL CHECK (enabled IN (0, 1)),
-    checked TEXT NOT NULL DEFAULT 'unchecked' CHECK (checked IN ('unchecked', 'usable', 'refused')),
-    problem TEXT NOT NULL DEFAULT '', changed REAL NOT NULL, changed_by TEXT NOT NULL) STRICT;
+    name TEXT PRIMARY KEY, spec TEXT NOT NULL,
+    checked TEXT NOT NULL CHECK (checked IN ('unchecked', 'usable', 'refused')), problem TEXT NOT NULL) STRICT;
 CREATE TABLE previews (
     program TEXT NOT NULL, metric TEXT NOT NULL, gpus INTEGER NOT NULL, hours REAL NOT NULL, gpu_hours REAL NOT NULL,
     PRIMARY KEY (program, metric, gpus)) STRICT, WITHOUT ROWID;
@@ -43,13 +41,13 @@ CREATE TABLE scripts (
 -- number, spec, submit_time and what follows launched: of the session, NULL where its scheduler knows the job no more.
 CREATE TABLE jobs (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL DEFAULT '', name TEXT NOT NULL,
-    program TEXT NOT NULL DEFAULT '', training TEXT, options TEXT NOT NULL DEFAULT '{}',
+    program TEXT NOT NULL DEFAULT '', options TEXT NOT NULL DEFAULT '{}',
     script TEXT, arguments TEXT NOT NULL DEFAULT '[]', samples INTEGER,
     pip TEXT NOT NULL DEFAULT '[]', after TEXT NOT NULL DEFAULT '[]', most_hours REAL, seed INTEGER,
     epochs REAL NOT NULL CHECK (epochs > 0), batch_size INTEGER, metric TEXT, gpus INTEGER NOT NULL DEFAULT 1,
     min_gpus INTEGER NOT NULL DEFAULT 1, max_gpus INTEGER NOT NULL DEFAULT 1,
     priority TEXT NOT NULL DEFAULT 'normal' CHECK (priority IN ('high', 'normal', 'low')),
-    labels TEXT NOT NULL DEFAULT '{}', version INTEGER NOT NULL DEFAULT 1,
+    labels TEXT NOT NULL DEFAULT '{}',
     state TEXT NOT NULL DEFAULT 'submitted' CHECK (state IN ('submitted', 'checking', 'queued', 'starting', 'running',
         'finished', 'failed', 'cancelled', 'rejected')),
     reason TEXT NOT NULL DEFAULT '', held_by TEXT NOT NULL DEFAULT '',

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from rlpto.store.database import Store
-from rlpto.store.rows import Row, find, first, put, put_all
+from rlpto.store.rows import Row, find, first, put
 
 HEARTBEAT, DRAIN = "heartbeat", "drain"
 """Keys of facts."""
@@ -180,10 +180,7 @@ def note_held(store: Store, held: Mapping[str, Mapping[str, int]]) -> None:
 
 
 def set_queue(store: Store, rows: Sequence[QueueRow], before: Sequence[QueueRow] = ()) -> None:
-    """Replace the queue. before: what stands there; of thousands of rows only those are written that differ."""
-    if not before:
-        put_all(store, QueueRow, rows)
-        return
+    """Write the queue. before: what stands there; of thousands of rows only those are written that differ."""
     known, there = set(before), {row.job for row in rows}
     gone = [(row.job,) for row in before if row.job not in there]
     with store.transaction():

@@ -7,16 +7,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 import yaml
 
-from rlpto.cli import service as verbs
 from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.service import parent
 from rlpto.service.parent import FIRST_ADMIN, FIRST_BACKOFF_S, TOKEN_FILE, Child, prepare, serve
@@ -24,7 +22,7 @@ from rlpto.service.scheduler.process import check
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.users import change_user, get_user, tokens_of
-from tests.service.web.helpers import make_settings
+from tests.service.web.helpers import answering, make_settings
 
 CATALOGUE_PROGRAM = {"digits": {"program": {"training": "a:B"}}}
 
@@ -114,15 +112,6 @@ class Healthy(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-@contextmanager
-def http_server() -> Iterator[str]:
-    """Address of an HTTP server that answers until the end of the block."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
 def serve_settings(settings: ServiceSettings) -> None:
     file = settings.folder.parent / "settings.yaml"
     file.write_text(yaml.safe_dump(settings.model_dump(mode="json")), encoding="utf-8")
@@ -142,33 +131,28 @@ class TestServe:
             check(make_settings(tmp_path / "new", scheduler={"policy": "nonsense"}))
 
     def test_a_secret_that_is_missing_is_one_line(self, tmp_path: Path) -> None:
-        mail = {"host": "mail.example", "sender": "a@b.c", "password": {"env": "RLPTO_NO_SUCH"}}
-        with pytest.raises(ConfigError, match=r"web\.email\.password: variable RLPTO_NO_SUCH of the environment is"):
+        mail = {"host": "mail.example", "sender": "a@b.c", "password_env": "RLPTO_NO_SUCH"}
+        with pytest.raises(ConfigError, match=r"web\.email\.password_env: variable RLPTO_NO_SUCH of the environment"):
             check(make_settings(tmp_path / "new", web={"email": mail}))
 
-    def test_a_certificate_that_is_missing_is_one_line_before_anything_is_written(self, tmp_path: Path) -> None:
-        missing = tmp_path / "nonexistent.pem"
-        settings = make_settings(tmp_path / "new", web={"certificate": missing, "key": missing})
-        with pytest.raises(ConfigError, match=r"web\.certificate: .*nonexistent\.pem: .*expected a PEM file") as error:
-            serve_settings(settings)
-        assert "\n" not in str(error.value)
-        assert not settings.folder.exists()
-
     @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, to make certificates, is not installed")
-    def test_a_key_that_is_of_no_use_is_refused(self, tmp_path: Path) -> None:
+    def test_a_certificate_or_a_key_that_is_of_no_use_is_refused(self, tmp_path: Path) -> None:
         certificate, key = tmp_path / "web.pem", tmp_path / "web.key"
+        settings = make_settings(tmp_path / "new", web={"certificate": certificate, "key": key})
+        refused = r"web: .*web\.pem, .*web\.key: expected a certificate and its key in PEM, without a password: "
+        with pytest.raises(ConfigError, match=f"{refused}.*No such file") as error:
+            check(settings)
+        assert "\n" not in str(error.value)
         make_certificate(certificate, key)
-        web = {"certificate": certificate, "key": key}
-        check(make_settings(tmp_path / "new", web=web))
-        key.write_text("nothing")
-        with pytest.raises(ConfigError, match=r"web\.key: .*web\.key: expected a PEM file"):
-            check(make_settings(tmp_path / "new", web=web))
-        make_certificate(tmp_path / "other.pem", key)
-        with pytest.raises(ConfigError, match=r"web: .*web\.pem, .*web\.key: expected a certificate and its key"):
-            check(make_settings(tmp_path / "new", web=web))
-        make_certificate(certificate, key, "-passout", "pass:secret")
-        with pytest.raises(ConfigError, match="without a password"):
-            check(make_settings(tmp_path / "new", web=web))
+        check(settings)
+        for spoil in (
+            lambda: key.write_text("nothing"),
+            lambda: make_certificate(tmp_path / "other.pem", key),
+            lambda: make_certificate(certificate, key, "-passout", "pass:secret"),
+        ):
+            spoil()
+            with pytest.raises(ConfigError, match=refused):
+                check(settings)
 
     @pytest.fixture
     def unchecked(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,12 +203,12 @@ class TestServe:
         for name in ("no_proxy", "NO_PROXY"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-        with http_server() as address:
-            assert parent._answers(address)
+        with answering(HTTPServer(("127.0.0.1", 0), Healthy)) as server:
+            assert parent._answers(f"http://127.0.0.1:{server.server_port}")
 
 
 class TestPreparing:
-    def test_the_first_token_is_kept_and_readable_by_its_owner_alone(self, tmp_path: Path) -> None:
+    def test_a_token_is_kept_for_its_owner_alone_and_replaced_where_it_is_lost(self, tmp_path: Path) -> None:
         settings = make_settings(tmp_path / "new", programs=CATALOGUE_PROGRAM)
         assert prepare(settings), "made"
         file = settings.folder / TOKEN_FILE
@@ -232,6 +216,9 @@ class TestPreparing:
         assert file.stat().st_mode & 0o777 == 0o600
         assert not prepare(settings), "it is not shown again"
         assert file.read_text() == token
+        file.unlink()
+        assert prepare(settings)
+        assert file.read_text() != token
 
     def test_a_folder_that_exists_is_made_its_owners_alone(self, tmp_path: Path) -> None:
         settings = make_settings(tmp_path / "old")
@@ -243,43 +230,15 @@ class TestPreparing:
         assert settings.folder.stat().st_mode & 0o777 == 0o700
         assert {path.stat().st_mode & 0o777 for path in settings.folder.glob("service.sqlite*")} == {0o600}
 
-    def test_a_token_that_is_lost_is_replaced(self, tmp_path: Path) -> None:
-        settings = make_settings(tmp_path / "new")
-        prepare(settings)
-        file = settings.folder / TOKEN_FILE
-        token = file.read_text()
-        file.unlink()
-        assert prepare(settings)
-        assert file.read_text() != token
-
     @pytest.mark.parametrize("change", [{"disabled": True}, {"role": "user"}])
     def test_no_token_is_made_for_an_admin_who_is_none_any_more(
-        self,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-        change: dict[str, object],
+        self, tmp_path: Path, change: dict[str, object]
     ) -> None:
         settings = make_settings(tmp_path / "new")
         prepare(settings)
-        token = (settings.folder / TOKEN_FILE).read_text()
         with closing(Store(settings.database)) as store:
-            admin = get_user(store, FIRST_ADMIN)
-            assert admin is not None
-            change_user(store, replace(admin, **change))
-            assert prepare(settings) is None
+            change_user(store, replace(get_user(store, FIRST_ADMIN), **change))  # type: ignore[type-var]
+            (settings.folder / TOKEN_FILE).unlink()
+            assert not prepare(settings)
             assert len(tokens_of(store, FIRST_ADMIN, time.time())) == 1
-        assert (settings.folder / TOKEN_FILE).read_text() == token
-        (settings.folder / TOKEN_FILE).unlink()
-        made = prepare(settings)
-        assert made is None
         assert not (settings.folder / TOKEN_FILE).exists()
-
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-        monkeypatch.setattr(parent, "serve", lambda _path, _settings, ready, _say: ready("http://there", made))
-        file = tmp_path / "settings.yaml"
-        file.write_text(yaml.safe_dump(settings.model_dump(mode="json")), encoding="utf-8")
-        verbs.serve(file)
-        out = capsys.readouterr().out
-        assert "its token:  none was made: the user admin is disabled, or no admin any more" in out
-        assert "#" not in out

@@ -18,7 +18,8 @@ from rlpto.ray_cluster.scheduler.session_folder import read_table
 from rlpto.store.curves import points_after, spans_of_job
 from rlpto.store.jobs import JobRow
 from rlpto.store.logs import log_lines
-from rlpto.store.requests import switches
+from rlpto.store.requests import Switch
+from rlpto.store.rows import find
 from rlpto.store.status import decisions, predictions, queue, volume
 from tests.service.served import TINY, Served, served
 
@@ -112,7 +113,7 @@ def test_s1_policies_are_switched_while_jobs_run_and_wait(service: Served) -> No
     assert len(list(service.client.jobs(states=["finished"]))) == JOBS, "none was lost, none is there twice"
     for policy in ("round_robin", "fifo"):
         service.switch(policy)  # idle, too
-    asked = [one.policy for one in switches(service.store, limit=6)]
+    asked = [one.policy for one in find(service.store, Switch, "ORDER BY number DESC LIMIT 6")]
     assert asked == ["fifo", "round_robin", "fifo", "round_robin", "elastic_fifo", "fifo"]
 
 

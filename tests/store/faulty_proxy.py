@@ -1,4 +1,4 @@
-"""A real HTTP proxy before a server of object storage: it delays requests, or answers them with an error."""
+"""A real HTTP proxy before a server of object storage: it delays uploads, or answers them with an error."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ERROR = """<?xml version="1.0" encoding="UTF-8"?>
 
 
 class FaultyProxy(ThreadingHTTPServer):
-    """delay_s: before each answer. refused: methods that are answered with `code` and `reason`. refusals: so far.
-    asked: set once a request has come."""
+    """delay_s: before each answer to an upload. refused: methods that are answered with `code` and `reason`. refusals:
+    so far. asked: set once an upload has come."""
 
     def __init__(self, port: int) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -47,8 +47,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self) -> None:
         proxy = self.server
         body = self._chunks() if "Transfer-Encoding" in self.headers else self._read(self.headers["Content-Length"])
-        proxy.asked.set()
-        time.sleep(proxy.delay_s)
+        if self.command == "PUT":
+            proxy.asked.set()
+            time.sleep(proxy.delay_s)
         if self.command in proxy.refused:
             proxy.refusals += 1
             key = self.headers.get("Authorization", "=/").split("=")[1].split("/")[0]

@@ -140,9 +140,7 @@ def test_a_job_trains_on_while_the_server_is_away(server: Server, tmp_path: Path
 ALL = ("GET", "HEAD", "PUT", "POST", "DELETE")
 FAULTS = {
     "wrong credentials": (403, "InvalidAccessKeyId", ALL, "INVALID_ACCESS_KEY_ID"),
-    "wrong signature": (403, "SignatureDoesNotMatch", ALL, "SIGNATURE_DOES_NOT_MATCH"),
     "full": (507, "QuotaExceeded", ("PUT", "POST"), "HTTP status 507"),
-    "full, of another kind": (500, "InternalError", ("PUT", "POST"), "INTERNAL_FAILURE"),
     "too busy": (503, "SlowDown", ("PUT", "POST"), "SLOW_DOWN"),
 }
 

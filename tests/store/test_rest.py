@@ -1,4 +1,4 @@
-"""Requests, switches, curves, status, programs."""
+"""Requests, curves, status, programs."""
 
 from rlpto.store import curves, programs, requests, status
 from rlpto.store.database import Store
@@ -17,15 +17,6 @@ def test_requests_are_answered_once_and_in_order(store: Store) -> None:
     assert (answered.done_at, answered.problem) == (3.0, "")
     assert not requests.is_asked(store, "cancel", "j1")
     assert [request.body["policy"] for request in requests.open_requests(store)] == ["las"]
-
-
-def test_switches_are_numbered(store: Store) -> None:
-    assert requests.switch_in_force(store) is None
-    requests.add_switch(store, "fifo", "", "start", 1.0, 1.0)
-    second = requests.add_switch(store, "las", "ann", "busy", 2.0, 2.5)
-    assert (second.number, second.before) == (2, "fifo")
-    assert requests.switch_in_force(store) == second
-    assert [switch.number for switch in requests.switches(store, before=2)] == [1]
 
 
 def add_point(store: Store, job: str, at: float) -> int:
@@ -82,15 +73,14 @@ def test_a_forecast_of_volume_stays_when_the_step_is_over(store: Store) -> None:
     assert status.volume(store, 0.0) == [status.VolumeRow(0.0, 5.0), status.VolumeRow(600.0, 3.0, 4.0, 1.0, 9.0)]
 
 
-def test_a_program_is_checked_again_when_it_changes(store: Store) -> None:
-    assert programs.set_program(store, "digits", {"a": 1}, "root", 1.0) == 1
-    programs.note_check(store, "digits", 1, "usable")
-    assert programs.set_program(store, "digits", {"a": 1}, "root", 2.0) == 1, "nothing has changed"
-    assert programs.set_program(store, "digits", {"a": 1}, "root", 2.0, enabled=False) == 2
-    found = programs.get_program(store, "digits")
-    assert (found.checked, found.enabled) == ("usable", False)
-    assert programs.set_program(store, "digits", {"a": 2}, "root", 3.0) == 3
-    programs.note_check(store, "digits", 2, "refused", "an old answer")
-    assert [(row.name, row.checked, row.problem) for row in programs.all_programs(store)] == [
-        ("digits", "unchecked", "")
-    ]
+def test_a_program_is_checked_again_when_it_has_changed_or_was_refused(store: Store) -> None:
+    def checked() -> dict[str, str]:
+        return {row.name: row.checked for row in programs.all_programs(store)}
+
+    specs: dict[str, dict[str, object]] = {name: {"samples": 1} for name in ("kept", "other", "refused", "gone")}
+    programs.set_programs(store, specs)
+    assert set(checked().values()) == {"unchecked"}
+    for name in specs:
+        programs.note_check(store, name, "no such class" if name == "refused" else "")
+    programs.set_programs(store, {"kept": {"samples": 1}, "other": {"samples": 2}, "refused": {"samples": 1}})
+    assert checked() == {"gone": "usable", "kept": "usable", "other": "unchecked", "refused": "unchecked"}

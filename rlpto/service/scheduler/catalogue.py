@@ -1,16 +1,13 @@
-"""The admin's catalogue as the scheduler needs it: what programs train, how fast that is expected to be, and whether
-workers can import them."""
+"""The catalogue as the scheduler needs it: what programs train, how fast that is expected to be, and whether workers
+can import them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from rlpto.core.cluster import ClusterShape
 from rlpto.core.job_store import JobStore
@@ -18,7 +15,6 @@ from rlpto.core.jobs import PRIORITY_CLASSES, Job
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import JobError, RlptoError
-from rlpto.io.settings_text import first_problem
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.metrics import METRIC_NAMES, METRICS
 from rlpto.performance.solo import predict_training
@@ -27,7 +23,7 @@ from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.settings import ProgramSettings, program_spec
 from rlpto.store.database import Store
 from rlpto.store.jobs import JobRow
-from rlpto.store.programs import ProgramRow, all_programs, get_program, note_check
+from rlpto.store.programs import all_programs, note_check
 from rlpto.store.rows import put_all
 from rlpto.store.scripts import get_script
 from rlpto.store.status import PreviewRow
@@ -62,16 +58,12 @@ class ProgramChecks:
         error = answer.exception()
         return answer.result() if error is None else f"{type(error).__name__}: {error}"
 
-    def forget(self, training: str, pip: Sequence[str]) -> None:
-        """Look again when next asked."""
-        self._answers.pop((training, *pip), None)
-
 
 class Catalogue:
     """Programs by name, and the speed tables of all of them.
 
     config: of the experiment. shape: of the cluster when the service started; no job is given more GPUs than one could
-    hold then. folder: of jobs' files. session: of the controllers. programs: of the usable ones; it changes in place.
+    hold then. folder: of jobs' files. session: of the controllers.
     """
 
     def __init__(
@@ -79,78 +71,34 @@ class Catalogue:
     ) -> None:
         self._store, self._config, self._shape = store, config, shape
         self._session, self._folder, self._checks = session, folder, checks
-        self._rows: dict[str, ProgramRow] = {}
-        self._wrong: dict[str, str] = {}
-        self._checking: set[str] = set()
-        self.programs: dict[str, ProgramSettings] = {}
+        rows = all_programs(store)
+        self.programs = {row.name: ProgramSettings.model_validate(row.spec) for row in rows}
+        self._unchecked = {row.name for row in rows if row.checked == "unchecked"}
         self.most_gpus = max(shape.most_gpus, 1)
-        self.refresh(all_programs(store))
         self.tables = self._compiled()
 
-    def changed(self) -> bool:
-        """Take in what admins have changed, and what checks have found; True if `tables` are others now."""
-        rows, before = all_programs(self._store), dict(self.programs)
-        self.refresh(rows)  # before the checks, which would judge a new version by the problem of the last one
-        for row in rows:
-            self._note_check(row)
-        if self.programs == before:
-            return False
-        self.tables = self._compiled()
-        return True
-
-    def refresh(self, rows: Sequence[ProgramRow]) -> None:
-        """Read the programs. One that is wrong refuses jobs, and nothing else."""
-        for row in rows:
-            if self._rows.get(row.name) is not None and self._rows[row.name].version == row.version:
-                continue
-            self._rows[row.name] = row
-            try:
-                self.programs[row.name] = ProgramSettings.model_validate(row.spec.get("program"))
-            except ValidationError as error:
-                self._wrong[row.name] = first_problem(error, ProgramSettings)[1]
-                self._keep_for_jobs(row.name)
-                continue
-            self._wrong.pop(row.name, None)
-            self._checks.forget(self.programs[row.name].training, self.programs[row.name].pip)
-
-    def _keep_for_jobs(self, name: str) -> None:
-        """Have a program that is wrong as its newest job was given it, so that its jobs go on after a restart."""
-        query = "SELECT spec FROM jobs WHERE program = ? AND number IS NOT NULL ORDER BY number DESC LIMIT 1"
-        found = self._store.row(query, (name,))
-        if name in self.programs or found is None:
-            return
-        spec = json.loads(found[0])
-        same = ProgramSettings.model_fields.keys() - {"epochs", "options"}  # a job's are its own, in other bounds
-        given = {key: value for key, value in spec.items() if key in same}
-        self.programs[name] = ProgramSettings.model_validate({**given, "samples": spec["data_size"]})
-
-    def _note_check(self, row: ProgramRow) -> None:
-        """Find out whether an unchecked program can train."""
-        if row.checked != "unchecked" or not row.enabled:
-            return
-        problem = self._wrong.get(row.name)
-        if problem is None and row.name in self.programs:
-            problem = self._checks.problem(self.programs[row.name].training, self.programs[row.name].pip)
-        if problem is not None:
-            note_check(self._store, row.name, row.version, "refused" if problem else "usable", problem)
+    def note_checks(self) -> None:
+        """Note which programs can train, as far as that has been found out."""
+        for name in sorted(self._unchecked):
+            problem = self._checks.problem(self.programs[name].training, self.programs[name].pip)
+            if problem is not None:
+                note_check(self._store, name, problem)
+                self._unchecked.remove(name)
 
     def problem(self, row: JobRow) -> str | None:
         """Why a job cannot run; empty: it can; None: that is being found out."""
-        if row.program not in self._rows:
-            new = get_program(self._store, row.program) is not None  # since the catalogue was last read
-            return None if new else f"no program {row.program} in the catalogue"
-        if row.program in self._wrong:
-            return f"program {row.program}: {self._wrong[row.program]}"
+        if row.program not in self.programs:
+            return f"no program {row.program} in the catalogue"
+        program = self.programs[row.program]
         if row.gpus > self.most_gpus:
             return f"it asks for {row.gpus} GPUs, and the cluster has {self.most_gpus} for one job"
-        servers = self.programs[row.program].servers if self.programs[row.program].has_servers else 0
+        servers = program.servers if program.has_servers else 0
         if servers > self._shape.cpu_slots:
             return (
                 f"it trains through {servers} parameter servers, and the nodes have {self._shape.cpu_slots} CPU slots"
             )
-        training = row.training or self.programs[row.program].training
-        problem = self._checks.problem(training, (*self.programs[row.program].pip, *row.pip))
-        return f"{training} cannot be used: {problem}" if problem else problem
+        problem = self._checks.problem(program.training, (*program.pip, *row.pip))
+        return f"{program.training} cannot be used: {problem}" if problem else problem
 
     def job(self, row: JobRow, submit_time: float) -> Job:
         """What the scheduler sees of a job. Raises RlptoError for one that makes no sense."""
@@ -183,7 +131,6 @@ class Catalogue:
             made,
             id=row.id,
             folder=str(folder),
-            training=row.training or program.training,
             pip=(*program.pip, *row.pip),
             options={**program.options, **row.options, **self._script(row, folder)},
             data_size=row.samples or program.samples,

@@ -81,8 +81,8 @@ def check(settings: ServiceSettings) -> None:
     if settings.scheduler.policy not in known:
         raise ConfigError(f"scheduler.policy: {settings.scheduler.policy}: expected one of {', '.join(known)}")
     _check_certificate(settings.web)
-    for key, secret in settings.web.secrets.items():
-        secret.read(key)
+    for key in settings.web.secrets:
+        settings.web.secret(key)
 
 
 def serve(settings: ServiceSettings) -> None:
@@ -191,22 +191,14 @@ def _check_local(config: Config) -> None:
 
 def _check_certificate(web: WebSettings) -> None:
     """Read the certificate and its key as the web process will."""
-    if web.certificate is None or web.key is None:
+    if web.certificate is None:
         return
-    for name, path in (("certificate", web.certificate), ("key", web.key)):
-        try:
-            text = path.read_bytes()
-        except OSError as refused:
-            reason = (refused.strerror or str(refused)).lower()
-            raise ConfigError(f"web.{name}: {path}: {reason}: expected a PEM file that can be read") from None
-        if b"-----BEGIN " not in text:
-            raise ConfigError(f"web.{name}: {path}: expected a PEM file, which has a line `-----BEGIN ...`")
     try:
         # Without a password OpenSSL would ask the terminal for that of an encrypted key.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(web.certificate, web.key, password=lambda: "")
     except (OSError, ValueError) as wrong:
         raise ConfigError(
-            f"web: {web.certificate}, {web.key}: expected a certificate and its key without a password: {wrong}"
+            f"web: {web.certificate}, {web.key}: expected a certificate and its key in PEM, without a password: {wrong}"
         ) from None
 
 

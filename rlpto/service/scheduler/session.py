@@ -74,7 +74,7 @@ def open_session(
 
     config: the experiment, with the nodes that were found. Raises ClusterError if no node has GPUs.
     """
-    config = _as_served(config, settings)
+    config = _as_served(config)
     shape = _shape(config, database)
     folder = settings.folder / "jobs"
     catalogue = Catalogue(database, config, shape, environment.session, folder, environment.checks)
@@ -98,7 +98,16 @@ def open_session(
         (status, *([] if ahead is None else [lambda _: ahead.publish()])),
         knowledge=PolicyKnowledge(
             None,
-            _estimates(config, catalogue, jobs, specs, shape),
+            OnlineEstimates(
+                jobs,
+                specs,
+                catalogue.programs,
+                catalogue.tables,
+                shape.kind_sizes,
+                method=config.knowledge.fit,
+                pooled=True,
+                most_epochs=MOST_TABLE_EPOCHS,
+            ),
             config.knowledge.remaining,
             config.knowledge.tail,
             config.knowledge.unseen_hours,
@@ -147,11 +156,10 @@ def _shape(config: Config, database: SessionDatabase) -> ClusterShape:
     return found
 
 
-def _as_served(config: Config, settings: ServiceSettings) -> Config:
+def _as_served(config: Config) -> Config:
     """The experiment as a service has it: for ever, and decided at events too, so that no job waits for free GPUs."""
     times = config.simulator.model_copy(update={"decide_on": "events", "max_hours": None})
-    fair = {"inside": "fair_users"} if settings.scheduler.fair_users else {}
-    return config.model_copy(update={"simulator": times, "queue": config.queue.model_copy(update=fair)})
+    return config.model_copy(update={"simulator": times})
 
 
 def _known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> tuple[list[Job], list[JobSpec]]:
@@ -172,22 +180,6 @@ def _known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> 
     if unknown:
         database.forget(unknown)
     return jobs, specs
-
-
-def _estimates(
-    config: Config, catalogue: Catalogue, jobs: list[Job], specs: list[JobSpec], shape: ClusterShape
-) -> OnlineEstimates:
-    """What is believed of jobs: what they report, like jobs share; before that, the guess of their program."""
-    return OnlineEstimates(
-        jobs,
-        specs,
-        catalogue.programs,
-        catalogue.tables,
-        shape.kind_sizes,
-        method=config.knowledge.fit,
-        pooled=True,
-        most_epochs=MOST_TABLE_EPOCHS,
-    )
 
 
 def _volume(

@@ -17,7 +17,7 @@ from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.store.curves import thin_points
 from rlpto.store.events import add_event
-from rlpto.store.rows import insert
+from rlpto.store.rows import insert, put_all
 from rlpto.store.status import DecisionRow, Heartbeat, QueueRow, beat, describe_decision, note_held, set_queue
 
 POINT_INTERVAL_S = 2.0
@@ -94,7 +94,7 @@ class StatusWriter:
 
     def __post_init__(self) -> None:
         self._since = self.wall()
-        set_queue(self.database, ())
+        put_all(self.database, QueueRow, ())
 
     def __call__(self, cluster: RayCluster) -> None:
         """Write down how the cluster stands, once in a while."""

@@ -54,20 +54,20 @@ def make_app(settings: ServiceSettings) -> FastAPI:
     app.include_router(operations.router)
     app.include_router(pages.router)
     if settings.web.oidc is not None:
-        _sign_in_at(app, settings.web.oidc)
+        _sign_in_at(app, settings.web.oidc, settings.web.secret("web.oidc.client_secret_env"))
     app.mount("/static", static_app())
     app.add_exception_handler(pages.SignInNeeded, pages.sign_in_first)
     return app
 
 
-def _sign_in_at(app: FastAPI, settings: OidcSettings) -> None:
-    """Add single sign-on. Raises ConfigError for what is not installed, or a secret that cannot be read."""
+def _sign_in_at(app: FastAPI, settings: OidcSettings, secret: str) -> None:
+    """Add single sign-on. Raises ConfigError for what is not installed."""
     try:
         from rlpto.service.web.oidc import SingleSignOn
         from rlpto.service.web.routes import single_sign_on
     except ModuleNotFoundError as missing:
         raise ConfigError(f"web.oidc: {missing.name} is not installed: pip install 'rlpto[oidc]'") from None
-    app.state.single_sign_on = SingleSignOn(settings)
+    app.state.single_sign_on = SingleSignOn(settings, secret)
     app.include_router(single_sign_on.router)
 
 

@@ -64,9 +64,8 @@ def webhook(url: str) -> Channel:
     return Channel("webhook", urlsplit(url).netloc.rpartition("@")[2], message)
 
 
-def mail(settings: EmailSettings) -> Channel:
-    """Writes to the owner of a job. Raises ConfigError if the server's password cannot be read."""
-    password = settings.password and settings.password.read("web.email.password")
+def mail(settings: EmailSettings, password: str) -> Channel:
+    """Writes to the owner of a job. password: empty: the server asks for none."""
 
     def message(store: Store, row: JobRow, key: str) -> Callable[[], None] | None:
         owner = get_user(store, row.owner)
@@ -102,9 +101,10 @@ def _is_final(error: Exception, wait: float) -> bool:
 
 
 def channels(settings: WebSettings) -> list[Channel]:
-    """Where messages go. Raises ConfigError for a secret that cannot be read."""
+    """Where messages go. Raises ConfigError for a password that is missing."""
     posts = [] if settings.webhook is None else [webhook(settings.webhook)]
-    return posts if settings.email is None else [*posts, mail(settings.email)]
+    password = settings.secret("web.email.password_env")
+    return posts if settings.email is None else [*posts, mail(settings.email, password)]
 
 
 class EndMessages:

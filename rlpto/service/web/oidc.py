@@ -53,13 +53,11 @@ class Identity:
 
 
 class SingleSignOn:
-    """The provider, and the sign-ins that have begun. Raises ConfigError for a secret that cannot be read."""
+    """The provider, and the sign-ins that have begun. secret: of the service there; empty: it is a public client."""
 
-    def __init__(self, settings: OidcSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: OidcSettings, secret: str) -> None:
+        self.settings, self._secret = settings, secret
         self._host = urlsplit(settings.issuer).netloc
-        secret = settings.client_secret
-        self._secret = None if secret is None else secret.read("web.oidc.client_secret")
         self._begun: dict[str, Begun] = {}
 
     async def begin(self, redirect: str, back: str) -> tuple[str, str]:
@@ -97,9 +95,9 @@ class SingleSignOn:
         form |= {"code_verifier": begun.verifier, "client_id": self.settings.client_id}
         by_header = "client_secret_basic" in found.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
         login = None
-        if self._secret is not None and by_header:
+        if self._secret and by_header:
             login = (quote_plus(self.settings.client_id), quote_plus(self._secret))
-        elif self._secret is not None:
+        elif self._secret:
             form["client_secret"] = self._secret
         answer = await self._ask("POST", _address(found, "token_endpoint"), data=form, auth=login)
         keys = await self._ask("GET", _address(found, "jwks_uri"))

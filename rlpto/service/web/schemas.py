@@ -54,7 +54,8 @@ OptionText = Annotated[str, Field(max_length=64)]
 LARGEST_NUMBER = 10**15
 OptionNumber = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 OptionInteger = Annotated[int, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
-SignIn = Annotated[str, Field(max_length=254, pattern=r"^[!-~]*$"), AfterValidator(sign_in_key)]
+SignIn = Annotated[str, Field(max_length=254, pattern=r"^[!-~]+$"), AfterValidator(sign_in_key)]
+Quota = Annotated[int, Field(ge=1, le=10**6)] | None
 Gpus = Annotated[int, Field(ge=1, le=16_384)]
 PriorityName = Literal["high", "normal", "low"]
 JOB_ID = r"^[a-z0-9][a-z0-9-]{0,63}$"
@@ -97,12 +98,6 @@ class JobBody(Body):
 
     name: Label = Field("", description="A label for people; empty: the program's name.")
     program: PlainName = Field(description="What to train: a program of GET /programs.")
-    training: str | None = Field(
-        None,
-        max_length=200,
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$",
-        description="Role developer only: a class in place of the program's, as package.module:Class.",
-    )
     script: ScriptBody | None = Field(None, description="Role developer only: for a program that trains by scripts.")
     options: dict[OptionName, bool | OptionInteger | OptionNumber | OptionText] = Field(
         default_factory=dict, max_length=64, description="Options that the program lets users choose."
@@ -143,10 +138,9 @@ class ArrayBody(Body):
 
 
 class JobChange(Body):
-    """Changes to a job; fields that are left out stay as they are."""
+    """What may be changed about a job."""
 
-    priority: PriorityName | None = None
-    labels: dict[LabelKey, LabelValue] | None = Field(None, max_length=16)
+    priority: PriorityName
 
 
 class PolicyChange(Body):
@@ -182,27 +176,23 @@ class UserBody(Body):
 class UserChange(Body):
     """Changes to a user; fields that are left out stay as they are."""
 
-    role: Role | None = None
-    disabled: bool | None = None
-    gpus_held: Annotated[int, Field(ge=0, le=10**6)] | None = Field(
-        None, description="GPUs that all jobs of the user may hold; 0: as the settings say."
-    )
-    jobs_queued: Annotated[int, Field(ge=0, le=10**6)] | None = Field(
-        None, description="Jobs of the user that are not over; 0: as the settings say."
-    )
-    highest_priority: PriorityName | Literal["default"] | None = Field(
-        None, description="Highest class that the user may give to jobs; default: as the settings say."
+    role: Role = "user"
+    disabled: bool = False
+    gpus_held: Quota = Field(None, description="GPUs that all jobs of the user may hold; null: as the settings say.")
+    jobs_queued: Quota = Field(None, description="Jobs of the user that are not over; null: as the settings say.")
+    highest_priority: PriorityName | None = Field(
+        None, description="Highest class that the user may give to jobs; null: as the settings say."
     )
     sign_in: SignIn | None = Field(
-        None, description="Value by which single sign-on knows the user, such as an address; empty: by none."
+        None, description="Value by which single sign-on knows the user, such as an address; null: by none."
     )
 
 
 class AccountChange(Body):
     """Changes to the caller's own account."""
 
-    email: Annotated[str, Field(pattern=f"^$|{EMAIL}")] = Field(
-        description="Where a message goes when a job of the caller is over; empty: nowhere."
+    email: Annotated[str, Field(pattern=EMAIL)] | None = Field(
+        description="Where a message goes when a job of the caller is over; null: nowhere."
     )
 
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
-from typing import get_args
-
-from pydantic import JsonValue, ValidationError
+from typing import Any, get_args
 
 from rlpto.io.errors import ConfigError
-from rlpto.io.settings_text import first_problem
 from rlpto.service.settings import CatalogueProgram, ServiceSettings
 from rlpto.service.web.errors import Problem
 from rlpto.service.web.schemas import LARGEST_NUMBER, ArrayBody, JobBody, ScriptBody
+from rlpto.service.web.state import Service
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import JobRow, NewJob, Priority, Scalar, change_job, count_open, get_job, insert_job
-from rlpto.store.program_keys import SCRIPTS, ProgramKeys
-from rlpto.store.programs import all_programs, get_program
+from rlpto.store.program_keys import SCRIPTS
+from rlpto.store.programs import refused_programs
 from rlpto.store.rows import insert
 from rlpto.store.scripts import ScriptRow, compiled, get_script, keep_script, script_row
 from rlpto.store.status import PreviewRow, previews
@@ -29,58 +27,26 @@ from rlpto.store.users import User, over_quota
 NUMBER = "{i}"
 """What stands for the number of a job in an array."""
 _LONGEST_NAME = 128
-_USUAL_EPOCHS = 10.0
 _MOST_NAMES = 10
 
 
-@lru_cache(maxsize=256)
-def entry_of(spec: str) -> CatalogueProgram:
-    """A program of the catalogue from its JSON."""
-    return CatalogueProgram.model_validate_json(spec)
-
-
-def checked_program(program: Mapping[str, object]) -> dict[str, JsonValue]:
-    """What a program trains, as given. Raises Problem for what the scheduler could not read."""
-    try:
-        return ProgramKeys.model_validate(program).model_dump(mode="json", exclude_unset=True)
-    except ValidationError as error:
-        said = first_problem(error, ProgramKeys, "program", lambda place: ("program", *place) if place else place)[1]
-        raise _wrong(said) from None
-
-
-def usual_epochs(entry: CatalogueProgram) -> float:
-    """Epochs of a job that names none. The settings file may give a program senseless ones, until it is refused."""
-    epochs = entry.program.get("epochs", _USUAL_EPOCHS)
-    return float(epochs) if isinstance(epochs, int | float) and epochs > 0 else _USUAL_EPOCHS
-
-
-def checked_job(store: Store, settings: ServiceSettings, user: User, body: JobBody) -> NewJob | Problem:
-    """The job that a body asks for, or what catalogue, role or quota have against it.
-
-    A problem is not raised: it is none where the body repeats a submission, which `submit` finds out.
-    """
-    try:
-        return _allowed(store, settings, user, body)
-    except Problem as problem:
-        return problem
-
-
-def _allowed(store: Store, settings: ServiceSettings, user: User, body: JobBody) -> NewJob:
-    program = get_program(store, body.program)
-    if program is None or not program.enabled:
-        raise _no_program(store, body.program)
-    if program.checked == "refused":
-        raise Problem(403, "program-not-allowed", f"the program {body.program} cannot train: {program.problem}")
-    entry = entry_of(json.dumps(program.spec, sort_keys=True))
+def allowed_job(store: Store, settings: ServiceSettings, user: User, body: JobBody) -> NewJob:
+    """The job that a body asks for. Raises Problem for what catalogue, role or quota have against it."""
+    refused = refused_programs(store)
+    if body.program in refused:
+        raise Problem(403, "program-not-allowed", f"the program {body.program} cannot train: {refused[body.program]}")
+    if body.program not in settings.programs:
+        raise _no_program([name for name in settings.programs if name not in refused], body.program)
+    entry = settings.programs[body.program]
     most = body.gpus if body.max_gpus is None else body.max_gpus
     if not body.min_gpus <= body.gpus <= most:
         raise _wrong(f"expected min_gpus <= gpus <= max_gpus, got {body.min_gpus}, {body.gpus}, {most}")
     if most > entry.most_gpus:
         raise _wrong(f"{body.program} may have {entry.most_gpus} GPUs at most, got {most}")
-    epochs = usual_epochs(entry) if body.epochs is None else body.epochs
+    epochs = float(entry.program.epochs) if body.epochs is None else body.epochs
     if epochs > entry.most_epochs:
         raise _wrong(f"{body.program} may train for {entry.most_epochs:g} epochs at most, got {epochs:g}")
-    usual = entry.program.get("batch_size")
+    usual = entry.program.batch_size
     if body.batch_size is not None and body.batch_size not in (*entry.batch_sizes, usual):
         known = ", ".join(map(str, sorted(entry.batch_sizes))) or f"{usual} alone"
         raise _wrong(f"batch_size: expected one of {known}, got {body.batch_size}")
@@ -92,29 +58,10 @@ def _allowed(store: Store, settings: ServiceSettings, user: User, body: JobBody)
         before = get_job(store, job)
         if before is None or not (user.sees_all or before.owner == user.name):
             raise _wrong(f"after: there is no job {job} of yours")
-    script = _script(body, user, entry)
-    return NewJob(
-        owner=user.name,
-        name=body.name or (script.name if script else body.program),
-        program=body.program,
-        training=_training(body, user, settings),
-        script=None if script is None else script.digest,
-        arguments=body.script.arguments if body.script else (),
-        samples=body.script.samples if body.script else None,
-        pip=body.script.pip if body.script else (),
-        options=_options(body, entry),
-        epochs=epochs,
-        batch_size=body.batch_size,
-        metric=body.metric,
-        after=body.after,
-        most_hours=body.most_hours,
-        seed=body.seed,
-        gpus=body.gpus,
-        min_gpus=body.min_gpus,
-        max_gpus=most,
-        priority=body.priority,
-        labels=body.labels,
-    )
+    asked = body.model_dump(exclude={"script"}) | _script(body, user, entry)
+    name = body.name or (body.script.name if body.script else body.program)
+    asked |= {"name": name, "options": _options(body, entry), "epochs": epochs, "max_gpus": most}
+    return NewJob(owner=user.name, **asked)
 
 
 def highest_priority(settings: ServiceSettings, user: User) -> Priority:
@@ -130,8 +77,7 @@ def check_priority(settings: ServiceSettings, user: User, priority: Priority) ->
         raise Problem(403, "quota-exceeded", f"priority: you may not use class {priority}: expected {known}")
 
 
-def _no_program(store: Store, name: str) -> Problem:
-    names = [row.name for row in all_programs(store) if row.enabled and row.checked != "refused"]
+def _no_program(names: list[str], name: str) -> Problem:
     known = ", ".join([*names[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])]) or "none"
     return Problem(403, "program-not-allowed", f"the catalogue has no program {name}: expected one of {known}")
 
@@ -142,11 +88,9 @@ def gpus_queued(store: Store) -> int:
     return int(found[0] or 0) if found else 0
 
 
-def previews_for(store: Store, job: NewJob) -> list[PreviewRow]:
+def previews_for(store: Store, settings: ServiceSettings, job: NewJob) -> list[PreviewRow]:
     """Hours and GPU-hours of a job by metric and number of GPUs, as far as the scheduler has predicted them."""
-    program = get_program(store, job.program)
-    whole = usual_epochs(entry_of(json.dumps(program.spec, sort_keys=True))) if program else _USUAL_EPOCHS
-    share = job.epochs / whole
+    share = job.epochs / settings.programs[job.program].program.epochs
     rows = previews(store, job.program)
     return [replace(row, hours=row.hours * share, gpu_hours=row.gpu_hours * share) for row in rows]
 
@@ -183,90 +127,79 @@ def _numbered(value: Scalar, number: int) -> Scalar:
         return value
     text = value.replace(NUMBER, str(number))
     for kind in (int, float):
-        try:
-            found = kind(text)
-        except ValueError:
-            continue
-        if abs(found) <= LARGEST_NUMBER:
-            return found
+        with suppress(ValueError):
+            if abs(found := kind(text)) <= LARGEST_NUMBER:
+                return found
     return text
 
 
-def digest_of(body: JobBody) -> str:
-    """Digest that identifies a repeated submission."""
-    return hashlib.sha256(json.dumps(body.model_dump(), sort_keys=True).encode()).hexdigest()
+def submission(
+    service: Service, user: User, body: JobBody, key: str | None = None
+) -> Callable[[Store], tuple[JobRow, bool]]:
+    """What writes a job, and says whether it is new: the same key and body give the existing job, allowed now or not.
 
-
-def submit(
-    store: Store,
-    settings: ServiceSettings,
-    user: User,
-    job: NewJob | Problem,
-    body: JobBody,
-    key: str | None,
-    at: float,
-) -> tuple[JobRow, bool]:
-    """Write a job, and return whether it is new: the same key and body give the existing job, allowed now or not.
-
-    Raises Problem for a key that was used for another body, for a new job that is not allowed, and for more jobs than
-    the user may have.
+    It raises Problem for a key that was used for another body, for a new job that is not allowed, and for more jobs
+    than the user may have.
     """
-    digest = digest_of(body)
-    query = "SELECT digest, job FROM idempotency WHERE user = ? AND key = ?"
-    seen = None if key is None else store.row(query, (user.name, key))
-    if seen is not None:
-        before = get_job(store, seen[1])
-        if seen[0] != digest or before is None:
-            raise Problem(422, "key-reused", "this Idempotency-Key was used for another submission")
-        return before, False
-    if isinstance(job, Problem):
-        raise job
-    quota = user.jobs_queued or settings.quotas.jobs_queued
-    if count_open(store, user.name) >= quota:
-        raise Problem(403, "quota-exceeded", f"{quota} of your jobs are not over; more are not taken until some are")
-    if body.script is not None:
-        keep_script(store, script_row(body.script.name, body.script.source, body.script.files))
-    row = insert_job(store, job, at)
-    if row.waits_for:
-        row = replace(row, reason=row.waits_for)
-        change_job(store, row.id, at, reason=row.reason)
-    add_event(store, "job", at, row.id, row.owner, {"state": row.state, "name": row.name})
-    if key is not None:
-        insert(store, "idempotency", user=user.name, key=key, digest=digest, job=row.id, at=at)
-    return row, True
+    settings, at = service.settings, service.now()
+    digest = hashlib.sha256(json.dumps(body.model_dump(), sort_keys=True).encode()).hexdigest()
+    job: NewJob | Problem
+    try:
+        job = allowed_job(service.store, settings, user, body)
+    except Problem as problem:
+        job = problem  # it is none where the body repeats a submission
+
+    def write(store: Store) -> tuple[JobRow, bool]:
+        query = "SELECT digest, job FROM idempotency WHERE user = ? AND key = ?"
+        seen = None if key is None else store.row(query, (user.name, key))
+        if seen is not None:
+            before = get_job(store, seen[1])
+            if seen[0] != digest or before is None:
+                raise Problem(422, "key-reused", "this Idempotency-Key was used for another submission")
+            return before, False
+        if isinstance(job, Problem):
+            raise job
+        quota = user.jobs_queued or settings.quotas.jobs_queued
+        if count_open(store, user.name) >= quota:
+            said = f"{quota} of your jobs are not over; more are not taken until some are"
+            raise Problem(403, "quota-exceeded", said)
+        if body.script is not None:
+            keep_script(store, _row(body.script))
+        row = insert_job(store, job, at)
+        if row.waits_for:
+            row = replace(row, reason=row.waits_for)
+            change_job(store, row.id, at, reason=row.reason)
+        add_event(store, "job", at, row.id, row.owner, {"state": row.state, "name": row.name})
+        if key is not None:
+            insert(store, "idempotency", user=user.name, key=key, digest=digest, job=row.id, at=at)
+        return row, True
+
+    return write
 
 
-def _training(body: JobBody, user: User, settings: ServiceSettings) -> str | None:
-    """A developer's class path. Raises Problem for users of other roles, and outside the allowed packages."""
-    if body.training is None:
-        return None
-    if user.role != "developer":
-        raise Problem(403, "role-needed", "training: only the role developer may name a class; choose a program")
-    if not settings.scheduler.may_train(body.training):
-        known = ", ".join(settings.scheduler.training_prefixes) or "none"
-        detail = f"training: expected a class below one of the allowed packages: {known}"
-        raise Problem(403, "program-not-allowed", detail)
-    return body.training
-
-
-def _script(body: JobBody, user: User, entry: CatalogueProgram) -> ScriptRow | None:
-    """A developer's script. Raises Problem for users of other roles, and where program and script do not fit."""
-    trains_scripts = entry.program.get("training") == SCRIPTS
-    if body.script is None:
-        if trains_scripts and body.training is None:
+def _script(body: JobBody, user: User, entry: CatalogueProgram) -> dict[str, Any]:
+    """What a job has of a developer's script. Raises Problem for users of other roles, and where program and script do
+    not fit."""
+    script, trains_scripts = body.script, entry.program.training == SCRIPTS
+    if script is None:
+        if trains_scripts:
             raise _wrong(
                 f"script: {body.program} trains by a script of yours: expected one, as in `rlpto submit FILE.py`"
             )
-        return None
+        return {}
     if user.role != "developer":
         raise Problem(403, "role-needed", "script: only the role developer may submit code; choose a program")
-    if not trains_scripts or body.training is not None:
-        raise _wrong(f"script: {body.training or body.program} trains by no script: expected a program that does")
+    if not trains_scripts:
+        raise _wrong(f"script: {body.program} trains by no script: expected a program that does")
     try:
-        compiled(body.script.source, body.script.name, ConfigError)
+        compiled(script.source, script.name, ConfigError)
     except ConfigError as wrong:
         raise _wrong(f"script: {wrong}") from None
-    return script_row(body.script.name, body.script.source, body.script.files)
+    return {"script": _row(script).digest, "arguments": script.arguments, "samples": script.samples, "pip": script.pip}
+
+
+def _row(script: ScriptBody) -> ScriptRow:
+    return script_row(script.name, script.source, script.files)
 
 
 def _options(body: JobBody, entry: CatalogueProgram) -> dict[str, Scalar]:
@@ -276,9 +209,6 @@ def _options(body: JobBody, entry: CatalogueProgram) -> dict[str, Scalar]:
     }
     for name, value in body.options.items():
         if name not in entry.options:
-            if body.training is not None and not isinstance(value, str):
-                found[name] = value  # a developer's class has options of its own; texts may be paths
-                continue
             known = ", ".join(entry.options) or "none"
             raise _wrong(f"options.{name}: {body.program} lets users choose: {known}")
         try:

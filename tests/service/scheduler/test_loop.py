@@ -16,9 +16,8 @@ from rlpto.policies.registry import make_policy
 from rlpto.service.scheduler.process import StopRequest, _serve
 from rlpto.store.curves import points_after, spans_of_job
 from rlpto.store.events import events_of_job
-from rlpto.store.jobs import ENDED
-from rlpto.store.programs import get_program, set_program
-from rlpto.store.requests import answer, switch_in_force, switches
+from rlpto.store.programs import all_programs, set_programs
+from rlpto.store.requests import answer, switch_in_force
 from rlpto.store.status import decisions, heartbeat, nodes, policies, previews, queue
 from rlpto.store.users import add_user, change_user
 from tests.service.scheduler.virtual import PROGRAM, VirtualService, config
@@ -67,10 +66,12 @@ def test_waiting_jobs_know_their_place_and_why_they_wait(service: VirtualService
     assert rows[0].reason == "it asks for 2 GPUs; jobs that run or start are given 4 of 4"
 
 
-def test_jobs_that_cannot_run_are_rejected_with_a_reason(service: VirtualService) -> None:
+def test_jobs_that_cannot_run_are_rejected_with_a_reason(tmp_path: Path) -> None:
+    programs = {"tiny": PROGRAM, "broken": {**PROGRAM, "training": "other:Class"}}
+    service = VirtualService(tmp_path, config(60.0, 5.0), programs=programs)
     wrong = {
         service.submit(gpus=9, max_gpus=9): "it asks for 9 GPUs, and the cluster has 4 for one job",
-        service.submit(training="other:Class"): "other:Class cannot be used: no such class",
+        service.submit(program="broken"): "other:Class cannot be used: no such class",
         service.submit(epochs=1.0, program="nothing"): "no program nothing in the catalogue",
     }
     service.loop.step()
@@ -78,11 +79,13 @@ def test_jobs_that_cannot_run_are_rejected_with_a_reason(service: VirtualService
         assert (service.row(job).state, service.row(job).reason) == ("rejected", reason)
 
 
-def test_a_program_may_be_added_and_changed_while_jobs_run(service: VirtualService) -> None:
+def test_programs_change_at_the_next_start_and_jobs_of_those_that_are_gone_go_on(service: VirtualService) -> None:
     first = service.submit(gpus=2, max_gpus=2, epochs=20.0)
     service.until(first, "running")
-    spec = {"program": {**PROGRAM["program"], "samples": 400}, "options": {}}
-    set_program(service.store, "late", spec, "root", service.now())
+    hours = {row.gpus: row.hours for row in previews(service.store, "tiny")}
+    broken = {**PROGRAM, "training": "other:Class"}
+    set_programs(service.store, {"late": {**PROGRAM, "samples": 400}, "broken": broken})
+    service.restart()
     jobs = [service.submit(epochs=2.0, program="late") for _ in range(2)]
     seen: set[str] = set()
 
@@ -93,48 +96,11 @@ def test_a_program_may_be_added_and_changed_while_jobs_run(service: VirtualServi
     service.run(over)
     assert seen <= {"submitted", "checking", "queued", "starting", "running", "finished"}
     assert [service.row(job).state for job in (first, *jobs)] == ["running", "finished", "finished"]
-    hours = {row.gpus: row.hours for row in previews(service.store, "late")}
-    program = get_program(service.store, "late")
-    assert program is not None
-    assert (program.checked, program.problem) == ("usable", "")
-    spec["program"]["samples"] = 800
-    set_program(service.store, "late", spec, "root", service.now())
-    service.run(lambda: previews(service.store, "late")[0].hours > 1.5 * hours[1])
-    again = service.submit(epochs=2.0, program="late")
-    broken = {"program": {**PROGRAM["program"], "training": "other:Class"}, "options": {}}
-    set_program(service.store, "broken", broken, "root", service.now())
-    service.until(again, "finished")
-    refused = get_program(service.store, "broken")
-    assert refused is not None
-    assert (refused.checked, refused.problem) == ("refused", "no such class")
+    assert previews(service.store, "late")[0].hours > 1.5 * hours[1]
+    found = {row.name: (row.checked, row.problem) for row in all_programs(service.store)}
+    assert found == {"tiny": ("usable", ""), "late": ("usable", ""), "broken": ("refused", "no such class")}
     service.until(first, "finished")
     assert service.row(first).progress == pytest.approx(20.0)
-
-
-def test_a_changed_program_is_judged_by_what_it_is_now(service: VirtualService) -> None:
-    """A check of its version before would hold for ever: a checked version is not checked again."""
-    for samples, checked in ((0, "refused"), (100, "usable"), (0, "refused")):
-        spec = {"program": {**PROGRAM["program"], "samples": samples}, "options": {}}
-        set_program(service.store, "late", spec, "root", service.now())
-        for _ in range(2):
-            service.loop.step()
-        found = get_program(service.store, "late")
-        assert found is not None
-        assert found.checked == checked
-        assert ("samples" in found.problem) == (checked == "refused")
-
-
-def test_jobs_of_a_program_that_is_wrong_now_go_on_after_a_restart(service: VirtualService) -> None:
-    running = service.submit(epochs=20.0)
-    service.until(running, "running")
-    spec = {"program": {**PROGRAM["program"], "sampels": 3}, "options": {}}
-    set_program(service.store, "tiny", spec, "settings", service.now())
-    service.restart()
-    late = service.submit()
-    service.until(running, *ENDED)
-    assert (service.row(running).state, service.row(late).state) == ("finished", "rejected")
-    assert service.parts.catalogue.programs["tiny"].samples == 100
-    assert "sampels" in service.row(late).reason
 
 
 def test_cancelled_jobs_end_wherever_they_are(service: VirtualService) -> None:
@@ -182,14 +148,12 @@ def test_a_clock_that_is_set_holds_nothing_up(service: VirtualService, jump: flo
     first = service.submit(epochs=5.0)
     service.until(first, "running")
     service.clock_error = jump
-    set_program(service.store, "late", {**PROGRAM, "options": {}}, "root", service.now())
     began, second = service.world.wall, service.submit(epochs=1.0)
     service.until(second, "finished")
     assert service.world.wall - began < 3600.0
     found = heartbeat(service.store)
     assert found is not None
     assert abs(found[0] - service.now()) < 120.0
-    assert get_program(service.store, "late").checked == "usable"  # type: ignore[union-attr]
     assert [event.at for event in events_of_job(service.store, second)] == sorted(
         event.at for event in events_of_job(service.store, second)
     )
@@ -204,20 +168,19 @@ def test_while_a_policy_is_made_ready_jobs_go_on_under_the_old_one(tmp_path: Pat
     in_vain = service.ask("policy", policy="srtf")
     ready.add("sjf")
     service.until(first, "finished")
-    assert [one.policy for one in switches(service.store)] == ["fifo"], "requests are met in order"
+    assert [one.policy for one in service.switches()] == ["fifo"], "requests are met in order"
     answer(service.store, in_vain, service.now(), "withdrawn")
     ready.update(("las", "srtf"))
     service.run(lambda: service.problem(behind) is not None)
-    assert [one.policy for one in switches(service.store)] == ["sjf", "las", "fifo"]
+    assert [one.policy for one in service.switches()] == ["sjf", "las", "fifo"]
     assert (service.problem(slow), service.problem(behind)) == ("", "")
 
 
 def test_an_agent_is_switched_to_by_its_name_in_the_catalogue(tmp_path: Path) -> None:
     settings = {"scheduler": {"policies": {"agent": "pretrained:synthetic"}}}
     service = VirtualService(tmp_path, config(60.0, 5.0), settings=settings)
-    jobs = [service.submit(gpus=2, max_gpus=4) for _ in range(3)]
-    number = service.ask("policy", policy="agent")
-    service.run(lambda: all(service.row(job).state == "finished" for job in jobs))
+    job, number = service.submit(gpus=2, max_gpus=4), service.ask("policy", policy="agent")
+    service.until(job, "running")
     assert service.problem(number) == ""
     assert decisions(service.store, 0.0)[-1].policy == "agent"
 
@@ -270,8 +233,8 @@ def test_fifo_decides_where_a_policy_fails(tmp_path: Path) -> None:
     service = VirtualService(tmp_path, config(60.0, 5.0), make=make, settings={"scheduler": {"policy": "las"}})
     jobs = [service.submit(epochs=3.0 + number) for number in range(5)]
     service.until(jobs[-1], "finished")
-    assert [one.policy for one in switches(service.store)] == ["fifo", "las"]
-    assert switches(service.store)[0].reason == "las failed: ZeroDivisionError: by a plug-in"
+    assert [one.policy for one in service.switches()] == ["fifo", "las"]
+    assert service.switches()[0].reason == "las failed: ZeroDivisionError: by a plug-in"
 
 
 def test_drained_nothing_starts_and_what_runs_goes_on(service: VirtualService) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,12 +13,12 @@ from hypothesis import strategies as st
 from rlpto.store.curves import spans_of_job
 from rlpto.store.database import Store, Values
 from rlpto.store.jobs import ENDED, NewJob, get_job, insert_job
-from rlpto.store.requests import ask, switches
+from rlpto.store.requests import ask
 from tests.service.scheduler.virtual import Act, KilledError, VirtualService, config
 
 DAY = 86_400.0
 DAYS = 24
-EXAMPLES = int(os.environ.get("RLPTO_MONTHS", "30"))
+EXAMPLES = 20
 """Runs that are drawn; `--soak 200` makes 200."""
 LOOK_S = 6 * 3600.0
 """Between two looks at the cluster where nothing happens."""
@@ -189,6 +188,6 @@ def check(service: VirtualService, users: Users) -> None:
                 backend.held[job], abs=1.0 + 0.01 * row.rescales
             )
     assert service.store.rows("SELECT 1 FROM requests WHERE done_at IS NULL") == []
-    in_force = [one.policy for one in reversed(switches(service.store, limit=1000))]
+    in_force = [one.policy for one in reversed(service.switches())]
     assert in_force == ["fifo", *users.switched], "every switch is in the database once"
     assert len(service.parts.cluster.ids) <= 4 + service.parts.retention.in_memory

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from rlpto.store.jobs import change_job
-from rlpto.store.requests import switches
 from rlpto.store.status import nodes, queue
 from tests.service.scheduler.virtual import VirtualService, config
 
@@ -50,7 +49,7 @@ def test_a_held_job_starts_once_it_is_released(service: VirtualService) -> None:
         service.loop.step()
     assert [service.row(job).state for job in (early, waiting)] == ["submitted", "queued"]
     assert [(row.job, row.reason) for row in queue(service.store)] == [(waiting, "held by op")]
-    assert len(switches(service.store)) == 1, "the policy is not to blame"
+    assert len(service.switches()) == 1, "the policy is not to blame"
     service.restart()
     for job in (early, waiting):
         hold(service, job, "")

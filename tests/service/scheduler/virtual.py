@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,14 +22,14 @@ from rlpto.service.scheduler.session import Environment, open_session
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.jobs import JobRow, NewJob, get_job, insert_job
-from rlpto.store.programs import set_program
-from rlpto.store.requests import Kind, ask, get_request
+from rlpto.store.programs import set_programs
+from rlpto.store.requests import Kind, Switch, ask, get_request
+from rlpto.store.rows import find
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
 
 PROGRAM: dict[str, Any] = {
-    "program": {"training": "some.module:Program", "samples": 100, "epochs": 5, "batch_size": 8, "pace": 0.5},
-    "options": {},
-}
+    "training": "some.module:Program", "samples": 100, "epochs": 5, "batch_size": 8, "pace": 0.5,
+}  # fmt: skip
 Act = tuple[float, Callable[["VirtualService"], object]]
 """When [s of the world], and what happens then."""
 
@@ -111,7 +111,7 @@ class VirtualService:
 
     store: a connection of users. downtime: seconds from a kill to the next start. look_ahead: whether starts and
     finishes are predicted, at once and in this process. backend: makes the cluster. began: time of the world [s].
-    clock_error: s by which the clock of the machine is wrong.
+    clock_error: s by which the clock of the machine is wrong. programs: what each trains, by name.
     """
 
     def __init__(
@@ -128,6 +128,7 @@ class VirtualService:
         backend: Callable[..., VirtualBackend] = VirtualBackend,
         began: float | None = None,
         ready: Callable[[str], bool] = lambda _: True,
+        programs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self._look_ahead, self._ready = look_ahead, ready
         self.clock_error = 0.0
@@ -140,7 +141,7 @@ class VirtualService:
         self.setup, self._make = setup, make
         self.store = Store(self.settings.database, durable=False)
         self.store.rows("PRAGMA synchronous = OFF")
-        set_program(self.store, "tiny", PROGRAM, "admin", self.now())
+        set_programs(self.store, {"tiny": PROGRAM} if programs is None else programs)
         self.downtime = 0.0
         self.starts = 0
         self._open: list[Any] = []
@@ -169,6 +170,10 @@ class VirtualService:
     def ask(self, kind: Kind, job: str | None = None, **body: object) -> int:
         """Ask the scheduler for something as the web process does; the number of the request."""
         return ask(self.store, kind, "op", self.now(), job, body)
+
+    def switches(self) -> list[Switch]:
+        """Policies that were put in force, newest first."""
+        return find(self.store, Switch, "ORDER BY number DESC")
 
     def problem(self, request: int) -> str | None:
         """What was answered to a request; None: nothing yet."""

@@ -17,8 +17,8 @@ from rlpto.service.settings import CatalogueProgram, OptionSettings, ServiceSett
 from rlpto.service.web.app import make_app
 from rlpto.store import requests, status
 from rlpto.store.database import Store
-from rlpto.store.program_keys import SCRIPTS
-from rlpto.store.programs import set_program
+from rlpto.store.program_keys import SCRIPTS, ProgramKeys
+from rlpto.store.programs import set_programs
 from rlpto.store.rows import put_all
 from rlpto.store.users import Role, add_token, add_user
 
@@ -38,12 +38,7 @@ def answering(server: ServerT) -> Iterator[ServerT]:
 
 PROGRAM = CatalogueProgram(
     description="A small network.",
-    program={
-        "training": "rlpto.ray_cluster.programs.digits:DigitsMlp",
-        "samples": 1437,
-        "epochs": 20,
-        "batch_size": 64,
-    },
+    program=ProgramKeys(training="rlpto.ray_cluster.programs.digits:DigitsMlp", samples=1437, epochs=20),
     options={
         "learning_rate": OptionSettings(type="number", minimum=1e-5, maximum=1, default=0.1),
         "hidden": OptionSettings(type="integer", minimum=1, maximum=512),
@@ -53,7 +48,7 @@ PROGRAM = CatalogueProgram(
     most_epochs=100,
     most_gpus=8,
 )
-SCRIPT_PROGRAM = CatalogueProgram(program={"training": SCRIPTS}, most_gpus=8).model_dump(mode="json")
+SCRIPT_PROGRAM = CatalogueProgram(program=ProgramKeys(training=SCRIPTS), most_gpus=8)
 ROLES: tuple[tuple[str, Role], ...] = (
     ("ann", "user"),
     ("bob", "user"),
@@ -69,18 +64,18 @@ def make_settings(folder: Path, **changes: Any) -> ServiceSettings:
     values: dict[str, Any] = {
         "folder": folder,
         "experiment": "ray_smoke.yaml",
-        "scheduler": {"training_prefixes": ["rlpto.ray_cluster.programs"]},
+        "programs": {"digits": PROGRAM, "script": SCRIPT_PROGRAM},
         "web": {"posts_per_second": 1000},
     }
     return ServiceSettings.model_validate({**values, **changes})
 
 
 def fill(settings: ServiceSettings) -> dict[str, str]:
-    """A program, policies, nodes, and users of every role; their tokens by name."""
+    """The programs, policies, nodes, and users of every role; their tokens by name."""
     settings.folder.mkdir(parents=True, exist_ok=True)
     store, now = Store(settings.database), time.time()
     with store.transaction():
-        set_program(store, "digits", PROGRAM.model_dump(mode="json"), "settings", now)
+        set_programs(store, settings.program_specs)
         put_all(
             store, status.PolicyEntry, [status.PolicyEntry(name, f"the policy {name}", "a paper") for name in POLICIES]
         )

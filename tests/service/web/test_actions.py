@@ -9,9 +9,9 @@ import pytest
 
 from rlpto.store import requests, status
 from rlpto.store.jobs import change_job
-from rlpto.store.programs import set_program
+from rlpto.store.programs import note_check
 from rlpto.store.rows import put
-from tests.service.web.helpers import SCRIPT_PROGRAM, Api
+from tests.service.web.helpers import Api
 from tests.service.web.test_jobs import problem
 
 
@@ -43,7 +43,6 @@ def test_a_job_that_does_not_wait_is_not_held(api: Api, state: str) -> None:
 
 
 def test_a_job_that_is_over_is_submitted_once_more_for_its_owner(api: Api) -> None:
-    set_program(api.store, "script", SCRIPT_PROGRAM, "root", 1.0)
     script = {"name": "a.py", "source": "print(1)", "arguments": ["--lr", "0.1"], "samples": 100}
     asked: dict[str, Any] = {"gpus": 2, "max_gpus": 4, "priority": "low", "labels": {"a": "b"}, "seed": 3, "epochs": 5}
     for first in (
@@ -62,7 +61,7 @@ def test_a_job_that_is_over_is_submitted_once_more_for_its_owner(api: Api) -> No
         }
         assert api("POST", path, "olga", headers=key).json()["id"] == again["id"], "the same key makes one job"
     problem(api("POST", path, "ann"), 404, "not-found")
-    api("DELETE", "programs/digits", "root")
+    note_check(api.store, "digits", "no such class")
     problem(api("POST", path, "dev"), 403, "program-not-allowed")
     api("PATCH", "users/dev", "root", json={"disabled": True})
     assert "dev may not submit" in problem(api("POST", path, "olga"), 403, "no-owner")
@@ -74,7 +73,6 @@ def array(api: Api, user: str = "ann", first: int = 1, last: int = 3, key: str =
 
 
 def test_jobs_that_differ_by_a_number_are_submitted_together(api: Api) -> None:
-    set_program(api.store, "script", SCRIPT_PROGRAM, "root", 1.0)
     options = {"hidden": "1{i}", "learning_rate": "1e-{i}", "optimizer": "sgd"}
     made = array(api, name="n" * 128, options=options, labels={"a": "b"}).json()["jobs"]
     assert [(job["options"]["hidden"], job["options"]["learning_rate"]) for job in made] == [

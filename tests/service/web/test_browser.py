@@ -260,7 +260,13 @@ class TestPages:
         with page.expect_navigation():
             page.click(f"{form} button")
         assert get_user(site.store, "dev") == replace(dev, role="operator"), "and nothing else"
-        change_user(site.store, dev)
+        change_user(site.store, replace(dev, jobs_queued=7))
+        page.reload()
+        page.fill(f"{form} input[name=jobs_queued]", "")
+        page.once("dialog", lambda dialog: dialog.accept())
+        with page.expect_navigation():
+            page.click(f"{form} button")
+        assert get_user(site.store, "dev") == dev, "empty: as the settings say"
 
     def test_an_admin_ends_a_session(self, site: Site, sign_in: Any) -> None:
         theirs, page = sign_in("bob"), sign_in("root")
@@ -306,7 +312,7 @@ class TestCrowded:
                 job = insert_job(store, NewJob("ann", name, "digits", 20.0, 2, 1, 4, labels=labels), now)
                 change_job(store, job.id, now, state="queued", queued=now)
                 rows.append(status.QueueRow(job.id, number + 1, 2 * number, "jobs before it ask for many GPUs"))
-            status.set_queue(store, rows)
+            status.set_queue(store, rows, status.queue(store))
         with web_process(settings) as web:
             yield Site(web, settings, tokens, ids | {"long": rows[0].job})
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlpto.service.web.middleware import LARGEST_BODY_BYTES
-from tests.service.web.helpers import Api, running_api
+from tests.service.web.helpers import Api
 from tests.service.web.serving import WebProcess, web_process
 
 JSON = {"Content-Type": "application/json"}
@@ -62,15 +62,9 @@ BODIES: dict[str, bytes] = {
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with running_api(tmp_path_factory.mktemp("hostile") / "service") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def web(api: Api) -> Iterator[WebProcess]:
-    settings = api.settings.model_copy(update={"web": api.settings.web.model_copy(update={"request_seconds": 1.5})})
-    with web_process(settings) as process:
+def web(shared_api: Api) -> Iterator[WebProcess]:
+    quick = shared_api.settings.web.model_copy(update={"request_seconds": 1.5})
+    with web_process(shared_api.settings.model_copy(update={"web": quick})) as process:
         yield process
         assert "Traceback" not in process.log()
 
@@ -85,11 +79,11 @@ def check_refused(answer: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", BODIES, ids=lambda case: case.encode("ascii", "replace").decode())
-def test_submissions(api: Api, case: str) -> None:
+def test_submissions(shared_api: Api, case: str) -> None:
     for user in ("ann", "dev"):
         for path in ("jobs", "jobs/validate"):
-            check_refused(api("POST", path, user, content=BODIES[case], headers=JSON))
-    assert api("GET", "jobs", "root").json()["jobs"] == []
+            check_refused(shared_api("POST", path, user, content=BODIES[case], headers=JSON))
+    assert shared_api("GET", "jobs", "root").json()["jobs"] == []
 
 
 REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -110,26 +104,24 @@ REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "other origin": ("POST", "jobs", {"json": GOOD, "headers": {"Origin": "http://evil.example"}}),
     "cross-site": ("POST", "jobs", {"json": GOOD, "headers": {"Sec-Fetch-Site": "cross-site"}}),
     "host": ("GET", "me", {"headers": {"Host": "evil.example"}}),
-    "If-Match": ("PATCH", "jobs/jaaaaaaaaaaaa", {"json": {}, "headers": {"If-Match": "*"}}),
     "policy by spec": ("PUT", "policy", {"json": {"policy": "agent:run=/etc"}, "headers": {"If-Match": '"1"'}}),
     "token of a user": ("POST", "users/root/tokens", {"json": {}}),
     "own role": ("PATCH", "users/ann", {"json": {"role": "admin"}}),
     "session": ("POST", "session", {"json": {"token": {"$ne": ""}}}),
-    "program": ("PUT", "programs/x", {"json": {"program": {"training": "os:system"}}}),
 }
 
 
 @pytest.mark.parametrize("case", REQUESTS)
-def test_requests(api: Api, case: str) -> None:
+def test_requests(shared_api: Api, case: str) -> None:
     method, path, given = REQUESTS[case]
-    check_refused(api(method, path, "ann", **given))
-    assert api("GET", "jobs", "root").json()["jobs"] == []
+    check_refused(shared_api(method, path, "ann", **given))
+    assert shared_api("GET", "jobs", "root").json()["jobs"] == []
 
 
-def test_no_file_was_made_or_read_outside_the_folder(api: Api) -> None:
-    names = {path.name for path in api.settings.folder.iterdir()} - {"settings.yaml", "web.log"}
+def test_no_file_was_made_or_read_outside_the_folder(shared_api: Api) -> None:
+    names = {path.name for path in shared_api.settings.folder.iterdir()} - {"settings.yaml", "web.log"}
     assert {re.sub("-(wal|shm|turn)$", "", name) for name in names} == {"service.sqlite"}
-    assert list(api.settings.folder.parent.iterdir()) == [api.settings.folder]
+    assert list(shared_api.settings.folder.parent.iterdir()) == [shared_api.settings.folder]
 
 
 def test_raw_bytes_do_not_stop_the_server(web: WebProcess) -> None:
@@ -149,11 +141,11 @@ def test_raw_bytes_do_not_stop_the_server(web: WebProcess) -> None:
     web.wait()
 
 
-def test_a_body_that_never_says_how_long_it_is(api: Api, web: WebProcess) -> None:
+def test_a_body_that_never_says_how_long_it_is(shared_api: Api, web: WebProcess) -> None:
     chunk = b"2000\r\n" + b" " * 0x2000 + b"\r\n"
     head = (
         b"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer "
-        + api.tokens["ann"].encode()
+        + shared_api.tokens["ann"].encode()
         + b"\r\n"
         b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
@@ -168,9 +160,11 @@ def test_two_lengths_are_refused_and_the_connection_ends(web: WebProcess) -> Non
     assert answer.count(b"HTTP/1.1") == 1, "what follows is not read as a request"
 
 
-def test_requests_that_never_end_are_closed(api: Api, web: WebProcess) -> None:
+def test_requests_that_never_end_are_closed(shared_api: Api, web: WebProcess) -> None:
     head = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-    unfinished = POST + b"Authorization: Bearer " + api.tokens["ann"].encode() + b"\r\nContent-Length: 50\r\n\r\n{"
+    unfinished = (
+        POST + b"Authorization: Bearer " + shared_api.tokens["ann"].encode() + b"\r\nContent-Length: 50\r\n\r\n{"
+    )
     sent = [b"", head + b"\r\n" + head, *[head, unfinished] * 50]
     host, port = web.address.removeprefix("http://").split(":")
     slow = [socket.create_connection((host, int(port)), timeout=30) for _ in sent]

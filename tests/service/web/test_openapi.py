@@ -27,8 +27,8 @@ from rlpto.store.status import Heartbeat, beat
 from tests.service.web.helpers import fill, make_settings
 from tests.service.web.serving import WebProcess, web_process
 
-CASES_PER_OPERATION = 6
-"""Some twenty seconds for all operations together; `--soak 20` sends more, drawn again at each call."""
+CASES_PER_OPERATION = 4
+"""Some fifteen seconds for all operations together; `--soak 20` sends more, drawn again at each call."""
 STREAM = "/api/v1/events"
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 

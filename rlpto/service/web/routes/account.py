@@ -47,7 +47,7 @@ async def change_me(body: AccountChange, caller: TheCaller, service: TheService)
     at = service.now()
 
     def write(store: Store) -> users.User:
-        changed = replace(users.get_user(store, caller.name) or caller.user, email=body.email or None)
+        changed = replace(users.get_user(store, caller.name) or caller.user, email=body.email)
         users.change_user(store, changed)
         users.note_change(store, caller.name, "user.change", caller.name, at, {"email": body.email})
         return changed

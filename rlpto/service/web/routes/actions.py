@@ -13,7 +13,7 @@ from rlpto.service.web.errors import Problem, not_found
 from rlpto.service.web.routes.jobs import JobAnswer, Key, submitted, whole_answer
 from rlpto.service.web.schemas import ArrayBody, JobId
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.submitting import bodies_of, body_of, checked_job, submit
+from rlpto.service.web.submitting import bodies_of, body_of, submission
 from rlpto.store import requests
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
@@ -38,14 +38,9 @@ async def submit_array(body: ArrayBody, caller: TheCaller, service: TheService, 
     """Submit up to 1,000 jobs that differ by a number: all of them, or none."""
     made = []
     for number, one in enumerate(bodies_of(body), body.first):
-        made.append((checked_job(service.store, service.settings, caller.user, one), one, key and f"{key}[{number}]"))
+        made.append(submission(service, caller.user, one, key and f"{key}[{number}]"))
         await asyncio.sleep(0)  # others are answered meanwhile
-    at = service.now()
-
-    def write(store: Store) -> list[JobRow]:
-        return [submit(store, service.settings, caller.user, *one, at)[0] for one in made]
-
-    return ManyJobs(await service.commit(write))
+    return ManyJobs(await service.commit(lambda store: [write(store)[0] for write in made]))
 
 
 @router.post("/jobs/cancel", status_code=202)
@@ -115,14 +110,13 @@ async def resubmit(job: JobId, caller: TheCaller, service: TheService, response:
     owner = get_user(service.store, row.owner)
     if owner is None or owner.disabled:
         raise Problem(403, "no-owner", f"{row.owner or 'its owner'} may not submit jobs any more")
-    body = body_of(service.store, row)
-    made = checked_job(service.store, service.settings, owner, body)
-    at = service.now()
+    submit = submission(service, owner, body_of(service.store, row), key)
 
     def write(store: Store) -> tuple[JobRow, bool]:
-        found, is_new = submit(store, service.settings, owner, made, body, key, at)
+        found, is_new = submit(store)
         if is_new:
-            note_change(store, caller.name, "job.resubmit", found.id, at, {"owner": row.owner, "before": row.id})
+            detail = {"owner": row.owner, "before": row.id}
+            note_change(store, caller.name, "job.resubmit", found.id, found.submitted, detail)
         return found, is_new
 
     return submitted(response, *await service.commit(write))

@@ -1,25 +1,22 @@
-"""Routes for admins: users with their tokens, programs, the audit trail."""
+"""Routes for admins: users with their tokens, and the audit trail; and the catalogue of programs."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from fastapi import APIRouter
 
-from rlpto.service.settings import CatalogueProgram, OptionSettings
+from rlpto.service.settings import OptionSettings
 from rlpto.service.web.access import AnAdmin, TheCaller
 from rlpto.service.web.errors import Problem, not_found
 from rlpto.service.web.routes.account import NewToken, Tokens, end_token_of, new_token, with_quotas
 from rlpto.service.web.routes.jobs import Cursor, Limit
 from rlpto.service.web.schemas import NameInPath, TokenBody, UserBody, UserChange
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.submitting import checked_program, entry_of, usual_epochs
 from rlpto.store import programs, users
 from rlpto.store.database import Store
-from rlpto.store.jobs import Priority
 from rlpto.store.program_keys import SCRIPTS
 from rlpto.store.status import PreviewRow, previews
 
@@ -43,15 +40,13 @@ class ProgramAnswer:
     description: str
     scripts: bool
     options: Mapping[str, OptionSettings]
-    batch_size: int | None
+    batch_size: int
     batch_sizes: list[int]
     epochs: float
     most_epochs: float
     most_gpus: int
-    enabled: bool
     checked: programs.Checked
     problem: str
-    version: int
     preview: list[PreviewRow]
 
 
@@ -72,7 +67,7 @@ async def add_user(body: UserBody, caller: AnAdmin, service: TheService) -> user
         _check_sign_in(store, body.sign_in)
         detail = body.model_dump(exclude_none=True, exclude={"name"})
         users.note_change(store, caller.name, "user.add", body.name, at, detail)
-        return users.add_user(store, body.name, body.role, at, body.sign_in or None)
+        return users.add_user(store, body.name, body.role, at, body.sign_in)
 
     return with_quotas(service, await service.commit(write))
 
@@ -80,7 +75,7 @@ async def add_user(body: UserBody, caller: AnAdmin, service: TheService) -> user
 @router.patch("/users/{name}")
 async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, service: TheService) -> users.User:
     """Change role, quotas or single sign-on of a user, or disable them."""
-    at = service.now()
+    at, changes = service.now(), body.model_dump(exclude_unset=True)
 
     def write(store: Store) -> users.User:
         user = users.get_user(store, name)
@@ -88,19 +83,11 @@ async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, servi
             raise not_found("user")
         if body.sign_in != user.sign_in:
             _check_sign_in(store, body.sign_in)
-        changed = replace(
-            user,
-            role=body.role or user.role,
-            disabled=user.disabled if body.disabled is None else body.disabled,
-            gpus_held=user.gpus_held if body.gpus_held is None else body.gpus_held or None,
-            jobs_queued=user.jobs_queued if body.jobs_queued is None else body.jobs_queued or None,
-            highest_priority=_highest(body.highest_priority, user.highest_priority),
-            sign_in=user.sign_in if body.sign_in is None else body.sign_in or None,
-        )
+        changed = replace(user, **changes)
         users.change_user(store, changed)
         if not users.has_admin(store):
             raise Problem(409, "last-admin", "this would leave no admin")
-        users.note_change(store, caller.name, "user.change", name, at, body.model_dump(exclude_none=True))
+        users.note_change(store, caller.name, "user.change", name, at, changes)
         return changed
 
     return with_quotas(service, await service.commit(write))
@@ -110,10 +97,6 @@ def _check_sign_in(store: Store, sign_in: str | None) -> None:
     """Raise Problem 409 if single sign-on knows another user by a value."""
     if sign_in and (taken := users.user_of_sign_in(store, sign_in)) is not None:
         raise Problem(409, "name-taken", f"sign_in: that is {taken.name} already")
-
-
-def _highest(asked: Priority | Literal["default"] | None, before: Priority | None) -> Priority | None:
-    return None if asked == "default" else asked or before
 
 
 @router.get("/users/{name}/tokens")
@@ -148,47 +131,28 @@ async def all_programs(caller: TheCaller, service: TheService) -> dict[Literal["
 
 
 def program_answers(service: Service, all_of_them: bool) -> list[ProgramAnswer]:
-    """The catalogue. all_of_them: also programs that are disabled or were refused."""
-    rows = programs.all_programs(service.store)
-    return [_answer(service, row) for row in rows if all_of_them or (row.enabled and row.checked != "refused")]
+    """The catalogue. all_of_them: also programs that were refused."""
+    rows = {row.name: row for row in programs.all_programs(service.store)}
+    answers = [_answer(service, name, rows[name]) for name in sorted(service.settings.programs) if name in rows]
+    return [found for found in answers if all_of_them or found.checked != "refused"]
 
 
-@router.put("/programs/{name}")
-async def set_program(name: NameInPath, body: CatalogueProgram, caller: AnAdmin, service: TheService) -> ProgramAnswer:
-    """Add a program to the catalogue, or replace it; its class must be below one of the allowed packages."""
-    spec = body.model_dump(mode="json") | {"program": checked_program(body.program)}
-    training = str(body.program.get("training", ""))
-    before = programs.get_program(service.store, name)
-    known = before is not None and before.spec.get("program", {}).get("training") == training
-    if not known and not service.settings.scheduler.may_train(training):
-        listed = ", ".join(service.settings.scheduler.training_prefixes) or "none"
-        detail = f"program.training: expected a class below one of scheduler.training_prefixes: {listed}"
-        raise Problem(403, "program-not-allowed", detail)
-    if len(json.dumps(spec)) > 16_384:
-        raise Problem(422, "not-valid", "expected a program of at most 16 kB")
-    at = service.now()
-
-    def write(store: Store) -> None:
-        version = programs.set_program(store, name, spec, caller.name, at)
-        users.note_change(store, caller.name, "program.set", name, at, {"version": version, "training": training})
-
-    await service.commit(write)
-    return _named(service, name)
-
-
-@router.delete("/programs/{name}", status_code=204)
-async def disable_program(name: NameInPath, caller: AnAdmin, service: TheService) -> None:
-    """Accept no further jobs of a program; existing jobs continue."""
-    at = service.now()
-
-    def write(store: Store) -> None:
-        row = programs.get_program(store, name)
-        if row is None:
-            raise not_found("program")
-        programs.set_program(store, name, row.spec, caller.name, at, enabled=False)
-        users.note_change(store, caller.name, "program.disable", name, at)
-
-    await service.commit(write)
+def _answer(service: Service, name: str, row: programs.ProgramRow) -> ProgramAnswer:
+    entry = service.settings.programs[name]
+    return ProgramAnswer(
+        name=name,
+        description=entry.description,
+        scripts=entry.program.training == SCRIPTS,
+        options=entry.options,
+        batch_size=entry.program.batch_size,
+        batch_sizes=list(entry.batch_sizes),
+        epochs=entry.program.epochs,
+        most_epochs=entry.most_epochs,
+        most_gpus=entry.most_gpus,
+        checked=row.checked,
+        problem=row.problem,
+        preview=previews(service.store, name),
+    )
 
 
 @router.get("/audit")
@@ -197,31 +161,3 @@ async def audit_trail(_: AnAdmin, service: TheService, limit: Limit = 50, cursor
     found = users.audit_trail(service.store, None if cursor is None else int(cursor), limit + 1)
     page = found[:limit]
     return AuditTrail(page, str(page[-1].seq) if len(found) > limit else None)
-
-
-def _named(service: Service, name: str) -> ProgramAnswer:
-    row = programs.get_program(service.store, name)
-    if row is None:
-        raise not_found("program")
-    return _answer(service, row)
-
-
-def _answer(service: Service, row: programs.ProgramRow) -> ProgramAnswer:
-    entry = entry_of(json.dumps(row.spec, sort_keys=True))
-    usual = entry.program.get("batch_size")
-    return ProgramAnswer(
-        name=row.name,
-        description=entry.description,
-        scripts=entry.program.get("training") == SCRIPTS,
-        options=entry.options,
-        batch_size=usual if isinstance(usual, int) else None,
-        batch_sizes=list(entry.batch_sizes),
-        epochs=usual_epochs(entry),
-        most_epochs=entry.most_epochs,
-        most_gpus=entry.most_gpus,
-        enabled=row.enabled,
-        checked=row.checked,
-        problem=row.problem,
-        version=row.version,
-        preview=previews(service.store, row.name),
-    )

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Header, Query, Response
 
 from rlpto.service.web.access import AnOperator, Caller, TheCaller, job_for
 from rlpto.service.web.errors import Problem
-from rlpto.service.web.routes.jobs import ASSUMES, Cursor, IfMatch, Limit, check_match, stale
+from rlpto.service.web.routes.jobs import ASSUMES
 from rlpto.service.web.schemas import DrainBody, LabelKey, LeaveBody, NameInPath, PolicyChange
 from rlpto.service.web.state import Service, TheService
 from rlpto.store import requests, status
@@ -30,6 +30,7 @@ _LONGEST_QUEUE = 1000
 _WITHDRAWN = "withdrawn: the scheduler had not answered"
 _DAY_S = 86_400.0
 _MOST_NAMES = 10
+IfMatch = Annotated[str | None, Header(alias="If-Match", max_length=100, description="The ETag that was read.")]
 Time = Annotated[float | None, Query(ge=0, le=1e11, allow_inf_nan=False, description="Seconds since 1970.")]
 
 
@@ -89,14 +90,6 @@ class PolicyAnswer:
     reason: str
     preparing: str | None = None
     preparing_since: float | None = None
-
-
-@dataclass(frozen=True)
-class Switches:
-    """Changes of policy, newest first. next: cursor of the next page; null: this is the last one."""
-
-    switches: list[requests.Switch]
-    next: str | None
 
 
 @router.get("/queue")
@@ -186,17 +179,14 @@ async def allocations(
     caller: TheCaller,
     service: TheService,
     since: Time = None,
-    until: Time = None,
     job: Annotated[str | None, Query(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$", description="Of this job alone.")] = None,
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
 ) -> Allocations:
-    """Which job held which GPUs from when to when; without `since` those of the last day."""
+    """The newest 10,000 allocations: which job held which GPUs from when to when; without `since` of the last day."""
     now = service.now()
     if job is not None:
-        spans = spans_of_job(service.store, job_for(service, caller, job).id, limit)
+        spans = spans_of_job(service.store, job_for(service, caller, job).id)
     else:
-        begin = now - _DAY_S if since is None else since
-        spans = spans_between(service.store, begin, now if until is None else until, limit)
+        spans = spans_between(service.store, now - _DAY_S if since is None else since, now)
     names: dict[str, str] = {}
     for span in spans:
         if span.job not in names and caller.may_see(span.owner):
@@ -243,23 +233,37 @@ async def switch_policy(
     if body.policy not in known:
         raise Problem(422, "not-valid", f"no policy {body.policy}: expected one of GET /api/v1/policies")
     number = policy_answer(service).number
-    check_match(if_match, number)
+    _check_match(if_match, number)
     at = service.now()
 
     def ask(store: Store) -> int:
         now = requests.switch_in_force(store)
         others = [one for one in requests.open_requests(store) if one.kind == "policy"]
         if (0 if now is None else now.number) != number or any(one.body.get("number") == number for one in others):
-            raise stale()
+            raise _stale()
         note_change(store, caller.name, "policy.switch", body.policy, at, {"reason": body.reason, "number": number})
         wanted = {"policy": body.policy, "reason": body.reason, "number": number}
         return requests.ask(store, "policy", caller.name, at, body=wanted)
 
     if problem := await _answered(service, await service.commit(ask)):
-        raise stale() if policy_answer(service).number != number else Problem(409, "policy-refused", problem)
+        raise _stale() if policy_answer(service).number != number else Problem(409, "policy-refused", problem)
     found = policy_answer(service)
     response.headers["ETag"] = f'"{found.number}"'
     return found
+
+
+def _check_match(given: str | None, version: int) -> None:
+    """Raise Problem 428 without If-Match, 412 if it is not of this version."""
+    if given is None:
+        raise Problem(428, "if-match-needed", "expected If-Match with the ETag that was read, so that nothing is lost")
+    tags = [tag.strip().removeprefix("W/") for tag in given.split(",")]
+    if f'"{version}"' not in tags:
+        raise _stale()
+
+
+def _stale() -> Problem:
+    """The version in If-Match is out of date: another request changed it first."""
+    return Problem(412, "stale", "it has been changed since that ETag was read; read it again")
 
 
 async def _answered(service: Service, request: int) -> str:
@@ -282,14 +286,6 @@ async def _answered(service: Service, request: int) -> str:
     return "" if found is None or found.problem is None else found.problem
 
 
-@router.get("/policy/history")
-async def policy_history(_: TheCaller, service: TheService, limit: Limit = 50, cursor: Cursor = None) -> Switches:
-    """Changes of policy with their time, user and reason."""
-    found = requests.switches(service.store, None if cursor is None else int(cursor), limit + 1)
-    page = found[:limit]
-    return Switches(page, str(page[-1].number) if len(found) > limit else None)
-
-
 @router.get("/decisions")
 async def decisions(
     _: TheCaller, service: TheService, since: Time = None, limit: Annotated[int, Query(ge=1, le=2000)] = 500
@@ -306,12 +302,6 @@ async def volume(
     """Task volume by step, and its forecast with an 80 % interval; without `since` from a day ago on."""
     begin = service.now() - _DAY_S if since is None else since
     return {"volume": status.volume(service.store, begin, limit)}
-
-
-@router.get("/drain")
-async def drained(_: TheCaller, service: TheService) -> dict[Literal["on"], bool]:
-    """Whether no further job starts."""
-    return {"on": status.is_drained(service.store)}
 
 
 @router.put("/drain", status_code=202)

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Header, Query, Response
 from starlette.responses import StreamingResponse
@@ -15,13 +15,13 @@ from rlpto.service.web.access import TheCaller, job_for
 from rlpto.service.web.errors import Problem
 from rlpto.service.web.schemas import LARGEST_NUMBER_OF_ROW, JobBody, JobChange, JobId, PlainName
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.submitting import check_priority, checked_job, gpus_queued, previews_for, submit
+from rlpto.service.web.submitting import allowed_job, check_priority, gpus_queued, previews_for, submission
 from rlpto.store import requests, status
 from rlpto.store.checkpoints import open_newest
 from rlpto.store.curves import Point, points_after
 from rlpto.store.database import Store
-from rlpto.store.events import Event, add_event, events_of_job
-from rlpto.store.jobs import STATES, JobRow, State, change_asked, get_job, list_jobs
+from rlpto.store.events import add_event
+from rlpto.store.jobs import STATES, JobRow, State, change_job, get_job, list_jobs
 from rlpto.store.logs import LogLine, job_folder, log_lines
 from rlpto.store.scripts import ScriptRow, get_script
 from rlpto.store.users import note_change
@@ -46,7 +46,6 @@ Key = Annotated[
         description="Of the client's choice: a repeated submission with the same key makes no second job.",
     ),
 ]
-IfMatch = Annotated[str | None, Header(alias="If-Match", max_length=100, description="The ETag that was read.")]
 Limit = Annotated[int, Query(ge=1, le=200)]
 Cursor = Annotated[str | None, Query(pattern=r"^[0-9]{1,15}$", description="`next` of the page before.")]
 Since = Annotated[int, Query(ge=0, le=LARGEST_NUMBER_OF_ROW, description="What follows this number.")]
@@ -111,15 +110,12 @@ async def submit_job(
     body: JobBody, caller: TheCaller, service: TheService, response: Response, key: Key = None
 ) -> JobRow:
     """Submit a job. It is on disk when this answers."""
-    job = checked_job(service.store, service.settings, caller.user, body)
-    at = service.now()
-    row, is_new = await service.commit(lambda store: submit(store, service.settings, caller.user, job, body, key, at))
-    return submitted(response, row, is_new)
+    return submitted(response, *await service.commit(submission(service, caller.user, body, key)))
 
 
 def submitted(response: Response, row: JobRow, is_new: bool) -> JobRow:
     """The answer to a submission, with its headers."""
-    response.headers.update({"Location": f"/api/v1/jobs/{row.id}", "ETag": f'"{row.version}"'})
+    response.headers["Location"] = f"/api/v1/jobs/{row.id}"
     if not is_new:
         response.headers["Idempotency-Replayed"] = "true"
     return row
@@ -128,11 +124,9 @@ def submitted(response: Response, row: JobRow, is_new: bool) -> JobRow:
 @router.post("/jobs/validate")
 async def validate_job(body: JobBody, caller: TheCaller, service: TheService) -> SubmissionCheck:
     """What would be submitted, and what it would take; nothing is kept."""
-    job = checked_job(service.store, service.settings, caller.user, body)
-    if isinstance(job, Problem):
-        raise job
+    job = allowed_job(service.store, service.settings, caller.user, body)
     waiting, ahead = status.queue(service.store), gpus_queued(service.store)
-    return SubmissionCheck(JobRow(**vars(job)), previews_for(service.store, job), len(waiting), ahead)
+    return SubmissionCheck(JobRow(**vars(job)), previews_for(service.store, service.settings, job), len(waiting), ahead)
 
 
 @router.get("/jobs")
@@ -162,40 +156,29 @@ async def jobs(
 
 
 @router.get("/jobs/{job}")
-async def job(job: JobId, caller: TheCaller, service: TheService, response: Response) -> JobAnswer:
+async def job(job: JobId, caller: TheCaller, service: TheService) -> JobAnswer:
     """A job, with its place in the queue and the prediction of its start and finish."""
-    row = job_for(service, caller, job)
-    response.headers["ETag"] = f'"{row.version}"'
-    return whole_answer(service, row)
+    return whole_answer(service, job_for(service, caller, job))
 
 
 @router.patch("/jobs/{job}")
-async def change_job(
-    job: JobId, body: JobChange, caller: TheCaller, service: TheService, response: Response, if_match: IfMatch = None
-) -> JobAnswer:
-    """Change the priority or the labels of a job."""
-    row = job_for(service, caller, job)
-    check_match(if_match, row.version)
-    if row.is_over and body.priority not in (None, row.priority):
+async def change_priority(job: JobId, body: JobChange, caller: TheCaller, service: TheService) -> JobAnswer:
+    """Change the priority class of a job."""
+    row, at = job_for(service, caller, job), service.now()
+    if body.priority == row.priority:
+        return whole_answer(service, row)
+    if row.is_over:
         raise Problem(409, "job-over", f"the job is {row.state}; its priority means nothing any more")
-    priority = body.priority or row.priority
-    if priority != row.priority:
-        check_priority(service.settings, caller.user, priority)
-    labels = row.labels if body.labels is None else body.labels
-    at = service.now()
+    check_priority(service.settings, caller.user, body.priority)
 
-    def write(store: Store) -> JobRow:
-        if not change_asked(store, row, at, priority, labels):
-            raise stale()
-        if priority != row.priority:
-            requests.ask(store, "priority", caller.name, at, row.id, {"priority": priority})
-            note_change(store, caller.name, "job.priority", row.id, at, {"priority": priority, "before": row.priority})
-        add_event(store, "job", at, row.id, row.owner, {"state": row.state, "priority": priority})
-        return replace(row, priority=priority, labels=labels, version=row.version + 1, changed=at)
+    def write(store: Store) -> None:
+        change_job(store, row.id, at, priority=body.priority)
+        requests.ask(store, "priority", caller.name, at, row.id, {"priority": body.priority})
+        note_change(store, caller.name, "job.priority", row.id, at, {"priority": body.priority, "before": row.priority})
+        add_event(store, "job", at, row.id, row.owner, {"state": row.state, "priority": body.priority})
 
-    changed = await service.commit(write)
-    response.headers["ETag"] = f'"{changed.version}"'
-    return whole_answer(service, changed)
+    await service.commit(write)
+    return whole_answer(service, replace(row, priority=body.priority, changed=at))
 
 
 @router.post("/jobs/{job}/cancel", status_code=202)
@@ -277,29 +260,6 @@ async def script(job: JobId, caller: TheCaller, service: TheService) -> ScriptRo
     if found is None:
         raise Problem(404, "no-script", f"job {row.id} trains by no script")
     return found
-
-
-@router.get("/jobs/{job}/events")
-async def events(
-    job: JobId, caller: TheCaller, service: TheService, since: Since = 0, limit: Limit = 200
-) -> dict[Literal["events"], list[Event]]:
-    """What has happened to a job, in order."""
-    row = job_for(service, caller, job)
-    return {"events": events_of_job(service.store, row.id, since, limit)}
-
-
-def check_match(given: str | None, version: int) -> None:
-    """Raise Problem 428 without If-Match, 412 if it is not of this version."""
-    if given is None:
-        raise Problem(428, "if-match-needed", "expected If-Match with the ETag that was read, so that nothing is lost")
-    tags = [tag.strip().removeprefix("W/") for tag in given.split(",")]
-    if f'"{version}"' not in tags:
-        raise stale()
-
-
-def stale() -> Problem:
-    """The version in If-Match is out of date: another request changed it first."""
-    return Problem(412, "stale", "it has been changed since that ETag was read; read it again")
 
 
 def whole_answer(service: Service, row: JobRow) -> JobAnswer:

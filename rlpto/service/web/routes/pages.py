@@ -21,7 +21,7 @@ from rlpto.service.web.routes.operations import SILENCE_S
 from rlpto.service.web.state import Service, TheService
 from rlpto.store import programs, status, users
 from rlpto.store.events import events_of_job
-from rlpto.store.jobs import ENDED, STATES, State, count_by_state, jobs_in, list_jobs
+from rlpto.store.jobs import ENDED, EXPECTED, STATES, State, count_by_state, list_jobs
 
 router = APIRouter(include_in_schema=False)
 _SHOWN_QUEUE, _SHOWN_RUNNING, _PAGE = 25, 100, 50
@@ -92,11 +92,8 @@ async def job_part(job: str, caller: AViewer, service: TheService) -> Response:
 @router.get("/submit")
 async def submit(caller: AViewer, service: TheService) -> Response:
     """The form for a new job."""
-    catalogue = [row for row in program_answers(service, all_of_them=False) if row.enabled and not row.scripts]
-    return page(
-        "submit.html", user=caller.user, here="submit", programs=catalogue, metrics=METRIC_NAMES,
-        prefixes=service.settings.scheduler.training_prefixes,
-    )  # fmt: skip
+    catalogue = [row for row in program_answers(service, all_of_them=False) if not row.scripts]
+    return page("submit.html", user=caller.user, here="submit", programs=catalogue, metrics=METRIC_NAMES)
 
 
 @router.get("/history")
@@ -158,10 +155,9 @@ async def admin(
         here="admin",
         users=[with_quotas(service, one) for one in known],
         tokens={one.name: users.tokens_of(service.store, one.name, service.now()) for one in known},
-        programs=programs.all_programs(service.store),
+        programs=[row for row in programs.all_programs(service.store) if row.name in service.settings.programs],
         trail=trail[:_PAGE],
         older=trail[_PAGE - 1].seq if len(trail) > _PAGE else None,
-        prefixes=service.settings.scheduler.training_prefixes,
         single_sign_on=service.settings.web.oidc is not None,
     )
 
@@ -185,10 +181,10 @@ def _tiles(service: Service, caller: Caller) -> dict[str, Any]:
 
 def _queue(service: Service, caller: Caller) -> dict[str, Any]:
     found = queue_entries(service, caller, _SHOWN_QUEUE + 1)
-    new = jobs_in(service.store, ("submitted", "checking"), limit=_SHOWN_QUEUE)
-    seen = {entry.job for entry in found}
-    mine = [row for row in new if (caller.may_see(row.owner)) and row.id not in seen]
-    return {"queue": found[:_SHOWN_QUEUE], "more": len(found) > _SHOWN_QUEUE, "new": mine, "assumes": ASSUMES}
+    whose, seen = None if caller.user.sees_all else caller.name, {entry.job for entry in found}
+    new = list_jobs(service.store, owner=whose, states=EXPECTED, limit=_SHOWN_QUEUE)[::-1]
+    shown = [row for row in new if row.id not in seen]
+    return {"queue": found[:_SHOWN_QUEUE], "more": len(found) > _SHOWN_QUEUE, "new": shown, "assumes": ASSUMES}
 
 
 def _running(service: Service, caller: Caller) -> dict[str, Any]:

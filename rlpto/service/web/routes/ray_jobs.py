@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -20,7 +19,7 @@ from rlpto.service.web.errors import Problem, not_found
 from rlpto.service.web.routes.jobs import cancel_job
 from rlpto.service.web.schemas import Body, JobBody, JobId
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.submitting import checked_job, submit
+from rlpto.service.web.submitting import submission
 from rlpto.store.code_files import packed, unpack, unzip
 from rlpto.store.jobs import JobRow, list_jobs
 from rlpto.store.logs import log_lines
@@ -37,9 +36,11 @@ STATUS = {
 }
 """Ray's words for states; jobs in any other are PENDING."""
 SCRIPT_PROGRAM = "script"
-_WHOLE = frozenset(("gpus", "min_gpus", "max_gpus", "batch_size", "seed", "samples"))
-_NUMBERS = frozenset(("epochs", "most_hours"))
-_TEXTS = frozenset(("program", "name", "priority", "metric"))
+_ASKED = (
+    "batch_size", "epochs", "gpus", "max_gpus", "metric", "min_gpus", "most_hours", "name", "priority", "program",
+    "samples", "seed",
+)  # fmt: skip
+"""What metadata, which are texts, may ask of a job."""
 _MOST_JOBS, _MOST_LINES = 200, 10_000
 PackageName = Annotated[str, Path(pattern=r"^_ray_pkg_[A-Za-z0-9_]{1,80}\.zip$")]
 
@@ -86,9 +87,7 @@ async def upload(name: PackageName, request: Request, caller: TheCaller, service
 async def submit_job(body: RaySubmission, caller: TheCaller, service: TheService) -> dict[str, str]:
     """Submit a script of an uploaded folder. `submission_id` sent again makes no second job; the answer has its id."""
     asked = _job_body(service, caller.name, body)
-    job, at = checked_job(service.store, service.settings, caller.user, asked), service.now()
-    key = body.submission_id
-    row, _ = await service.commit(lambda store: submit(store, service.settings, caller.user, job, asked, key, at))
+    row, _ = await service.commit(submission(service, caller.user, asked, body.submission_id))
     return {"job_id": row.id, "submission_id": row.id}
 
 
@@ -139,28 +138,15 @@ def _details(service: Service, row: JobRow) -> dict[str, Any]:
 
 def _job_body(service: Service, owner: str, body: RaySubmission) -> JobBody:
     """The job that is asked for. Raises Problem."""
-    asked: dict[str, Any] = {"program": SCRIPT_PROGRAM, **_asked(body.metadata)}
-    gpus = body.entrypoint_num_gpus
-    if gpus:
-        asked = {"gpus": int(gpus) if gpus.is_integer() else gpus, **asked}
+    if wrong := sorted(body.metadata.keys() - set(_ASKED)):
+        raise _wrong(f"metadata.{wrong[0]}: expected one of {', '.join(_ASKED)}")
+    gpus = {"gpus": body.entrypoint_num_gpus} if body.entrypoint_num_gpus else {}
+    asked: dict[str, Any] = {"program": SCRIPT_PROGRAM, **gpus, **body.metadata}
     asked["script"] = _script(service, owner, body, asked.pop("samples", None))
     try:
-        return JobBody.model_validate(asked)
-    except ValidationError as wrong:
-        raise RequestValidationError(wrong.errors()) from None
-
-
-def _asked(metadata: Mapping[str, str]) -> dict[str, str | int | float]:
-    """What metadata, which are texts, ask of a job. Raises Problem."""
-    found: dict[str, str | int | float] = {}
-    for key, text in metadata.items():
-        if key not in _WHOLE | _NUMBERS | _TEXTS:
-            raise _wrong(f"metadata.{key}: expected one of {', '.join(sorted(_WHOLE | _NUMBERS | _TEXTS))}")
-        try:
-            found[key] = int(text) if key in _WHOLE else float(text) if key in _NUMBERS else text
-        except ValueError:
-            raise _wrong(f"metadata.{key}: expected a number, got {text[:80]!r}") from None
-    return found
+        return JobBody.model_validate(asked, strict=False)  # metadata are texts
+    except ValidationError as wrong_value:
+        raise RequestValidationError(wrong_value.errors()) from None
 
 
 def _script(service: Service, owner: str, body: RaySubmission, samples: object) -> dict[str, Any]:
