@@ -67,15 +67,12 @@ class OneLineParser(argparse.ArgumentParser):
         refuse(f"{message}; see --help")
 
 
-def parser(description: str | None, parts: Iterable[str] = (), without: str = "all") -> argparse.ArgumentParser:
-    """A parser with the options of every benchmark. description: its first line counts.
-
-    parts: that may be named. without: what runs when none is.
-    """
+def parser(description: str | None, parts: Iterable[str] = ()) -> argparse.ArgumentParser:
+    """A parser with the options of every benchmark. description: its first line counts. parts: that may be named."""
     arguments = OneLineParser(description=(description or "").split("\n")[0])
     arguments.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
     if parts:
-        arguments.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(parts)}; without any: {without}")
+        arguments.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(parts)}; without any: all")
     return arguments
 
 

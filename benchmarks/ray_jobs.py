@@ -1,19 +1,15 @@
-"""Real jobs on a local Ray cluster with logical GPUs: pauses, overhead, recovery, and how near the simulator is."""
+"""Real jobs on a local Ray cluster with logical GPUs: pauses, overhead, recovery."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import _common
@@ -32,13 +28,13 @@ WORKER_PROGRAM = "RLPTO_WORKER_PROGRAM"
 
 
 def main() -> None:
-    parser = _common.parser(__doc__, PARTS, ", ".join(USUAL))
+    parser = _common.parser(__doc__, PARTS)
     parser.add_argument("--repeats", type=_common.positive, default=3)
     options = parser.parse_args()
     os.environ.setdefault(WORKER_PROGRAM, str(_common.ROOT / "tests" / "ray_cluster" / "fork_server.py"))
     parts = {name: partial(part, options.repeats) for name, part in PARTS.items()}
     with ray_environment():  # some of it counts only from before the import on
-        checks, facts = _common.run_parts(parts, options.parts or USUAL)
+        checks, facts = _common.run_parts(parts, options.parts)
     _common.finish(checks, options.json, **facts)
 
 
@@ -61,11 +57,6 @@ def started_job(**values: Any) -> Iterator[CommandedJob]:
             yield running
         finally:
             running.stop()
-
-
-def rlpto(*arguments: str) -> None:
-    """Run the command in a process of its own, as Ray runs once in a process."""
-    subprocess.run([sys.executable, "-m", "rlpto.cli.main", *arguments], check=True, cwd=_common.ROOT)
 
 
 # Pauses -------------------------------------------------------------------------------------------------------------
@@ -233,37 +224,7 @@ def send(pids: Sequence[int], number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-# Fidelity -----------------------------------------------------------------------------------------------------------
-
-POLICIES = "fifo,equal_share,optimus"
-MEAN_OFF, JOB_OFF = 0.05, 0.10
-
-
-def fidelity(repeats: int) -> Found:
-    """Jobs of `configs/ray.yaml`, real and simulated with profiles from `rlpto profile` alone, as a user would."""
-    with tempfile.TemporaryDirectory() as folder:
-        profiles, results = Path(folder, "here.yaml"), Path(folder, "run")
-        config = str(_common.CONFIGS / "ray.yaml")
-        rlpto("profile", config, "-o", str(profiles), "--quiet")
-        where = ["--cluster", "both", "--profiles", str(profiles), "--run-dir", str(results)]
-        how = ["--policies", POLICIES, "--seeds", str(repeats), "--no-report", "--quiet"]
-        rlpto("evaluate", config, *where, *how)
-        found = json.loads((results / "fidelity.json").read_text())
-        measured = profiles.read_text()
-    checks = []
-    for policy in found["policies"]:
-        name, mean = policy["policy"], abs(policy["metrics"]["jct_mean"]["relative"])
-        worst = max(abs(job["relative"]) for job in policy["jobs"].values())
-        checks.append(Check(f"{name}: mean JCT off by", mean, "", MEAN_OFF, least=False))
-        checks.append(Check(f"{name}: worst job's JCT off by", worst, "", JOB_OFF, least=False))
-        checks.append(Check(f"{name}: finished on one only", policy["unfinished"], "jobs", 0, least=False))
-    same = float(found["same_ranking"]["jct_mean"])
-    checks.append(Check("policies ranked the same by mean JCT", same, "", 1, least=True))
-    return checks, {"fidelity": found, "profiles": measured}
-
-
-PARTS = {"pause": pause, "overhead": overhead, "recovery": recovery, "fidelity": fidelity}
-USUAL = ("pause", "overhead", "recovery")
+PARTS = {"pause": pause, "overhead": overhead, "recovery": recovery}
 
 if __name__ == "__main__":
     main()
