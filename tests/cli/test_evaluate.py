@@ -38,15 +38,6 @@ def test_a_run_folder_holds_everything_about_a_run(rlpto, project: Path) -> None
     assert list((folder / "plots").glob("*.png"))
 
 
-def test_the_report_shows_forecast_against_actual_arrivals(rlpto, project: Path) -> None:
-    forecast = ("forecast.mode=on", "forecast.every=3min", "forecast.horizon=4")
-    answer = rlpto("evaluate", "exp.yaml", "-q", *(word for key in forecast for word in ("--set", key)))
-    assert answer.code == 0, answer.err
-    report = (project / "runs/small/report.html").read_text()
-    assert "Arrivals, forecast and actual" in report
-    assert (project / "runs/small/plots/forecast.png").is_file()
-
-
 def test_the_folder_alone_reproduces_the_run(rlpto) -> None:
     rlpto("evaluate", "exp.yaml", "--no-report", "-q")
     rlpto("evaluate", "runs/small/config.resolved.yaml", "--no-report", "-q", "--run-dir", "again")
@@ -93,12 +84,12 @@ def test_windows_limit_and_seed_choose_what_is_run(rlpto) -> None:
     assert set(frame["seed"]) == {7}
 
 
-def test_switch_adds_a_run_in_which_others_take_over(rlpto) -> None:
-    answer = rlpto("evaluate", "exp.yaml", "--no-report", "--switch", "600:equal_share,1e6:las")
+def test_policies_take_over_from_each_other_at_set_times(rlpto) -> None:
+    name = "fifo>600:equal_share>1000000:las"
+    answer = rlpto("evaluate", "exp.yaml", "--no-report", "--policies", f"fifo,{name}")
     assert answer.code == 0, answer.err
     frame = pd.read_csv("runs/small/cells.csv")
-    name = "fifo>600:equal_share>1000000:las"
-    assert set(frame["policy"]) == {"fifo", "las", name, "lower bound"}
+    assert set(frame["policy"]) == {"fifo", name, "lower bound"}
     mean = frame.groupby("policy")["jct_mean"].mean()
     assert mean[name] < mean["fifo"]
     assert answer.out.count("only fifo, equal_share took decisions before the run ended") == 2
@@ -116,10 +107,10 @@ def test_switch_adds_a_run_in_which_others_take_over(rlpto) -> None:
             ["--set", "workload.source=follow"],
             ["workload.source: expected 'synthetic', 'trace', 'files', 'jobs' or 'frozen'"],
         ),
-        (["--switch", "600:las,lass"], ["--switch 600:las,lass: ", "switch 'lass': expected SECONDS:POLICY"]),
-        (["--switch", "600:las,500:srtf"], ["switch 500:srtf: expected a time later", "600 s"]),
-        (["--switch", "600:lass"], ["--switch 600:lass: 600:lass: no policy 'lass'; did you mean las?"]),
-        (["--switch", "600:agent"], ["--switch 600:agent: 600:agent: ", "expected one of file=FILE and run=FOLDER"]),
+        (["--policies", "fifo>600:las>lass"], ["switch 'lass': expected SECONDS:POLICY"]),
+        (["--policies", "fifo>600:las>500:srtf"], ["switch 500:srtf: expected a time later", "600 s"]),
+        (["--policies", "fifo>600:lass"], ["no policy 'lass'; did you mean las?"]),
+        (["--policies", "fifo>600:agent"], ["expected one of file=FILE and run=FOLDER"]),
         (["--policies", "fifo:backfil=1"], ["backfil", "did you mean backfill?"]),
         (["--policies", "index:weights=exp.yaml"], ["exp.yaml", "not a file of index weights"]),
         (["--set", "workload.path=no.parquet"], ["no.parquet: no such trace", "rlpto trace import"]),
@@ -229,11 +220,11 @@ def test_ctrl_c_says_how_to_go_on_and_keeps_what_is_finished(rlpto, project: Pat
 
 
 def test_a_policy_may_go_by_a_label(rlpto) -> None:
-    chosen = ["--policies", "fifo,las:label=short,levels=[60]", "--switch", "600:short"]
+    chosen = ["--policies", "fifo,las:label=short,levels=[60],fifo>600:srtf:label=s"]
     answer = rlpto("evaluate", "exp.yaml", "--no-report", *chosen, "--set", "evaluation.reference=short")
     assert answer.code == 0, answer.err
     assert "Paired differences from short" in answer.out
-    assert set(pd.read_csv("runs/small/cells.csv")["policy"]) == {"fifo", "short", "fifo>600:short", "lower bound"}
+    assert set(pd.read_csv("runs/small/cells.csv")["policy"]) == {"fifo", "short", "fifo>600:s", "lower bound"}
 
 
 def cells(folder: Path) -> dict[str, int]:
