@@ -80,7 +80,7 @@ def cells_at(plan: Plan, workload: Workload, load: float) -> pd.DataFrame:
     best = best_of(first, list(map(policy_label, config.policies)))[:CONTENDERS]
     further = [*(spec for spec in config.policies if policy_label(spec) in best), *own]
     drawn = frame(finished(plan, config, further, name, range(config.seed + 1, config.seed + plan.draws)), known)
-    return with_mean_agent(pd.concat([first, drawn], ignore_index=True), ["knowledge", "window", "seed"])
+    return with_mean_agent(pd.concat([first, drawn], ignore_index=True))
 
 
 def scale(plan: Plan) -> Part:
@@ -96,7 +96,7 @@ def scale(plan: Plan) -> Part:
         own = {policy_label(spec): spec for spec in config.policies}
         specs = [*agents(plan, plan.home), own[TUNED], own["fifo"]]
         cells = frame(finished(plan, config, specs, f"scale-{nodes}", [config.seed]), config.knowledge.mode)
-        cells = with_mean_agent(cells, ["knowledge", "window", "seed"])
+        cells = with_mean_agent(cells)
         mean = {name: by_window(cells, name, "reward").mean() for name in ("fifo", TUNED, AGENT, LOWER_BOUND)}
         ahead = mean[AGENT] - mean["fifo"]
         normalised[nodes] = ahead / (mean[TUNED] - mean["fifo"])
