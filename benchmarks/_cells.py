@@ -126,15 +126,15 @@ def with_mean_agent(found: pd.DataFrame) -> pd.DataFrame:
 # Figures of cells ---------------------------------------------------------------------------------------------------
 
 
-def by_window(cells: pd.DataFrame, policy: str | int, metric: str) -> FloatArray:
+def by_window(cells: pd.DataFrame, policy: str, metric: str) -> FloatArray:
     """[windows] a metric of a policy, in order of the windows: the mean over all draws of each that it has."""
     mine = cells[cells["policy"] == policy].groupby("window")[metric].mean().sort_index()
     return mine.to_numpy(dtype=np.float64)
 
 
-def difference(cells: pd.DataFrame, policy: str, other: str, metric: str = "reward") -> Interval:
-    """Mean over windows of policy - other, with its interval."""
-    return bootstrap_interval(by_window(cells, policy, metric) - by_window(cells, other, metric))
+def difference(cells: pd.DataFrame, policy: str, other: str) -> Interval:
+    """Mean over windows of the reward of policy - other, with its interval."""
+    return bootstrap_interval(by_window(cells, policy, "reward") - by_window(cells, other, "reward"))
 
 
 def ratio(cells: pd.DataFrame, policy: str, others: Sequence[str], metric: str) -> Interval:

@@ -152,7 +152,7 @@ def evaluate(
     console.print(fidelity_table(found))
     for sentence in verdicts(found):
         console.print(sentence)
-    console.print(f"\ncomparison: {folder / 'fidelity.json'}", style="bold")
+    console.print(f"\ncomparison: {folder / 'fidelity.csv'}", style="bold")
 
 
 def _default_folder(name: str, run: Path | None, trace: Path | None, cluster: Where) -> Path:
