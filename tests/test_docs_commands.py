@@ -130,6 +130,22 @@ def test_commands_of_a_page_can_be_called(page: Path, monkeypatch: pytest.Monkey
     assert not wrong, "\n".join(wrong)
 
 
+def verbs(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """All verbs below a command, with the words that call them."""
+    if not hasattr(command, "commands"):
+        yield path, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from verbs(below, *path, name)
+
+
+def test_every_verb_has_an_example_that_can_be_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for path, verb in verbs(application()):
+        example = str(verb.epilog).removeprefix("Example: ")
+        assert example.startswith(" ".join(["rlpto", *path]))
+        check_rlpto(words_of(example), whole=True)
+
+
 def test_commands_are_found() -> None:
     found = [words_of(line)[0] for page in PAGES for line, _ in commands(page.read_text(encoding="utf-8"))]
     assert found.count("rlpto") > 100
