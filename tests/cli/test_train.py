@@ -96,22 +96,18 @@ def test_an_agent_that_learns_from_windows_is_evaluated_and_planned_with(rlpto, 
     assert rlpto("train", "exp.yaml", *windows, "--fresh", "-q").code == 0
 
 
-def test_policies_of_the_config_are_chosen_by_their_labels(rlpto, project: Path) -> None:
+def test_an_agent_is_evaluated_next_to_policies_by_label_and_on_any_other_trace(rlpto, project: Path) -> None:
     rlpto("train", "exp.yaml", "-q", *FAST, "--set", 'policies=[fifo,"index:label=mine"]')
     answer = rlpto("evaluate", "--run", "runs/small", "--policies", "agent,mine", "--no-report")
     assert answer.code == 0, answer.err
     assert set(read_cells(project / "runs/small/evaluation/cells.csv")["policy"]) == {"agent", "mine", "lower bound"}
     rlpto("evaluate", "--run", "runs/small", "--policies", "agent,yours").assert_refused("yours")
-
-
-def test_an_agent_is_evaluated_on_any_other_trace(rlpto, project: Path) -> None:
-    rlpto("train", "exp.yaml", "-q", *FAST)
     other = {"submit_time": 60.0 * np.arange(90), "duration": 300.0 + 10 * np.arange(90), "gpus": 1 + np.arange(90) % 4}
     write_trace(make_trace(other, source="ninety jobs"), project / "other.parquet")
     answer = rlpto("evaluate", "--run", "runs/small", "--trace", "other.parquet", "--windows", "all", "--no-report")
     assert answer.code == 0, answer.err
     table = read_cells(project / "runs/small/evaluation-other/cells.csv")
-    assert set(table["policy"]) == {"agent", "fifo", "las", "lower bound"}
+    assert set(table["policy"]) == {"agent", "fifo", "mine", "lower bound"}
     assert (table["jobs"] > 0).all()
     rlpto("evaluate", "--run", "runs/small", "--windows", "all").assert_refused("--windows all", "--trace FILE")
 
