@@ -128,8 +128,11 @@ def measured(name: str, study: Study, plan: Plan, *, fresh: bool) -> dict[str, A
     """Results of a study as plain data, with the CPU minutes it took: those that are kept, if nothing has changed."""
     path, settings = plan.folder / f"{name}.json", plan.model_dump_json(exclude=set(CONTEXT))
     digest = hashlib.sha256(f"{sources_digest()} {settings}".encode()).hexdigest()
-    if not fresh and (kept := kept_results(path)) is not None and kept["digest"] == digest:
-        return kept
+    if not fresh and path.is_file():
+        with parsing(path, "the results of a study: remove it", ConfigError):
+            kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if kept["digest"] == digest:
+            return kept
     _common.progress(f"measuring {name}")
     began = cpu_seconds()
     found = measure(name, study, plan) | {"digest": digest, "cpu_minutes": (cpu_seconds() - began) / 60}
@@ -141,15 +144,6 @@ def cpu_seconds() -> float:
     """CPU time of this process and of those that it has waited for, such as trainings."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
-
-
-def kept_results(path: Path) -> dict[str, Any] | None:
-    """What was kept of a study. Raises ConfigError if it cannot be read."""
-    if not path.is_file():
-        return None
-    with parsing(path, "the results of a study: remove it", ConfigError):
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
 
 
 def plain(value: Any) -> object:
