@@ -32,7 +32,7 @@ from rlpto.io.files import write_text
 from rlpto.io.reading import parsing
 
 HERE, PAGES = Path(__file__).parent, _common.ROOT / "docs"
-CONTEXT = ("folder", "cells", "data", "jobs", "spread")
+CONTEXT = ("folder", "cells", "data", "jobs")
 """Fields of a plan that are no settings of a study."""
 INTERRUPTED = 130
 
@@ -83,7 +83,6 @@ def plan_of(study: Study, settings: Sequence[str], folder: Path, jobs: int = 1) 
     if unknown := [key for key in given if key not in known]:
         raise ConfigError(f"--set {unknown[0]}: expected one of {', '.join(known)}")
     context = {"folder": folder, "cells": cells, "data": data if data.is_dir() else None, "jobs": jobs}
-    context["spread"] = study.places
     try:
         return Plan.model_validate(study.settings | given | context)
     except ValidationError as error:

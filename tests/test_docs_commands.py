@@ -14,7 +14,7 @@ import typer.main
 from rlpto.cli.main import make_app
 from rlpto.experiments.config import load_config
 from rlpto.policies.registry import available
-from rlpto.policies.spec import split_specs
+from rlpto.policies.spec import parse_spec, split_specs
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -79,8 +79,10 @@ def check_rlpto(words: list[str], whole: bool) -> None:
     if config and settings:
         load_config(ROOT / config, [str(one) for one in settings])
     policies = values.get("policies")
-    for spec in split_specs(policies) if isinstance(policies, str) and policies != "all" else []:
-        assert str(spec).partition(":")[0] in available(), f"there is no policy {spec}"
+    for text in split_specs(policies) if isinstance(policies, str) and policies != "all" else []:
+        spec = parse_spec(text)
+        for name in (spec.first.name, *(later.name for _, later in spec.later)):
+            assert name in available(), f"there is no policy {name}"
 
 
 def check_program(words: list[str]) -> None:

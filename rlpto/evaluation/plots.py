@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,11 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator, PercentFormatter
 
-from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import HOUR, REWARD_PARTS
-from rlpto.evaluation.formatting import scale_for
-from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, completion_times
+from rlpto.evaluation.metrics import LOWER_BOUND, completion_times
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.statistics import LEVEL, Interval
 from rlpto.evaluation.tables import Results, Summary
@@ -119,12 +117,6 @@ def all_plots(results: Results, finished: Sequence[FinishedCell]) -> list[Plot]:
             jct_cdf(records, results.bounded),
         ),
         Plot(
-            "queueing",
-            "Queueing delay by priority class",
-            f"Mean time from submit to first GPU, with {LEVEL:.0%} intervals over cells.",
-            queueing_bars(results.policies),
-        ),
-        Plot(
             "utilisation",
             "GPUs used over time",
             f"GPUs held as a share of the GPUs that were up ({run}).",
@@ -162,7 +154,7 @@ def reward_bars(summaries: Sequence[Summary]) -> Figure:
         axes.errorbar(total.estimate, row, xerr=_error(total), fmt="D", color=INK, markersize=6, capsize=4,
                       markeredgecolor="white", label="total" if row == 0 else None, zorder=5)  # fmt: skip
     axes.axvline(0, color=INK, linewidth=0.9)
-    _fit_bars(axes, "x")
+    _fit_bars(axes)
     axes.set_yticks(range(len(shown)), [summary.policy for summary in shown])
     axes.invert_yaxis()
     axes.set_xlabel("reward")
@@ -198,30 +190,6 @@ def jct_cdf(records: Mapping[str, Sequence[RunRecord]], bounded: bool = True) ->
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set(ylim=(0, 1.02), xlabel="JCT", ylabel="share of jobs")
-    _legend(figure, axes)
-    return figure
-
-
-def queueing_bars(summaries: Sequence[Summary]) -> Figure:
-    """Mean queueing delay with intervals: a group per priority class, a bar per policy."""
-    figure, axes = new_figure()
-    colours = palette([summary.policy for summary in summaries])
-    names = [f"queueing_{name}" for name in PRIORITY_CLASSES]
-    means = [summary.mean[name].estimate for summary in summaries for name in names]
-    scale = scale_for(METRIC[names[0]], means)
-    width = 0.82 / max(len(summaries), 1)
-    for i, summary in enumerate(summaries):
-        intervals = [summary.mean[name] for name in names]
-        at = np.arange(len(names)) + (i - (len(summaries) - 1) / 2) * width
-        heights = [interval.estimate * scale.factor for interval in intervals]
-        errors = np.hstack([_error(interval) for interval in intervals]) * scale.factor
-        axes.bar(at, heights, width * 0.92, yerr=errors, label=summary.policy, color=colours[summary.policy],
-                 error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2})  # fmt: skip
-    axes.set_xticks(range(len(names)), [f"{name} priority" for name in PRIORITY_CLASSES])
-    axes.set_ylabel(f"mean queueing delay [{scale.unit}]")
-    _fit_bars(axes, "y")
-    axes.set_ylim(bottom=0)
-    axes.grid(axis="x", visible=False)
     _legend(figure, axes)
     return figure
 
@@ -326,16 +294,15 @@ def in_our_style(axes: Axes) -> None:
     axes.yaxis.label.set(color=INK, fontsize=10)
 
 
-def _fit_bars(axes: Axes, direction: Literal["x", "y"]) -> None:
-    """Limit an axis so that the huge intervals of very few cells do not squeeze the bars."""
+def _fit_bars(axes: Axes) -> None:
+    """Limit the x axis so that the huge intervals of very few cells do not squeeze the bars."""
     bars = [bar.get_bbox() for bar in axes.patches if isinstance(bar, Rectangle)]
-    ends = [end for bar in bars for end in (bar.intervalx if direction == "x" else bar.intervaly) if np.isfinite(end)]
+    ends = [end for bar in bars for end in bar.intervalx if np.isfinite(end)]
     low, high = min(ends, default=0.0), max(ends, default=0.0)
     if high > low:
         margin = 0.5 * (high - low)
-        limits = axes.get_xlim() if direction == "x" else axes.get_ylim()
-        fitted = (max(limits[0], low - margin), min(limits[1], high + margin))
-        axes.set_xlim(fitted) if direction == "x" else axes.set_ylim(fitted)
+        left, right = axes.get_xlim()
+        axes.set_xlim(max(left, low - margin), min(right, high + margin))
 
 
 def _legend(figure: Figure, axes: Axes) -> None:

@@ -49,7 +49,6 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _plan.Plan:
         seeds=2,
         draws=2,
         windows=3,
-        spread="all",
     )
 
 

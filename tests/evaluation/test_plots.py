@@ -88,7 +88,7 @@ def test_plots_are_written_and_reproducible(toy_results: Results, finished: list
     paths = write_plots(all_plots(toy_results, finished), tmp_path / "a")
     again = write_plots(all_plots(toy_results, finished), tmp_path / "b")
     assert {path.stem for path in paths} == {
-        "reward", "jct_cdf", "queueing", "utilisation", "gantt", "gpus_by_accuracy"
+        "reward", "jct_cdf", "utilisation", "gantt", "gpus_by_accuracy"
     }  # fmt: skip
     assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again]
 
