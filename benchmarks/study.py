@@ -29,6 +29,7 @@ from pydantic import ValidationError
 
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import write_text
+from rlpto.io.markdown import markdown_table
 from rlpto.io.reading import parsing
 
 HERE, PAGES = Path(__file__).parent, _common.ROOT / "docs"
@@ -203,9 +204,7 @@ def claim_row(check: Check, missed: bool) -> Row:
 def table(rows: Sequence[Row]) -> list[str]:
     """Lines of a Markdown table."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    lines = ["| " + " | ".join(columns) + " |", "| " + " | ".join("---" for _ in columns) + " |"]
-    lines += ["| " + " | ".join(figure_text(row.get(column, "")) for column in columns) + " |" for row in rows]
-    return lines
+    return markdown_table([{column: figure_text(row.get(column, "")) for column in columns} for row in rows])
 
 
 def figure_text(value: object) -> str:

@@ -274,9 +274,9 @@ def write_plots(plots: Sequence[Plot], folder: Path) -> list[Path]:
     return paths
 
 
-def new_figure(height: float = 3.7, width: float = 6.8) -> tuple[Figure, Axes]:
+def new_figure(height: float = 3.7) -> tuple[Figure, Axes]:
     """An empty plot in the common style."""
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(6.8, height), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     in_our_style(axes)

@@ -41,12 +41,6 @@ def test_bad_input_ends_with_exit_code_2_and_one_line(project: Path) -> None:
     assert sorted(os.listdir(project)) == ["exp.yaml", "jobs.parquet"]
 
 
-def test_a_wrong_option_ends_with_exit_code_2(rlpto) -> None:
-    answer = rlpto("evaluate", "x.yaml", "--polices", "fifo")
-    assert answer.code == 2
-    assert "--polices" in answer.err
-
-
 def test_a_thread_that_never_ends_does_not_hold_an_interrupted_command() -> None:
     program = (
         "import threading; from rlpto.cli.main import end_without_threads\n"

@@ -147,27 +147,24 @@ def test_configs_are_listed_and_shown(rlpto, project: Path) -> None:
     assert rlpto("configs", "show", "copy.yaml").out == shown.out
 
 
-def test_runs_are_compared_policy_by_policy(rlpto) -> None:
-    common = ("evaluate", "exp.yaml", "--no-report", "-q", "--policies", "fifo,srtf")
-    rlpto(*common, "--run-dir", "exact")
-    rlpto(*common, "--run-dir", "noisy", "--set", "knowledge.mode=noisy")
+def test_runs_on_the_same_windows_are_compared_policy_by_policy(rlpto) -> None:
+    common = ("evaluate", "exp.yaml", "--no-report", "-q", "--policies", "fifo,srtf", "--run-dir")
+    rlpto(*common, "exact")
+    rlpto(*common, "noisy", "--set", "knowledge.mode=noisy")
+    rlpto(*common, "shorter", "--set", "workload.windows.hours=0.5")
+    rlpto(*common, "twice", "--seeds", 2)
     answer = rlpto("compare", "exact", "noisy")
     assert answer.code == 0, answer.err
     assert "knowledge.mode" in answer.out
     assert "srtf" in answer.out
     same = [line for line in answer.out.splitlines() if "+0.0 %" in line and "noisy" in line]
     assert same, "fifo knows no durations: noise changes nothing"
-
-
-def test_runs_on_other_windows_are_not_compared(rlpto) -> None:
-    common = ("evaluate", "exp.yaml", "--no-report", "-q")
-    rlpto(*common, "--run-dir", "a")
-    rlpto(*common, "--run-dir", "b", "--set", "workload.windows.hours=0.5")
-    rlpto(*common, "--run-dir", "c", "--seeds", 2)
-    rlpto("compare", "a", "b").assert_refused("b: other windows than a: workload.windows.hours is 0.5, not 0.95")
-    rlpto("compare", "a", "c").assert_refused("a: no cells of window", "seed 1")
-    rlpto("compare", "a").assert_refused("one run has nothing to be compared with")
-    rlpto("compare", "a", ".").assert_refused("no config.resolved.yaml there")
+    rlpto("compare", "exact", "shorter").assert_refused(
+        "shorter: other windows than exact: workload.windows.hours is 0.5, not 0.95"
+    )
+    rlpto("compare", "exact", "twice").assert_refused("exact: no cells of window", "seed 1")
+    rlpto("compare", "exact").assert_refused("one run has nothing to be compared with")
+    rlpto("compare", "exact", ".").assert_refused("no config.resolved.yaml there")
 
 
 def test_profiles_by_tables_are_listed_with_sizes_source_and_error(rlpto, project: Path) -> None:

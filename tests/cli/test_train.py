@@ -206,16 +206,12 @@ def test_anything_else_is_refused_with_its_line(rlpto, project: Path, wrong: str
     assert not (project / "runs").exists()
 
 
-def test_it_says_what_it_waits_for_before_that_begins(rlpto, project: Path) -> None:
+def test_what_cannot_be_swept_is_refused_and_what_it_waits_for_said(rlpto, project: Path) -> None:
+    sweep = ("sweep", "exp.yaml", "--space", "space.yaml")
+    (project / "space.yaml").write_text("agent.ppo.clib: [0.1, 0.2]\n")
+    rlpto(*sweep).assert_refused("space.yaml: agent.ppo.clib", "agent.ppo.clip")
     (project / "space.yaml").write_text("agent.ppo.clip: [0.1, 0.2]\n")
-    answer = rlpto("sweep", "exp.yaml", "--space", "space.yaml", "--set", "workload.windows.validation=0")
-    waited, refused = answer.err.splitlines()
+    rlpto(*sweep, "--resume").assert_refused("runs/small-sweep")
+    waited, refused = rlpto(*sweep, "--set", "workload.windows.validation=0").err.splitlines()
     assert waited == "rlpto: checking that trials can be compared on validation windows"
     assert refused.startswith("rlpto: error: exp.yaml: no validation windows")
-
-
-def test_a_key_that_the_configuration_lacks_is_refused(rlpto, project: Path) -> None:
-    (project / "space.yaml").write_text("agent.ppo.clib: [0.1, 0.2]\n")
-    rlpto("sweep", "exp.yaml", "--space", "space.yaml").assert_refused("space.yaml: agent.ppo.clib", "agent.ppo.clip")
-    (project / "space.yaml").write_text("agent.ppo.clip: [0.1, 0.2]\n")
-    rlpto("sweep", "exp.yaml", "--space", "space.yaml", "--resume").assert_refused("runs/small-sweep")
