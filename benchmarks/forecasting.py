@@ -86,7 +86,7 @@ def main() -> None:
             runs.append(one_seed(case, seed))
         show(case, runs)
         checks += [check for run in runs for check in checks_of(case, run)]
-    _common.finish(checks, options.json)
+    _common.finish(checks)
 
 
 def real_series(only: list[str] | None) -> list[SeriesCase]:

@@ -33,7 +33,7 @@ def main() -> None:
     parts = {name: partial(part, options.repeats) for name, part in PARTS.items()}
     with ray_environment():  # some of it counts only from before the import on
         checks, facts = _common.run_parts(parts, options.parts)
-    _common.finish(checks, options.json, **facts)
+    _common.finish(checks, **facts)
 
 
 @contextmanager

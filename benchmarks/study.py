@@ -53,7 +53,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted; the same command continues where it was", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    _common.finish(checks, options.json)
+    _common.finish(checks)
 
 
 def arguments(studies: Mapping[str, Study]) -> Any:

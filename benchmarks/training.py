@@ -97,7 +97,7 @@ def main() -> None:
         _common.Check("of the speed with a free environment", taken["free"].seconds / seconds, "", SHARE, True),
     ]
     jobs = f"{env.batch.clusters.batch.world.clusters['active'].mean():.1f} on average"
-    _common.finish(checks, options.json, **{"active jobs": jobs, "steps per CPU-second": round(steps / seconds)})
+    _common.finish(checks, **{"active jobs": jobs, "steps per CPU-second": round(steps / seconds)})
 
 
 if __name__ == "__main__":
