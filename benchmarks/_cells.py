@@ -7,11 +7,10 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import _common
 import numpy as np
@@ -19,7 +18,6 @@ import pandas as pd
 from _plan import MAIN, Plan, config_file
 
 from rlpto.agents.window_training import WEIGHTS
-from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import Cell, FinishedCell, config_fingerprint
 from rlpto.evaluation.runner import evaluate as run_cells
 from rlpto.evaluation.statistics import Interval, bootstrap_interval
@@ -97,59 +95,46 @@ def finished(
     seeds: Sequence[int] = (0,),
     windows: Callable[[str], bool] = lambda _: True,
 ) -> list[FinishedCell]:
-    """Cells of policies on those of the config's windows that are wanted: policies first, then seeds, then windows."""
+    """Cells of policies on those of the config's windows that are wanted: policies first, then seeds, then windows.
+
+    They go by the labels of their policies. What has been run with the same inputs is read back: folders are called
+    after digests of all inputs, so that a retrained agent or a new config never meets old cells.
+    """
     experiment = prepare(config)
     names = [window for window in experiment.windows(plan.split) if windows(window)]
-    cells = [Cell(spec, window, seed) for spec in specs for seed in seeds for window in names]
-    return kept_cells(plan, cells, partial(run_cell, config), experiment.outcome(), name, config)
-
-
-def kept_cells(
-    plan: Plan,
-    cells: Sequence[Cell],
-    run: Callable[[Cell], RunRecord],
-    outcome: Mapping[str, Any],
-    name: str,
-    config: Config,
-) -> list[FinishedCell]:
-    """Finished cells under the labels of their policies; what has been run with the same inputs is read back.
-
-    Folders are called after digests of all inputs: a retrained agent or a new config never meets old cells.
-    """
+    outcome = experiment.outcome()
     folder = plan.cells / f"{name}-{config_fingerprint(outcome)[:8]}"
-    done: list[FinishedCell] = []
-    for spec in dict.fromkeys(cell.policy for cell in cells):
+    run, done = partial(run_cell, config), list[FinishedCell]()
+    for spec in dict.fromkeys(specs):
         _common.progress(f"{name}: {policy_label(spec)}")
-        mine = [cell for cell in cells if cell.policy == spec]
+        cells = [Cell(spec, window, seed) for seed in seeds for window in names]
         # Another agent in the same place is another policy.
         files = "".join(digest(file) for file in spec_files(spec))
         out = folder / (hashlib.sha256(files.encode()).hexdigest()[:8] if files else "plain")
-        done += run_cells(mine, run, out, False, plan.jobs, config=outcome, weights=config.reward)
+        done += run_cells(cells, run, out, False, plan.jobs, config=outcome, weights=config.reward)
     return [replace(cell, cell=replace(cell.cell, policy=policy_label(cell.cell.policy))) for cell in done]
 
 
-def with_mean_agent(found: pd.DataFrame, by: Sequence[str], *, alone: bool = False) -> pd.DataFrame:
-    """The rows with AGENT as a further policy: in every place (columns `by`) the mean over all seeds.
-
-    alone: without the agents of single seeds.
-    """
+def with_mean_agent(found: pd.DataFrame) -> pd.DataFrame:
+    """The rows with AGENT as a further policy: in every place the mean over all seeds of its training."""
     members = found["policy"].str.fullmatch(MEMBER.pattern)
-    mean = found[members].drop(columns="policy").groupby(list(by), as_index=False).mean().assign(policy=AGENT)
-    return pd.concat([mean, found[~members] if alone else found], ignore_index=True)[list(found.columns)]
+    places = ["knowledge", "window", "seed"]
+    mean = found[members].drop(columns="policy").groupby(places, as_index=False).mean().assign(policy=AGENT)
+    return pd.concat([mean, found], ignore_index=True)[list(found.columns)]
 
 
 # Figures of cells ---------------------------------------------------------------------------------------------------
 
 
-def by_window(cells: pd.DataFrame, policy: str | int, metric: str) -> FloatArray:
+def by_window(cells: pd.DataFrame, policy: str, metric: str) -> FloatArray:
     """[windows] a metric of a policy, in order of the windows: the mean over all draws of each that it has."""
     mine = cells[cells["policy"] == policy].groupby("window")[metric].mean().sort_index()
     return mine.to_numpy(dtype=np.float64)
 
 
-def difference(cells: pd.DataFrame, policy: str, other: str, metric: str = "reward") -> Interval:
-    """Mean over windows of policy - other, with its interval."""
-    return bootstrap_interval(by_window(cells, policy, metric) - by_window(cells, other, metric))
+def difference(cells: pd.DataFrame, policy: str, other: str) -> Interval:
+    """Mean over windows of the reward of policy - other, with its interval."""
+    return bootstrap_interval(by_window(cells, policy, "reward") - by_window(cells, other, "reward"))
 
 
 def ratio(cells: pd.DataFrame, policy: str, others: Sequence[str], metric: str) -> Interval:

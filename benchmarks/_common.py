@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -67,15 +66,11 @@ class OneLineParser(argparse.ArgumentParser):
         refuse(f"{message}; see --help")
 
 
-def parser(description: str | None, parts: Iterable[str] = (), without: str = "all") -> argparse.ArgumentParser:
-    """A parser with the options of every benchmark. description: its first line counts.
-
-    parts: that may be named. without: what runs when none is.
-    """
+def parser(description: str | None, parts: Iterable[str] = ()) -> argparse.ArgumentParser:
+    """The parser of a benchmark. description: its first line counts. parts: that may be named."""
     arguments = OneLineParser(description=(description or "").split("\n")[0])
-    arguments.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
     if parts:
-        arguments.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(parts)}; without any: {without}")
+        arguments.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(parts)}; without any: all")
     return arguments
 
 
@@ -207,17 +202,13 @@ def in_pace(check: Check, slowness: float) -> Check:
     return replace(check, limit=check.limit * factor)
 
 
-def finish(checks: list[Check], as_json: bool, **facts: object) -> None:
+def finish(checks: list[Check], **facts: object) -> None:
     """Print all checks and leave: with exit code 1 if one of them fell short."""
-    if as_json:
-        rows = [asdict(check) | {"passed": check.passed} for check in checks]
-        print(json.dumps({"checks": rows} | facts, indent=2, default=str))
-    else:
-        for name, fact in facts.items():
-            print(f"{name}: {fact}")
-        width = max((len(check.name) for check in checks), default=0)
-        for check in checks:
-            verdict = "ok  " if check.passed else "SHORT"
-            bound = "at least" if check.least else "at most"
-            print(f"{verdict:5} {check.name:{width}} {check.value:14,.4g} {check.unit}  ({bound} {check.limit:,.4g})")
+    for name, fact in facts.items():
+        print(f"{name}: {fact}")
+    width = max((len(check.name) for check in checks), default=0)
+    for check in checks:
+        verdict = "ok  " if check.passed else "SHORT"
+        bound = "at least" if check.least else "at most"
+        print(f"{verdict:5} {check.name:{width}} {check.value:14,.4g} {check.unit}  ({bound} {check.limit:,.4g})")
     sys.exit(0 if all(check.passed for check in checks) else 1)

@@ -17,10 +17,6 @@ from rlpto.io.yaml_file import dotted_key, read_yaml
 
 STUDIES = Path(__file__).with_name("studies.yaml")
 Workload = Literal["synthetic", "philly", "pollux"]
-HOME: Workload = "synthetic"
-"""Workload of the smaller studies: it needs no download."""
-BUSY = 0.9
-"""Load of the studies that have one only."""
 TIME_ONLY = ("reward.accuracy=0", "reward.resources=0", "reward.rescale=0")
 """Overrides under which time alone is rewarded, for comparisons of JCT."""
 
@@ -47,7 +43,6 @@ class Study(Settings):
     claims: tuple[Claim, ...] = ()
     listed: bool = True
     settings: dict[str, Any] = Field(default_factory=dict)
-    places: Literal["one", "loads", "all"] = "one"
 
 
 class Plan(Settings):
@@ -56,14 +51,13 @@ class Plan(Settings):
     seeds: of training, or of a window's jobs. windows: of each workload and load, at most. draws: of every test window,
     with other models and work of the jobs, where policies are compared by reward. training: windows that every
     training plays; None: as many as the config says. jobs: processes. data: folder with real traces and profiles; None
-    where there is none. spread: over one workload at one load, over its loads, or over all workloads.
+    where there is none.
     """
 
     folder: Path
     cells: Path
     data: Path | None = None
     jobs: int = 1
-    spread: Literal["one", "loads", "all"] = "one"
     workloads: tuple[Workload, ...] = ("synthetic", "philly", "pollux")
     loads: tuple[float, ...] = (0.5, 0.7, 0.9, 1.1)
     seeds: Annotated[int, Field(ge=1)] = 3
@@ -72,21 +66,9 @@ class Plan(Settings):
     training: int | None = None
     split: Literal["test", "validation", "train"] = "test"
 
-    @property
-    def home(self) -> Workload:
-        """Workload of the smaller studies."""
-        return HOME if HOME in self.workloads else self.workloads[0]
-
-    @property
-    def busy(self) -> float:
-        """Load of the studies that have one only."""
-        return BUSY if BUSY in self.loads else self.loads[-1]
-
     def places(self) -> list[tuple[Workload, float]]:
         """Workloads and loads of the study."""
-        workloads = self.workloads if self.spread == "all" else (self.home,)
-        loads = (self.busy,) if self.spread == "one" else self.loads
-        return [(workload, load) for workload in workloads for load in loads]
+        return [(workload, load) for workload in self.workloads for load in self.loads]
 
     def config(self, workload: Workload, load: float, *overrides: str, windows: int | None = None) -> Config:
         """Configuration of a workload at a load, with at most that many windows."""

@@ -20,6 +20,8 @@ from rlpto.policies.spec import policy_label
 
 CONTENDERS = 3
 """Policies that have all draws, as the agents have: the best on the first draw."""
+SCALED: tuple[Workload, float] = ("synthetic", 0.9)
+"""Workload and load of other sizes of cluster."""
 SIZES = {4: 8, 16: 8, 64: 8, 256: 4}
 """Nodes of 4 GPUs, and windows at most."""
 HOME_NODES = 16
@@ -80,7 +82,7 @@ def cells_at(plan: Plan, workload: Workload, load: float) -> pd.DataFrame:
     best = best_of(first, list(map(policy_label, config.policies)))[:CONTENDERS]
     further = [*(spec for spec in config.policies if policy_label(spec) in best), *own]
     drawn = frame(finished(plan, config, further, name, range(config.seed + 1, config.seed + plan.draws)), known)
-    return with_mean_agent(pd.concat([first, drawn], ignore_index=True), ["knowledge", "window", "seed"])
+    return with_mean_agent(pd.concat([first, drawn], ignore_index=True))
 
 
 def scale(plan: Plan) -> Part:
@@ -92,11 +94,11 @@ def scale(plan: Plan) -> Part:
     normalised: dict[int, float] = {}
     for nodes, windows in SIZES.items():
         size = f"cluster.nodes=[{{count: {nodes}, gpus: 4}}]"
-        config = plan.config(plan.home, plan.busy, size, windows=windows)
+        config = plan.config(*SCALED, size, windows=windows)
         own = {policy_label(spec): spec for spec in config.policies}
-        specs = [*agents(plan, plan.home), own[TUNED], own["fifo"]]
+        specs = [*agents(plan, SCALED[0]), own[TUNED], own["fifo"]]
         cells = frame(finished(plan, config, specs, f"scale-{nodes}", [config.seed]), config.knowledge.mode)
-        cells = with_mean_agent(cells, ["knowledge", "window", "seed"])
+        cells = with_mean_agent(cells)
         mean = {name: by_window(cells, name, "reward").mean() for name in ("fifo", TUNED, AGENT, LOWER_BOUND)}
         ahead = mean[AGENT] - mean["fifo"]
         normalised[nodes] = ahead / (mean[TUNED] - mean["fifo"])
@@ -110,7 +112,7 @@ def scale(plan: Plan) -> Part:
         "reward at other sizes, normalised: furthest from that at 64 GPUs": max(
             abs(value - normalised[HOME_NODES]) for value in normalised.values()
         ),
-        "decision with 10,000 jobs on 1,000 nodes, p99": decision_latency(agents(plan, plan.home)[0]),
+        "decision with 10,000 jobs on 1,000 nodes, p99": decision_latency(agents(plan, SCALED[0])[0]),
     }
     return Part(figures, rows)
 

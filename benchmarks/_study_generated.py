@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from _cells import finished, geometric_mean, shown
 from _plan import TIME_ONLY, Part, Plan
-from _study_planner import PLANNER, SHARED, TUNED
+from _study_planner import PLANNER, SETTINGS, SHARED, TUNED
 from _study_pollux import ONLINE, config_of
 from _systems import play
 
@@ -36,15 +36,12 @@ GPU_HOURS = {1.0: ("cifar10", "ncf"), 10.0: ("deepspeech2", "bert"), 100.0: ("yo
 WORK = ("unknown", "curve", "declared")
 LEARNT: tuple[RemainingKnowledge, ...] = ("unknown", "curve", "learnt", "learnt_or_curve")
 FITS = {"jobs choose their batches": ONLINE, "batches are fixed": (*ONLINE, "workload.mapping.adaptive_batch=false")}
-SHARED_FITS = "knowledge.fits=shared"
 REMAINING, ATTAINED = "pollux:favour=remaining", "pollux:favour=attained"
 """Forms of Pollux: the second does not look at the work that is left."""
-KNOWN = {
-    "own fits, by the curve": ("knowledge.remaining=curve",),
-    "shared fits, learnt or by the curve": (SHARED_FITS, "knowledge.remaining=learnt_or_curve"),
-    "own fits, declared epochs": (),
-    "shared fits, declared epochs": (SHARED_FITS,),
-}
+KNOWN = (
+    *("own fits, by the curve", "shared fits, learnt or by the curve"),
+    *("own fits, declared epochs", "shared fits, declared epochs"),
+)
 PLANNED: dict[str, tuple[str, ...]] = {
     "shared fits, declared": SHARED,
     "shared fits, learnt or by the curve": (*SHARED, "knowledge.remaining=learnt_or_curve"),
@@ -97,9 +94,9 @@ def fits(plan: Plan) -> Part:
 def rivals(plan: Plan) -> Part:
     """The tuned index against the better one of two forms of Pollux; paired."""
     found = Part()
-    for name, settings in KNOWN.items():
-        index, left = (mean_jct(plan, spec, *ONLINE, *settings) for spec in (TUNED, REMAINING))
-        attained = mean_jct(plan, ATTAINED, *ONLINE, *(setting for setting in settings if setting == SHARED_FITS))
+    for name in KNOWN:
+        index, left = (mean_jct(plan, spec, *SETTINGS[name]) for spec in (TUNED, REMAINING))
+        attained = mean_jct(plan, ATTAINED, *SETTINGS[f"{name.split(',')[0]}, declared epochs"])
         ratio = ratio_of(index, min(left, attained, key=lambda jct: float(np.log(jct).mean())))
         found.figures[f"against pollux, {name}, upper end"] = ratio.high
         jct = {"tuned index": index, REMAINING: left, ATTAINED: attained}

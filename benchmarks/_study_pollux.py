@@ -204,13 +204,13 @@ def _goodput(key: tuple[float, ...], base: int, largest: int, min_local: int, ma
     return found
 
 
-def crowd_rounds(plan: Plan, jobs: int, size: IntArray, count: int, seed: int = 0) -> Iterator[Round]:
+def crowd_rounds(plan: Plan, jobs: int, size: IntArray, count: int) -> Iterator[Round]:
     """`count` decisions in a row on a crowd of stored jobs, each starting from the placement of the one before.
 
     A tenth of the jobs, drawn at random, is replaced by new ones in every round. A job may have twice the GPUs that it
     has had, one to begin with.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     gpus = int(size.sum())
     fair = -(-gpus // jobs)
     known = [job for entry in entries(plan) for job in entry["jobs"] if job["params"]]

@@ -6,7 +6,6 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
-from _llm_profiles import rubick_plan
 from _plan import Part, Plan
 from _systems import play
 
@@ -38,11 +37,17 @@ def jobs_of(submitted: pd.DataFrame, plans: str) -> list[Job]:
     """Jobs of a workload; guaranteed ones are of class high."""
     found, profiles = [], load_profiles(LLM)
     for row in submitted.itertuples():
-        model = f"rubick-{row.application}" + (PLAN_MARK + rubick_plan(row.exec_plan)) * (plans != BEST)
+        model = f"rubick-{row.application}" + (PLAN_MARK + plan_name(row.exec_plan)) * (plans != BEST)
         facts = profiles.facts(model)
         work, limits = row.steps * facts.batch.base / facts.epochs, (row.num_gpus, 1, NODES * GPUS)
         found.append(Job(row.name, row.submission_time, model, facts.epochs, work, *limits, priority=1 - row.is_sla))
     return found
+
+
+def plan_name(plan: str) -> str:
+    """A plan as our profiles name it: pipeline stages x tensor degree of its three digits, whose last one, the
+    data-parallel degree, follows from the GPUs."""
+    return f"{plan[0]}x{plan[1]}" if plan.isdigit() else plan
 
 
 def compared(plan: Plan) -> Part:

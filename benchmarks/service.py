@@ -108,7 +108,7 @@ def main() -> None:
     checks, facts = _common.run_parts(PARTS, options.parts)
     if "paint" not in PARTS:
         print("paint and live skipped: no Chromium is installed", file=sys.stderr)
-    _common.finish(checks, options.json, **facts)
+    _common.finish(checks, **facts)
 
 
 if __name__ == "__main__":

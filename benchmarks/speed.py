@@ -50,7 +50,7 @@ def main() -> None:
     arguments.add_argument("--repeats", type=_common.positive, default=7)
     options = arguments.parse_args()
     checks, facts = _common.run_parts({name: partial(part, options) for name, part in PARTS.items()}, options.parts)
-    _common.finish(checks, options.json, **facts)
+    _common.finish(checks, **facts)
 
 
 # The simulator ------------------------------------------------------------------------------------------------------

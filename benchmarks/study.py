@@ -29,10 +29,11 @@ from pydantic import ValidationError
 
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import write_text
+from rlpto.io.markdown import markdown_table
 from rlpto.io.reading import parsing
 
 HERE, PAGES = Path(__file__).parent, _common.ROOT / "docs"
-CONTEXT = ("folder", "cells", "data", "jobs", "spread")
+CONTEXT = ("folder", "cells", "data", "jobs")
 """Fields of a plan that are no settings of a study."""
 INTERRUPTED = 130
 
@@ -52,7 +53,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted; the same command continues where it was", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    _common.finish(checks, options.json)
+    _common.finish(checks)
 
 
 def arguments(studies: Mapping[str, Study]) -> Any:
@@ -83,7 +84,6 @@ def plan_of(study: Study, settings: Sequence[str], folder: Path, jobs: int = 1) 
     if unknown := [key for key in given if key not in known]:
         raise ConfigError(f"--set {unknown[0]}: expected one of {', '.join(known)}")
     context = {"folder": folder, "cells": cells, "data": data if data.is_dir() else None, "jobs": jobs}
-    context["spread"] = study.places
     try:
         return Plan.model_validate(study.settings | given | context)
     except ValidationError as error:
@@ -128,8 +128,11 @@ def measured(name: str, study: Study, plan: Plan, *, fresh: bool) -> dict[str, A
     """Results of a study as plain data, with the CPU minutes it took: those that are kept, if nothing has changed."""
     path, settings = plan.folder / f"{name}.json", plan.model_dump_json(exclude=set(CONTEXT))
     digest = hashlib.sha256(f"{sources_digest()} {settings}".encode()).hexdigest()
-    if not fresh and (kept := kept_results(path)) is not None and kept["digest"] == digest:
-        return kept
+    if not fresh and path.is_file():
+        with parsing(path, "the results of a study: remove it", ConfigError):
+            kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if kept["digest"] == digest:
+            return kept
     _common.progress(f"measuring {name}")
     began = cpu_seconds()
     found = measure(name, study, plan) | {"digest": digest, "cpu_minutes": (cpu_seconds() - began) / 60}
@@ -141,15 +144,6 @@ def cpu_seconds() -> float:
     """CPU time of this process and of those that it has waited for, such as trainings."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
-
-
-def kept_results(path: Path) -> dict[str, Any] | None:
-    """What was kept of a study. Raises ConfigError if it cannot be read."""
-    if not path.is_file():
-        return None
-    with parsing(path, "the results of a study: remove it", ConfigError):
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
 
 
 def plain(value: Any) -> object:
@@ -210,9 +204,7 @@ def claim_row(check: Check, missed: bool) -> Row:
 def table(rows: Sequence[Row]) -> list[str]:
     """Lines of a Markdown table."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    lines = ["| " + " | ".join(columns) + " |", "| " + " | ".join("---" for _ in columns) + " |"]
-    lines += ["| " + " | ".join(figure_text(row.get(column, "")) for column in columns) + " |" for row in rows]
-    return lines
+    return markdown_table([{column: figure_text(row.get(column, "")) for column in columns} for row in rows])
 
 
 def figure_text(value: object) -> str:

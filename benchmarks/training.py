@@ -1,4 +1,4 @@
-"""Speed of training: environment steps per CPU-second of PPO from end to end, and where the time goes.
+"""Speed of training: environment steps per CPU-second of PPO from end to end.
 
 The default network and learning settings on 64 clusters with about 32 visible jobs; every decision is a step. The
 same network is trained on an environment that costs nothing, which hands out one fixed observation.
@@ -7,7 +7,7 @@ Not counted: compilation, evaluation, checkpoints.
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from typing import Any
 
 import _common
@@ -25,7 +25,6 @@ from rlpto.envs.compiled_batch import Workload
 from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.settings import EnvSettings
-from rlpto.io.arrays import FloatArray
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.tables import JobType
 from rlpto.policies.index_weights import IndexWeights
@@ -56,30 +55,17 @@ class FreeEnv(SB3ClusterEnv):
         return self._seen, self._free_reward.copy(), np.zeros(self.num_envs, dtype=np.bool_), self._infos
 
 
-class MeasuredTrainer:
-    """PPO on an environment, a rollout and an update at a time."""
+def rollouts_and_updates(env: SB3ClusterEnv, settings: AgentSettings) -> Callable[[], None]:
+    """A call that lets PPO play a rollout in the environments and learn from it."""
+    model = TimedPPO.make(env, settings, 60.0, 0)
+    model.set_logger(configure(None, []))
+    _, callback = begin_learning(model, 10**9, None)
 
-    def __init__(self, env: Any, settings: AgentSettings) -> None:
-        self._model = TimedPPO.make(env, settings, 60.0, 0)
-        self._model.set_logger(configure(None, []))
-        _, self._callback = begin_learning(self._model, 10**9, None)
-        self._inside, self._step_wait = 0.0, env.step_wait
-        env.step_wait = self._timed_step
-
-    def _timed_step(self) -> Any:
-        start = time.process_time()
-        result = self._step_wait()
-        self._inside += time.process_time() - start
-        return result
-
-    def step(self) -> FloatArray:
-        """[3] CPU seconds: of the environment in a rollout, of the rest of the rollout, of an update."""
-        model, self._inside = self._model, 0.0
-        start = time.process_time()
-        model.collect_rollouts(model.env, self._callback, model.rollout_buffer, model.n_steps)
-        rolled = time.process_time()
+    def step() -> None:
+        model.collect_rollouts(env, callback, model.rollout_buffer, model.n_steps)
         model.train()
-        return np.array([self._inside, rolled - start - self._inside, time.process_time() - rolled])
+
+    return step
 
 
 def make_setup() -> EnvSetup:
@@ -101,32 +87,17 @@ def main() -> None:
     setup = make_setup()
     env = SB3ClusterEnv(setup, settings.envs, 0)
     torch.set_num_threads(1)
-    trainers = MeasuredTrainer(FreeEnv(setup, settings.envs), settings), MeasuredTrainer(env, settings)
-    for trainer in trainers:
-        trainer.step()
-    # In turns: the machine may be faster at one time than at another.
-    free, real, loops = [], [], []
-    for repeat in range(options.repeats):
-        _common.progress(f"training: {repeat + 1} of {options.repeats}")
-        of_free, of_real = (trainer.step() for trainer in trainers)
-        free.append(of_free.sum())
-        real.append(of_real)
-        loops.append(of_real.sum() / _common.seconds_of(_common.calibration))
-    steps, taken = settings.envs * settings.ppo.rollout, np.sum(real, axis=1)
+    envs = {"free": FreeEnv(setup, settings.envs), "real": env}
+    calls = {name: rollouts_and_updates(each, settings) for name, each in envs.items()}
+    taken = _common.calibrated("training", calls, options.repeats)
+    steps, seconds = settings.envs * settings.ppo.rollout, taken["real"].seconds
+    counted = taken["real"].loops * COUNTED / steps
     checks = [
-        _common.Check(
-            f"{COUNTED:,} steps of PPO", float(np.median(loops)) * COUNTED / steps, "calibration loops", LOOPS, False
-        ),
-        _common.Check("of the speed with a free environment", float(np.median(free / taken)), "", SHARE, True),
+        _common.Check(f"{COUNTED:,} steps of PPO", counted, "calibration loops", LOOPS, False),
+        _common.Check("of the speed with a free environment", taken["free"].seconds / seconds, "", SHARE, True),
     ]
-    shares = np.median(real / taken[:, None], axis=0)
     jobs = f"{env.batch.clusters.batch.world.clusters['active'].mean():.1f} on average"
-    _common.finish(
-        checks,
-        options.json,
-        **{"active jobs": jobs, "steps per CPU-second": round(steps / np.median(taken))},
-        **dict(zip(("environment", "rest of the rollout", "update"), map("{:.0%}".format, shares), strict=True)),
-    )
+    _common.finish(checks, **{"active jobs": jobs, "steps per CPU-second": round(steps / seconds)})
 
 
 if __name__ == "__main__":

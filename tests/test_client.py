@@ -102,15 +102,6 @@ class TestClient:
             finish(running.store, job)
             assert len(list(client.logs(job, follow=True))) == 3, "it ends with the job"
 
-    def test_policies(self, running: Running) -> None:
-        with running.client("olga") as client:
-            assert {"fifo", "las"} <= {policy["name"] for policy in client.policies()}
-            before = client.policy()["number"]
-            assert client.switch("las", "busy")["number"] == before + 1
-            with pytest.raises(ServiceError, match="no policy nothing") as error:
-                client.switch("nothing")
-            assert (error.value.status, error.value.kind) == (422, "not-valid")
-
     def test_a_killed_web_process_is_waited_for(self, running: Running) -> None:
         with running.client() as client:
             client.me()
@@ -199,13 +190,12 @@ class TestCommand:
             before = {job["id"] for job in client.jobs()}
 
         def end() -> None:
-            store, new = Store(running.folder / "service.sqlite", durable=False), set[str]()
+            new = set[str]()
             with running.client() as client:
                 while not new:
                     new = {job["id"] for job in client.jobs()} - before
                     time.sleep(0.05)
-            finish(store, new.pop(), state)
-            store.close()
+            _finish_elsewhere(running, new.pop(), state)
 
         ending = Thread(target=end)
         ending.start()
@@ -299,7 +289,14 @@ class TestCommand:
         assert "decides since" in command("policy", "show")
         assert "expected a user of role operator" in str(refused("policy", "switch", "las"))
         monkeypatch.setenv("RLPTO_TOKEN", running.tokens["olga"])
+        before = running.client("olga").policy()["number"]
         assert "round_robin decides now" in command("policy", "switch", "round_robin", "--reason", "busy")
+        with running.client("olga") as client:
+            assert client.policy()["number"] == before + 1
+            assert {"fifo", "las"} <= {policy["name"] for policy in client.policies()}
+            with pytest.raises(ServiceError, match="no policy nothing") as error:
+                client.switch("nothing")
+        assert (error.value.status, error.value.kind) == (422, "not-valid")
 
     @pytest.mark.usefixtures("command")
     def test_a_token_that_can_be_none_is_refused_and_not_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import typer.main
 from rlpto.cli.main import make_app
 from rlpto.experiments.config import load_config
 from rlpto.policies.registry import available
-from rlpto.policies.spec import split_specs
+from rlpto.policies.spec import parse_spec, split_specs
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -79,8 +79,10 @@ def check_rlpto(words: list[str], whole: bool) -> None:
     if config and settings:
         load_config(ROOT / config, [str(one) for one in settings])
     policies = values.get("policies")
-    for spec in split_specs(policies) if isinstance(policies, str) and policies != "all" else []:
-        assert str(spec).partition(":")[0] in available(), f"there is no policy {spec}"
+    for text in split_specs(policies) if isinstance(policies, str) and policies != "all" else []:
+        spec = parse_spec(text)
+        for name in (spec.first.name, *(later.name for _, later in spec.later)):
+            assert name in available(), f"there is no policy {name}"
 
 
 def check_program(words: list[str]) -> None:
@@ -128,6 +130,22 @@ def test_commands_of_a_page_can_be_called(page: Path, monkeypatch: pytest.Monkey
         except Exception as error:  # all that are wrong at once
             wrong.append(f"{line}\n    {getattr(error, 'message', error)}")
     assert not wrong, "\n".join(wrong)
+
+
+def verbs(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """All verbs below a command, with the words that call them."""
+    if not hasattr(command, "commands"):
+        yield path, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from verbs(below, *path, name)
+
+
+def test_every_verb_has_an_example_that_can_be_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for path, verb in verbs(application()):
+        example = str(verb.epilog).removeprefix("Example: ")
+        assert example.startswith(" ".join(["rlpto", *path]))
+        check_rlpto(words_of(example), whole=True)
 
 
 def test_commands_are_found() -> None:

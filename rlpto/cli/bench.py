@@ -13,8 +13,6 @@ from rlpto.io.errors import ConfigError
 
 app = typer.Typer(help="Run policies on frozen cases, and check and rank submissions.", no_args_is_help=True)
 
-FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a submission.")]
-
 
 @app.command("list", epilog="Example: rlpto bench list")
 def list_cases() -> None:

@@ -81,13 +81,11 @@ def make_table(*columns: str, title: str | None = None, caption: str | None = No
 def make_progress(quiet: bool = False) -> Progress:
     """A progress bar on stderr, so that redirected results stay clean."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import MofNCompleteColumn, Progress
 
     return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
+        *Progress.get_default_columns(),
         MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
         console=Console(stderr=True, quiet=quiet),
         transient=True,
         disable=quiet or not sys.stderr.isatty(),

@@ -49,16 +49,8 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="A,B|all",
-            help="Policies to run, instead of the config's: by name, see rlpto policies, or as the config labels them. "
-            "With --run its agents come on top.",
-        ),
-    ] = None,
-    switch: Annotated[
-        str | None,
-        typer.Option(
-            metavar="S:A,S:B",
-            help="One more run, which starts with the first policy and switches to others after the given seconds: "
-            "3600:las,7200:srtf.",
+            help="Policies to run, instead of the config's: by name, see rlpto policies, or as the config labels them; "
+            "A>3600:B is A, and B from that second on. With --run its agents come on top.",
         ),
     ] = None,
     windows: Annotated[
@@ -102,7 +94,6 @@ def evaluate(
         run_cells,
         with_agents,
         with_reference,
-        with_switches,
         write_results,
     )
 
@@ -123,7 +114,7 @@ def evaluate(
         else:
             resolved = resolved.model_copy(update={"policies": ()})
     resolved = resolved if run is None else with_agents(resolved, run)
-    resolved = with_reference(resolved if switch is None else with_switches(resolved, switch), policies is not None)
+    resolved = with_reference(resolved, policies is not None)
     folder = run_dir or _default_folder(resolved.name, run, trace, cluster)
     console = make_console(quiet)
 
@@ -161,7 +152,7 @@ def evaluate(
     console.print(fidelity_table(found))
     for sentence in verdicts(found):
         console.print(sentence)
-    console.print(f"\ncomparison: {folder / 'fidelity.json'}", style="bold")
+    console.print(f"\ncomparison: {folder / 'fidelity.csv'}", style="bold")
 
 
 def _default_folder(name: str, run: Path | None, trace: Path | None, cluster: Where) -> Path:

@@ -161,10 +161,6 @@ def preview(
     gpus_per_node: Annotated[int, typer.Option(min=1, max=1024, metavar="N", help="GPUs of a node.")] = 4,
     min_util: Annotated[float | None, typer.Option(help="Least utility of a GPU, else each metric's own.")] = None,
     max_util: Annotated[float | None, typer.Option(help="Most utility of a GPU, likewise; both or none.")] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Also write all figures: a .csv or .json file.")
-    ] = None,
-    quiet: QuietOption = False,
 ) -> None:
     """Predict time and GPU-hours of a whole training that adapts its batch size, by metric and number of GPUs."""
     from difflib import get_close_matches
@@ -178,15 +174,9 @@ def preview(
         near = get_close_matches(metric, METRIC_NAMES, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(f"--metric {metric[:60]}: expected one of {', '.join(METRIC_NAMES)}, all{hint}")
-    if out is not None and out.suffix not in (".csv", ".json"):
-        raise ConfigError(f"--out {out}: expected a file that ends in .csv or .json")
     counts, band = parse_gpus(gpus), _band(min_util, max_util)
     found = predict_training(load_profiles(profiles), model, counts, chosen, gpus_per_node, band)
-    console = make_console(quiet)
-    console.print(_preview_table(found))
-    if out is not None:
-        _write_preview(found, out)
-        console.print(f"figures: {out}", style="bold")
+    make_console().print(_preview_table(found))
 
 
 def _band(min_util: float | None, max_util: float | None) -> UtilityBand | None:
@@ -223,20 +213,6 @@ def _preview_table(found: list[TrainingEstimate]) -> Table:
     for figures in by_gpus.values():
         table.add_row(*figures)
     return table
-
-
-def _write_preview(found: list[TrainingEstimate], path: Path) -> None:
-    """All figures, as CSV or JSON by the file's ending."""
-    import json
-    from dataclasses import asdict
-
-    import pandas as pd
-
-    from rlpto.io.files import write_text
-
-    rows = [asdict(row) for row in found]
-    csv = pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
-    write_text(path, json.dumps(rows, indent=2) if path.suffix == ".json" else csv, "the figures", ConfigError)
 
 
 VERB = Verb(app, INPUTS)

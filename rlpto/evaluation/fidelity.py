@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -16,7 +15,7 @@ from rich.table import Table
 from rlpto.evaluation.formatting import NOTHING, scale_for
 from rlpto.evaluation.metrics import METRIC, completion_times
 from rlpto.evaluation.runner import FinishedCell
-from rlpto.evaluation.tables import json_row, make_table, percent_change
+from rlpto.evaluation.tables import make_table, percent_change
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import write_text
 
@@ -54,13 +53,10 @@ class Fidelity:
         pairs = list(combinations(self.ranking(metric, real=True), 2))
         return sum(place[better] < place[worse] for better, worse in pairs), len(pairs)
 
-    def rows(self, table: pd.DataFrame, policy: str) -> pd.DataFrame:
-        """The rows of one policy in `metrics` or `jobs`."""
-        return table[table.index.get_level_values("policy") == policy].droplevel("policy")
-
     def job_errors(self, policy: str) -> list[float]:
         """Absolute relative differences of the JCTs of a policy's jobs, ascending."""
-        return sorted(self.rows(self.jobs, policy)["relative"].abs().tolist())
+        relative = self.jobs["relative"]
+        return sorted(relative[relative.index.get_level_values("policy") == policy].abs().tolist())
 
 
 def simulated_against_real(simulated: Sequence[FinishedCell], real: Sequence[FinishedCell]) -> Fidelity:
@@ -148,27 +144,10 @@ def verdicts(fidelity: Fidelity) -> list[str]:
     ]
 
 
-def write_fidelity(fidelity: Fidelity, path: Path) -> None:
-    """Write everything as JSON; undefined figures are null. Raises CheckpointError if that is not possible."""
-    rankings = {
-        metric: {"real": fidelity.ranking(metric, True), "simulated": fidelity.ranking(metric, False)}
-        for metric in RANKED
-    }
+def write_fidelity(fidelity: Fidelity, folder: Path) -> None:
+    """Write both tables as CSV: `fidelity.csv` by policy and metric, `fidelity_jobs.csv` by policy and job.
 
-    def figures(table: pd.DataFrame, policy: str) -> dict[str, object]:
-        return {str(name): json_row(row) for name, row in fidelity.rows(table, policy).to_dict("index").items()}
-
-    content = {
-        "policies": [
-            {
-                "policy": policy,
-                "metrics": figures(fidelity.metrics, policy),
-                "jobs": figures(fidelity.jobs, policy),
-                "unfinished": fidelity.unfinished[policy],
-            }
-            for policy in fidelity.policies
-        ],
-        "same_ranking": {metric: ranked["real"] == ranked["simulated"] for metric, ranked in rankings.items()},
-        "rankings": rankings,
-    }
-    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n", "the comparison")
+    Raises CheckpointError if that is not possible.
+    """
+    for name, table in (("fidelity", fidelity.metrics), ("fidelity_jobs", fidelity.jobs)):
+        write_text(folder / f"{name}.csv", table.to_csv(lineterminator="\n"), "the comparison")

@@ -7,26 +7,25 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import BoundaryNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator, PercentFormatter
 
-from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import HOUR, REWARD_PARTS
-from rlpto.evaluation.formatting import scale_for
-from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, completion_times
+from rlpto.evaluation.metrics import LOWER_BOUND, completion_times
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.statistics import LEVEL, Interval
 from rlpto.evaluation.tables import Results, Summary
-from rlpto.evaluation.timeline import capacity, gpus_by_accuracy, held_gpus, run_span, step_value, utilisation
+from rlpto.evaluation.timeline import gpus_by_accuracy, run_span, utilisation
 from rlpto.io.arrays import FloatArray
 from rlpto.io.files import whole_file
 
@@ -47,8 +46,8 @@ PART_COLOURS = {
 }
 INK, FAINT = "#1f2933", "#dde3e8"
 DPI = 150
-SHOWN_JOBS = 60
-"""Number of jobs with a separate band in the plot of allocations: those with the most GPU-seconds."""
+BAR = 0.85
+"""Height of a bar of a Gantt chart, in rows."""
 
 _TIMES = {
     "1 s": 1.0, "10 s": 10.0, "1 min": 60.0, "10 min": 600.0, "1 h": 3600.0, "4 h": 14400.0,
@@ -118,23 +117,17 @@ def all_plots(results: Results, finished: Sequence[FinishedCell]) -> list[Plot]:
             jct_cdf(records, results.bounded),
         ),
         Plot(
-            "queueing",
-            "Queueing delay by priority class",
-            f"Mean time from submit to first GPU, with {LEVEL:.0%} intervals over cells.",
-            queueing_bars(results.policies),
-        ),
-        Plot(
             "utilisation",
             "GPUs used over time",
             f"GPUs held as a share of the GPUs that were up ({run}).",
             utilisation_over_time(firsts),
         ),
         Plot(
-            "allocation",
-            f"Allocation over time under {best}",
-            f"GPUs of every job, stacked in order of submission ({run}); the {SHOWN_JOBS} jobs with the most "
-            "GPU-hours have a colour, all others are grey. Dashed: GPUs that were up.",
-            allocation_over_time(first),
+            "gantt",
+            f"Jobs under {best}",
+            f"A row for each job in order of submission: a line from submit to finish, and bars while it holds GPUs, "
+            f"whose colour is their number ({run}).",
+            gantt(first),
         ),
         Plot(
             "gpus_by_accuracy",
@@ -161,7 +154,7 @@ def reward_bars(summaries: Sequence[Summary]) -> Figure:
         axes.errorbar(total.estimate, row, xerr=_error(total), fmt="D", color=INK, markersize=6, capsize=4,
                       markeredgecolor="white", label="total" if row == 0 else None, zorder=5)  # fmt: skip
     axes.axvline(0, color=INK, linewidth=0.9)
-    _fit_bars(axes, "x")
+    _fit_bars(axes)
     axes.set_yticks(range(len(shown)), [summary.policy for summary in shown])
     axes.invert_yaxis()
     axes.set_xlabel("reward")
@@ -201,30 +194,6 @@ def jct_cdf(records: Mapping[str, Sequence[RunRecord]], bounded: bool = True) ->
     return figure
 
 
-def queueing_bars(summaries: Sequence[Summary]) -> Figure:
-    """Mean queueing delay with intervals: a group per priority class, a bar per policy."""
-    figure, axes = new_figure()
-    colours = palette([summary.policy for summary in summaries])
-    names = [f"queueing_{name}" for name in PRIORITY_CLASSES]
-    means = [summary.mean[name].estimate for summary in summaries for name in names]
-    scale = scale_for(METRIC[names[0]], means)
-    width = 0.82 / max(len(summaries), 1)
-    for i, summary in enumerate(summaries):
-        intervals = [summary.mean[name] for name in names]
-        at = np.arange(len(names)) + (i - (len(summaries) - 1) / 2) * width
-        heights = [interval.estimate * scale.factor for interval in intervals]
-        errors = np.hstack([_error(interval) for interval in intervals]) * scale.factor
-        axes.bar(at, heights, width * 0.92, yerr=errors, label=summary.policy, color=colours[summary.policy],
-                 error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2})  # fmt: skip
-    axes.set_xticks(range(len(names)), [f"{name} priority" for name in PRIORITY_CLASSES])
-    axes.set_ylabel(f"mean queueing delay [{scale.unit}]")
-    _fit_bars(axes, "y")
-    axes.set_ylim(bottom=0)
-    axes.grid(axis="x", visible=False)
-    _legend(figure, axes)
-    return figure
-
-
 def utilisation_over_time(records: Mapping[str, RunRecord], bins: int = 120) -> Figure:
     """Share of the GPUs that were up held by jobs, one line per policy, averaged over short stretches of time."""
     figure, axes = new_figure()
@@ -246,26 +215,6 @@ def utilisation_over_time(records: Mapping[str, RunRecord], bins: int = 120) -> 
     return figure
 
 
-def allocation_over_time(record: RunRecord, moments: int = 1000) -> Figure:
-    """GPUs held over time, stacked by job in order of submission."""
-    figure, axes = new_figure(height=4.4)
-    start, end = run_span(record)
-    if end > start:
-        at = np.linspace(start, end, moments)
-        shown = np.sort(np.argsort(-record.jobs.gpu_seconds, kind="stable")[:SHOWN_JOBS])
-        bands = _bands(record, shown, at)
-        others = step_value(*held_gpus(record), at) - bands.sum(axis=0)
-        colours = [job_colour(i) for i in range(len(shown))]
-        hours = (at - start) / HOUR
-        axes.stackplot(hours, others, *bands, colors=["#c3cad1", *colours], step="post", linewidth=0)
-        up = step_value(*capacity(record), at)
-        up[at < record.decisions.time[0] if len(record.decisions.time) else at < start] = record.capacity
-        axes.step(hours, up, where="post", color=INK, linestyle="--", linewidth=1.1)
-        axes.set(xlim=(0, float(hours[-1])), ylim=(0, max(record.capacity, 1) * 1.05))
-    axes.set(xlabel="hours since the first submit", ylabel="GPUs held")
-    return figure
-
-
 def gantt(record: RunRecord, hours: float | None = None) -> Figure:
     """A row for each job in order of submission: a line from submit to finish, and bars while it holds GPUs, whose
     colour is their number. hours: shown since the first submit; None: all."""
@@ -281,8 +230,10 @@ def gantt(record: RunRecord, hours: float | None = None) -> Figure:
         axes.hlines(range(len(gone)), (jobs.submit_time - start) / HOUR, (gone - start) / HOUR, "#8b96a1",
                     linewidth=0.8, zorder=0.9)  # fmt: skip
         held = gpus > 0
-        axes.barh(job[held], (until - begin)[held] / HOUR, 0.85, (begin[held] - start) / HOUR,
-                  color=shades.to_rgba(gpus[held]))  # fmt: skip
+        left, right = ((time[held] - start) / HOUR for time in (begin, until))
+        low, high = job[held] - BAR / 2, job[held] + BAR / 2
+        corners = np.array([[left, low], [right, low], [right, high], [left, high]]).transpose(2, 0, 1)
+        axes.add_collection(PolyCollection(list(corners), linewidths=0, facecolors=shades.to_rgba(gpus[held])))
         figure.colorbar(shades, ax=axes, ticks=levels[:-1], format="%d", label="GPUs")
         axes.set(xlim=(0, hours or (end - start) / HOUR), ylim=(len(gone) - 0.3, -0.7))
     axes.set_yticks([])
@@ -323,9 +274,9 @@ def write_plots(plots: Sequence[Plot], folder: Path) -> list[Path]:
     return paths
 
 
-def new_figure(height: float = 3.7, width: float = 6.8) -> tuple[Figure, Axes]:
+def new_figure(height: float = 3.7) -> tuple[Figure, Axes]:
     """An empty plot in the common style."""
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(6.8, height), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     in_our_style(axes)
@@ -343,16 +294,15 @@ def in_our_style(axes: Axes) -> None:
     axes.yaxis.label.set(color=INK, fontsize=10)
 
 
-def _fit_bars(axes: Axes, direction: Literal["x", "y"]) -> None:
-    """Limit an axis so that the huge intervals of very few cells do not squeeze the bars."""
+def _fit_bars(axes: Axes) -> None:
+    """Limit the x axis so that the huge intervals of very few cells do not squeeze the bars."""
     bars = [bar.get_bbox() for bar in axes.patches if isinstance(bar, Rectangle)]
-    ends = [end for bar in bars for end in (bar.intervalx if direction == "x" else bar.intervaly) if np.isfinite(end)]
+    ends = [end for bar in bars for end in bar.intervalx if np.isfinite(end)]
     low, high = min(ends, default=0.0), max(ends, default=0.0)
     if high > low:
         margin = 0.5 * (high - low)
-        limits = axes.get_xlim() if direction == "x" else axes.get_ylim()
-        fitted = (max(limits[0], low - margin), min(limits[1], high + margin))
-        axes.set_xlim(fitted) if direction == "x" else axes.set_ylim(fitted)
+        left, right = axes.get_xlim()
+        axes.set_xlim(max(left, low - margin), min(right, high + margin))
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
@@ -369,21 +319,3 @@ def _error(interval: Interval) -> FloatArray:
     distances = np.array([[interval.estimate - interval.low], [interval.high - interval.estimate]])
     lengths: FloatArray = np.clip(np.nan_to_num(distances), 0.0, None)
     return lengths
-
-
-def _bands(record: RunRecord, shown: np.ndarray, at: FloatArray) -> FloatArray:
-    """[shown, moments] GPUs of the jobs `shown` at moments `at`."""
-    changes = record.changes
-    order = np.argsort(changes.job, kind="stable")
-    job, time, gpus = changes.job[order], changes.time[order], changes.gpus[order].astype(np.float64)
-    begin, end = np.searchsorted(job, shown, side="left"), np.searchsorted(job, shown, side="right")
-    bands = [step_value(time[a:b], gpus[a:b], at) for a, b in zip(begin, end, strict=True)]
-    return np.array(bands).reshape(len(shown), len(at))
-
-
-def job_colour(i: int) -> tuple[float, float, float]:
-    """Colours far apart for neighbours: the hue turns by the golden angle, lightness takes turns."""
-    hue = (0.58 + i * 0.381966) % 1.0
-    angles = 2 * np.pi * (hue - np.array([0.0, 1 / 3, 2 / 3]))
-    red, green, blue = (0.62 + 0.08 * (i % 3 - 1)) + 0.24 * np.cos(angles)
-    return float(red), float(green), float(blue)

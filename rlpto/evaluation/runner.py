@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from rlpto import __version__
 from rlpto.core.records import RunRecord
@@ -223,23 +223,15 @@ def _run_all(
 
 @contextmanager
 def _progress_bar(shown: bool, total: int, completed: int) -> Iterator[Callable[[Cell | None], None]]:
-    columns = (
-        TextColumn("evaluating"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", style="dim"),
-    )
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[cell]}", style="dim"))
     with Progress(*columns, console=Console(stderr=True), disable=not shown, speed_estimate_period=3600.0) as bar:
-        task = bar.add_task("", total=total, completed=completed)
+        task = bar.add_task("evaluating", total=total, completed=completed, cell="")
 
         def tick(cell: Cell | None) -> None:
             if cell is None:
                 bar.advance(task)
             else:
-                bar.update(task, description=str(cell))
+                bar.update(task, cell=str(cell))
 
         yield tick
 

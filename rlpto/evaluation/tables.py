@@ -300,13 +300,6 @@ def make_table(title: str, caption: str) -> Table:
     return table
 
 
-def json_row(row: dict[Any, Any]) -> dict[str, object]:
-    """A row for a JSON file, with null for figures that are not finite."""
-    return {
-        str(key): None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
-    }
-
-
 _VERDICTS = {"better": "[green]better", "worse": "[red]worse", "equal": "equal", "undecided": "undecided"}
 _PAIRED_COLUMNS = [
     "policy", "reference", "knowledge", "metric", "samples", "difference", "low", "high", "relative",

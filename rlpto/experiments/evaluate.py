@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlpto.agents.policy import run_file, shown_label
 from rlpto.core.records import RunRecord
@@ -26,12 +25,8 @@ from rlpto.experiments.run_folder import (
     run_facts,
     versions,
 )
-from rlpto.io.errors import ConfigError, RlptoError
-from rlpto.policies.registry import make_policy
-from rlpto.policies.spec import SWITCH, parse_spec, parse_switch, policy_label, split_specs, time_text
-
-if TYPE_CHECKING:
-    from rlpto.evaluation.plots import Plot
+from rlpto.io.errors import ConfigError
+from rlpto.policies.spec import parse_spec, policy_label
 
 
 def jobs_of_file(file: Path) -> list[str]:
@@ -50,28 +45,6 @@ def with_agents(config: Config, run: Path) -> Config:
         label = "agent" if folder == run else f"agent-{folder.name.removeprefix('seed-')}"
         specs.append(f"agent:label={label},run={folder}")
     return config.model_copy(update={"policies": (*specs, *config.policies)})
-
-
-def with_switches(config: Config, text: str) -> Config:
-    """The configuration with one more run, in which its first policy is followed by others at set times.
-
-    text: `SECONDS:POLICY,SECONDS:POLICY`; a policy may be one of the configuration by its label. Raises ConfigError
-    that names the part that is wrong.
-    """
-    by_label = {policy_label(spec): spec for spec in config.policies}
-    parts = [config.policies[0]]
-    for part in split_specs(text, "--switch"):
-        try:
-            time, policy = parse_switch(part)
-            spec = by_label.get(str(policy), str(policy))
-            make_policy(spec)
-            if parse_spec(spec).later:
-                raise ConfigError(f"{policy} switches policies itself, expected a single policy")
-            parts.append(f"{time_text(time)}:{spec}")
-            parse_spec(SWITCH.join(parts))
-        except RlptoError as error:
-            raise ConfigError(f"--switch {text}: {part}: {error}") from None
-    return config.model_copy(update={"policies": tuple(dict.fromkeys((*config.policies, SWITCH.join(parts))))})
 
 
 def with_reference(config: Config, chosen: bool) -> Config:
@@ -142,7 +115,7 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
         from rlpto.evaluation.plots import all_plots, write_plots
         from rlpto.evaluation.report import About, write_report
 
-        plots = [*all_plots(found, finished), *_forecast_plots(config, finished)]
+        plots = all_plots(found, finished)
         write_plots(plots, folder / "plots")
         about = About(
             title=config.name,
@@ -164,20 +137,6 @@ def missed_switches(finished: list[FinishedCell]) -> list[str]:
         if spec.later and len(decided := done.record().switches.policy or (spec.first.label,)) <= len(spec.later):
             notes.append(f"{done.cell}: only {', '.join(decided)} took decisions before the run ended")
     return notes
-
-
-def _forecast_plots(config: Config, finished: list[FinishedCell]) -> list[Plot]:
-    """The forecasts on the middle window of finished cells; nothing where nothing was forecast."""
-    from rlpto.evaluation.forecast_plots import forecast_plot
-
-    experiment = prepare(config)
-    if (forecasts := experiment.forecasts) is None:
-        return []
-    windows = list(dict.fromkeys(done.cell.window for done in finished))
-    name = windows[len(windows) // 2]
-    jobs = experiment.jobs(name, config.seed)
-    known = forecasts.known(experiment.traces.by_name[name].window, jobs)
-    return [forecast_plot(name, forecasts.step, known, jobs)]
 
 
 def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:

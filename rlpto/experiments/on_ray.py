@@ -325,7 +325,7 @@ def failures(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
 def evaluate_both(
     config: Config, folder: Path, options: RealRun, show: Callable[[str, Config, list[FinishedCell], Path], object]
 ) -> Fidelity:
-    """Run every cell for real and simulated, and write a comparison as `fidelity.json`.
+    """Run every cell for real and simulated, and write a comparison as CSV.
 
     The real cluster runs first, because the simulated one gets the nodes found there. The policies have the same
     knowledge on both. show: called after each of the two with its configuration, cells and folder. Raises ConfigError
@@ -341,5 +341,5 @@ def evaluate_both(
     simulated = run_cells(config, folder / SIMULATED, fresh=options.fresh, progress=options.progress)
     show(SIMULATED, config, simulated, folder / SIMULATED)
     found = simulated_against_real(labelled(simulated), labelled(real))
-    write_fidelity(found, folder / "fidelity.json")
+    write_fidelity(found, folder)
     return found

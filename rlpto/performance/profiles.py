@@ -33,7 +33,7 @@ from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
 DEFAULT_RESCALE_DELAY = 30.0
 """Seconds a rescale costs a model without a known delay."""
 LLM = "llm"
-"""Name of the profiles of large models that come with RLPTO; `benchmarks/_llm_profiles.py` has made them."""
+"""Name of the profiles of large models that come with RLPTO (docs/performance.md)."""
 PLAN_MARK = "@"
 """Between the name of a model and that of the plan of parallelism that its jobs were written with."""
 LAWS: Mapping[str, type[ThroughputLaw]] = {

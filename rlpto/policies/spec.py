@@ -125,10 +125,10 @@ def _parse_single(text: str) -> PolicySpec:
     return PolicySpec(name.strip(), tuple(texts.items()))
 
 
-def split_specs(text: str, option: str = "--policies") -> list[str]:
+def split_specs(text: str) -> list[str]:
     """Texts of comma-separated specs; `a:x=1,y=[2,3],b` holds the two specs `a:x=1,y=[2,3]` and `b`.
 
-    option: named in messages. Raises ConfigError if a spec is empty.
+    Raises ConfigError if a spec is empty.
     """
     specs: list[str] = []
     for item in _split(text):
@@ -137,7 +137,7 @@ def split_specs(text: str, option: str = "--policies") -> list[str]:
         else:
             specs.append(item.strip())
     if not all(specs):
-        raise ConfigError(f"{option} {text}: expected policies separated by commas, such as fifo,las")
+        raise ConfigError(f"--policies {text}: expected policies separated by commas, such as fifo,las")
     return specs
 
 

@@ -16,7 +16,6 @@ sys.path.append(str(ROOT / "benchmarks"))
 import _cells  # noqa: E402
 import _plan  # noqa: E402
 import _study_agents as agents  # noqa: E402
-import _study_cases as cases  # noqa: E402
 
 SMALL = """
 name: small
@@ -50,7 +49,6 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _plan.Plan:
         seeds=2,
         draws=2,
         windows=3,
-        spread="all",
     )
 
 
@@ -100,15 +98,6 @@ def test_ratios_divide_means_over_windows(plan: _plan.Plan) -> None:
     jct = cells.pivot_table(index="window", columns="policy", values="jct_mean").mean()
     assert found.estimate == pytest.approx(jct["tuned_index"] / min(jct["fifo"], jct["equal_share"]))
     assert found.low <= found.estimate <= found.high
-
-
-def test_more_data_gets_more_gpus_under_equal_shares(plan: _plan.Plan, monkeypatch) -> None:
-    monkeypatch.setattr(cases, "agents", agents.agents)
-    monkeypatch.setattr(cases, "POLICIES", ("equal_share",))
-    monkeypatch.setattr(cases, "REPEATS", 1)
-    found = {row["policy"]: row for row in cases.data(plan).rows}
-    assert found.keys() == {"agent", "equal_share"}
-    assert float(found["equal_share"]["x 0.1"]) < float(found["equal_share"]["x 10"]) == 16
 
 
 def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(plan: _plan.Plan, monkeypatch) -> None:

@@ -105,8 +105,8 @@ def test_a_measurement_is_kept_until_sources_or_settings_change(
 
 def test_a_wrong_row_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "studies.yaml"
-    path.write_text(_plan.STUDIES.read_text().replace("  places: all", "  plaecs: all", 1))
-    with pytest.raises(ConfigError, match=r"studies\.yaml:\d+: agents\.plaecs: "):
+    path.write_text(_plan.STUDIES.read_text().replace("  page: results.md", "  pgae: results.md", 1))
+    with pytest.raises(ConfigError, match=r"studies\.yaml:\d+: agents\.pgae: "):
         _plan.load_studies(path)
 
 

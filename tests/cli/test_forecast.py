@@ -1,29 +1,11 @@
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner, Result
 
-from rlpto.cli.forecast import app
 from rlpto.forecasting import load
-from rlpto.io.errors import RlptoError
 from rlpto.workloads.trace import make_trace, write_trace
-
-Verb = Callable[..., Result]
-
-
-@pytest.fixture
-def forecast() -> Verb:
-    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def assert_refused(result: Result, *parts: str) -> None:
-    assert isinstance(result.exception, RlptoError), result
-    assert "\n" not in str(result.exception)
-    for part in parts:
-        assert part in str(result.exception)
 
 
 @pytest.fixture
@@ -44,32 +26,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_backtest_prints_a_table_and_writes_results(forecast: Verb, folder: Path) -> None:
-    answer = forecast("backtest", "jobs.parquet", "--methods", "naive,season_24h", "--horizon", 3)
-    assert answer.exit_code == 0, answer
-    assert "MASE 1-3" in answer.output
-    assert "48 origins" in answer.output
+def test_backtest_prints_a_table_and_writes_results(rlpto, folder: Path) -> None:
+    answer = rlpto("forecast", "backtest", "jobs.parquet", "--methods", "naive,season_24h", "--horizon", 3)
+    assert answer.code == 0, answer
+    assert "MASE 1-3" in answer.out
+    assert "48 origins" in answer.out
     run = folder / "runs" / "forecast-jobs"
     written = {"scores.csv", "forecasts.csv", "forecasts.png", "errors.png"}
     assert {path.name for path in run.iterdir()} == written
     scores = pd.read_csv(run / "scores.csv")
     assert scores.forecaster.unique().tolist() == ["naive", "season_24h"]
     for figure in scores[scores.ahead == "1"].mase:
-        assert f"{figure:.3f}" in answer.output
+        assert f"{figure:.3f}" in answer.out
 
 
-def test_a_csv_of_counts_and_the_trace_are_the_same_series(forecast: Verb, folder: Path) -> None:
+def test_a_csv_of_counts_and_the_trace_are_the_same_series(rlpto, folder: Path) -> None:
     columns = ("--value", "jobs", "--time", "when")
     for source, extra, target in (("jobs.parquet", (), "t"), ("counts.csv", columns, "c")):
-        answer = forecast("backtest", source, *extra, "--every", "1h", "--methods", "naive", "--run-dir", target, "-q")
-        assert answer.exit_code == 0, answer
-        assert answer.output == ""
+        command = ("forecast", "backtest", source, *extra, "--every", "1h", "--methods", "naive", "--run-dir", target)
+        assert rlpto(*command, "-q")[:2] == (0, "")
     assert (folder / "t/scores.csv").read_text() == (folder / "c/scores.csv").read_text()
 
 
-def test_fit_writes_a_forecaster_that_goes_on_where_the_trace_ends(forecast: Verb, folder: Path) -> None:
-    answer = forecast("fit", "jobs.parquet", "--every", "1h", "--method", "arima_log", "-o", "f/log.pt")
-    assert "f/log.pt: arima_log fitted to 240 intervals of 1h" in answer.output
+def test_fit_writes_a_forecaster_that_goes_on_where_the_trace_ends(rlpto, folder: Path) -> None:
+    answer = rlpto("forecast", "fit", "jobs.parquet", "--every", "1h", "--method", "arima_log", "-o", "f/log.pt")
+    assert "f/log.pt: arima_log fitted to 240 intervals of 1h" in answer.out
     forecaster = load(folder / "f/log.pt")
     found = forecaster.predict(2, [0.1, 0.9])
     assert found.start == pd.Timestamp("2020-04-11 00:00").timestamp()
@@ -91,10 +72,8 @@ COUNTS = ("counts.csv", "--value", "jobs", "--time", "when", "--methods", "naive
         ((*COUNTS, "--every", "45min"), ("counts.csv: a row every 1800 s",)),
     ],
 )
-def test_bad_input_is_one_clear_line(
-    forecast: Verb, folder: Path, words: tuple[str, ...], parts: tuple[str, ...]
-) -> None:
-    assert_refused(forecast("backtest", *words), *parts)
+def test_bad_input_is_one_clear_line(rlpto, folder: Path, words: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    rlpto("forecast", "backtest", *words).assert_refused(*parts)
     assert not (folder / "runs").exists()
 
 
@@ -107,36 +86,39 @@ def test_bad_input_is_one_clear_line(
         ("2020-04-01 00:30:00,-4", "counts.csv:3: jobs '-4', expected a number, 0 or more"),
     ],
 )
-def test_a_bad_row_of_counts_is_named(forecast: Verb, folder: Path, row: str, said: str) -> None:
+def test_a_bad_row_of_counts_is_named(rlpto, folder: Path, row: str, said: str) -> None:
     lines = (folder / "counts.csv").read_text().splitlines()
     lines[2] = row
     (folder / "counts.csv").write_text("\n".join(lines))
-    assert_refused(forecast("backtest", *COUNTS), said)
+    rlpto("forecast", "backtest", *COUNTS).assert_refused(said)
 
 
-def test_a_forecaster_that_cannot_be_written(forecast: Verb, folder: Path) -> None:
+def test_a_forecaster_that_cannot_be_written(rlpto, folder: Path) -> None:
     (folder / "file").write_text("")
-    refused = forecast("fit", "jobs.parquet", "--method", "naive", "-o", "file/f")
-    assert_refused(refused, "file/f: cannot write the forecaster there")
+    command = ("forecast", "fit", "jobs.parquet", "--method", "naive", "-o", "file/f")
+    rlpto(*command).assert_refused("file/f: cannot write the forecaster there")
 
 
-def test_a_model_that_ends_early_knows_nothing_of_what_comes_after(forecast: Verb, folder: Path) -> None:
+def test_a_model_that_ends_early_knows_nothing_of_what_comes_after(rlpto, folder: Path) -> None:
     naive = ("--every", "1h", "--method", "naive", "-o", "f")
     counts = ("counts.csv", "--value", "jobs", "--time", "when")
     whole = np.array(pd.read_csv(folder / "counts.csv").jobs.to_numpy().reshape(-1, 2).sum(axis=1))
     for source in (("jobs.parquet",), counts):
         for end, points in (("2020-04-08", 168), ("80%", 191), ("train", 167), ("100%", 239), ("2020-06-01", 240)):
-            answer = forecast("fit", *source, "--end", end, *naive)
-            assert answer.exit_code == 0, answer
-            assert f"{points} intervals of 1h, up to 2020-04-" in answer.output
+            answer = rlpto("forecast", "fit", *source, "--end", end, *naive)
+            assert answer.code == 0, answer
+            assert f"{points} intervals of 1h, up to 2020-04-" in answer.out
             history = load(folder / "f").state().arrays["history"]
             np.testing.assert_array_equal(history, whole[:points])
-    assert_refused(forecast("fit", "jobs.parquet", "--end", "soon", *naive), "--end 'soon': expected a day such as")
-    assert_refused(forecast("fit", "jobs.parquet", "--end", "120%", *naive), "--end '120%'")
-    assert_refused(forecast("fit", "jobs.parquet", "--end", "2020-03-01", *naive), "jobs.parquet: nothing before --end")
-    assert_refused(forecast("fit", *counts, "--end", "2020-03-01", *naive), "counts.csv: nothing before --end")
+    for source, end, said in (
+        (("jobs.parquet",), "soon", "--end 'soon': expected a day such as"),
+        (("jobs.parquet",), "120%", "--end '120%'"),
+        (("jobs.parquet",), "2020-03-01", "jobs.parquet: nothing before --end"),
+        (counts, "2020-03-01", "counts.csv: nothing before --end"),
+    ):
+        rlpto("forecast", "fit", *source, "--end", end, *naive).assert_refused(said)
     columns = {"submit_time": np.arange(200) * 3600.0, "gpus": np.ones(200, dtype=int)}
     write_trace(make_trace(columns, source="no clock"), folder / "clockless.csv")
-    forecast("fit", "clockless.csv", "--end", "50%", *naive)
+    rlpto("forecast", "fit", "clockless.csv", "--end", "50%", *naive)
     np.testing.assert_array_equal(load(folder / "f").state().arrays["history"], np.ones(99))
-    assert_refused(forecast("fit", "clockless.csv", "--end", "2020-04-08", *naive), "local times unknown")
+    rlpto("forecast", "fit", "clockless.csv", "--end", "2020-04-08", *naive).assert_refused("local times unknown")

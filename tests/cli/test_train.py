@@ -96,22 +96,18 @@ def test_an_agent_that_learns_from_windows_is_evaluated_and_planned_with(rlpto, 
     assert rlpto("train", "exp.yaml", *windows, "--fresh", "-q").code == 0
 
 
-def test_policies_of_the_config_are_chosen_by_their_labels(rlpto, project: Path) -> None:
+def test_an_agent_is_evaluated_next_to_policies_by_label_and_on_any_other_trace(rlpto, project: Path) -> None:
     rlpto("train", "exp.yaml", "-q", *FAST, "--set", 'policies=[fifo,"index:label=mine"]')
     answer = rlpto("evaluate", "--run", "runs/small", "--policies", "agent,mine", "--no-report")
     assert answer.code == 0, answer.err
     assert set(read_cells(project / "runs/small/evaluation/cells.csv")["policy"]) == {"agent", "mine", "lower bound"}
     rlpto("evaluate", "--run", "runs/small", "--policies", "agent,yours").assert_refused("yours")
-
-
-def test_an_agent_is_evaluated_on_any_other_trace(rlpto, project: Path) -> None:
-    rlpto("train", "exp.yaml", "-q", *FAST)
     other = {"submit_time": 60.0 * np.arange(90), "duration": 300.0 + 10 * np.arange(90), "gpus": 1 + np.arange(90) % 4}
     write_trace(make_trace(other, source="ninety jobs"), project / "other.parquet")
     answer = rlpto("evaluate", "--run", "runs/small", "--trace", "other.parquet", "--windows", "all", "--no-report")
     assert answer.code == 0, answer.err
     table = read_cells(project / "runs/small/evaluation-other/cells.csv")
-    assert set(table["policy"]) == {"agent", "fifo", "las", "lower bound"}
+    assert set(table["policy"]) == {"agent", "fifo", "mine", "lower bound"}
     assert (table["jobs"] > 0).all()
     rlpto("evaluate", "--run", "runs/small", "--windows", "all").assert_refused("--windows all", "--trace FILE")
 
@@ -210,16 +206,12 @@ def test_anything_else_is_refused_with_its_line(rlpto, project: Path, wrong: str
     assert not (project / "runs").exists()
 
 
-def test_it_says_what_it_waits_for_before_that_begins(rlpto, project: Path) -> None:
+def test_what_cannot_be_swept_is_refused_and_what_it_waits_for_said(rlpto, project: Path) -> None:
+    sweep = ("sweep", "exp.yaml", "--space", "space.yaml")
+    (project / "space.yaml").write_text("agent.ppo.clib: [0.1, 0.2]\n")
+    rlpto(*sweep).assert_refused("space.yaml: agent.ppo.clib", "agent.ppo.clip")
     (project / "space.yaml").write_text("agent.ppo.clip: [0.1, 0.2]\n")
-    answer = rlpto("sweep", "exp.yaml", "--space", "space.yaml", "--set", "workload.windows.validation=0")
-    waited, refused = answer.err.splitlines()
+    rlpto(*sweep, "--resume").assert_refused("runs/small-sweep")
+    waited, refused = rlpto(*sweep, "--set", "workload.windows.validation=0").err.splitlines()
     assert waited == "rlpto: checking that trials can be compared on validation windows"
     assert refused.startswith("rlpto: error: exp.yaml: no validation windows")
-
-
-def test_a_key_that_the_configuration_lacks_is_refused(rlpto, project: Path) -> None:
-    (project / "space.yaml").write_text("agent.ppo.clib: [0.1, 0.2]\n")
-    rlpto("sweep", "exp.yaml", "--space", "space.yaml").assert_refused("space.yaml: agent.ppo.clib", "agent.ppo.clip")
-    (project / "space.yaml").write_text("agent.ppo.clip: [0.1, 0.2]\n")
-    rlpto("sweep", "exp.yaml", "--space", "space.yaml", "--resume").assert_refused("runs/small-sweep")

@@ -1,10 +1,10 @@
 """Simulated against real: the comparison, and its sentences."""
 
 import io
-import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -69,7 +69,7 @@ def test_jobs_that_only_one_of_them_finished_are_named(tmp_path: Path) -> None:
         [cell(tmp_path / "s", "fifo", 0, 100.0, 200.0, 350.0)], [cell(tmp_path / "r", "fifo", 0, 100.0, np.nan, 350.0)]
     )
     assert found.unfinished == {"fifo": 1}
-    assert found.rows(found.jobs, "fifo").index.tolist() == ["w0/a", "w0/c"]
+    assert found.jobs.index.tolist() == [("fifo", "w0/a"), ("fifo", "w0/c")]
     assert verdicts(found) == ["fifo: 1 jobs finished on one of the two only, and are not compared"]
 
 
@@ -88,13 +88,10 @@ def test_the_table_shows_both_and_the_difference(fidelity: Fidelity) -> None:
     assert "0.0%, 10.0%" in text
 
 
-def test_the_file_holds_every_job(fidelity: Fidelity, tmp_path: Path) -> None:
-    write_fidelity(fidelity, tmp_path / "fidelity.json")
-    content = json.loads((tmp_path / "fidelity.json").read_text())
-    assert content["same_ranking"] == {"jct_mean": False, "reward": True}
-    assert content["policies"][1]["jobs"]["w0/a"] == {
-        "simulated": 110.0,
-        "real": 100.0,
-        "difference": 10.0,
-        "relative": 0.1,
-    }
+def test_files_hold_every_metric_and_job(fidelity: Fidelity, tmp_path: Path) -> None:
+    write_fidelity(fidelity, tmp_path)
+    metrics = pd.read_csv(tmp_path / "fidelity.csv", index_col=["policy", "metric"])
+    jobs = pd.read_csv(tmp_path / "fidelity_jobs.csv", index_col=["policy", "job"])
+    pd.testing.assert_frame_equal(metrics, fidelity.metrics)
+    pd.testing.assert_frame_equal(jobs, fidelity.jobs)
+    assert jobs.loc[("fifo", "w0/a")].to_dict() == {"simulated": 110, "real": 100, "difference": 10, "relative": 0.1}

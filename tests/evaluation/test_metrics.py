@@ -80,8 +80,9 @@ def test_a_run_without_jobs_has_no_times() -> None:
     assert np.isnan(lower_bound(empty_record())["makespan"])
 
 
-def test_capacity_lost_to_failures_raises_utilisation() -> None:
+def test_utilisation_by_stretch_of_time_and_with_capacity_lost_to_failures() -> None:
     record = tiny_record()
+    assert utilisation(record, np.array([0.0, 100.0, 200.0, 350.0])) == pytest.approx([1.0, 0.5, 1.0])
     decisions = type(record.decisions)(**{**vars(record.decisions), "capacity": np.array([4, 4, 2, 4])})
     # 2 GPUs were down from 100 s to 200 s.
     assert measure(tiny_record(decisions=decisions))["utilisation"] == pytest.approx(1200 / 1200)
@@ -122,10 +123,6 @@ def test_no_run_beats_the_bound_and_both_ways_to_count_gpus_agree(policy: str, s
     assert 0 < values["utilisation"] <= 1 + 1e-9
 
 
-def test_utilisation_by_stretch_of_time() -> None:
-    assert utilisation(tiny_record(), np.array([0.0, 100.0, 200.0, 350.0])) == pytest.approx([1.0, 0.5, 1.0])
-
-
 def test_gpus_by_stage_of_accuracy() -> None:
     # One job on 4 GPUs until half its gain, then, after a pause, on 1; the two others keep theirs.
     changes = AllocationChanges(
@@ -137,8 +134,5 @@ def test_gpus_by_stage_of_accuracy() -> None:
     sums, weights = gpus_by_accuracy(tiny_record(changes=changes), bins=2)
     assert weights == pytest.approx([3.0, 3.0])
     assert sums == pytest.approx([2 + 2 + 4, 2 + 2 + 1])
-
-
-def test_unfinished_jobs_have_no_stages() -> None:
     _, weights = gpus_by_accuracy(tiny_record(finish=(100.0, np.nan, np.nan)), bins=4)
-    assert weights == pytest.approx([1.0] * 4)
+    assert weights == pytest.approx([1.0] * 4), "unfinished jobs have no stages"

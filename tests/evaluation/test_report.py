@@ -71,7 +71,7 @@ def test_nothing_is_loaded_from_outside(html: str) -> None:
 
 def test_every_image_is_embedded_and_described(html: str) -> None:
     images = [attributes for tag, attributes in Page(html).tags if tag == "img"]
-    assert len(images) == 6
+    assert len(images) == 5
     for image in images:
         kind, _, data = (image["src"] or "").partition(",")
         assert kind == "data:image/png;base64"

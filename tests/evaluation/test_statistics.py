@@ -18,23 +18,14 @@ def frame(**policies: list[float]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_one_value_has_no_interval() -> None:
-    interval = bootstrap_interval(np.array([3.0]))
-    assert interval.estimate == 3.0
-    assert np.isnan(interval.low)
-    assert np.isnan(interval.high)
-
-
-def test_undefined_values_are_left_out() -> None:
-    interval = bootstrap_interval(np.array([1.0, np.nan, 3.0]))
-    assert (interval.estimate, interval.samples) == (2.0, 2)
+def test_intervals_of_few_values() -> None:
+    one = bootstrap_interval(np.array([3.0]))
+    assert (one.estimate, one.bounded) == (3.0, False)
+    # Two values: mean 2, standard error 1, t = 12.7 with one degree of freedom; what is undefined is left out.
+    two = bootstrap_interval(np.array([1.0, np.nan, 3.0]))
+    assert (two.estimate, two.samples) == (2.0, 2)
+    assert (two.low, two.high) == pytest.approx((2 - 12.706, 2 + 12.706), rel=0.01)
     assert np.isnan(bootstrap_interval(np.array([np.nan])).estimate)
-
-
-def test_few_values_have_the_interval_of_student() -> None:
-    # Two values: mean 2, standard error 1, t = 12.7 with one degree of freedom.
-    interval = bootstrap_interval(np.array([1.0, 3.0]))
-    assert (interval.low, interval.high) == pytest.approx((2 - 12.706, 2 + 12.706), rel=0.01)
 
 
 def test_more_seeds_are_no_more_windows() -> None:

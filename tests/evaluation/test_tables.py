@@ -54,6 +54,13 @@ def test_reference_is_the_first_policy_unless_named(finished: list[FinishedCell]
     assert back.wins == 6 - forth.wins - forth.ties
 
 
+def test_results_name_the_forecast(finished: list[FinishedCell]) -> None:
+    off, on = (results(finished, "noisy", forecast=mode) for mode in ("off", "on"))
+    assert "forecast" not in off.cells.columns
+    assert set(on.cells["forecast"]) == {"on"}
+    assert on.known == "knowledge: noisy; forecast: on"
+
+
 def test_terminal_tables_fit_and_name_policies_setting_and_reference(toy_results: Results) -> None:
     text = printed(toy_results)
     lines = text.splitlines()

@@ -134,14 +134,13 @@ def test_what_decides_a_cell_is_in_its_outcome_and_nothing_else(tmp_path: Path) 
     free = {"name": "other", "policies": ("las",), "evaluation": config.evaluation.model_copy(update={"seeds": 9})}
     assert Experiment(config.model_copy(update=free)).outcome() == outcome
     assert Experiment(config.model_copy(update={"seed": 1})).outcome() != outcome
-    workload = tmp_path / "w.csv"
-    files = config.model_copy(
-        update={"workload": config.workload.model_copy(update={"source": "files", "path": (workload,)})}
-    )
-    workload.write_text("one")
-    before = Experiment(files).outcome()
-    workload.write_text("two")
-    assert Experiment(files).outcome() != before
+    files = drawn(tmp_path)
+    outcomes = [Experiment(files).outcome()]
+    for name in ("w-2.csv", "w-3.csv"):  # for training, for testing
+        with (tmp_path / name).open("a") as file:
+            file.write("\nlate,2500,cifar10,1,512\n")
+        outcomes.append(Experiment(files).outcome())
+    assert outcomes[0] != outcomes[1] != outcomes[2]
 
 
 def test_a_threshold_for_batches_that_nobody_chooses_is_refused() -> None:
@@ -229,14 +228,6 @@ def test_a_file_for_training_and_testing_is_refused(tmp_path: Path) -> None:
     whole = drawn(tmp_path, draws=0, load=None)
     with pytest.raises(ConfigError, match=r"workload\.validation_path: .*w-1\.csv: a second file called w-1"):
         Experiment(whole).windows()
-
-
-def test_files_of_every_split_decide_a_cell(tmp_path: Path) -> None:
-    config = drawn(tmp_path)
-    before = Experiment(config).outcome()
-    with (tmp_path / "w-2.csv").open("a") as file:
-        file.write("\nlate,2500,cifar10,1,512\n")
-    assert Experiment(config).outcome() != before
 
 
 def test_the_reward_greedy_policy_maximises_the_reward_of_the_experiment() -> None:

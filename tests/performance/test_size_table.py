@@ -1,7 +1,5 @@
 """The law `table`, and the profiles of large models that use it."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -97,14 +95,6 @@ class TestShippedProfiles:
         tables = compile_tables(load_profiles("llm"), [JobType("mpt-125m")], 16, 8, kinds={"v100": 8, "a100": 8})
         assert tables.fit.max(axis=1).tolist() == [0, 16]
         assert tables.fit_anywhere.max(axis=1).tolist() == [16, 16]
-
-    def test_are_what_the_program_makes_of_the_measurements(self, shared_data: Path, tmp_path: Path) -> None:
-        folder = shared_data / "llm"
-        if not folder.exists():
-            pytest.skip(f"no measurements in {folder}")
-        program = Path(__file__).parents[2] / "benchmarks" / "_llm_profiles.py"
-        subprocess.run([sys.executable, str(program), str(folder), str(tmp_path)], check=True, capture_output=True)
-        assert load_folder(tmp_path) == llm_profiles()
 
 
 @pytest.mark.parametrize("fits", ["own", "shared"])
