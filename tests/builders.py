@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from rlpto.core.cluster import Allocation, ClusterState, Node, Progress, SpotSettings
+from rlpto.core.cluster import Allocation, ClusterState, Node, SpotSettings
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
 from rlpto.core.loop import run
@@ -256,12 +256,10 @@ def give(
     cluster.apply(cluster.state(), Allocation(np.array(gpus, dtype=np.int64), placed, batches))
 
 
-def advance_to(cluster: SimulatedCluster, time: float) -> list[Progress]:
+def advance_to(cluster: SimulatedCluster, time: float) -> None:
     """Pass decision points without deciding anything until the first one not earlier than `time`."""
-    passed = []
     while cluster.time < time:
-        passed.append(cluster.advance())
-    return passed
+        cluster.advance()
 
 
 class Scripted:

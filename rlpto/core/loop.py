@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from rlpto.core.cluster import Allocation, Cluster, ClusterState, FastForward
+from rlpto.core.cluster import Allocation, Cluster, ClusterState
 from rlpto.core.policy import Policy, StandingPolicy
 from rlpto.core.queue_order import UserService
 from rlpto.core.queues import Queue, QueueSettings
@@ -34,7 +34,7 @@ hold GPUs without progress."""
 
 
 class DecisionLoop:
-    """One cluster under one queue, a step at a time: `state`, then `carry_out`, then `advance`, until `cluster.done`.
+    """One cluster under one queue. A step is `state`, `carry_out`, then the cluster's `advance`, until that is done.
 
     forecaster: adds a forecast to every state that is decided on; None: no forecast. With one, no decision stands: the
     next forecast may be another. served: GPU-seconds that users have had before, where the queue is fair between users.
@@ -48,7 +48,6 @@ class DecisionLoop:
         served: Mapping[str, float] | None = None,
     ) -> None:
         self.cluster = cluster
-        self._fast = cluster if isinstance(cluster, FastForward) else None  # asked once: it takes microseconds
         fair = settings.inside == "fair_users"
         self._users = UserService(cluster, settings.user_half_life, served) if fair else None
         self._queue = Queue(settings, self._users)
@@ -88,13 +87,6 @@ class DecisionLoop:
             name = getattr(policy, "name", type(policy).__name__)
             raise PolicyError(f"policy {name}: stands_until is NaN, expected a time in seconds")
         return min(until, self._queue.stands_until(state))
-
-    def advance(self, until: float = -np.inf) -> AnyArray:
-        """Let time pass to the next decision point, and further ones before `until` as long as nothing changes.
-
-        Returns [P] `rlpto.core.records.INTERVAL`, one for each decision point, good until the next call.
-        """
-        return self.cluster.advance().record() if self._fast is None else self._fast.advance_until(until)
 
 
 def run(
@@ -136,7 +128,7 @@ def run(
             allocation = loop.carry_out(state, wish, policy.name)
             log.decided(cluster, time.perf_counter() - asked, allocation)
             decide_at = loop.stands_until(state, standing, shown)
-        passed = loop.advance(decide_at)
+        passed = cluster.advance(decide_at)
         log.advanced(passed)
         progress.check(len(passed))
     return RunRecord(

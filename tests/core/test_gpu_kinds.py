@@ -194,12 +194,12 @@ def test_what_is_predicted_comes_true_on_several_kinds() -> None:
     for _ in range(3):
         state = loop.state()
         loop.carry_out(state, policy(state), "equal_share")
-        loop.advance()
+        cluster.advance()
     expected = predict(take_snapshot(cluster, loop.state()), policy, queue, SimulatorSettings(interval=60.0))
     while not cluster.done:
         state = loop.state()
         loop.carry_out(state, policy(state), "equal_share")
-        loop.advance()
+        cluster.advance()
     assert expected.finish == pytest.approx(cluster.store.finish_time[expected.index])
 
 

@@ -222,7 +222,7 @@ def test_finishes_are_predicted_by_what_jobs_believe() -> None:
     for _ in range(10):
         state = loop.state()
         loop.carry_out(state, policy(state), "equal_share")
-        loop.advance()
+        cluster.advance()
     snapshot = take_snapshot(cluster, loop.state())
     assert snapshot.columns.epochs[0] == snapshot.columns.epochs[1] == 2 * snapshot.columns.progress[0]
     scratch = snapshot.restore(SimulatorSettings(interval=60.0, rescale_delay=30.0))
