@@ -206,7 +206,6 @@ def cases(draw: st.DrawFn, policies: Sequence[str] = tuple(BUILT_IN)) -> Case:
     classes = draw(st.sampled_from(["strict", "weighted"]))
     queue = QueueSettings(
         classes=classes,
-        inside=draw(st.sampled_from(["fifo", "shortest_first"])),
         aging_normal=draw(st.sampled_from([100.0, 1800.0])),
         aging_low=draw(st.sampled_from([130.0, 3600.0])),
         converging=ConvergingSettings(gained=draw(st.sampled_from([1.0, 0.5, 0.9]))),

@@ -70,7 +70,7 @@ def reads_speeds(policy: Policy) -> bool:
     """Whether a policy looks at speeds and remaining times, as its attribute of this name says, if it has one.
 
     Where jobs know what they observe, one that does not is shown the same speed for any GPUs, which saves time, unless
-    the queue needs speeds: to order jobs, or to choose kinds of GPU.
+    the queue needs speeds to choose kinds of GPU.
     """
     return bool(getattr(policy, "reads_speeds", True))
 
