@@ -6,47 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rlpto.core.cluster import Allocation, ClusterState, Node
-from rlpto.core.loop import run
-from rlpto.core.policy import BasePolicy
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import PolicyError
 from rlpto.performance.size_table import largest_sizes
-from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import admit, job, linear_tables, make_cluster
 
 NODES = [4, 2, 3]
-
-
-class AnyNodes(BasePolicy):
-    """Places jobs at random, and now and then keeps all of them where they are."""
-
-    name = "any_nodes"
-
-    def reset(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-        self.chosen: list[np.ndarray] = []
-
-    def __call__(self, state: ClusterState) -> Allocation:
-        placement = state.held_nodes.copy()
-        if self._rng.random() < 0.8:
-            placement[:] = 0
-            free = state.shape.node_gpus.copy()
-            for row in self._rng.permutation(len(state.jobs)):
-                for _ in range(self._rng.integers(0, 4)):
-                    node = self._rng.integers(len(free))
-                    if free[node] and placement[row].sum() < state.jobs.max_gpus[row]:
-                        placement[row, node] += 1
-                        free[node] -= 1
-            if not placement.any():
-                placement[0, 0] = 1
-        return Allocation(placement.sum(axis=1), placement=placement)
 
 
 def test_who_stays_where_it_is_loses_nothing_and_who_moves_does() -> None:
@@ -88,14 +54,3 @@ def test_jobs_that_are_cut_keep_their_largest_parts() -> None:
     assert admitted.gpus.tolist() == [4, 4]
     assert admitted.placement is not None
     assert admitted.placement.tolist() == [[4, 0, 0], [0, 1, 3]]
-
-
-@given(seed=st.integers(0, 10_000), growth=st.sampled_from(["pause", "overlap"]), count=st.integers(1, 6))
-def test_all_jobs_finish_within_the_nodes_for_any_choice_of_them(seed: int, growth: str, count: int) -> None:
-    jobs = [job(i, 40.0 * i, max_gpus=4) for i in range(count)]
-    settings = SimulatorSettings(interval=20.0, growth=growth)
-    cluster = SimulatedCluster(tuple(map(Node, NODES)), jobs, linear_tables(delay=7.0), settings)
-    record = run(cluster, AnyNodes(), QueueSettings(), RewardWeights(), seed=seed)
-    assert np.isfinite(record.jobs.finish_time).all()
-    assert (record.decisions.held <= sum(NODES)).all()
-    assert cluster.held_gpus == 0
