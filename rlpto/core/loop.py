@@ -16,7 +16,7 @@ from rlpto.core.cluster import Allocation, Cluster, ClusterState
 from rlpto.core.policy import Policy, StandingPolicy
 from rlpto.core.queue_order import UserService
 from rlpto.core.queues import Queue, QueueSettings
-from rlpto.core.records import DecisionRecords, JobRecords, RunRecord
+from rlpto.core.records import INTERVAL, DecisionRecords, JobRecords, RunRecord
 from rlpto.core.rewards import TERMS, RewardWeights, reward_terms
 from rlpto.core.sealed import SealedStates
 from rlpto.io.arrays import AnyArray
@@ -191,8 +191,8 @@ class DecisionLog:
 
     def __init__(self) -> None:
         self._rows: list[tuple[float, float, int, int, int, int]] = []
-        self._passed: list[AnyArray] = []
-        self._owners: list[int] = []
+        self._passed = bytearray()  # of INTERVAL; a list of arrays would take longer to join than to run
+        self._owners: list[tuple[int, int]] = []
 
     def decided(self, cluster: Cluster, latency: float, allocation: Allocation) -> None:
         """Note a decision that has just been applied."""
@@ -201,15 +201,15 @@ class DecisionLog:
 
     def advanced(self, passed: AnyArray) -> None:
         """Add what happened since, [P] INTERVAL, to the last decision (or to the first one to come)."""
-        self._passed.append(passed.copy())
-        self._owners.append(max(len(self._rows) - 1, 0))
+        self._passed += passed.tobytes()
+        self._owners.append((max(len(self._rows) - 1, 0), len(passed)))
 
     def records(self, weights: RewardWeights) -> DecisionRecords:
         """All decisions as arrays, rewards computed with `weights`."""
         rows = np.array(self._rows, dtype=np.float64).reshape(-1, 6)
         reward, (shortfall, cost) = np.zeros((len(rows), len(TERMS))), np.zeros((2, len(rows)))
         if len(rows):
-            passed, owner = np.concatenate(self._passed), np.repeat(self._owners, [len(part) for part in self._passed])
+            passed, owner = np.frombuffer(self._passed, dtype=INTERVAL), np.repeat(*np.array(self._owners).T)
             np.add.at(reward, owner, reward_terms(passed, weights))
             np.add.at(shortfall, owner, passed["shortfall"].sum(axis=1))
             np.add.at(cost, owner, passed["cost"])

@@ -61,9 +61,10 @@ def frozen(policy: Policy) -> Policy:
 def chooses(policy: Policy, what: Literal["batch_sizes", "servers", "plans"]) -> bool:
     """Whether a policy's allocations may have batch sizes, numbers of parameter servers or plans of parallelism.
 
-    Its attribute chooses_WHAT says so, if it has one. Speeds at other choices are compiled only for such policies.
+    Its attribute chooses_WHAT says so, if it has one; of one that delegates, that of any of its `policies`. Speeds at
+    other choices are compiled only for such policies.
     """
-    return bool(getattr(policy, f"chooses_{what}", False))
+    return any(getattr(one, f"chooses_{what}", False) for one in getattr(policy, "policies", (policy,)))
 
 
 def reads_speeds(policy: Policy) -> bool:

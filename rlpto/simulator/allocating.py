@@ -32,7 +32,20 @@ def sort_growing(growing: IntArray, gpus: IntArray, order: IntArray, most_free: 
             if grows[row]:
                 growing[at] = row
                 at += 1
-    else:  # in place, as sorting functions take seconds to compile
+    elif len(growing) > 16:  # by counting, as sorting functions take seconds to compile
+        most, unsorted = 0, np.empty(len(growing), dtype=np.int64)
+        for k in range(len(growing)):
+            unsorted[k] = growing[k]
+            most = max(most, gpus[growing[k]])
+        begins, at = np.zeros(most + 1, dtype=np.int64), 0
+        for row in unsorted:
+            begins[gpus[row]] += 1
+        for count in range(most, -1, -1):
+            begins[count], at = at, at + begins[count]
+        for row in unsorted:
+            growing[begins[gpus[row]]] = row
+            begins[gpus[row]] += 1
+    else:  # few rows: sorting in place spares the memory that this takes
         for k in range(1, len(growing)):
             row, at = growing[k], k
             while at > 0 and gpus[growing[at - 1]] < gpus[row]:
