@@ -117,7 +117,7 @@ class OneCluster:
             if cluster.active_jobs:
                 wish = steer(state.time, state.capacity, state.jobs.records, state.jobs.speed, weights[None])
                 self._loop.carry_out(state, Allocation(wish), "agent")
-            add_interval(total, self._loop.advance())
+            add_interval(total, cluster.advance())
             self.state = self._loop.state()
             if cluster.done or cluster.time >= until:
                 break

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from rlpto.core.cluster import Allocation, ClusterState, Node, Progress, SpotSettings
+from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node, SpotSettings
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
 from rlpto.core.loop import run
-from rlpto.core.queues import ConvergingSettings, QueueSettings
+from rlpto.core.queues import ConvergingSettings, Queue, QueueSettings
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray, IntArray
@@ -206,7 +206,6 @@ def cases(draw: st.DrawFn, policies: Sequence[str] = tuple(BUILT_IN)) -> Case:
     classes = draw(st.sampled_from(["strict", "weighted"]))
     queue = QueueSettings(
         classes=classes,
-        inside=draw(st.sampled_from(["fifo", "shortest_first"])),
         aging_normal=draw(st.sampled_from([100.0, 1800.0])),
         aging_low=draw(st.sampled_from([130.0, 3600.0])),
         converging=ConvergingSettings(gained=draw(st.sampled_from([1.0, 0.5, 0.9]))),
@@ -256,12 +255,27 @@ def give(
     cluster.apply(cluster.state(), Allocation(np.array(gpus, dtype=np.int64), placed, batches))
 
 
-def advance_to(cluster: SimulatedCluster, time: float) -> list[Progress]:
+def admit(cluster: SimulatedCluster, gpus: Sequence[int] | None = None, **chosen: object) -> Allocation:
+    """Carry out what the queue lets through of an allocation to the active jobs, in order of submission.
+
+    gpus: None: those of `placement`. chosen: further fields of `Allocation`, or None.
+    """
+    state, wishes = cluster.state(), {name: np.array(given) for name, given in chosen.items() if given is not None}
+    wished = wishes["placement"].sum(axis=1) if gpus is None else np.array(gpus)
+    admitted = Queue(QueueSettings()).admit(state, Allocation(wished, **wishes), "mine")
+    cluster.apply(state, admitted)
+    return admitted
+
+
+def shape_of(*nodes: tuple[str, int]) -> ClusterShape:
+    """Nodes by the kind and the number of their GPUs."""
+    return ClusterShape(Node(gpus, gpu=kind) for kind, gpus in nodes)
+
+
+def advance_to(cluster: SimulatedCluster, time: float) -> None:
     """Pass decision points without deciding anything until the first one not earlier than `time`."""
-    passed = []
     while cluster.time < time:
-        passed.append(cluster.advance())
-    return passed
+        cluster.advance()
 
 
 class Scripted:

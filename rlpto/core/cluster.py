@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from pydantic import Field
@@ -13,7 +13,7 @@ from pydantic import Field
 from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import Job
-from rlpto.core.records import INTERVAL, AllocationChanges
+from rlpto.core.records import AllocationChanges
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import ConfigError
 from rlpto.io.settings import Settings
@@ -262,61 +262,6 @@ class Allocation:
     plan: IntArray | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What happened between two decisions, summed over jobs. Times in seconds.
-
-    start, end: the two decision times.
-    accuracy_gain: [classes] sum over jobs of (accuracy gained / accuracy the job can gain in all).
-    shortfall: [classes] sum over jobs of seconds in the system x share of that accuracy which was missing then.
-    unfinished: job-seconds spent in the system (submitted, not finished).
-    gpu_seconds: GPU-seconds held by jobs.
-    rescales: changes at `start` that restart a job which has run before (a first start does not count).
-    rescale_seconds: seconds of delay those changes cost, summed over jobs.
-    arrived, finished: numbers of jobs.
-    cost: price of the GPUs that jobs held; real clusters count none.
-    """
-
-    start: float
-    end: float
-    accuracy_gain: FloatArray
-    shortfall: FloatArray
-    unfinished: float
-    gpu_seconds: float
-    rescales: int
-    rescale_seconds: float
-    arrived: int
-    finished: int
-    cost: float = 0.0
-
-    @classmethod
-    def of(cls, interval: AnyArray) -> Progress:
-        """From a record of `rlpto.core.records.INTERVAL`."""
-        values = dict(zip(INTERVAL.names or (), interval.tolist(), strict=True))
-        gain, shortfall = np.array(values.pop("accuracy_gain")), np.array(values.pop("shortfall"))
-        return cls(
-            accuracy_gain=gain, shortfall=shortfall, **{name: values[name] for name in values if name in cls.__slots__}
-        )
-
-    def record(self) -> AnyArray:
-        """[1] `rlpto.core.records.INTERVAL`; sums that this cluster does not count are 0."""
-        record = np.zeros(1, dtype=INTERVAL)
-        for name in self.__slots__:
-            record[name] = getattr(self, name)
-        return record
-
-
-@runtime_checkable
-class FastForward(Protocol):
-    """A cluster that can pass several decision points at once while the present decision stands. Optional."""
-
-    def advance_until(self, until: float) -> AnyArray:
-        """Run at least to the next decision point, at most to the first one not before `until` or with a change.
-
-        Returns [P] `rlpto.core.records.INTERVAL`, one for each decision point.
-        """
-
-
 class Cluster(Protocol):
     """Where jobs run: in virtual time (`rlpto.simulator`) or for real.
 
@@ -361,8 +306,12 @@ class Cluster(Protocol):
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
         """Carry out an allocation that `rlpto.core.queues.Queue.admit` has let through for the present state."""
 
-    def advance(self) -> Progress:
-        """Run until the next decision is due."""
+    def advance(self, until: float = -np.inf) -> AnyArray:
+        """Run to the next decision point, or through further ones before `until` [s] as long as nothing changes.
+
+        Returns [P] `rlpto.core.records.INTERVAL`, one for each decision point, good until the next call. A cluster may
+        stop earlier, at any decision point: real ones do at the first.
+        """
 
     def changes(self) -> AllocationChanges:
         """Every change of a job's GPUs so far."""

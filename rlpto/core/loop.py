@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from rlpto.core.cluster import Allocation, Cluster, ClusterState, FastForward
+from rlpto.core.cluster import Allocation, Cluster, ClusterState
 from rlpto.core.policy import Policy, StandingPolicy
 from rlpto.core.queue_order import UserService
 from rlpto.core.queues import Queue, QueueSettings
@@ -34,7 +34,7 @@ hold GPUs without progress."""
 
 
 class DecisionLoop:
-    """One cluster under one queue, a step at a time: `state`, then `carry_out`, then `advance`, until `cluster.done`.
+    """One cluster under one queue. A step is `state`, `carry_out`, then the cluster's `advance`, until that is done.
 
     forecaster: adds a forecast to every state that is decided on; None: no forecast. With one, no decision stands: the
     next forecast may be another. served: GPU-seconds that users have had before, where the queue is fair between users.
@@ -48,7 +48,6 @@ class DecisionLoop:
         served: Mapping[str, float] | None = None,
     ) -> None:
         self.cluster = cluster
-        self._fast = cluster if isinstance(cluster, FastForward) else None  # asked once: it takes microseconds
         fair = settings.inside == "fair_users"
         self._users = UserService(cluster, settings.user_half_life, served) if fair else None
         self._queue = Queue(settings, self._users)
@@ -88,13 +87,6 @@ class DecisionLoop:
             name = getattr(policy, "name", type(policy).__name__)
             raise PolicyError(f"policy {name}: stands_until is NaN, expected a time in seconds")
         return min(until, self._queue.stands_until(state))
-
-    def advance(self, until: float = -np.inf) -> AnyArray:
-        """Let time pass to the next decision point, and further ones before `until` as long as nothing changes.
-
-        Returns [P] `rlpto.core.records.INTERVAL`, one for each decision point, good until the next call.
-        """
-        return self.cluster.advance().record() if self._fast is None else self._fast.advance_until(until)
 
 
 def run(
@@ -136,7 +128,7 @@ def run(
             allocation = loop.carry_out(state, wish, policy.name)
             log.decided(cluster, time.perf_counter() - asked, allocation)
             decide_at = loop.stands_until(state, standing, shown)
-        passed = loop.advance(decide_at)
+        passed = cluster.advance(decide_at)
         log.advanced(passed)
         progress.check(len(passed))
     return RunRecord(
@@ -199,8 +191,7 @@ class DecisionLog:
 
     def __init__(self) -> None:
         self._rows: list[tuple[float, float, int, int, int, int]] = []
-        self._passed = np.empty(256, dtype=INTERVAL)
-        self._points = 0
+        self._passed = bytearray()  # of INTERVAL; a list of arrays would take longer to join than to run
         self._owners: list[tuple[int, int]] = []
 
     def decided(self, cluster: Cluster, latency: float, allocation: Allocation) -> None:
@@ -210,13 +201,7 @@ class DecisionLog:
 
     def advanced(self, passed: AnyArray) -> None:
         """Add what happened since, [P] INTERVAL, to the last decision (or to the first one to come)."""
-        end = self._points + len(passed)
-        if end > len(self._passed):
-            grown = np.empty(2 * end, dtype=INTERVAL)
-            grown[: self._points] = self._passed[: self._points]
-            self._passed = grown
-        self._passed[self._points : end] = passed
-        self._points = end
+        self._passed += passed.tobytes()
         self._owners.append((max(len(self._rows) - 1, 0), len(passed)))
 
     def records(self, weights: RewardWeights) -> DecisionRecords:
@@ -224,12 +209,10 @@ class DecisionLog:
         rows = np.array(self._rows, dtype=np.float64).reshape(-1, 6)
         reward, (shortfall, cost) = np.zeros((len(rows), len(TERMS))), np.zeros((2, len(rows)))
         if len(rows):
-            terms = reward_terms(self._passed[: self._points], weights)
-            owners, counts = np.array(self._owners).T
-            owner = np.repeat(owners, counts)
-            np.add.at(reward, owner, terms)
-            np.add.at(shortfall, owner, self._passed["shortfall"][: self._points].sum(axis=1))
-            np.add.at(cost, owner, self._passed["cost"][: self._points])
+            passed, owner = np.frombuffer(self._passed, dtype=INTERVAL), np.repeat(*np.array(self._owners).T)
+            np.add.at(reward, owner, reward_terms(passed, weights))
+            np.add.at(shortfall, owner, passed["shortfall"].sum(axis=1))
+            np.add.at(cost, owner, passed["cost"])
         return DecisionRecords.from_rows(rows, reward, shortfall, cost)
 
 

@@ -61,16 +61,17 @@ def frozen(policy: Policy) -> Policy:
 def chooses(policy: Policy, what: Literal["batch_sizes", "servers", "plans"]) -> bool:
     """Whether a policy's allocations may have batch sizes, numbers of parameter servers or plans of parallelism.
 
-    Its attribute chooses_WHAT says so, if it has one. Speeds at other choices are compiled only for such policies.
+    Its attribute chooses_WHAT says so, if it has one; of one that delegates, that of any of its `policies`. Speeds at
+    other choices are compiled only for such policies.
     """
-    return bool(getattr(policy, f"chooses_{what}", False))
+    return any(getattr(one, f"chooses_{what}", False) for one in getattr(policy, "policies", (policy,)))
 
 
 def reads_speeds(policy: Policy) -> bool:
     """Whether a policy looks at speeds and remaining times, as its attribute of this name says, if it has one.
 
     Where jobs know what they observe, one that does not is shown the same speed for any GPUs, which saves time, unless
-    the queue needs speeds: to order jobs, or to choose kinds of GPU.
+    the queue needs speeds to choose kinds of GPU.
     """
     return bool(getattr(policy, "reads_speeds", True))
 

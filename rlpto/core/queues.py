@@ -52,9 +52,9 @@ class QueueSettings(Settings):
     class_weights: tuple[_ClassWeight, _ClassWeight, _ClassWeight] = (4.0, 2.0, 1.0)
     """Weights of the classes high, normal and low (after aging), where classes are weighted; none above the one before:
     a job of weight 4 counts as one of weight 1 with a quarter of its remaining time, or of the GPU time it has had."""
-    inside: Literal["fifo", "shortest_first", "fair_users"] = "fifo"
-    """Order within a class (weighted: of all): by submission, by remaining time on the requested GPUs, or users who
-    have had the least GPU time first, see `rlpto.core.queue_order`."""
+    inside: Literal["fifo", "fair_users"] = "fifo"
+    """Order within a class (weighted: of all): by submission, or users who have had the least GPU time first, see
+    `rlpto.core.queue_order`."""
     user_half_life: float = Field(86_400.0, gt=0)
     """fair_users: seconds after which GPU time that a user has had counts half."""
     aging_normal: float = Field(1800.0, gt=0)
@@ -107,10 +107,7 @@ class Queue:
         aging = rule.aging_normal, rule.aging_low
         order_rows(jobs.store.records, jobs.index, state.time, *aging, rule.strict, rows, effective)
         ordered = jobs.reordered(rows, effective, self._class_weights)
-        if rule.inside == "shortest_first":
-            places = ordered.ranked(ordered.remaining_time(ordered.requested_gpus) / ordered.class_weight)
-            ordered = ordered.reordered(places, effective[places])
-        elif rule.inside == "fair_users" and self._served is not None:
+        if rule.inside == "fair_users" and self._served is not None:
             places = ordered.ranked(self._served(replace(state, jobs=ordered)) / ordered.class_weight)
             ordered = ordered.reordered(places, effective[places])
         if rule.converging.gained < 1:
@@ -124,7 +121,7 @@ class Queue:
         """
         rule = self._settings
         if rule.inside != "fifo" or rule.converging.gained < 1:
-            return state.time  # remaining times pass each other; shrunk jobs make room for further wishes
+            return state.time  # users take turns; shrunk jobs make room for further wishes
         return next_promotion(state.jobs.store.records, state.jobs.index, rule.aging_normal, rule.aging_low)
 
     def admit(self, state: ClusterState, allocation: Allocation, policy: str) -> Allocation:

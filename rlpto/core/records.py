@@ -25,8 +25,19 @@ INTERVAL = np.dtype(
     ],
     align=True,
 )
-"""What happened between two decision points, summed over jobs: the fields of `rlpto.core.cluster.Progress`.
-A reward term is a function of these sums (`rlpto.core.rewards`)."""
+"""What happened between two decision points, summed over jobs. Times in seconds. A reward term is a function of these
+sums (`rlpto.core.rewards`).
+
+start, end: the two decision times.
+accuracy_gain: [classes] sum over jobs of (accuracy gained / accuracy the job can gain in all).
+shortfall: [classes] sum over jobs of seconds in the system x share of that accuracy which was missing then.
+unfinished: job-seconds spent in the system (submitted, not finished).
+gpu_seconds: GPU-seconds held by jobs.
+rescale_seconds: seconds of delay that rescales cost, summed over jobs.
+cost: price of the GPUs that jobs held.
+rescales: changes at `start` that restart a job which has run before (a first start does not count).
+arrived, finished: numbers of jobs. Real clusters count neither cost nor these numbers.
+"""
 
 
 def intervals(

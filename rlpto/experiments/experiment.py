@@ -207,8 +207,7 @@ class Experiment:
         )
         knowledge = replace(self.knowledge, noise=estimate_noise(known, len(jobs), own_seed))
         rules = replace(AS_POLLUX, shared=known.rules.shared) if isinstance(policy, Pollux) else known.rules
-        queue_reads = self.config.queue.inside == "shortest_first" or len(self.shape.kinds) > 1  # which kind is faster
-        shown = policy is None or reads_speeds(policy) or queue_reads
+        shown = policy is None or reads_speeds(policy) or len(self.shape.kinds) > 1  # the queue asks which is faster
         rules = replace(rules, ahead=isinstance(policy, LookaheadPolicy), shown=shown)
         knowledge = replace(knowledge, rules=rules)
         return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, knowledge, self.background)

@@ -85,7 +85,7 @@ class SessionLoop:
         self._seen_ahead = (-1, -np.inf)
 
     def step(self) -> AnyArray:
-        """Decide if that is due, and let time pass until it may be again: what happened, see `DecisionLoop.advance`."""
+        """Decide if that is due, and let time pass until it may be again: what happened, see `Cluster.advance`."""
         cluster = self._cluster
         for request in self.requests():
             if self._policy.obey(request, cluster.time):
@@ -94,7 +94,7 @@ class SessionLoop:
             self._due = False
             self._decide()
         self._look_ahead()
-        passed = self._loop.advance(self._decide_at)
+        passed = cluster.advance(self._decide_at)
         self.check_progress(len(passed))
         return passed
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from rlpto.core.job_table import BelievedSpeeds
-from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.arrays import IntArray
 from rlpto.performance.fitted import SPANS
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
 
@@ -22,6 +22,11 @@ Key = TypeVar("Key", bound=Hashable)
 """What stands for a job: its number, or that and a type."""
 FIRST_JOBS = 64
 """Jobs that the tables have room for at first; twice as many whenever it runs out."""
+_OF_MODELS = ("accuracy", "epochs", "samples", "rescale_delay")
+"""Columns of types that jobs have from their models."""
+_OTHERS = ("batch_size", "servers", "most_servers", "plan", "fit", "known_remaining", "known_speed", "sizes_seen",
+           "speed_sigma", "written")  # fmt: skip
+"""Further columns of types."""
 
 
 class JobTypes(Generic[Key]):
@@ -70,18 +75,9 @@ class JobTypes(Generic[Key]):
         """Make room for twice as many jobs; those there are keep their types."""
         before, known = self.tables, len(self.tables.types)
         self._make_room(2 * self._room)
-        for old, new in (
-            (before.accuracy, self.tables.accuracy),
-            (before.epochs, self.tables.epochs),
-            (before.samples, self.tables.samples),
-            (before.rescale_delay, self.tables.rescale_delay),
-            (before.accuracy_ahead, self.tables.accuracy_ahead),
-            (before.fit, self.tables.fit),
-            (before.sizes_seen, self.tables.sizes_seen),
-            (before.speed_sigma, self.tables.speed_sigma),
-        ):
-            if old is not None and new is not None:
-                new[:known] = old
+        for name in (*_OF_MODELS, "accuracy_ahead", "fit", "sizes_seen", "speed_sigma"):
+            if getattr(before, name) is not None:
+                getattr(self.tables, name)[:known] = getattr(before, name)
         self.tables.rates[: len(before.rates)] = before.rates
 
 
@@ -98,38 +94,23 @@ def with_job_types(base: SpeedTables, jobs: int, kinds: int = 1) -> SpeedTables:
     row[types:, :, 1:] = own[:, np.minimum(spans, SPANS - 1)]
     sizes = [base.node_gpus[base.kind == kind].max() for kind in range(kinds)]
 
-    def room(column: AnyArray) -> AnyArray:
-        return np.concatenate([column, np.repeat(column[:1], count, axis=0)])
-
-    def more_rows(table: FloatArray) -> FloatArray:
-        return np.concatenate([table, np.ones((count * SPANS * most, table.shape[1]))])
-
+    columns: dict[str, Any] = {}
+    for name in (*_OF_MODELS, *_OTHERS):
+        if (column := getattr(base, name)) is not None:
+            columns[name] = np.concatenate([column, np.repeat(column[:1], count, axis=0)])
+    for name in ("rates", "elapsed", "score_rates"):
+        if (table := getattr(base, name)) is not None and table.size:
+            columns[name] = np.pad(table, ((0, count * SPANS * most), (0, 0)), constant_values=1.0)
     return replace(
         base,
         types=(*base.types, *(JobType("", -1 - types - i) for i in range(count))),
         own=np.concatenate([np.arange(types), np.repeat(types + kinds * np.arange(jobs), kinds)]),
-        rates=more_rows(base.rates),
-        elapsed=more_rows(base.elapsed) if base.elapsed.size else base.elapsed,
-        score_rates=None if base.score_rates is None else more_rows(base.score_rates),
-        known_remaining=None if base.known_remaining is None else room(base.known_remaining),
-        known_speed=None if base.known_speed is None else room(base.known_speed),
-        sizes_seen=None if base.sizes_seen is None else room(base.sizes_seen),
-        speed_sigma=None if base.speed_sigma is None else room(base.speed_sigma),
-        written=None if base.written is None else room(base.written),
-        fit=room(base.fit) if base.fit.size else base.fit,
         row=row,
         exact_keys=np.zeros(0, dtype=np.int64),
         exact_rows=np.zeros(0, dtype=np.int32),
-        accuracy=room(base.accuracy),
-        epochs=room(base.epochs),
-        samples=room(base.samples),
-        rescale_delay=room(base.rescale_delay),
-        batch_size=room(base.batch_size),
         kind=np.concatenate([base.kind, np.tile(np.arange(kinds), jobs)]),
         node_gpus=np.concatenate([base.node_gpus, np.tile(sizes, jobs)]),
-        servers=room(base.servers),
-        most_servers=room(base.most_servers),
-        plan=room(base.plan),
+        **columns,
     )
 
 

@@ -48,7 +48,6 @@ class MeasuredProfiles:
         self.folder = Path(folder)
         self._largest_chosen = largest_chosen or {}
         self._models: dict[tuple[str, str], MeasuredModel] = {}
-        self._delays: dict[str, float] = {}
 
     @cached_property
     def models(self) -> tuple[str, ...]:
@@ -72,7 +71,6 @@ class MeasuredProfiles:
         key = (name, gpu if kinds else ONE_KIND)
         if key not in self._models:
             self._models[key] = MeasuredModel(read_measurements(self.folder / name, key[1]))
-            self._delays[name] = builtin_rescale_delay(name)
         return self._models[key]
 
     def facts(self, model: str) -> ModelLimits:
@@ -85,7 +83,7 @@ class MeasuredProfiles:
             max_local=max(measured.limits.max_local for measured in on_kinds),
             largest_chosen=self._largest_chosen.get(model),
         )
-        return ModelLimits(on_kinds[0].samples, on_kinds[0].epochs, limits, self._delays[model])
+        return ModelLimits(on_kinds[0].samples, on_kinds[0].epochs, limits, builtin_rescale_delay(model))
 
     def batch_performance(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchPerformance:
         """See `BatchPerformanceSource`. A batch not measured on exactly that placement has the time of its size."""

@@ -132,18 +132,16 @@ class SpeedTables:
             array = getattr(self, name)
             if array is not None:
                 object.__setattr__(self, name, np.ascontiguousarray(array, dtype=np.float64))
-        if len(self.own) == 0:
-            object.__setattr__(self, "own", np.arange(len(self.types)))
-            object.__setattr__(self, "batch_size", np.zeros(len(self.types), dtype=np.int64))
+        none = np.zeros(len(self.types), dtype=np.int64)
+        usual = {"own": np.arange(len(none)), "batch_size": none, "servers": none, "plan": none}
+        for name, column in usual.items():
+            if len(getattr(self, name)) == 0:
+                object.__setattr__(self, name, column.copy())
         if len(self.kinds) == 1:
-            object.__setattr__(self, "kind", np.zeros(len(self.types), dtype=np.int64))
-            object.__setattr__(self, "node_gpus", np.full(len(self.types), _ANY_SIZE))
-        if len(self.servers) == 0:
-            object.__setattr__(self, "servers", np.zeros(len(self.types), dtype=np.int64))
+            object.__setattr__(self, "kind", none)
+            object.__setattr__(self, "node_gpus", np.full(len(none), _ANY_SIZE))
         if len(self.most_servers) == 0:
             object.__setattr__(self, "most_servers", self.servers)
-        if len(self.plan) == 0:
-            object.__setattr__(self, "plan", np.zeros(len(self.types), dtype=np.int64))
 
     @property
     def max_gpus(self) -> int:

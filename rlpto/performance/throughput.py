@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, field
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -115,7 +115,7 @@ def relative_errors(law: ThroughputLaw, rows: StepMeasurements) -> FloatArray:
 
 
 def fit_throughput(rows: StepMeasurements) -> ThroughputParams:
-    """Parameters that explain measured steps, by bounded truncated Newton from several starts.
+    """Parameters that explain measured steps, by bounded least squares from several starts.
 
     Minimised, over the logarithms of the coefficients, are the robust mean log error of the step
     time and, with less weight, of the time without synchronisation, plus Pollux's penalties on
@@ -124,29 +124,19 @@ def fit_throughput(rows: StepMeasurements) -> ThroughputParams:
     several nodes, or several GPUs on one, that part is tied to the other (10 % more expensive across nodes).
     Deterministic. Raises ProfileError if there are no rows or a time is not positive.
     """
-    from scipy.optimize import minimize
+    from scipy.optimize import least_squares
 
     if len(rows) == 0:
         raise ProfileError("no measured steps to fit a throughput model to")
     if not (np.all(np.isfinite(rows.step_time)) and np.all(rows.step_time > 0)):
         raise ProfileError("measured step times must be positive seconds")
     problem = _Problem(rows)
-    best = min(
-        (
-            minimize(
-                problem.loss,
-                start,
-                jac=True,
-                # Same result as L-BFGS-B in a quarter of its time: L-BFGS-B spends many tiny steps in threaded BLAS.
-                method="TNC",
-                bounds=problem.bounds,
-                options={"maxfun": 2000, "ftol": 1e-13, "gtol": 1e-9},
-            )
-            for start in problem.starts()
-        ),
-        key=lambda result: float(result.fun),
-    )
-    return problem.params(best.x)
+    loss: Any = problem.loss  # SciPy's stubs know the form of its own losses only
+    fits = [
+        least_squares(problem.residuals, start, bounds=problem.bounds, loss=loss, ftol=1e-10, xtol=1e-10, gtol=1e-10)
+        for start in problem.starts()
+    ]
+    return problem.params(min(fits, key=lambda fit: float(fit.cost)).x)
 
 
 _ROBUST_LOG_ERROR = 0.05
@@ -166,12 +156,6 @@ def _overlapped(compute: FloatArray, synchronise: FloatArray, gamma: float) -> F
     return np.asarray(longer * (1 + ratio**gamma) ** (1 / gamma))
 
 
-def _robust_mean(log_error: FloatArray) -> tuple[float, FloatArray]:
-    """Pseudo-Huber mean of log errors [N], in the unit of a log error, and its gradient [N]."""
-    length = np.sqrt(log_error**2 + _ROBUST_LOG_ERROR**2)
-    return float(np.mean(length) - _ROBUST_LOG_ERROR), log_error / length / len(log_error)
-
-
 class _Problem:
     """The fit as a function of a vector: the logarithms of six coefficients, and gamma.
 
@@ -184,15 +168,12 @@ class _Problem:
         compute = rows.step_time - np.clip(rows.sync_time, 0, None)
         self.computing: BoolArray = compute > 0
         self.log_compute = np.log(compute[self.computing])
+        steps, computed = np.ones(len(rows)), np.ones(len(self.log_compute))
+        self._weights = np.concatenate([steps / len(rows), _COMPUTE_WEIGHT * computed / max(len(computed), 1)])
         low, high = np.log(NO_COST), np.log(10 * float(rows.step_time.max()))
-        self.bounds = [(low, high)] * 6 + [(1.0, MAX_GAMMA)]
+        self.bounds = np.array([low] * 6 + [1.0]), np.array([high] * 6 + [MAX_GAMMA])
         self._tie, self._offset = np.eye(6), np.zeros(6)
         self._fix_undetermined(float(compute.mean()))
-        several, many = rows.nodes > 1, np.maximum(rows.replicas - 2, 0)
-        synchronised = rows.replicas > 1
-        self._sync_terms = np.stack(
-            [several * synchronised, several * many, ~several * synchronised, ~several * many]
-        ).astype(np.float64)
 
     def _fix_undetermined(self, compute: float) -> None:
         rows = self.rows
@@ -226,37 +207,28 @@ class _Problem:
                 )
 
     def _clipped(self, coefficients: tuple[float, ...], gamma: float) -> FloatArray:
-        low, high = self.bounds[0]
-        return np.append(np.clip(np.log(coefficients), low, high), gamma)
-
-    def _coefficients(self, x: FloatArray) -> FloatArray:
-        return np.asarray(np.exp(self._tie @ x[:6] + self._offset))
+        return np.asarray(np.clip([*np.log(coefficients), gamma], *self.bounds))
 
     def params(self, x: FloatArray) -> ThroughputParams:
         """The vector as parameters."""
-        return ThroughputParams(*(float(value) for value in [*self._coefficients(x), x[6]]))
+        coefficients = np.exp(self._tie @ x[:6] + self._offset)
+        return ThroughputParams(*(float(value) for value in [*coefficients, x[6]]))
 
-    def loss(self, x: FloatArray) -> tuple[float, FloatArray]:
-        """What the fit minimises, and its gradient."""
-        coefficients, gamma = self._coefficients(x), float(x[6])
-        # Seconds that each coefficient adds to computing or synchronising, [2, N] and [4, N].
-        compute_parts = coefficients[:2, None] * np.stack([np.ones(len(self.rows)), self.rows.local_batch])
-        sync_parts = coefficients[2:, None] * self._sync_terms
-        compute, synchronise = compute_parts.sum(axis=0), sync_parts.sum(axis=0)
-        whole = _overlapped(compute, synchronise, gamma)
-        share = (compute / whole) ** gamma  # share of computing in the sum of powers; the rest is synchronising
-        step_error, by_step = _robust_mean(np.log(whole) - self.log_step)
-        compute_error, by_compute = _robust_mean(np.log(compute[self.computing]) - self.log_compute)
-        by_log = np.zeros(6)
-        by_log[:2] = (compute_parts / compute * by_step * share).sum(axis=1)
-        by_log[:2] += _COMPUTE_WEIGHT * ((compute_parts / compute)[:, self.computing] * by_compute).sum(axis=1)
-        synchronised = np.maximum(synchronise, np.finfo(np.float64).tiny)
-        by_log[2:] = (sync_parts / synchronised * by_step * (1 - share)).sum(axis=1)
-        log_compute, log_sync = np.log(compute / whole), np.log(synchronised / whole)
-        by_gamma = float((by_step * (share * log_compute + (1 - share) * log_sync)).sum()) / gamma
-        growth = (coefficients[[3, 5]] / coefficients[[2, 4]]) ** 2
-        by_log[[3, 5]] += 2 * _GROWTH_PENALTY * growth
-        by_log[[2, 4]] -= 2 * _GROWTH_PENALTY * growth
-        error = step_error + _COMPUTE_WEIGHT * compute_error
-        error += _GAMMA_PENALTY * (gamma - 1) ** 2 + _GROWTH_PENALTY * float(growth.sum())
-        return error, np.append(self._tie.T @ by_log, by_gamma + 2 * _GAMMA_PENALTY * (gamma - 1))
+    def residuals(self, x: FloatArray) -> FloatArray:
+        """Log errors of step times [N] and of times to compute [C], then what is penalised [3]."""
+        law, rows = self.params(x), self.rows
+        step = np.log(law.step_time(rows.nodes, rows.replicas, rows.local_batch)) - self.log_step
+        compute = np.log(gradient_time(law, rows.local_batch[self.computing])) - self.log_compute
+        penalties = np.sqrt([_GAMMA_PENALTY, _GROWTH_PENALTY, _GROWTH_PENALTY])
+        return np.concatenate(
+            [step, compute, penalties * [law.gamma - 1, law.beta_n / law.alpha_n, law.beta_r / law.alpha_r]]
+        )
+
+    def loss(self, squares: FloatArray) -> FloatArray:
+        """[3, N + C + 3] twice what squared residuals cost, and its derivatives: pseudo-Huber of log errors, in their
+        unit; penalties as they are."""
+        cost = np.stack([2 * squares, np.full(len(squares), 2.0), np.zeros(len(squares))])
+        errors = len(self._weights)
+        length = np.sqrt(squares[:errors] + _ROBUST_LOG_ERROR**2)
+        cost[:, :errors] = self._weights * [2 * (length - _ROBUST_LOG_ERROR), 1 / length, -0.5 / length**3]
+        return cost

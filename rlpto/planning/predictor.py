@@ -91,7 +91,7 @@ def _run_forward(
             state = loop.state()
             loop.carry_out(state, policy(state), policy.name)
             decide_at = loop.stands_until(state, standing)
-        passed = len(loop.advance(decide_at))
+        passed = len(scratch.advance(decide_at))
         points += passed
         progress.check(passed)
     return np.stack([store.start_time[:count], store.finish_time[:count]])

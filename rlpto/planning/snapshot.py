@@ -34,10 +34,10 @@ class ScratchCluster(ResumedCluster):
 
     _idle = 0
 
-    def advance_until(self, until: float) -> AnyArray:
-        """Run through decision points, see `SimulatedCluster.advance_until`."""
+    def advance(self, until: float = -np.inf) -> AnyArray:
+        """Run through decision points, see `SimulatedCluster.advance`."""
         idle = not self.held_gpus
-        passed = super().advance_until(until)
+        passed = super().advance(until)
         self._idle = self._idle + len(passed) if idle else 0
         self.done = self.done or self._idle >= IDLE_POINTS
         return passed

@@ -181,21 +181,13 @@ class Index(BasePolicy[IndexOptions]):
     source = "this project; after Gittins indices and Berg et al. 2020"
     Options = IndexOptions
 
-    def __init__(
-        self,
-        options: IndexOptions | None = None,
-        weights: IndexWeights | None = None,
-        steering: FloatArray | None = None,
-    ) -> None:
-        """weights, or steering [STEERING_FEATURES]: used instead of the weights in `options`."""
+    def __init__(self, options: IndexOptions | None = None, steering: FloatArray | None = None) -> None:
+        """steering: [STEERING_FEATURES] used instead of the weights in `options`."""
         super().__init__(options)
-        if steering is not None:
-            found = steering
-        elif self.options.weights is not None and weights is None:
-            found = load_weights(self.options.weights)
-        else:
-            found = (weights or IndexWeights()).vector()
-        self._weights = np.atleast_2d(found)
+        file = self.options.weights
+        if steering is None:
+            steering = IndexWeights().vector() if file is None else load_weights(file)
+        self._weights = np.atleast_2d(steering)
 
     @property
     def weights(self) -> FloatArray:

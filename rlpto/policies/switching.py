@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.policy import Policy, StandingPolicy, chooses, frozen
+from rlpto.core.policy import Policy, StandingPolicy, frozen
 from rlpto.core.records import PolicySwitches
 
 
@@ -37,21 +37,6 @@ class SwitchingPolicy:
     def policies(self) -> tuple[Policy, ...]:
         """All policies that decide at some time, in order of time."""
         return tuple(self._policies)
-
-    @property
-    def chooses_batch_sizes(self) -> bool:
-        """Whether any of the policies does."""
-        return any(chooses(policy, "batch_sizes") for policy in self._policies)
-
-    @property
-    def chooses_servers(self) -> bool:
-        """Whether any of the policies does."""
-        return any(chooses(policy, "servers") for policy in self._policies)
-
-    @property
-    def chooses_plans(self) -> bool:
-        """Whether any of the policies does."""
-        return any(chooses(policy, "plans") for policy in self._policies)
 
     def switch(self, policy: Policy, time: float) -> None:
         """Let another policy decide from `time` [s] on, until the next set time."""

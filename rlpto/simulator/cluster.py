@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node, Placement, Progress
+from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node, Placement
 from rlpto.core.external_load import HeldByOthers, background_at
 from rlpto.core.gpu_kinds import kinds_of
 from rlpto.core.job_store import JobStore
@@ -242,15 +242,9 @@ class SimulatedCluster:
         self._types_chosen = bool((types != self.tables.own[types]).any())
         return others
 
-    def advance(self) -> Progress:
-        """Run until the next decision is due. Sums cover the time since the previous one."""
-        return Progress.of(self.advance_until(-np.inf)[0])
-
-    def advance_until(self, until: float) -> AnyArray:
-        """Run through decision points till the first one not before `until`, or at which something has changed.
-
-        Returns [P] `INTERVAL`, one for each of them, which is good until the next call. It may be fewer.
-        """
+    def advance(self, until: float = -np.inf) -> AnyArray:
+        """Run through decision points till the first one not before `until`, or at which something has changed, or
+        `LONGEST_RUN` of them; see `rlpto.core.cluster.Cluster.advance`. Sums cover the time since the previous one."""
         if self._online is not None:
             until = -np.inf  # jobs look at what they have observed
         count, seen = advance_until(self._world, 0, until, self._passed)

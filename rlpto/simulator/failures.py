@@ -16,7 +16,7 @@ from rlpto.io.compiled import helper, kernel
 from rlpto.io.draws import uniform
 from rlpto.simulator.allocating import gpus_on
 from rlpto.simulator.arrays import World
-from rlpto.simulator.job_kernels import last_epoch, log_change, stop_running, work_seconds
+from rlpto.simulator.job_kernels import log_change, progress_after, stop_running
 
 LEMON, RESTART, SPOT = 2**62, 2**61, 2**60
 """Added to the count, so that a node's other draws are not those of its moments."""
@@ -148,11 +148,7 @@ def back_to_checkpoint(w: World, b: int, j: int, noticed: bool) -> None:
         saved = max(saved, job.trained - rules.checkpoint_seconds)
     job.lost += (job.trained - saved) * (1.0 - job.writing) * job.training_gpus
     job.trained = saved
-    start = job.base_progress
-    clock = work_seconds(w.rates, w.elapsed, job.row, start) + saved * job.pace
-    epoch = last_epoch(w.elapsed, job.row, int(start), w.rates.shape[1], clock)
-    reached = epoch + (clock - w.elapsed[job.row, epoch]) * w.rates[job.row, epoch]
-    back = max(start, min(job.progress, reached))
+    back = min(job.progress, progress_after(w, job, job.row, job.base_progress, saved))
     accuracy = curve_at(w.accuracy, job.type_index, w.types[job.type_index].epochs, back)
     w.sums[b].accuracy_gain[job.priority] += (accuracy - job.accuracy) * job.gain_scale
     job.accuracy = accuracy

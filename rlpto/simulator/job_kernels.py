@@ -295,6 +295,16 @@ def progress_at(w: World, job: Any, clock: float) -> float:
 
 
 @helper()
+def progress_after(w: World, job: Any, row: int, start: float, seconds: float) -> float:
+    """Epochs that a JOB record has done after seconds of training at a row, from progress `start` on."""
+    epochs = w.rates.shape[1]
+    clock = work_seconds(w.rates, w.elapsed, row, start) + seconds * job.pace
+    epoch = last_epoch(w.elapsed, row, int(start), epochs, clock)
+    reached = epoch + (clock - w.elapsed[row, epoch]) * w.rates[row, epoch]
+    return float(max(start, min(job.stop_epoch, reached)))
+
+
+@helper()
 def stop_running(w: World, b: int, j: int, now: float) -> None:
     """Job j gives all its GPUs back and waits from `now` on (NaN: it has finished)."""
     job = w.jobs[b, j]

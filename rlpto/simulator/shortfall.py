@@ -16,7 +16,7 @@ import numpy as np
 from rlpto.core.jobs import ACCURACY_LEVELS, curve_at
 from rlpto.io.compiled import helper, kernel
 from rlpto.simulator.arrays import World
-from rlpto.simulator.job_kernels import last_epoch, progress_at, progress_in_steps, work_seconds
+from rlpto.simulator.job_kernels import progress_after, progress_at, progress_in_steps
 
 
 @kernel(inline="always")
@@ -71,16 +71,6 @@ def shortfall_of(w: World, job: Any, missing: float, now: float, until: float) -
     if job.finish_at > until:
         stop = progress_after(w, job, row, start, until - time)
     return float(missing * (end - now) - early - pass_epochs(w, job, row, start, stop, time, end))
-
-
-@helper()
-def progress_after(w: World, job: Any, row: int, start: float, seconds: float) -> float:
-    """Epochs that a JOB record has done after seconds of training at a row, from progress `start` on."""
-    epochs = w.rates.shape[1]
-    clock = work_seconds(w.rates, w.elapsed, row, start) + seconds * job.pace
-    epoch = last_epoch(w.elapsed, row, int(start), epochs, clock)
-    reached = epoch + (clock - w.elapsed[row, epoch]) * w.rates[row, epoch]
-    return float(max(start, min(job.stop_epoch, reached)))
 
 
 @helper()

@@ -12,7 +12,7 @@ from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
 from rlpto.core.gpu_kinds import NO_KIND, kinds_of, place_on_kinds, room_of, spans_kinds
 from rlpto.core.jobs import Job
 from rlpto.core.loop import DecisionLoop, run
-from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
@@ -23,7 +23,19 @@ from rlpto.policies.registry import BUILT_IN, make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import Case, cases, job, linear_tables, played, random_jobs, random_tables, with_batch_sizes, with_kinds
+from ..builders import (
+    Case,
+    admit,
+    cases,
+    job,
+    linear_tables,
+    played,
+    random_jobs,
+    random_tables,
+    shape_of,
+    with_batch_sizes,
+    with_kinds,
+)
 
 KINDS = ("fast", "slow", "odd")
 
@@ -88,13 +100,6 @@ def two_kinds(jobs: Sequence[Job], fast: float = 2.0, delay: float = 0.0) -> Sim
     tables = with_kinds(linear_tables(delay=delay), {"slow": (1.0, 4), "fast": (fast, 4)})
     nodes = (Node(4, gpu="slow"), Node(4, gpu="slow"), Node(4, gpu="fast"))
     return SimulatedCluster(nodes, jobs, tables, SimulatorSettings(interval=60.0))
-
-
-def admit(cluster: SimulatedCluster, gpus: Sequence[int]) -> Allocation:
-    state = cluster.state()
-    allocation = Queue(QueueSettings()).admit(state, Allocation(np.array(gpus)), "test")
-    cluster.apply(state, allocation)
-    return allocation
 
 
 class TestTheRule:
@@ -163,9 +168,7 @@ class TestTheRule:
 
     def test_a_policy_that_spreads_a_job_over_kinds_has_counted_gpus(self) -> None:
         cluster = two_kinds([job(0, gpus=2)])
-        spread = Allocation(np.array([2]), placement=np.array([[0, 1, 1]]))
-        admitted = Queue(QueueSettings()).admit(cluster.state(), spread, "mine")
-        assert admitted.placement.tolist() == [[0, 0, 2]]
+        assert admit(cluster, placement=[[0, 1, 1]]).placement.tolist() == [[0, 0, 2]]
 
 
 class TestExperiment:
@@ -194,17 +197,13 @@ def test_what_is_predicted_comes_true_on_several_kinds() -> None:
     for _ in range(3):
         state = loop.state()
         loop.carry_out(state, policy(state), "equal_share")
-        loop.advance()
+        cluster.advance()
     expected = predict(take_snapshot(cluster, loop.state()), policy, queue, SimulatorSettings(interval=60.0))
     while not cluster.done:
         state = loop.state()
         loop.carry_out(state, policy(state), "equal_share")
-        loop.advance()
+        cluster.advance()
     assert expected.finish == pytest.approx(cluster.store.finish_time[expected.index])
-
-
-def shape_of(*nodes: tuple[str, int]) -> ClusterShape:
-    return ClusterShape(Node(gpus, gpu=kind) for kind, gpus in nodes)
 
 
 class TestPlacing:

@@ -188,7 +188,7 @@ def test_accuracy_goes_to_the_class_the_job_came_with():
     """Aging changes who is served first, not what a job is worth."""
     cluster = make_cluster([job(0, epochs=1.0), job(1, epochs=1.0, priority=2)], linear_tables(), [1], interval=1e6)
     give(cluster, [1, 0])
-    gains = [cluster.advance().accuracy_gain.tolist()]
+    gains = [cluster.advance()["accuracy_gain"][0].tolist()]
     give(cluster, [1])
-    gains.append(cluster.advance().accuracy_gain.tolist())
+    gains.append(cluster.advance()["accuracy_gain"][0].tolist())
     assert gains == [pytest.approx([0, 1, 0]), pytest.approx([0, 0, 1])]

@@ -61,12 +61,6 @@ class TestHeadStarts:
         assert table.index.tolist() == [1, 0]
         assert table.effective_priority.tolist() == [0, 1], "and running jobs do not age"
 
-    def test_shortest_first_counts_time_over_the_weight_of_the_class(self):
-        jobs = [job(0, epochs=5, priority=2), job(1, epochs=19, priority=0), job(2, epochs=21, priority=0)]
-        rule = WEIGHTED.model_copy(update={"inside": "shortest_first"})
-        assert places(jobs, 0.0, rule) == [1, 0, 2]
-        assert places(jobs, 0.0, STRICT.model_copy(update={"inside": "shortest_first"})) == [1, 2, 0]
-
 
 def ordered(jobs: list[J], capacity: int, rule: QueueSettings, time: float = 0.0) -> ClusterState:
     return Queue(rule).order(make_state(jobs, capacity, time=time))
@@ -122,10 +116,10 @@ class TestPolicies:
 
     def test_only_strict_classes_start_before_what_the_index_prefers(self):
         jobs = [J(work=1e6, highest=8, priority=0), J(work=10, highest=8, priority=2)]
-        size = Index(weights=IndexWeights(remaining=-2.0, priority=0.0))
+        size = Index(steering=IndexWeights(remaining=-2.0, priority=0.0).vector())
         assert size(ordered(jobs, 1, STRICT)).gpus.tolist() == [1, 0]
         assert size(ordered(jobs, 1, WEIGHTED)).gpus.tolist() == [0, 1]
-        classes = Index(weights=IndexWeights(remaining=0.0, priority=1.0))
+        classes = Index(steering=IndexWeights(remaining=0.0, priority=1.0).vector())
         assert classes(ordered(jobs, 1, WEIGHTED)).gpus.tolist() == [1, 0], "a weight of its own is obeyed"
 
     @pytest.mark.parametrize("policy", sorted(set(BUILT_IN) - set(OF_CLASSES) - {"agent", "index"}))

@@ -81,7 +81,7 @@ def moments(case: str = REALISTIC) -> Iterator[tuple[SimulatedCluster, ClusterSt
             loop.carry_out(state, policy(state), policy.name)
             if (state.jobs.gpus > 0).any():
                 yield cluster, loop.state()
-        loop.advance()
+        cluster.advance()
 
 
 def secrets(cluster: SimulatedCluster, state: ClusterState) -> FloatArray:

@@ -14,10 +14,9 @@ from rlpto.core.job_store import JobStore
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.stopping import StopRule, has_flattened, parse_rule, stop_epoch
 from rlpto.evaluation.metrics import measure
-from rlpto.experiments.config import Config, load_config
+from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import prepare
 from rlpto.io.arrays import FloatArray
-from rlpto.io.errors import ConfigError
 from rlpto.knowledge.known import Knowledge
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.tables import SpeedTables
@@ -236,17 +235,3 @@ def test_jobs_that_choose_their_batches_stop_early(online: bool) -> None:
     assert found[True].trained_epochs.tolist() == [10.0, 10.0]
     assert 3.0 <= found[False].trained_epochs[0] < 10.0
     assert (found[False].finish_time < found[True].finish_time).all()
-
-
-@pytest.mark.parametrize(
-    ("stop", "said"),
-    [
-        ("{over: 0}", "workload.mapping.stop.over: expected greater than 0, got 0"),
-        ("{guard: 1}", "workload.mapping.stop.guard"),
-    ],
-)
-def test_a_wrong_rule_of_an_experiment_is_one_line(stop: str, said: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        load_config("quickstart", [f"workload.mapping.stop={stop}"])
-    assert said in str(error.value)
-    assert "\n" not in str(error.value)

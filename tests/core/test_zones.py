@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
 from rlpto.core.jobs import Job
-from rlpto.core.queues import Queue, QueueSettings
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import Case, Scripted, cases, job, linear_tables, played, random_jobs, random_tables, with_kinds
+from ..builders import Case, Scripted, admit, cases, job, linear_tables, played, random_jobs, random_tables, with_kinds
 
 ZONES, KINDS = ("a", "b", "c"), {"fast": 2.0, "slow": 1.0}
 
@@ -96,13 +95,9 @@ def cluster_of(jobs: Sequence[Job], **zones: Sequence[int]) -> SimulatedCluster:
     return SimulatedCluster(nodes, jobs, linear_tables(), SimulatorSettings(interval=60.0))
 
 
-def admit(
-    cluster: SimulatedCluster, gpus: Sequence[int], placement: Sequence[Sequence[int]] | None = None
-) -> list[list[int]]:
+def decide(cluster: SimulatedCluster, gpus: Sequence[int], **chosen: object) -> list[list[int]]:
     """Decide so; the node of each GPU of every job."""
-    state = cluster.state()
-    placed = None if placement is None else np.array(placement)
-    cluster.apply(state, Queue(QueueSettings()).admit(state, Allocation(np.array(gpus), placement=placed), "test"))
+    admit(cluster, gpus, **chosen)
     return [cluster.nodes_of(number).tolist() for number in range(len(gpus))]
 
 
@@ -112,23 +107,23 @@ def elastic(number: int, least: int = 1) -> Job:
 
 class TestTheRule:
     def test_a_job_starts_where_it_leaves_least_free_else_where_it_gets_most(self) -> None:
-        assert admit(cluster_of([elastic(0), elastic(1)], a=[4], b=[2, 1]), [3, 4]) == [[1, 1, 2], [0] * 4]
-        assert admit(cluster_of([elastic(0)], a=[4], b=[2, 1]), [7]) == [[0] * 4]
+        assert decide(cluster_of([elastic(0), elastic(1)], a=[4], b=[2, 1]), [3, 4]) == [[1, 1, 2], [0] * 4]
+        assert decide(cluster_of([elastic(0)], a=[4], b=[2, 1]), [7]) == [[0] * 4]
 
     def test_a_job_stays_where_its_wish_fits_and_moves_where_it_gets_more(self) -> None:
         cluster = cluster_of([elastic(0)], a=[1, 1, 1], b=[4])
-        assert admit(cluster, [2]) == [[0, 1]]
-        assert admit(cluster, [3]) == [[0, 1, 2]], "whole in the other zone, too, on one node even"
-        assert admit(cluster, [4]) == [[3] * 4]
-        assert admit(cluster, [2]) == [[3] * 2]
-        assert admit(cluster, [7]) == [[3] * 4], "what fits there"
+        assert decide(cluster, [2]) == [[0, 1]]
+        assert decide(cluster, [3]) == [[0, 1, 2]], "whole in the other zone, too, on one node even"
+        assert decide(cluster, [4]) == [[3] * 4]
+        assert decide(cluster, [2]) == [[3] * 2]
+        assert decide(cluster, [7]) == [[3] * 4], "what fits there"
 
     def test_a_job_that_finds_less_than_its_least_waits(self) -> None:
         cluster = cluster_of([elastic(0, 3), elastic(1, 2)], a=[3], b=[3])
-        assert admit(cluster, [3, 3]) == [[0] * 3, [1] * 3]
+        assert decide(cluster, [3, 3]) == [[0] * 3, [1] * 3]
         cluster = cluster_of([elastic(0), elastic(1), elastic(2, 4)], a=[3], b=[3])
-        assert admit(cluster, [1, 1, 4])[2] == []
+        assert decide(cluster, [1, 1, 4])[2] == []
 
     @pytest.mark.parametrize(("row", "expected"), [([0, 2, 1], [1, 1, 2]), ([0, 1, 0], [1]), ([3, 0, 1], [0] * 4)])
     def test_what_the_policy_places_in_one_zone_stands(self, row: list[int], expected: list[int]) -> None:
-        assert admit(cluster_of([elastic(0)], a=[4], b=[2, 1]), [sum(row)], [row]) == [expected]
+        assert decide(cluster_of([elastic(0)], a=[4], b=[2, 1]), [sum(row)], placement=[row]) == [expected]

@@ -59,7 +59,7 @@ def message_of(path: Path, *overrides: str) -> str:
         ("simulator:\n  interval: .nan\n", "exp.yaml:2: simulator.interval: expected a finite number, got nan"),
         (
             "queue:\n  inside: lifo\n",
-            "exp.yaml:2: queue.inside: expected 'fifo', 'shortest_first' or 'fair_users', got 'lifo'",
+            "exp.yaml:2: queue.inside: expected 'fifo' or 'fair_users', got 'lifo'",
         ),
         ("knowledge:\n  fit: gauss\n", "exp.yaml:2: knowledge.fit: expected 'pollux' or 'bayes', got 'gauss'"),
         ("reward:\n  classes: [1, 2]\n", "exp.yaml:2: reward.classes.2: missing, expected one more entry"),
@@ -87,10 +87,10 @@ def test_a_missing_file_and_a_folder_are_clear(tmp_path: Path) -> None:
 
 def test_overrides_change_single_values(write) -> None:
     path = write("cluster:\n  nodes:\n  - gpus: 4\n  - gpus: 8\nqueue:\n")
-    overrides = ["cluster.nodes.1.gpus=2", "queue={inside: shortest_first}", "reward.classes=[4, 2, 1]", "seed=7"]
+    overrides = ["cluster.nodes.1.gpus=2", "queue={inside: fair_users}", "reward.classes=[4, 2, 1]", "seed=7"]
     config = load_config(path, [*overrides, "simulator.failures.mtbf_hours=100", "description=two words"])
     assert [group.gpus for group in config.cluster.nodes] == [4, 2]
-    assert config.queue.inside == "shortest_first"
+    assert config.queue.inside == "fair_users"
     assert config.reward.classes == (4.0, 2.0, 1.0)
     assert config.seed == 7
     assert config.simulator.failures.mtbf_hours == 100.0

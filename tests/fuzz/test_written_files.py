@@ -16,7 +16,7 @@ from rlpto.agents.archive import AGENT, read_archive, write_archive
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.settings import AgentSettings
 from rlpto.agents.trained import action_space, agent_manifest, agent_of, observation_space, weight_arrays
-from rlpto.core.cluster import Progress
+from rlpto.core.records import intervals
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import measure
 from rlpto.evaluation.record_files import load_record, save_record
@@ -111,8 +111,8 @@ def test_started_cluster(draw: Draw, folder: Path) -> None:
 def _enter_session(path: Path) -> None:
     """The database of a session of two jobs that has taken a decision."""
     specs = [JobSpec(f"job-{i}", f"j{i}", "s", "a.b:C", "folder", 8, 1.0, 100) for i in range(2)]
-    gain, late = np.array([0.1, 0.2, 0.3]), np.array([9.0, 0.0, 30.0])
-    passed = Progress(1.0, 61.0, gain, late, 60.0, 120.0, rescales=1, rescale_seconds=5.0, arrived=2, finished=0)
+    gain, late = np.array([[0.1, 0.2, 0.3]]), np.array([[9.0, 0.0, 30.0]])
+    passed = intervals(gain, 60.0, 120.0, 5.0, late)
     with SessionDatabase(path) as database:
         database.enter_jobs([(spec, 60.0 * i) for i, spec in enumerate(specs)])
         for key in ("began", "beat"):

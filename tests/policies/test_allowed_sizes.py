@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from rlpto.core.cluster import Allocation, ClusterState, Node
 from rlpto.core.gpu_kinds import kinds_of
 from rlpto.core.jobs import Job
-from rlpto.core.loop import DecisionLoop
 from rlpto.core.policy import Policy
-from rlpto.core.queues import QueueSettings
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment, prepare
 from rlpto.io.errors import JobError
@@ -23,7 +21,7 @@ from rlpto.policies.registry import available, is_complete
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import job, linear_tables, with_kinds
+from ..builders import admit, job, linear_tables, with_kinds
 
 POLICIES = [name for name, policy in available().items() if is_complete(policy)]
 KNOWLEDGE = (
@@ -53,10 +51,7 @@ def with_sizes(tables: SpeedTables, *by_kind: tuple[int, ...]) -> SpeedTables:
 
 def sizes_held(cluster: SimulatedCluster, gpus: list[int]) -> list[list[int]]:
     """GPUs of each job on each kind once a policy wished for `gpus`."""
-    loop = DecisionLoop(cluster, QueueSettings())
-    state = loop.state()
-    given = loop.carry_out(state, Allocation(np.array(gpus)), "wishes")
-    return [[int(row[:1].sum()), int(row[1:].sum())] for row in given.placement]
+    return admit(cluster, gpus).placement.tolist()
 
 
 def test_wishes_are_cut_to_the_largest_size_of_the_kind() -> None:

@@ -5,13 +5,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
 from rlpto.core.external_load import BackgroundLoad, place_background
 from rlpto.core.jobs import Job
-from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.records import RunRecord
 from rlpto.knowledge.known import Knowledge
 from rlpto.knowledge.remaining import RemainingKnowledge
@@ -22,7 +20,7 @@ from rlpto.policies.configuration_manager import ConfigurationManager, Configura
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import played, served_profiles
+from ..builders import admit, played, served_profiles
 
 LAW = ServerParams(a=0.004, b=0.02, c=0.012, d=0.001, e=0.0015, servers=1, most_servers=4)
 NODES = (Node(4, 1),) * 4
@@ -92,8 +90,7 @@ def test_who_waits_goes_before_who_grows() -> None:
 
 def state_of(gpus: int, servers: int, progress: float, time: float) -> ClusterState:
     cluster = SimulatedCluster(NODES, [job()], tables(), SimulatorSettings(interval=10.0))
-    wish = Allocation(np.array([gpus]), servers=np.array([servers]))
-    cluster.apply(cluster.state(), Queue(QueueSettings()).admit(cluster.state(), wish, "test"))
+    admit(cluster, [gpus], servers=[servers])
     cluster.store.progress[0], cluster.store.rescale_left[0] = progress, 0.0
     return replace(cluster.state(), time=time)
 

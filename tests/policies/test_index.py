@@ -67,7 +67,7 @@ CASES: dict[str, tuple[list[J], int, dict[str, float], list[int]]] = {
 def test_a_decision_by_hand(case: str) -> None:
     jobs, capacity, weights, expected = CASES[case]
     state = make_state(jobs, capacity, time=7200.0)
-    assert Index(weights=IndexWeights(**(ZERO | weights)))(state).gpus.tolist() == expected
+    assert Index(steering=IndexWeights(**(ZERO | weights)).vector())(state).gpus.tolist() == expected
 
 
 def test_score_is_the_weighted_sum_of_the_documented_features() -> None:
@@ -104,11 +104,11 @@ class TestSlopeOfAccuracy:
     def test_gpus_go_from_a_converged_job_to_one_that_has_yet_to_learn(self) -> None:
         """Alike in all else, since work that is left is not looked at here."""
         state = self.state([0.0, 3.5])
-        assert list(Index(weights=IndexWeights(**self.GAIN))(state).gpus) == [4, 4]
-        early, late = Index(weights=IndexWeights(**(self.GAIN | {"slope": 1.0})))(state).gpus
+        assert list(Index(steering=IndexWeights(**self.GAIN).vector())(state).gpus) == [4, 4]
+        early, late = Index(steering=IndexWeights(**(self.GAIN | {"slope": 1.0})).vector())(state).gpus
         assert early >= 6
         assert late == 8 - early
-        starts = Index(weights=IndexWeights(**(self.GAIN | {"slope_start": 1.0})))
+        starts = Index(steering=IndexWeights(**(self.GAIN | {"slope_start": 1.0})).vector())
         assert list(starts(self.state([3.5, 0.0], 1)).gpus) == [0, 1]
 
 

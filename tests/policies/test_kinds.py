@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.cluster import Node
 from rlpto.core.jobs import Job
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.io.arrays import FloatArray
@@ -20,11 +20,7 @@ from rlpto.policies.sia import Choices, configurations, solve
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import job, linear_tables, make_tables, with_kinds
-
-
-def shape_of(*nodes: tuple[str, int]) -> ClusterShape:
-    return ClusterShape(Node(gpus, gpu=kind) for kind, gpus in nodes)
+from ..builders import job, linear_tables, make_tables, shape_of, with_kinds
 
 
 def cluster_of(jobs: Sequence[Job], fast: float = 3.0, **settings: object) -> SimulatedCluster:

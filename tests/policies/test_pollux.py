@@ -8,17 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import ClusterState, Node
-from rlpto.core.loop import run
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ConfigError
 from rlpto.performance.metrics import UtilityBand
 from rlpto.policies.pollux.policy import desired_nodes, most_gpus, restart_factor
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.settings import FailureSettings, SimulatorSettings
+from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import job, linear_tables, played, random_jobs, random_tables
+from ..builders import job, linear_tables, played
 from .builders import J, make_state, power
 
 OLD_S = 3600.0
@@ -56,18 +53,6 @@ def test_a_job_of_the_efficiency_metric_gets_what_its_thresholds_ask_for() -> No
     assert make_policy("pollux")(state).gpus.tolist() == [4, 12]
     for_all = make_policy("pollux:min_util=0.01,max_util=0.02")(state)
     assert for_all.gpus.tolist() == [8, 8], "thresholds for all jobs together stand instead"
-
-
-@pytest.mark.parametrize("spec", ["pollux", "pollux:min_util=0.35,max_util=0.65"])
-def test_jobs_finish_although_nodes_fail(spec: str) -> None:
-    settings = SimulatorSettings(interval=20.0, failures=FailureSettings(mtbf_hours=0.5, mttr_hours=0.1))
-    jobs = random_jobs(3, 15, 8, 8)
-    records = []
-    for _ in range(2):
-        cluster = SimulatedCluster((Node(4), Node(2), Node(2)), jobs, random_tables(5, 8, 10.0), settings, seed=1)
-        records.append(run(cluster, make_policy(spec), QueueSettings(), RewardWeights(), seed=0))
-    assert np.isfinite(records[0].jobs.finish_time).all()
-    np.testing.assert_array_equal(records[0].jobs.finish_time, records[1].jobs.finish_time)
 
 
 def test_a_job_that_grew_does_not_move_for_nothing() -> None:

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlpto.core.cluster import Allocation, ClusterState, Progress
+from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.jobs import Job
 from rlpto.core.loop import run
 from rlpto.core.queues import QueueSettings
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
+from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.registry import make_policy
@@ -457,12 +458,12 @@ class Interrupted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cluster, name)
 
-    def advance(self) -> Progress:
-        progress = self._cluster.advance()
+    def advance(self, until: float) -> AnyArray:
+        passed = self._cluster.advance(until)
         if self._by is not None and self._cluster.time >= self._at:
             by, self._by = self._by, None
             by()
-        return progress
+        return passed
 
 
 def test_a_job_that_leaves_a_node_with_all_its_gpus_is_shown_on_the_other(database: SessionDatabase) -> None:

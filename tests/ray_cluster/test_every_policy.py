@@ -58,7 +58,7 @@ def test_every_policy_schedules_real_jobs(tmp_path: Path, request: pytest.Fixtur
                 state = loop.state()
                 loop.carry_out(state, policies[name](state), name)
                 assert cluster.held_gpus <= cluster.up_gpus
-                loop.advance()
+                cluster.advance()
 
             def all_have_trained() -> bool:
                 decide("equal_share")

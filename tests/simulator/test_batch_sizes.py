@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.loop import run
-from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ConfigError, PolicyError
 from rlpto.policies.registry import make_policy
@@ -16,6 +15,7 @@ from rlpto.simulator.cluster import SimulatedCluster
 from ..builders import (
     Case,
     Scripted,
+    admit,
     advance_to,
     cases,
     give,
@@ -96,14 +96,12 @@ class TestAdmission:
         ],
     )
     def test_a_size_that_the_job_does_not_have_is_named(self, batch_size: list[float], said: str) -> None:
-        state = one_job().state()
         with pytest.raises(PolicyError, match=said):
-            Queue(QueueSettings()).admit(state, Allocation(np.array([1]), batch_size=np.array(batch_size)), "mine")
+            admit(one_job(), [1], batch_size=batch_size)
 
     def test_who_gets_no_gpus_has_its_own_choice(self) -> None:
-        state = make_cluster([job(0), job(1)], with_batch_sizes(linear_tables(), FACTORS), [1]).state()
-        wishes = Allocation(np.array([1, 1]), batch_size=np.array([100, 100]))
-        admitted = Queue(QueueSettings()).admit(state, wishes, "mine")
+        cluster = make_cluster([job(0), job(1)], with_batch_sizes(linear_tables(), FACTORS), [1])
+        admitted = admit(cluster, [1, 1], batch_size=[100, 100])
         assert (admitted.gpus.tolist(), admitted.batch_size.tolist()) == ([1, 0], [100, 0])
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from rlpto.core.cluster import Allocation, ClusterState, Progress
+from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.loop import run
 from rlpto.core.policy import StandingPolicy
 from rlpto.core.records import RunRecord
@@ -23,7 +23,7 @@ class WatchedCluster(SimulatedCluster):
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.reports: list[Progress] = []
+        self.reports: list[AnyArray] = []
         super().__init__(case.nodes, case.jobs, case.tables, case.settings, case.seed)
 
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
@@ -44,17 +44,13 @@ class WatchedCluster(SimulatedCluster):
                 assert (kept <= had).all(), "a job shrinks in place"
         self.check_nodes()
 
-    def advance_until(self, until: float) -> AnyArray:
+    def advance(self, until: float = -np.inf) -> AnyArray:  # noqa: ARG002
         """One decision point at a time, so that every one is checked."""
-        del until
-        return self.advance().record()
-
-    def advance(self) -> Progress:
         before, progress = self.time, self.store.progress.copy()
-        report = Progress.of(super().advance_until(-np.inf)[0])
+        report = super().advance().copy()
         self.reports.append(report)
-        assert report.start == before
-        assert report.end == self.time >= before
+        assert report["start"] == before
+        assert report["end"] == self.time >= before
         if not self.case.settings.failures.on and not any(node.spot for node in self.case.nodes):
             assert (self.store.progress >= progress).all(), "work is never lost"
         assert (self.store.progress <= self.store.epochs).all()
@@ -126,7 +122,7 @@ def test_every_run_adds_up(case: Case) -> None:
     assert (jobs.finish_time >= jobs.start_time).all()
     if not case.settings.epoch_resolution:  # else an epoch of less than half of it takes no time
         assert (jobs.finish_time > jobs.start_time).all()
-    assert sum(report.finished for report in cluster.reports) == len(jobs.names)
+    assert np.concatenate(cluster.reports)["finished"].sum() == len(jobs.names)
     assert np.array_equal(cluster.store.progress, cluster.store.epochs)
     for j in range(len(jobs.names)):
         own = np.flatnonzero(changes.job == j)
@@ -142,7 +138,7 @@ def test_every_run_adds_up(case: Case) -> None:
     assert (decisions.waiting <= decisions.active).all()
     # GPU-seconds add up on every path.
     np.testing.assert_allclose(held_seconds(record), jobs.gpu_seconds, rtol=1e-9, atol=1e-6)
-    assert sum(report.gpu_seconds for report in cluster.reports) == pytest.approx(jobs.gpu_seconds.sum(), rel=1e-9)
+    assert np.concatenate(cluster.reports)["gpu_seconds"].sum() == pytest.approx(jobs.gpu_seconds.sum(), rel=1e-9)
     assert decisions.cost.sum() == pytest.approx(PRICE * jobs.gpu_seconds.sum() / 3600, rel=1e-9)
     # The reward is what the metrics say.
     accuracy, time, resources, rescale, _, money = decisions.reward.sum(axis=0)

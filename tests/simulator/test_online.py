@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.core.cluster import Allocation, ClusterShape, Node
+from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.jobs import Job
 from rlpto.core.loop import DecisionLoop, run
-from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.knowledge.job_types import FIRST_JOBS
 from rlpto.knowledge.known import AS_POLLUX, BatchCache, BeliefRules, Knowledge
@@ -28,7 +28,7 @@ from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
-from ..builders import give, played
+from ..builders import admit, give, played
 
 MODELS = ("cifar10", "deepspeech2")
 NODES = (Node(4), Node(4))
@@ -222,7 +222,7 @@ def test_finishes_are_predicted_by_what_jobs_believe() -> None:
     for _ in range(10):
         state = loop.state()
         loop.carry_out(state, policy(state), "equal_share")
-        loop.advance()
+        cluster.advance()
     snapshot = take_snapshot(cluster, loop.state())
     assert snapshot.columns.epochs[0] == snapshot.columns.epochs[1] == 2 * snapshot.columns.progress[0]
     scratch = snapshot.restore(SimulatorSettings(interval=60.0, rescale_delay=30.0))
@@ -270,26 +270,20 @@ def one_job() -> SimulatedCluster:
     return SimulatedCluster(SHAPE, [job], TABLES, settings, knowledge=Knowledge(beliefs=BatchCache(PROFILES)))
 
 
-def place(cluster: SimulatedCluster, row: list[int]) -> None:
-    state = cluster.state()
-    allocation = Allocation(np.array([sum(row)]), placement=np.array([row]))
-    cluster.apply(state, Queue(QueueSettings()).admit(state, allocation, "test"))
-
-
 class TestProjection:
     def test_a_kind_never_run_on_is_projected_and_one_run_on_is_fitted(self) -> None:
         cluster = one_job()
         cluster.advance()
         blind = cluster.state().jobs
         assert blind.speed_on_gpu("t4")[0, 1] == blind.speed_on_gpu("a100")[0, 1], "any GPU is worth the same"
-        place(cluster, [2, 0, 0])
+        admit(cluster, placement=[[2, 0, 0]])
         cluster.advance()
         both = cluster.state().jobs
         ratio = PROFILES.one_gpu_throughput("cifar10", "a100") / PROFILES.one_gpu_throughput("cifar10", "t4")
         on_one_node = slice(1, 5)
         projected, fitted = both.speed_on_gpu("a100")[0, on_one_node], both.speed_on_gpu("t4")[0, on_one_node]
         assert projected == pytest.approx(ratio * fitted)
-        place(cluster, [0, 0, 2])
+        admit(cluster, placement=[[0, 0, 2]])
         cluster.advance()
         after = cluster.state().jobs
         assert after.speed[0, 2] == after.speed_on_gpu("a100")[0, 2]

@@ -6,63 +6,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rlpto.core.cluster import Allocation, ClusterState, Node
-from rlpto.core.loop import run
-from rlpto.core.policy import BasePolicy
-from rlpto.core.queues import Queue, QueueSettings
-from rlpto.core.records import RunRecord
-from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import PolicyError
 from rlpto.performance.size_table import largest_sizes
-from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import job, linear_tables, make_cluster
+from ..builders import admit, job, linear_tables, make_cluster
 
 NODES = [4, 2, 3]
 
 
-def place(cluster: SimulatedCluster, rows: list[list[int]]) -> Allocation:
-    placement = np.array(rows)
-    state = cluster.state()
-    admitted = Queue(QueueSettings()).admit(state, Allocation(placement.sum(axis=1), placement=placement), "test")
-    cluster.apply(state, admitted)
-    return admitted
-
-
-class AnyNodes(BasePolicy):
-    """Places jobs at random, and now and then keeps all of them where they are."""
-
-    name = "any_nodes"
-
-    def reset(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-        self.chosen: list[np.ndarray] = []
-
-    def __call__(self, state: ClusterState) -> Allocation:
-        placement = state.held_nodes.copy()
-        if self._rng.random() < 0.8:
-            placement[:] = 0
-            free = state.shape.node_gpus.copy()
-            for row in self._rng.permutation(len(state.jobs)):
-                for _ in range(self._rng.integers(0, 4)):
-                    node = self._rng.integers(len(free))
-                    if free[node] and placement[row].sum() < state.jobs.max_gpus[row]:
-                        placement[row, node] += 1
-                        free[node] -= 1
-            if not placement.any():
-                placement[0, 0] = 1
-        return Allocation(placement.sum(axis=1), placement=placement)
-
-
 def test_who_stays_where_it_is_loses_nothing_and_who_moves_does() -> None:
     cluster = make_cluster([job(i, max_gpus=4) for i in range(2)], linear_tables(delay=30.0), NODES, interval=60)
-    place(cluster, [[1, 0, 0], [0, 2, 0]])
+    admit(cluster, placement=[[1, 0, 0], [0, 2, 0]])
     cluster.advance()
-    place(cluster, [[1, 0, 0], [0, 0, 2]])
+    admit(cluster, placement=[[1, 0, 0], [0, 0, 2]])
     assert cluster.store.rescales.tolist() == [0, 1]
     assert cluster.store.rescale_left.tolist() == [0.0, 30.0]
 
@@ -79,13 +36,13 @@ def test_who_stays_where_it_is_loses_nothing_and_who_moves_does() -> None:
 def test_a_placement_that_makes_no_sense_is_refused(placement: list[list[float]], said: str) -> None:
     cluster = make_cluster([job(0)], linear_tables(), NODES)
     with pytest.raises(PolicyError, match=said):
-        Queue(QueueSettings()).admit(cluster.state(), Allocation(np.array([1]), placement=np.array(placement)), "test")
+        admit(cluster, [1], placement=placement)
 
 
 def test_a_node_is_not_given_away_twice() -> None:
     cluster = make_cluster([job(i, gpus=2) for i in range(2)], linear_tables(), NODES)
     with pytest.raises(PolicyError, match="placed 4 GPUs on node 1: expected at most 2"):
-        place(cluster, [[0, 2, 0], [0, 2, 0]])
+        admit(cluster, placement=[[0, 2, 0], [0, 2, 0]])
 
 
 def test_jobs_that_are_cut_keep_their_largest_parts() -> None:
@@ -93,23 +50,7 @@ def test_jobs_that_are_cut_keep_their_largest_parts() -> None:
     tables = linear_tables()
     tables = replace(tables, fit=np.tile(largest_sizes((1, 3, 4, 6), tables.max_gpus), (len(tables.types), 1)))
     cluster = make_cluster([job(0, gpus=4), job(1, max_gpus=6)], tables, NODES)
-    placement = np.array([[4, 0, 0], [0, 2, 3]])
-    admitted = Queue(QueueSettings()).admit(cluster.state(), Allocation(np.array([4, 5]), placement=placement), "test")
+    admitted = admit(cluster, placement=[[4, 0, 0], [0, 2, 3]])
     assert admitted.gpus.tolist() == [4, 4]
     assert admitted.placement is not None
     assert admitted.placement.tolist() == [[4, 0, 0], [0, 1, 3]]
-
-
-@given(seed=st.integers(0, 10_000), growth=st.sampled_from(["pause", "overlap"]), count=st.integers(1, 6))
-def test_all_jobs_finish_within_the_nodes_for_any_choice_of_them(seed: int, growth: str, count: int) -> None:
-    jobs = [job(i, 40.0 * i, max_gpus=4) for i in range(count)]
-    settings = SimulatorSettings(interval=20.0, growth=growth)
-    cluster = SimulatedCluster(tuple(map(Node, NODES)), jobs, linear_tables(delay=7.0), settings)
-    record = finish(cluster, seed)
-    assert np.isfinite(record.jobs.finish_time).all()
-    assert (record.decisions.held <= sum(NODES)).all()
-    assert cluster.held_gpus == 0
-
-
-def finish(cluster: SimulatedCluster, seed: int) -> RunRecord:
-    return run(cluster, AnyNodes(), QueueSettings(), RewardWeights(), seed=seed)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterState, Node
 from rlpto.core.jobs import Job
-from rlpto.core.queues import Queue, QueueSettings
 from rlpto.io.errors import JobError, PolicyError, ProfileError
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.fitted import FittedProfiles
@@ -22,7 +21,7 @@ from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import Scripted, advance_to, job, played, run_out
+from ..builders import Scripted, admit, advance_to, job, played, run_out
 
 PLANS = {"1x2": ((1, 2, 4.0), (1, 4, 2.5)), "2x2": ((1, 4, 2.0), (1, 8, 1.0)), "ga": ((1, 1, 9.0), (1, 2, 5.0))}
 SIZES = ({1, 2, 4, 8}, *({gpus for _, gpus, _ in steps} for steps in PLANS.values()))
@@ -50,15 +49,6 @@ def cluster_of(*jobs: Job, chosen: bool = True) -> SimulatedCluster:
     return SimulatedCluster((Node(8),), jobs, tables, SimulatorSettings(interval=10.0))
 
 
-def give(cluster: SimulatedCluster, gpus: list[int], plan: list[int] | None = None) -> Allocation:
-    """Admit and carry out an allocation."""
-    state = cluster.state()
-    wishes = Allocation(np.array(gpus), plan=None if plan is None else np.array(plan))
-    admitted = Queue(QueueSettings()).admit(state, wishes, "mine")
-    cluster.apply(state, admitted)
-    return admitted
-
-
 @pytest.mark.parametrize(
     ("model", "plan", "seconds"),
     [("m", None, 2.0), ("m@1x2", None, 2.5), ("m@1x2", BEST, 2.5), ("m@1x2", TWO_BY_TWO, 2.0), ("m", ONE_BY_TWO, 2.5)],
@@ -67,16 +57,16 @@ def test_a_job_trains_by_the_plan_that_is_named_or_its_own_or_the_best(
     model: str, plan: int | None, seconds: float
 ) -> None:
     cluster = cluster_of(train(model, 4))
-    give(cluster, [4], None if plan is None else [plan])
+    admit(cluster, [4], plan=None if plan is None else [plan])
     assert run_out(cluster) == pytest.approx(DELAY + STEPS * seconds)
 
 
 @pytest.mark.parametrize(("gpus", "plan", "seconds"), [(4, TWO_BY_TWO, 2.0), (8, TWO_BY_TWO, 1.0)])
 def test_another_plan_restarts_a_job_once(gpus: int, plan: int, seconds: float) -> None:
     cluster = cluster_of(train("m@1x2", 4))
-    give(cluster, [4])
+    admit(cluster, [4])
     advance_to(cluster, DELAY + 250.0)  # 100 steps
-    give(cluster, [gpus], [plan])
+    admit(cluster, [gpus], plan=[plan])
     assert run_out(cluster) == pytest.approx(DELAY + 250 + DELAY + 900 * seconds)
     assert cluster.store.rescales.tolist() == [1]
 
@@ -86,7 +76,7 @@ def test_another_plan_restarts_a_job_once(gpus: int, plan: int, seconds: float) 
 def test_no_job_gets_a_size_that_its_plan_lacks(wishes: list[tuple[int, int]], named: bool) -> None:
     cluster = cluster_of(*(train("m@1x2", 4) for _ in wishes))
     gpus, plan = ([wish[part] for wish in wishes] for part in (0, 1))
-    admitted = give(cluster, gpus, plan if named else None)
+    admitted = admit(cluster, gpus, plan=plan if named else None)
     for given_gpus, wish, chosen in zip(admitted.gpus.tolist(), gpus, plan, strict=True):
         sizes = SIZES[chosen if named and chosen else ONE_BY_TWO]
         assert given_gpus in {0, *sizes}
@@ -102,7 +92,7 @@ def test_no_job_gets_a_size_that_its_plan_lacks(wishes: list[tuple[int, int]], n
 def test_a_plan_that_a_job_cannot_have_is_named(chosen: bool, plan: int, said: str) -> None:
     """Tables without plans are also those of real clusters, whose programs run as they are written."""
     with pytest.raises(PolicyError, match=f"policy mine gave job 0 {said}"):
-        give(cluster_of(train("m@1x2" if chosen else "m", 4), chosen=chosen), [4], [plan])
+        admit(cluster_of(train("m@1x2" if chosen else "m", 4), chosen=chosen), [4], plan=[plan])
 
 
 def test_plans_that_do_not_divide_or_do_not_exist_are_refused_in_one_line() -> None:

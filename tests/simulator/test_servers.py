@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
 from rlpto.core.external_load import BackgroundLoad, HeldByOthers, place_background
 from rlpto.core.loop import run
-from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ConfigError, JobError, PolicyError
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import Case, Scripted, advance_to, cases, job, linear_tables, played, run_out, with_servers
+from ..builders import Case, Scripted, admit, advance_to, cases, job, linear_tables, played, run_out, with_servers
 
 
 def one_job(delay: float = 0.0, cpus: int = 4, **more: object) -> SimulatedCluster:
@@ -27,19 +26,10 @@ def one_job(delay: float = 0.0, cpus: int = 4, **more: object) -> SimulatedClust
     return SimulatedCluster((Node(8, cpus),), [job(epochs=1.0, max_gpus=4)], tables, rules)
 
 
-def give(cluster: SimulatedCluster, gpus: list[int], servers: list[int] | None = None) -> Allocation:
-    """Admit and carry out an allocation."""
-    state = cluster.state()
-    wishes = Allocation(np.array(gpus), servers=None if servers is None else np.array(servers))
-    admitted = Queue(QueueSettings()).admit(state, wishes, "mine")
-    cluster.apply(state, admitted)
-    return admitted
-
-
 class TestSpeed:
     def test_a_job_trains_with_the_servers_it_was_given(self) -> None:
         cluster = one_job()
-        give(cluster, [1], [4])
+        admit(cluster, [1], servers=[4])
         assert cluster.state().jobs.servers.tolist() == [4]
         assert run_out(cluster) == pytest.approx(25)
 
@@ -47,9 +37,9 @@ class TestSpeed:
     @pytest.mark.parametrize("gpus", [1, 2])
     def test_other_servers_restart_a_job_once(self, growth: str, gpus: int) -> None:
         cluster = one_job(delay=30.0, growth=growth)
-        give(cluster, [1])
+        admit(cluster, [1])
         advance_to(cluster, 50.0)  # 0.2 epochs
-        give(cluster, [gpus], [2])
+        admit(cluster, [gpus], servers=[2])
         assert run_out(cluster) == pytest.approx(50 + 30 + 0.8 / (0.02 * gpus))
         assert cluster.store.rescales.tolist() == [1]
 
@@ -59,15 +49,15 @@ class TestSlots:
         tables = with_servers(linear_tables(0.001))
         jobs = [job(0, submit=0.0), job(1, submit=0.0), job(2, submit=0.0)]
         cluster = SimulatedCluster((Node(4, 2), Node(4, 1)), jobs, tables, SimulatorSettings())
-        admitted = give(cluster, [1, 1, 1], [1, 0, 2])
+        admitted = admit(cluster, [1, 1, 1], servers=[1, 0, 2])
         assert admitted.servers.tolist() == [1, 1, 1]
-        admitted = give(cluster, [1, 1, 1], [3, 1, 1])  # no job loses a server to another's growth
+        admitted = admit(cluster, [1, 1, 1], servers=[3, 1, 1])  # no job loses a server to another's growth
         assert admitted.servers.tolist() == [1, 1, 1]
 
     def test_a_job_without_slots_gets_no_gpus(self) -> None:
         tables = with_servers(linear_tables(0.001))
         cluster = SimulatedCluster((Node(8, 1),), [job(0), job(1)], tables, SimulatorSettings())
-        admitted = give(cluster, [1, 1])
+        admitted = admit(cluster, [1, 1])
         assert (admitted.gpus.tolist(), admitted.servers.tolist()) == ([1, 0], [1, 0])
 
     def test_servers_without_cpu_slots_anywhere_are_named(self) -> None:
@@ -79,7 +69,7 @@ class TestSlots:
     @pytest.mark.parametrize(("servers", "said"), [([5], "5 parameter servers at 0 s: expected 0"), ([-1], "-1 param")])
     def test_a_number_that_a_job_cannot_have_is_named(self, servers: list[int], said: str) -> None:
         with pytest.raises(PolicyError, match=said):
-            give(one_job(), [1], servers)
+            admit(one_job(), [1], servers=servers)
 
     @settings(max_examples=30)
     @given(

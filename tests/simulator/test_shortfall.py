@@ -24,14 +24,14 @@ def test_one_job_by_hand() -> None:
     tables = make_tables([[[[0.01] * 3]]], [50.0], CURVE)
     cluster = make_cluster([job(epochs=3.0, priority=2)], tables, interval=100.0)
     give(cluster, [0])
-    passed = [cluster.advance()]
+    passed = [cluster.advance().copy()]
     give(cluster, [1])
     while not cluster.done:
-        passed.append(cluster.advance())
+        passed.append(cluster.advance().copy())
     missing = (0.9 - CURVE) / 0.8
     lost = 150.0 + 100.0 * (missing[1:] + missing[:-1]).sum() / 2
-    assert sum(interval.shortfall for interval in passed).tolist() == pytest.approx([0.0, 0.0, lost], rel=1e-12)
-    assert passed[0].shortfall.tolist() == [0.0, 0.0, 100.0]
+    assert np.concatenate(passed)["shortfall"].sum(axis=0).tolist() == pytest.approx([0.0, 0.0, lost], rel=1e-12)
+    assert passed[0]["shortfall"].tolist() == [[0.0, 0.0, 100.0]]
     epochs = [2.0 - 0.04 / 0.36, 2.0, 2.0 + 0.032 / 0.04]
     assert cluster.store.reached[0].tolist() == pytest.approx([150.0 + 100.0 * done for done in epochs], rel=1e-9)
 
@@ -45,7 +45,7 @@ def lost_and_reached(interval: float, growth: str, seed: int, failing: bool) -> 
     lost, rng = np.zeros(3), np.random.default_rng(seed)
     for at in np.arange(0.0, 10_000.0, 120.0):
         while cluster.time < at and not cluster.done:
-            lost += cluster.advance().shortfall
+            lost += cluster.advance()["shortfall"][0]
         if cluster.done:
             break
         if cluster.active_jobs:
@@ -91,11 +91,11 @@ def test_a_job_that_stops_early_lacks_nothing_from_then_on() -> None:
     give(cluster, [1, 0])
     lost = 0.0
     while cluster.store.gpus[0]:
-        lost += cluster.advance().shortfall.sum()
+        lost += cluster.advance()["shortfall"].sum()
     missing = (0.9 - CURVE) / 0.8
     expected = 100.0 * (missing[1:3] + missing[:2]).sum() / 2
     assert lost - cluster.time == pytest.approx(expected, rel=1e-12), "the other waits"
-    assert cluster.advance().shortfall.sum() == pytest.approx(cluster.time - 200.0, rel=1e-12)
+    assert cluster.advance()["shortfall"].sum() == pytest.approx(cluster.time - 200.0, rel=1e-12)
     assert cluster.store.reached[0, 1] == pytest.approx(200.0)
     assert np.isnan(cluster.store.reached[0, 2])
 

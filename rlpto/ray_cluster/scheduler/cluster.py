@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
-from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node, Placement, Progress
+from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node, Placement
 from rlpto.core.external_load import BackgroundLoad
 from rlpto.core.gpu_kinds import kinds_of
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
 from rlpto.core.records import AllocationChanges
 from rlpto.core.server_slots import check_servers_fit
-from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
@@ -213,7 +213,7 @@ class RayCluster(JobTracker):
         self._commands.send_due(self.time)
         self._notify()
 
-    def advance(self) -> Progress:
+    def advance(self, until: float = -np.inf) -> AnyArray:  # noqa: ARG002
         """Wait until the next decision is due: at the end of the interval, or when something happens."""
         rules, start = self._rules, self.time
         due = rules.due(self.time)
@@ -225,9 +225,9 @@ class RayCluster(JobTracker):
             if on_events and self._next < len(self.jobs):
                 ahead.append(self.jobs[self._next].submit_time - now)
             self._look(self._backend.reports(max(min(ahead), 0.0)), until=np.inf if on_events else due)
-        progress = self.columns.take(start, self.time)
-        self.database.followed(progress)
-        return progress
+        passed = self.columns.take(start, self.time)
+        self.database.followed(passed)
+        return passed
 
     def close(self, keep: bool = False) -> None:
         """Leave the session. keep: its controllers go on training; otherwise they write a checkpoint and end.

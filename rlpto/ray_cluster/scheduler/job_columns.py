@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlpto.core.cluster import Progress
 from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import ACCURACY_LEVELS, PRIORITY_CLASSES, Job
+from rlpto.core.records import intervals
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport
@@ -92,7 +92,6 @@ class JobColumns:
     def _begin(self) -> None:
         self._gain, self._shortfall = np.zeros(len(PRIORITY_CLASSES)), np.zeros(len(PRIORITY_CLASSES))
         self._unfinished = self._gpu_seconds = self._delay = 0.0
-        self._rescales = self._arrived = self._finished = 0
 
     @property
     def finished(self) -> BoolArray:
@@ -128,7 +127,6 @@ class JobColumns:
     def arrive(self, job: int) -> None:
         """A job has been submitted."""
         self.active[job] = True
-        self._arrived += 1
 
     def give(self, job: int, gpus: int, time: float) -> bool:
         """A decision gives a job other GPUs; True if that restarts a job that has run before."""
@@ -145,7 +143,6 @@ class JobColumns:
         again = bool(store.start_time[job] <= time)
         if again:
             store.rescales[job] += 1
-            self._rescales += 1
         return again
 
     def give_again(self, job: int, gpus: int) -> None:
@@ -201,7 +198,6 @@ class JobColumns:
         self.store.finish_time[job] = time
         self.store.progress[job] = self.store.epochs[job] if stopped_at is None else stopped_at
         self._note_gain(job, time)
-        self._finished += 1
 
     def fail(self, job: int) -> None:
         """A job will never finish."""
@@ -232,20 +228,10 @@ class JobColumns:
         reached = self.store.reached[job]
         reached[np.isnan(reached) & (gained >= np.array(ACCURACY_LEVELS))] = time
 
-    def take(self, start: float, end: float) -> Progress:
-        """What has happened since this was last asked."""
-        progress = Progress(
-            start=start,
-            end=end,
-            accuracy_gain=self._gain,
-            shortfall=self._shortfall,
-            unfinished=self._unfinished,
-            gpu_seconds=self._gpu_seconds,
-            rescales=self._rescales,
-            rescale_seconds=self._delay,
-            arrived=self._arrived,
-            finished=self._finished,
-        )
+    def take(self, start: float, end: float) -> AnyArray:
+        """[1] `rlpto.core.records.INTERVAL` of what has happened since this was last asked."""
+        passed = intervals(self._gain[None], self._unfinished, self._gpu_seconds, self._delay, self._shortfall[None])
+        passed["start"], passed["end"] = start, end
         self.totals += (*self._gain, self._unfinished, self._gpu_seconds, self._delay, *self._shortfall)
         self._begin()
-        return progress
+        return passed

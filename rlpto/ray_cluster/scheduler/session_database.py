@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from rlpto.core.cluster import Progress
+from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan, raised_in
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
@@ -298,13 +298,14 @@ class SessionDatabase(Store):
         """Enter a decision that has just been taken. columns: of the table of decisions."""
         insert(self, "decisions", at=self.wall(time), time=time, **columns)
 
-    def followed(self, passed: Progress) -> None:
-        """Add what has happened to the newest decision; before the first one there is nothing to add it to."""
-        sums = (getattr(passed, name) for name in _SUMS)
+    def followed(self, passed: AnyArray) -> None:
+        """Add what has happened, [1] INTERVAL, to the newest decision; before the first one there is nothing to add it
+        to."""
+        sums = (float(passed[name][0]) for name in _SUMS)
         added = ", ".join(f"{name} = {name} + ?" for name in FOLLOWED)
         self.write(
             f"UPDATE decisions SET {added} WHERE seq = (SELECT MAX(seq) FROM decisions)",
-            (*passed.accuracy_gain.tolist(), *sums, *passed.shortfall.tolist()),
+            (*passed["accuracy_gain"][0].tolist(), *sums, *passed["shortfall"][0].tolist()),
         )
 
     def decisions(self) -> list[tuple[float, ...]]:
