@@ -105,6 +105,8 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
     address, on_wait: as in `RealRun`. folder: named to other schedulers. Raises ClusterError if there is no
     cluster, it has no GPUs, or another scheduler is at work on it.
     """
+    if config.workload.background:
+        raise ConfigError("workload.background: simulated only, expected none on Ray: other jobs can hold its GPUs")
     with ExitStack() as stack:
         if address is None:
             if any(group.spot for group in config.cluster.nodes):
@@ -265,7 +267,6 @@ def real_cluster(
             session_rules(config),
             observers,
             PolicyKnowledge(noise, online, known.remaining, known.tail, known.unseen_hours),
-            background=config.workload.background,
             autoscale=config.ray.autoscale,
         )
     except KeyboardInterrupt:  # the caller has no cluster to close yet

@@ -1,4 +1,4 @@
-"""ConfigurationManager on real parameter-server jobs: they grow into what background load frees."""
+"""ConfigurationManager on real parameter-server jobs: they grow into what is free."""
 
 from __future__ import annotations
 
@@ -29,14 +29,12 @@ EPOCHS = 200
 def config(cpus: int) -> Config:
     program = {"training": "tests.ray_cluster.programs:Plain", "samples": 101, "batch_size": 20, "pace": 0.1}
     served = {"architecture": "parameter_server", "servers": 1, "most_servers": 2, "options": {"adam": True}}
-    loads = [{"gpus": NODES * GPUS - 1, "cpus": NODES * cpus - 1, "until": 5}] if cpus else []
     return Config.model_validate(
         {
             "cluster": {"nodes": [{"count": NODES, "gpus": GPUS, "cpus": cpus}]},
             "workload": {
                 "source": "jobs",
                 "jobs": [{"model": "tiny", "name": "a", "gpus": 1, "max_gpus": 4, "epochs": EPOCHS}],
-                "background": loads,
             },
             "simulator": {"interval": 1},
             "knowledge": {"mode": "online"},
@@ -64,7 +62,6 @@ def test_a_job_grows_in_workers_and_servers_and_no_step_is_lost(ray_cluster: Loc
     assert ray_cluster.node_ids
     with SessionDatabase(tmp_path / "state.sqlite") as database:
         cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), database, session, [look])
-        assert (cluster.up_gpus, cluster.shape.up_cpu_slots) == (1, 1)
         record = run(cluster, policy, QueueSettings(), RewardWeights())
         cluster.close()
         (job,) = database.jobs()
