@@ -13,6 +13,7 @@ import pytest
 import ray
 import torch
 
+from rlpto.core.cluster import Node
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.ray_cluster.controllers import alive_nodes, control_node, find_controllers
 from rlpto.ray_cluster.job.controller import start_controller
@@ -178,6 +179,6 @@ def test_older_commands_are_ignored_and_a_name_is_taken_once(ray_cluster: LocalC
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_second_cluster_in_the_same_process_is_refused_and_harms_nothing() -> None:
     with pytest.raises(ClusterError, match="connected to a Ray cluster already"):
-        LocalCluster([1])
+        LocalCluster([Node(1)])
     assert ray.is_initialized()
     assert len(alive_nodes()) == NODES + 1
