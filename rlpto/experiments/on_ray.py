@@ -11,7 +11,6 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlpto.core.cluster import Node
 from rlpto.core.jobs import Job
 from rlpto.core.loop import DecisionLoop, job_records, run
 from rlpto.core.policy import Policy
@@ -114,10 +113,7 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
                 raise ConfigError("cluster.nodes: spot nodes are simulated only, expected none with `spot` on Ray")
             if config.ray.autoscale is not None:
                 raise ConfigError("ray.autoscale: a local cluster has no autoscaler, expected null, or an address")
-            nodes = [
-                Node(group.gpus, group.cpus, group.gpu) for group in config.cluster.nodes for _ in range(group.count)
-            ]
-            stack.enter_context(LocalCluster(nodes, on_progress=on_wait))
+            stack.enter_context(LocalCluster(config.cluster.shape, on_progress=on_wait))
         else:
             on_wait("connecting to the Ray cluster")
             connection = stack.enter_context(Connection(address, config.ray.ship_code))
