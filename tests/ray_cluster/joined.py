@@ -9,7 +9,7 @@ import sysconfig
 import tempfile
 import time
 import venv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,11 +18,11 @@ from rlpto.ray_cluster.nodes.local import WORKER_PROGRAM
 from rlpto.ray_cluster.nodes.processes import (
     CLUSTER_VARIABLE,
     TITLE,
+    arguments_of,
     end_cluster,
     free_ports,
     load_factor,
     of_folder,
-    titled,
 )
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -34,6 +34,11 @@ AGENTS = "metrics-export", "dashboard-agent-listen", "dashboard-agent-grpc", "ru
 """Ports that are set as in `nodes.processes.AGENT_PORTS`: a node would else give up on a busy machine, and a head where
 there is another one."""
 WITHOUT = {"RAY_ADDRESS", AUTH_TOKEN, AUTH_TOKEN_PATH, WORKER_PROGRAM, "PYTHONPATH"}
+
+
+def titled(pids: Iterable[int], title: str) -> set[int]:
+    """Those of some processes whose command lines have `title` in them."""
+    return {pid for pid in pids if title in "\0".join(arguments_of(pid))}
 
 
 class Joined:
@@ -97,7 +102,7 @@ class Joined:
 
     def workers(self) -> set[int]:
         """Process ids of the jobs' workers."""
-        return set(titled(of_folder(self.folder), TITLE))
+        return titled(of_folder(self.folder), TITLE)
 
 
 @contextmanager

@@ -8,23 +8,16 @@ import numpy as np
 import pytest
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.loop import run
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.experiments.config import Config
-from rlpto.experiments.experiment import prepare
-from rlpto.experiments.on_ray import real_cluster, session_of
-from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import KIND_LABEL, MARKET_LABEL, ZONE_LABEL
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import NodeInfo, RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.store.status import nodes
 from tests.builders import Scripted
 from tests.ray_cluster.conftest import GPUS
 from tests.ray_cluster.fakes import events_of
-from tests.ray_cluster.test_real import CELL, STEPS, config, no_controller_is_left
+from tests.ray_cluster.test_real import STEPS, config, no_controller_is_left, schedule, session
 
 __all__ = ["no_controller_is_left"]
 
@@ -37,8 +30,7 @@ def test_no_job_spans_zones(no_controller_is_left: LocalCluster, tmp_path: Path)
     labels = {ZONE_LABEL: "oslo", MARKET_LABEL: "spot", KIND_LABEL: "T4"}
     added = no_controller_is_left.add_node(GPUS, **labels)
     jobs = [{"name": name, "max_gpus": 4} for name in "abc"]
-    settings = with_ray(config(jobs), one_zone=True)  # type: ignore[arg-type]
-    session, experiment, trained = session_of(tmp_path, CELL), prepare(settings), set[frozenset[str]]()
+    settings, trained = with_ray(config(jobs), one_zone=True), set[frozenset[str]]()  # type: ignore[arg-type]
 
     def look(cluster: RayCluster) -> None:
         """A job that moves to another zone holds GPUs of both until it trains there."""
@@ -48,12 +40,10 @@ def test_no_job_spans_zones(no_controller_is_left: LocalCluster, tmp_path: Path)
     try:
         (info,) = (node for node in RayBackend("").nodes() if node.id == added)
         assert info == NodeInfo(added, GPUS, info.address, info.cpus, "t4", info.host, "oslo", spot=True)
-        with SessionDatabase(tmp_path / "state.sqlite") as database:
-            cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), database, session, [look])
-            run(cluster, make_policy("equal_share"), QueueSettings(), RewardWeights())
+        with session(settings, tmp_path, look) as cluster:
+            schedule(cluster)
             assert cluster.columns.finished.all()
-            assert {(node.zone, node.spot) for node in nodes(database)} == {("", False), ("oslo", True)}
-            cluster.close()
+            assert {(node.zone, node.spot) for node in nodes(cluster.database)} == {("", False), ("oslo", True)}
         assert frozenset([added]) in trained, "shares of ten GPUs need both zones"
         assert not any(added in on and len(on) > 1 for on in trained)
         assert any(len(on) > 1 for on in trained)
@@ -69,7 +59,7 @@ def test_a_file_on_a_node_drains_it(
         patch.setenv("RLPTO_TEST_NOTICE", str(notice))
         added = no_controller_is_left.add_node(GPUS)
     settings = with_ray(config([{"name": "a", "epochs": 100}], None, released), notice_file="$RLPTO_TEST_NOTICE")
-    session, experiment, seen, steps = session_of(tmp_path, CELL), prepare(settings), list[float](), list[int]()
+    seen, steps = list[float](), list[int]()
 
     def on_the_node(state: ClusterState) -> Allocation:
         seen.append(float(state.leaves_in.min()))
@@ -90,10 +80,9 @@ def test_a_file_on_a_node_drains_it(
             released.touch()
 
     try:
-        with SessionDatabase(tmp_path / "state.sqlite") as database:
-            backend = RayBackend(session, notice_file=settings.ray.notice_file)
-            cluster = real_cluster(experiment, "jobs", 0, backend, database, session, [interfere])
-            run(cluster, Scripted(on_the_node), QueueSettings(), RewardWeights())
+        with session(settings, tmp_path, interfere, notice_file=settings.ray.notice_file) as cluster:
+            schedule(cluster, Scripted(on_the_node))
+            database = cluster.database
             assert steps == sorted(steps)
             assert [(row.step, row.recoveries) for row in database.jobs()] == [(100 * STEPS, 0)], "no step is lost"
             assert [event[1] for event in events_of(database) if event[3] == added] == ["node_up", "node_down"]
@@ -101,6 +90,5 @@ def test_a_file_on_a_node_drains_it(
             assert 500.0 < min(seen) <= 600.0, "the policy sees when the node goes"
             (going,) = (node for node in nodes(database) if node.id == added)
             assert going.leaves is not None
-            cluster.close()
     finally:
         no_controller_is_left.kill_node(added)
