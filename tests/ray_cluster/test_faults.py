@@ -13,9 +13,16 @@ from tests.ray_cluster.running import FREEZE, KILL, Running, make_spec
 FAULTY = "tests.ray_cluster.programs:Faulty"
 
 
-def test_a_frozen_worker_is_replaced(ray_cluster: LocalCluster, tmp_path: Path) -> None:
-    a, b, *_ = ray_cluster.node_ids
-    with Running(ray_cluster, make_spec(tmp_path, heartbeat_timeout=3.0)) as job:
+def test_a_frozen_worker_is_replaced_and_code_that_hangs_is_started_again(
+    ray_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    a, b, c, d = ray_cluster.node_ids
+    (tmp_path / "count").mkdir()
+    hangs = {"training": FAULTY, "options": {"folder": str(tmp_path / "count"), "kind": "hang", "times": 1}}
+    hanging = make_spec(tmp_path / "hangs", id="hangs", **hangs, heartbeat_timeout=3.0)
+    freezing = make_spec(tmp_path / "freezes", id="freezes", heartbeat_timeout=3.0)
+    with Running(ray_cluster, freezing) as job, Running(ray_cluster, hanging) as other:
+        other.command([c, d], wait=False)
         job.command([a, b])
         before = job.steps(5)
         frozen = ray_cluster.worker_pids(b)[0]
@@ -24,6 +31,8 @@ def test_a_frozen_worker_is_replaced(ray_cluster: LocalCluster, tmp_path: Path) 
         assert "does not answer" in after.failure
         assert after.step >= before.step
         job.until(lambda now: len(now.holding) == 2 and not Path(f"/proc/{frozen}").exists())
+        report = other.until(lambda now: now.recoveries == 1 and now.step > 20)
+        assert "hangs: no step within" in report.failure
 
 
 def test_training_code_that_raises_fails_its_job_alone(ray_cluster: LocalCluster, tmp_path: Path) -> None:
@@ -52,17 +61,6 @@ def test_training_code_that_raises_fails_its_job_alone(ray_cluster: LocalCluster
         assert "this batch is cursed" in (tmp_path / "a" / "failures.log").read_text()
         report = good.until(lambda now: now.step > 20)
         assert report.recoveries == 1
-
-
-def test_code_that_hangs_is_started_again(ray_cluster: LocalCluster, tmp_path: Path) -> None:
-    a, b, *_ = ray_cluster.node_ids
-    (tmp_path / "count").mkdir()
-    options = {"folder": str(tmp_path / "count"), "kind": "hang", "times": 1}
-    spec = make_spec(tmp_path / "job", training=FAULTY, options=options, heartbeat_timeout=3.0)
-    with Running(ray_cluster, spec) as job:
-        job.command([a, b], wait=False)
-        report = job.until(lambda now: now.recoveries == 1 and now.step > 20)
-        assert "hangs: no step within" in report.failure
 
 
 def test_a_killed_controller_goes_on_and_checkpoints_that_are_of_no_use_are_skipped(
