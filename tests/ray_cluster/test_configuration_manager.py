@@ -17,7 +17,7 @@ from tests.ray_cluster.conftest import GPUS, NODES
 from tests.ray_cluster.fakes import events_of
 from tests.ray_cluster.test_real import STEPS, schedule, session
 
-EPOCHS = 100
+EPOCHS = 200
 
 
 def config(cpus: int) -> Config:

@@ -26,29 +26,7 @@ def with_ray(settings: Config, **more: object) -> Config:
     return settings.model_copy(update={"ray": settings.ray.model_copy(update=more)})
 
 
-def test_no_job_spans_zones(no_controller_is_left: LocalCluster, tmp_path: Path) -> None:
-    labels = {ZONE_LABEL: "oslo", MARKET_LABEL: "spot", KIND_LABEL: "T4"}
-    added = no_controller_is_left.add_node(GPUS, **labels)
-    jobs = [{"name": name, "max_gpus": 4} for name in "abc"]
-    settings, trained = with_ray(config(jobs), one_zone=True), set[frozenset[str]]()  # type: ignore[arg-type]
-
-    def look(cluster: RayCluster) -> None:
-        """A job that moves to another zone holds GPUs of both until it trains there."""
-        trained.update(frozenset(report.training_on) for report in cluster.reports.values())
-        trained.update(frozenset(cluster.nodes_of(job)) for job in cluster.ids)
-
-    try:
-        (info,) = (node for node in RayBackend("").nodes() if node.id == added)
-        assert info == NodeInfo(added, GPUS, info.address, info.cpus, "t4", info.host, "oslo", spot=True)
-        with session(settings, tmp_path, look) as cluster:
-            schedule(cluster)
-            assert cluster.columns.finished.all()
-            assert {(node.zone, node.spot) for node in nodes(cluster.database)} == {("", False), ("oslo", True)}
-        assert frozenset([added]) in trained, "shares of ten GPUs need both zones"
-        assert not any(added in on and len(on) > 1 for on in trained)
-        assert any(len(on) > 1 for on in trained)
-    finally:
-        no_controller_is_left.kill_node(added)
+LABELS = {ZONE_LABEL: "oslo", MARKET_LABEL: "spot", KIND_LABEL: "T4"}
 
 
 def test_a_file_on_a_node_drains_it(
@@ -57,7 +35,9 @@ def test_a_file_on_a_node_drains_it(
     notice, released = tmp_path / "notice", tmp_path / "released"
     with monkeypatch.context() as patch:
         patch.setenv("RLPTO_TEST_NOTICE", str(notice))
-        added = no_controller_is_left.add_node(GPUS)
+        added = no_controller_is_left.add_node(GPUS, **LABELS)
+    (info,) = (node for node in RayBackend("").nodes() if node.id == added)
+    assert info == NodeInfo(added, GPUS, info.address, info.cpus, "t4", info.host, "oslo", spot=True)
     settings = with_ray(config([{"name": "a", "epochs": 100}], None, released), notice_file="$RLPTO_TEST_NOTICE")
     seen, steps = list[float](), list[int]()
 
@@ -90,5 +70,6 @@ def test_a_file_on_a_node_drains_it(
             assert 500.0 < min(seen) <= 600.0, "the policy sees when the node goes"
             (going,) = (node for node in nodes(database) if node.id == added)
             assert going.leaves is not None
+            assert {(node.zone, node.spot) for node in nodes(database)} == {("", False), ("oslo", True)}
     finally:
         no_controller_is_left.kill_node(added)
