@@ -129,14 +129,14 @@ def joined(
             end_cluster(Path(folder))  # those that were started for it; `ray stop` would end everybody's
 
 
-def without_rlpto(folder: Path, *others: str) -> str:
-    """A Python with all packages of this one but RLPTO, and others by their names."""
+def without_rlpto(folder: Path) -> str:
+    """A Python with all packages of this one but RLPTO."""
     venv.create(folder)
     python = folder / "bin" / "python"
     script = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     own = Path(subprocess.run([python, "-c", script], capture_output=True, text=True, check=True).stdout.strip())
     for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
         # A file *.pth may lead to an editable installation; none of what jobs need has one.
-        if "rlpto" not in entry.name and entry.suffix != ".pth" and entry.name not in {*others, "__pycache__"}:
+        if "rlpto" not in entry.name and entry.suffix != ".pth" and entry.name != "__pycache__":
             (own / entry.name).symlink_to(entry)
     return str(python)

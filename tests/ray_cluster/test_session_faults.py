@@ -60,12 +60,6 @@ class TestLinks:
         assert precious.read_text() == "do not touch"
         assert sessions_at_work(tmp_path) == []
 
-    def test_who_is_refused_changes_nothing_in_the_lock(self, tmp_path: Path) -> None:
-        with SessionDatabase(tmp_path / "state.sqlite"):
-            for _ in range(2):
-                with pytest.raises(ClusterError, match=f"process {os.getpid()}"):
-                    SessionDatabase(tmp_path / "state.sqlite")
-
     def test_a_session_is_the_same_by_every_path_to_it(self, tmp_path: Path) -> None:
         (tmp_path / "there").mkdir()
         (tmp_path / "link").symlink_to("there")
