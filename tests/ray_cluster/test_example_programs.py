@@ -17,7 +17,7 @@ SIZES = {"samples": 256, "length": 16, "vocabulary": 16, "width": 32, "depth": 1
 
 def test_a_language_model_on_generated_text_learns(tmp_path: Path) -> None:
     own: dict[str, Any] = {"training": "examples.language:LanguageModel", "options": SIZES, "data_size": 256}
-    spec = make_spec(tmp_path, **own, batch_size=32, epochs=12.0, float64=False, pace=None)
+    spec = make_spec(tmp_path, **own, batch_size=32, epochs=6.0, float64=False, pace=None)
     trainer = Trainer(spec)
     first = trainer.run(3)
     last = trainer.run(10_000)

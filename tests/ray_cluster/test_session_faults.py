@@ -183,7 +183,7 @@ class TestFullDisk:
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(database_module, "RETRY_INTERVAL_S", 0.02)
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test before this one may have set another
         yield
         signal.signal(signal.SIGINT, before)
 
