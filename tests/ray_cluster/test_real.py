@@ -36,7 +36,6 @@ from rlpto.planning.predictor import predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.index_weights import STEERING_FEATURES
 from rlpto.policies.registry import make_policy
-from rlpto.ray_cluster.compat import drain_node
 from rlpto.ray_cluster.controllers import find_controllers
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.nodes.local import LocalCluster
@@ -284,42 +283,6 @@ def test_jobs_of_a_node_that_dies_go_on_and_a_new_node_counts(
             assert [row.step for row in cluster.database.jobs()] == [100 * STEPS]
     finally:
         while len(no_controller_is_left.node_ids) < 4:
-            no_controller_is_left.add_node(GPUS)
-
-
-def test_jobs_leave_a_node_that_is_announced_to_go_and_lose_no_step(
-    no_controller_is_left: LocalCluster, tmp_path: Path
-) -> None:
-    released = tmp_path / "released"
-    one, all_of_one = {"name": "a", "gpus": 3, "max_gpus": 3, "epochs": 100}, {"name": "b", "gpus": 2, "epochs": 100}
-    settings = config([one, {**all_of_one, "min_gpus": 2, "max_gpus": 2}], None, released)
-    drained, steps = list[str](), list[int]()
-
-    def interfere(cluster: RayCluster) -> None:
-        """Once both train, announce that the node of the second will go; once both train again: let go."""
-        reports = [cluster.reports.get(f"job-00000{number}") for number in range(2)]
-        if not all(report is not None and report.state == "running" for report in reports):
-            return
-        first, second = (report for report in reports if report is not None)
-        if not drained and (len(first.training_on), len(second.training_on)) == (3, 2):
-            drained.append(second.training_on[0])
-            steps.append(second.step)
-            assert drain_node(no_controller_is_left.address, drained[0], 60.0) == ""
-        elif drained and second.training_on and not {*drained} & {*first.training_on, *second.training_on}:
-            steps.append(second.step)
-            released.touch()
-
-    try:
-        with session(settings, tmp_path, interfere) as cluster:
-            schedule(cluster)
-            assert [event[1] for event in events_of(cluster.database)].count("node_down") == 1
-            assert cluster.columns.finished.all()
-            assert [row.step for row in cluster.database.jobs()] == [100 * STEPS] * 2
-            assert [row.recoveries for row in cluster.database.jobs()] == [0, 0], "they leave in order"
-            assert steps == sorted(steps)
-    finally:
-        for node in drained:
-            no_controller_is_left.kill_node(node)
             no_controller_is_left.add_node(GPUS)
 
 
