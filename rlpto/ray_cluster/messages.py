@@ -17,11 +17,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
-
-from pydantic import TypeAdapter
 
 from rlpto.core.stopping import StopRule
 from rlpto.io.errors import JobError
@@ -125,7 +123,7 @@ class JobSpec:
     device: Device = "auto"
     pace: float | None = None
     stop: StopRule | None = None
-    pip: tuple[str, ...] = ()
+    pip: Sequence[str] = ()
     storage: str = ""
     logs: bool = False
 
@@ -146,19 +144,19 @@ class JobSpec:
 
     def to_json(self) -> str:
         """As one line of JSON. Raises JobError if `options` holds values that JSON cannot represent."""
-        values = _AS_JSON.dump_python(self, mode="json", exclude={"options"}) | {"options": dict(self.options)}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values["stop"] = None if self.stop is None else self.stop.model_dump()
         try:
-            return json.dumps(values, sort_keys=True, allow_nan=False)
+            return json.dumps(values | {"options": dict(self.options)}, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as wrong:
             raise JobError(f"job {self.name!r}: options cannot be written as JSON: {wrong}") from None
 
     @classmethod
     def from_json(cls, text: str) -> JobSpec:
         """The specification that `to_json` has written."""
-        return _AS_JSON.validate_json(text)
-
-
-_AS_JSON = TypeAdapter(JobSpec)
+        values = json.loads(text)
+        stop, pip = values.pop("stop"), tuple(values.pop("pip"))
+        return cls(**values, pip=pip, stop=None if stop is None else StopRule.model_validate(stop))
 
 
 def raised_in(text: str) -> str:

@@ -158,7 +158,7 @@ def _make_ready(warmup: PolicyWarmup, settings: ServiceSettings, store: Store) -
 def _import_problem(training: str, pip: Sequence[str]) -> str:
     """What keeps workers from training a class; empty: nothing. pip: what they get for it."""
     try:
-        check_training([JobSpec("check", training, "check", training, "", 1, 1, 1, pip=tuple(pip))])
+        check_training([JobSpec("check", training, "check", training, "", 1, 1, 1, pip=pip)])
     except RlptoError as error:
         return str(error)
     return ""
