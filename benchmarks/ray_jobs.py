@@ -16,6 +16,7 @@ import _common
 import numpy as np
 from _common import Check, Found
 
+from rlpto.core.cluster import Node
 from rlpto.ray_cluster.measuring.commanded_job import CommandedJob
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.nodes.environment import ray_environment
@@ -67,7 +68,7 @@ MOST_RESCALES = 20
 def pause(repeats: int) -> Found:
     """How long a job stands still when it gets more or fewer workers."""
     pauses: dict[tuple[int, int], list[float]] = {}
-    with LocalCluster([2] * 4) as started, started_job() as running:
+    with LocalCluster([Node(2)] * 4) as started, started_job() as running:
         running.command(started.node_ids[:1])
         held = 1
         for size in (SIZES * repeats)[:MOST_RESCALES]:
@@ -97,7 +98,7 @@ LIMITS |= {"worker frozen": 12.0, "controller killed": 8.0}
 
 def recovery(repeats: int) -> Found:
     """Seconds from a fault of a worker, a node or a controller to training again."""
-    with LocalCluster([2] * 4) as started:
+    with LocalCluster([Node(2)] * 4) as started:
         found = {fault: [recovered(started, fault) for _ in range(repeats)] for fault in LIMITS}
     taken = {fault: [seconds for seconds, _ in pairs] for fault, pairs in found.items()}
     checks = [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -108,9 +108,8 @@ def _jobs() -> Iterator[Table | str]:
         return
     headings = ("id", "name", "state", "GPUs", "done", "ends in \\[s]")
     table = make_table(*headings, title=f"jobs of {database.parent.name}")
-    for job in job_progress(database):
-        left = "" if math.isnan(job.left) else f"{job.left:.0f}"
-        table.add_row(job.id, job.name, job.state, str(job.gpus), f"{job.progress:.0%}", left)
+    for job, name, now, gpus, done, left in job_progress(database):
+        table.add_row(job, name, now, str(gpus), f"{done:.0%}", "" if left is None else f"{left:.0f}")
     yield table
 
 
@@ -210,23 +209,26 @@ def switch(
     quiet: QuietOption = False,
 ) -> None:
     """Switch the policy of a run on a real cluster, while its jobs continue to train."""
-    from time import monotonic, sleep
+    from time import monotonic, sleep, time
 
     from rlpto.policies.registry import make_policy
-    from rlpto.ray_cluster.scheduler.session_folder import policy_answer, request_policy, sessions_at_work
+    from rlpto.ray_cluster.scheduler.session_folder import sessions_at_work
+    from rlpto.store.database import Store
+    from rlpto.store.requests import ask, get_request
 
     make_policy(policy)
     at_work = sessions_at_work(run)
     if len(at_work) != 1:
         raise ClusterError(f"{run}: {len(at_work)} schedulers are at work there, expected one")
-    request = request_policy(at_work[0], policy)
     by = monotonic() + ANSWER_TIMEOUT_S
-    while (answer := policy_answer(at_work[0], request)) is None:
-        if monotonic() > by:
-            raise ClusterError(f"{run}: its scheduler has not answered within {ANSWER_TIMEOUT_S:.0f} s")
-        sleep(0.1)
-    if answer:
-        raise ClusterError(f"{run}: {answer}")
+    with closing(Store(at_work[0], durable=False)) as store:
+        number = ask(store, "policy", "a command", time(), body={"policy": policy})
+        while (asked := get_request(store, number)) is None or asked.problem is None:
+            if monotonic() > by:
+                raise ClusterError(f"{run}: its scheduler has not answered within {ANSWER_TIMEOUT_S:.0f} s")
+            sleep(0.1)
+    if asked.problem:
+        raise ClusterError(f"{run}: {asked.problem}")
     make_console(quiet).print(f"{policy} decides now")
 
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 
 from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.arrivals.settings import ForecastSettings
-from rlpto.core.cluster import SpotSettings
+from rlpto.core.cluster import ClusterShape, Node, SpotSettings
 from rlpto.core.external_load import BackgroundLoad
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
@@ -87,6 +87,15 @@ class ClusterSettings(Settings):
 
     nodes: tuple[NodeGroup, ...] = Field((NodeGroup(count=16, gpus=4),), min_length=1)
     """Groups of nodes that are alike."""
+
+    @property
+    def shape(self) -> ClusterShape:
+        """The machines one by one, all of them up."""
+        return ClusterShape(
+            Node(group.gpus, group.cpus, group.gpu, price=group.price, spot=group.spot)
+            for group in self.nodes
+            for _ in range(group.count)
+        )
 
 
 class WorkloadSettings(Settings):

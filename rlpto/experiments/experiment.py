@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlpto.arrivals.online import WindowForecasts
-from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.external_load import background_at, place_background
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import EstimateNoise, Job
@@ -59,11 +58,7 @@ class Experiment:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        shape = ClusterShape(
-            Node(group.gpus, group.cpus, group.gpu, price=group.price, spot=group.spot)
-            for group in config.cluster.nodes
-            for _ in range(group.count)
-        )
+        shape = config.cluster.shape
         self.background = place_background(config.workload.background, shape)
         self._tables: dict[tuple[bool, bool, bool], SpeedTables] = {}
         self.shape = shape.with_background(*background_at(self.background, 0.0, len(shape)))

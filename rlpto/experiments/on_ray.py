@@ -105,15 +105,15 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
     address, on_wait: as in `RealRun`. folder: named to other schedulers. Raises ClusterError if there is no
     cluster, it has no GPUs, or another scheduler is at work on it.
     """
+    if config.workload.background:
+        raise ConfigError("workload.background: simulated only, expected none on Ray: other jobs can hold its GPUs")
     with ExitStack() as stack:
         if address is None:
             if any(group.spot for group in config.cluster.nodes):
                 raise ConfigError("cluster.nodes: spot nodes are simulated only, expected none with `spot` on Ray")
             if config.ray.autoscale is not None:
                 raise ConfigError("ray.autoscale: a local cluster has no autoscaler, expected null, or an address")
-            nodes = [group for group in config.cluster.nodes for _ in range(group.count)]
-            gpus, slots, kinds = ([getattr(group, name) for group in nodes] for name in ("gpus", "cpus", "gpu"))
-            stack.enter_context(LocalCluster(gpus, on_progress=on_wait, slots=slots, kinds=kinds))
+            stack.enter_context(LocalCluster(config.cluster.shape, on_progress=on_wait))
         else:
             on_wait("connecting to the Ray cluster")
             connection = stack.enter_context(Connection(address, config.ray.ship_code))
@@ -265,7 +265,6 @@ def real_cluster(
             session_rules(config),
             observers,
             PolicyKnowledge(noise, online, known.remaining, known.tail, known.unseen_hours),
-            background=config.workload.background,
             autoscale=config.ray.autoscale,
         )
     except KeyboardInterrupt:  # the caller has no cluster to close yet

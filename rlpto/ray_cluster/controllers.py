@@ -138,22 +138,26 @@ def process_of(handle: Any) -> ControllerProcess:
     return ControllerProcess(known["State"] == "ALIVE", known["Pid"], known["Address"]["NodeID"])
 
 
-def kill_controller(handle: Any) -> Any:
-    """Kill a controller and its workers; returns Ray's answer to wait for, None if it has no process.
+def kill_at(node: str, pid: int, title: str) -> Any:
+    """Kill a process by its id, on its node, if its command line has `title` in it: Ray's answer to wait for.
 
-    The process is killed by its id, on its node, because a stopped process does not receive Ray's request to end.
+    A process that is stopped does not receive Ray's own request to end.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    there = NodeAffinitySchedulingStrategy(node, soft=False, _fail_on_unavailable=True)
+    task: Any = ray.remote(kill_titled)
+    return task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(pid, title)
+
+
+def kill_controller(handle: Any) -> Any:
+    """Kill a controller and its workers; returns Ray's answer to wait for, None if it has no process."""
+    import ray
+
     process = process_of(handle)
     ray.kill(handle, no_restart=True)  # so that its name is free
-    if not process.alive:
-        return None
-    there = NodeAffinitySchedulingStrategy(process.node, soft=False, _fail_on_unavailable=True)
-    task: Any = ray.remote(kill_titled)
-    options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": there}
-    return task.options(**options).remote(process.pid, CONTROLLER_TITLE)
+    return kill_at(process.node, process.pid, CONTROLLER_TITLE) if process.alive else None
 
 
 def end_controllers(handles: Iterable[Any]) -> None:

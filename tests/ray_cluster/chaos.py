@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +26,10 @@ from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.controllers import alive_nodes, find_controllers
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.scheduler.session_folder import DATABASE, request_policy
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE
 from rlpto.store.checkpoints import list_checkpoints
+from rlpto.store.database import Store
+from rlpto.store.requests import ask
 
 CELL = Cell("equal_share", "jobs", 0)
 
@@ -327,7 +329,8 @@ class Faults:
         if self._scheduler.ended or not self._scheduler.database.exists():
             return False
         try:
-            request_policy(self._scheduler.database, self._rng.choice(POLICIES))
+            with closing(Store(self._scheduler.database, durable=False)) as store:
+                ask(store, "policy", "chaos", time.time(), body={"policy": self._rng.choice(POLICIES)})
         except (ClusterError, sqlite3.Error):
             return False  # the database is being made
         return True

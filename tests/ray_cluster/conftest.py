@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rlpto.core.cluster import Node
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import of_folder
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -42,7 +43,7 @@ def ray_cluster() -> Iterator[LocalCluster]:
         patch.delenv("RAY_ADDRESS", raising=False)
         # Hung nodes are noticed within 12 s, not 8: on a very busy machine the head would be taken for one.
         patch.setenv("RAY_health_check_failure_threshold", "6")
-        with LocalCluster([GPUS] * NODES) as cluster:
+        with LocalCluster([Node(GPUS)] * NODES) as cluster:
             yield cluster
         assert not of_folder(str(cluster.folder))
         assert not cluster.folder.exists()

@@ -9,7 +9,7 @@ import sysconfig
 import tempfile
 import time
 import venv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,11 +18,11 @@ from rlpto.ray_cluster.nodes.local import WORKER_PROGRAM
 from rlpto.ray_cluster.nodes.processes import (
     CLUSTER_VARIABLE,
     TITLE,
+    arguments_of,
     end_cluster,
     free_ports,
     load_factor,
     of_folder,
-    titled,
 )
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -34,6 +34,11 @@ AGENTS = "metrics-export", "dashboard-agent-listen", "dashboard-agent-grpc", "ru
 """Ports that are set as in `nodes.processes.AGENT_PORTS`: a node would else give up on a busy machine, and a head where
 there is another one."""
 WITHOUT = {"RAY_ADDRESS", AUTH_TOKEN, AUTH_TOKEN_PATH, WORKER_PROGRAM, "PYTHONPATH"}
+
+
+def titled(pids: Iterable[int], title: str) -> set[int]:
+    """Those of some processes whose command lines have `title` in them."""
+    return {pid for pid in pids if title in "\0".join(arguments_of(pid))}
 
 
 class Joined:
@@ -97,7 +102,7 @@ class Joined:
 
     def workers(self) -> set[int]:
         """Process ids of the jobs' workers."""
-        return set(titled(of_folder(self.folder), TITLE))
+        return titled(of_folder(self.folder), TITLE)
 
 
 @contextmanager
@@ -124,14 +129,14 @@ def joined(
             end_cluster(Path(folder))  # those that were started for it; `ray stop` would end everybody's
 
 
-def without_rlpto(folder: Path, *others: str) -> str:
-    """A Python with all packages of this one but RLPTO, and others by their names."""
+def without_rlpto(folder: Path) -> str:
+    """A Python with all packages of this one but RLPTO."""
     venv.create(folder)
     python = folder / "bin" / "python"
     script = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     own = Path(subprocess.run([python, "-c", script], capture_output=True, text=True, check=True).stdout.strip())
     for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
         # A file *.pth may lead to an editable installation; none of what jobs need has one.
-        if "rlpto" not in entry.name and entry.suffix != ".pth" and entry.name not in {*others, "__pycache__"}:
+        if "rlpto" not in entry.name and entry.suffix != ".pth" and entry.name != "__pycache__":
             (own / entry.name).symlink_to(entry)
     return str(python)

@@ -79,12 +79,16 @@ def test_jobs_wait_for_nodes_and_idle_ones_go(database: SessionDatabase) -> None
     assert max(backend.most.values()) <= NODE_GPUS
 
 
-def test_a_local_cluster_has_no_autoscaler(tmp_path: Path) -> None:
-    config = load_config(REPOSITORY / "configs" / "ray_smoke.yaml", [f"ray.autoscale={SCALE}"])
-    with (
-        pytest.raises(ConfigError, match=r"ray\.autoscale: a local cluster has no autoscaler"),
-        real_nodes(config, None, tmp_path, print),
-    ):
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (f"ray.autoscale={SCALE}", r"ray\.autoscale: a local cluster has no autoscaler"),
+        ("workload.background=[{gpus: 1, until: 9}]", r"workload\.background: simulated only"),
+    ],
+)
+def test_what_a_local_cluster_does_not_have_is_refused(tmp_path: Path, setting: str, message: str) -> None:
+    config = load_config(REPOSITORY / "configs" / "ray_smoke.yaml", [setting])
+    with pytest.raises(ConfigError, match=message), real_nodes(config, None, tmp_path, print):
         pass
 
 

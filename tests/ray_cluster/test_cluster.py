@@ -315,14 +315,6 @@ class TestFaults:
         play(Interrupted(cluster, 5.0, backend.deaf.clear), "fifo")
         assert cluster.columns.finished.all()
 
-    def test_a_job_that_wants_more_than_there_is_is_refused_before_anything_starts(
-        self, database: SessionDatabase
-    ) -> None:
-        backend = FakeBackend(FakeTime(), {"n": 2})
-        with pytest.raises(JobError, match="job job0 wants 3 GPUs, but the Ray cluster has 2 in all"):
-            make_cluster(backend, [make_job(0, gpus=3)], database)
-        assert not backend.started
-
     def test_a_cluster_without_gpus_is_refused(self, database: SessionDatabase) -> None:
         with pytest.raises(ClusterError, match="no node of the Ray cluster has GPUs"):
             make_cluster(FakeBackend(FakeTime(), {}), [elastic(0)], database)

@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from ipaddress import IPv4Address
+from contextlib import contextmanager
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 import yaml
@@ -23,17 +24,16 @@ from rlpto.agents.settings import LAST
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.controllers import all_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.nodes.processes import family_of, titled
+from rlpto.ray_cluster.nodes.processes import family_of
 from rlpto.ray_cluster.scheduler.connection import only_scheduler, schedulers
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, read_table
 from tests.ray_cluster.conftest import NODES
+from tests.ray_cluster.joined import titled
 from tests.ray_cluster.test_real import REPOSITORY, STEPS, wait_until
 
 EPOCHS = 100
 PLAIN = {"training": "tests.ray_cluster.programs:Plain", "pace": 0.2}
 ONE_JOB = ("--set", "workload.jobs=[{model: tiny, epochs: 4}]")
-LISTENS = "0A"
-"""State of a socket in the tables of /proc/net."""
 IDLE = "ray::IDLE"
 """In the title of a process that no actor is in."""
 
@@ -130,30 +130,19 @@ def once(started: subprocess.Popen[str], holds: Callable[[], bool]) -> None:
     wait_until(looked)
 
 
-def listening(pid: int) -> list[tuple[IPv4Address, int]]:
+def listening(pid: int) -> list[tuple[IPv6Address | IPv4Address, int]]:
     """Addresses and ports at which a process listens; IPv4 ones that are written as IPv6 count as what they are."""
-    sockets = {}
-    for table in ("tcp", "tcp6"):
-        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-            _, local, _, state, *rest = line.split()
-            if state == LISTENS:
-                address, port = local.split(":")
-                words = [bytes.fromhex(address[start : start + 8])[::-1] for start in range(0, len(address), 8)]
-                everywhere = len(words) == 4 and words[:3] != [bytes(4), bytes(4), b"\0\0\xff\xff"]
-                sockets[f"socket:[{rest[5]}]"] = (IPv4Address(bytes(4) if everywhere else words[-1]), int(port, 16))
-    found: list[tuple[IPv4Address, int]] = []
-    files: list[Path] = []
-    with suppress(OSError):  # it has ended
-        files = list(Path(f"/proc/{pid}/fd").iterdir())
-    for file in files:
-        with suppress(OSError):  # closed since
-            found += [sockets[name] for name in [os.readlink(file)] if name in sockets]
-    return found
+    try:
+        found = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:  # it has ended
+        return []
+    places = [(ip_address(one.laddr.ip), one.laddr.port) for one in found if one.status == psutil.CONN_LISTEN]
+    return [(getattr(address, "ipv4_mapped", None) or address, port) for address, port in places]
 
 
 def test_an_evaluation_is_watched_switched_left_and_gone_on_with(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     run, released, cluster_folder = tmp_path / "run", tmp_path / "released", str(ray_cluster.folder)
-    idle_before = set(titled(family_of(cluster_folder), IDLE))  # of other tests
+    idle_before = titled(family_of(cluster_folder), IDLE)  # of other tests
     held = {"training": "tests.ray_cluster.programs:Held", "options": {"until": str(released)}}  # jobs last till then
     evaluate = ("evaluate", str(experiment(tmp_path, held)), "--cluster", "ray", "--address", ray_cluster.address)
     whole = (*evaluate, "--run-dir", str(run), "--no-report", "--quiet")
@@ -197,7 +186,7 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(ray_cluster: Lo
     # Nothing stays on the cluster: Ray ends what belonged to a driver shortly after it.
     own = ray.get_runtime_context().get_job_id()
     wait_until(lambda: all(own in actor["name"] for actor in list_named_actors(all_namespaces=True)))
-    wait_until(lambda: idle_before.issuperset(titled(family_of(cluster_folder), IDLE)))
+    wait_until(lambda: idle_before >= titled(family_of(cluster_folder), IDLE))
     assert not any(ray_cluster.worker_pids(node) for node in ray_cluster.node_ids)
 
 

@@ -1,27 +1,21 @@
-"""ConfigurationManager on real parameter-server jobs: they grow into what background load frees."""
+"""ConfigurationManager on real parameter-server jobs: they grow into what is free."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from rlpto.core.loop import run
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import prepare
-from rlpto.experiments.on_ray import real_cluster, session_of
 from rlpto.io.errors import JobError
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.ray_cluster.conftest import GPUS, NODES
 from tests.ray_cluster.fakes import events_of
-from tests.ray_cluster.test_real import CELL, STEPS
+from tests.ray_cluster.test_real import STEPS, schedule, session
 
 EPOCHS = 200
 
@@ -29,14 +23,12 @@ EPOCHS = 200
 def config(cpus: int) -> Config:
     program = {"training": "tests.ray_cluster.programs:Plain", "samples": 101, "batch_size": 20, "pace": 0.1}
     served = {"architecture": "parameter_server", "servers": 1, "most_servers": 2, "options": {"adam": True}}
-    loads = [{"gpus": NODES * GPUS - 1, "cpus": NODES * cpus - 1, "until": 5}] if cpus else []
     return Config.model_validate(
         {
             "cluster": {"nodes": [{"count": NODES, "gpus": GPUS, "cpus": cpus}]},
             "workload": {
                 "source": "jobs",
                 "jobs": [{"model": "tiny", "name": "a", "gpus": 1, "max_gpus": 4, "epochs": EPOCHS}],
-                "background": loads,
             },
             "simulator": {"interval": 1},
             "knowledge": {"mode": "online"},
@@ -47,8 +39,6 @@ def config(cpus: int) -> Config:
 
 
 def test_a_job_grows_in_workers_and_servers_and_no_step_is_lost(ray_cluster: LocalCluster, tmp_path: Path) -> None:
-    slots = int(RayBackend("").nodes()[0].cpus)
-    experiment, session = prepare(config(slots)), session_of(tmp_path, CELL)
     steps: list[int] = []
     most: list[tuple[int, int]] = []
 
@@ -62,17 +52,14 @@ def test_a_job_grows_in_workers_and_servers_and_no_step_is_lost(ray_cluster: Loc
 
     policy = ConfigurationManager(ConfigurationManagerOptions(period=2.0))
     assert ray_cluster.node_ids
-    with SessionDatabase(tmp_path / "state.sqlite") as database:
-        cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), database, session, [look])
-        assert (cluster.up_gpus, cluster.shape.up_cpu_slots) == (1, 1)
-        record = run(cluster, policy, QueueSettings(), RewardWeights())
-        cluster.close()
-        (job,) = database.jobs()
+    with session(config(int(RayBackend("").nodes()[0].cpus)), tmp_path, look) as cluster:
+        record = schedule(cluster, policy)
+        (job,) = cluster.database.jobs()
         assert (job.step, job.recoveries) == (EPOCHS * STEPS, 0)
-        assert not [event for event in events_of(database) if event[1] == "rolled_back"]
+        assert not [event for event in events_of(cluster.database) if event[1] == "rolled_back"]
     assert [event.after for event in policy.events] == [(4, 1), (4, 2)]
     assert max(most) == (4, 2)
-    assert all(later >= earlier for earlier, later in pairwise(steps)), "the global step went back"
+    assert steps == sorted(steps), "the global step went back"
     assert record.jobs.rescales.tolist() == [len(policy.events)]
 
 

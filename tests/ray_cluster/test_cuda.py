@@ -77,7 +77,7 @@ def main(text: str, rank: int, port: int) -> None:
     alone. It prints a line of JSON: steps done before and after the fault, and how long after `abort` its wait ended,
     in s.
     """
-    spec = JobSpec(**json.loads(text))
+    spec = JobSpec.from_json(text)
     trainer = Trainer(spec)
     trainer.warm_up()
     store = PrefixStore("group-1", TCPStore("127.0.0.1", port, is_master=False))

@@ -21,7 +21,7 @@ from tests.ray_cluster.conftest import GPUS
 from tests.ray_cluster.fakes import events_of
 from tests.ray_cluster.test_real import CELL, wait_until
 
-DECISIONS_EACH = 2
+DECISIONS_EACH = 1
 POLICIES = [name for name, policy in BUILT_IN.items() if is_complete(policy)]
 PROGRAM = {"training": "tests.ray_cluster.programs:Plain", "samples": 101, "batch_size": 20, "pace": 0.05}
 SERVED = {"architecture": "parameter_server", "servers": 1, "most_servers": 2}

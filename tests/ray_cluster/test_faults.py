@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from rlpto.ray_cluster.nodes.local import LocalCluster
@@ -12,9 +13,16 @@ from tests.ray_cluster.running import FREEZE, KILL, Running, make_spec
 FAULTY = "tests.ray_cluster.programs:Faulty"
 
 
-def test_a_frozen_worker_is_replaced(ray_cluster: LocalCluster, tmp_path: Path) -> None:
-    a, b, *_ = ray_cluster.node_ids
-    with Running(ray_cluster, make_spec(tmp_path, heartbeat_timeout=3.0)) as job:
+def test_a_frozen_worker_is_replaced_and_code_that_hangs_is_started_again(
+    ray_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    a, b, c, d = ray_cluster.node_ids
+    (tmp_path / "count").mkdir()
+    hangs = {"training": FAULTY, "options": {"folder": str(tmp_path / "count"), "kind": "hang", "times": 1}}
+    hanging = make_spec(tmp_path / "hangs", id="hangs", **hangs, heartbeat_timeout=3.0)
+    freezing = make_spec(tmp_path / "freezes", id="freezes", heartbeat_timeout=3.0)
+    with Running(ray_cluster, freezing) as job, Running(ray_cluster, hanging) as other:
+        other.command([c, d], wait=False)
         job.command([a, b])
         before = job.steps(5)
         frozen = ray_cluster.worker_pids(b)[0]
@@ -23,6 +31,8 @@ def test_a_frozen_worker_is_replaced(ray_cluster: LocalCluster, tmp_path: Path) 
         assert "does not answer" in after.failure
         assert after.step >= before.step
         job.until(lambda now: len(now.holding) == 2 and not Path(f"/proc/{frozen}").exists())
+        report = other.until(lambda now: now.recoveries == 1 and now.step > 20)
+        assert "hangs: no step within" in report.failure
 
 
 def test_training_code_that_raises_fails_its_job_alone(ray_cluster: LocalCluster, tmp_path: Path) -> None:
@@ -53,18 +63,7 @@ def test_training_code_that_raises_fails_its_job_alone(ray_cluster: LocalCluster
         assert report.recoveries == 1
 
 
-def test_code_that_hangs_is_started_again(ray_cluster: LocalCluster, tmp_path: Path) -> None:
-    a, b, *_ = ray_cluster.node_ids
-    (tmp_path / "count").mkdir()
-    options = {"folder": str(tmp_path / "count"), "kind": "hang", "times": 1}
-    spec = make_spec(tmp_path / "job", training=FAULTY, options=options, heartbeat_timeout=3.0)
-    with Running(ray_cluster, spec) as job:
-        job.command([a, b], wait=False)
-        report = job.until(lambda now: now.recoveries == 1 and now.step > 20)
-        assert "hangs: no step within" in report.failure
-
-
-def test_a_killed_controller_goes_on_and_a_damaged_checkpoint_falls_back(
+def test_a_killed_controller_goes_on_and_checkpoints_that_are_of_no_use_are_skipped(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     a = ray_cluster.node_ids[0]
@@ -81,16 +80,21 @@ def test_a_killed_controller_goes_on_and_a_damaged_checkpoint_falls_back(
         last = job.stop()
     assert last.checkpoint is not None
     assert last.checkpoint.step == last.step
-    checkpoints = list_checkpoints(tmp_path)
-    assert len(checkpoints) == 2
-    Path(checkpoints[0].path).write_bytes(b"what a failing disk gives back")
-    with Running(ray_cluster, spec, resume=True) as job:
+    assert len(list_checkpoints(tmp_path)) == 2
+    sound = Path(last.checkpoint.path)
+    content = sound.read_bytes()
+    write_checkpoint(tmp_path, last.step + 1000, content[:-100])  # whole, but the program cannot load it
+    damaged = write_checkpoint(tmp_path, last.step + 2000, content)
+    Path(damaged.path).write_bytes(b"what a failing disk gives back")
+    sound.write_bytes(content)  # it was the third
+    with Running(ray_cluster, replace(spec, retries=0), resume=True) as job:
         job.command([a])
-        resumed = job.report()
-        assert "damaged" in resumed.failure
-        assert resumed.recoveries == 1, "what was counted goes on"
         resumed = job.steps(1)
-        assert checkpoints[1].step < resumed.step
+        assert last.step < resumed.step < last.step + 1000
+        assert resumed.recoveries == 1, "what was counted goes on"
+    failures = (tmp_path / "failures.log").read_text()
+    assert "damaged" in failures
+    assert "cannot be loaded" in failures
 
 
 def test_a_disk_that_refuses_is_reported_and_training_goes_on(ray_cluster: LocalCluster, tmp_path: Path) -> None:
@@ -123,20 +127,3 @@ def test_workers_killed_again_and_again_cost_a_job_time_and_no_more(ray_cluster:
             after = job.until(lambda now, faults=faults: now.recoveries == faults)  # type: ignore[misc]
             assert after.state == "running"
         assert job.steps(1).step > 20
-
-
-def test_a_whole_checkpoint_that_the_program_cannot_load_is_skipped(ray_cluster: LocalCluster, tmp_path: Path) -> None:
-    a = ray_cluster.node_ids[0]
-    spec = make_spec(tmp_path, retries=0)
-    with Running(ray_cluster, spec) as job:
-        job.command([a])
-        sound = job.until(lambda now: now.checkpoint is not None and now.checkpoint.step > 20)
-        job.stop()
-    newest = list_checkpoints(tmp_path)[0]
-    assert sound.checkpoint is not None
-    write_checkpoint(tmp_path, newest.step + 1000, Path(newest.path).read_bytes()[:-100])
-    with Running(ray_cluster, spec, resume=True) as job:
-        job.command([a])
-        resumed = job.steps(1)
-        assert newest.step < resumed.step < newest.step + 1000
-        assert "cannot be loaded" in resumed.failure

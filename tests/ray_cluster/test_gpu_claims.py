@@ -277,7 +277,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestNoGpuIsUsedTwice = Machine.TestCase
-TestNoGpuIsUsedTwice.settings = settings(max_examples=150, stateful_step_count=40)
+TestNoGpuIsUsedTwice.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 def test_workers_that_a_policy_leaves_on_their_nodes_keep_their_order() -> None:

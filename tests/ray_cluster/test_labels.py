@@ -8,23 +8,16 @@ import numpy as np
 import pytest
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.loop import run
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.experiments.config import Config
-from rlpto.experiments.experiment import prepare
-from rlpto.experiments.on_ray import real_cluster, session_of
-from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import KIND_LABEL, MARKET_LABEL, ZONE_LABEL
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import NodeInfo, RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.store.status import nodes
 from tests.builders import Scripted
 from tests.ray_cluster.conftest import GPUS
 from tests.ray_cluster.fakes import events_of
-from tests.ray_cluster.test_real import CELL, STEPS, config, no_controller_is_left
+from tests.ray_cluster.test_real import STEPS, config, no_controller_is_left, schedule, session
 
 __all__ = ["no_controller_is_left"]
 
@@ -33,74 +26,56 @@ def with_ray(settings: Config, **more: object) -> Config:
     return settings.model_copy(update={"ray": settings.ray.model_copy(update=more)})
 
 
-def test_no_job_spans_zones(no_controller_is_left: LocalCluster, tmp_path: Path) -> None:
-    labels = {ZONE_LABEL: "oslo", MARKET_LABEL: "spot", KIND_LABEL: "T4"}
-    added = no_controller_is_left.add_node(GPUS, **labels)
-    jobs = [{"name": name, "max_gpus": 4} for name in "abc"]
-    settings = with_ray(config(jobs), one_zone=True)  # type: ignore[arg-type]
-    session, experiment, trained = session_of(tmp_path, CELL), prepare(settings), set[frozenset[str]]()
-
-    def look(cluster: RayCluster) -> None:
-        """A job that moves to another zone holds GPUs of both until it trains there."""
-        trained.update(frozenset(report.training_on) for report in cluster.reports.values())
-        trained.update(frozenset(cluster.nodes_of(job)) for job in cluster.ids)
-
-    try:
-        (info,) = (node for node in RayBackend("").nodes() if node.id == added)
-        assert info == NodeInfo(added, GPUS, info.address, info.cpus, "t4", info.host, "oslo", spot=True)
-        with SessionDatabase(tmp_path / "state.sqlite") as database:
-            cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), database, session, [look])
-            run(cluster, make_policy("equal_share"), QueueSettings(), RewardWeights())
-            assert cluster.columns.finished.all()
-            assert {(node.zone, node.spot) for node in nodes(database)} == {("", False), ("oslo", True)}
-            cluster.close()
-        assert frozenset([added]) in trained, "shares of ten GPUs need both zones"
-        assert not any(added in on and len(on) > 1 for on in trained)
-        assert any(len(on) > 1 for on in trained)
-    finally:
-        no_controller_is_left.kill_node(added)
+LABELS = {ZONE_LABEL: "oslo", MARKET_LABEL: "spot", KIND_LABEL: "T4"}
 
 
-def test_a_file_on_a_node_drains_it(
+def test_a_file_on_a_node_drains_it_and_jobs_lose_no_step(
     no_controller_is_left: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One job goes on with the workers that it has elsewhere, the other one moves."""
     notice, released = tmp_path / "notice", tmp_path / "released"
     with monkeypatch.context() as patch:
         patch.setenv("RLPTO_TEST_NOTICE", str(notice))
-        added = no_controller_is_left.add_node(GPUS)
-    settings = with_ray(config([{"name": "a", "epochs": 100}], None, released), notice_file="$RLPTO_TEST_NOTICE")
-    session, experiment, seen, steps = session_of(tmp_path, CELL), prepare(settings), list[float](), list[int]()
+        added = no_controller_is_left.add_node(GPUS, **LABELS)
+    (info,) = (node for node in RayBackend("").nodes() if node.id == added)
+    assert info == NodeInfo(added, GPUS, info.address, info.cpus, "t4", info.host, "oslo", spot=True)
+    jobs = [{"name": name, "gpus": gpus, "max_gpus": gpus, "epochs": 100} for name, gpus in (("a", 3), ("b", 1))]
+    settings = with_ray(config(jobs, None, released), notice_file="$RLPTO_TEST_NOTICE")
+    seen, steps = list[float](), list[int]()
 
     def on_the_node(state: ClusterState) -> Allocation:
+        """A GPU of the node for each, as long as it is there."""
         seen.append(float(state.leaves_in.min()))
-        row = np.zeros((1, len(state.shape)), dtype=np.int64)
-        row[0, [number for number, node in enumerate(cluster.node_ids) if node == added]] = 1
-        return Allocation(np.array([1]), placement=row if row.any() else None)
+        gpus = state.jobs.requested_gpus
+        if added not in cluster.node_ids:
+            return Allocation(gpus.copy())
+        rows, node = np.zeros((len(gpus), len(state.shape)), dtype=np.int64), cluster.node_ids.index(added)
+        rows[:, node], rows[:, node - 1] = 1, gpus - 1
+        return Allocation(gpus.copy(), placement=rows)
 
     def interfere(cluster: RayCluster) -> None:
-        """Once the job trains there the file appears, and once it trains elsewhere it may end."""
-        report = cluster.reports.get("job-000000")
-        if report is None or report.state != "running" or not report.training_on:
+        """Once both train there the file appears, and once both train elsewhere they may end."""
+        reports = [cluster.reports.get(job) for job in cluster.ids]
+        first, second = (report.training_on if report and report.state == "running" else () for report in reports)
+        if len(first) < 3 or not second or (added in (*first, *second)) == notice.exists():
             return
-        if report.training_on == (added,) and not notice.exists():
-            steps.append(report.step)
-            notice.write_text("600\n")
-        elif added not in report.training_on:
-            steps.append(report.step)
+        steps.append(sum(report.step for report in reports if report))
+        if notice.exists():
             released.touch()
+        else:
+            notice.write_text("600\n")
 
     try:
-        with SessionDatabase(tmp_path / "state.sqlite") as database:
-            backend = RayBackend(session, notice_file=settings.ray.notice_file)
-            cluster = real_cluster(experiment, "jobs", 0, backend, database, session, [interfere])
-            run(cluster, Scripted(on_the_node), QueueSettings(), RewardWeights())
+        with session(settings, tmp_path, interfere, notice_file=settings.ray.notice_file) as cluster:
+            schedule(cluster, Scripted(on_the_node))
+            database = cluster.database
             assert steps == sorted(steps)
-            assert [(row.step, row.recoveries) for row in database.jobs()] == [(100 * STEPS, 0)], "no step is lost"
+            assert [(row.step, row.recoveries) for row in database.jobs()] == [(100 * STEPS, 0)] * 2, "no step is lost"
             assert [event[1] for event in events_of(database) if event[3] == added] == ["node_up", "node_down"]
             assert seen[0] == np.inf
             assert 500.0 < min(seen) <= 600.0, "the policy sees when the node goes"
             (going,) = (node for node in nodes(database) if node.id == added)
             assert going.leaves is not None
-            cluster.close()
+            assert {(node.zone, node.spot) for node in nodes(database)} == {("", False), ("oslo", True)}
     finally:
         no_controller_is_left.kill_node(added)

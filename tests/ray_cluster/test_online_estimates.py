@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterState
@@ -101,12 +101,14 @@ class TestSpeed:
         alone = BATCH / 0.1 / SAMPLES
         assert packed(estimates()) == pytest.approx(alone * np.arange(1, MOST + 1), rel=0.01)
 
+    @settings(max_examples=30)
     @given(workers=st.integers(1, MOST), speed=st.floats(1.0, 1e5))
     def test_a_job_that_was_seen_at_one_size_scales_perfectly_from_there(self, workers: int, speed: float) -> None:
         """By Pollux's rules."""
         found = after(estimates(method="pollux"), throughput=sizes((workers, -(-workers // PER_NODE), speed)))
         assert packed(found) == pytest.approx(speed / workers / SAMPLES * np.arange(1, MOST + 1), rel=0.01)
 
+    @settings(max_examples=30)
     @given(workers=st.integers(1, MOST), speed=st.floats(1.0, 1e5))
     def test_with_a_prior_it_is_believed_to_scale_as_others_do(self, workers: int, speed: float) -> None:
         found = after(estimates(REAL), throughput=sizes((workers, -(-workers // PER_NODE), speed)))

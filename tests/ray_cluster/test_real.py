@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlpto.core.loop import run
+from rlpto.core.policy import Policy
 from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
@@ -33,7 +36,6 @@ from rlpto.planning.predictor import predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.index_weights import STEERING_FEATURES
 from rlpto.policies.registry import make_policy
-from rlpto.ray_cluster.compat import drain_node
 from rlpto.ray_cluster.controllers import find_controllers
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.nodes.local import LocalCluster
@@ -88,6 +90,23 @@ def wait_until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
     while not holds():
         assert time.monotonic() - began < seconds * load_factor(), "waited in vain"
         time.sleep(0.1)
+
+
+@contextmanager
+def session(
+    settings: Config, folder: Path, *observers: Callable[[RayCluster], None], **more: Any
+) -> Iterator[RayCluster]:
+    """A session on the cluster that this process is connected to, closed at the end. more: of its `RayBackend`."""
+    name = session_of(folder, CELL)
+    with SessionDatabase(folder / "state.sqlite") as database:
+        cluster = real_cluster(prepare(settings), "jobs", 0, RayBackend(name, **more), database, name, observers)
+        yield cluster
+        cluster.close()
+
+
+def schedule(cluster: RayCluster, policy: Policy | None = None) -> RunRecord:
+    """Have a policy, `equal_share` by default, schedule all jobs."""
+    return run(cluster, policy or make_policy("equal_share"), QueueSettings(), RewardWeights())
 
 
 def compile_predictions(settings: Config) -> None:
@@ -150,16 +169,15 @@ def test_a_scheduler_that_is_killed_comes_back_and_no_step_is_lost(
     scheduler.kill()
     scheduler.wait()
     before = steps()
-    session = session_of(tmp_path, CELL)
-    experiment = prepare(settings)
+    name = session_of(tmp_path, CELL)
     with SessionDatabase(database) as again:
-        cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), again, session)
+        cluster = real_cluster(prepare(settings), "jobs", 0, RayBackend(name), again, name)
         assert set(cluster.reports) == {"job-000000", "job-000001"}
         now = [cluster.reports[job].step for job in cluster.ids]
         assert all(step >= known for step, known in zip(now, before, strict=True))
         assert cluster.held_gpus == sum(len(cluster.nodes_of(job)) for job in cluster.ids) > 0
         (tmp_path / "released").touch()
-        run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
+        schedule(cluster)
         assert all(row.step == 10 * STEPS and row.recoveries == 0 for row in again.jobs())
         (returned,) = [event[4] for event in events_of(again) if event[1] == "scheduler_returned"]
         print(f"re-attached within {returned:.2f} s")
@@ -171,7 +189,6 @@ def test_a_frozen_controller_and_killed_workers_are_replaced_and_what_that_costs
 ) -> None:
     calm = {"epochs": 15, "gpus": 2, "min_gpus": 2, "max_gpus": 2}
     settings = config([{"name": "a/b", "epochs": 15}, {"name": "a_b", "epochs": 15}, calm, calm], pace=0.1)
-    session, experiment = session_of(tmp_path, CELL), prepare(settings)
     frozen: list[int] = []
     killed: list[int] = []
 
@@ -189,23 +206,14 @@ def test_a_frozen_controller_and_killed_workers_are_replaced_and_what_that_costs
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
 
-    with SessionDatabase(tmp_path / "state.sqlite") as database:
-        backend = RayBackend(session, heartbeat_timeout=6.0)
-        cluster = real_cluster(experiment, "jobs", 0, backend, database, session, [harm])
-        record = run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
-        cluster.close()
+    with session(settings, tmp_path, harm, heartbeat_timeout=6.0) as cluster:
+        record, database = schedule(cluster), cluster.database
         lost = [event for event in events_of(database) if event[1] == "controller_lost"]
         assert [event[2] for event in lost] == ["job-000000"]
         assert "left a call unanswered for" in lost[0][5]
         assert [row.step for row in database.jobs()] == [15 * STEPS] * 4
         assert [row.recoveries for row in database.jobs()] == [0, 0, 1, 0]
         assert not Path(f"/proc/{frozen[0]}").exists()
-        assert {Path(spec["folder"]).name for spec in map(json.loads, column_of(database.path, "spec"))} == {
-            "job-000000",
-            "job-000001",
-            "job-000002",
-            "job-000003",
-        }
     jobs, found = record.jobs, measure(record)
     assert (jobs.lost_gpu_seconds > 0).tolist() == [True, False, True, False]
     assert (jobs.kept_seconds > 0.8 * np.array([9.0, 9.0, 4.5, 4.5])).all(), "steps as long as their pace"
@@ -220,9 +228,9 @@ def test_a_fresh_start_ends_what_a_killed_scheduler_has_left_at_once(
     no_controller_is_left: LocalCluster, tmp_path: Path
 ) -> None:
     settings = config([{"name": "a", "epochs": 500}, {"name": "b", "epochs": 500}])
-    session, experiment = session_of(tmp_path, CELL), prepare(settings)
+    name = session_of(tmp_path, CELL)
     with SessionDatabase(session_folder(tmp_path, CELL) / DATABASE) as database:
-        cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), database, session)
+        cluster = real_cluster(prepare(settings), "jobs", 0, RayBackend(name), database, name)
 
         def die(now: RayCluster) -> None:
             if len(now.reports) == 2 and all(report.training_on for report in now.reports.values()):
@@ -230,13 +238,13 @@ def test_a_fresh_start_ends_what_a_killed_scheduler_has_left_at_once(
 
         cluster._observers = (die,)
         with pytest.raises(KeyboardInterrupt):
-            run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
+            schedule(cluster)
     pids = [report.pid for report in cluster.reports.values()]
     os.kill(pids[0], signal.SIGSTOP)  # one of them does not even hear of it
     (session_folder(tmp_path, CELL) / DATABASE).write_bytes(b"damaged")
     remove_sessions(tmp_path)
     assert not (tmp_path / SESSIONS).exists()
-    assert find_controllers(session) == {}
+    assert find_controllers(name) == {}
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     record = RealCells(config([{"name": "a"}, {"name": "b"}]), tmp_path)(CELL)
     assert np.isfinite(record.jobs.finish_time).all()
@@ -244,18 +252,11 @@ def test_a_fresh_start_ends_what_a_killed_scheduler_has_left_at_once(
     wait_until(lambda: not any(no_controller_is_left.worker_pids(node) for node in nodes))
 
 
-def column_of(database: Path, name: str) -> list[str]:
-    """A column of the table of jobs."""
-    columns, rows = read_table(database, "jobs")
-    return [str(row[columns.index(name)]) for row in rows]
-
-
 def test_jobs_of_a_node_that_dies_go_on_and_a_new_node_counts(
     no_controller_is_left: LocalCluster, tmp_path: Path
 ) -> None:
     released = tmp_path / "released"
     settings = config([{"name": "a", "gpus": 3, "max_gpus": 3, "epochs": 100}], None, released)
-    session, experiment = session_of(tmp_path, CELL), prepare(settings)
     killed: list[str] = []
 
     def interfere(cluster: RayCluster) -> None:
@@ -272,58 +273,16 @@ def test_jobs_of_a_node_that_dies_go_on_and_a_new_node_counts(
             released.touch()
 
     try:
-        with SessionDatabase(tmp_path / "state.sqlite") as database:
-            cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), database, session, [interfere])
-            run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
-            kinds = [event[1] for event in events_of(database)]
+        with session(settings, tmp_path, interfere) as cluster:
+            schedule(cluster)
+            kinds = [event[1] for event in events_of(cluster.database)]
             assert kinds.count("node_down") == 1
             assert kinds.count("node_up") == 5
             assert cluster.columns.finished.all()
             assert cluster.up_gpus == 4 * GPUS
-            (row,) = database.jobs()
-            assert row.step == 100 * STEPS
-            cluster.close()
+            assert [row.step for row in cluster.database.jobs()] == [100 * STEPS]
     finally:
         while len(no_controller_is_left.node_ids) < 4:
-            no_controller_is_left.add_node(GPUS)
-
-
-def test_jobs_leave_a_node_that_is_announced_to_go_and_lose_no_step(
-    no_controller_is_left: LocalCluster, tmp_path: Path
-) -> None:
-    released = tmp_path / "released"
-    one, all_of_one = {"name": "a", "gpus": 3, "max_gpus": 3, "epochs": 100}, {"name": "b", "gpus": 2, "epochs": 100}
-    settings = config([one, {**all_of_one, "min_gpus": 2, "max_gpus": 2}], None, released)
-    session, experiment = session_of(tmp_path, CELL), prepare(settings)
-    drained, steps = list[str](), list[int]()
-
-    def interfere(cluster: RayCluster) -> None:
-        """Once both train, announce that the node of the second will go; once both train again: let go."""
-        reports = [cluster.reports.get(f"job-00000{number}") for number in range(2)]
-        if not all(report is not None and report.state == "running" for report in reports):
-            return
-        first, second = (report for report in reports if report is not None)
-        if not drained and (len(first.training_on), len(second.training_on)) == (3, 2):
-            drained.append(second.training_on[0])
-            steps.append(second.step)
-            assert drain_node(no_controller_is_left.address, drained[0], 60.0) == ""
-        elif drained and second.training_on and not {*drained} & {*first.training_on, *second.training_on}:
-            steps.append(second.step)
-            released.touch()
-
-    try:
-        with SessionDatabase(tmp_path / "state.sqlite") as database:
-            cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), database, session, [interfere])
-            run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
-            assert [event[1] for event in events_of(database)].count("node_down") == 1
-            assert cluster.columns.finished.all()
-            assert [row.step for row in database.jobs()] == [100 * STEPS] * 2
-            assert [row.recoveries for row in database.jobs()] == [0, 0], "they leave in order"
-            assert steps == sorted(steps)
-            cluster.close()
-    finally:
-        for node in drained:
-            no_controller_is_left.kill_node(node)
             no_controller_is_left.add_node(GPUS)
 
 
@@ -332,10 +291,8 @@ def test_an_agent_steps_through_a_real_cluster_in_the_same_spaces_and_jobs_teach
 ) -> None:
     settings = config([{"name": "a", "max_gpus": 2}, {"name": "b", "submit": 1, "max_gpus": 2}])
     settings = settings.model_copy(update={"knowledge": KnowledgeSettings(mode="online")})
-    session, experiment = session_of(tmp_path, CELL), prepare(settings)
     assert no_controller_is_left.node_ids
-    with SessionDatabase(tmp_path / "state.sqlite") as database:
-        cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), database, session)
+    with session(settings, tmp_path) as cluster:
         start = np.zeros(len(STEERING_FEATURES))
         setup = ExternalSetup(lambda: cluster, settings.queue, settings.reward, EnvSettings(baseline="none"), start)
         env = ClusterEnv(setup)
@@ -348,7 +305,6 @@ def test_an_agent_steps_through_a_real_cluster_in_the_same_spaces_and_jobs_teach
             terms += info["terms"]["accuracy"]
         assert cluster.columns.finished.all()
         assert terms == pytest.approx(2 * settings.reward.classes[1] * settings.reward.accuracy)
-        cluster.close()
     learned = cluster.estimates
     assert learned is not None
     for number, job in enumerate(cluster.ids):

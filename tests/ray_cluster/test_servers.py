@@ -1,4 +1,4 @@
-"""Parameter servers and background load as the scheduler of real jobs sees them, with controllers in memory."""
+"""Parameter servers as the scheduler of real jobs sees them, with controllers in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.external_load import BackgroundLoad
 from rlpto.core.loop import run
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
@@ -22,10 +21,9 @@ from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 from rlpto.ray_cluster.scheduler.placement import place_servers
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from tests.builders import Scripted, linear_tables
+from tests.builders import Scripted, linear_tables, with_servers
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of, said
 from tests.ray_cluster.test_cluster import elastic, make_cluster, play
-from tests.simulator.test_servers import with_servers
 
 
 class TestPlacement:
@@ -107,23 +105,6 @@ def test_servers_of_a_node_that_dies_come_up_elsewhere(database: SessionDatabase
     record = play(cluster, "fifo")
     assert np.isfinite(record.jobs.finish_time).all()
     assert len({nodes for nodes in served if nodes}) == 2
-
-
-def test_what_others_hold_is_given_out_once_they_end(database: SessionDatabase) -> None:
-    backend = FakeBackend(FakeTime(), {"m": 2, "n": 2}, cpus={"m": 1, "n": 1}, rate=0.02)
-    job = elastic(0, epochs=3.0)
-    loads = [BackgroundLoad(gpus=3, cpus=2, until=31.0)]
-    tables = linear_tables(0.1, 8)
-    cluster = make_cluster(backend, [job], database, tables=tables, background=loads)
-    seen: list[tuple[float, int, int]] = []
-    cluster._observers = (lambda now: seen.append((now.time, now.up_gpus, now.shape.up_cpu_slots)),)
-    play(cluster)
-    before = {(gpus, slots) for time, gpus, slots in seen if time < 31}
-    after = {(gpus, slots) for time, gpus, slots in seen if time > 32}
-    assert (before, after) == ({(1, 0)}, {(4, 2)})
-    assert cluster.shape.capacity == 4
-    again = make_cluster(backend, [job], database, tables=tables, background=loads)
-    assert again.up_gpus == 4
 
 
 def test_a_job_whose_growth_is_rolled_back_keeps_what_trains(database: SessionDatabase) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rlpto.core.stopping import StopRule
@@ -16,14 +16,7 @@ from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import JobSpec, Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.ray_cluster.scheduler.session_folder import (
-    job_progress,
-    newest_database,
-    policy_answer,
-    read_table,
-    request_policy,
-)
-from rlpto.store.requests import answer, open_requests
+from rlpto.ray_cluster.scheduler.session_folder import job_progress, newest_database, read_table
 from rlpto.store.rows import put
 from rlpto.store.status import PredictionRow
 from tests.ray_cluster.fakes import events_of
@@ -39,12 +32,13 @@ def spec(job: str, epochs: float = 1.0) -> JobSpec:
 
 
 class TestSessionDatabase:
-    def test_a_second_scheduler_is_refused_until_the_first_has_left(self, path: Path) -> None:
-        with (
-            SessionDatabase(path),
-            pytest.raises(ClusterError, match=r"another scheduler \(process \d+\) is at work on it"),
-        ):
-            SessionDatabase(path)
+    def test_another_scheduler_is_refused_until_the_first_has_left(self, path: Path) -> None:
+        with SessionDatabase(path):
+            for _ in range(2):  # the first that is refused leaves the lock as it is
+                with pytest.raises(
+                    ClusterError, match=rf"another scheduler \(process {os.getpid()}\) is at work on it"
+                ):
+                    SessionDatabase(path)
         SessionDatabase(path).close()
 
     def test_a_scheduler_that_was_killed_leaves_the_database_free_and_whole(self, path: Path) -> None:
@@ -123,32 +117,19 @@ class TestSessionDatabase:
             assert newest == {"a": Plan(("n",)), "b": Plan(("n",))}
             assert not database.unsent()
 
-    def test_another_process_asks_for_a_policy_and_gets_an_answer(self, path: Path) -> None:
-        with SessionDatabase(path) as database:
-            number = request_policy(path, "las")
-            assert [request.body["policy"] for request in open_requests(database)] == ["las"]
-            assert policy_answer(path, number) is None
-            answer(database, number, 1.0)
-            assert policy_answer(path, number) == ""
-
-    def test_asking_where_there_is_no_database_is_an_error(self, path: Path) -> None:
-        with pytest.raises(ClusterError, match="no such file; expected the database of a run"):
-            request_policy(path, "las")
-
 
 def test_state_gpus_progress_and_end_of_every_job(tmp_path: Path) -> None:
     database = tmp_path / "ray" / "fifo-jobs-0" / "state.sqlite"
     assert newest_database(tmp_path) is None
     with SessionDatabase(database) as own:
         own.enter_jobs([(spec(f"job-{number}", 8.0), 0.0) for number in range(3)])
-        for number, gpus in ((0, 3), (1, 2), (0, 1)):
+        for number, gpus in ((0, 3), (1, 2), (0, 1), (1, 0)):
             own.change(1.0, f"job-{number}", gpus, 0.5, ())
         own.set_job("job-0", progress=2.0)
         own.set_job("job-1", state="finished", progress=8.0)
         put(own, [PredictionRow("job-0", 10.0, "fifo", 1.0, finish=35.0), PredictionRow("job-2", 10.0, "fifo", 40.0)])
         assert newest_database(tmp_path) == database
         first, second, third = job_progress(database)
-    assert astuple(first) == ("job-0", "a name", "starting", 1, 0.25, 25.0)
-    assert (second.state, second.gpus, second.progress) == ("finished", 0, 1.0)
-    assert (third.state, third.gpus, third.progress) == ("submitted", 0, 0.0)
-    assert np.isnan([second.left, third.left]).all()
+    assert first == ("job-0", "a name", "starting", 1, 0.25, 25.0)
+    assert second[2:] == ("finished", 0, 1.0, None)
+    assert third[2:] == ("submitted", 0, 0.0, None)

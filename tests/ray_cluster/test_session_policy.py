@@ -20,9 +20,9 @@ from rlpto.policies.switching import switching
 from rlpto.ray_cluster.messages import raised_in
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.ray_cluster.scheduler.session_folder import DATABASE, policy_answer, request_policy
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE
 from rlpto.ray_cluster.scheduler.session_records import decision_records, policy_switches
-from rlpto.store.requests import add_switch
+from rlpto.store.requests import add_switch, ask, get_request
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
 from tests.ray_cluster.test_cluster import Interrupted, elastic, make_cluster
 
@@ -33,11 +33,19 @@ def play(tmp_path: Path, at: float = 0.0, request: str = "", spec: str = "fifo")
     jobs = [elastic(0, epochs=8.0), elastic(1, 2.0), elastic(2, 3.0)]
     cluster = make_cluster(FakeBackend(FakeTime(), {"m": 2, "n": 2}), jobs, database)
     policy = SwitchablePolicy(database, make_policy, switching(make_policy(spec)), cluster.deciding)
-    asked: Any = Interrupted(cluster, at, lambda: request and request_policy(database.path, request))
+    body = {"policy": request}
+    asked: Any = Interrupted(cluster, at, lambda: request and ask(database, "policy", "a command", 0.0, body=body))
     loop = SessionLoop(asked, policy, QueueSettings())
     while not cluster.done:
         loop.step()
     return cluster, policy
+
+
+def problem_of(database: SessionDatabase) -> str | None:
+    """What the scheduler said to the only request."""
+    asked = get_request(database, 1)
+    assert asked is not None
+    return asked.problem
 
 
 class TestSwitching:
@@ -48,13 +56,13 @@ class TestSwitching:
             assert [event[5] for event in switches] == ["fifo -> equal_share"]
             taken = database.rows("SELECT time, policy FROM decisions ORDER BY seq")
             assert all(policy == ("fifo" if time < switches[0][0] else "equal_share") for time, policy in taken)
-            assert policy_answer(database.path, 1) == ""
+            assert problem_of(database) == ""
         assert policy.name == "fifo"
 
     def test_a_policy_that_does_not_exist_changes_nothing_and_is_answered(self, tmp_path: Path) -> None:
         cluster, _ = play(tmp_path, 10.0, "no_such")
         with cluster.database as database:
-            assert str(policy_answer(database.path, 1)).startswith("no policy 'no_such'")
+            assert str(problem_of(database)).startswith("no policy 'no_such'")
             assert not [event for event in events_of(database) if event[1] == "policy"]
         assert np.isfinite(cluster.store.finish_time).all()
 

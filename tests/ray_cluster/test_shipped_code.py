@@ -111,13 +111,6 @@ def test_scripts_train_there(tmp_path: Path, cluster: Joined, monkeypatch: pytes
         service.close()
 
 
-def test_what_else_is_missing_is_named(tmp_path: Path) -> None:
-    python = without_rlpto(tmp_path / "bare", "torch")
-    with joined(GPUS, python, {}) as cluster, start(tmp_path, cluster) as command:
-        said = command.communicate()[1]
-        assert "cannot be used there: ModuleNotFoundError: No module named 'torch'" in said
-
-
 @pytest.mark.parametrize("wrong", ["-r x", "../x", "a @ file:///x", "https://x/y.whl", "a --index-url=x", "a\nb", ""])
 def test_pip_takes_names_and_versions_alone(wrong: str) -> None:
     for right in ("einops", "einops>=0.8,<1", "ray[default, tune] == 2.*", "A.b_c~=1.0"):

@@ -16,12 +16,13 @@ from typing import Any
 import yaml
 
 from rlpto.client import Answer, Client
-from rlpto.ray_cluster.nodes.processes import TITLE, load_factor, of_folder, start_time, titled
+from rlpto.ray_cluster.nodes.processes import TITLE, load_factor, of_folder, start_time
 from rlpto.service.scheduler.process import STATE_VARIABLE
 from rlpto.service.settings import STATE_FILE, load_service
 from rlpto.store.database import Store
 from rlpto.store.jobs import ENDED, JobRow, get_job
 from rlpto.store.status import heartbeat, policies
+from tests.ray_cluster.joined import titled
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-c", "from rlpto.cli.main import run; run()")
@@ -179,7 +180,7 @@ class Served:
     def workers(self) -> set[int]:
         """Process ids of all workers of this service's own cluster."""
         note = self.settings.folder / STATE_FILE
-        return set(titled(of_folder(str(json.loads(note.read_text())["folder"])), TITLE)) if note.exists() else set()
+        return titled(of_folder(str(json.loads(note.read_text())["folder"])), TITLE) if note.exists() else set()
 
     def end(self, how: signal.Signals = signal.SIGINT) -> None:
         """End it as Ctrl-C does."""

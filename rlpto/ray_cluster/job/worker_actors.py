@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,8 +13,9 @@ import ray
 from ray.exceptions import ActorUnschedulableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rlpto.ray_cluster.controllers import kill_at
 from rlpto.ray_cluster.messages import JobSpec, Nodes, Plan, reason_of
-from rlpto.ray_cluster.nodes.processes import TITLE, kill_titled
+from rlpto.ray_cluster.nodes.processes import TITLE
 from rlpto.ray_cluster.worker.actor import Failure, Ready, TrainWorker
 from rlpto.ray_cluster.worker.parameter_server import ParameterServer
 
@@ -88,24 +90,12 @@ async def release(worker: Worker) -> None:
             await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(worker.handle.heartbeat.remote().future())), 0.5)
         except TimeoutError:
             if worker.pid and not killed:
-                # A stopped process does not hear Ray's request to end.
-                killed = await kill_process(worker)
+                with suppress(WorkerLostError):
+                    await result_of(kill_at(worker.node, worker.pid, TITLE), 10.0)
+                    killed = True
         except RayError:
             return
         await asyncio.sleep(0.02)
-
-
-async def kill_process(worker: Worker) -> bool:
-    """Kill the process of a worker by its id, on its node. True if that was done."""
-    here = NodeAffinitySchedulingStrategy(worker.node, soft=False)
-    task: Any = ray.remote(kill_titled)
-    try:
-        await result_of(
-            task.options(num_cpus=0, max_retries=0, scheduling_strategy=here).remote(worker.pid, TITLE), 10.0
-        )
-    except WorkerLostError:
-        return False
-    return True
 
 
 class ServerActor(NamedTuple):

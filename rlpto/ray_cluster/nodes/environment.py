@@ -92,6 +92,18 @@ EXIT_WITHOUT_HEAD = 2
 """Exit status of a driver that has lost its head."""
 
 
+def refuses(address: str, timeout: float) -> bool:
+    """True if connections to an address (HOST:PORT) are refused; a slow answer, after `timeout` s, is no refusal."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout).close()
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
+
+
 class HeadWatch(threading.Thread):
     """Until `stop`, ends this process with a one-line message once nothing listens at the head's `address`.
 
@@ -101,9 +113,7 @@ class HeadWatch(threading.Thread):
 
     def __init__(self, address: str, on_lost: Callable[[], None]) -> None:
         super().__init__(daemon=True)
-        host, _, port = address.rpartition(":")
-        self._address, self._host, self._port = address, host.strip("[]"), int(port)
-        self._on_lost = on_lost
+        self._address, self._on_lost = address, on_lost
         self._stopped = threading.Event()
         self.start()
 
@@ -115,14 +125,7 @@ class HeadWatch(threading.Thread):
         """Look until the head is gone, or the process has left."""
         refused = 0
         while not self._stopped.wait(HEAD_LOOK_S):
-            try:
-                socket.create_connection((self._host, self._port), timeout=HEAD_LOOK_S).close()
-            except ConnectionRefusedError:
-                refused += 1
-            except OSError:
-                continue  # a slow answer is no refusal
-            else:
-                refused = 0
+            refused = refused + 1 if refuses(self._address, HEAD_LOOK_S) else 0
             if refused >= HEAD_LOOKS and not self._stopped.is_set():
                 print(
                     f"rlpto: the head of the Ray cluster at {self._address} is gone. If it is a durable one, start it "

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from types import MappingProxyType
 from typing import Any
 
+from rlpto.core.cluster import Node
 from rlpto.io.errors import ClusterError
 from rlpto.performance.tables import ONE_KIND
-from rlpto.ray_cluster.compat import Node, RayParams, actor_states, has_joined
+from rlpto.ray_cluster import compat
+from rlpto.ray_cluster.compat import RayParams, actor_states, has_joined
 from rlpto.ray_cluster.messages import KIND_RESOURCE
 from rlpto.ray_cluster.nodes.environment import LOOPBACK, driver, ray_environment
 from rlpto.ray_cluster.nodes.processes import (
@@ -41,7 +43,7 @@ Progress = Callable[[str], None]
 """Called with each next step."""
 
 
-class RayNode(Node):
+class RayNode(compat.Node):
     """A node that listens on the loopback interface only, which Ray's own command line cannot do.
 
     head_address: of the head (HOST:PORT) that it joins; None: it is one. port: of a head; 0: any. stays: its processes
@@ -142,31 +144,22 @@ def start_nodes(
 
 
 class LocalCluster(ExitStack):
-    """Starts a head without GPUs and one raylet for every entry of `gpus`, and connects this process to it.
+    """Starts a head without GPUs and one raylet for each of `nodes`, and connects this process to it.
 
-    gpus: logical GPUs of each node. cpus: CPU slots of each. slots: CPU slots of each node of `gpus` that replace
-    `cpus` unless 0: the number that parameter servers may take. kinds: kind of each node's GPUs, None: all alike.
-    on_progress: called with each next step. The cluster cannot be reached from another machine, or without its token.
+    nodes: with logical GPUs. cpus: CPU slots of each that names none, and of the head. on_progress: called with each
+    next step. The cluster cannot be reached from another machine, or without its token.
     Use it with `with`, or end it by `close`: all its processes and its folder are then gone. Raises ClusterError if
     this process is connected to Ray already, or a node does not start.
 
     folder: of the token, and of Ray's sockets and logs. address: HOST:PORT that other drivers connect to.
     """
 
-    def __init__(
-        self,
-        gpus: Sequence[int],
-        cpus: int = CPU_SLOTS,
-        on_progress: Progress = lambda _: None,
-        slots: Sequence[int] = (),
-        kinds: Sequence[str] | None = None,
-    ) -> None:
+    def __init__(self, nodes: Iterable[Node], cpus: int = CPU_SLOTS, on_progress: Progress = lambda _: None) -> None:
         super().__init__()
         self._cpus = cpus
         self._nodes: dict[str, RayNode] = {}
         self.folder = unused_folder()
-        slots, kinds = slots or [0] * len(gpus), kinds or [ONE_KIND] * len(gpus)
-        options = [self._options(*each) for each in zip(gpus, slots, kinds, strict=True)]
+        options = [self._options(node) for node in nodes]
         try:
             self.enter_context(ray_environment(self.folder))
             remove_dead_folders()
@@ -186,9 +179,9 @@ class LocalCluster(ExitStack):
         """Ray's ids of the nodes with GPUs that have not been taken away, in order of their start."""
         return tuple(self._nodes)
 
-    def _options(self, gpus: int, slots: int, kind: str) -> dict[str, Any]:
-        resources = {} if kind == ONE_KIND else {f"{KIND_RESOURCE}{kind}": 1.0}
-        return {"gpus": gpus, "cpus": slots or self._cpus, "resources": resources}
+    def _options(self, node: Node) -> dict[str, Any]:
+        resources = {} if node.gpu == ONE_KIND else {f"{KIND_RESOURCE}{node.gpu}": 1.0}
+        return {"gpus": node.gpus, "cpus": node.cpus or self._cpus, "resources": resources}
 
     def _keep(self, node: RayNode) -> RayNode:
         """Note a node, which ends in an orderly way with the cluster."""
@@ -198,7 +191,7 @@ class LocalCluster(ExitStack):
 
     def add_node(self, gpus: int, **labels: str) -> str:
         """Start another node; returns its id once Ray knows it. labels: of Ray's own, by name."""
-        return str(self._keep(start_node(self.address, **self._options(gpus, 0, ONE_KIND), labels=labels)).node_id)
+        return str(self._keep(start_node(self.address, **self._options(Node(gpus)), labels=labels)).node_id)
 
     def kill_node(self, node_id: str) -> None:
         """Kill a node as if its machine lost power: SIGKILL to its raylet, whose zombie is reaped."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -24,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from rlpto.io.errors import ClusterError
 from rlpto.io.files import alone_in, write_text
 from rlpto.ray_cluster.messages import ZONE_LABEL
-from rlpto.ray_cluster.nodes.environment import CONTROL, ray_environment
+from rlpto.ray_cluster.nodes.environment import CONTROL, ray_environment, refuses
 from rlpto.ray_cluster.nodes.processes import (
     arguments_of,
     end_cluster,
@@ -78,7 +77,7 @@ class StartedCluster:
     @property
     def is_up(self) -> bool:
         """Whether it was wholly started, and any of it is of use: only a durable one can go on with another head."""
-        return bool(self.address and self.alive) and (self.durable or _listens(self.address))
+        return bool(self.address and self.alive) and (self.durable or not refuses(self.address, ANSWER_TIMEOUT_S))
 
 
 def state_file() -> Path:
@@ -198,18 +197,6 @@ def _remove(started: StartedCluster) -> None:
     end_cluster(folder)
     state_file().unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)  # last: half a folder may lack the token that shows whose it is
-
-
-def _listens(address: str) -> bool:
-    """False if connections to an address (HOST:PORT) are refused."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), ANSWER_TIMEOUT_S).close()
-    except ConnectionRefusedError:
-        return False
-    except (OSError, ValueError):
-        return True
-    return True
 
 
 def _note(started: StartedCluster) -> None:

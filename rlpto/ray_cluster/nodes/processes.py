@@ -17,7 +17,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -250,11 +250,6 @@ def _files_of_titled(process: Path) -> Iterator[str]:
         for entry in (process / "fd").iterdir():
             with suppress(OSError):  # closed
                 yield os.readlink(entry)
-
-
-def titled(pids: Iterable[int], title: str) -> list[int]:
-    """Those of some processes whose command lines have `title` in them."""
-    return sorted(pid for pid in pids if title in "\0".join(arguments_of(pid)))
 
 
 def with_children(pids: set[int]) -> set[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
@@ -39,8 +38,7 @@ def _read() -> NDArray[np.float32]:
         raise JobError("the digits need scikit-learn: install rlpto[ray]")
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     try:
-        with gzip.open(path, "rt", encoding="ascii") as lines:
-            return np.loadtxt(lines, delimiter=",", dtype=np.float32)
+        return np.loadtxt(path, delimiter=",", dtype=np.float32)
     except OSError as refused:
         raise JobError(f"{path}: cannot read scikit-learn's digits there: {refused}") from None
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
-from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node, Placement
-from rlpto.core.external_load import BackgroundLoad
+from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Placement
 from rlpto.core.gpu_kinds import kinds_of
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
@@ -41,7 +40,6 @@ class RayCluster(JobTracker):
     empty, the session goes on: its controllers are taken over, and jobs whose controller is gone go on from their
     checkpoints. knowledge: what policies know.
     source: where further jobs and orders come from while the session lasts; with one, nothing that fails ends it.
-    background: what other processes hold of the nodes, from the session's start; it is only counted, not held.
     observers: called about once a second, and after every event and decision. reported: called with each report that is
     written, in the same transaction, and whether it is the last of its job. autoscale: whether, and how many, nodes
     come on demand.
@@ -67,20 +65,18 @@ class RayCluster(JobTracker):
         observers: Iterable[Callable[[RayCluster], None]] = (),
         knowledge: PolicyKnowledge | None = None,
         source: OrderSource | None = None,
-        background: Sequence[BackgroundLoad] = (),
         reported: Callable[[RayCluster, JobReport, bool], None] = lambda *_: None,
         autoscale: AutoscaleSettings | None = None,
     ) -> None:
         self._source, self._most = source, 0 if autoscale is None else autoscale.most_gpus
         self._requests = None if autoscale is None else GpuRequests(autoscale, backend.request)
         found = usable_nodes(backend.nodes(), tables.kinds)
-        zones = (node.zone if rules.one_zone else "" for node in found)
-        whole = ClusterShape(Node(n.gpus, n.cpus, n.gpu, zone=zone) for n, zone in zip(found, zones, strict=True))
+        nodes = NodeInventory(database, rules.one_zone)
+        whole = ClusterShape(map(nodes.offered, found))
         if whole.most_gpus == 0:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
         self._check_fit(jobs, tables, whole)
         began, left = database.number("began"), database.number("beat") or 0.0
-        nodes = NodeInventory(background, database, found, left, rules.one_zone)
         super().__init__(jobs, specs, tables, database, nodes, backend, knowledge or PolicyKnowledge())
         self._backend, self._rules = backend, rules
         self._observers, self._reported = tuple(observers), reported
@@ -96,8 +92,7 @@ class RayCluster(JobTracker):
         self._clock = rules.clock(began if controllers else None, left)
         database.begin(self._clock.began)
         self.time = self._gpus_seen = left
-        for info in found:
-            self._nodes.add(info, self.time)
+        self._nodes.take_in(found, self.time)
         self._reopen(sorted(controllers))
 
     def _check_fit(self, jobs: Sequence[Job], tables: SpeedTables, shape: ClusterShape) -> None:

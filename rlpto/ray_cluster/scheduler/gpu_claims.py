@@ -72,8 +72,8 @@ class Entry:
 class GpuClaims:
     """All jobs' entries. capacity, slots: GPUs and CPU slots by node id, of nodes that are alive."""
 
-    def __init__(self, capacity: Mapping[str, int], slots: Mapping[str, int] | None = None) -> None:
-        self.capacity = dict(capacity)
+    def __init__(self, capacity: Mapping[str, int] | None = None, slots: Mapping[str, int] | None = None) -> None:
+        self.capacity = dict(capacity or {})
         self.slots = dict(slots or {})
         self.entries: dict[str, Entry] = {}
 
@@ -180,7 +180,7 @@ class GpuClaims:
         self.entries.pop(job, None)
 
     def add_node(self, node: str, gpus: int, slots: int = 0) -> None:
-        """A node has come up, or offers other numbers of GPUs and CPU slots."""
+        """A node has come up, with these numbers of GPUs and CPU slots."""
         self.capacity[node], self.slots[node] = gpus, slots
 
     def remove_nodes(self, nodes: Collection[str]) -> dict[str, Plan]:

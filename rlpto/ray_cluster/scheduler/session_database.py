@@ -352,7 +352,7 @@ class SessionDatabase(Store):
         return dict(self.rows("SELECT id, gpus_held FROM jobs WHERE number IS NOT NULL AND gpus_held > 0"))
 
     def node_up(self, node: NodeInfo, time: float) -> None:
-        """A node has come, or offers other GPUs."""
+        """A node has come."""
         names = ("gpus", "kind", "host", "zone", "spot")
         self.write(
             f"INSERT INTO nodes (id, alive, {', '.join(names)}) VALUES (?, 1, ?, ?, ?, ?, ?) ON CONFLICT (id) "

@@ -163,15 +163,15 @@ class AllReduceGroup(WorkerGroup):
         wrapped.register_comm_hook(self, AllReduceGroup._average)
         self.model = wrapped
 
-    def share(self, data: bytes | None, source: int = 0) -> bytes:
-        """Bytes of worker `source`, on all workers. The others give None."""
+    def share(self, data: bytes | None) -> bytes:
+        """Bytes of the first worker, on all workers. The others give None."""
         size = torch.tensor([len(data) if data is not None else 0], device=self._device)
-        dist.broadcast(size, source)
+        dist.broadcast(size, 0)
         if data is not None:
             content = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
         else:
             content = torch.empty(int(size), dtype=torch.uint8, device=self._device)
-        dist.broadcast(content, source)
+        dist.broadcast(content, 0)
         self._wait()
         return data if data is not None else content.cpu().numpy().tobytes()
 

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from rlpto.arrivals.volume import VolumeForecast
-from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.cluster import ClusterShape
 from rlpto.core.jobs import Job
 from rlpto.core.policy import Policy
 from rlpto.experiments.config import Config
@@ -145,9 +145,7 @@ def open_session(
 
 def _shape(config: Config, database: SessionDatabase) -> ClusterShape:
     """The nodes that were found; with what was there before, so that jobs that wait for it need not be refused."""
-    found = ClusterShape(
-        Node(group.gpus, group.cpus, group.gpu) for group in config.cluster.nodes for _ in range(group.count)
-    )
+    found = config.cluster.shape
     before = int(database.number(MOST_GPUS) or 0)
     if before > found.most_gpus and found:
         largest = max(found, key=lambda node: node.gpus)
