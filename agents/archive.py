@@ -95,14 +95,14 @@ def read_archive(path: Path, kinds: tuple[str, ...]) -> Archive:
 
 
 def check_meaning(path: Path, manifest: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise CheckpointError, saying what differs, if the file's numbers mean something else than `here`."""
+    """Raise CheckpointError, naming it, if the file's numbers mean something else than `here`."""
     there = manifest.get("meaning")
     if not isinstance(there, dict):
         raise CheckpointError(f"{path}: its manifest lacks meaning, expected a file of RLPTO {__version__}")
     for key, value in here.items():
         if there.get(key) != value:
             raise CheckpointError(
-                f"{path}: made by RLPTO {manifest.get('rlpto')}, {key}: {_difference(there.get(key), value)}; "
+                f"{path}: made by RLPTO {manifest.get('rlpto')}, where {key} meant something else; "
                 f"expected a file of RLPTO {__version__}, train or export it again"
             )
 
@@ -115,15 +115,3 @@ def steering_of(archive: Archive, path: Path) -> FloatArray:
     check_meaning(path, archive.manifest, steering_meaning(len(vector)))
     check_finite({STEERING: vector}, f"{path}: arrays", LARGEST_WEIGHT, CheckpointError)
     return vector
-
-
-def _difference(there: object, here: object) -> str:
-    """What two versions have, as briefly as it can be said."""
-    if isinstance(there, list) and isinstance(here, list) and set(map(str, there)) != set(map(str, here)):
-        lacking, surplus = [x for x in here if x not in there], [x for x in there if x not in here]
-        return "; ".join(
-            f"{word} {', '.join(map(str, names))}" for word, names in (("without", lacking), ("with", surplus)) if names
-        )
-    if isinstance(there, list) and isinstance(here, list):
-        return "in another order"
-    return f"{there}, expected {here}"

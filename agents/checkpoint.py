@@ -48,55 +48,24 @@ class Identity:
     provenance: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Notes:
-    """What a training remembers in addition to the learner's state. best: largest figure on validation windows so far.
-
-    history: a row of figures for each evaluation. figure: name of the one that chooses among checkpoints.
-    """
-
-    best: float | None = None
-    history: tuple[Mapping[str, float], ...] = ()
-    figure: str = "reward_per_job"
-
-    @classmethod
-    def of(cls, manifest: Mapping[str, Any], figure: str = "reward_per_job") -> Notes:
-        """Those in the manifest of a checkpoint."""
-        history = tuple({key: _number(value) for key, value in row.items()} for row in manifest["history"])
-        return cls(manifest["best"], history, figure)
-
-    @property
-    def best_steps(self) -> int | None:
-        """Steps after which the best validation reward was found first; None before an evaluation."""
-        found = (int(row["steps"]) for row in self.history if row[self.figure] == self.best)
-        return next(found, None)
-
-
 def save_checkpoint(
     path: Path,
     model: TimedPPO,
     setup: EnvSetup | ExternalSetup,
     settings: AgentSettings,
-    identity: Identity,
-    notes: Notes,
+    notes: Mapping[str, Any],
 ) -> None:
     """Write all that training needs to go on. Only between an update and the next rollout.
 
-    Raises CheckpointError if that is not possible; what stood at `path` is then unchanged.
+    notes: of the training. Raises CheckpointError if that is not possible; what stood at `path` is then unchanged.
     """
     env_state, weights = _environment(model).batch.state(), weight_arrays(_network(model))
     optimizer = model.policy.optimizer.state_dict()
     numpy_name, numpy_key, *numpy_rest = np.random.get_state(legacy=True)
     manifest = {
-        "format": CHECKPOINT,
         **agent_manifest(setup, settings),
         "state": state_of(weights),
-        "digest": identity.digest,
-        "seed": identity.seed,
-        "provenance": dict(identity.provenance),
-        "steps": model.num_timesteps,
-        "best": notes.best,
-        "history": plain_history(notes.history),
+        **notes,
         "learner": {
             "updates": compat.updates(model),
             "episodes": list(model.ep_info_buffer or ()),
@@ -124,8 +93,13 @@ def save_checkpoint(
 
 
 def plain_history(history: Sequence[Mapping[str, float]]) -> list[dict[str, float | None]]:
-    """Rows of figures as JSON can hold them."""
-    return [{key: _plain(value) for key, value in row.items()} for row in history]
+    """Rows of figures as JSON can hold them: null for what is not finite."""
+    return [{key: float(value) if np.isfinite(value) else None for key, value in row.items()} for row in history]
+
+
+def read_history(rows: Sequence[Mapping[str, float | None]]) -> list[Mapping[str, float]]:
+    """The inverse of `plain_history`."""
+    return [{key: float("nan") if value is None else float(value) for key, value in row.items()} for row in rows]
 
 
 def read_checkpoint(path: Path, identity: Identity, here: Mapping[str, Any] | None = None) -> Archive:
@@ -151,7 +125,7 @@ def read_checkpoint(path: Path, identity: Identity, here: Mapping[str, Any] | No
     return archive
 
 
-def restore(model: TimedPPO, archive: Archive, path: Path) -> Notes:
+def restore(model: TimedPPO, archive: Archive, path: Path) -> None:
     """Put a new learner of the same training where the checkpoint was made, random numbers included.
 
     An environment over an external cluster begins a new episode. Raises CheckpointError if the file lacks something.
@@ -174,7 +148,6 @@ def restore(model: TimedPPO, archive: Archive, path: Path) -> Notes:
         cuda = archive.group("random/cuda")
         if cuda and model.device.type == "cuda":
             torch.cuda.set_rng_state_all([torch.as_tensor(cuda[str(i)]) for i in range(len(cuda))])
-        return Notes.of(archive.manifest)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: incomplete ({error}), expected a checkpoint of `rlpto train`") from None
 
@@ -231,13 +204,3 @@ def _optimizer_state(archive: Archive) -> dict[int, dict[str, torch.Tensor]]:
 def _group(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a group of parameters; JSON knows no tuples."""
     return {key: tuple(value) if key == "betas" else value for key, value in saved.items()}
-
-
-def _plain(value: float) -> float | None:
-    """A number that JSON can hold."""
-    return float(value) if np.isfinite(value) else None
-
-
-def _number(value: float | None) -> float:
-    """The inverse of `_plain`."""
-    return float("nan") if value is None else float(value)

@@ -21,13 +21,15 @@ Observations = dict[str, AnyArray]
 
 def begin_learning(
     model: OnPolicyAlgorithm, steps: int, callback: MaybeCallback, *, restored: bool = False
-) -> tuple[int, BaseCallback]:
-    """Begin to learn until `steps` in all. Returns the steps in all, and the callback to call.
+) -> BaseCallback:
+    """Begin to learn until `steps` in all. Returns the callback to call at every step.
 
     restored: at the last observation of a model that has been restored. The public `learn` is a loop of its own, which
     can neither be left nor resumed between two updates.
     """
-    return model._setup_learn(steps - model.num_timesteps, callback, reset_num_timesteps=not restored)
+    _, called = model._setup_learn(steps - model.num_timesteps, callback, reset_num_timesteps=not restored)
+    called.on_training_start(locals(), globals())
+    return called
 
 
 def set_progress(model: OnPolicyAlgorithm, total: int) -> None:

@@ -72,9 +72,6 @@ class TimedPPO(PPO):
             n_epochs=ppo.epochs,
             gamma=0.5 ** (interval / (ppo.half_life * HOUR)),  # of the state that a cut episode ends in
             clip_range=ppo.clip,
-            ent_coef=ppo.entropy,
-            vf_coef=ppo.value,
-            max_grad_norm=ppo.max_grad_norm,
             rollout_buffer_class=TimedRolloutBuffer,
             rollout_buffer_kwargs={
                 "elapsed": env.batch.elapsed,

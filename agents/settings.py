@@ -22,7 +22,7 @@ class NetworkSettings(Settings):
 
 
 class PpoSettings(Settings):
-    """Proximal policy optimisation (Schulman et al., arXiv:1707.06347), as in stable-baselines3."""
+    """PPO (Schulman et al., arXiv:1707.06347); what is not here is as by default in stable-baselines3."""
 
     learning_rate: float = Field(1e-4, gt=0, le=1)
     """Step size of Adam at the start; it falls evenly to `final_rate` times that."""
@@ -40,12 +40,6 @@ class PpoSettings(Settings):
     """Hours after which a TD error counts half for an action (the lambda of GAE, per unit of time)."""
     clip: float = Field(0.2, gt=0)
     """Clip range of the probability ratio."""
-    entropy: float = Field(0.0, ge=0)
-    """Weight of the entropy bonus."""
-    value: float = Field(0.5, ge=0)
-    """Weight of the value loss."""
-    max_grad_norm: float = Field(0.5, gt=0)
-    """Longest gradient."""
 
 
 class WindowSettings(Settings):
@@ -113,10 +107,6 @@ class AgentSettings(Settings):
     """Environment steps between evaluations on validation windows, each followed by a checkpoint."""
     validation_windows: int = Field(4, ge=1, le=10_000)
     """Validation windows at each load, at most."""
-    baselines: tuple[str, ...] | None = None
-    """Policies of the config, by the name they have in tables, whose rewards on the validation windows the agent's is
-    compared with; they run once, before training. null: all of them; []: none. With `knowledge.mode: online` none is:
-    there the agent's windows are played with tables in place of fits."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the network is; auto: a GPU if there is one."""
     threads: int = Field(1, ge=1, le=1024)

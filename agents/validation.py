@@ -6,7 +6,6 @@ The windows step together in compiled code, so that validating often is cheap; f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,18 +27,6 @@ AGENT_TIME_LIMIT_FACTOR = 5.0
 
 CONSTANTS_TIME_LIMIT_FACTOR = 20.0
 """After this multiple of those hours, constants are taken to rescale jobs for ever."""
-
-
-@dataclass(frozen=True)
-class Evaluator:
-    """Validation windows of a training, with the policies that its agent is compared with.
-
-    setup: workloads are the windows. baselines: reward [W] of every policy to compare with, in order of the
-    workloads; called once.
-    """
-
-    setup: EnvSetup
-    baselines: Callable[[], Mapping[str, FloatArray]]
 
 
 @dataclass(frozen=True)
@@ -118,19 +105,3 @@ def job_metrics(jobs: AnyArray, gpus: int) -> dict[str, float]:
         "rescales_per_job": float(jobs["rescales"].mean()),
         "unfinished": float(np.count_nonzero(~finished)),
     }
-
-
-def standing(rewards: FloatArray, baselines: Mapping[str, FloatArray]) -> dict[str, float]:
-    """Where an agent with these rewards [W] stands among baselines.
-
-    rank: 1 + baselines with a larger mean reward. wins/NAME: share of the windows in which the agent has more
-    than NAME. gain/NAME: by how much its mean reward is larger, relative to the size of that of NAME.
-    """
-    if not baselines:
-        return {}
-    mean = rewards.mean()
-    found = {"rank": 1.0 + sum(float(other.mean()) > mean for other in baselines.values())}
-    for name, other in baselines.items():
-        found[f"wins/{name}"] = float((rewards > other).mean())
-        found[f"gain/{name}"] = float((mean - other.mean()) / max(abs(float(other.mean())), 1e-9))
-    return found

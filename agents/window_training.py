@@ -6,25 +6,22 @@ What is learnt is a steering vector: the index's constants, and a network of per
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from stable_baselines3.common.logger import Logger
 
-from rlpto import __version__
-from rlpto.agents.archive import CHECKPOINT, STEERING, STEERING_START, Archive, state_of, write_archive
-from rlpto.agents.checkpoint import Identity, Notes, plain_history, read_checkpoint
-from rlpto.agents.logs import log_figures, make_logger, write_history
-from rlpto.agents.settings import BEST, LAST, AgentSettings
-from rlpto.agents.training import Status, TrainingResult
-from rlpto.agents.validation import Evaluator, standing, validate_steering
+from rlpto.agents.archive import STEERING, STEERING_START, Archive, state_of, write_archive
+from rlpto.agents.checkpoint import Identity, read_checkpoint
+from rlpto.agents.logs import log_figures
+from rlpto.agents.settings import BEST, LAST, AgentSettings, WindowSettings
+from rlpto.agents.training_loop import Status, TrainingLoop, TrainingResult
+from rlpto.agents.validation import Validation, validate_steering
 from rlpto.agents.window_trainers import Evolution, Learner, Ppo
-from rlpto.core.rewards import REWARD_PARTS, RewardWeights
+from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.whole_windows import WindowPool
@@ -85,7 +82,7 @@ def train_on_windows(
     settings: AgentSettings,
     folder: Path,
     identity: Identity,
-    evaluator: Evaluator | None = None,
+    validation: EnvSetup | None = None,
     *,
     resume: bool = False,
     on_progress: Callable[[Status], None] | None = None,
@@ -98,46 +95,44 @@ def train_on_windows(
     Raises CheckpointError if there is nothing to resume or it belongs to another training.
     """
     torch.set_num_threads(1)
-    run = WindowTraining(setup, settings, folder, identity, evaluator, on_progress)
+    run = WindowTraining(setup, settings.whole_windows, folder, identity, validation, on_progress)
     if resume:
         run.restore(read_checkpoint(folder / LAST, identity, run.meaning()), folder / LAST)
     return run.loop(stop, begun=resume)
 
 
-@dataclass
-class WindowTraining:
-    """One training under way. Counts are of windows played."""
+class WindowTraining(TrainingLoop):
+    """One training under way. Its steps are windows played."""
 
-    setup: EnvSetup
-    settings: AgentSettings
-    folder: Path
-    identity: Identity
-    evaluator: Evaluator | None
-    on_progress: Callable[[Status], None] | None
-    notes: Notes = field(default_factory=Notes)
-    played: int = 0
+    unit = "windows"
+    figure = "gain"
 
-    def __post_init__(self) -> None:
-        chosen, seed = self.settings.whole_windows, self.identity.seed
-        self._rng = np.random.default_rng([seed, 19])
-        start = priced(self.setup.start, self.setup.reward) if chosen.constants else self.setup.start
-        slopes = self.setup.reward.shortfall > 0
-        self._space = SteeringSpace.around(start, chosen.constants, chosen.network, seed, slopes=slopes)
-        evolves = chosen.trainer == "evolution"
-        self._learner = Learner(self._space.size, chosen.learning_rate or (0.1 if evolves else 0.02))
-        self._trainer = Evolution() if evolves else Ppo(chosen)
-        self._pool = WindowPool(self.setup, max(chosen.idle_interval, self.setup.interval))
-        self._logger = Logger(str(self.folder), [])
+    def __init__(
+        self,
+        setup: EnvSetup,
+        settings: WindowSettings,
+        folder: Path,
+        identity: Identity,
+        validation: EnvSetup | None,
+        on_progress: Callable[[Status], None] | None,
+    ) -> None:
+        super().__init__(folder, identity, validation, on_progress)
+        self.setup, self.settings, self.played = setup, settings, 0
+        self.total, self.every = settings.windows, settings.evaluate_every
+        self._rng = np.random.default_rng([identity.seed, 19])
+        start = priced(setup.start, setup.reward) if settings.constants else setup.start
+        slopes = setup.reward.shortfall > 0
+        self._space = SteeringSpace.around(start, settings.constants, settings.network, identity.seed, slopes=slopes)
+        evolves = settings.trainer == "evolution"
+        self._learner = Learner(self._space.size, settings.learning_rate or (0.1 if evolves else 0.02))
+        self._trainer = Evolution() if evolves else Ppo(settings)
+        self._validated = None if validation is None else WindowPool(validation)
+        self._pool = WindowPool(setup, max(settings.idle_interval, setup.interval))
 
-    @cached_property
-    def _validation(self) -> WindowPool:
-        """The windows that choose among checkpoints."""
-        assert self.evaluator is not None
-        return WindowPool(self.evaluator.setup)
-
-    @cached_property
-    def _baselines(self) -> Mapping[str, FloatArray]:
-        return {} if self.evaluator is None else self.evaluator.baselines()
+    @property
+    def steps(self) -> int:
+        """Windows played so far."""
+        return self.played
 
     @property
     def vector(self) -> FloatArray:
@@ -145,51 +140,26 @@ class WindowTraining:
         vector: FloatArray = self._space.vectors(self._learner.average[None])[0]
         return vector
 
-    def loop(self, stop: Callable[[], bool] | None, *, begun: bool) -> TrainingResult:
-        """Draw, play and learn until enough windows are played, or until `stop` says so between two updates."""
-        total = self.settings.whole_windows.windows
-        self._logger = make_logger(self.folder, self.played)
-        try:
-            if not begun:
-                self.look()
-            self.report("training")
-            while self.played < total:
-                if stop is not None and stop():
-                    self.save(LAST)
-                    return self.outcome(finished=False)
-                self.update()
-            if self._last_row().get("steps") != self.played:
-                self.look()
-            self._logger.dump(self.played)
-            self.report("done")
-        finally:
-            self._logger.close()
-        return self.outcome(finished=True)
-
-    def update(self) -> None:
-        """One rollout of draws, and one update; looks at the agent where that is due."""
-        chosen, before = self.settings.whole_windows, self.played
-        pairs = chosen.rollout // 2
+    def update(self) -> bool:
+        """One rollout of draws, and one update."""
+        pairs = self.settings.rollout // 2
         drawn, windows = self._learner.draw(self._rng, pairs), self.windows(pairs)
         both = np.concatenate([windows, windows])
         losses = self._pool.losses(self._space.vectors(drawn), both)
         figures = self._trainer.learn(self._learner, drawn, losses)
         self._learner.remember()
-        self.played += chosen.rollout
-        log_figures(self._logger, "train", {"gain": -float(losses.mean()), **figures})
-        log_figures(self._logger, "train", by_load("gain", -losses, self._pool.groups[both], self.setup))
-        log_figures(self._logger, "train", {"distance": float(np.sqrt((self._learner.average**2).mean()))})
-        if before // chosen.evaluate_every < self.played // chosen.evaluate_every:
-            self.look()
-        self._logger.dump(self.played)
-        self.report("training")
+        self.played += self.settings.rollout
+        log_figures(self.logger, "train", {"gain": -float(losses.mean()), **figures})
+        log_figures(self.logger, "train", by_load("gain", -losses, self._pool.groups[both], self.setup))
+        log_figures(self.logger, "train", {"distance": float(np.sqrt((self._learner.average**2).mean()))})
+        return True
 
     def windows(self, count: int) -> IntArray:
         """[count] numbers of windows, spread evenly over the loads."""
         groups, drawn = np.unique(self._pool.groups), np.zeros(count, dtype=np.int64)
         for at, group in enumerate(groups):
             members = np.flatnonzero(self._pool.groups == group)
-            small = members[self._pool.jobs[members] <= self.settings.whole_windows.most_jobs]
+            small = members[self._pool.jobs[members] <= self.settings.most_jobs]
             members = small if len(small) else members
             mine = drawn[at :: len(groups)]
             rounds = [self._rng.permutation(members) for _ in range(-(-len(mine) // len(members)))]
@@ -197,51 +167,32 @@ class WindowTraining:
                 mine[:] = np.concatenate(rounds)[: len(mine)]
         return drawn
 
-    def look(self) -> None:
-        """Look at the agent on the validation windows; keep it if it is the best so far, and all that goes on."""
-        if self.evaluator is not None:
-            self.report("evaluating")
-            pool, vector = self._validation, self.vector
-            gains = -pool.losses(np.repeat(vector[None], len(pool), axis=0), np.arange(len(pool)))
-            found = validate_steering(self.evaluator.setup, vector)
-            parts = dict(zip(REWARD_PARTS, found.parts.mean(axis=0), strict=True))
-            figures = {
-                "gain": float(gains.mean()),
-                "reward": float(found.rewards.mean()),
-                **{f"reward_{name}": float(part) for name, part in parts.items()},
-                **found.metrics,
-                **by_load("gain", gains, pool.groups, self.evaluator.setup),
-                **by_load("reward", found.rewards, pool.groups, self.evaluator.setup),
-                **standing(found.rewards, self._baselines),
-            }
-            log_figures(self._logger, "validation", figures)
-            best = self.notes.best is None or figures["gain"] > self.notes.best
-            history = (*self.notes.history, {"steps": float(self.played), **figures})
-            self.notes = Notes(figures["gain"] if best else self.notes.best, history, "gain")
-            write_history(self.folder, history)
-            if best:
-                self.save(BEST)
-                save_weights(vector, self.folder / WEIGHTS)
-        self.save(LAST)
+    def validate(self, setup: EnvSetup) -> tuple[Validation, dict[str, float]]:
+        """The result on validation windows, and what is gained over the start, by load too."""
+        pool, vector = self._validated, self.vector
+        assert pool is not None
+        gains = -pool.losses(np.repeat(vector[None], len(pool), axis=0), np.arange(len(pool)))
+        found = validate_steering(setup, vector)
+        return found, {
+            "gain": float(gains.mean()),
+            **by_load("gain", gains, pool.groups, setup),
+            **by_load("reward", found.rewards, pool.groups, setup),
+        }
 
-    def save(self, name: str) -> None:
-        """Write all that the training needs to go on, and the agent as it is now."""
+    def save(self, name: str = LAST) -> None:
+        """Write all that the training needs to go on, and the agent as it is now; the best one as a file of weights,
+        too."""
         arrays = {STEERING: self.vector, STEERING_START: self._space.start}
         arrays |= {f"learner/{key}": value for key, value in self._learner.arrays().items()}
         manifest = {
-            "format": CHECKPOINT,
-            "rlpto": __version__,
             "meaning": self.meaning(),
             "state": state_of(arrays),
-            "digest": self.identity.digest,
-            "seed": self.identity.seed,
-            "provenance": dict(self.identity.provenance),
-            "steps": self.played,
-            "best": self.notes.best,
-            "history": plain_history(self.notes.history),
+            **self.notes(),
             "random": self._rng.bit_generator.state,
         }
         write_archive(self.folder / name, manifest, arrays, "a checkpoint")
+        if name == BEST:
+            save_weights(self.vector, self.folder / WEIGHTS)
 
     def restore(self, archive: Archive, path: Path) -> None:
         """Go on where a checkpoint of the same training was written. Raises CheckpointError if it lacks something."""
@@ -249,26 +200,13 @@ class WindowTraining:
             self._learner.restore(archive.group("learner"))
             self._rng.bit_generator.state = archive.manifest["random"]
             self.played = int(archive.manifest["steps"])
-            self.notes = Notes.of(archive.manifest, "gain")
+            self.remember(archive.manifest)
         except (KeyError, TypeError, ValueError, CheckpointError) as error:
             raise CheckpointError(f"{path}: incomplete ({error}), expected a checkpoint of `rlpto train`") from None
 
     def meaning(self) -> dict[str, Any]:
         """What the numbers of a steering vector mean, in this version of RLPTO."""
         return steering_meaning(len(self._space.start))
-
-    def outcome(self, finished: bool) -> TrainingResult:
-        """How the training stands."""
-        notes = self.notes
-        return TrainingResult(self.played, finished, notes.best, notes.best_steps, self._last_row(), "windows")
-
-    def report(self, doing: str) -> None:
-        """Report where the training stands."""
-        if self.on_progress is not None:
-            self.on_progress(Status(doing, self.played, self.settings.whole_windows.windows, self.notes.best))
-
-    def _last_row(self) -> Mapping[str, float]:
-        return self.notes.history[-1] if self.notes.history else {}
 
 
 def by_load(name: str, values: FloatArray, groups: IntArray, setup: EnvSetup) -> dict[str, float]:

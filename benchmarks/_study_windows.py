@@ -44,7 +44,7 @@ GUESSED = {
 }
 OBSERVED = ("knowledge.mode=online", "knowledge.fits=shared", "knowledge.remaining=learnt")
 """What a real scheduler knows."""
-EVERY = (*TIME_ONLY, "agent.baselines=[]", "queue.classes=weighted")
+EVERY = (*TIME_ONLY, "queue.classes=weighted")
 START = "env.start={configs}/tuned/{workload}-jct-weighted.yaml"
 
 

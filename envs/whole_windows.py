@@ -107,11 +107,12 @@ def _play(batch: CompiledBatch, workload: int, weights: FloatArray) -> tuple[Flo
 
     Returns time [L] s and the reward up to then [L] at its L decisions.
     """
-    begin(batch, 0, workload)
+    first = int(np.int64(0))  # a literal is a type of its own, for which all that is called would be compiled again
+    begin(batch, first, workload)
     terms = np.zeros(PARTS)
     time, total = [batch.loop.world.clusters[0].time], [0.0]
-    while not is_over(batch.loop.world, 0):
-        run_hold(batch, 0, weights, -np.inf, terms)
+    while not is_over(batch.loop.world, first):
+        run_hold(batch, first, weights, -np.inf, terms)
         time.append(batch.loop.world.clusters[0].time)
         total.append(total[-1] + terms.sum())
     return np.array(time), np.array(total)
@@ -188,10 +189,10 @@ def play_window(
     world = batch.loop.world
     before = world.rules[0].limit
     world.rules[0].limit = limit
-    total = np.zeros(1, INTERVAL)
-    begin(batch, 0, workload)
-    if not is_over(world, 0):
-        run_until(batch.loop, 0, weights, np.inf, total)
+    total, first = np.zeros(1, INTERVAL), int(np.int64(0))  # no literal, see `_play`
+    begin(batch, first, workload)
+    if not is_over(world, first):
+        run_until(batch.loop, first, weights, np.inf, total)
     weigh(total, batch.reward, parts)
     cluster = world.clusters[0]
     end[0] = cluster.time

@@ -6,11 +6,10 @@ They are fitted on the newest FITTED_POINTS points. Then their parameters are fi
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
 
 import numpy as np
 
-from rlpto.forecasting.arma import MAX_ORDER, Arima, Fit, aicc_of, fit_arima, is_stable, needs_difference
+from rlpto.forecasting.arma import MAX_ORDER, Arima, aicc_of, fit_arima, is_stable, needs_difference
 from rlpto.forecasting.base import Batch, Forecaster
 from rlpto.forecasting.series import DAY, LARGEST_COUNT, WEEK, ForecastError, TimeSeries, fourier
 from rlpto.forecasting.storage import State
@@ -34,19 +33,15 @@ ALTERNATIONS = 3
 
 
 class ArimaForecaster(Forecaster):
-    """An ARIMA on transformed counts. A subclass defines the transform and how it is fitted.
-
-    fallback: deviations from the planned fit, and why; empty if there were none.
-    """
+    """An ARIMA on transformed counts. A subclass defines the transform and how it is fitted."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.fallback = ""
         self._model = Arima()
         self._z = np.empty(0)  # the transformed history
 
     @abstractmethod
-    def _estimate(self, series: TimeSeries) -> Fit:
+    def _estimate(self, series: TimeSeries) -> Arima:
         """Orders and parameters from the newest points of the fitted series."""
 
     def _transformed(self, series: TimeSeries) -> FloatArray:
@@ -58,8 +53,7 @@ class ArimaForecaster(Forecaster):
         return np.maximum(np.expm1(np.minimum(z, LARGEST_LOG)), 0.0)
 
     def _fit(self, series: TimeSeries) -> None:
-        fit = self._estimate(series.tail(FITTED_POINTS))
-        self._model, self.fallback = fit.model, "; ".join(fit.fallbacks)
+        self._model = self._estimate(series.tail(FITTED_POINTS))
         self._look_back_on(series)
 
     def _update(self, new: TimeSeries) -> None:
@@ -77,7 +71,7 @@ class ArimaForecaster(Forecaster):
     def _state(self) -> State:
         model = self._model
         arrays = {"ar": np.array(model.ar), "ma": np.array(model.ma)}
-        return State({"difference": model.difference, "mean": model.mean, "fallback": self.fallback}, arrays)
+        return State({"difference": model.difference, "mean": model.mean}, arrays)
 
     def _restore(self, state: State) -> None:
         ar, ma = state.array("ar", (None,)), state.array("ma", (None,))
@@ -86,7 +80,6 @@ class ArimaForecaster(Forecaster):
             raise ForecastError(f"coefficients {ar.tolist()} and {ma.tolist()}: expected at most {MAX_ORDER}, stable")
         mean = state.number("mean", -LARGEST_COUNT, LARGEST_COUNT)
         self._model = Arima(tuple(ar.tolist()), tuple(ma.tolist()), mean, state.integer("difference", 0, 1))
-        self.fallback = str(state.values["fallback"])
         self._look_back_on(self._observed())
 
     def _look_back_on(self, history: TimeSeries) -> None:
@@ -97,24 +90,20 @@ class ArimaForecaster(Forecaster):
 class RawArima(ArimaForecaster):
     """ARIMA(p, d, q) on counts as they are; d = 1 if a test rejects a constant level, else a mean."""
 
-    kind: ClassVar[str] = "arima_raw"
-
     def _transformed(self, series: TimeSeries) -> FloatArray:
         return series.values
 
     def _counts(self, z: FloatArray, times: FloatArray) -> FloatArray:  # noqa: ARG002
         return np.clip(z, 0.0, np.expm1(LARGEST_LOG))
 
-    def _estimate(self, series: TimeSeries) -> Fit:
+    def _estimate(self, series: TimeSeries) -> Arima:
         return fit_arima(series.values, int(needs_difference(series.values)))
 
 
 class LogArima(ArimaForecaster):
     """ARIMA(p, 1, q) on log1p counts: the level may go anywhere."""
 
-    kind: ClassVar[str] = "arima_log"
-
-    def _estimate(self, series: TimeSeries) -> Fit:
+    def _estimate(self, series: TimeSeries) -> Arima:
         return fit_arima(np.log1p(series.values), 1)
 
 
@@ -126,20 +115,18 @@ class FourierArima(ArimaForecaster):
     of harmonics is that with the least AICc.
     """
 
-    kind: ClassVar[str] = "arima_fourier"
-
     def __init__(self) -> None:
         super().__init__()
         self._harmonics = (0, 0)
         self._coefficients = np.empty(0)
 
-    def _estimate(self, series: TimeSeries) -> Fit:
+    def _estimate(self, series: TimeSeries) -> Arima:
         z = np.log1p(series.values)
         self._harmonics, self._coefficients = (0, 0), np.empty(0)
         allowed = _allowed_harmonics(series)
         left = z
         for _ in range(ALTERNATIONS):
-            model = fit_arima(left, 1, refined=0).model
+            model = fit_arima(left, 1, refined=0)
             self._harmonics, self._coefficients = _fit_harmonics(z, series.times(), model, allowed)
             left = self._transformed(series)
         return fit_arima(left, 1)

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numba import njit
@@ -51,11 +50,6 @@ class Arima:
     ma: tuple[float, ...] = ()
     mean: float = 0.0
     difference: int = 0
-
-    @property
-    def name(self) -> str:
-        """`ARIMA(p,d,q)`."""
-        return f"ARIMA({len(self.ar)},{self.difference},{len(self.ma)})"
 
     @property
     def parameters(self) -> int:
@@ -131,20 +125,12 @@ def _expected(
     return expected
 
 
-@dataclass(frozen=True)
-class Fit:
-    """An estimated model, and the deviations from the planned fit, one line each."""
-
-    model: Arima
-    fallbacks: tuple[str, ...] = ()
-
-
-def fit_arima(z: FloatArray, difference: int, refined: int = LIKELIHOOD_FITS) -> Fit:
+def fit_arima(z: FloatArray, difference: int, refined: int = LIKELIHOOD_FITS) -> Arima:
     """The ARIMA(p, d, q) with the least AICc, for [T] values and a given d; a mean only where d = 0.
 
     Candidates within the bounds are estimated by the regressions of Hannan and Rissanen (Biometrika
     1982) and ranked; the best are fitted by maximum likelihood in statsmodels, starting there. A fit
-    that warns or fails leaves the candidate at its start, and is recorded.
+    that warns or fails leaves the candidate at its start. A constant series gets no terms.
 
     refined: number of candidates fitted by likelihood; with 0, only the regressions are used.
     """
@@ -152,16 +138,12 @@ def fit_arima(z: FloatArray, difference: int, refined: int = LIKELIHOOD_FITS) ->
     mean = float(w.mean()) if difference == 0 else 0.0
     rest = Arima(mean=mean, difference=difference)
     if float(np.ptp(w)) < CONSTANT_SPREAD:
-        return Fit(rest, ("constant series: no terms were fitted",))
+        return rest
     top = MAX_ORDER if len(w) >= SHORT_SERIES_POINTS else 1
     orders = [(p, q) for p in range(top + 1) for q in range(top + 1) if p + q <= MAX_TERMS]
     starts = [replace(rest, ar=ar, ma=ma) for ar, ma in (_regressed(w - mean, p, q) for p, q in orders)]
     best = sorted(starts, key=lambda model: aicc(model, z))
-    if not refined:
-        return Fit(best[0])
-    fits = [_refined(model, z) for model in best[:refined]]
-    chosen = min(fits, key=lambda fit: aicc(fit.model, z))
-    return Fit(chosen.model, tuple(line for fit in fits for line in fit.fallbacks))
+    return min((_refined(model, z) for model in best[:refined]), key=lambda model: aicc(model, z), default=best[0])
 
 
 def needs_difference(z: FloatArray) -> bool:
@@ -218,26 +200,20 @@ def _regressed(w: FloatArray, p: int, q: int) -> tuple[tuple[float, ...], tuple[
     return stable(ar, -1.0), stable(ma, 1.0)
 
 
-def _refined(start: Arima, z: FloatArray) -> Fit:
-    """Maximum likelihood from a start. If it fails: the start itself, and the reason."""
+def _refined(start: Arima, z: FloatArray) -> Arima:
+    """Maximum likelihood from a start; the start itself if that warns or fails."""
     if not start.ar and not start.ma:
-        return Fit(start)
+        return start
     w = np.diff(z, start.difference) - start.mean
     p, q = len(start.ar), len(start.ma)
     model = SARIMAX(w, order=(p, 0, q), concentrate_scale=True)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         try:
             result = model.fit([*start.ar, *start.ma], maxiter=LIKELIHOOD_ITERATIONS, disp=0, cov_type="none")
-        except (ValueError, np.linalg.LinAlgError) as failed:
-            return Fit(start, (f"{start.name}: {_line(failed)}; kept its start",))
+        except (Warning, ValueError, np.linalg.LinAlgError):
+            return start
     found: FloatArray = np.asarray(result.params, dtype=np.float64)
-    if caught:
-        return Fit(start, (f"{start.name}: {_line(caught[0].message)}; kept its start",))
     if not np.isfinite(found).all():
-        return Fit(start, (f"{start.name}: parameters not finite; kept its start",))
-    return Fit(replace(start, ar=stable(found[:p], -1.0), ma=stable(found[p:], 1.0)))
-
-
-def _line(said: Any) -> str:
-    return " ".join(str(said).split()).rstrip(".")
+        return start
+    return replace(start, ar=stable(found[:p], -1.0), ma=stable(found[p:], 1.0))

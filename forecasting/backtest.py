@@ -46,7 +46,7 @@ class Backtest:
     """Forecasts of a series from N origins by one or more forecasters, and what came.
 
     series: all of it. origins: [N] points known. actual: [N, H] counts, NaN past the end. forecasts: by name, with
-    quantiles at LEVELS. scale: the denominator of MASE [counts]. fitted: the forecasters.
+    quantiles at LEVELS. scale: the denominator of MASE [counts].
     """
 
     series: TimeSeries
@@ -54,7 +54,6 @@ class Backtest:
     actual: FloatArray
     forecasts: Mapping[str, Batch]
     scale: float
-    fitted: Mapping[str, Forecaster]
 
     @property
     def horizon(self) -> int:
@@ -127,10 +126,10 @@ def backtest(
     if not forecasters:
         raise ForecastError("no forecasters given, expected at least one")
     origins = np.arange(first, len(series))
-    made, fitted = {}, {}
+    made = {}
     for name, forecaster in forecasters.items():
-        fitted[name] = type(forecaster)(**forecaster.settings()).fit(series.head(first))
-        made[name] = fitted[name].batch_forecasts(series, origins, horizon, LEVELS)
+        fitted = type(forecaster)(**forecaster.settings()).fit(series.head(first))
+        made[name] = fitted.batch_forecasts(series, origins, horizon, LEVELS)
         if on_done is not None:
             on_done(name)
     return Backtest(
@@ -139,7 +138,6 @@ def backtest(
         actual=targets(series.values, origins, horizon),
         forecasts=made,
         scale=_seasonal_error(series.head(first)),
-        fitted=fitted,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
@@ -82,13 +82,10 @@ class Forecaster:
     numbers for many origins of a series. Origin t is the moment at which y[:t] is known: its forecasts are of y[t],
     y[t + 1] and so on. Nothing is fitted again.
 
-    A subclass defines `kind`, what it learns (`_fit`, `_state`, `_restore`), and `_points`, or `_batch` if it has means
+    A subclass defines what it learns (`_fit`, `_state`, `_restore`), and `_points`, or `_batch` if it has means
     and quantiles of its own; also `_update` and `_predict` where these are quicker than a batch of one. Its
     constructor's arguments are kept as attributes of the same names.
     """
-
-    kind: ClassVar[str]
-    """Name, in tables and in files."""
 
     def __init__(self) -> None:
         self._history: TimeSeries | None = None
@@ -206,7 +203,7 @@ class Forecaster:
 
     def save(self, path: str | Path) -> None:
         """Write settings, what was learnt and the history as one file. Raises ForecastError."""
-        write_state(Path(path), self.kind, self.state())
+        write_state(Path(path), type(self).__name__, self.state())
 
     def state(self) -> State:
         """Everything that `save` keeps. Raises ForecastError if nothing was fitted."""
@@ -229,15 +226,15 @@ class Forecaster:
             forecaster._spread = state.array("spread", (len(SPREAD_LEVELS), SPREAD_HORIZON))
             forecaster._restore(state.part("learnt"))
         except ForecastError as wrong:
-            raise ForecastError(f"{source}: {wrong}, in a saved {cls.kind}") from None
+            raise ForecastError(f"{source}: {wrong}, in a saved {cls.__name__}") from None
         except (KeyError, TypeError, ValueError, IndexError) as wrong:
-            raise ForecastError(f"{source}: broken, expected a saved {cls.kind} ({wrong})") from None
+            raise ForecastError(f"{source}: broken, expected a saved {cls.__name__} ({wrong})") from None
         return forecaster
 
     def _observed(self) -> TimeSeries:
         """The history."""
         if self._history is None:
-            raise ForecastError(f"{self.kind}: nothing fitted yet, call fit first")
+            raise ForecastError(f"{type(self).__name__}: nothing fitted yet, call fit first")
         return self._history
 
     def _around(self, point: FloatArray, levels: FloatArray) -> Batch:

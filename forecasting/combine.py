@@ -90,13 +90,11 @@ FIXED = ("whole", "strong", "prior", "levels", "variance")
 
 
 class Combined(NamedTuple):
-    """At N origins: point and mean [N, H] in counts, bounds [N, H, Q] in log1p, weights [N, H, K + 2] of what the
-    candidates are made of: members, mean of the strong ones, median of all."""
+    """At N origins: point and mean [N, H] in counts, bounds [N, H, Q] in log1p."""
 
     point: FloatArray
     mean: FloatArray
     bounds: FloatArray
-    weights: FloatArray
 
 
 def new_state(
@@ -151,26 +149,22 @@ def combine(
     here). learning: False combines with what is known and remembers nothing. H may exceed the steps of the state, at
     least those must be given: later steps are treated like its last.
     """
-    origins, parts, horizon = members.shape
+    origins, _, horizon = members.shape
     learnt, levels = state.losses.shape[0], state.levels.shape[0]
     point = np.empty((origins, horizon))
     mean = np.empty((origins, horizon))
     bounds = np.empty((origins, horizon, levels))
-    shares = np.empty((origins, horizon, parts + 2))
-    each = state.prior.shape[0] // (parts + 2)
-    weights = _weights(state, rules)
+    weights = weights_of(state, rules)
     for i in range(origins):
         if learning:
             state.top[0] = max(state.top[0], np.log1p(newest[i]))
             for h in range(min(learnt, state.origins[0])):
                 _settle(state, rules, newest[i], h)
             state.origins[0] += 1
-            weights = _weights(state, rules)
+            weights = weights_of(state, rules)
         seen = _candidates(state, members[i])
         for h in range(horizon):
             own = min(h, learnt - 1)
-            for k in range(parts + 2):
-                shares[i, h, k] = weights[own, k * each : (k + 1) * each].sum()
             point[i, h] = _weighted_median(seen[:, h], weights[own])
             for q in range(levels):
                 bounds[i, h, q] = _bound(state, rules, own, q, np.log1p(point[i, h]), spread[i, h, q])
@@ -184,7 +178,7 @@ def combine(
             state.old_spread[place] = spread[i, :learnt]
             state.old_bounds[place] = bounds[i, :learnt]
             state.old_features[place] = features[i, :learnt]
-    return Combined(point, mean, bounds, shares)
+    return Combined(point, mean, bounds)
 
 
 @njit(cache=True)
@@ -219,7 +213,7 @@ def _settle(state: CombinationState, rules: CombinationRules, count: float, h: i
 
 
 @njit(cache=True)
-def _weights(state: CombinationState, rules: CombinationRules) -> FloatArray:
+def weights_of(state: CombinationState, rules: CombinationRules) -> FloatArray:
     """[H, G] exponential weights: losses relative to the prior's mean loss, partly those of all steps together."""
     prior, forget = state.prior, 0.5 ** (1 / rules.half_life)
     horizon, candidates = state.losses.shape

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from rlpto.forecasting.features import (
     describe,
     layout_of,
 )
-from rlpto.forecasting.series import ForecastError, TimeSeries, checked_integer
+from rlpto.forecasting.series import TimeSeries, checked_integer
 from rlpto.forecasting.storage import State
 from rlpto.io.arrays import FloatArray, IntArray
 
@@ -68,7 +67,7 @@ class GruForecaster(Forecaster):
     of the weights.
     """
 
-    kind: ClassVar[str] = "gru"
+    _network: QuantileGRU
 
     def __init__(self, seed: int = 0, horizon: int = 12, hidden: int = 24, updates: int = 400) -> None:
         super().__init__()
@@ -76,7 +75,6 @@ class GruForecaster(Forecaster):
         self.horizon = checked_integer("horizon", horizon, 1, MOST_LEARNT)
         self.hidden = checked_integer("hidden", hidden, 1, MOST_UNITS)
         self.updates = checked_integer("updates", updates, 1, MOST_UPDATES)
-        self._network: QuantileGRU | None = None
         self._scale = 1.0
         self._memory = torch.empty(0)  # recurrent state after the history
         self._read = torch.empty(0)  # [1, hidden + inputs] what the decoder is given there
@@ -114,17 +112,12 @@ class GruForecaster(Forecaster):
         relative, distance = seen.targets[..., :-1] / self._scale, seen.targets[..., -1:]
         return np.concatenate([relative, distance, seen.ahead, np.zeros_like(distance)], axis=2)
 
-    def _trained(self) -> QuantileGRU:
-        if self._network is None:
-            raise ForecastError(f"{self.kind}: nothing fitted yet, call fit first")
-        return self._network
-
     def log_quantiles(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
         """[N, H, Q] quantiles at QUANTILES in log1p for N origins of a series."""
         if not len(origins):
             return np.empty((0, horizon, len(QUANTILES)))
         layout, every = layout_of(series, self.horizon), np.arange(1, int(origins.max()) + 1)
-        read, _ = run(self._trained(), self._inputs(describe(layout, series, every, 1)))
+        read, _ = run(self._network, self._inputs(describe(layout, series, every, 1)))
         return self._decoded(read[origins - 1], describe(layout, series, origins, horizon))
 
     def log_quantiles_now(self, horizon: int) -> FloatArray:
@@ -134,7 +127,7 @@ class GruForecaster(Forecaster):
         return self._decoded(self._read, describe(layout_of(history, self.horizon), history, now, horizon))
 
     def _decoded(self, read: Tensor, seen: Features) -> FloatArray:
-        found = quantiles(self._trained(), read, self._targets(seen))
+        found = quantiles(self._network, read, self._targets(seen))
         return np.maximum(found * self._scale + seen.level[:, None, None], 0.0)
 
     def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
@@ -145,13 +138,13 @@ class GruForecaster(Forecaster):
         origins = np.arange(len(history) - len(new), len(history)) + 1
         for origin in origins:
             seen = describe(layout_of(history, self.horizon), history, np.array([origin]), 1)
-            self._read, self._memory = run(self._trained(), self._inputs(seen), self._memory)
+            self._read, self._memory = run(self._network, self._inputs(seen), self._memory)
 
     def _predict(self, horizon: int, levels: FloatArray) -> Batch:
         return batch_of(self.log_quantiles_now(horizon), levels)
 
     def _state(self) -> State:
-        weights = {f"weights.{name}": weight.numpy() for name, weight in self._trained().state_dict().items()}
+        weights = {f"weights.{name}": weight.numpy() for name, weight in self._network.state_dict().items()}
         return State({"scale": self._scale}, weights | {"memory": self._memory.numpy(), "read": self._read.numpy()})
 
     def _restore(self, state: State) -> None:

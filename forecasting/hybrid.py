@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,46 +20,22 @@ from rlpto.forecasting.gru import (
     mean_of,
     spread_of,
 )
-from rlpto.forecasting.registry import forecaster_class, make_forecaster
+from rlpto.forecasting.registry import make_forecaster
 from rlpto.forecasting.series import (
     LARGEST_COUNT,
     LATEST_SECONDS,
     MOST_POINTS,
-    ForecastError,
     TimeSeries,
     checked_integer,
 )
 from rlpto.forecasting.storage import State
 from rlpto.io.arrays import FloatArray, IntArray
 
+WEAK, STRONG = ("mean_24h", "arima_raw"), ("arima_log", "arima_fourier", "trees", "gru")
+"""Members; the mean of the strong ones is a candidate, too."""
 
-@dataclass(frozen=True)
-class Part:
-    """A member of the combination. kind, settings: the forecaster. strong: whether its forecasts are among those whose
-    mean is a candidate, too. shared: settings that it takes over from the combination."""
-
-    kind: str
-    settings: Mapping[str, Any]
-    strong: bool
-    shared: tuple[str, ...] = ()
-
-
-PARTS: Mapping[str, Part] = {
-    "mean_24h": Part("moving_average", {"hours": 24.0}, False),
-    "arima_raw": Part("arima_raw", {}, False),
-    "arima_log": Part("arima_log", {}, True),
-    "arima_fourier": Part("arima_fourier", {}, True),
-    "trees": Part("trees", {}, True, ("seed", "horizon")),
-    "gru": Part("gru", {}, True, ("seed", "horizon", "hidden", "updates")),
-}
-
-NAMES = tuple(PARTS)
+NAMES = (*WEAK, *STRONG)
 """[K] members in the order of the combination."""
-
-STRONG = [place for place, name in enumerate(NAMES) if PARTS[name].strong]
-
-LABELS = (*NAMES, "mean of the strong members", "median of the members")
-"""What candidates are made of, in the order of the weights."""
 
 RULES = CombinationRules()
 
@@ -102,7 +77,8 @@ class HybridForecaster(Forecaster):
     hidden, updates: size and training of the GRU.
     """
 
-    kind: ClassVar[str] = "hybrid"
+    _learnt: CombinationState
+    _now: Combined
 
     def __init__(self, seed: int = 0, horizon: int = 12, hidden: int = 24, updates: int = 400) -> None:
         super().__init__()
@@ -113,35 +89,28 @@ class HybridForecaster(Forecaster):
         self._members: dict[str, Forecaster] = {}
         self._fitted = (0, 0.0)  # points, and start, of the fitted series
         self._usual, self._variance, self._whole = 0.0, 0.0, True
-        self._learnt: CombinationState | None = None
-        self._now: Combined | None = None
 
     def _fit(self, series: TimeSeries) -> None:
         self._fitted = (len(series), series.start)
         self._usual, self._variance = float(series.values.mean()), float(series.values.var())
         self._whole = bool((series.values == np.floor(series.values)).all())
-        own, self._members = self.settings(), {}
-        for name, part in PARTS.items():
-            member = make_forecaster(part.kind, **part.settings, **{shared: own[shared] for shared in part.shared})
-            self._members[name] = member.fit(series)
+        self._members = {name: member.fit(series) for name, member in self._new_members()}
         self._learnt, found = self._run(series, self._members_on(series, self.horizon))
         self._now = Combined(*(part[-1:] for part in found))
 
-    @property
-    def fallback(self) -> str:
-        """Deviations of the parts from their planned fit, and why; empty if there were none."""
-        notes = ((name, getattr(part, "fallback", "")) for name, part in self._members.items())
-        return "; ".join(f"{name}: {note}" for name, note in notes if note)
+    def _new_members(self) -> Iterator[tuple[str, Forecaster]]:
+        own = {
+            "trees": {"horizon": self.horizon},
+            "gru": {"horizon": self.horizon, "hidden": self.hidden, "updates": self.updates},
+        }
+        for name in NAMES:
+            yield name, make_forecaster(name, self.seed, **own.get(name, {}))
 
     def parts(self, y: Any, origins: Any, horizon: int) -> dict[str, FloatArray]:
         """[N, H] point forecasts of every part by name, as `forecasts` of the whole; the arguments are the same."""
         series, checked, steps = self._asked(y, origins, horizon)
         points, _ = self._members_on(series.head(int(checked.max(initial=1))), steps)
         return {name: np.expm1(points[checked - 1, place]) for place, name in enumerate(NAMES)}
-
-    def weights(self, y: Any, origins: Any) -> FloatArray:
-        """[N, horizon, K + 2] weights at N origins of a series, in the order of LABELS."""
-        return self._combined(*self._asked(y, origins, self.horizon)).weights
 
     def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
         found = self._combined(series, origins, horizon)
@@ -178,8 +147,8 @@ class HybridForecaster(Forecaster):
         return gru
 
     def _blank(self) -> CombinationState:
-        levels = np.array(QUANTILES)
-        return new_state(self.horizon, len(NAMES), STRONG, levels, self._variance, self._whole, RULES)
+        levels, strong = np.array(QUANTILES), list(map(NAMES.index, STRONG))
+        return new_state(self.horizon, len(NAMES), strong, levels, self._variance, self._whole, RULES)
 
     def _warm_from(self, series: TimeSeries) -> int:
         """First origin from which weights learn: the start of the part that no member was trained on."""
@@ -209,32 +178,26 @@ class HybridForecaster(Forecaster):
             one = new.head(place + 1).tail(1)
             for member in self._members.values():
                 member.take_in(one)
-            self._now = run(self._fitted_state(), one.values, self._members_now(self.horizon), self._usual, True)
+            self._now = run(self._learnt, one.values, self._members_now(self.horizon), self._usual, True)
 
     def _look_back_on(self, history: TimeSeries) -> None:
         super()._look_back_on(history)
         for member in self._members.values():
             member._look_back_on(history)
 
-    def _fitted_state(self) -> CombinationState:
-        if self._learnt is None:
-            raise ForecastError(f"{self.kind}: nothing fitted yet, call fit first")
-        return self._learnt
-
     def _predict(self, horizon: int, levels: FloatArray) -> Batch:
         found = self._now
-        if found is None or horizon > self.horizon:
-            found = run(self._fitted_state(), np.zeros(1), self._members_now(horizon), self._usual, False)
+        if horizon > self.horizon:
+            found = run(self._learnt, np.zeros(1), self._members_now(horizon), self._usual, False)
         return Batch(found.point[:, :horizon], found.mean[:, :horizon], at_levels(found.bounds[:, :horizon], levels))
 
     def _state(self) -> State:
-        assert self._now is not None
         points, start = self._fitted
         values = {"points": points, "start": start, "usual": self._usual, "variance": self._variance}
         state = State(values | {"whole": self._whole})
         for name, member in self._members.items():
             state.nested(f"member.{name}", member.state())
-        for prefix, group in (("combined", self._fitted_state()), ("now", self._now)):
+        for prefix, group in (("combined", self._learnt), ("now", self._now)):
             state.arrays.update({f"{prefix}.{name}": array for name, array in group._asdict().items()})
         return state
 
@@ -245,13 +208,11 @@ class HybridForecaster(Forecaster):
         self._variance = state.number("variance", 0, LARGEST_COUNT**2)
         self._whole = state.values["whole"] is True
         self._members = {
-            name: forecaster_class(part.kind).from_state(state.part(f"member.{name}"), name)
-            for name, part in PARTS.items()
+            name: type(member).from_state(state.part(f"member.{name}"), name) for name, member in self._new_members()
         }
         blank, steps = self._blank(), np.zeros((1, self.horizon))
         learnt = state.arrays_like("combined", blank)
         # What does not change is not taken from a file.
         self._learnt = learnt._replace(**{name: getattr(blank, name) for name in FIXED})
         np.linalg.cholesky(learnt.gram)  # refuses what cannot be solved
-        bounds, weights = np.zeros((1, self.horizon, len(QUANTILES))), np.zeros((1, self.horizon, len(LABELS)))
-        self._now = state.arrays_like("now", Combined(steps, steps, bounds, weights))
+        self._now = state.arrays_like("now", Combined(steps, steps, np.zeros((1, self.horizon, len(QUANTILES)))))

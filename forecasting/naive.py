@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.signal import lfilter
@@ -20,8 +18,6 @@ LONGEST_HOURS = 24.0 * 366
 class Naive(Forecaster):
     """The next counts are the last one."""
 
-    kind: ClassVar[str] = "naive"
-
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
         return _repeated(series.values[origins - 1], horizon)
 
@@ -31,8 +27,6 @@ class MovingAverage(Forecaster):
 
     hours: length of the average [h], rounded to whole steps, at least one.
     """
-
-    kind: ClassVar[str] = "moving_average"
 
     def __init__(self, hours: float = 3.0) -> None:
         super().__init__()
@@ -56,8 +50,6 @@ class SeasonalNaive(Forecaster):
     hours: length of the season [h], such as 24 or 168.
     """
 
-    kind: ClassVar[str] = "seasonal_naive"
-
     def __init__(self, hours: float = 24.0) -> None:
         super().__init__()
         self.hours = _checked_hours(hours)
@@ -75,8 +67,6 @@ class ExponentialSmoothing(Forecaster):
     alpha: weight of the newest count, 0.001 to 1; None: that with the least squared error one step ahead, in log1p, on
     the fitted series.
     """
-
-    kind: ClassVar[str] = "smoothing"
 
     def __init__(self, alpha: float | None = None) -> None:
         super().__init__()

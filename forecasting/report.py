@@ -11,7 +11,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from rlpto.forecasting.backtest import LEVELS, NOMINAL, Backtest
-from rlpto.forecasting.hybrid import LABELS, HybridForecaster
 from rlpto.forecasting.series import DAY, HOUR, ForecastError
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.files import whole_file
@@ -26,13 +25,10 @@ INK, LINE = "#1f2933", "#2f6db5"
 def write_report(result: Backtest, folder: Path) -> None:
     """Write scores.csv, forecasts.csv and plots into a folder. Raises ForecastError.
 
-    The combination is drawn if it is among the forecasters, with its weights one step ahead; else the first one.
+    The combination is drawn if it is among the forecasters; else the first one.
     """
-    hybrid = result.fitted.get("hybrid")
     best = "hybrid" if "hybrid" in result.forecasts else next(iter(result.forecasts))
     figures = {"forecasts": forecasts_figure(result, best), "errors": errors_figure(result)}
-    if isinstance(hybrid, HybridForecaster):
-        figures["weights"] = weights_figure(result, hybrid.weights(result.series, result.origins)[:, 0])
     write_tables(result, folder)
     for name, figure in figures.items():
         with whole_file(folder / f"{name}.png", "the plot", ForecastError) as unfinished:
@@ -88,20 +84,6 @@ def errors_figure(result: Backtest) -> Figure:
     axes.set(xlabel="hours ahead", ylabel="mean absolute error [counts]", ylim=(0, None))
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     axes.set_title(f"Error by distance, {len(result.origins):,} origins")
-    return figure
-
-
-def weights_figure(result: Backtest, weights: FloatArray) -> Figure:
-    """The weight of each of LABELS at every origin, [N, len(LABELS)]."""
-    figure = _figure(5.0)
-    axes = figure.subplots()
-    days = _days(result, result.origins)
-    axes.stackplot(days, weights.T, labels=LABELS)
-    axes.set(
-        xlabel="days of the test part", ylabel="weight", ylim=(0, 1), xlim=(days[0], max(days[-1], days[0] + 1e-3))
-    )
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, reverse=True)
-    axes.set_title("Weights of the parts, one step ahead")
     return figure
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ DECIMALS = 6
 bits, and a tree could split between such numbers."""
 
 LEAST_POINTS = 200
-"""A series with fewer points trains no trees."""
+"""A series with fewer points grows no trees."""
 
 LEAST_IN_LEAF = (20, 100)
 """Examples in a leaf of the trees for one step ahead, and of the others, whose examples come several an origin."""
@@ -72,26 +72,19 @@ class TreesForecaster(Forecaster):
     seed: of the choice of examples. horizon: steps ahead learnt; later steps are forecast like the last one, at their
     own time. rows: most examples to learn from, and a quarter of them to stop by.
 
-    fallback: why no trees were trained, so that the recent level is the forecast; empty if trees were trained.
+    A constant series, and one of less than LEAST_POINTS, grows no trees: the recent level is the forecast.
     """
-
-    kind: ClassVar[str] = "trees"
 
     def __init__(self, seed: int = 0, horizon: int = 12, rows: int = 60_000) -> None:
         super().__init__()
         self.seed = checked_integer("seed", seed, 0, 2**32 - 1)
         self.horizon = checked_integer("horizon", horizon, 1, MOST_LEARNT)
         self.rows = checked_integer("rows", rows, 4, 10_000_000)
-        self.fallback = ""
         self._forests: list[Forest] = []
 
     def _fit(self, series: TimeSeries) -> None:
-        self._forests, self.fallback = [Forest.bare() for _ in _groups(self.horizon)], ""
-        if len(series) < LEAST_POINTS:
-            self.fallback = f"{len(series)} points: no trees were grown, expected {LEAST_POINTS} or more"
-            return
-        if not np.ptp(series.values):
-            self.fallback = "constant series: no trees were grown"
+        self._forests = [Forest.bare() for _ in _groups(self.horizon)]
+        if len(series) < LEAST_POINTS or not np.ptp(series.values):
             return
         origins = np.arange(1, len(series))
         seen = describe(layout_of(series, self.horizon), series, origins, self.horizon)
@@ -149,10 +142,9 @@ class TreesForecaster(Forecaster):
             for place, forest in enumerate(self._forests)
             for name, array in forest._asdict().items()
         }
-        return State({"fallback": self.fallback}, arrays)
+        return State(arrays=arrays)
 
     def _restore(self, state: State) -> None:
-        self.fallback = str(state.values["fallback"])
         self._forests = [_restored(state, place) for place in range(len(_groups(self.horizon)))]
 
 

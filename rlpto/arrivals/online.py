@@ -88,38 +88,13 @@ class TotalForecaster:
             self._learnt = len(series)
 
 
-class RememberedTotals:
-    """A forecaster of the total that keeps what it predicts, for further runs over the same counts."""
-
-    def __init__(self, total: TotalForecaster) -> None:
-        self._total, self._found, self._known = total, [total.predict()], 0
-
-    def again(self) -> RememberedTotals:
-        """Begin at the first count."""
-        self._known = 0
-        return self
-
-    def update(self, count: float) -> None:
-        """Take in the count of the step that has just ended."""
-        self._known += 1
-        if self._known == len(self._found):
-            self._total.update(count)
-            self._found.append(self._total.predict())
-
-    def predict(self) -> ArrivalTotals | None:
-        """What comes next."""
-        return self._found[self._known]
-
-
 class ClassForecasts:
     """Forecasts by class: those of the total, split by the recent shares of the classes.
 
     past: in steps of `step` seconds. memory: takes every forecast and what came, for samples around the forecasts.
     """
 
-    def __init__(
-        self, total: TotalForecaster | RememberedTotals, past: Past, step: float, memory: PathMemory | None = None
-    ) -> None:
+    def __init__(self, total: TotalForecaster, past: Past, step: float, memory: PathMemory | None = None) -> None:
         self._total, self._step, self._memory = total, step, memory
         self._keep = 0.5 ** (step / SHARE_HALF_LIFE_S)
         ages = np.arange(len(past.jobs), 0, -1) - 1.0
@@ -225,29 +200,18 @@ class WindowForecasts:
         self.settings, self.step = settings, settings.step
         self._past = past
         self._model = None if settings.model is None else load_model(settings.model, self.step)
-        self._totals: dict[tuple[str, bytes], RememberedTotals] = {}
 
     def for_run(self, window: Window) -> StateForecaster:
         """For one run on a window: forecasts from what arrives in it."""
-        past = self._past(window)
-        source = ClassForecasts(self._total(past), past, self.step)
-        return StateForecaster(source, self.step, self._last(window))
+        return StateForecaster(self._source(window), self.step, self._last(window))
 
     def known(self, window: Window, jobs: Sequence[Job]) -> list[Forecast | None]:
-        """All forecasts of a window, after 0, 1, ... steps: those that `for_run` gives while its jobs arrive.
+        """All forecasts of a window, after 0, 1, ... steps: those that `for_run` gives while its jobs arrive."""
+        return window_forecasts(self._source(window), jobs, self._last(window))
 
-        The totals, the expensive part, are computed once for each window, for jobs of any classes.
-        """
+    def _source(self, window: Window) -> ClassForecasts:
         past = self._past(window)
-        submit_time: FloatArray = np.array([job.submit_time for job in jobs], dtype=np.float64)
-        key = (window.name, submit_time.tobytes())
-        if key not in self._totals:
-            self._totals[key] = RememberedTotals(self._total(past))
-        source = ClassForecasts(self._totals[key].again(), past, self.step)
-        return window_forecasts(source, jobs, self._last(window))
-
-    def _total(self, past: Past) -> TotalForecaster:
-        return TotalForecaster(past, self.step, self.settings.horizon, self._model)
+        return ClassForecasts(TotalForecaster(past, self.step, self.settings.horizon, self._model), past, self.step)
 
     def _last(self, window: Window) -> int:
         """Steps that are over at the end of a window."""

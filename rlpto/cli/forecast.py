@@ -60,13 +60,13 @@ def backtest(
     arrive. Writes scores.csv, forecasts.csv and plots.
     """
     from rlpto.forecasting.backtest import backtest as run
-    from rlpto.forecasting.registry import METHODS, make_method
+    from rlpto.forecasting.registry import METHODS, make_forecaster
     from rlpto.forecasting.report import write_report
     from rlpto.workloads.arrival_counts import error_named, read_series
 
     names = list(METHODS) if methods == "all" else list(dict.fromkeys(name.strip() for name in methods.split(",")))
     folder = Path("runs") / f"forecast-{path.name.partition('.')[0]}" if out is None else out
-    forecasters = {name: make_method(name, seed) for name in names}
+    forecasters = {name: make_forecaster(name, seed) for name in names}
     series = read_series(path, every, None, time, value)
     with error_named(str(path)), make_progress(quiet) as bar:
         task = bar.add_task("methods", total=len(names))
@@ -103,10 +103,10 @@ def fit(
     A model must not be fitted on the windows that it is evaluated on: --end leaves them out.
     `--set forecast.model=FILE` gives its forecasts to policies and agents; naming a model turns forecasts on.
     """
-    from rlpto.forecasting.registry import make_method
+    from rlpto.forecasting.registry import make_forecaster
     from rlpto.workloads.arrival_counts import error_named, read_series
 
-    forecaster = make_method(method, seed)
+    forecaster = make_forecaster(method, seed)
     series = read_series(path, every, end, time, value)
     with error_named(str(path)):
         forecaster.fit(series)
@@ -114,9 +114,6 @@ def fit(
     console = make_console(quiet)
     until = "" if end is None else f", up to {series.index(len(series), 1)[0]:%Y-%m-%d %H:%M}"
     console.print(f"{out}: {method} fitted to {len(series):,} intervals of {every}{until}", markup=False)
-    note = getattr(forecaster, "fallback", "")
-    if note:
-        console.print(f"  {note}", markup=False)
 
 
 def _table(result: Backtest, title: str) -> Table:

@@ -27,7 +27,7 @@ from rlpto.io.interrupts import Interrupted
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from rlpto.agents.training import Status
+    from rlpto.agents.training_loop import Status
 
 
 def train(
@@ -115,7 +115,7 @@ def _train_all(folder: Path, jobs: int | None, quiet: bool) -> None:
                 runs = []
             for run in runs:
                 task = bar.add_task("preparing", total=None)
-                outcome = train_folder(run, progress=not quiet, on_progress=partial(_show, bar, task))
+                outcome = train_folder(run, partial(_show, bar, task))
                 bar.remove_task(task)
                 kept = f"{outcome.steps} {outcome.unit}"
                 if not outcome.finished:

@@ -74,7 +74,7 @@ def train_member(folder: str) -> dict[str, str | None]:
 
     run = Path(folder)
     try:
-        outcome = train_folder(run, progress=False)
+        outcome = train_folder(run)
     except RlptoError as error:
         return {"error": str(error), "summary": None}
     return {"error": None, "summary": summary(run, outcome)}

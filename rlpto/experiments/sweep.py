@@ -89,9 +89,9 @@ def open_sweep(
     except ConfigError as wrong:
         raise ConfigError(f"{space}: {str(wrong).removeprefix('--set: ')}") from None
     on_wait("checking that trials can be compared on validation windows")
-    from rlpto.experiments.training_runs import make_evaluator
+    from rlpto.experiments.training_runs import validation_setup
 
-    if make_evaluator(tried[-1], folder, progress=False) is None:
+    if validation_setup(tried[-1]) is None:
         raise ConfigError(f"{config}: no validation windows, by which trials could be compared")
     begin_run(folder, load_config(config, overrides))
     write_text(folder / SPACE, text, "the space")
@@ -142,7 +142,7 @@ def run_trial(point: Mapping[str, Any], folder: str) -> None:
     run = Path(folder) / TRIALS / tune.get_context().get_trial_id()
     if not has_begun(run):
         begin_run(run, load_config(config_file(Path(folder)), [f"{key}={value}" for key, value in point.items()]))
-    outcome = train_folder(run, progress=False)
+    outcome = train_folder(run)
     if outcome.finished:
         tune.report({GOAL: outcome.best, "steps": outcome.steps})
 

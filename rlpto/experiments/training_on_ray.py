@@ -11,7 +11,8 @@ from rlpto.agents.checkpoint import Identity
 from rlpto.agents.policy import run_file
 from rlpto.agents.settings import LAST, AgentSettings
 from rlpto.agents.trained import StartingAgent
-from rlpto.agents.training import Status, train
+from rlpto.agents.training import train
+from rlpto.agents.training_loop import Status
 from rlpto.core.cluster import Cluster
 from rlpto.envs.episodes import ExternalSetup
 from rlpto.evaluation.runner import Cell

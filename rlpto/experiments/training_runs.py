@@ -9,17 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rlpto.agents.archive import NOT_TRAINED
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.logs import EVENTS, HISTORY
 from rlpto.agents.settings import BEST, LAST
-from rlpto.agents.training import Status, TrainingResult, train
-from rlpto.agents.validation import Evaluator
+from rlpto.agents.training import train
+from rlpto.agents.training_loop import Status, TrainingResult
 from rlpto.agents.window_training import WEIGHTS, train_on_windows
-from rlpto.evaluation.runner import Cell
-from rlpto.evaluation.runner import evaluate as run_cells
+from rlpto.envs.episodes import EnvSetup
 from rlpto.experiments.cache_key import Result, deciding, differing_keys
 from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.environments import start_weights, training_setup
@@ -32,14 +29,9 @@ from rlpto.experiments.run_folder import (
     read_run_config,
     versions,
 )
-from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.files import file_there
 from rlpto.io.interrupts import interruptible
-from rlpto.policies.spec import policy_label
-
-BASELINES = "baselines"
-"""Folder of a run with the baselines' cells on its validation windows."""
 
 
 def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> None:
@@ -55,8 +47,6 @@ def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> 
         )
     refuse_for_learning(config.knowledge)
     experiments = by_load(config)
-    for spec in ranked_policies(config):
-        experiments[0].policy(spec)
     for experiment in experiments:
         experiment.windows("train")
     if fresh:
@@ -80,17 +70,16 @@ def check_resumable(run: Path, config: Path | None, overrides: Sequence[str]) ->
         )
 
 
-def train_folder(run: Path, *, progress: bool, on_progress: Callable[[Status], None] | None = None) -> TrainingResult:
+def train_folder(run: Path, on_progress: Callable[[Status], None] | None = None) -> TrainingResult:
     """Train in a folder that has its configuration, or continue if it has a checkpoint.
 
-    progress: show a bar while baselines run. Raises KeyboardInterrupt if Ctrl-C came before it could stop in good
+    Raises KeyboardInterrupt if Ctrl-C came before it could stop in good
     order, and what is wrong with the experiment or the checkpoint.
     """
     config, resume = read_run_config(run), has_begun(run)
     experiments = by_load(config)
     seeds = range(config.seed, config.seed + config.agent.window_seeds)
     setup = training_setup(experiments, "train", seeds)
-    evaluator = make_evaluator(config, run, progress)
     with interruptible() as interrupt:
 
         def report(status: Status) -> None:
@@ -104,7 +93,7 @@ def train_folder(run: Path, *, progress: bool, on_progress: Callable[[Status], N
             config.agent,
             run,
             identity(config, experiments),
-            evaluator,
+            validation_setup(config),
             resume=resume,
             on_progress=report,
             stop=lambda: interrupt.asked,
@@ -123,46 +112,14 @@ def by_load(config: Config) -> list[Experiment]:
     return [Experiment(config.model_copy(update={"workload": one})) for one in scaled]
 
 
-def make_evaluator(config: Config, folder: Path, progress: bool) -> Evaluator | None:
+def validation_setup(config: Config) -> EnvSetup | None:
     """The validation windows of all loads; None where the workload has none."""
     windows = config.workload.windows.model_copy(update={"limit": config.agent.validation_windows})
     limited = config.model_copy(update={"workload": config.workload.model_copy(update={"windows": windows})})
     experiments = by_load(limited)
     if not any(experiment.windows("validation", required=False) for experiment in experiments):
         return None
-    setup = training_setup(experiments, "validation")
-    # There the windows of the agent are played with tables in place of fits: no figures to compare.
-    specs = [] if config.knowledge.mode == "online" else ranked_policies(config)
-
-    def baselines() -> Mapping[str, FloatArray]:
-        rewards: dict[str, list[float]] = {spec: [] for spec in specs}
-        for number, experiment in enumerate(experiments):
-            own = [window for window in experiment.windows("validation") if experiment.jobs(window, config.seed)]
-            cells = [Cell(spec, window, config.seed) for spec in specs for window in own]
-            done = run_cells(
-                cells,
-                experiment.run_cell,
-                folder / BASELINES / str(number),
-                progress=progress and bool(cells),
-                config=experiment.outcome(),
-                weights=config.reward,
-            )
-            for finished in done:
-                rewards[finished.cell.policy].append(finished.metrics["reward"])
-        return {policy_label(spec): np.array(values) for spec, values in rewards.items()}
-
-    return Evaluator(setup, baselines)
-
-
-def ranked_policies(config: Config) -> list[str]:
-    """Specs of the policies that the agent is compared with. Raises ConfigError for a name that is not there."""
-    labels = {policy_label(spec): spec for spec in config.policies}
-    if config.agent.baselines is None:
-        return list(labels.values())
-    for name in config.agent.baselines:
-        if name not in labels:
-            raise ConfigError(f"agent.baselines: {name} is none of the policies: {', '.join(labels)}")
-    return [labels[name] for name in config.agent.baselines]
+    return training_setup(experiments, "validation")
 
 
 def training_seed(config: Config) -> int:
@@ -227,9 +184,6 @@ def summary(run: Path, outcome: TrainingResult) -> str:
             text += f" before the first one: {run / BEST} holds the {NOT_TRAINED}"
         elif outcome.best_steps is not None:
             text += f" after {outcome.best_steps} {outcome.unit}"
-    if (rank := outcome.metrics.get("rank")) is not None:
-        baselines = sum(name.startswith("wins/") for name in outcome.metrics)
-        text += f", in the end rank {rank:.0f} among {baselines + 1:.0f}"
     return text
 
 
@@ -245,7 +199,6 @@ def _remove_training(folder: Path) -> None:
     for run in members(folder):
         for name in (BEST, LAST, HISTORY, WEIGHTS):
             (run / name).unlink(missing_ok=True)
-        for name in (EVENTS, BASELINES):
-            shutil.rmtree(run / name, ignore_errors=True)
+        shutil.rmtree(run / EVENTS, ignore_errors=True)
         if run != folder:
             shutil.rmtree(run)

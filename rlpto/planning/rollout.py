@@ -146,7 +146,7 @@ def roll_out(loop: Loop, start: Start, candidates: FloatArray, work: int, reward
     it has looked at `work` speeds, one for every job and number of GPUs in each decision; what the jobs that are left
     then cost further is estimated by `cost_to_go`.
     """
-    w, terms = loop.world, np.zeros(COUNT)
+    w, terms, first = loop.world, np.zeros(COUNT), int(np.int64(0))  # a literal's own type would be compiled for again
     for i in range(len(candidates)):
         w.jobs[0] = start.jobs[0]
         w.nodes[0] = start.nodes[0]
@@ -156,15 +156,15 @@ def roll_out(loop: Loop, start: Start, candidates: FloatArray, work: int, reward
         w.free[0] = start.free[0]
         loop.ordered_until[0] = -np.inf
         total, looked, idle = np.zeros(1, INTERVAL), 0, 0
-        look_around(loop, 0)
-        while not is_over(w, 0) and looked < work and idle < MOST_IDLE_DECISIONS:
+        look_around(loop, first)
+        while not is_over(w, first) and looked < work and idle < MOST_IDLE_DECISIONS:
             for row in range(w.clusters[0].active):
                 looked += loop.shown[0, row].max_gpus
-            decide_and_run(loop, 0, candidates[i : i + 1], total)
+            decide_and_run(loop, first, candidates[i : i + 1], total)
             idle = idle + 1 if w.clusters[0].held == 0 else 0
         weigh(total, reward, terms)
         cost[i] = terms[ACCURACY] - terms.sum()
-        if not is_over(w, 0):
+        if not is_over(w, first):
             cost[i] += reward[0].time * cost_to_go(loop) / HOUR
 
 

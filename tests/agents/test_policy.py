@@ -180,8 +180,8 @@ def _truncate(path: Path) -> None:
     ("damage", "reason"),
     [
         (_nan, "action_net.weight holds NaN"),
-        (partial(_rewrite, observation=0), "observation: 0, expected"),
-        (partial(_rewrite, job_features=["colour", *JOB_FEATURES[1:]]), "job_features: without remaining; with colour"),
+        (partial(_rewrite, observation=0), "where observation meant something else"),
+        (partial(_rewrite, job_features=["colour", *JOB_FEATURES[1:]]), "where job_features meant something else"),
         (partial(_rewrite, network={"width": 16}), "do not fit the network"),
         (_truncate, "truncated, damaged or foreign"),
     ],

@@ -10,7 +10,8 @@ import pytest
 from rlpto.agents.archive import CHECKPOINT, read_archive
 from rlpto.agents.settings import LAST
 from rlpto.agents.trained import StartingAgent
-from rlpto.agents.training import TrainingResult, train
+from rlpto.agents.training import train
+from rlpto.agents.training_loop import TrainingResult
 from rlpto.envs.episodes import ExternalSetup
 from rlpto.envs.settings import EnvSettings
 from rlpto.io.errors import CheckpointError, ConfigError

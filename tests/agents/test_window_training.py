@@ -14,7 +14,7 @@ from rlpto.agents.checkpoint import Identity, export_agent
 from rlpto.agents.policy import Agent, AgentOptions, shown_label
 from rlpto.agents.settings import AgentSettings, WindowSettings
 from rlpto.agents.trained import StartingAgent
-from rlpto.agents.training import TrainingResult
+from rlpto.agents.training_loop import TrainingResult
 from rlpto.agents.window_trainers import Evolution, Learner, Ppo
 from rlpto.agents.window_training import WEIGHTS, SteeringSpace, train_on_windows
 from rlpto.core.jobs import EstimateNoise
@@ -35,7 +35,7 @@ from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.policies.bonus_network import NETWORK_SIZE
 from rlpto.policies.index import Index, IndexOptions
 from rlpto.policies.index_weights import STEERING_FEATURES, VECTOR_SIZES, IndexWeights, load_weights
-from tests.agents.helpers import IDENTITY, make_evaluator, make_setup, schedule, workload
+from tests.agents.helpers import IDENTITY, make_setup, schedule, validation_of, workload
 from tests.agents.helpers import train_small as decide_small
 from tests.agents.test_training import stop_after
 from tests.envs.builders import make_noise
@@ -49,7 +49,15 @@ def train_small(folder: Path, setup: EnvSetup | None = None, **more: Any) -> Tra
     setup = make_setup() if setup is None else setup
     given = {"windows": 48, "rollout": 8, "evaluate_every": 16, **more.pop("chosen", {})}
     settings = AgentSettings(learns="windows", whole_windows=WindowSettings.model_validate(given))
-    return train_on_windows(setup, settings, folder, more.pop("identity", IDENTITY), make_evaluator(setup), **more)
+    return train_on_windows(setup, settings, folder, more.pop("identity", IDENTITY), validation_of(setup), **more)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished training; tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("run")
+    train_small(folder, chosen={"learning_rate": 0.5})
+    return folder
 
 
 def random_vector(seed: int) -> FloatArray:
@@ -186,17 +194,13 @@ def test_agents_learn_where_jobs_fit_their_own_speeds(tmp_path: Path) -> None:
     assert np.array_equal(other.step(actions).reward, batch.step(actions).reward)
 
 
-def test_a_best_vector_is_a_file_of_weights_for_the_index(tmp_path: Path) -> None:
-    train_small(tmp_path, chosen={"learning_rate": 0.5})
-    best = read_archive(tmp_path / "best.zip", KINDS).arrays[STEERING]
-    np.testing.assert_array_equal(load_weights(tmp_path / WEIGHTS), best)
-    Index(IndexOptions(weights=tmp_path / WEIGHTS))
-
-
-def test_what_was_learnt_is_a_start_for_either_way(tmp_path: Path) -> None:
-    setup = make_setup()
-    train_small(tmp_path / "first", setup, chosen={"learning_rate": 0.5})
-    learnt = replace(setup, start=load_weights(tmp_path / "first" / WEIGHTS))
+def test_a_best_vector_is_a_file_of_weights_for_the_index_and_a_start_for_either_way(
+    trained: Path, tmp_path: Path
+) -> None:
+    best = read_archive(trained / "best.zip", KINDS).arrays[STEERING]
+    np.testing.assert_array_equal(load_weights(trained / WEIGHTS), best)
+    Index(IndexOptions(weights=trained / WEIGHTS))
+    learnt = replace(make_setup(), start=best)
     assert train_small(tmp_path / "second", learnt).finished
     assert decide_small(tmp_path / "third", learnt).finished
     Agent(AgentOptions(run=tmp_path / "third"))
@@ -212,46 +216,42 @@ def test_weights_that_look_at_accuracy_are_learnt_where_the_reward_counts_its_sh
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
-    [("network: {hidden: 8}", "agent.yaml:3: network: of other features"), ("network: 5", "of other features")],
+    ("key", "content", "reason"),
+    [
+        ("network:", "network: {hidden: 8}", "network: of other features"),
+        ("network:", "network: 5", "of other features"),
+        *(
+            ("numbers:", f"numbers: {these}", "network.numbers: expected")
+            for these in ("[]", "[1.0]", "null", "[.nan]")
+        ),
+    ],
 )
-def test_a_network_of_other_features_is_refused(tmp_path: Path, content: str, reason: str) -> None:
-    (tmp_path / "agent.yaml").write_text(f"format: rlpto index weights 1\nweights: {{gain: 1.0}}\n{content}\n")
+def test_a_network_that_is_none_is_refused(trained: Path, tmp_path: Path, key: str, content: str, reason: str) -> None:
+    text = (trained / WEIGHTS).read_text()
+    (tmp_path / "bad.yaml").write_text(text[: text.index(key)] + f"{content}\n")
     with pytest.raises(CheckpointError, match=reason):
-        load_weights(tmp_path / "agent.yaml")
-
-
-@pytest.mark.parametrize("numbers", ["[]", "[1.0]", "null", "[.nan]"])
-def test_a_network_that_lacks_numbers_is_refused(tmp_path: Path, numbers: str) -> None:
-    train_small(tmp_path)
-    text = (tmp_path / WEIGHTS).read_text()
-    (tmp_path / "bad.yaml").write_text(text[: text.index("numbers:")] + f"numbers: {numbers}\n")
-    with pytest.raises(CheckpointError, match=f"network.numbers: expected {NETWORK_SIZE} numbers"):
         load_weights(tmp_path / "bad.yaml")
 
 
-def test_a_file_of_another_version_or_training_is_refused(tmp_path: Path) -> None:
-    train_small(tmp_path, stop=stop_after(2))
+def test_a_file_of_another_version_or_training_is_refused(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="other settings"):
-        train_small(tmp_path, identity=Identity("other", 5, {}), resume=True)
-    archive = read_archive(tmp_path / "last.zip", KINDS)
+        train_small(trained, chosen={"learning_rate": 0.5}, identity=Identity("other", 5, {}), resume=True)
+    archive = read_archive(trained / "last.zip", KINDS)
     meaning = {**archive.manifest["meaning"], "steering_features": ["gain"]}
     write_archive(tmp_path / "old.zip", {**archive.manifest, "meaning": meaning}, archive.arrays, "a test")
-    with pytest.raises(CheckpointError, match=r"old.zip: made by RLPTO .*steering_features: without"):
+    with pytest.raises(CheckpointError, match=r"old.zip: made by RLPTO .*where steering_features meant something else"):
         Agent(AgentOptions(file=tmp_path / "old.zip"))
 
 
-def test_it_does_not_go_on_learning_on_real_jobs(tmp_path: Path) -> None:
-    train_small(tmp_path)
+def test_it_does_not_go_on_learning_on_real_jobs(trained: Path) -> None:
     with pytest.raises(CheckpointError, match=r"best.zip: learnt from whole windows; expected .* decisions"):
-        StartingAgent(tmp_path / "best.zip")
+        StartingAgent(trained / "best.zip")
 
 
-def test_tensorboard_shows_gains_and_parts_of_the_reward(tmp_path: Path) -> None:
-    train_small(tmp_path)
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
+def test_tensorboard_shows_gains_and_parts_of_the_reward(trained: Path) -> None:
+    events = EventAccumulator(str(trained / "tensorboard"))
     events.Reload()
-    assert {"train/gain", "validation/gain", "validation/reward_time", "wins/fifo"} <= set(events.Tags()["scalars"])
+    assert {"train/gain", "validation/gain", "validation/reward_time"} <= set(events.Tags()["scalars"])
     assert [event.step for event in events.Scalars("train/gain")] == [8, 16, 24, 32, 40, 48]
 
 

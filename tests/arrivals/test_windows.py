@@ -116,19 +116,21 @@ class TestSettings:
         path.write_text("name: small\nforecast: {mode: off}\n" if not changes else "name: small\n")
         return load_config(path, changes)
 
-    def test_yaml_words_for_true_and_false_are_modes(self, tmp_path: Path) -> None:
-        assert self.read(tmp_path).forecast.mode == "off"
-        assert self.read(tmp_path, "forecast.mode=on").forecast.mode == "on"
-
-    def test_a_model_means_on_unless_said_otherwise(self, tmp_path: Path) -> None:
-        assert self.read(tmp_path, "forecast.model=some.pt").forecast.mode == "on"
-        assert self.read(tmp_path, "forecast.model=some.pt", "forecast.mode=off").forecast.mode == "off"
-
-    def test_reading_back_gives_the_same(self, tmp_path: Path) -> None:
-        config = self.read(tmp_path, "forecast.model=some.pt", "forecast.horizon=3")
+    @pytest.mark.parametrize(
+        ("changes", "mode"),
+        [
+            ((), "off"),
+            (("forecast.mode=on",), "on"),
+            (("forecast.model=some.pt",), "on"),
+            (("forecast.model=some.pt", "forecast.mode=off"), "off"),
+        ],
+    )
+    def test_yaml_words_are_modes_and_a_model_means_on_unless_said_otherwise(
+        self, tmp_path: Path, changes: tuple[str, ...], mode: str
+    ) -> None:
+        config = self.read(tmp_path, *changes)
         (tmp_path / "again.yaml").write_text(resolved_yaml(config))
-        again = load_config(tmp_path / "again.yaml").forecast
-        assert (again.mode, again.horizon) == ("on", 3)
+        assert config.forecast.mode == load_config(tmp_path / "again.yaml").forecast.mode == mode
 
     @pytest.mark.parametrize(
         ("change", "said"),

@@ -27,7 +27,7 @@ from rlpto.policies.index import Index
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
-from ..builders import SPOT, random_jobs
+from ..builders import SPOT, job, linear_tables, random_jobs
 from .builders import NODES, START, TABLES, WHOLE, make_setup
 
 FAILING = FailureSettings(mtbf_hours=1.0, mttr_hours=0.1)
@@ -246,3 +246,26 @@ def test_gymnasiums_wrappers_work():
         assert np.isfinite(reward)
         over = ended or cut
     assert info["episode"]["r"] == pytest.approx(total)
+
+
+def test_the_text_shows_every_active_job():
+    setup = make_setup([[job(0, epochs=3.6, gpus=4, priority=0), job(1, epochs=3.6, gpus=8, priority=2)]],
+                       tables=linear_tables(0.001), episode=WHOLE, baseline="none")  # fmt: skip
+    env = drawn(setup)
+    env.reset(seed=0)
+    env.step(np.zeros(len(ACTION_FEATURES)))
+    lines = env.render().splitlines()
+    assert "w0  ·  0.02 h  ·  4 of 10 GPUs held  ·  jobs: 1 running, 1 waiting" in lines[0]
+    assert lines[2].split() == ["job", "class", "GPUs", "asked", "hours", "left", "accuracy"]
+    first, second = (line.split() for line in lines[3:])
+    assert first[:4] == ["job0", "high", "4", "4"]
+    assert float(first[4]) == pytest.approx((3.6 - 60 * 0.004) / 0.004 / 3600, abs=0.01)
+    assert second[:4] == ["job1", "low", "0", "8"]
+
+
+def test_there_is_nothing_to_see_without_a_render_mode():
+    env = ClusterEnv(make_setup())
+    env.reset(seed=0)
+    assert env.render() is None
+    with pytest.raises(ValueError, match="render_mode human: expected ansi or None"):
+        ClusterEnv(make_setup(), render_mode="human")

@@ -19,19 +19,21 @@ from rlpto.policies.index import Index
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
-from ..builders import job, random_jobs, with_kinds
+from ..builders import random_jobs, with_kinds
 from .builders import TABLES, WHOLE, make_setup
 
 NODES = ClusterShape(Node(gpus, gpu=kind) for gpus, kind in [(4, "slow"), (4, "fast"), (2, "slow"), (4, "fast")])
+ONE_KIND = ClusterShape((Node(4), Node(4), Node(2)))
+SIZES = (2, 3, 6)
 TIME_ONLY = RewardWeights(accuracy=0, resources=0, rescale=0)
 
 
 def tables_of(*, sizes: bool) -> SpeedTables:
-    """Fast GPUs are twice as fast. sizes: jobs run on 2, 3 or 6 GPUs, of every other type on fast ones alone."""
+    """Fast GPUs are twice as fast. sizes: jobs run on SIZES alone, of every other type on fast ones alone."""
     tables = with_kinds(TABLES, {"slow": (1.0, 4), "fast": (2.0, 4)})
     if not sizes:
         return tables
-    count, allowed = len(TABLES.types), largest_sizes((2, 3, 6), TABLES.max_gpus)
+    count, allowed = len(TABLES.types), largest_sizes(SIZES, TABLES.max_gpus)
     fit = np.tile(allowed, (2 * count, 1))
     fit[:count] = np.where(np.arange(count)[:, None] % 2, fit[:count], 0)
     return replace(tables, fit=fit)
@@ -60,16 +62,27 @@ def test_windows_on_several_kinds_are_played_as_the_simulator_runs_them(
     assert 0 < moved < 75, "jobs have run on both kinds"
 
 
-def test_an_environment_on_several_kinds_is_the_same_compiled_and_drawn() -> None:
-    setup = make_setup([jobs_of(3)], tables=tables_of(sizes=True), episode=WHOLE)
-    drawn, compiled = ClusterEnv(replace(setup, shape=NODES), "ansi"), ClusterEnv(replace(setup, shape=NODES))
+@pytest.mark.parametrize("shape", [NODES, ONE_KIND], ids=["several kinds", "one kind"])
+def test_environments_are_the_same_compiled_and_drawn_and_no_action_makes_jobs_run_on_other_sizes(
+    shape: ClusterShape,
+) -> None:
+    """On one kind sizes are those of all types."""
+    tables = tables_of(sizes=True)
+    if shape == ONE_KIND:
+        tables = replace(TABLES, fit=np.tile(largest_sizes(SIZES, TABLES.max_gpus), (len(TABLES.types), 1)))
+    setup = make_setup([jobs_of(3)], tables=tables, episode=WHOLE, shape=shape)
+    drawn, compiled = ClusterEnv(setup, "ansi"), ClusterEnv(setup)
     np.testing.assert_equal(drawn.reset(seed=1)[0], compiled.reset(seed=1)[0])
+    held: set[int] = set()
     drawn.action_space.seed(1)
     for _ in range(30):
         action = drawn.action_space.sample()
         one, other = drawn.step(action), compiled.step(action)
         np.testing.assert_equal(one[0], other[0])
         assert one[1:4] == other[1:4]
+        held |= set(drawn.batch.clusters.cluster.store.gpus.tolist())
+    assert held <= {0, *SIZES}
+    assert len(held) > 2
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -89,26 +102,3 @@ def test_rollouts_know_kinds_where_jobs_do_not_run_on_all(seed: int) -> None:
     record = run(SimulatedCluster(NODES, jobs, tables_of(sizes=True), times), planner, queue, TIME_ONLY)
     waited = 12 * record.decisions.time[0]
     assert costs[0] * 3600.0 + waited == pytest.approx(float((record.jobs.finish_time - record.jobs.submit_time).sum()))
-
-
-SIZES = (2, 3, 6)
-
-
-def test_no_action_makes_jobs_run_on_other_sizes() -> None:
-    tables = replace(TABLES, fit=np.tile(largest_sizes(SIZES, TABLES.max_gpus), (len(TABLES.types), 1)))
-    jobs = [job(i, submit=30.0 * i, epochs=3.0, gpus=1 + i % 4, min_gpus=1, max_gpus=8) for i in range(12)]
-    setup = make_setup([jobs], tables=tables, episode=WHOLE)
-    drawn, compiled = ClusterEnv(setup, "ansi"), ClusterEnv(setup)
-    drawn.reset(seed=1)
-    compiled.reset(seed=1)
-    held: set[int] = set()
-    drawn.action_space.seed(1)
-    for _ in range(30):
-        action = drawn.action_space.sample()
-        one, other = drawn.step(action), compiled.step(action)
-        np.testing.assert_equal(one[0], other[0])
-        held |= set(drawn.batch.clusters.cluster.store.gpus.tolist())
-        if one[2] or one[3]:
-            break
-    assert held <= {0, *SIZES}
-    assert len(held) > 2

@@ -88,8 +88,7 @@ def test_what_cannot_be_is_refused_in_a_line():
         ClusterVectorEnv(make_setup(simulator=SimulatorSettings(share=2)), 2)
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
-@pytest.mark.parametrize("scored", [False, True])
+@pytest.mark.parametrize(("mode", "scored"), [(AutoresetMode.SAME_STEP, False), (AutoresetMode.NEXT_STEP, True)])
 def test_it_goes_the_way_of_gymnasiums_own_vector_of_single_environments(mode, scored):
     """Wrapped too: observations, rewards, ends, and what statistics of episodes are noted."""
     factor = np.random.default_rng(1).uniform(0.5, 2.0, TABLES.rates.shape)

@@ -7,7 +7,7 @@ import numpy as np
 from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.gru import GruForecaster
 from rlpto.forecasting.hybrid import HybridForecaster
-from rlpto.forecasting.registry import METHODS, make_method
+from rlpto.forecasting.registry import METHODS, make_forecaster
 from rlpto.forecasting.series import TimeSeries
 from rlpto.forecasting.trees import TreesForecaster
 from rlpto.io.arrays import IntArray
@@ -35,7 +35,7 @@ def error(forecaster: Forecaster, series: TimeSeries, origins: IntArray, horizon
 
 
 MAKERS: dict[str, Callable[[], Forecaster]] = {
-    **{name: lambda name=name: make_method(name) for name in METHODS},
+    **{name: lambda name=name: make_forecaster(name) for name in METHODS},
     "trees": lambda: TreesForecaster(horizon=6, rows=2000),
     "gru": lambda: GruForecaster(horizon=6, hidden=8, updates=30),
     "hybrid": lambda: HybridForecaster(horizon=6, hidden=8, updates=40),

@@ -17,7 +17,7 @@ MODELS = [
     Arima(ar=(0.5, 0.2), ma=(0.3,), mean=1.0),
     Arima(ar=(0.5,), ma=(-0.6, 0.1), difference=1),
 ]
-every_model = pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+every_model = pytest.mark.parametrize("model", MODELS)
 
 
 def walk(count: int, seed: int = 0) -> FloatArray:
@@ -44,7 +44,7 @@ def test_residuals_are_what_the_forecast_one_step_before_missed(model: Arima) ->
     np.testing.assert_allclose(missed, model.residuals(z)[1 + model.difference :], atol=1e-9)
 
 
-@pytest.mark.parametrize("model", [Arima(ar=(0.5, 0.2), ma=(0.3,)), MODELS[-1]], ids=lambda model: model.name)
+@pytest.mark.parametrize("model", [Arima(ar=(0.5, 0.2), ma=(0.3,)), MODELS[-1]])
 def test_forecasts_are_those_of_the_kalman_filter(model: Arima) -> None:
     z = walk(400)
     reference = SARIMAX(z, order=(len(model.ar), model.difference, len(model.ma)))
@@ -59,23 +59,13 @@ def test_parameters_are_found_again() -> None:
         changes[t] = 0.7 * changes[t - 1] + noise[t] - 0.4 * noise[t - 1]
     z = np.cumsum(changes)
     fit = fit_arima(z, 1)
-    assert fit.fallbacks == ()
     # Orders may be larger; what the model forecasts may not be worse.
-    assert np.square(fit.model.residuals(z)[1:]).mean() < 1.01 * np.square(true.residuals(z)[1:]).mean()
-    assert aicc(fit.model, z) <= aicc(true, z) + 2
+    assert np.square(fit.residuals(z)[1:]).mean() < 1.01 * np.square(true.residuals(z)[1:]).mean()
+    assert aicc(fit, z) <= aicc(true, z) + 2
 
 
-@pytest.mark.parametrize(
-    ("failure", "said"),
-    [
-        (UserWarning("Maximum Likelihood optimization failed\nto converge."), "failed to converge; kept its start"),
-        (np.linalg.LinAlgError("singular matrix"), "singular matrix; kept its start"),
-    ],
-    ids=["warns", "fails"],
-)
-def test_a_fit_that_warns_or_fails_keeps_its_start_and_says_so(
-    failure: Exception, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("failure", [UserWarning("no convergence"), np.linalg.LinAlgError("singular matrix")])
+def test_a_fit_that_warns_or_fails_keeps_its_start(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     class Result:
         params = np.array([np.nan])
 
@@ -87,9 +77,7 @@ def test_a_fit_that_warns_or_fails_keeps_its_start_and_says_so(
 
     monkeypatch.setattr(SARIMAX, "fit", fit)
     found = fit_arima(walk(300), 1)
-    assert found.fallbacks
-    assert all(said in line for line in found.fallbacks)
-    assert np.square(found.model.residuals(walk(300))).mean() < np.square(np.diff(walk(300))).mean()
+    assert np.square(found.residuals(walk(300))).mean() < np.square(np.diff(walk(300))).mean()
 
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=4), st.sampled_from([-1.0, 1.0]))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import csv
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -8,7 +10,8 @@ import pytest
 
 from rlpto.forecasting.backtest import Backtest, backtest
 from rlpto.forecasting.naive import MovingAverage, Naive, SeasonalNaive
-from rlpto.forecasting.registry import make_method
+from rlpto.forecasting.registry import make_forecaster
+from rlpto.forecasting.report import write_report, write_tables
 from rlpto.forecasting.series import ForecastError
 
 RNG = np.random.default_rng(0)
@@ -84,7 +87,7 @@ def test_the_start_chooses_origins() -> None:
 def test_no_forecast_of_a_backtest_sees_the_future() -> None:
     changed = Y.copy()
     changed.iloc[360:] = 500.0
-    before, after = (backtest({"arima_log": make_method("arima_log")}, y) for y in (Y, changed))
+    before, after = (backtest({"arima_log": make_forecaster("arima_log")}, y) for y in (Y, changed))
     known = before.origins <= 360
     for name in ("point", "mean", "quantiles"):
         left, right = (getattr(result.forecasts["arima_log"], name) for result in (before, after))
@@ -96,8 +99,30 @@ def test_the_forecaster_itself_stays_as_it_is() -> None:
     average = MovingAverage(3).fit(Y.iloc[:50])
     expected = average.predict(2).point
     done: list[str] = []
-    result = backtest({"a": average, "b": Naive()}, Y, on_done=done.append)
+    backtest({"a": average, "b": Naive()}, Y, on_done=done.append)
     np.testing.assert_array_equal(average.predict(2).point, expected)
     assert done == ["a", "b"]
-    assert result.fitted["a"] is not average
-    assert result.fitted["a"].settings() == {"hours": 3.0}
+
+
+def test_tables_hold_what_was_measured(tmp_path: Path) -> None:
+    result = small()
+    write_tables(result, tmp_path / "run")
+    with (tmp_path / "run" / "scores.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["forecaster"], row["ahead"], float(row["mae"])) for row in rows] == [
+        (score.forecaster, score.ahead, score.mae) for score in result.scores()
+    ]
+    frame = pd.read_csv(tmp_path / "run" / "forecasts.csv", parse_dates=["time"])
+    assert list(frame.columns) == ["forecaster", "ahead", "time", "actual", "point", "mean", "q0.1", "q0.5", "q0.9"]
+    four = frame[(frame.forecaster == "naive") & (frame.ahead == 4)].set_index("time")
+    known = four.actual.dropna()
+    np.testing.assert_array_equal(known, Y.loc[known.index])
+    np.testing.assert_array_equal(four.point.loc[known.index], Y.shift(4).loc[known.index])
+
+
+def test_a_report_is_tables_and_plots(tmp_path: Path) -> None:
+    write_report(small(start=399), tmp_path)
+    written = {"scores.csv", "forecasts.csv", "forecasts.png", "errors.png"}
+    assert {path.name for path in tmp_path.iterdir()} == written
+    for path in tmp_path.glob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")

@@ -8,9 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.forecasting.base import Forecaster
-from rlpto.forecasting.combine import FEATURES, CombinationRules, CombinationState, Combined, combine, new_state
+from rlpto.forecasting.combine import (
+    FEATURES,
+    CombinationRules,
+    CombinationState,
+    Combined,
+    combine,
+    new_state,
+    weights_of,
+)
 from rlpto.forecasting.gru import QUANTILES
-from rlpto.forecasting.hybrid import LABELS, NAMES, HybridForecaster
+from rlpto.forecasting.hybrid import NAMES, HybridForecaster
 from rlpto.forecasting.series import TimeSeries
 from rlpto.io.arrays import FloatArray
 
@@ -66,21 +74,24 @@ def test_no_forecast_sees_the_future(seed: int, changed: int) -> None:
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=20)
 def test_weights_are_shares_no_member_is_ever_left_out_and_bounds_ascend(seed: int) -> None:
-    found = run(blank(), *world(80, seed))
-    np.testing.assert_allclose(found.weights.sum(axis=2), 1.0)
-    assert (found.weights > 0).all()
+    state = blank()
+    found, weights = run(state, *world(80, seed)), weights_of(state, RULES)
+    np.testing.assert_allclose(weights.sum(axis=1), 1.0)
+    assert (weights > 0).all()
     assert (np.diff(found.bounds, axis=2) >= 0).all()
     assert (found.bounds >= 0).all()
 
 
 def test_weight_goes_to_the_member_with_the_smallest_errors_and_leaves_one_that_stops_working() -> None:
     counts, members = world(1200)
-    weights = run(blank(), counts, members).weights[-1]
-    assert (weights[:, 0] > weights[:, 2]).all()
-    assert (weights[:, 2] > weights[:, 3]).all()
-    members[600:, 0] += 1.0
-    weights = run(blank(), counts, members).weights
-    assert (weights[-1, :, 0] < 0.5 * weights[599, :, 0]).all()
+    state = blank()
+    run(state, counts[:600], members[:600])
+    before = weights_of(state, RULES).reshape(H, K + 2, -1).sum(axis=2)
+    assert (before[:, 0] > before[:, 2]).all()
+    assert (before[:, 2] > before[:, 3]).all()
+    run(state, counts[600:], members[600:] + np.array([1.0, 0.0, 0.0, 0.0])[:, None])
+    after = weights_of(state, RULES).reshape(H, K + 2, -1).sum(axis=2)
+    assert (after[:, 0] < 0.5 * before[:, 0]).all()
 
 
 def test_whole_counts_are_said_in_whole_numbers_and_others_are_not() -> None:
@@ -132,13 +143,10 @@ def test_a_count_changes_what_is_predicted_after_it(hybrid: HybridForecaster) ->
     assert np.abs(hybrid.update(500.0).predict(6).point - twin.update(0.0).predict(6).point).max() > 0.1
 
 
-def test_parts_and_weights_explain_the_forecast(hybrid: HybridForecaster, whole: TimeSeries) -> None:
+def test_parts_explain_the_forecast(hybrid: HybridForecaster, whole: TimeSeries) -> None:
     origins = np.array([FITTED + 5, FITTED + 40])
-    parts, weights = hybrid.parts(whole, origins, 6), hybrid.weights(whole, origins)
+    parts = hybrid.parts(whole, origins, 6)
     assert tuple(parts) == NAMES
-    assert weights.shape == (2, 6, len(LABELS))
-    np.testing.assert_allclose(weights.sum(axis=2), 1.0)
-    assert (weights > 0).all()
     # Between the smallest and the largest of its experts; corrected copies may lie a little outside the parts.
     found, all_parts = hybrid.forecasts(whole, origins, 6), np.stack(list(parts.values()))
     assert (found >= 0.5 * all_parts.min(axis=0)).all()

@@ -10,7 +10,7 @@ import pytest
 from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.gru import GruForecaster
 from rlpto.forecasting.hybrid import HybridForecaster
-from rlpto.forecasting.registry import load, make_method
+from rlpto.forecasting.registry import METHODS, load, make_forecaster
 from rlpto.forecasting.series import ForecastError
 from rlpto.forecasting.storage import State, write_state
 from rlpto.forecasting.trees import TreesForecaster
@@ -23,13 +23,13 @@ from .builders import days
 @pytest.fixture(scope="module")
 def states() -> dict[str, State]:
     whole = days(12)
-    fitted: list[Forecaster] = [
-        *(make_method(name) for name in ("naive", "smoothing", "arima_fourier")),
-        TreesForecaster(horizon=2, rows=500),
-        GruForecaster(horizon=2, hidden=4, updates=3),
-        HybridForecaster(horizon=2, hidden=4, updates=3),
-    ]
-    return {forecaster.kind: forecaster.fit(whole).state() for forecaster in fitted}
+    fitted: dict[str, Forecaster] = {
+        **{name: make_forecaster(name) for name in ("naive", "smoothing", "arima_fourier")},
+        "trees": TreesForecaster(horizon=2, rows=500),
+        "gru": GruForecaster(horizon=2, hidden=4, updates=3),
+        "hybrid": HybridForecaster(horizon=2, hidden=4, updates=3),
+    }
+    return {name: forecaster.fit(whole).state() for name, forecaster in fitted.items()}
 
 
 def value(path: str, to: object) -> Callable[[State], None]:
@@ -59,7 +59,7 @@ def first(to: float) -> Callable[[AnyArray], AnyArray]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "change", "said"),
+    ("name", "change", "said"),
     [
         ("naive", array("history", first(np.nan)), "history: expected finite numbers"),
         ("naive", array("history", first(-1)), "each 0 or more"),
@@ -69,7 +69,7 @@ def first(to: float) -> Callable[[AnyArray], AnyArray]:
         ("naive", value("step", float(2**60)), "step 1.15"),
         ("naive", value("step", True), "step True: expected a number"),
         ("naive", value("start", 1e300), "start 1e+300"),
-        ("naive", value("settings", {"shell": "rm"}), "broken, expected a saved naive"),
+        ("naive", value("settings", {"shell": "rm"}), "broken, expected a saved Naive"),
         ("smoothing", value("learnt/alpha", 0.0), "alpha 0.0: expected a number, 0.001 to 1"),
         ("arima_fourier", value("learnt/difference", 2**40), "difference 1099511627776: expected an integer, 0 to 1"),
         ("arima_fourier", array("learnt/ar", lambda _: np.array([3.0])), "expected at most 3, stable"),
@@ -87,18 +87,18 @@ def first(to: float) -> Callable[[AnyArray], AnyArray]:
         ("gru", value("learnt/scale", 0), "scale 0: expected a number, 0.001 to 100"),
         ("hybrid", array("learnt/combined.losses", first(np.nan)), "combined.losses: expected finite numbers"),
         ("hybrid", array("learnt/combined.origins", first(-(2**60))), "combined: expected counts, 0 or more"),
-        ("hybrid", array("learnt/combined.gram", np.zeros_like), "broken, expected a saved hybrid"),
-        ("hybrid", lambda state: state.arrays.pop("learnt/combined.losses"), "broken, expected a saved hybrid"),
+        ("hybrid", array("learnt/combined.gram", np.zeros_like), "expected a saved HybridForecaster"),
+        ("hybrid", lambda state: state.arrays.pop("learnt/combined.losses"), "expected a saved HybridForecaster"),
         ("hybrid", array("learnt/combined.adapted", lambda a: a[:1]), "combined.adapted of float64"),
         ("hybrid", value("learnt/member.arima_raw/learnt/difference", 2**40), "arima_raw: difference 1099511627776"),
     ],
 )
 def test_forged_values_are_refused_by_name(
-    states: dict[str, State], tmp_path: Path, kind: str, change: Callable[[State], None], said: str
+    states: dict[str, State], tmp_path: Path, name: str, change: Callable[[State], None], said: str
 ) -> None:
-    state = deepcopy(states[kind])
+    state = deepcopy(states[name])
     change(state)
-    write_state(tmp_path / "forged", kind, state)
+    write_state(tmp_path / "forged", METHODS[name][0].split(":")[1], state)
     with pytest.raises(ForecastError) as caught:
         load(tmp_path / "forged")
     text = str(caught.value)
@@ -114,10 +114,10 @@ def test_a_header_that_is_none_and_kinds_there_are_not_are_refused(states: dict[
         with pytest.raises(ForecastError, match="expected a saved forecaster"):
             load(tmp_path / "f.npz")
     write_state(tmp_path / "old", "sarima", states["naive"])
-    with pytest.raises(ForecastError, match="old: forecaster 'sarima': expected one of naive"):
+    with pytest.raises(ForecastError, match="old: forecaster 'sarima': expected one of Naive"):
         load(tmp_path / "old")
     np.savez(tmp_path / "new.npz", header=np.array('{"format": "forecasting", "version": 99, "values": {}}'))
-    with pytest.raises(ForecastError, match="written in version 99, expected version 6"):
+    with pytest.raises(ForecastError, match="written in version 99, expected version 7"):
         load(tmp_path / "new.npz")
 
 
@@ -128,7 +128,7 @@ def test_broken_and_missing_files_are_refused(states: dict[str, State], content:
         load(tmp_path / "f")
     with pytest.raises(ForecastError, match="no such file or directory"):
         load(tmp_path / "nothing")
-    write_state(tmp_path / "cut", "naive", states["naive"])
+    write_state(tmp_path / "cut", "Naive", states["naive"])
     (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:-100])
     with pytest.raises(ForecastError, match="cut: truncated, damaged or foreign"):
         load(tmp_path / "cut")
@@ -137,5 +137,5 @@ def test_broken_and_missing_files_are_refused(states: dict[str, State], content:
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("")
     with pytest.raises(ForecastError, match="cannot write the forecaster there"):
-        make_method("naive").fit(np.ones(20), step="1h").save(tmp_path / "blocked" / "f")
+        make_forecaster("naive").fit(np.ones(20), step="1h").save(tmp_path / "blocked" / "f")
     assert [path.name for path in tmp_path.iterdir()] == ["blocked"]

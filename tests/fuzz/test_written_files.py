@@ -25,7 +25,7 @@ from rlpto.experiments.config import Config
 from rlpto.experiments.environments import cluster_env
 from rlpto.experiments.run_folder import begin_run, read_run_config, refuse_foreign
 from rlpto.forecasting.registry import load as load_forecaster
-from rlpto.forecasting.registry import make_method
+from rlpto.forecasting.registry import make_forecaster
 from rlpto.ray_cluster.messages import JobSpec, Plan
 from rlpto.ray_cluster.nodes.persistent_cluster import noted_cluster
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
@@ -63,7 +63,7 @@ def test_agent(draw: Draw, folder: Path) -> None:
 @cache
 def _forecaster(method: str) -> bytes:
     counts = np.random.default_rng(0).poisson(5.0, 400).astype(float)
-    return _written(make_method(method).fit(counts, step=3600.0).save)
+    return _written(make_forecaster(method).fit(counts, step=3600.0).save)
 
 
 @fuzzed()

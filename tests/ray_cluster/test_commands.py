@@ -192,7 +192,7 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(ray_cluster: Lo
 
 def test_an_agent_goes_on_learning_on_real_jobs_and_can_be_left(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     agent, folder = tmp_path / "agent", tmp_path / "agent" / "ray"
-    few = ("agent.learns=decisions", "agent.steps=64", "agent.baselines=[]", "agent.validation_windows=1")
+    few = ("agent.learns=decisions", "agent.steps=64", "agent.validation_windows=1")
     exact = ("knowledge.mode=exact", "knowledge.remaining=declared", "workload.days=14")
     changes = (part for change in (*few, *exact) for part in ("--set", change))
     with command("train", "quickstart", *changes, "--run-dir", str(agent), "-q") as trained:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 import threading
 import time
@@ -181,11 +180,8 @@ class FullDisk:
 
 class TestFullDisk:
     @pytest.fixture(autouse=True)
-    def impatient(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(database_module, "RETRY_INTERVAL_S", 0.02)
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test before this one may have set another
-        yield
-        signal.signal(signal.SIGINT, before)
 
     def once_waited(self, said: list[str], then: Callable[[], None]) -> threading.Thread:
         """Do something once the scheduler has said that it waits."""

@@ -1,0 +1,181 @@
+"""What both ways of training share: one visible loop of updates, with a look at validation windows now and then, that
+can be left and resumed anywhere."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+from stable_baselines3.common.logger import Logger
+
+from rlpto import __version__
+from rlpto.agents.archive import CHECKPOINT
+from rlpto.agents.checkpoint import Identity, plain_history, read_history
+from rlpto.agents.compat import EventWriter
+from rlpto.agents.logs import EVENTS, HISTORY, log_figures
+from rlpto.agents.settings import BEST, LAST
+from rlpto.agents.validation import Validation
+from rlpto.core.rewards import REWARD_PARTS
+from rlpto.envs.episodes import EnvSetup
+from rlpto.io.files import write_text
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a training stands. doing: what it is at. steps, total: or windows. best: largest validation figure."""
+
+    doing: str
+    steps: int
+    total: int
+    best: float | None = None
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a training ended. finished: False if it was asked to stop. best: largest validation figure.
+
+    best_steps: steps after which it was reached; 0: the best checkpoint is the start, not trained.
+    metrics: of the last evaluation. unit: of the steps.
+    """
+
+    steps: int
+    finished: bool
+    best: float | None
+    best_steps: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    unit: str = "steps"
+
+
+class TrainingLoop(ABC):
+    """One training under way: when to evaluate, what to keep, what to report.
+
+    validation: its workloads are the validation windows. total, every: steps (or windows) in all, and between two looks
+    at these. best: largest `figure` so far. history: a row of figures for each look.
+    """
+
+    unit: ClassVar[str] = "steps"
+    figure: ClassVar[str] = "reward_per_job"
+    """The one that chooses among checkpoints."""
+
+    total: int
+    every: int
+
+    def __init__(
+        self,
+        folder: Path,
+        identity: Identity,
+        validation: EnvSetup | None,
+        on_progress: Callable[[Status], None] | None,
+    ) -> None:
+        self.folder, self.identity, self.validation, self.on_progress = folder, identity, validation, on_progress
+        self.best: float | None = None
+        self.history: list[Mapping[str, float]] = []
+        self.logger = Logger(str(folder), [])
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Steps so far."""
+
+    @abstractmethod
+    def update(self) -> bool:
+        """One rollout and one update; False if the rollout was stopped, and nothing is learned from it."""
+
+    @abstractmethod
+    def validate(self, setup: EnvSetup) -> tuple[Validation, dict[str, float]]:
+        """The result on validation windows, and figures of this way of training, `figure` among them."""
+
+    @abstractmethod
+    def save(self, name: str = LAST) -> None:
+        """Write a checkpoint."""
+
+    def open_logger(self) -> Logger:
+        """The logger of a run that stands where this one does."""
+        return Logger(str(self.folder), [EventWriter(self.folder / EVENTS, self.steps)])
+
+    def loop(self, stop: Callable[[], bool] | None, *, begun: bool) -> TrainingResult:
+        """Roll out and update until `total` steps, or until `stop` says so between two updates.
+
+        begun: it goes on from a checkpoint. After a rollout that was stopped, the training stands where its last
+        checkpoint does.
+        """
+        self.logger = self.open_logger()
+        try:
+            if not begun:
+                self.evaluate()
+                self.logger.dump(self.steps)
+                self.save()
+            self.report("training")
+            while self.steps < self.total:
+                if stop is not None and stop():
+                    self.save()
+                    return self.outcome(finished=False)
+                before = self.steps
+                if not self.update():
+                    return self.outcome(finished=False)
+                if before // self.every < self.steps // self.every:
+                    self.evaluate()
+                    self.save()
+                self.logger.dump(self.steps)
+                self.report("training")
+            if not self.history or self.history[-1]["steps"] != self.steps:
+                self.evaluate()
+            self.save()
+            self.logger.dump(self.steps)
+            self.report("done")
+        finally:
+            self.logger.close()
+        return self.outcome(finished=True)
+
+    def evaluate(self) -> None:
+        """Look at the agent on the validation windows, and keep it if it is the best so far."""
+        if self.validation is None:
+            return
+        self.report("evaluating")
+        found, own = self.validate(self.validation)
+        parts = dict(zip(REWARD_PARTS, found.parts.mean(axis=0), strict=True))
+        figures = {
+            **own,
+            "reward": float(found.rewards.mean()),
+            **{f"reward_{name}": float(part) for name, part in parts.items()},
+            **found.metrics,
+        }
+        log_figures(self.logger, "validation", figures)
+        self.history.append({"steps": float(self.steps), **figures})
+        table = pd.DataFrame(self.history).to_csv(index=False, lineterminator="\n")
+        write_text(self.folder / HISTORY, table, "the table of evaluations")
+        if self.best is None or figures[self.figure] > self.best:
+            self.best = figures[self.figure]
+            self.save(BEST)
+
+    def notes(self) -> dict[str, Any]:
+        """What the manifest of a checkpoint says of any training."""
+        return {
+            "format": CHECKPOINT,
+            "rlpto": __version__,
+            "digest": self.identity.digest,
+            "seed": self.identity.seed,
+            "provenance": dict(self.identity.provenance),
+            "steps": self.steps,
+            "best": self.best,
+            "history": plain_history(self.history),
+        }
+
+    def remember(self, manifest: Mapping[str, Any]) -> None:
+        """Take the evaluations so far from the manifest of a checkpoint."""
+        self.best, self.history = manifest["best"], read_history(manifest["history"])
+
+    def outcome(self, finished: bool) -> TrainingResult:
+        """How the training stands."""
+        best_steps = (int(row["steps"]) for row in self.history if row[self.figure] == self.best)
+        last = self.history[-1] if self.history else {}
+        return TrainingResult(self.steps, finished, self.best, next(best_steps, None), last, self.unit)
+
+    def report(self, doing: str) -> None:
+        """Report where the training stands."""
+        if self.on_progress is not None:
+            self.on_progress(Status(doing, self.steps, self.total, self.best))
