@@ -228,6 +228,14 @@ class Client:
         """Programs that may be trained."""
         return list(self._ask("GET", "/programs")["programs"])
 
+    def set_program(self, name: str, program: Mapping[str, Any]) -> Answer:
+        """Add or replace a program, with the keys that it has in the settings; admins alone may."""
+        return self._ask("PUT", f"/programs/{quote(name, safe='')}", json=dict(program))
+
+    def delete_program(self, name: str) -> None:
+        """Let no further jobs of a program be submitted; admins alone may."""
+        self._ask("DELETE", f"/programs/{quote(name, safe='')}")
+
     def policies(self) -> list[Answer]:
         """Policies that may be switched to."""
         return list(self._ask("GET", "/policies")["policies"])
@@ -280,7 +288,7 @@ class Client:
         if answer.is_error:
             raise _refusal(answer)
         try:
-            found: Answer = answer.json()
+            found: Answer = {} if answer.status_code == 204 else answer.json()
         except ValueError:
             raise ServiceError(f"{self.address}: expected the address of a job service, got another page") from None
         return found

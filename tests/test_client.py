@@ -170,6 +170,22 @@ class TestCommand:
         file.write_text("def\n")
         assert "train.py: not Python" in str(refused("submit", str(file), "--samples", "9"))
 
+    def test_programs_are_listed_and_changed_by_an_admin(
+        self, command: Any, running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / "wide.yaml"
+        file.write_text("program: {training: 'my.code:Net', epochs: 7}\ndescription: A wide network.\n")
+        assert "expected a user of role admin" in str(refused("program", "set", "wide", str(file)))
+        monkeypatch.setenv("RLPTO_TOKEN", running.tokens["root"])
+        assert command("program", "set", "wide", str(file)) == "wide: unchecked\n"
+        assert "A wide network." in command("program", "list")
+        assert command("program", "delete", "wide") == ""
+        found = [json.loads(line) for line in command("program", "list", "--json").splitlines()]
+        assert [row["checked"] for row in found if row["name"] == "wide"] == ["deleted"]
+        assert "no such program" in str(refused("program", "delete", "narrow"))
+        file.write_text("program: {training: 'my.code:Net', epochs: 0}\n")
+        assert "program.epochs" in str(refused("program", "set", "wide", str(file)))
+
     def test_usage_is_shown_by_user_and_label(self, command: Any, running: Running) -> None:
         job = json.loads(command("submit", "-p", "digits", "-l", "group=z", "--json"))["id"]
         began = time.time() - 7200

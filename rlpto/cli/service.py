@@ -1,4 +1,4 @@
-"""`rlpto serve` and `rlpto policy`, and what all verbs of the service share: reaching it, showing answers."""
+"""`rlpto serve`, `user`, `program`, `policy`, and what all verbs of the service share: reaching it, showing answers."""
 
 from __future__ import annotations
 
@@ -143,6 +143,43 @@ def add_user(
     print(client.make_token(name, "first"))
 
 
+program_app = typer.Typer(help="Show programs of the service; as its admin, change them.", no_args_is_help=True)
+ProgramArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the program.")]
+
+
+@program_app.command("list", epilog="Example: rlpto program list")
+@of_service
+def list_programs(client: Client, json_: JsonOption = False) -> None:
+    """List what may be trained, and what keeps a program from it."""
+    found = client.programs()
+    if json_:
+        print_json(found)
+        return
+    columns = ("name", "description", "epochs", "most_gpus", "checked", "problem")
+    rows = ([str(one[column]) for column in columns] for one in found)
+    print_rows(("name", "description", "epochs", "most GPUs", "state", "problem"), rows, "there is no program")
+
+
+@program_app.command("set", epilog="Example: rlpto program set digits_wide digits_wide.yaml")
+@of_service
+def set_program(
+    client: Client,
+    name: ProgramArgument,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML: keys of `programs.NAME` in the settings.")],
+) -> None:
+    """Add or replace a program while jobs train. Its jobs wait until the scheduler has imported its class."""
+    from rlpto.io.yaml_file import read_yaml
+
+    print(f"{name}: {client.set_program(name, read_yaml(file, 'a program in YAML').data)['checked']}")
+
+
+@program_app.command("delete", epilog="Example: rlpto program delete digits_wide")
+@of_service
+def delete_program(client: Client, name: ProgramArgument) -> None:
+    """Take no further jobs of a program; existing jobs go on."""
+    client.delete_program(name)
+
+
 policy_app = typer.Typer(help="Show and switch the policy of the service.", no_args_is_help=True)
 
 
@@ -183,5 +220,6 @@ def switch_policy(
 VERBS = {
     "serve": Verb(serve, SERVICE, "rlpto serve configs/service.yaml"),
     "policy": Verb(policy_app, SERVICE),
+    "program": Verb(program_app, SERVICE),
     "user": Verb(user_app, SERVICE),
 }

@@ -35,6 +35,10 @@ class RemainingWork:
         self, how: RemainingKnowledge, tail: float, store: JobStore, tables: SpeedTables, accuracy_at: AccuracyAt
     ) -> None:
         self._how, self._tail, self._store, self._accuracy_at = how, tail, store, accuracy_at
+        self.take_tables(tables)
+
+    def take_tables(self, tables: SpeedTables) -> None:
+        """From now on these are the tables of the jobs' models."""
         self._own = tables.own
         self._models = np.array([kind.model for kind in tables.types])
 

@@ -272,7 +272,7 @@ class ServiceSettings(Settings):
     retention: RetentionSettings = RetentionSettings()
     """How much is kept."""
     programs: dict[Annotated[str, Field(pattern=PLAIN_NAME)], CatalogueProgram] = Field(default_factory=dict)
-    """The catalogue: what users may train."""
+    """The catalogue: what users may train. An admin may change it while the service runs."""
 
     @property
     def database(self) -> Path:
@@ -281,8 +281,8 @@ class ServiceSettings(Settings):
 
     @property
     def program_specs(self) -> dict[str, dict[str, Any]]:
-        """What the programs train, as JSON, by name."""
-        return {name: entry.program.model_dump(mode="json") for name, entry in self.programs.items()}
+        """The programs by name, as JSON, as they are given."""
+        return {name: entry.model_dump(mode="json", exclude_unset=True) for name, entry in self.programs.items()}
 
 
 def is_safe_url(url: object) -> bool:

@@ -1,21 +1,21 @@
-"""The programs of the settings, as the scheduler has found them."""
+"""The catalogue: what may be trained, and what users may choose about it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rlpto.store.database import Store
-from rlpto.store.rows import Row, find, put
+from rlpto.store.rows import Row, find, first, put
 
-Checked = Literal["unchecked", "usable", "refused"]
+Checked = Literal["unchecked", "usable", "refused", "deleted"]
 
 
 @dataclass(frozen=True)
 class ProgramRow(Row):
-    """A program that the settings name, or named when jobs of it were submitted. spec: `ProgramKeys` as JSON.
-    checked: whether the scheduler could make it train; problem: why not."""
+    """A program. spec: `rlpto.service.settings.CatalogueProgram` as JSON, as it was given. checked: whether the
+    scheduler could make it train, and deleted for one whose jobs alone go on; problem: why it could not."""
 
     TABLE = "programs"
 
@@ -24,12 +24,22 @@ class ProgramRow(Row):
     checked: Checked = "unchecked"
     problem: str = ""
 
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether jobs of it may be submitted."""
+        return self.checked in ("unchecked", "usable")
+
 
 def set_programs(store: Store, specs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Take in the programs of the settings by name. New, changed and refused ones have to be checked."""
+    """Add or replace programs by name. New and changed ones have to be checked, and those that take no jobs."""
     with store.transaction():
-        same = {row.name for row in all_programs(store) if row.checked != "refused" and row.spec == specs.get(row.name)}
+        same = {row.name for row in all_programs(store) if row.takes_jobs and row.spec == specs.get(row.name)}
         put(store, [ProgramRow(name, spec) for name, spec in specs.items() if name not in same])
+
+
+def get_program(store: Store, name: str) -> ProgramRow | None:
+    """The program of a name, also a deleted one."""
+    return first(store, ProgramRow, "WHERE name = ?", (name,))
 
 
 def all_programs(store: Store) -> list[ProgramRow]:
@@ -37,12 +47,8 @@ def all_programs(store: Store) -> list[ProgramRow]:
     return find(store, ProgramRow, "ORDER BY name")
 
 
-def refused_programs(store: Store) -> dict[str, str]:
-    """Why programs cannot train, by name; usable and unchecked ones are left out."""
-    return dict(store.rows("SELECT name, problem FROM programs WHERE checked = 'refused'"))
-
-
-def note_check(store: Store, name: str, problem: str) -> None:
-    """Note what keeps a program from training; empty: nothing."""
-    checked: Checked = "refused" if problem else "usable"
-    store.write("UPDATE programs SET checked = ?, problem = ? WHERE name = ?", (checked, problem, name))
+def note_check(store: Store, row: ProgramRow, problem: str) -> None:
+    """Note what keeps a program from training; empty: nothing. Nothing is noted if it has been changed since."""
+    with store.transaction():
+        if get_program(store, row.name) == row:
+            put(store, [replace(row, checked="refused" if problem else "usable", problem=problem)])

@@ -30,7 +30,8 @@ CREATE INDEX tokens_made_with ON tokens (made_with) WHERE made_with IS NOT NULL;
 
 CREATE TABLE programs (
     name TEXT PRIMARY KEY, spec TEXT NOT NULL,
-    checked TEXT NOT NULL CHECK (checked IN ('unchecked', 'usable', 'refused')), problem TEXT NOT NULL) STRICT;
+    checked TEXT NOT NULL CHECK (checked IN ('unchecked', 'usable', 'refused', 'deleted')),
+    problem TEXT NOT NULL) STRICT;
 CREATE TABLE previews (
     program TEXT NOT NULL, metric TEXT NOT NULL, gpus INTEGER NOT NULL, hours REAL NOT NULL, gpu_hours REAL NOT NULL,
     PRIMARY KEY (program, metric, gpus)) STRICT, WITHOUT ROWID;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,9 +33,20 @@ def test_s5_the_first_job_takes_three_commands(tmp_path: Path) -> None:
         network = DigitsCnn().model()
         network.load_state_dict(state["model"])
         assert "accuracy" in (tmp_path / "mine" / "curves.csv").read_text()
+        check_a_program_that_is_added(service, tmp_path, example["programs"]["digits_mlp"])
         check_a_script_of_ones_own(service, tmp_path)
     finally:
         service.close()
+
+
+def check_a_program_that_is_added(service: Served, folder: Path, like: dict[str, Any]) -> None:
+    """The scheduler knows it from then on, and imports its class."""
+    (folder / "wide.yaml").write_text(yaml.safe_dump({**like, "program": {**like["program"], "samples": 700}}))
+    for words in (f"program set wide {folder / 'wide.yaml'}", "submit -p wide --epochs 2 --wait"):
+        done = service.command(*words.split())
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert next(service.client.jobs())["state"] == "finished"
+    assert [row["checked"] for row in service.client.programs() if row["name"] == "wide"] == ["usable"]
 
 
 def check_a_script_of_ones_own(service: Served, folder: Path) -> None:

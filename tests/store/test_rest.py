@@ -1,9 +1,11 @@
 """Requests, curves, status, programs."""
 
+from dataclasses import replace
+
 from rlpto.store import curves, programs, requests, status
 from rlpto.store.database import Store
 from rlpto.store.jobs import NewJob, insert_job
-from rlpto.store.rows import insert
+from rlpto.store.rows import insert, put
 
 
 def test_requests_are_answered_once_and_in_order(store: Store) -> None:
@@ -73,14 +75,25 @@ def test_a_forecast_of_volume_stays_when_the_step_is_over(store: Store) -> None:
     assert status.volume(store, 0.0) == [status.VolumeRow(0.0, 5.0), status.VolumeRow(600.0, 3.0, 4.0, 1.0, 9.0)]
 
 
-def test_a_program_is_checked_again_when_it_has_changed_or_was_refused(store: Store) -> None:
+def test_a_program_is_checked_again_when_it_has_changed_or_takes_no_jobs(store: Store) -> None:
     def checked() -> dict[str, str]:
         return {row.name: row.checked for row in programs.all_programs(store)}
 
-    specs: dict[str, dict[str, object]] = {name: {"samples": 1} for name in ("kept", "other", "refused", "gone")}
+    specs: dict[str, dict[str, object]] = {
+        name: {"samples": 1} for name in ("kept", "other", "refused", "deleted", "gone")
+    }
     programs.set_programs(store, specs)
     assert set(checked().values()) == {"unchecked"}
-    for name in specs:
-        programs.note_check(store, name, "no such class" if name == "refused" else "")
-    programs.set_programs(store, {"kept": {"samples": 1}, "other": {"samples": 2}, "refused": {"samples": 1}})
-    assert checked() == {"gone": "usable", "kept": "usable", "other": "unchecked", "refused": "unchecked"}
+    rows = {row.name: row for row in programs.all_programs(store)}
+    put(store, [replace(rows["deleted"], checked="deleted")])
+    for row in rows.values():
+        programs.note_check(store, row, "no such class" if row.name == "refused" else "")
+    assert [name for name, said in checked().items() if said == "refused"] == ["refused"]
+    assert checked()["deleted"] == "deleted", "it has been changed since"
+    programs.set_programs(
+        store, {name: specs[name] for name in ("kept", "refused", "deleted")} | {"other": {"samples": 2}}
+    )
+    assert [name for name, said in checked().items() if said == "usable"] == ["gone", "kept"]
+    assert [name for name, said in checked().items() if said == "unchecked"] == ["deleted", "other", "refused"]
+    programs.note_check(store, rows["other"], "an old answer")
+    assert programs.get_program(store, "other") == programs.ProgramRow("other", {"samples": 2})

@@ -239,6 +239,15 @@ class RayCluster(JobTracker):
             if not keep:
                 self._backend.end_all()
 
+    def take_tables(self, tables: SpeedTables) -> None:
+        """Speeds of further models are known, besides those of all present ones."""
+        self.tables = tables
+        self.columns.take_tables(tables, self.jobs)
+        self._work.take_tables(tables)
+        if self.estimates is None:
+            self.store.believed_type[:] = self.store.type_index
+        self._take_beliefs()
+
     def forget_ended(self, kept: Collection[str] = ()) -> tuple[str, ...]:
         """Forget jobs that have ended and whose controllers are gone: their ids. The others get new numbers.
 

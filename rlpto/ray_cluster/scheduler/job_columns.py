@@ -67,6 +67,12 @@ class JobColumns:
         self._own = self._own[index]
         self._extend(0)
 
+    def take_tables(self, tables: SpeedTables, jobs: Sequence[Job]) -> None:
+        """Tables with further types, besides those of all `jobs`, which may have other numbers there."""
+        self.tables = tables
+        self.store.type_index[:] = [tables.type_index(job.type) for job in jobs]
+        self._extend(0)
+
     def _extend(self, more: int) -> None:
         """Columns for the last `more` jobs of the store, and again all that follows from the store and the tables."""
         kinds = self.store.type_index

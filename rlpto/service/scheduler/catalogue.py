@@ -1,5 +1,5 @@
-"""The catalogue as the scheduler needs it: what programs train, how fast that is expected to be, and whether workers
-can import them."""
+"""The admin's catalogue as the scheduler needs it: what programs train, how fast that is expected to be, and whether
+workers can import them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.settings import ProgramSettings, program_spec
 from rlpto.store.database import Store
 from rlpto.store.jobs import JobRow
-from rlpto.store.programs import all_programs, note_check
+from rlpto.store.programs import ProgramRow, all_programs, get_program, note_check
 from rlpto.store.rows import put_all
 from rlpto.store.scripts import get_script
 from rlpto.store.status import PreviewRow
@@ -58,12 +58,16 @@ class ProgramChecks:
         error = answer.exception()
         return answer.result() if error is None else f"{type(error).__name__}: {error}"
 
+    def forget(self, training: str, pip: Sequence[str]) -> None:
+        """Look again when next asked."""
+        self._answers.pop((training, *pip), None)
+
 
 class Catalogue:
     """Programs by name, and the speed tables of all of them.
 
     config: of the experiment. shape: of the cluster when the service started; no job is given more GPUs than one could
-    hold then. folder: of jobs' files. session: of the controllers.
+    hold then. folder: of jobs' files. session: of the controllers. programs: it changes in place.
     """
 
     def __init__(
@@ -71,24 +75,43 @@ class Catalogue:
     ) -> None:
         self._store, self._config, self._shape = store, config, shape
         self._session, self._folder, self._checks = session, folder, checks
-        rows = all_programs(store)
-        self.programs = {row.name: ProgramSettings.model_validate(row.spec) for row in rows}
-        self._unchecked = {row.name for row in rows if row.checked == "unchecked"}
+        self._rows: dict[str, ProgramRow] = {}
+        self.programs: dict[str, ProgramSettings] = {}
         self.most_gpus = max(shape.most_gpus, 1)
+        self._read()
         self.tables = self._compiled()
 
-    def note_checks(self) -> None:
-        """Note which programs can train, as far as that has been found out."""
-        for name in sorted(self._unchecked):
-            problem = self._checks.problem(self.programs[name].training, self.programs[name].pip)
-            if problem is not None:
-                note_check(self._store, name, problem)
-                self._unchecked.remove(name)
+    def changed(self) -> bool:
+        """Take in what admins have changed, and note what checks have found; True if `tables` are others now."""
+        before = dict(self.programs)
+        self._read()
+        for name, row in self._rows.items():
+            if row.checked == "unchecked":
+                problem = self._checks.problem(self.programs[name].training, self.programs[name].pip)
+                if problem is not None:
+                    note_check(self._store, row, problem)
+        if self.programs == before:
+            return False
+        self.tables = self._compiled()
+        return True
+
+    def _read(self) -> None:
+        """Read the programs that are not as they were; the objects of the others stay, as estimates go by them."""
+        for row in all_programs(self._store):
+            if row == self._rows.get(row.name):
+                continue
+            self._rows[row.name] = row
+            program = ProgramSettings.model_validate(row.spec["program"])
+            if program != self.programs.get(row.name):
+                self.programs[row.name] = program
+            if row.checked == "unchecked":
+                self._checks.forget(program.training, program.pip)
 
     def problem(self, row: JobRow) -> str | None:
         """Why a job cannot run; empty: it can; None: that is being found out."""
         if row.program not in self.programs:
-            return f"no program {row.program} in the catalogue"
+            new = get_program(self._store, row.program) is not None  # since the catalogue was last read
+            return None if new else f"no program {row.program} in the catalogue"
         program = self.programs[row.program]
         if row.gpus > self.most_gpus:
             return f"it asks for {row.gpus} GPUs, and the cluster has {self.most_gpus} for one job"

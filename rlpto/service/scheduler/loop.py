@@ -149,11 +149,13 @@ class SchedulerLoop(SessionLoop):
         return None if futures is None else partial(sampled_futures, futures, cluster, state)
 
     def _keep_house(self) -> None:
-        """What is done now and then: checks of programs, volume, and forgetting."""
+        """What is done now and then: new programs, volume, and forgetting."""
         parts = self._parts
         if not parts.retention.due():
             return
-        parts.catalogue.note_checks()
+        if parts.catalogue.changed():
+            parts.cluster.take_tables(parts.catalogue.tables)
+            parts.catalogue.write_previews()
         if parts.volume is not None:
             set_volume(parts.store, parts.volume.rows(parts.cluster.time))
         parts.status(parts.cluster)

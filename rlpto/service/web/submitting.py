@@ -18,7 +18,7 @@ from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import JobRow, NewJob, Priority, Scalar, change_job, count_open, get_job, insert_job
 from rlpto.store.program_keys import SCRIPTS
-from rlpto.store.programs import refused_programs
+from rlpto.store.programs import all_programs, get_program
 from rlpto.store.rows import insert
 from rlpto.store.scripts import ScriptRow, compiled, get_script, keep_script, script_row
 from rlpto.store.status import PreviewRow, previews
@@ -32,12 +32,12 @@ _MOST_NAMES = 10
 
 def allowed_job(store: Store, settings: ServiceSettings, user: User, body: JobBody) -> NewJob:
     """The job that a body asks for. Raises Problem for what catalogue, role or quota have against it."""
-    refused = refused_programs(store)
-    if body.program in refused:
-        raise Problem(403, "program-not-allowed", f"the program {body.program} cannot train: {refused[body.program]}")
-    if body.program not in settings.programs:
-        raise _no_program([name for name in settings.programs if name not in refused], body.program)
-    entry = settings.programs[body.program]
+    program = get_program(store, body.program)
+    if program is None or program.checked == "deleted":
+        raise _no_program(store, body.program)
+    if program.checked == "refused":
+        raise Problem(403, "program-not-allowed", f"the program {body.program} cannot train: {program.problem}")
+    entry = CatalogueProgram.model_validate(program.spec)
     most = body.gpus if body.max_gpus is None else body.max_gpus
     if not body.min_gpus <= body.gpus <= most:
         raise _wrong(f"expected min_gpus <= gpus <= max_gpus, got {body.min_gpus}, {body.gpus}, {most}")
@@ -77,7 +77,8 @@ def check_priority(settings: ServiceSettings, user: User, priority: Priority) ->
         raise Problem(403, "quota-exceeded", f"priority: you may not use class {priority}: expected {known}")
 
 
-def _no_program(names: list[str], name: str) -> Problem:
+def _no_program(store: Store, name: str) -> Problem:
+    names = [row.name for row in all_programs(store) if row.takes_jobs]
     known = ", ".join([*names[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])]) or "none"
     return Problem(403, "program-not-allowed", f"the catalogue has no program {name}: expected one of {known}")
 
@@ -88,9 +89,12 @@ def gpus_queued(store: Store) -> int:
     return int(found[0] or 0) if found else 0
 
 
-def previews_for(store: Store, settings: ServiceSettings, job: NewJob) -> list[PreviewRow]:
+def previews_for(store: Store, job: NewJob) -> list[PreviewRow]:
     """Hours and GPU-hours of a job by metric and number of GPUs, as far as the scheduler has predicted them."""
-    share = job.epochs / settings.programs[job.program].program.epochs
+    program = get_program(store, job.program)
+    if program is None:
+        return []
+    share = job.epochs / CatalogueProgram.model_validate(program.spec).program.epochs
     rows = previews(store, job.program)
     return [replace(row, hours=row.hours * share, gpu_hours=row.gpu_hours * share) for row in rows]
 

@@ -16,10 +16,12 @@ from rlpto.policies.registry import make_policy
 from rlpto.service.scheduler.process import StopRequest, _serve
 from rlpto.store.curves import points_after, spans_of_job
 from rlpto.store.events import events_of_job
-from rlpto.store.programs import all_programs, set_programs
+from rlpto.store.programs import all_programs
 from rlpto.store.requests import answer, switch_in_force
+from rlpto.store.rows import put
 from rlpto.store.status import decisions, heartbeat, nodes, policies, previews, queue
 from rlpto.store.users import add_user, change_user
+from tests.service.scheduler import virtual
 from tests.service.scheduler.virtual import PROGRAM, VirtualService, config
 
 
@@ -79,13 +81,10 @@ def test_jobs_that_cannot_run_are_rejected_with_a_reason(tmp_path: Path) -> None
         assert (service.row(job).state, service.row(job).reason) == ("rejected", reason)
 
 
-def test_programs_change_at_the_next_start_and_jobs_of_those_that_are_gone_go_on(service: VirtualService) -> None:
+def test_programs_are_added_changed_and_deleted_while_jobs_run(service: VirtualService) -> None:
     first = service.submit(gpus=2, max_gpus=2, epochs=20.0)
     service.until(first, "running")
-    hours = {row.gpus: row.hours for row in previews(service.store, "tiny")}
-    broken = {**PROGRAM, "training": "other:Class"}
-    set_programs(service.store, {"late": {**PROGRAM, "samples": 400}, "broken": broken})
-    service.restart()
+    service.set_programs({"late": {**PROGRAM, "samples": 400}, "broken": {**PROGRAM, "training": "other:Class"}})
     jobs = [service.submit(epochs=2.0, program="late") for _ in range(2)]
     seen: set[str] = set()
 
@@ -96,11 +95,32 @@ def test_programs_change_at_the_next_start_and_jobs_of_those_that_are_gone_go_on
     service.run(over)
     assert seen <= {"submitted", "checking", "queued", "starting", "running", "finished"}
     assert [service.row(job).state for job in (first, *jobs)] == ["running", "finished", "finished"]
-    assert previews(service.store, "late")[0].hours > 1.5 * hours[1]
-    found = {row.name: (row.checked, row.problem) for row in all_programs(service.store)}
-    assert found == {"tiny": ("usable", ""), "late": ("usable", ""), "broken": ("refused", "no such class")}
+    assert checked(service) == {"tiny": ("usable", ""), "late": ("usable", ""), "broken": ("refused", "no such class")}
+    hours = previews(service.store, "late")[0].hours
+    service.set_programs({"late": {**PROGRAM, "samples": 800}})
+    service.run(lambda: previews(service.store, "late")[0].hours > 1.5 * hours)
+    service.until(service.submit(epochs=2.0, program="late"), "finished")
+    put(service.store, [replace(row, checked="deleted") for row in all_programs(service.store)])
+    service.restart()
     service.until(first, "finished")
+    assert {said for said, _ in checked(service).values()} == {"deleted"}
     assert service.row(first).progress == pytest.approx(20.0)
+
+
+def checked(service: VirtualService) -> dict[str, tuple[str, str]]:
+    """Whether programs can train, and why not."""
+    return {row.name: (row.checked, row.problem) for row in all_programs(service.store)}
+
+
+def test_a_program_is_judged_by_what_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = ""
+    monkeypatch.setattr(virtual, "problem_of", lambda *_: problem)
+    service = VirtualService(tmp_path, config(60.0, 5.0))
+    for samples, problem in ((100, ""), (200, "no such class"), (200, ""), (300, "no such class")):
+        service.set_programs({"tiny": {**PROGRAM, "samples": samples}})
+        for _ in range(2):
+            service.loop.step()
+        assert checked(service) == {"tiny": ("refused" if problem else "usable", problem)}
 
 
 def test_cancelled_jobs_end_wherever_they_are(service: VirtualService) -> None:
@@ -148,12 +168,14 @@ def test_a_clock_that_is_set_holds_nothing_up(service: VirtualService, jump: flo
     first = service.submit(epochs=5.0)
     service.until(first, "running")
     service.clock_error = jump
+    service.set_programs({"late": PROGRAM})
     began, second = service.world.wall, service.submit(epochs=1.0)
     service.until(second, "finished")
     assert service.world.wall - began < 3600.0
     found = heartbeat(service.store)
     assert found is not None
     assert abs(found[0] - service.now()) < 120.0
+    assert checked(service)["late"] == ("usable", "")
     assert [event.at for event in events_of_job(service.store, second)] == sorted(
         event.at for event in events_of_job(service.store, second)
     )

@@ -141,7 +141,7 @@ class VirtualService:
         self.setup, self._make = setup, make
         self.store = Store(self.settings.database, durable=False)
         self.store.rows("PRAGMA synchronous = OFF")
-        set_programs(self.store, {"tiny": PROGRAM} if programs is None else programs)
+        self.set_programs({"tiny": PROGRAM} if programs is None else programs)
         self.downtime = 0.0
         self.starts = 0
         self._open: list[Any] = []
@@ -152,6 +152,10 @@ class VirtualService:
     def now(self) -> float:
         """Time [s] by the clock of the machine."""
         return self.world.wall + self.clock_error
+
+    def set_programs(self, programs: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add or replace what programs train, by name."""
+        set_programs(self.store, {name: {"program": keys} for name, keys in programs.items()})
 
     def submit(self, owner: str = "ann", epochs: float = 2.0, program: str = "tiny", **more: Any) -> str:
         """A job of a user; its id."""

@@ -18,7 +18,7 @@ from rlpto.service.web.app import make_app
 from rlpto.store import requests, status
 from rlpto.store.database import Store
 from rlpto.store.program_keys import SCRIPTS, ProgramKeys
-from rlpto.store.programs import set_programs
+from rlpto.store.programs import all_programs, note_check, set_programs
 from rlpto.store.rows import put_all
 from rlpto.store.users import Role, add_token, add_user
 
@@ -113,6 +113,10 @@ class Api:
             headers.setdefault("Authorization", f"Bearer {self.tokens[user]}")
         url = path if path.startswith("/") else f"/api/v1/{path}"
         return self.client.request(method, url, headers=headers, **given)
+
+    def refuse(self, problem: str) -> None:
+        """Have the program digits refused, as the scheduler does it."""
+        note_check(self.store, all_programs(self.store)[0], problem)
 
     def submit(self, user: str = "ann", **body: Any) -> Any:
         answer = self("POST", "jobs", user, json={"program": "digits", **body})

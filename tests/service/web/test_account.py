@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from starlette.testclient import TestClient
 
 from rlpto.service.web.app import make_app
 from rlpto.service.web.routes import account
-from rlpto.store.programs import note_check
 from rlpto.store.users import add_token
 from tests.service.web.helpers import Api, fill, make_settings
 from tests.service.web.test_jobs import problem
@@ -161,13 +161,51 @@ class TestPrograms:
         assert "DigitsMlp" not in api("GET", "programs").text, "class paths are the admin's"
 
     def test_a_program_that_cannot_train_is_not_taken(self, api: Api) -> None:
-        note_check(api.store, "digits", "no module named x")
+        api.refuse("no module named x")
         answer = api("POST", "jobs", json={"program": "digits"})
         assert "no module named x" in problem(answer, 403, "program-not-allowed")
         assert [row["name"] for row in api("GET", "programs").json()["programs"]] == ["script"]
         found = api("GET", "programs", "root").json()["programs"][0]
         assert (found["name"], found["checked"], found["problem"]) == ("digits", "refused", "no module named x")
         assert "no module named x" in api("GET", "/admin", "root").text
+
+    def test_an_admin_adds_changes_and_deletes_programs(self, api: Api) -> None:
+        body = {"program": {"training": "mine.code:Net", "epochs": 7}, "most_gpus": 4}
+        assert api("PUT", "programs/mine", "root", json=body).json()["checked"] == "unchecked"
+        job = api.submit(program="mine", gpus=4)
+        assert (job["epochs"], job["max_gpus"]) == (7, 4)
+        problem(api("PUT", "programs/mine", "olga", json=body), 403, "role-needed")
+        problem(api("DELETE", "programs/mine", "olga"), 403, "role-needed")
+        assert api("PUT", "programs/mine", "root", json=body | {"most_gpus": 2}).json()["most_gpus"] == 2
+        assert "at most, got 4" in problem(api("POST", "jobs", json={"program": "mine", "gpus": 4}), 422, "not-valid")
+        assert "mine.code:Net" in api("GET", "/admin", "root").text
+        assert api("DELETE", "programs/mine", "root").status_code == 204
+        problem(api("POST", "jobs", json={"program": "mine"}), 403, "program-not-allowed")
+        for user, names in (("ann", ["digits", "script"]), ("root", ["digits", "mine", "script"])):
+            assert [row["name"] for row in api("GET", "programs", user).json()["programs"]] == names
+        problem(api("DELETE", "programs/none", "root"), 404, "not-found")
+        done = [(row["by"], row["action"], row["target"]) for row in api("GET", "audit", "root").json()["audit"]]
+        assert done == [("root", f"program.{what}", "mine") for what in ("delete", "set", "set")]
+
+    @pytest.mark.parametrize(
+        ("wrong", "said"),
+        [
+            ({"sampels": 3}, "body.program.sampels: Extra inputs are not permitted"),
+            ({"epochs": 0}, "body.program.epochs: Input should be greater than or equal to 1"),
+            ({"epochs": True}, "body.program.epochs: expected a number, got true or false"),
+            ({"servers": 2, "most_servers": 1}, "body.program: most_servers 1 is below servers 2"),
+            ({"training": None}, "body.program.training: Input should be a valid string"),
+            ({"training": "a:\ud800"}, "body.program.training: Input should be a valid string"),
+            ({"options": {"a": "x" * 16_384}}, "expected a program of at most 16384 characters"),
+        ],
+    )
+    def test_a_program_that_the_scheduler_could_not_read_is_not_taken(
+        self, api: Api, wrong: dict[str, Any], said: str
+    ) -> None:
+        body = json.dumps({"program": {"training": "a:B", **wrong}})
+        answer = api("PUT", "programs/digits", "root", content=body, headers={"Content-Type": "application/json"})
+        assert problem(answer, 422, "not-valid").startswith(said)
+        assert api.submit()["program"] == "digits", "it is as it was"
 
 
 def test_who_may_use_which_class(api: Api) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from rlpto.store import requests, status
 from rlpto.store.jobs import change_job
-from rlpto.store.programs import note_check
 from rlpto.store.rows import put
 from tests.service.web.helpers import Api
 from tests.service.web.test_jobs import problem
@@ -61,7 +60,7 @@ def test_a_job_that_is_over_is_submitted_once_more_for_its_owner(api: Api) -> No
         }
         assert api("POST", path, "olga", headers=key).json()["id"] == again["id"], "the same key makes one job"
     problem(api("POST", path, "ann"), 404, "not-found")
-    note_check(api.store, "digits", "no such class")
+    api.refuse("no such class")
     problem(api("POST", path, "dev"), 403, "program-not-allowed")
     api("PATCH", "users/dev", "root", json={"disabled": True})
     assert "dev may not submit" in problem(api("POST", path, "olga"), 403, "no-owner")

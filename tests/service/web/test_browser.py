@@ -20,6 +20,7 @@ from rlpto.store import status
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import NewJob, change_job, insert_job
+from rlpto.store.programs import ProgramRow, get_program
 from rlpto.store.requests import open_requests
 from rlpto.store.users import change_user, get_user
 from tests.service.web.demo import fill_demo
@@ -277,6 +278,26 @@ class TestPages:
             page.click("#t-bob tr:has-text('session') button >> nth=0")
         answer = theirs.request.get(f"{site.web.address}/api/v1/me")
         assert answer.status == 401
+
+    def test_an_admin_adds_changes_and_deletes_a_program(self, site: Site, sign_in: Any) -> None:
+        page = sign_in("root")
+        page.goto(f"{site.web.address}/admin")
+        page.click("text=Add a program")
+        page.fill("[data-in-path]", "mine")
+        with page.expect_navigation():
+            page.click("button:text-is('Add')")
+        row = "#h-programs ~ .scroll tr:has-text('mine')"
+        page.click(f"{row} summary")
+        page.fill("#p-mine", '{"program": {"training": "a:B"}, "most_gpus": 0}')
+        page.click(f"{row} button:text-is('Save')")
+        page.wait_for_selector(f"{row} [role=alert]:has-text('body.most_gpus')")
+        page.fill("#p-mine", '{"program": {"training": "a:B"}}')
+        with page.expect_navigation():
+            page.click(f"{row} button:text-is('Save')")
+        page.once("dialog", lambda dialog: dialog.accept())
+        with page.expect_navigation():
+            page.click(f"{row} button:text-is('Delete')")
+        assert get_program(site.store, "mine") == ProgramRow("mine", {"program": {"training": "a:B"}}, "deleted")
 
     def test_history_by_state_and_page(self, site: Site, sign_in: Any) -> None:
         page = sign_in("root")

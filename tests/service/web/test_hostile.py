@@ -107,6 +107,7 @@ REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "policy by spec": ("PUT", "policy", {"json": {"policy": "agent:run=/etc"}, "headers": {"If-Match": '"1"'}}),
     "token of a user": ("POST", "users/root/tokens", {"json": {}}),
     "own role": ("PATCH", "users/ann", {"json": {"role": "admin"}}),
+    "program": ("PUT", "programs/x", {"json": {"program": {"training": "os:system"}}}),
     "session": ("POST", "session", {"json": {"token": {"$ne": ""}}}),
 }
 

@@ -10,10 +10,10 @@ from rlpto.store import requests, status
 from rlpto.store.checkpoints import write_checkpoint
 from rlpto.store.jobs import NewJob, change_job, insert_job
 from rlpto.store.logs import OutputLog, job_folder
-from rlpto.store.programs import note_check
+from rlpto.store.programs import set_programs
 from rlpto.store.rows import insert, put, put_all
 from rlpto.store.scripts import get_script
-from tests.service.web.helpers import PROGRAM, Api
+from tests.service.web.helpers import Api
 
 
 def problem(answer: Any, code: int, kind: str) -> str:
@@ -61,7 +61,7 @@ class TestSubmitting:
         key, body = {"Idempotency-Key": "k1"}, {"program": "digits", "gpus": 2}
         first = api("POST", "jobs", json=body, headers=key)
         api("PATCH", "users/ann", "root", json={"gpus_held": 1})
-        note_check(api.store, "digits", "no such class")
+        api.refuse("no such class")
         again = api("POST", "jobs", json=body, headers=key)
         assert (again.status_code, again.json()) == (201, first.json())
         problem(api("POST", "jobs", json=body | {"gpus": 1}, headers=key), 422, "key-reused")
@@ -71,11 +71,12 @@ class TestSubmitting:
         ask: dict[str, Any] = {"json": {"program": "digit"}}
         said = "the catalogue has no program digit: expected one of "
         assert problem(api("POST", "jobs", **ask), 403, "program-not-allowed") == f"{said}digits, script"
-        more = {f"a{number}": PROGRAM for number in range(10)}
-        api.settings.programs.update(more)
+        more = [f"a{number}" for number in range(10)]
+        set_programs(api.store, dict.fromkeys(more, api.settings.program_specs["digits"]))
         said_now = problem(api("POST", "jobs/validate", **ask), 403, "program-not-allowed")
-        assert said_now == f"{said}{', '.join(['digits', 'script', *more][:10])}, ..."
-        api.settings.programs.clear()
+        assert said_now == f"{said}{', '.join(more)}, ..."
+        for name in [*more, "digits", "script"]:
+            assert api("DELETE", f"programs/{name}", "root").status_code == 204
         assert problem(api("POST", "jobs", **ask), 403, "program-not-allowed") == f"{said}none"
 
     def test_a_check_counts_the_gpus_of_all_that_wait(self, api: Api) -> None:

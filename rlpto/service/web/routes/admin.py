@@ -1,14 +1,15 @@
-"""Routes for admins: users with their tokens, and the audit trail; and the catalogue of programs."""
+"""Routes for admins: users with their tokens, programs, the audit trail."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from fastapi import APIRouter
 
-from rlpto.service.settings import OptionSettings
+from rlpto.service.settings import CatalogueProgram, OptionSettings
 from rlpto.service.web.access import AnAdmin, TheCaller
 from rlpto.service.web.errors import Problem, not_found
 from rlpto.service.web.routes.account import NewToken, Tokens, end_token_of, new_token, with_quotas
@@ -18,9 +19,11 @@ from rlpto.service.web.state import Service, TheService
 from rlpto.store import programs, users
 from rlpto.store.database import Store
 from rlpto.store.program_keys import SCRIPTS
+from rlpto.store.rows import put
 from rlpto.store.status import PreviewRow, previews
 
 router = APIRouter(tags=["admin"])
+_LARGEST_PROGRAM = 16_384
 
 
 @dataclass(frozen=True)
@@ -131,16 +134,49 @@ async def all_programs(caller: TheCaller, service: TheService) -> dict[Literal["
 
 
 def program_answers(service: Service, all_of_them: bool) -> list[ProgramAnswer]:
-    """The catalogue. all_of_them: also programs that were refused."""
-    rows = {row.name: row for row in programs.all_programs(service.store)}
-    answers = [_answer(service, name, rows[name]) for name in sorted(service.settings.programs) if name in rows]
-    return [found for found in answers if all_of_them or found.checked != "refused"]
+    """The catalogue. all_of_them: also programs that were refused or deleted."""
+    rows = programs.all_programs(service.store)
+    return [_answer(service.store, row) for row in rows if all_of_them or row.takes_jobs]
 
 
-def _answer(service: Service, name: str, row: programs.ProgramRow) -> ProgramAnswer:
-    entry = service.settings.programs[name]
+@router.put("/programs/{name}")
+async def set_program(name: NameInPath, body: CatalogueProgram, caller: AnAdmin, service: TheService) -> ProgramAnswer:
+    """Add a program to the catalogue, or replace it. Its jobs wait until the scheduler has imported its class."""
+    at, spec = service.now(), body.model_dump(mode="json", exclude_unset=True)
+    if len(json.dumps(spec)) > _LARGEST_PROGRAM:
+        raise Problem(422, "not-valid", f"expected a program of at most {_LARGEST_PROGRAM} characters")
+
+    def write(store: Store) -> ProgramAnswer:
+        programs.set_programs(store, {name: spec})
+        users.note_change(store, caller.name, "program.set", name, at, {"training": body.program.training})
+        return _answer(store, _program(store, name))
+
+    return await service.commit(write)
+
+
+@router.delete("/programs/{name}", status_code=204)
+async def delete_program(name: NameInPath, caller: AnAdmin, service: TheService) -> None:
+    """Take no further jobs of a program; existing jobs go on."""
+    at = service.now()
+
+    def write(store: Store) -> None:
+        put(store, [replace(_program(store, name), checked="deleted", problem="")])
+        users.note_change(store, caller.name, "program.delete", name, at)
+
+    await service.commit(write)
+
+
+def _program(store: Store, name: str) -> programs.ProgramRow:
+    """The program of a name. Raises Problem 404 if there is none."""
+    if (row := programs.get_program(store, name)) is None:
+        raise not_found("program")
+    return row
+
+
+def _answer(store: Store, row: programs.ProgramRow) -> ProgramAnswer:
+    entry = CatalogueProgram.model_validate(row.spec)
     return ProgramAnswer(
-        name=name,
+        name=row.name,
         description=entry.description,
         scripts=entry.program.training == SCRIPTS,
         options=entry.options,
@@ -151,7 +187,7 @@ def _answer(service: Service, name: str, row: programs.ProgramRow) -> ProgramAns
         most_gpus=entry.most_gpus,
         checked=row.checked,
         problem=row.problem,
-        preview=previews(service.store, name),
+        preview=previews(store, row.name),
     )
 
 

@@ -126,7 +126,7 @@ async def validate_job(body: JobBody, caller: TheCaller, service: TheService) ->
     """What would be submitted, and what it would take; nothing is kept."""
     job = allowed_job(service.store, service.settings, caller.user, body)
     waiting, ahead = status.queue(service.store), gpus_queued(service.store)
-    return SubmissionCheck(JobRow(**vars(job)), previews_for(service.store, service.settings, job), len(waiting), ahead)
+    return SubmissionCheck(JobRow(**vars(job)), previews_for(service.store, job), len(waiting), ahead)
 
 
 @router.get("/jobs")

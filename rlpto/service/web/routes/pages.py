@@ -155,7 +155,7 @@ async def admin(
         here="admin",
         users=[with_quotas(service, one) for one in known],
         tokens={one.name: users.tokens_of(service.store, one.name, service.now()) for one in known},
-        programs=[row for row in programs.all_programs(service.store) if row.name in service.settings.programs],
+        programs=programs.all_programs(service.store),
         trail=trail[:_PAGE],
         older=trail[_PAGE - 1].seq if len(trail) > _PAGE else None,
         single_sign_on=service.settings.web.oidc is not None,

@@ -13,9 +13,11 @@
   // The body of a form: hidden fields are left out, with data-changed those not changed, and empty ones without
   // data-may-be-empty, else null; `a.b`: b of a.
   const bodyOf = (form) => {
+    const whole = form.querySelector("[data-whole]");
+    if (whole) return JSON.parse(whole.value);
     const body = {};
     for (const field of form.elements) {
-      if (!field.name || field.closest("[hidden]")) continue;
+      if (!field.name || field.closest("[hidden]") || "inPath" in field.dataset) continue;
       if (field.value.trim() === "" && !("mayBeEmpty" in field.dataset)) continue;
       if ("changed" in form.dataset && !isChanged(field)) continue;
       if (field.dataset.labelOf) {
@@ -33,11 +35,14 @@
   const ask = async (from, body) => {
     const { api, method, ifMatch, confirm: sure } = from.dataset;
     if (sure && !window.confirm(sure)) return null;
+    const inPath = from.querySelector?.("[data-in-path]");
     const headers = { "Content-Type": "application/json" };
     if (ifMatch) headers["If-Match"] = ifMatch;
     if (method === "POST") headers["Idempotency-Key"] = (from.dataset.key ??= crypto.randomUUID?.() ?? `${Math.random()}${Date.now()}`);
     const sends = method !== "DELETE" && body !== undefined;
-    const answer = await fetch(api, { method, headers, body: sends ? JSON.stringify(body) : undefined, credentials: "same-origin" });
+    const answer = await fetch(inPath ? api.replace("{name}", encodeURIComponent(inPath.value.trim())) : api, {
+      method, headers, body: sends ? JSON.stringify(body) : undefined, credentials: "same-origin",
+    });
     const text = await answer.text();
     const said = text ? JSON.parse(text) : {};
     if (!answer.ok) throw new Error(said.detail ?? `the service answered ${answer.status}`);

@@ -112,7 +112,7 @@
   // What is being typed or is unfolded stays while parts around it are fetched again.
   document.body.addEventListener("htmx:beforeSwap", (event) => {
     const part = event.detail.target;
-    if (part.matches?.("[data-keep-open]") && part.contains(document.activeElement) && document.activeElement.matches("input, select")) {
+    if (part.matches?.("[data-keep-open]") && part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea")) {
       event.detail.shouldSwap = false;
       return;
     }
