@@ -78,6 +78,7 @@ class JobFits:
         self._seen_by_epoch: dict[JobType, FloatArray] = {}
         self._slopes = NoiseSlopes(rules.noise_slope, learn=rules.shared and rules.noise_slope > 0)
         self._first_kind: dict[int | JobType, int] = {}
+        self._projections: dict[tuple[str, int, int], float] = {}
         self._unseen: dict[int, float] = {}
         self._stale: set[int] = set()
 
@@ -198,26 +199,31 @@ class JobFits:
         assert sizes is not None
         assert sigma is not None
         assert written is not None
-        hours = None if self._kinds_seen(job) else self._rules.unseen_hours
+        known = [kind for kind in range(len(self._kinds)) if self.fit_of(job, kind).params is not None]
+        hours = None if known else self._rules.unseen_hours
         self._unseen.pop(job, None)
         if hours is not None:
             self._unseen[job] = float(self._left(np.array([job]))[0])
         now = self._written[job] = self._epoch_of(job)
         shown = slice(0, tables.rates.shape[1]) if self._rules.ahead else slice(now, now + 1)
+        slope, scores_on = self.slope_of(job), dict[int, list[Score]]()
         for kind in range(len(self._kinds)):
             own = self._types.first[job] + kind
             written[own] += 1
             rows = tables.row[own, :, 1:].reshape(-1)
             rates = tables.rates[rows[0] : rows[-1] + 1]
-            scores = [(first, self._score(job, kind, *expected)) for first, expected in stages]
-            sizes[own], sigma[own, :, 1:] = self.fit_of(job, kind).sizes, scores[0][1].sigma
+            seen_on = kind if not known or kind in known else self._first_kind.get(self._evidence_of(job), known[0])
+            if seen_on not in scores_on:
+                scores_on[seen_on] = [self.fit_of(job, seen_on).score(*expected, slope) for _, expected in stages]
+            scores = scores_on[seen_on]
+            sizes[own], sigma[own, :, 1:] = self.fit_of(job, kind).sizes, scores[0].sigma
             if hours is not None:
                 rates[:, shown] = self._unseen[job] / (3600.0 * hours * self._store.records["scale"][job])
                 continue
-            for first, score in scores:
+            for (first, _), score in zip(stages, scores, strict=True):
                 later = slice(max(first, shown.start), shown.stop)
                 samples = worth[np.minimum(np.arange(later.start, later.stop), len(worth) - 1)]
-                rates[:, later] = score.best.reshape(-1, 1) / samples
+                rates[:, later] = (score.best * self._projection(job, seen_on, kind)).reshape(-1, 1) / samples
 
     def _stages(self, job: int, seen: tuple[float, float], last: int) -> list[tuple[int, tuple[float, float]]]:
         """From which epoch on a job is expected to see which gradient statistics, as the base batch would show them;
@@ -245,21 +251,13 @@ class JobFits:
                 stages.append((first, (seen[0] * there[0] / here[0], seen[1] * there[1] / here[1])))
         return stages
 
-    def _kinds_seen(self, job: int) -> list[int]:
-        """Kinds of GPU on which a job's evidence rests."""
-        return [kind for kind in range(len(self._kinds)) if self.fit_of(job, kind).params is not None]
-
-    def _score(self, job: int, kind: int, sqr: float, var: float) -> Score:
-        """As `ThroughputBelief.score`, on a kind of GPU.
-
-        A kind that the job has not run on is projected from the first one it has: by the ratio of one GPU's
-        throughputs, as Sia does (Jayaram Subramanya et al., SOSP 2023).
-        """
-        known, slope = self._kinds_seen(job), self.slope_of(job)
-        if not known or kind in known:
-            return self.fit_of(job, kind).score(sqr, var, slope)
-        first = self._first_kind.get(self._evidence_of(job), known[0])
-        model, one_gpu = self.type_of(job).model, self._source.one_gpu_throughput
-        ratio = one_gpu(model, self._kinds[kind]) / one_gpu(model, self._kinds[first])
-        score = self.fit_of(job, first).score(sqr, var, slope)
-        return score._replace(best=score.best * ratio)
+    def _projection(self, job: int, seen_on: int, kind: int) -> float:
+        """Speed on a kind of GPU relative to that on another, where the job has run: by the ratio of one GPU's
+        throughputs, as Sia does (Jayaram Subramanya et al., SOSP 2023)."""
+        if kind == seen_on:
+            return 1.0
+        key = self.type_of(job).model, seen_on, kind
+        if key not in self._projections:
+            on_seen, own = (self._source.one_gpu_throughput(key[0], self._kinds[at]) for at in key[1:])
+            self._projections[key] = own / on_seen
+        return self._projections[key]
