@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -73,6 +74,7 @@ class JobFits:
         self._fits: dict[tuple[int | JobType, int], ThroughputBelief] = {}
         self._seen: dict[int, Statistics] = {}
         self._seeing_nothing: set[int] = set()
+        self._present: defaultdict[JobType, set[int]] = defaultdict(set)
         self._written: dict[int, int] = {}
         self._seen_by_type: dict[JobType, Statistics] = {}
         self._seen_by_epoch: dict[JobType, FloatArray] = {}
@@ -130,10 +132,12 @@ class JobFits:
         for job in finished:
             records["believed_type"][job] = records["type_index"][job]
             self._types.drop(job)
+            self._present[self.type_of(job)].discard(job)
             self._unseen.pop(job, None)
             self._seeing_nothing.discard(job)
         for job in present - self._types.first.keys():
             self._types.add(job, records["type_index"][job])
+            self._present[self.type_of(job)].add(job)
             if job not in self._seen:
                 self._seeing_nothing.add(job)
             if self._rules.shown:
@@ -173,8 +177,8 @@ class JobFits:
         self._seen[job] = self._seen_by_type[own] = seen
         self._seeing_nothing.discard(job)
         if self._rules.shared:
-            like = self._types.first if refitted else self._seeing_nothing
-            self._stale.update(other for other in like if self.type_of(other) == own)
+            like = self._present[own]
+            self._stale.update(like if refitted else like & self._seeing_nothing)
 
     def refresh(self) -> None:
         """Bring the tables up to date with what was learnt."""
