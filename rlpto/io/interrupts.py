@@ -42,11 +42,11 @@ def interrupts_kept() -> Iterator[None]:
 @contextmanager
 def handler_kept() -> Iterator[None]:
     """After the block Ctrl-C does what it did before, also where a library has left a handler of its own."""
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(signal.SIGINT)  # None: one that was not set in Python, and cannot be set again
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():
+        if before is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, before)
 
 

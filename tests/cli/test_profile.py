@@ -107,7 +107,7 @@ def test_both_compares_what_the_two_evaluations_say(
     assert answer.code == 0, answer
     assert "Simulated against real" in answer.out
     found = pd.read_csv(run / "fidelity_jobs.csv").set_index("policy")["difference"]
-    for policy in ("fifo", "las"):  # they start 4 s after they are told to, there 9 s
+    for policy in ("fifo", "las"):  # they start 4 s after the command, there 9 s
         assert found[policy].tolist() == pytest.approx([-5.0, -5.0])
     assert (run / "real" / "cells.csv").is_file()
     assert (run / "simulated" / "cells.csv").is_file()
