@@ -22,7 +22,7 @@ from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.joined import REPOSITORY, Joined, joined
 from tests.ray_cluster.test_cluster import make_cluster, play
-from tests.ray_cluster.test_shipped_code import DIGITS, start, state
+from tests.ray_cluster.test_shipped_code import DIGITS
 from tests.service.served import Served, write_settings
 
 NODE_GPUS, MOST = 2, 4
@@ -121,15 +121,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
     }  # fmt: skip
     with joined(0, variables=variables, options=(f"--autoscaling-config={path}",), port=port) as started:
         yield started
-
-
-@pytest.mark.cluster
-def test_a_job_waits_for_nodes_that_come_and_then_go(tmp_path: Path, cluster: Joined) -> None:
-    jobs = f"workload.jobs=[{{model: digits, epochs: 2, gpus: {MOST}}}]"
-    with start(tmp_path, cluster, "--set", f"ray.autoscale={SCALE}", "--set", jobs) as command:
-        assert command.wait() == 0, command.communicate()
-    assert state(tmp_path) == "finished"
-    cluster.wait_connected("not RayBackend('').nodes()")
 
 
 @pytest.mark.cluster

@@ -23,6 +23,7 @@ from tests.service.served import Served, write_settings
 GPUS = 2
 RLPTO = (sys.executable, "-c", "from rlpto.cli.main import run; run()")
 DIGITS = {"training": "rlpto.ray_cluster.programs.digits:DigitsMlp", "samples": 1437, "batch_size": 64, "pace": 0.1}
+PACKAGED = {**DIGITS, "training": "tiny_extra:Extra", "pip": ["tiny-extra==1.0"]}
 
 pytestmark = pytest.mark.cluster
 
@@ -42,12 +43,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
         yield started
 
 
-def start(folder: Path, cluster: Joined, *more: str, epochs: float = 2, **program: object) -> subprocess.Popen[str]:
-    """`rlpto evaluate` with a job on all GPUs. Ray shows workers its folder: there is no RLPTO in it."""
+def start(folder: Path, cluster: Joined, *more: str, epochs: float = 2) -> subprocess.Popen[str]:
+    """`rlpto evaluate` with a job on all GPUs, of a program in a package. Workers see its folder, without RLPTO."""
     content = {
         "name": "shipped",
         "workload": {"source": "jobs", "jobs": [{"model": "digits", "epochs": epochs, "gpus": GPUS}]},
-        "ray": {"programs": {"digits": DIGITS | program}, "checkpoint_interval": 2, "retries": 1},
+        "ray": {"programs": {"digits": PACKAGED}, "checkpoint_interval": 2, "retries": 1},
         "policies": ["fifo"],
         "evaluation": {"reference": "fifo"},
     }
@@ -83,18 +84,7 @@ def test_the_code_goes_along_and_outlives_the_scheduler(tmp_path: Path, cluster:
     assert state(tmp_path) == "finished"
 
 
-def test_packages_of_a_program_are_installed_for_its_workers(tmp_path: Path, cluster: Joined) -> None:
-    extra = "tiny_extra:Extra"
-    with start(tmp_path, cluster, training=extra) as command:
-        assert "No module named 'tiny_extra'" in command.communicate()[1]
-    with start(tmp_path, cluster, training=extra, pip=["no-such-package>=2"]) as command:
-        assert "no-such-package" in command.communicate()[1]
-    with start(tmp_path, cluster, training=extra, pip=["tiny-extra==1.0"]) as command:
-        assert command.wait() == 0, command.communicate()
-    assert state(tmp_path) == "finished"
-
-
-def test_scripts_train_there(tmp_path: Path, cluster: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_of_scripts_are_installed(tmp_path: Path, cluster: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # Ray shows workers the folder of a driver
     script = {"training": SCRIPTS, "samples": 1437, "batch_size": 64}
     programs = {"script": {"program": script}}
@@ -104,8 +94,14 @@ def test_scripts_train_there(tmp_path: Path, cluster: Joined, monkeypatch: pytes
         loop = (REPOSITORY / "examples" / "elastic_loop.py").read_text()
         (tmp_path / "loop.py").write_text(loop.replace("import torch\n", "import tiny_extra\nimport torch\n", 1))
         command = ("submit", "loop.py", "--samples=1437", "--epochs=2", "--gpus=2", "--wait")
-        assert service.command(*command).returncode == 1
-        said = service.command(*command, "--pip=tiny-extra")
+        for packages, missing in (
+            ((), "No module named 'tiny_extra'"),
+            (("--pip=no-such-package>=2",), "no-such-package"),
+        ):
+            failed = service.command(*command, *packages)
+            assert failed.returncode == 1
+            assert missing in failed.stdout + failed.stderr
+        said = service.command(*command, "--pip=tiny-extra==1.0")
         assert said.returncode == 0, said.stderr + service.log()
     finally:
         service.close()
