@@ -14,27 +14,23 @@ import _common
 import numpy as np
 from _cells import exponential, ratio_of_means, shown
 from _plan import Part, Plan, Row
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from rlpto.core.records import RunRecord
 from rlpto.evaluation.fidelity import Fidelity, simulated_against_real
 from rlpto.evaluation.metrics import completion_times
-from rlpto.evaluation.plots import COLOURS, in_our_style, png
+from rlpto.evaluation.plots import gantt, png
 from rlpto.evaluation.runner import FinishedCell, load_cells
 from rlpto.evaluation.statistics import Interval
+from rlpto.evaluation.timeline import run_span
 from rlpto.experiments.evaluate import labelled
 from rlpto.io.arrays import FloatArray
 from rlpto.ray_cluster.scheduler.job_tracker import STARTS
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 CONFIG = _common.CONFIGS / "ray_policies.yaml"
-PLOT = _common.ROOT / "docs" / "images" / "ray-policies.png"
+IMAGES = _common.ROOT / "docs" / "images"
 FORKED = _common.ROOT / "tests" / "ray_cluster" / "fork_server.py"
 RIVALS, OURS, SHOWN = ("tiresias", "pollux"), ("tuned_index", "planner", "agent"), ("pollux", "agent")
-"""Policies that ours are compared with, ours, and those of the picture."""
+"""Policies that ours are compared with, ours, and those of the pictures."""
 TRUE_SPEEDS = ("--set", "knowledge.mode=exact")
 """In simulation: real jobs guess their speed from their pace, which is true within a few per cent."""
 
@@ -61,7 +57,9 @@ def compared(plan: Plan) -> Part:
             part.figures[f"{policy} against it, upper end over jobs"] = by_job.high
     part.figures["pairs of policies ranked as simulated"] = float(found.agreeing_pairs("jct_mean")[0])
     records = {done.cell.policy: done.record() for done in reversed(real)}
-    PLOT.write_bytes(png(gantt([(policy, records[policy]) for policy in SHOWN])))
+    seconds = max(end - start for start, end in (run_span(records[policy]) for policy in SHOWN))
+    for policy in SHOWN:
+        (IMAGES / f"ray-policies-{policy}.png").write_bytes(png(gantt(records[policy], seconds)))
     return part
 
 
@@ -108,36 +106,3 @@ def times_of(done: Sequence[FinishedCell], policy: str) -> list[FloatArray]:
 def windows_ratio(mine: Sequence[FloatArray], its: Sequence[FloatArray]) -> Interval:
     """Geometric mean over windows of the ratio of mean JCTs, with Student's interval over windows."""
     return exponential(np.array([np.log(a.mean() / b.mean()) for a, b in zip(mine, its, strict=True)]))
-
-
-def gantt(runs: Sequence[tuple[str, RunRecord]]) -> Figure:
-    """Jobs in rows by order of submission, one run above the other: thin while in the system, thick by GPUs held."""
-    figure = Figure(figsize=(6.8, 6.4), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    models = dict(
-        zip(sorted(set(runs[0][1].jobs.models), key=lambda name: int(name.split("_")[1])), COLOURS, strict=False)
-    )
-    panels = figure.subplots(len(runs), sharex=True)
-    for axes, (policy, record) in zip(panels, runs, strict=True):
-        draw(axes, record, models)
-        mean = completion_times(record.jobs).mean()
-        axes.set_title(f"{policy}: mean JCT {mean:.0f} s", loc="left", fontsize=10)
-    panels[-1].set(xlabel="seconds", xlim=(0, max(record.jobs.finish_time.max() for _, record in runs)))
-    patches = [Patch(color=colour, label=model) for model, colour in models.items()]
-    figure.legend(handles=patches, loc="outside upper right", ncols=len(patches), frameon=False, fontsize=9)
-    return figure
-
-
-def draw(axes: Axes, record: RunRecord, models: dict[str, str]) -> None:
-    """One run of a Gantt chart. models: colour of each."""
-    in_our_style(axes)
-    jobs, changes = record.jobs, record.changes
-    most = jobs.max_gpus.max()
-    for job, (submit, finish) in enumerate(zip(jobs.submit_time, jobs.finish_time, strict=True)):
-        axes.barh(job, finish - submit, left=submit, height=0.12, color="#c3cad1")
-        mine = changes.job == job
-        times, held = [*changes.time[mine], finish], changes.gpus[mine]
-        for start, end, gpus in zip(times, times[1:], held, strict=False):
-            axes.barh(job, end - start, left=start, height=0.95 * gpus / most, color=models[jobs.models[job]])
-    axes.set(yticks=[], ylabel="jobs by submission")
-    axes.invert_yaxis()

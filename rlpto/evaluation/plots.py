@@ -215,11 +215,13 @@ def utilisation_over_time(records: Mapping[str, RunRecord], bins: int = 120) -> 
     return figure
 
 
-def gantt(record: RunRecord, hours: float | None = None) -> Figure:
+def gantt(record: RunRecord, seconds: float | None = None) -> Figure:
     """A row for each job in order of submission: a line from submit to finish, and bars while it holds GPUs, whose
-    colour is their number. hours: shown since the first submit; None: all."""
+    colour is their number. seconds: shown since the first submit; None: all."""
     figure, axes = new_figure()
     start, end = run_span(record)
+    shown = seconds or end - start
+    unit, name = (HOUR, "hours") if shown >= HOUR else (60.0, "minutes")
     jobs, order = record.jobs, np.argsort(record.changes.job, kind="stable")
     job, begin, gpus = record.changes.job[order], record.changes.time[order], record.changes.gpus[order]
     if len(job):
@@ -227,17 +229,17 @@ def gantt(record: RunRecord, hours: float | None = None) -> Figure:
         levels = 2 ** np.arange(int(jobs.max_gpus.max()).bit_length() + 1)
         shades = ScalarMappable(BoundaryNorm(levels, 256), "viridis_r")
         gone = np.where(np.isfinite(jobs.finish_time), jobs.finish_time, end)
-        axes.hlines(range(len(gone)), (jobs.submit_time - start) / HOUR, (gone - start) / HOUR, "#8b96a1",
+        axes.hlines(range(len(gone)), (jobs.submit_time - start) / unit, (gone - start) / unit, "#8b96a1",
                     linewidth=0.8, zorder=0.9)  # fmt: skip
         held = gpus > 0
-        left, right = ((time[held] - start) / HOUR for time in (begin, until))
+        left, right = ((time[held] - start) / unit for time in (begin, until))
         low, high = job[held] - BAR / 2, job[held] + BAR / 2
         corners = np.array([[left, low], [right, low], [right, high], [left, high]]).transpose(2, 0, 1)
         axes.add_collection(PolyCollection(list(corners), linewidths=0, facecolors=shades.to_rgba(gpus[held])))
         figure.colorbar(shades, ax=axes, ticks=levels[:-1], format="%d", label="GPUs")
-        axes.set(xlim=(0, hours or (end - start) / HOUR), ylim=(len(gone) - 0.3, -0.7))
+        axes.set(xlim=(0, shown / unit), ylim=(len(gone) - 0.3, -0.7))
     axes.set_yticks([])
-    axes.set(xlabel="hours since the first submit", ylabel="jobs in order of submission")
+    axes.set(xlabel=f"{name} since the first submit", ylabel="jobs in order of submission")
     return figure
 
 

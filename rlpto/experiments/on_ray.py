@@ -22,7 +22,7 @@ from rlpto.experiments.config import ClusterSettings, Config, NodeGroup
 from rlpto.experiments.evaluate import labelled, run_cells
 from rlpto.experiments.experiment import Experiment, estimate_noise, prepare
 from rlpto.experiments.session_loop import SessionLoop, session_predictor, session_rules
-from rlpto.experiments.switchable_policy import SwitchablePolicy
+from rlpto.experiments.switchable_policy import SCHEDULER, SwitchablePolicy
 from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.performance.tables import ONE_KIND
 from rlpto.planning.predictor import THREAD_SHARE, Predictor, predict, prediction_settings
@@ -185,12 +185,14 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
 
 
 def restored_policies(folder: Path, cells: Sequence[Cell]) -> list[str]:
-    """Specs of the policies that are in force in the sessions that earlier commands have left."""
+    """Specs of the policies that users have put in force in the sessions that earlier commands have left."""
     found = []
     for cell in cells:
         if (path := session_folder(folder, cell) / DATABASE).exists():
             with looking(path) as base:
-                found += base.execute("SELECT policy FROM switches ORDER BY number DESC LIMIT 1").fetchall()
+                # Others go by their labels.
+                asked = "SELECT policy FROM switches WHERE by != ? ORDER BY number DESC LIMIT 1"
+                found += base.execute(asked, (SCHEDULER,)).fetchall()
     return [policy for (policy,) in found]
 
 

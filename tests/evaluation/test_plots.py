@@ -50,16 +50,16 @@ def test_reward_bars_add_up_to_the_total(toy_results: Results) -> None:
         assert sum(widths) == pytest.approx(summary.mean["reward"].estimate)
 
 
-@pytest.mark.parametrize(("finish", "end"), [(350.0, 350.0), (np.nan, 350.0)])
-def test_gantt_has_a_bar_for_every_stretch_with_gpus(finish: float, end: float) -> None:
-    axes = gantt(tiny_record(finish=(100.0, 200.0, finish)), hours=0.05).axes[0]
+@pytest.mark.parametrize(("finish", "span", "unit"), [(350.0, 600.0, 60.0), (np.nan, 7200.0, 3600.0)])
+def test_gantt_has_a_bar_for_every_stretch_with_gpus(finish: float, span: float, unit: float) -> None:
+    axes = gantt(tiny_record(finish=(100.0, 200.0, finish)), span).axes[0]
     (bars,) = (found for found in axes.collections if isinstance(found, PolyCollection))
     boxes = [path.get_extents().bounds for path in bars.get_paths()]
-    seconds = [(round(y + height / 2), x * 3600, width * 3600) for x, y, width, height in boxes]
-    assert seconds == [pytest.approx(bar) for bar in [(0, 0, 100), (1, 0, 200), (2, 200, end - 200)]]
+    seconds = [(round(y + height / 2), x * unit, width * unit) for x, y, width, height in boxes]
+    assert seconds == [pytest.approx(bar) for bar in [(0, 0, 100), (1, 0, 200), (2, 200, 150)]]
     colours = [tuple(colour) for colour in bars.get_facecolor()]
     assert colours[0] == colours[1] != colours[2], "2, 2 and 4 GPUs"
-    assert axes.get_xlim() == (0, 0.05)
+    assert axes.get_xlim() == (0, span / unit)
     assert axes.get_ylim()[0] > axes.get_ylim()[1], "the first job is on top"
 
 

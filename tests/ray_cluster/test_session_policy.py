@@ -14,8 +14,9 @@ from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments.on_ray import restored_policies, session_folder
 from rlpto.experiments.session_loop import SessionLoop
-from rlpto.experiments.switchable_policy import SwitchablePolicy
+from rlpto.experiments.switchable_policy import SCHEDULER, SwitchablePolicy
 from rlpto.policies.registry import make_policy
+from rlpto.policies.spec import policy_label
 from rlpto.policies.switching import switching
 from rlpto.ray_cluster.messages import raised_in
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
@@ -101,10 +102,13 @@ def test_decisions_in_the_database_are_those_of_the_loop(tmp_path: Path) -> None
 
 
 def test_what_an_earlier_session_was_switched_to_is_compiled_before_jobs_are_scheduled(tmp_path: Path) -> None:
-    cells = [Cell("fifo", "jobs", 0), Cell("las", "jobs", 0)]
-    with SessionDatabase(session_folder(tmp_path, cells[1]) / DATABASE) as database:
-        for policy in ("las", "srtf"):
-            add_switch(database, policy, "scheduler", "", 0.0, 0.0)
+    cells = [Cell("index:label=agent", "jobs", 0), Cell("las", "jobs", 0)]
+    for cell in cells:
+        with SessionDatabase(session_folder(tmp_path, cell) / DATABASE) as database:
+            add_switch(database, policy_label(cell.policy), SCHEDULER, "the first start", 0.0, 0.0)
+            if cell.policy == "las":
+                for policy in ("equal_share", "srtf"):
+                    add_switch(database, policy, "ann", "", 0.0, 0.0)
     assert restored_policies(tmp_path, cells) == ["srtf"]
 
 
