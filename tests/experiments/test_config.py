@@ -64,6 +64,7 @@ def message_of(path: Path, *overrides: str) -> str:
         ("knowledge:\n  fit: gauss\n", "exp.yaml:2: knowledge.fit: expected 'pollux' or 'bayes', got 'gauss'"),
         ("reward:\n  classes: [1, 2]\n", "exp.yaml:2: reward.classes.2: missing, expected one more entry"),
         ("name: a b\n", "exp.yaml:1: name: expected text that matches"),
+        ("agent: {ppo: {rollout: 1}}\n", "exp.yaml:1: agent.ppo.rollout: expected greater than or equal to 2, got 1"),
         ("seed: 1\nseed: 2\n", "exp.yaml:2: not valid YAML: seed: key given twice, first on line 1"),
         ("1: 2\n", "exp.yaml"),
         ("workload:\n  source: trace\n", "exp.yaml:1: workload: source trace needs a path"),
