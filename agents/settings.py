@@ -28,7 +28,7 @@ class PpoSettings(Settings):
     """Step size of Adam at the start; it falls evenly to `final_rate` times that."""
     final_rate: float = Field(0.1, ge=0, le=1)
     """Share of the learning rate that is left at the end."""
-    rollout: int = Field(32, ge=1, le=100_000)
+    rollout: int = Field(32, ge=2, le=100_000)
     """Steps of every environment between two updates."""
     batch_size: int = Field(1024, ge=2, le=10**8)
     """Steps in a minibatch."""

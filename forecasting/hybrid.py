@@ -21,13 +21,7 @@ from rlpto.forecasting.gru import (
     spread_of,
 )
 from rlpto.forecasting.registry import make_forecaster
-from rlpto.forecasting.series import (
-    LARGEST_COUNT,
-    LATEST_SECONDS,
-    MOST_POINTS,
-    TimeSeries,
-    checked_integer,
-)
+from rlpto.forecasting.series import LARGEST_COUNT, LATEST_SECONDS, MOST_POINTS, TimeSeries, checked_integer
 from rlpto.forecasting.storage import State
 from rlpto.io.arrays import FloatArray, IntArray
 
@@ -38,6 +32,9 @@ NAMES = (*WEAK, *STRONG)
 """[K] members in the order of the combination."""
 
 RULES = CombinationRules()
+
+CONSTANT = 1e-9
+"""Variance of a constant series, in squares of its mean: without any, the regression for the mean has no solution."""
 
 
 class Members(NamedTuple):
@@ -92,7 +89,8 @@ class HybridForecaster(Forecaster):
 
     def _fit(self, series: TimeSeries) -> None:
         self._fitted = (len(series), series.start)
-        self._usual, self._variance = float(series.values.mean()), float(series.values.var())
+        self._usual = float(series.values.mean())
+        self._variance = max(float(series.values.var()), CONSTANT * self._usual**2)
         self._whole = bool((series.values == np.floor(series.values)).all())
         self._members = {name: member.fit(series) for name, member in self._new_members()}
         self._learnt, found = self._run(series, self._members_on(series, self.horizon))

@@ -225,7 +225,7 @@ def _from_pandas(y: pd.Series[Any], step: float | str | None) -> tuple[FloatArra
         raise ForecastError("series of one timestamp: give its step in seconds, or as text such as '10min'")
     start = local_seconds(stamps[0])
     # The lower median is a distance that occurs, and not that of a gap.
-    width = seconds(np.sort(np.diff(times))[(len(times) - 2) // 2] if step is None else step)
+    width = seconds(float(np.sort(np.abs(np.diff(times)))[(len(times) - 2) // 2]) if step is None else step)
     places = np.arange(len(times))
     off = np.abs((times - times[0]) / width - places) > _GRID_TOLERANCE_STEPS * np.maximum(1.0, places)
     if off.any():

@@ -40,9 +40,9 @@ _LONGEST_POSITION = 10
 
 
 def _expand_name_or_path(value: object, info: ValidationInfo) -> object:
-    """Leave plain names alone; treat what has a folder or an ending as a path."""
+    """Leave plain names alone; what has a folder or an ending is a path, absolute: it means the same in any folder."""
     if isinstance(value, str) and ("/" in value or value.endswith((".yaml", ".yml"))):
-        return str(expand_path(value, info))
+        return str(Path(str(expand_path(value, info))).absolute())
     return value
 
 

@@ -88,8 +88,7 @@ def run_cells(
         experiment.check_simulated()
     else:
         decides["ran_on"] = "ray"
-    if not fresh:
-        refuse_foreign(folder, config)
+    refuse_foreign(folder, config, fresh=fresh)
     begin_run(folder, config, experiment.traces.repetition)
     run_one = run_real or partial(run_cell, config)
     return evaluate(cells, run_one, folder, progress, jobs, config=decides, weights=config.reward, fresh=fresh)

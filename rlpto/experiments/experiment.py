@@ -215,18 +215,17 @@ class Experiment:
         return Knowledge(None, known.remaining, known.tail, beliefs, known.rules)
 
     def check_simulated(self) -> None:
-        """Raise ConfigError for knowledge.mode online with settings under which observations are not simulated, and for
-        settings that need it without it."""
+        """Raise ConfigError for knowledge.mode online, or background load, with settings under which they are not
+        simulated, and for settings that need online without it."""
         online = self.config.knowledge.mode == "online"
         if not online and self.config.simulator.change_batch_above > 1:
             raise ConfigError(
                 "simulator.change_batch_above: only jobs with knowledge.mode online choose their batch sizes as "
                 "they go; expected 1"
             )
-        if online and self.config.simulator.share > 1:
-            raise ConfigError(
-                "knowledge.mode online: what jobs observe on shared GPUs is not simulated; expected share 1"
-            )
+        if self.config.simulator.share > 1 and (online or self.background):
+            what = "knowledge.mode online: what jobs observe on" if online else "workload.background: load on"
+            raise ConfigError(f"{what} shared GPUs is not simulated; expected share 1")
         if online and self.tables().has_servers:
             raise ConfigError(
                 "knowledge.mode online: simulated jobs fit no speeds of parameter servers; expected models that train "

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from rlpto import __version__
+from rlpto.agents.settings import LAST
 from rlpto.experiments.cache_key import Result, differing_keys
 from rlpto.experiments.config import Config, load_config, resolved_yaml, spec_files
 from rlpto.experiments.window_traces import Repetition
 from rlpto.io.errors import CheckpointError, ConfigError
-from rlpto.io.files import digest, file_there, folder_there, is_there, write_text
+from rlpto.io.files import digest, file_there, is_there, write_text
 from rlpto.io.reading import read_json
 
 CONFIG_FILE = "config.resolved.yaml"
@@ -54,18 +55,19 @@ def read_run_config(folder: Path) -> Config:
     return load_config(config_file(folder))
 
 
-def refuse_foreign(folder: Path, config: Config) -> None:
-    """Raises CheckpointError if the folder has finished cells of another configuration."""
-    if not folder_there(folder) or not any((folder / "cells").glob("*.json")):
+def refuse_foreign(folder: Path, config: Config, *, fresh: bool = False) -> None:
+    """Raises CheckpointError if the folder has a training or, unless fresh, finished cells of another configuration."""
+    trained = any(file_there(run / LAST) for run in members(folder))
+    if not trained and (fresh or not any((folder / "cells").glob("*.json"))):
         return
-    advice = "use another --run-dir, or --fresh to replace it"
+    advice = "use another --run-dir" + ("" if trained else ", or --fresh to replace it")
     try:
         there = read_run_config(folder)
     except ConfigError as error:
         raise CheckpointError(f"{folder}: holds a run that cannot be added to ({error}); {advice}") from None
-    for key, old, new in differing_keys(there, config, Result.CELL):
+    for key, old, new in differing_keys(there, config, Result.TRAINING if trained else Result.CELL):
         raise CheckpointError(f"{folder}: holds a run with {key} = {old}, now it is {new}; {advice}")
-    before = _policy_files_there(folder)
+    before = {} if fresh else _policy_files_there(folder)
     for path, now in policy_files(config).items():
         if before.get(path, now) != now:
             raise CheckpointError(f"{folder}: holds a run with {path} as it was before it changed; {advice}")

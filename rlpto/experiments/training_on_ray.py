@@ -138,8 +138,6 @@ def _refuse_what_takes_episodes(config: Config) -> None:
         raise ConfigError(f"agent.envs: {agent.envs}, but there is one real cluster; expected 1")
     if agent.loads is not None:
         raise ConfigError("agent.loads: real jobs come as they are listed; expected null")
-    if agent.ppo.rollout < 2:
-        raise ConfigError("agent.ppo.rollout: 1 step is no rollout to learn from; expected 2 or more")
     if config.forecast.mode != "off":
         raise ConfigError(f"forecast.mode: {config.forecast.mode}, but nothing is forecast here; expected off")
 

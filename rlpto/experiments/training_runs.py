@@ -27,6 +27,7 @@ from rlpto.experiments.run_folder import (
     git_commit,
     members,
     read_run_config,
+    refuse_foreign,
     versions,
 )
 from rlpto.io.errors import CheckpointError, ConfigError
@@ -45,6 +46,8 @@ def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> 
             f"{folder}: holds a training; go on with `rlpto train --resume {folder}`, "
             "or use another --run-dir, or --fresh to start again"
         )
+    if not fresh:
+        refuse_foreign(folder, config)
     refuse_for_learning(config.knowledge)
     experiments = by_load(config)
     for experiment in experiments:
@@ -78,8 +81,7 @@ def train_folder(run: Path, on_progress: Callable[[Status], None] | None = None)
     """
     config, resume = read_run_config(run), has_begun(run)
     experiments = by_load(config)
-    seeds = range(config.seed, config.seed + config.agent.window_seeds)
-    setup = training_setup(experiments, "train", seeds)
+    setup = training_setup(experiments, "train", range(config.seed, config.seed + config.agent.window_seeds))
     with interruptible() as interrupt:
 
         def report(status: Status) -> None:

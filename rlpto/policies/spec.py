@@ -42,7 +42,7 @@ class PolicySpec:
     def options(self) -> dict[str, object]:
         """Values of the options, read as YAML. Raises ConfigError for a value that is none."""
         place = f"policy {one_line(self)}: option"
-        return {key: text if key == UNNAMED else parse_value(text, f"{place} {key}") for key, text in self.texts}
+        return {key: text if key in (UNNAMED, RUN) else parse_value(text, f"{place} {key}") for key, text in self.texts}
 
     @property
     def label(self) -> str:

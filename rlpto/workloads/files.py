@@ -67,8 +67,8 @@ def _expand(pattern: Path) -> Iterable[Path]:
         return [pattern]
     try:
         found = sorted(Path(*parts[:first]).glob(str(Path(*parts[first:]))), key=_natural)
-    except OSError as error:  # a name that no file system takes
-        raise TraceError(f"{str(pattern)[:80]}: {error.strerror}, expected at least one trace") from None
+    except (OSError, ValueError) as error:  # a name that no file system takes, or ** within one
+        raise TraceError(f"{pattern!s:.80}: {getattr(error, 'strerror', error)}, expected at least one trace") from None
     if not found:
         raise TraceError(f"{pattern}: no such files, expected at least one trace")
     return found

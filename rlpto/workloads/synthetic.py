@@ -82,8 +82,8 @@ def _hourly_rates(times: FloatArray, first_day: int, days: int) -> tuple[float, 
 def _day_factors(times: FloatArray, first_day: int, days: int) -> tuple[float, float]:
     """Standard deviation and lag-1 correlation of the log of daily submissions, day of week and Poisson noise removed.
 
-    The log of a Poisson count n has a variance of about 1/n, which is taken off; noise of separate
-    days is independent, so it is in the variance and not in the covariance.
+    The log of a Poisson count n has a variance of about 1/n, which is taken off; noise of separate days is independent,
+    so it is in the variance and not in the covariance. Both are cut to what a calibration may hold.
     """
     counts = np.maximum(np.bincount((times // DAY).astype(np.int64), minlength=days), 0.5)
     weekday = (np.arange(days) + first_day) % 7
@@ -94,7 +94,7 @@ def _day_factors(times: FloatArray, first_day: int, days: int) -> tuple[float, f
     if variance <= 0:
         return 0.0, 0.0
     covariance = float(left[1:] @ left[:-1]) / max(days - 8, 1)
-    return float(np.sqrt(variance)), float(np.clip(covariance / variance, 0.0, 0.95))
+    return min(float(np.sqrt(variance)), 3.0), float(np.clip(covariance / variance, 0.0, 0.95))
 
 
 def _classes(jobs: pd.DataFrame, heads: pd.DataFrame) -> tuple[GpuClass, ...]:

@@ -76,7 +76,7 @@ def split_windows(span_seconds: float, settings: WindowSettings) -> dict[str, li
 
 def _lay(split: str, start: float, end: float, length: float) -> list[Window]:
     """Windows end to end from `start`; a rounding error of up to a microsecond does not lose one."""
-    count = int((end - start + 1e-6) // length)
+    count = int((end - start + min(1e-6, length / 2)) // length)  # of jobs all submitted at once, the length is tiny
     edges = np.minimum(start + length * np.arange(count + 1), end)
     return [Window(f"{split}-{i:03d}", split, float(edges[i]), float(edges[i + 1])) for i in range(count)]
 

@@ -124,8 +124,11 @@ def test_a_folder_of_another_configuration_or_trace_is_refused_and_left_alone(rl
     rlpto("trace", "generate", "--days", "1", "--rate", "0.2", "-o", "jobs.parquet", "-q")
     clipped = ("--set", "workload.mapping.oversized=clip", "--no-report", "-q")
     rlpto("evaluate", "exp.yaml", *clipped).assert_refused("runs/small")
+    rlpto("train", "exp.yaml", *clipped[:2]).assert_refused("runs/small: holds a run with workload.mapping.oversized")
     assert before == {path: path.read_bytes() for path in (project / "runs/small").rglob("*") if path.is_file()}
     assert rlpto("evaluate", "exp.yaml", *clipped, "--fresh").code == 0
+    Path("runs/small/last.zip").touch()  # a training, whose configuration must stay for it to be resumed
+    rlpto("evaluate", "exp.yaml", "--fresh").assert_refused("oversized = clip, now it is error; use another --run-dir")
 
 
 def test_weights_that_have_changed_do_not_mix_with_old_cells(rlpto) -> None:

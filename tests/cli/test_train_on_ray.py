@@ -33,7 +33,6 @@ def test_an_agent_and_an_experiment_are_needed(rlpto, agent: Path, tmp_path: Pat
     [
         ("agent.envs=8", "there is one real cluster"),
         ("agent.loads=[0.5]", "expected null"),
-        ("agent.ppo.rollout=1", "expected 2 or more"),
         ("forecast.mode=on", "expected off"),
     ],
 )

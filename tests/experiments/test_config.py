@@ -64,6 +64,7 @@ def message_of(path: Path, *overrides: str) -> str:
         ("knowledge:\n  fit: gauss\n", "exp.yaml:2: knowledge.fit: expected 'pollux' or 'bayes', got 'gauss'"),
         ("reward:\n  classes: [1, 2]\n", "exp.yaml:2: reward.classes.2: missing, expected one more entry"),
         ("name: a b\n", "exp.yaml:1: name: expected text that matches"),
+        ("agent: {ppo: {rollout: 1}}\n", "exp.yaml:1: agent.ppo.rollout: expected greater than or equal to 2, got 1"),
         ("seed: 1\nseed: 2\n", "exp.yaml:2: not valid YAML: seed: key given twice, first on line 1"),
         ("1: 2\n", "exp.yaml"),
         ("workload:\n  source: trace\n", "exp.yaml:1: workload: source trace needs a path"),
@@ -148,11 +149,12 @@ def test_environment_variables_in_paths(write, monkeypatch) -> None:
     assert load_config(path).profiles.folder == path.parents[1] / "mine/profiles"
 
 
-def test_names_are_not_taken_for_paths(write) -> None:
+def test_names_are_not_taken_for_paths(write, monkeypatch) -> None:
     path = write("workload:\n  calibration: philly\n")
     assert load_config(path).workload.calibration == "philly"
     path.write_text("workload:\n  calibration: mine.yaml\n")
-    assert load_config(path).workload.calibration == str(path.parent / "mine.yaml")
+    monkeypatch.chdir(path.parent)  # the resolved file, in the folder of a run, must mean the same calibration
+    assert load_config(path.name).workload.calibration == str(path.parent / "mine.yaml")
 
 
 def test_the_resolved_file_reads_back_the_same_and_explains_every_key(write, tmp_path: Path) -> None:

@@ -74,9 +74,10 @@ def test_bad_steps_are_refused(step: str | float) -> None:
         (["00:00", "01:00", "01:00", "02:00"], "timestamp 2020-04-01 01:00:00: expected 2020-04-01 02:00:00"),
         (["00:00", "02:00", "01:00", "02:00", "03:00"], "timestamp 2020-04-01 02:00:00: expected 2020-04-01 01:00:00"),
         (["00:00", "01:00", "02:00", "03:07"], "03:07:00: expected 2020-04-01 03:00:00, as intervals are of 3600 s"),
+        (["03:00", "02:00", "01:00"], "timestamp 2020-04-01 02:00:00: expected 2020-04-01 04:00:00"),
         (["00:00", None], "entry 1 missing"),
     ],
-    ids=["gap", "twice", "order", "off the grid", "none"],
+    ids=["gap", "twice", "order", "off the grid", "backwards", "none"],
 )
 def test_broken_timestamps_are_refused(stamps: list[str | None], said: str) -> None:
     index = pd.DatetimeIndex([None if time is None else f"2020-04-01 {time}" for time in stamps])

@@ -48,6 +48,7 @@ def test_files_and_runs_are_found_and_replaced_and_nothing_else() -> None:
     spec = parse_spec("agent:label=x.y,run=runs/a,weights=w.yaml,files=[a.yaml],max_jobs=3")
     assert spec.paths == [Path("runs/a"), Path("w.yaml")]
     assert str(spec.with_paths(str.upper)) == "agent:label=x.y,run=RUNS/A,weights=W.YAML,files=[a.yaml],max_jobs=3"
+    assert parse_spec("agent:run=2024-11-26").options == {"run": "2024-11-26"}, "a folder, no date"
 
 
 _NAME = st.sampled_from(["fifo", "las", "agent", "my_policy"])

@@ -120,6 +120,8 @@ def test_calibrate_needs_a_week_and_durations() -> None:
     unknown = make_trace({"name": ["a", "b"], "submit_time": [0.0, 8 * DAY]}, source="test")
     with pytest.raises(TraceError, match="no job with a known duration"):
         calibrate(unknown)
+    busy = np.append(np.arange(0, 7 * DAY, 600.0), 14 * DAY)  # for a week, then nothing for a week
+    assert calibrate(make_trace({"submit_time": busy, "duration": np.full(len(busy), 60.0)}, "test")).day_sigma == 3
 
 
 def test_the_committed_calibration_is_what_calibrate_gives(philly_trace) -> None:

@@ -138,7 +138,7 @@ def test_a_column_of_several_dimensions_is_refused(gpus: list[list[int]]) -> Non
         make_trace({"name": ["a"], "submit_time": [0.0], "gpus": gpus}, "made up")
 
 
-@pytest.mark.parametrize("folder", ["9" * 3000, "nowhere"])
+@pytest.mark.parametrize("folder", ["9" * 3000, "nowhere", "**where"])
 def test_a_pattern_that_no_file_can_match_is_one_line(tmp_path: Path, folder: str) -> None:
     with pytest.raises(TraceError, match="expected at least one trace") as caught:
         files_by_split({"test": (tmp_path / folder / "*" / "x.csv",), "train": (), "validation": ()}, False)
