@@ -156,7 +156,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=1, max=10_000, help="Only the last lines.")] = None,
 ) -> None:
-    """Print what a job's first worker has printed."""
+    """Print what a job's workers have printed."""
     for line in client.logs(job, 1 if tail is None else -tail, follow=follow):
         print(_printable(line["text"]), flush=True)
 
