@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,6 +16,8 @@ from rlpto.core.policy import Policy
 from rlpto.experiments.config import ProfileSettings
 from rlpto.io.errors import ClusterError
 from rlpto.policies.registry import make_policy
+from rlpto.service import parent
+from rlpto.service.scheduler import process, source
 from rlpto.service.scheduler.process import StopRequest, _serve
 from rlpto.store.curves import points_after, spans_of_job
 from rlpto.store.events import events_of_job
@@ -22,7 +27,8 @@ from rlpto.store.rows import put
 from rlpto.store.status import decisions, heartbeat, nodes, policies, previews, queue
 from rlpto.store.users import add_user, change_user
 from tests.service.scheduler import virtual
-from tests.service.scheduler.virtual import PROGRAM, VirtualService, config
+from tests.service.scheduler.virtual import PROGRAM, VirtualBackend, VirtualService, config
+from tests.service.web.helpers import make_settings
 
 
 @pytest.fixture
@@ -318,6 +324,23 @@ def test_a_scheduler_that_loses_its_cluster_is_started_again_and_does_not_count_
         _serve(service.parts, service.loop, StopRequest(keeps=True))
     assert ended.value.code == 1
     assert "the head is gone" in capsys.readouterr().err
+
+
+def test_one_whose_head_is_gone_ends_as_one_that_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+
+    def gone(*given: Any) -> None:
+        given[-1]()
+        raise ClusterError("the head is gone")
+
+    monkeypatch.setattr(process, "real_nodes", gone)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with pytest.raises(ClusterError, match="the head is gone"):
+        process.serve(make_settings(tmp_path, scheduler={"address": "127.0.0.1:1"}))
+    assert codes == [process.LOST]
+    assert process.LOST != parent._BAD_INPUT
 
 
 def test_a_job_comes_after_others_and_is_rejected_where_one_has_not_finished(service: VirtualService) -> None:
