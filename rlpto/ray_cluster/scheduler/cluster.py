@@ -379,8 +379,10 @@ class RayCluster(JobTracker):
             self.columns.give_again(self._number[job], len(plan.nodes))
         self._take_planned_types(planned)
         gone = {node for plan in planned.values() for node in plan.nodes} - self._commands.claims.capacity.keys()
+        self._nodes.announced = self._backend.announced()
         if gone:
             self._nodes_down(sorted(gone))
+        self._nodes.note_lost(left)
         heard = self._commands.first_reports(self._clock)
         self._look(heard, until=np.inf if self._rules.decide_on == "events" else self._rules.due(self.time))
         if any(row.state not in EXPECTED for row in rows):
