@@ -369,6 +369,16 @@ def test_a_job_is_cancelled_at_its_time_limit(service: VirtualService) -> None:
     service.until(long, "finished")
 
 
+def test_a_clock_that_is_set_ends_no_job_before_its_time(service: VirtualService) -> None:
+    first = service.submit(epochs=500.0, most_hours=1.0)
+    service.until(first, "running")
+    service.clock_error = 7200.0
+    second, began = service.submit(epochs=500.0, most_hours=1.0), service.world.wall
+    for job in (first, second):
+        service.until(job, "cancelled")
+        assert 3400.0 < service.world.wall - began < 3700.0
+
+
 def test_a_job_that_no_allowed_size_suits_is_rejected_and_others_hold_such_sizes_only(tmp_path: Path) -> None:
     profile = {
         "name": "tiny",
