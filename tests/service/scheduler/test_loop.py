@@ -404,3 +404,33 @@ def test_a_job_that_no_allowed_size_suits_is_rejected_and_others_hold_such_sizes
     service.until(three, "running")
     assert service.row(three).gpus_held == 2
     service.until(three, "finished")
+
+
+def test_jobs_that_a_changed_program_does_not_suit_fail_at_the_next_start(service: VirtualService) -> None:
+    alone, pair = service.submit(epochs=50.0), service.submit(gpus=2, max_gpus=2, epochs=50.0)
+    for job in (alone, pair):
+        service.until(job, "running")
+    service.set_programs({"tiny": {**PROGRAM, "model_parallel": 2}})
+    service.restart()
+    row = service.row(alone)
+    assert (row.state, row.gpus_held) == ("failed", 0)
+    assert row.reason.endswith("may have 1 to 1 GPUs, but model tiny runs on 2, 4 only (min_gpus, max_gpus)")
+    assert events_of_job(service.store, alone)[-1].body == {"state": "failed", "reason": row.reason}
+    assert all(span.ended is not None for span in spans_of_job(service.store, alone))
+    service.until(pair, "finished")
+
+
+def test_a_job_waits_while_there_are_not_enough_slots_for_its_servers(tmp_path: Path) -> None:
+    setup = config(60.0, 5.0, cluster={"nodes": [{"count": 2, "gpus": 2, "cpus": 2}]})
+    programs = {"tiny": {**PROGRAM, "architecture": "parameter_server", "servers": 3}}
+    backend = partial(VirtualBackend, cpus={"n0": 2, "n1": 2})
+    service = VirtualService(tmp_path, setup, programs=programs, backend=backend)
+    service.backend.kill_node("n1")
+    service.loop.step()
+    job = service.submit()
+    service.until(job, "queued")
+    service.restart()
+    service.loop.step()
+    assert service.row(job).state == "queued"
+    service.backend.gpus["n1"] = 2
+    service.until(job, "finished")
