@@ -118,6 +118,25 @@ def checked(service: VirtualService) -> dict[str, tuple[str, str]]:
     return {row.name: (row.checked, row.problem) for row in all_programs(service.store)}
 
 
+def test_jobs_whose_program_is_being_checked_hold_up_no_others(
+    service: VirtualService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.set_programs({"slow": PROGRAM})
+    catalogue = service.parts.catalogue
+    judge = catalogue.problem
+    monkeypatch.setattr(catalogue, "problem", lambda row: None if row.program == "slow" else judge(row))
+    monkeypatch.setattr(source, "MOST_AT_ONCE", 2)
+    slow = [service.submit(program="slow") for _ in range(3)]
+    for _ in range(3):
+        service.loop.step()
+    other = service.submit()
+    for _ in range(3):
+        service.loop.step()
+    assert service.row(other).state == "running"
+    monkeypatch.setattr(catalogue, "problem", judge)
+    service.run(lambda: all(service.row(job).state == "finished" for job in (*slow, other)))
+
+
 def test_a_program_is_judged_by_what_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = ""
     monkeypatch.setattr(virtual, "problem_of", lambda *_: problem)
