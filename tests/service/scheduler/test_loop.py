@@ -164,6 +164,27 @@ def test_cancelled_jobs_end_wherever_they_are(service: VirtualService) -> None:
     assert service.problem(late) == "it has ended"
 
 
+def test_many_jobs_that_are_cancelled_together_are_each_looked_at_a_few_times(
+    service: VirtualService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [service.submit(gpus=2, max_gpus=2, epochs=50.0) for _ in range(200)]
+    service.until(jobs[-1], "queued")
+    for job in jobs:
+        service.ask("cancel", job)
+    database, read = service.parts.cluster.database, 0
+    find_rows = database.rows
+
+    def counted(*given: Any) -> list[tuple[Any, ...]]:
+        nonlocal read
+        found = find_rows(*given)
+        read += len(found)
+        return found
+
+    monkeypatch.setattr(database, "rows", counted)
+    service.until(jobs[-1], "cancelled")
+    assert read < 30 * len(jobs)
+
+
 def test_a_job_that_is_cancelled_while_the_scheduler_is_away_lets_go_of_its_gpus(service: VirtualService) -> None:
     job = service.submit(gpus=2, max_gpus=2, epochs=50.0)
     service.until(job, "running")
