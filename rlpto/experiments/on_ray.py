@@ -98,12 +98,18 @@ def run_real_cells(config: Config, folder: Path, how: RealRun) -> tuple[Config, 
 
 
 @contextmanager
-def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Callable[[str], None]) -> Iterator[Config]:
+def real_nodes(
+    config: Config,
+    address: str | None,
+    folder: Path,
+    on_wait: Callable[[str], None],
+    on_lost: Callable[[], None] = lambda: None,
+) -> Iterator[Config]:
     """A Ray cluster whose only scheduler this process is; the configuration with the nodes that were found there, and
     those that may come on demand.
 
-    address, on_wait: as in `RealRun`. folder: named to other schedulers. Raises ClusterError if there is no
-    cluster, it has no GPUs, or another scheduler is at work on it.
+    address, on_wait: as in `RealRun`. folder: named to other schedulers. on_lost: as in `Connection`. Raises
+    ClusterError if there is no cluster, it has no GPUs, or another scheduler is at work on it.
     """
     if config.workload.background:
         raise ConfigError("workload.background: simulated only, expected none on Ray: other jobs can hold its GPUs")
@@ -116,7 +122,7 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
             stack.enter_context(LocalCluster(config.cluster.shape, on_progress=on_wait))
         else:
             on_wait("connecting to the Ray cluster")
-            connection = stack.enter_context(Connection(address, config.ray.ship_code))
+            connection = stack.enter_context(Connection(address, config.ray.ship_code, on_lost))
             if not connection.protected:
                 on_wait(f"warning: {connection.address} asks for no token: who reaches it can run code there")
         stack.enter_context(only_scheduler(folder))

@@ -142,13 +142,16 @@ def get_job(store: Store, job: str) -> JobRow | None:
 
 def jobs_to_take_in(store: Store, limit: int) -> list[JobRow]:
     """Jobs that the scheduler does not decide on yet and that wait for no other job, in order of submission; those on
-    hold come last."""
+    hold come last. Where there are more than `limit`, those whose program is being checked are left out first: others
+    need not wait for that."""
     waits = (
         "EXISTS (SELECT 1 FROM json_each(jobs.after) AS other JOIN jobs AS before ON before.id = other.value "
         f"WHERE before.state NOT IN ({_marks(ENDED)}))"
     )
-    tail = f"WHERE state IN ({_marks(EXPECTED)}) AND (after = '[]' OR NOT {waits}) ORDER BY held_by != '', seq LIMIT ?"
-    return find(store, JobRow, tail, (*EXPECTED, *ENDED, limit))
+    order = "held_by != '', state = 'checking', seq"
+    tail = f"WHERE state IN ({_marks(EXPECTED)}) AND (after = '[]' OR NOT {waits}) ORDER BY {order} LIMIT ?"
+    found = find(store, JobRow, tail, (*EXPECTED, *ENDED, limit))
+    return sorted(found, key=lambda job: (bool(job.held_by), job.seq))
 
 
 def on_hold(store: Store) -> dict[str, str]:

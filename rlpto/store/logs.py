@@ -79,6 +79,12 @@ def _number(line: bytes) -> int:
     return int(line[len(_START) : line.index(b",")])
 
 
+def encodable(text: str) -> str:
+    """A text with its halves of characters, such as those of file names that are no UTF-8, as escapes: neither a file
+    nor the database takes them as they are."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 class OutputLog:
     """The log of one job. Where the disk refuses it is silent: a log is no reason to disturb training."""
 
@@ -91,7 +97,7 @@ class OutputLog:
         """Append text, line by line. at: when that was said, on the clock of `time.time`; None: now."""
         when = round(time.time() if at is None else at, 3)
         lines = []
-        for line in text.rstrip("\n").split("\n"):
+        for line in encodable(text).rstrip("\n").split("\n"):
             self._number += 1
             lines.append(json.dumps({"n": self._number, "at": when, "text": line[:LONGEST_LINE]}))
         written = ("\n".join(lines) + "\n").encode()

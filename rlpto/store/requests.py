@@ -66,8 +66,12 @@ def get_request(store: Store, seq: int) -> Request | None:
 
 def is_asked(store: Store, kind: Kind, job: str) -> bool:
     """Whether such a request about a job is open."""
-    query = "SELECT 1 FROM requests WHERE done_at IS NULL AND kind = ? AND job = ?"
-    return store.row(query, (kind, job)) is not None
+    return bool(asked(store, kind, job))
+
+
+def asked(store: Store, kind: Kind, job: str) -> list[Request]:
+    """The open requests of a kind about a job, oldest first."""
+    return find(store, Request, "WHERE done_at IS NULL AND kind = ? AND job = ? ORDER BY seq", (kind, job))
 
 
 def answer(store: Store, seq: int, at: float, problem: str = "") -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+from contextlib import suppress
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 
 import pytest
 
 from rlpto.io.errors import CheckpointError
-from rlpto.ray_cluster.job.job_folder import JobFolder
+from rlpto.ray_cluster.job.job_folder import LONGEST_FAILURE, Checkpointer, JobFolder
 from rlpto.store.checkpoints import drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
 from tests.ray_cluster.running import make_spec
 
@@ -74,6 +77,36 @@ def test_checkpoints_that_somebody_deletes_are_noted(tmp_path: Path) -> None:
     assert "step-000000000020" in folder.failure
     assert folder.failure.endswith("the job starts over")
     assert "the checkpoint was deleted" in (tmp_path / "job" / "failures.log").read_text()
+
+
+def test_one_step_that_is_written_twice_is_written_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the background and, because the workers change just then, at once."""
+    folder, both, write = JobFolder(make_spec(tmp_path / "job")), Barrier(2, timeout=0.2), Path.write_bytes
+
+    def slowly(path: Path, content: bytes) -> int:
+        written = write(path, content)
+        with suppress(BrokenBarrierError):
+            both.wait()
+        return written
+
+    monkeypatch.setattr(Path, "write_bytes", slowly)
+
+    async def twice() -> None:
+        checkpointer = Checkpointer(folder, 30.0)
+        await asyncio.gather(*(checkpointer.write(5, b"state") for _ in range(2)))
+
+    asyncio.run(twice())
+    assert folder.failure == ""
+    assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path / "job")] == [5]
+
+
+def test_whatever_a_script_raises_is_a_text_that_files_and_the_database_take(tmp_path: Path) -> None:
+    folder = JobFolder(make_spec(tmp_path / "job"))
+    folder.log_failure('Traceback (most recent call last):\n  File "a.py"\nOSError: \udcff' + 10**6 * "x")
+    assert folder.failure.encode().startswith(b'Traceback (most recent call last):\n  File "a.py"\nOSError: \\udcffxx')
+    assert len(folder.failure) < LONGEST_FAILURE + 100
+    assert "characters are left out" in folder.failure
+    assert (tmp_path / "job" / "failures.log").read_text().endswith("xx\n")
 
 
 def test_a_controller_that_goes_on_where_nothing_is_left_says_so(tmp_path: Path) -> None:

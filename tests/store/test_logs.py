@@ -29,6 +29,12 @@ def test_numbers_go_on_when_a_writer_was_killed_within_a_line(tmp_path: Path) ->
     assert [line.n for line in log_lines(tmp_path, "j1", 0, 10)] == [1, 2, 3]
 
 
+def test_halves_of_characters_are_kept_as_escapes(tmp_path: Path) -> None:
+    OutputLog(job_folder(tmp_path, "j1")).write("a file \udcff", 1.0)
+    (line,) = log_lines(tmp_path, "j1", 1, 10)
+    assert line.text.encode() == b"a file \\udcff"
+
+
 def test_old_lines_are_dropped(tmp_path: Path) -> None:
     write(tmp_path, "j1", 500, file_bytes=5_000)
     older, newer = log_files(tmp_path, "j1")

@@ -19,11 +19,13 @@ from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.worker.actor import Failure
 from rlpto.ray_cluster.worker.model_parts import whole_of
 from rlpto.store.checkpoints import Checkpoint, drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
-from rlpto.store.logs import OutputLog
+from rlpto.store.logs import OutputLog, encodable
 from rlpto.store.object_storage import CheckpointStorage
 
 SHORTEST_INTERVAL_S = 0.1
 """Shortest wait for a second checkpoint after a fault."""
+LONGEST_FAILURE = 20_000
+"""Most characters of the text of a failure, which every report has; a script may raise a text of any length."""
 RECORD = "controller.json"
 FAILURES = "failures.log"
 
@@ -147,7 +149,10 @@ class JobFolder:
             self.log.write(text, at)
 
     def log_failure(self, text: str) -> None:
-        """Keep the text of a failure, in the log too."""
+        """Keep the text of a failure, in the log too. Of a longer one than `LONGEST_FAILURE` the middle is left out."""
+        text, half = encodable(text), LONGEST_FAILURE // 2
+        if len(text) > LONGEST_FAILURE:
+            text = f"{text[:half]}\n[{len(text) - 2 * half} characters are left out]\n{text[-half:]}"
         self.failure = text
         self.say(text)
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -170,6 +175,7 @@ class Checkpointer:
         self._longest = self._interval = interval
         self._saving: asyncio.Task[None] | None = None
         self._saved_at = time.monotonic()
+        self._turn = asyncio.Lock()
 
     def due(self) -> bool:
         """True if it is time for a checkpoint, and none is being written."""
@@ -198,11 +204,12 @@ class Checkpointer:
         self._saving = asyncio.ensure_future(save())
 
     async def write(self, step: int, state: bytes) -> None:
-        """Write a checkpoint."""
-        try:
-            await asyncio.to_thread(self._job_folder.write, step, state)
-        except CheckpointError as refused:
-            self._job_folder.log_failure(str(refused))
+        """Write a checkpoint, after any that is being written: both may be of one step, and so of one name."""
+        async with self._turn:
+            try:
+                await asyncio.to_thread(self._job_folder.write, step, state)
+            except CheckpointError as refused:
+                self._job_folder.log_failure(str(refused))
         self._saved_at = time.monotonic()
         self._interval = min(max(2 * self._interval, SHORTEST_INTERVAL_S), self._longest)
         self._job_folder.write_record()

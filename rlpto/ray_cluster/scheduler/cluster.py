@@ -96,15 +96,17 @@ class RayCluster(JobTracker):
         self._reopen(sorted(controllers))
 
     def _check_fit(self, jobs: Sequence[Job], tables: SpeedTables, shape: ClusterShape) -> None:
-        """Raise JobError for a job that needs more than the cluster can ever give."""
+        """Raise JobError for a job that needs more than the cluster can ever give; with a source such a job waits."""
+        if self._source is not None:
+            return
         most = max(shape.most_gpus, self._most)
         large = next((job for job in jobs if job.requested_gpus > most), None)
-        if large is not None and self._source is None:
+        if large is not None:
             gpus = f"{large.requested_gpus} GPUs, but the Ray cluster has {most} in all"
             raise JobError(f"job {large.name} wants {gpus}")
         most = max(int(np.bincount(shape.node_zones, shape.offered).max(initial=0)), self._most)
         large = next((job for job in jobs if job.min_gpus > most), None)
-        if large is not None and self._source is None:
+        if large is not None:
             raise JobError(f"job {large.name} needs {large.min_gpus} GPUs, and no zone has more than {most}")
         check_servers_fit(jobs, JobStore.from_jobs(jobs, tables), tables, shape)
 
@@ -337,7 +339,6 @@ class RayCluster(JobTracker):
 
     def _append(self, jobs: Sequence[Job], specs: Sequence[JobSpec]) -> None:
         """Take in further jobs, with what their controllers need."""
-        self._check_fit(jobs, self.tables, self.shape)
         self.columns.append(jobs)
         self._specs.update((spec.id, spec) for spec in specs)
         self._renumber((*self.jobs, *jobs), (*self.ids, *(spec.id for spec in specs)))
@@ -379,8 +380,10 @@ class RayCluster(JobTracker):
             self.columns.give_again(self._number[job], len(plan.nodes))
         self._take_planned_types(planned)
         gone = {node for plan in planned.values() for node in plan.nodes} - self._commands.claims.capacity.keys()
+        self._nodes.announced = self._backend.announced()
         if gone:
             self._nodes_down(sorted(gone))
+        self._nodes.note_lost(left)
         heard = self._commands.first_reports(self._clock)
         self._look(heard, until=np.inf if self._rules.decide_on == "events" else self._rules.due(self.time))
         if any(row.state not in EXPECTED for row in rows):

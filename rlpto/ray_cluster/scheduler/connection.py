@@ -12,7 +12,7 @@ import platform
 import re
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -49,12 +49,16 @@ class Connection(ExitStack):
     variables, RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN, or from the file where Ray's commands keep this user's.
 
     address: HOST:PORT. ship_code: whether this package's code goes along to the nodes; auto: where one of a cluster
-    that `rlpto` has not started lacks it. Raises ConfigError for text that is no address; ClusterError if no cluster
-    answers there, or one of another version or with another token.
+    that `rlpto` has not started lacks it. on_lost: called before this process ends because the head is gone.
+    Raises ConfigError for text that is no address; ClusterError if no cluster answers there, or one of another version
+    or with another token.
     """
 
-    def __init__(self, address: str = AUTO, ship_code: ShipCode = "never") -> None:
+    def __init__(
+        self, address: str = AUTO, ship_code: ShipCode = "never", on_lost: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__()
+        self._on_lost = on_lost
         found = running_cluster()
         folder = None
         if found is not None and address in {AUTO, found.address}:
@@ -85,9 +89,9 @@ class Connection(ExitStack):
                 raise ClusterError(_refused(address))
             ships = ship_code == "always"
             if ship_code == "auto":  # what a driver ships is settled when it connects
-                with driver(address):
+                with driver(address, self._on_lost):
                     ships = lacks_code()
-            return self.enter_context(driver(address, runtime_env=code_to_ship() if ships else None))
+            return self.enter_context(driver(address, self._on_lost, code_to_ship() if ships else None))
         except AuthenticationError:
             raise ClusterError(_refused(address)) from None
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:

@@ -14,6 +14,7 @@ from rlpto.ray_cluster.scheduler.backend import NodeInfo
 from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 from rlpto.ray_cluster.scheduler.placement import shape_with
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.store.status import nodes
 
 
 def usable_nodes(nodes: Iterable[NodeInfo], kinds: Sequence[str]) -> list[NodeInfo]:
@@ -78,6 +79,12 @@ class NodeInventory:
         left = self.claims.remove_nodes(nodes)
         self._reshape()
         return left
+
+    def note_lost(self, time: float) -> None:
+        """Note those that were up when a scheduler was last there, and have gone since."""
+        for node in nodes(self._database):
+            if node.alive and node.id not in self.claims.capacity:
+                self._database.node_down(node.id, node.gpus, time, self.announced.get(node.id) or None)
 
     def _reshape(self) -> None:
         """Take over which nodes are up."""

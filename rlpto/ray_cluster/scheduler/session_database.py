@@ -25,7 +25,7 @@ from rlpto.store.curves import close_spans
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import ENDED, JobRow, SessionJob, State, change_job, get_job
-from rlpto.store.requests import answer, open_requests
+from rlpto.store.requests import answer, asked
 from rlpto.store.rows import find, insert
 
 SUPERSEDED_KEPT = 10_000
@@ -186,10 +186,9 @@ class SessionDatabase(Store):
             return
         reason = detail if kind == "finished" or not detail.strip() else raised_in(detail)[:_LONGEST_REASON]
         with self.transaction():
-            for request in open_requests(self):
-                if request.job == job and request.kind == "cancel":
-                    answer(self, request.seq, at, "" if state == "cancelled" else "it has ended")
-                    reason = f"cancelled by {request.by}" if state == "cancelled" else reason
+            for request in asked(self, "cancel", job):
+                answer(self, request.seq, at, "" if state == "cancelled" else "it has ended")
+                reason = f"cancelled by {request.by}" if state == "cancelled" else reason
             started = row.started
             if started is None:  # so short that it was never seen to hold GPUs
                 query = "SELECT MIN(commanded_at) FROM allocations WHERE job = ? AND nodes != '[]'"

@@ -39,6 +39,8 @@ STATE_VARIABLE = "RLPTO_STATE"
 """Where the note of the started cluster is."""
 OFTEN_SWITCHED = ("elastic_fifo", "round_robin")
 """Policies that are made ready without being asked for, in addition to those of the settings."""
+LOST = 1
+"""Exit code where the cluster is lost, or anything else that a restart may cure; not that for wrong settings."""
 DEFAULT_CPUS = 4
 """CPU slots of a node for which the experiment names none."""
 
@@ -98,7 +100,8 @@ def serve(settings: ServiceSettings) -> None:
         if local:
             os.environ[STATE_VARIABLE] = str(folder / STATE_FILE)
             start_local_nodes(config)
-        config = stack.enter_context(real_nodes(config, settings.scheduler.address or AUTO, folder, _quiet))
+        address = settings.scheduler.address or AUTO
+        config = stack.enter_context(real_nodes(config, address, folder, _quiet, lambda: os._exit(LOST)))
         for number in (signal.SIGTERM, signal.SIGINT):  # after Ray has put its own handlers in place
             signal.signal(number, stop)
         experiment = Experiment(config)
@@ -131,7 +134,7 @@ def _serve(parts: SchedulerComponents, loop: SchedulerLoop, stop: StopRequest) -
             loop.step()
     except RlptoError as error:
         print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(1) from error
+        raise SystemExit(LOST) from error
     finally:
         parts.source.closed = True
         if parts.predictor is not None:

@@ -14,6 +14,7 @@ from rlpto.core.policy import Policy
 from rlpto.experiments.config import Config
 from rlpto.experiments.session_loop import session_predictor, session_rules
 from rlpto.experiments.switchable_policy import SwitchablePolicy
+from rlpto.io.errors import JobError, RlptoError
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend
 from rlpto.ray_cluster.scheduler.clock import Clock
@@ -28,8 +29,10 @@ from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import JobQueueSource
 from rlpto.service.scheduler.status_writer import CurveWriter, StatusWriter
 from rlpto.service.settings import ServiceSettings
+from rlpto.store.curves import close_spans
 from rlpto.store.database import Store
-from rlpto.store.jobs import change_job, get_job, list_jobs
+from rlpto.store.events import add_event
+from rlpto.store.jobs import JobRow, change_job, get_job, list_jobs
 from rlpto.store.requests import Request
 from rlpto.store.rows import put_all
 from rlpto.store.status import PolicyEntry
@@ -161,23 +164,37 @@ def _as_served(config: Config) -> Config:
 
 
 def _known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> tuple[list[Job], list[JobSpec]]:
-    """The jobs of the session, as they were entered; those whose program is gone fail and are forgotten."""
+    """The jobs of the session, as they were entered. Those whose program is gone, or has changed so that it cannot have
+    the GPUs that they may have, fail and are forgotten."""
     jobs, specs, unknown = [], [], []
     for job, text, submitted in database.rows(
         "SELECT id, spec, submit_time FROM jobs WHERE number IS NOT NULL ORDER BY number"
     ):
         row = get_job(database, job)
-        if row is None or row.program not in catalogue.programs:
+        assert row is not None
+        try:
+            if row.program not in catalogue.programs:
+                raise JobError(f"program {row.program} is not in the catalogue any more")
+            known = catalogue.job(row, submitted)
+            catalogue.check(known)
+        except RlptoError as wrong:
             unknown.append(job)
-            if row is not None and not row.is_over:
-                reason = f"program {row.program} is not in the catalogue any more"
-                change_job(database, job, now, state="failed", reason=reason, ended=now, gpus_held=0)
+            if not row.is_over:
+                _fail(database, row, str(wrong), now)
             continue
-        jobs.append(catalogue.job(row, submitted))
+        jobs.append(known)
         specs.append(JobSpec.from_json(text))
     if unknown:
         database.forget(unknown)
     return jobs, specs
+
+
+def _fail(database: SessionDatabase, row: JobRow, reason: str, now: float) -> None:
+    """End a job that the session cannot go on with."""
+    with database.transaction():
+        change_job(database, row.id, now, state="failed", reason=reason, ended=now, gpus_held=0)
+        close_spans(database, row.id, now)
+        add_event(database, "job", now, row.id, row.owner, {"state": "failed", "reason": reason})
 
 
 def _volume(

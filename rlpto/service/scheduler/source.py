@@ -102,7 +102,8 @@ class JobQueueSource:
         """What has been asked of the scheduler since this was last asked."""
         if self.closed:
             return []
-        for job in out_of_time(self._store, self._wall()):
+        # By the clock that starts are noted by: that of the machine may have been set since.
+        for job in out_of_time(self._store, self._clock.began + self._clock.now()):
             ask(self._store, "cancel", "its time limit", self._wall(), job)
         found: list[Order] = [DecideNow()] if self.stopping() else []
         waits, requests = False, open_requests(self._store)

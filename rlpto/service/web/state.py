@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,16 +16,19 @@ from fastapi import Depends, Request
 from rlpto.service.settings import ServiceSettings
 from rlpto.service.web.metrics import ServiceMetrics
 from rlpto.service.web.middleware import RateLimits
-from rlpto.store.database import Store
+from rlpto.store.database import Store, StoreError
 from rlpto.store.events import last_event
 
 T = TypeVar("T")
 LOOK_INTERVAL_S = 0.1
 """Time between two looks for new events."""
+LOOK_AGAIN_S = 1.0
+"""Time until the next one after one that has failed."""
 MOST_TOGETHER = 256
 """Most writes of one transaction: the scheduler waits for at most this number."""
 PAUSE_BETWEEN_COMMITS_S = 0.003
 """Time in which the scheduler may begin a transaction of its own; more requests come together meanwhile."""
+_LOG = logging.getLogger("rlpto.service.web")
 
 
 class GroupCommit:
@@ -98,9 +102,14 @@ class EventNotifier:
         self.closing = False
 
     async def look(self) -> None:
-        """Poll for new events until closed."""
+        """Poll for new events until closed, also where the database cannot be read for a while."""
         while not self.closing:
-            last = last_event(self._store)
+            try:
+                last = last_event(self._store)
+            except StoreError as busy:
+                _LOG.error("events: %s", busy)
+                await asyncio.sleep(LOOK_AGAIN_S)
+                continue
             if last != self.last:
                 self.last = last
                 self._wake()

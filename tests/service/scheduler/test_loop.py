@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,6 +16,8 @@ from rlpto.core.policy import Policy
 from rlpto.experiments.config import ProfileSettings
 from rlpto.io.errors import ClusterError
 from rlpto.policies.registry import make_policy
+from rlpto.service import parent
+from rlpto.service.scheduler import process, source
 from rlpto.service.scheduler.process import StopRequest, _serve
 from rlpto.store.curves import points_after, spans_of_job
 from rlpto.store.events import events_of_job
@@ -22,7 +27,8 @@ from rlpto.store.rows import put
 from rlpto.store.status import decisions, heartbeat, nodes, policies, previews, queue
 from rlpto.store.users import add_user, change_user
 from tests.service.scheduler import virtual
-from tests.service.scheduler.virtual import PROGRAM, VirtualService, config
+from tests.service.scheduler.virtual import PROGRAM, VirtualBackend, VirtualService, config
+from tests.service.web.helpers import make_settings
 
 
 @pytest.fixture
@@ -112,6 +118,25 @@ def checked(service: VirtualService) -> dict[str, tuple[str, str]]:
     return {row.name: (row.checked, row.problem) for row in all_programs(service.store)}
 
 
+def test_jobs_whose_program_is_being_checked_hold_up_no_others(
+    service: VirtualService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.set_programs({"slow": PROGRAM})
+    catalogue = service.parts.catalogue
+    judge = catalogue.problem
+    monkeypatch.setattr(catalogue, "problem", lambda row: None if row.program == "slow" else judge(row))
+    monkeypatch.setattr(source, "MOST_AT_ONCE", 2)
+    slow = [service.submit(program="slow") for _ in range(3)]
+    for _ in range(3):
+        service.loop.step()
+    other = service.submit()
+    for _ in range(3):
+        service.loop.step()
+    assert service.row(other).state == "running"
+    monkeypatch.setattr(catalogue, "problem", judge)
+    service.run(lambda: all(service.row(job).state == "finished" for job in (*slow, other)))
+
+
 def test_a_program_is_judged_by_what_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = ""
     monkeypatch.setattr(virtual, "problem_of", lambda *_: problem)
@@ -137,6 +162,27 @@ def test_cancelled_jobs_end_wherever_they_are(service: VirtualService) -> None:
     late = service.ask("cancel", running)
     service.loop.step()
     assert service.problem(late) == "it has ended"
+
+
+def test_many_jobs_that_are_cancelled_together_are_each_looked_at_a_few_times(
+    service: VirtualService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [service.submit(gpus=2, max_gpus=2, epochs=50.0) for _ in range(200)]
+    service.until(jobs[-1], "queued")
+    for job in jobs:
+        service.ask("cancel", job)
+    database, read = service.parts.cluster.database, 0
+    find_rows = database.rows
+
+    def counted(*given: Any) -> list[tuple[Any, ...]]:
+        nonlocal read
+        found = find_rows(*given)
+        read += len(found)
+        return found
+
+    monkeypatch.setattr(database, "rows", counted)
+    service.until(jobs[-1], "cancelled")
+    assert read < 30 * len(jobs)
 
 
 def test_a_job_that_is_cancelled_while_the_scheduler_is_away_lets_go_of_its_gpus(service: VirtualService) -> None:
@@ -320,6 +366,23 @@ def test_a_scheduler_that_loses_its_cluster_is_started_again_and_does_not_count_
     assert "the head is gone" in capsys.readouterr().err
 
 
+def test_one_whose_head_is_gone_ends_as_one_that_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+
+    def gone(*given: Any) -> None:
+        given[-1]()
+        raise ClusterError("the head is gone")
+
+    monkeypatch.setattr(process, "real_nodes", gone)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with pytest.raises(ClusterError, match="the head is gone"):
+        process.serve(make_settings(tmp_path, scheduler={"address": "127.0.0.1:1"}))
+    assert codes == [process.LOST]
+    assert process.LOST != parent._BAD_INPUT
+
+
 def test_a_job_comes_after_others_and_is_rejected_where_one_has_not_finished(service: VirtualService) -> None:
     first, other = service.submit(), service.submit()
     both, vain = service.submit(after=(first, other)), service.submit(after=(first,))
@@ -344,6 +407,16 @@ def test_a_job_is_cancelled_at_its_time_limit(service: VirtualService) -> None:
     assert row.ended is not None
     assert 360 <= row.ended - row.started < 420
     service.until(long, "finished")
+
+
+def test_a_clock_that_is_set_ends_no_job_before_its_time(service: VirtualService) -> None:
+    first = service.submit(epochs=500.0, most_hours=1.0)
+    service.until(first, "running")
+    service.clock_error = 7200.0
+    second, began = service.submit(epochs=500.0, most_hours=1.0), service.world.wall
+    for job in (first, second):
+        service.until(job, "cancelled")
+        assert 3400.0 < service.world.wall - began < 3700.0
 
 
 def test_a_job_that_no_allowed_size_suits_is_rejected_and_others_hold_such_sizes_only(tmp_path: Path) -> None:
@@ -371,3 +444,33 @@ def test_a_job_that_no_allowed_size_suits_is_rejected_and_others_hold_such_sizes
     service.until(three, "running")
     assert service.row(three).gpus_held == 2
     service.until(three, "finished")
+
+
+def test_jobs_that_a_changed_program_does_not_suit_fail_at_the_next_start(service: VirtualService) -> None:
+    alone, pair = service.submit(epochs=50.0), service.submit(gpus=2, max_gpus=2, epochs=50.0)
+    for job in (alone, pair):
+        service.until(job, "running")
+    service.set_programs({"tiny": {**PROGRAM, "model_parallel": 2}})
+    service.restart()
+    row = service.row(alone)
+    assert (row.state, row.gpus_held) == ("failed", 0)
+    assert row.reason.endswith("may have 1 to 1 GPUs, but model tiny runs on 2, 4 only (min_gpus, max_gpus)")
+    assert events_of_job(service.store, alone)[-1].body == {"state": "failed", "reason": row.reason}
+    assert all(span.ended is not None for span in spans_of_job(service.store, alone))
+    service.until(pair, "finished")
+
+
+def test_a_job_waits_while_there_are_not_enough_slots_for_its_servers(tmp_path: Path) -> None:
+    setup = config(60.0, 5.0, cluster={"nodes": [{"count": 2, "gpus": 2, "cpus": 2}]})
+    programs = {"tiny": {**PROGRAM, "architecture": "parameter_server", "servers": 3}}
+    backend = partial(VirtualBackend, cpus={"n0": 2, "n1": 2})
+    service = VirtualService(tmp_path, setup, programs=programs, backend=backend)
+    service.backend.kill_node("n1")
+    service.loop.step()
+    job = service.submit()
+    service.until(job, "queued")
+    service.restart()
+    service.loop.step()
+    assert service.row(job).state == "queued"
+    service.backend.gpus["n1"] = 2
+    service.until(job, "finished")

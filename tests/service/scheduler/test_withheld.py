@@ -31,6 +31,19 @@ def test_jobs_leave_a_node_that_is_announced_to_go(service: VirtualService) -> N
     assert (going.alive, going.leaves) == (False, at + 300.0)
 
 
+def test_nodes_that_go_while_no_scheduler_is_there_are_not_up_any_more(service: VirtualService) -> None:
+    job = service.submit(gpus=2, max_gpus=2, epochs=50.0)
+    service.until(job, "running")
+    for node in ("n0", "n1"):
+        service.backend.kill_node(node)
+    service.backend.gpus["n2"] = 2
+    service.restart()
+    assert {node.id: (node.gpus, node.alive, node.jobs) for node in nodes(service.store)} == {
+        "n0": (2, False, {}), "n1": (2, False, {}), "n2": (2, True, {}),
+    }  # fmt: skip
+    service.until(job, "finished")
+
+
 def hold(service: VirtualService, job: str, by: str) -> None:
     """What the web process does."""
     change_job(service.store, job, service.now(), held_by=by)

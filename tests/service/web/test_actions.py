@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlpto.store import requests, status
+from rlpto.store.events import last_event
 from rlpto.store.jobs import change_job
 from rlpto.store.rows import put
 from tests.service.web.helpers import Api
@@ -30,6 +31,15 @@ def test_a_waiting_job_is_held_and_released(api: Api) -> None:
         assert released["prediction"]["start"] == 2.0
     trail = api("GET", "audit", "root").json()["audit"]
     assert [(row["by"], row["action"]) for row in trail] == [("ann", "job.release"), ("olga", "job.hold")]
+
+
+def test_a_held_job_that_was_cancelled_is_not_released(api: Api) -> None:
+    job = api.submit()["id"]
+    api("POST", f"jobs/{job}/hold")
+    change_job(api.store, job, time.time(), state="cancelled", reason="cancelled by ann")
+    last = last_event(api.store)
+    assert api("POST", f"jobs/{job}/release").json()["reason"] == "cancelled by ann"
+    assert last_event(api.store) == last, "it does not end for a second time, which owners would hear of"
 
 
 @pytest.mark.parametrize("state", ["starting", "running", "finished"])

@@ -1,19 +1,25 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from rlpto.store.database import Store
+from rlpto.service.web import state
+from rlpto.service.web.access import Caller
+from rlpto.service.web.routes.stream import _lines
+from rlpto.store.database import Store, StoreError
 from rlpto.store.events import add_event, last_event
 from rlpto.store.jobs import change_job
-from rlpto.store.users import add_token, add_user, change_user, revoke_token
+from rlpto.store.users import add_token, add_user, change_user, revoke_token, user_of_token
 from tests.service.web.helpers import Api, fill, make_settings
 from tests.service.web.serving import web_process
 from tests.service.web.test_jobs import problem
@@ -64,10 +70,61 @@ def test_events_that_are_gone_are_said_to_be(api: Api) -> None:
     assert [kind for kind, _ in parsed(answer.text)] == ["gap", "nodes", "nodes", "end"]
 
 
+def test_others_are_answered_while_a_stream_passes_over_what_it_does_not_show(api: Api) -> None:
+    service = replace(api.client.app.state.service, store=api.store)  # type: ignore[attr-defined]
+    ann = user_of_token(api.store, api.tokens["ann"], time.time())
+    assert ann is not None
+    turns = 0
+    with api.store.transaction():
+        for number in range(1100):
+            add_event(api.store, "job", float(number), "jaaa", "bob")
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def follow() -> list[str]:
+        waiting = asyncio.create_task(others())
+        found = [text async for text in _lines(service, Caller(*ann), 0, None, once=True)]
+        waiting.cancel()
+        return found
+
+    assert "event: end" in asyncio.run(follow())[-1]
+    assert turns >= 2
+
+
 def test_streams_are_bounded_by_user(api: Api) -> None:
     service: Any = api.client.app.state.service  # type: ignore[attr-defined]
     service.limits.most_streams = 0
     problem(api("GET", "events", params={"once": "true"}), 429, "too-many-streams")
+
+
+def test_a_database_that_cannot_be_read_for_a_while_ends_no_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: Iterator[int | StoreError] = chain([1, StoreError("busy")], repeat(2))
+
+    def last(_: Store) -> int:
+        found = next(answers)
+        if isinstance(found, StoreError):
+            raise found
+        return found
+
+    monkeypatch.setattr(state, "last_event", last)
+    monkeypatch.setattr(state, "LOOK_AGAIN_S", 0.0)
+
+    async def follow(store: Store) -> bool:
+        notifier = state.EventNotifier(store)
+        looking = asyncio.create_task(notifier.look())
+        heard = await notifier.wait(5.0)
+        notifier.close()
+        await looking
+        return heard
+
+    with closing(Store(tmp_path / "service.sqlite")) as opened:
+        assert asyncio.run(follow(opened))
 
 
 @pytest.fixture(scope="module")

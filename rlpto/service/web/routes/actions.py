@@ -84,8 +84,8 @@ async def _set_hold(service: Service, caller: Caller, job: str, by: str) -> JobA
         now = get_job(store, row.id)
         if now is None:
             raise not_found("job")
-        if bool(by) == bool(now.held_by):
-            return now
+        if bool(by) == bool(now.held_by) or (now.is_over and not by):
+            return now  # what is over has ended once, for its own reason
         if by and (now.is_over or now.state in ("starting", "running")):
             detail = f"the job is {now.state}: expected one that waits, since a hold only keeps jobs from starting"
             raise Problem(409, "not-waiting", detail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Annotated
@@ -90,6 +91,7 @@ async def _lines(service: Service, caller: Caller, start: int, job: str | None, 
         if text:
             yield text
         if len(found) == _AT_ONCE:
+            await asyncio.sleep(0)  # of hundreds of thousands maybe none is shown: others are answered meanwhile
             continue
         if once or is_over or service.notifier.closing:
             yield f'event: end\ndata: {{"over": {json.dumps(is_over)}}}\n\n'
