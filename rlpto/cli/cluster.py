@@ -214,7 +214,7 @@ def switch(
     from rlpto.policies.registry import make_policy
     from rlpto.ray_cluster.scheduler.session_folder import sessions_at_work
     from rlpto.store.database import Store
-    from rlpto.store.requests import ask, get_request
+    from rlpto.store.requests import answer, ask, get_request
 
     make_policy(policy)
     at_work = sessions_at_work(run)
@@ -223,10 +223,13 @@ def switch(
     by = monotonic() + ANSWER_TIMEOUT_S
     with closing(Store(at_work[0], durable=False)) as store:
         number = ask(store, "policy", "a command", time(), body={"policy": policy})
-        while (asked := get_request(store, number)) is None or asked.problem is None:
-            if monotonic() > by:
-                raise ClusterError(f"{run}: its scheduler has not answered within {ANSWER_TIMEOUT_S:.0f} s")
-            sleep(0.1)
+        try:
+            while (asked := get_request(store, number)) is None or asked.problem is None:
+                if monotonic() > by:
+                    raise ClusterError(f"{run}: its scheduler has not answered within {ANSWER_TIMEOUT_S:.0f} s")
+                sleep(0.1)
+        finally:
+            answer(store, number, time(), "withdrawn: the command has ended")  # nothing where there is an answer
     if asked.problem:
         raise ClusterError(f"{run}: {asked.problem}")
     make_console(quiet).print(f"{policy} decides now")

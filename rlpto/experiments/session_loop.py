@@ -21,6 +21,7 @@ from rlpto.planning.snapshot import Snapshot
 from rlpto.ray_cluster.scheduler.clock import Clock, SessionRules
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.store.database import StoreError
 from rlpto.store.requests import Request, open_requests
 from rlpto.store.rows import put_all
 from rlpto.store.status import PredictionRow
@@ -124,6 +125,8 @@ class SessionLoop:
             return
         try:
             self._decide_at = self.decide()
+        except StoreError:  # that the database cannot be read is no fault of the policy
+            raise
         except Exception as error:  # a policy may raise anything
             self._fall_back(error)
             self._decide_at = self.decide()

@@ -1,8 +1,14 @@
 """`rlpto cluster`, and what `evaluate --cluster ray` refuses before it starts anything."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+
+from rlpto.cli import cluster
+from rlpto.ray_cluster.scheduler import session_folder
+from rlpto.store.database import Store
+from rlpto.store.requests import get_request, open_requests
 
 SMOKE = Path(__file__).resolve().parents[2] / "configs" / "ray_smoke.yaml"
 
@@ -59,3 +65,12 @@ def test_a_broken_state_file_is_named(rlpto, content: str, tmp_path: Path, monke
 def test_a_switch_needs_a_scheduler_at_work_and_a_policy(rlpto, tmp_path: Path) -> None:
     rlpto("cluster", "switch", "las", "--run", tmp_path).assert_refused("0 schedulers are at work there")
     rlpto("cluster", "switch", "no_such", "--run", tmp_path).assert_refused("no policy 'no_such'")
+
+
+def test_a_switch_that_is_not_answered_is_withdrawn(rlpto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_folder, "sessions_at_work", lambda _: [tmp_path / "state.sqlite"])
+    monkeypatch.setattr(cluster, "ANSWER_TIMEOUT_S", 0.0)
+    with closing(Store(tmp_path / "state.sqlite")) as store:
+        rlpto("cluster", "switch", "las", "--run", tmp_path).assert_refused("has not answered within 0 s")
+        assert list(open_requests(store)) == []
+        assert "withdrawn" in str(get_request(store, 1))

@@ -241,6 +241,13 @@ def test_state_of_another_program_is_refused(tmp_path: Path) -> None:
         other.load(state)
 
 
+@pytest.mark.parametrize("found", [math.inf, math.nan])
+def test_an_accuracy_that_is_no_number_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: float) -> None:
+    trainer = Trainer(make_spec(tmp_path))
+    monkeypatch.setattr(trainer.program, "accuracy", lambda *_: found)
+    assert math.isnan(trainer.evaluate())
+
+
 def test_steps_are_stretched_to_their_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])

@@ -257,7 +257,7 @@ class Trainer:
         return loss.detach(), len(everyone)
 
     def evaluate(self) -> float:
-        """Accuracy over all validation samples."""
+        """Accuracy over all validation samples; NaN where that is no number."""
         start = time.perf_counter()
         self.network.eval()
         right, samples = 0.0, 0
@@ -268,7 +268,7 @@ class Trainer:
         self.network.train()
         taken = time.perf_counter() - start
         self._evaluation_due = time.perf_counter() + taken / EVALUATION_SHARE
-        return right / samples if samples else math.nan
+        return right / samples if samples and math.isfinite(right) else math.nan
 
     def state(self) -> bytes:
         """Everything that later steps depend on: model, optimizer, scheduler, noise and position; of a part of a model,

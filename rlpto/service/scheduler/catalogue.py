@@ -3,6 +3,8 @@ workers can import them."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
@@ -36,31 +38,47 @@ SESSION = "service"
 """Name of the session on the Ray cluster, before the hash of its folder."""
 
 
+FAILED_KEPT_S = 60.0
+"""Time for which a failed check is not repeated: what pip could not install may be there later."""
+
+
 class ProgramChecks:
     """Finds out, without blocking the scheduler, whether workers can import a class.
 
     check: says what is wrong with a class and what pip installs for it, empty: nothing; it may take long. executor:
-    where it runs.
+    where it runs. timer: seconds on a clock that never goes back.
     """
 
-    def __init__(self, check: Callable[[str, Sequence[str]], str], executor: Executor) -> None:
-        self._check, self._executor = check, executor
+    def __init__(
+        self,
+        check: Callable[[str, Sequence[str]], str],
+        executor: Executor,
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._check, self._executor, self._timer = check, executor, timer
         self._answers: dict[tuple[str, ...], Future[str]] = {}
+        self._failed_at: dict[tuple[str, ...], float] = {}
 
     def problem(self, training: str, pip: Sequence[str]) -> str | None:
         """What is wrong with a class path; empty: nothing; None: that is being found out."""
         key = (training, *pip)
+        if self._timer() > self._failed_at.get(key, math.inf) + FAILED_KEPT_S:
+            self.forget(training, pip)
         if key not in self._answers:
             self._answers[key] = self._executor.submit(self._check, training, pip)
         answer = self._answers[key]
         if not answer.done():
             return None
         error = answer.exception()
-        return answer.result() if error is None else f"{type(error).__name__}: {error}"
+        found = answer.result() if error is None else f"{type(error).__name__}: {error}"
+        if found:
+            self._failed_at.setdefault(key, self._timer())
+        return found
 
     def forget(self, training: str, pip: Sequence[str]) -> None:
         """Look again when next asked."""
         self._answers.pop((training, *pip), None)
+        self._failed_at.pop((training, *pip), None)
 
 
 class Catalogue:

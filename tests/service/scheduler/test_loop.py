@@ -20,6 +20,7 @@ from rlpto.service import parent
 from rlpto.service.scheduler import process, source
 from rlpto.service.scheduler.process import StopRequest, _serve
 from rlpto.store.curves import points_after, spans_of_job
+from rlpto.store.database import StoreError
 from rlpto.store.events import events_of_job
 from rlpto.store.programs import all_programs
 from rlpto.store.requests import answer, switch_in_force
@@ -284,25 +285,40 @@ class Broken:
     name = "broken"
     decisions = 0
 
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
     def reset(self, seed: int) -> None:
         pass
 
     def __call__(self, state: ClusterState) -> Allocation:
         self.decisions += 1
         if self.decisions == 3:
-            raise ZeroDivisionError("by a plug-in")
+            raise self.error
         return Allocation(state.jobs.requested_gpus * 0 if self.decisions > 5 else state.jobs.requested_gpus)
 
 
-def test_fifo_decides_where_a_policy_fails(tmp_path: Path) -> None:
+def failing_at_las(tmp_path: Path, error: Exception) -> VirtualService:
     def make(spec: str) -> Policy:
-        return Broken() if spec == "las" else make_policy(spec)
+        return Broken(error) if spec == "las" else make_policy(spec)
 
-    service = VirtualService(tmp_path, config(60.0, 5.0), make=make, settings={"scheduler": {"policy": "las"}})
+    return VirtualService(tmp_path, config(60.0, 5.0), make=make, settings={"scheduler": {"policy": "las"}})
+
+
+def test_fifo_decides_where_a_policy_fails(tmp_path: Path) -> None:
+    service = failing_at_las(tmp_path, ZeroDivisionError("by a plug-in"))
     jobs = [service.submit(epochs=3.0 + number) for number in range(5)]
     service.until(jobs[-1], "finished")
     assert [one.policy for one in service.switches()] == ["fifo", "las"]
     assert service.switches()[0].reason == "las failed: ZeroDivisionError: by a plug-in"
+
+
+def test_a_database_that_cannot_be_used_is_no_fault_of_the_policy(tmp_path: Path) -> None:
+    service = failing_at_las(tmp_path, StoreError("locked"))
+    jobs = [service.submit(epochs=3.0 + number) for number in range(5)]
+    with pytest.raises(StoreError, match="locked"):
+        service.until(jobs[-1], "finished")
+    assert [one.policy for one in service.switches()] == ["las"]
 
 
 def test_drained_nothing_starts_and_what_runs_goes_on(service: VirtualService) -> None:
