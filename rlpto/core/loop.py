@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from rlpto.core.cluster import Allocation, Cluster, ClusterState
+from rlpto.core.gpu_kinds import room_of
 from rlpto.core.policy import Policy, StandingPolicy
 from rlpto.core.queue_order import UserService
 from rlpto.core.queues import Queue, QueueSettings
@@ -177,13 +178,17 @@ class ProgressWatch:
 
 
 def starved(cluster: Cluster) -> bool:
-    """True if no job holds GPUs although every active one could have those it asked for, and its servers."""
+    """True if no job holds GPUs although every active one could have those it asked for on one kind, and servers."""
     if cluster.held_gpus or not cluster.active_jobs:
         return False
     state = cluster.state()
-    if int(state.jobs.own_servers.max()) > state.cpu_slots:
+    asked, fits = state.jobs.requested_gpus, state.jobs.fit_on(state.shape.kinds)
+    if int(state.jobs.own_servers.max()) > state.cpu_slots or int(asked.max()) > cluster.up_gpus:
         return False
-    return int(state.jobs.requested_gpus.max()) <= cluster.up_gpus
+    enough = room_of(state.shape)[:, None] >= asked
+    if fits is not None:
+        enough &= fits[:, np.arange(len(asked)), asked] > 0
+    return bool(enough.any(axis=0).all())
 
 
 class DecisionLog:

@@ -32,7 +32,7 @@ from rlpto.policies.spec import parse_spec, policy_label
 def jobs_of_file(file: Path) -> list[str]:
     """Overrides that take jobs from another trace, every window of it for testing."""
     values: dict[str, object] = {"path": [str(file)], "draws": 0, "train_path": [], "validation_path": []}
-    values |= {"source": "trace", "format": None, "skip_days": 0}
+    values |= {"source": "trace", "format": None, "skip_days": 0, "jobs": [], "mixture": []}
     values |= {"windows.train": 0, "windows.validation": 0, "windows.test": 1}
     return [*(f"workload.{key}={json.dumps(value)}" for key, value in values.items()), "evaluation.split=test"]
 

@@ -17,7 +17,7 @@ from rlpto.experiments.cache_key import Result, differing_keys
 from rlpto.experiments.config import Config, load_config, resolved_yaml, spec_files
 from rlpto.experiments.window_traces import Repetition
 from rlpto.io.errors import CheckpointError, ConfigError
-from rlpto.io.files import digest, file_there, is_there, write_text
+from rlpto.io.files import digest, file_there, folder_there, is_there, write_text
 from rlpto.io.reading import read_json
 
 CONFIG_FILE = "config.resolved.yaml"
@@ -57,6 +57,8 @@ def read_run_config(folder: Path) -> Config:
 
 def refuse_foreign(folder: Path, config: Config, *, fresh: bool = False) -> None:
     """Raises CheckpointError if the folder has a training or, unless fresh, finished cells of another configuration."""
+    if not folder_there(folder):
+        return
     trained = any(file_there(run / LAST) for run in members(folder))
     if not trained and (fresh or not any((folder / "cells").glob("*.json"))):
         return

@@ -85,7 +85,7 @@ def open_sweep(
     first = {key: values.low if isinstance(values, Range) else values[0] for key, values in wanted.items()}
     load_config(config, overrides)
     try:
-        tried = [load_config(config, [*overrides, f"{key}={value}"]) for key, value in first.items()]
+        tried = [load_config(config, [*overrides, change]) for change in _changes(first)]
     except ConfigError as wrong:
         raise ConfigError(f"{space}: {str(wrong).removeprefix('--set: ')}") from None
     on_wait("checking that trials can be compared on validation windows")
@@ -141,10 +141,15 @@ def run_trial(point: Mapping[str, Any], folder: str) -> None:
 
     run = Path(folder) / TRIALS / tune.get_context().get_trial_id()
     if not has_begun(run):
-        begin_run(run, load_config(config_file(Path(folder)), [f"{key}={value}" for key, value in point.items()]))
+        begin_run(run, load_config(config_file(Path(folder)), _changes(point)))
     outcome = train_folder(run)
     if outcome.finished:
         tune.report({GOAL: outcome.best, "steps": outcome.steps})
+
+
+def _changes(point: Mapping[str, Any]) -> list[str]:
+    """Overrides that set the keys of a point."""
+    return [f"{key}={'null' if value is None else value}" for key, value in point.items()]
 
 
 def _domain(values: list[Any] | Range) -> Any:

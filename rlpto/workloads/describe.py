@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from rlpto.io.arrays import FloatArray
 from rlpto.io.durations import span_text
@@ -90,7 +91,7 @@ def hour_of_week_profile(trace: Trace) -> FloatArray:
 
 def tables(trace: Trace, capacity: int | None = None) -> Group:
     """`figures`, the jobs by GPUs requested, and the durations, for the terminal. Raises TraceError as they do."""
-    facts = Table(title=trace.source, show_header=False, title_justify="left")
+    facts = Table(title=Text(trace.source), show_header=False, title_justify="left")
     for label, text in figures(trace, capacity).items():
         facts.add_row(label, text)
     gpus = Table("GPUs", "jobs", "share", title="GPUs requested", title_justify="left")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -77,8 +78,7 @@ def listed_jobs(
         for number, entry in enumerate(entries)
         for job in jobs_of_entry(entry, number, facts(entry.model), capacity, metric)
     ]
-    names = [job.name for job in jobs]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = next((name for name, times in Counter(job.name for job in jobs).items() if times > 1), None)
     if twice is not None:
         raise JobError(f"workload.jobs: two jobs are called {twice}, expected a name of its own for each")
     return sorted(jobs, key=lambda job: job.submit_time)

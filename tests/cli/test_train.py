@@ -130,7 +130,8 @@ def test_seeds_are_trained_side_by_side_as_each_alone_and_evaluated_together(rlp
 
 
 def test_a_sweep_ranks_its_trials_and_goes_on_where_one_is_missing(rlpto, project: Path) -> None:
-    (project / "space.yaml").write_text("agent.ppo.learning_rate: {low: 1e-4, high: 1e-2, log: true}\n")
+    space = "agent.ppo.learning_rate: {low: 1e-4, high: 1e-2, log: true}\nagent.loads: [null]\n"
+    (project / "space.yaml").write_text(space)
     fast = (*FAST, "--run-dir", "sweep", "-q")
     answer = rlpto("sweep", "exp.yaml", "--space", "space.yaml", "--trials", 2, "--jobs", 2, *fast)
     assert answer.code == 0, answer.err

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rlpto.experiments.cache_key import UNUSED_SECTIONS, Result, free_keys, outcome_of
 from rlpto.experiments.config import Config, load_config, resolved_yaml
+from rlpto.experiments.evaluate import jobs_of_file
 from rlpto.io.errors import ConfigError
 from rlpto.io.paths import EXAMPLES, example_names
 from rlpto.policies.spec import policy_label
@@ -238,3 +239,9 @@ def test_what_only_chooses_cells_is_never_mentioned(key: str) -> None:
     config = Config()
     assert at(config.model_dump(mode="json"), key)
     assert not at(outcome_of(config, NO_FILES), key)
+
+
+@pytest.mark.parametrize("name", ["ray_smoke", "llm", "pollux"])
+def test_jobs_of_a_trace_take_the_place_of_those_of_a_config(name: str) -> None:
+    workload = load_config(EXAMPLES / f"{name}.yaml", jobs_of_file(Path("jobs.csv"))).workload
+    assert (workload.source, workload.jobs, workload.mixture) == ("trace", (), ())

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Node
+from rlpto.core.gpu_kinds import room_of
 from rlpto.core.jobs import Job
+from rlpto.core.loop import starved
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.io.arrays import FloatArray
 from rlpto.performance.tables import elapsed_from_rates
@@ -18,7 +20,7 @@ from rlpto.policies.gavel import fair_shares
 from rlpto.policies.registry import make_policy
 from rlpto.policies.sia import Choices, configurations, solve
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.settings import SimulatorSettings
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 from ..builders import job, linear_tables, make_tables, shape_of, with_kinds
 
@@ -137,3 +139,14 @@ def test_gavel_keeps_all_jobs_for_a_round() -> None:
         assert decide(cluster, gavel) == first
     cluster.advance()
     assert decide(cluster, gavel) != first
+
+
+def test_a_job_starves_only_while_one_kind_has_the_gpus_it_asked_for() -> None:
+    failures = FailureSettings(mtbf_hours=1.0, mttr_hours=1.0)
+    cluster = cluster_of([job(0, gpus=8)], failures=failures, decide_on="interval")
+    seen = {}
+    while len(seen) < 6:
+        cluster.advance()
+        slow, fast = room_of(cluster.state().shape).tolist()
+        seen[slow, fast] = starved(cluster)
+    assert seen == {(slow, fast): slow == 8 for slow in (0, 4, 8) for fast in (0, 4)}
