@@ -42,6 +42,7 @@ class Study(Settings):
     page: str = ""
     claims: tuple[Claim, ...] = ()
     listed: bool = True
+    takes: str = ""
     settings: dict[str, Any] = Field(default_factory=dict)
 
 

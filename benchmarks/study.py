@@ -183,7 +183,8 @@ def write(name: str, study: Study, found: Mapping[str, Any], pages: Path | None)
 
 def block(name: str, study: Study, found: Mapping[str, Any]) -> str:
     """The measured part of a page: what is claimed, then the tables."""
-    lines = [f"`python benchmarks/study.py {name}` wrote what follows ({found['cpu_minutes']:.1f} CPU-minutes)."]
+    takes = study.takes or f"{found['cpu_minutes']:.1f} CPU-minutes"
+    lines = [f"`python benchmarks/study.py {name}` wrote what follows ({takes})."]
     if study.listed and (claims := claims_of(study, found)):
         lines += ["", *table([claim_row(check, missed) for check, missed in claims])]
     for title, rows in found["tables"].items():

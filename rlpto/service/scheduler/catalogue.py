@@ -36,8 +36,6 @@ MOST_PROFILE_EPOCHS = 500
 """Epochs of a program for which tables hold speed and accuracy; later ones count as the last."""
 SESSION = "service"
 """Name of the session on the Ray cluster, before the hash of its folder."""
-
-
 FAILED_KEPT_S = 60.0
 """Time for which a failed check is not repeated: what pip could not install may be there later."""
 

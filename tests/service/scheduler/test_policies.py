@@ -1,0 +1,105 @@
+"""Which policy decides in a service: switched to, being made ready, or one that fails; in virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import Policy
+from rlpto.policies.registry import make_policy
+from rlpto.store.database import StoreError
+from rlpto.store.requests import answer, switch_in_force
+from rlpto.store.status import decisions
+from tests.service.scheduler.virtual import VirtualService, config
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> VirtualService:
+    return VirtualService(tmp_path, config(60.0, 5.0))
+
+
+def test_while_a_policy_is_made_ready_jobs_go_on_under_the_old_one(tmp_path: Path) -> None:
+    ready = set[str]()
+    service = VirtualService(tmp_path, config(60.0, 5.0), ready=ready.__contains__)
+    first = service.submit()
+    slow = service.ask("policy", policy="las")
+    behind = service.ask("policy", policy="sjf")
+    in_vain = service.ask("policy", policy="srtf")
+    ready.add("sjf")
+    service.until(first, "finished")
+    assert [one.policy for one in service.switches()] == ["fifo"], "requests are met in order"
+    answer(service.store, in_vain, service.now(), "withdrawn")
+    ready.update(("las", "srtf"))
+    service.run(lambda: service.problem(behind) is not None)
+    assert [one.policy for one in service.switches()] == ["sjf", "las", "fifo"]
+    assert (service.problem(slow), service.problem(behind)) == ("", "")
+
+
+def test_an_agent_is_switched_to_by_its_name_in_the_catalogue(tmp_path: Path) -> None:
+    settings = {"scheduler": {"policies": {"agent": "pretrained:synthetic"}}}
+    service = VirtualService(tmp_path, config(60.0, 5.0), settings=settings)
+    job, number = service.submit(gpus=2, max_gpus=4), service.ask("policy", policy="agent")
+    service.until(job, "running")
+    assert service.problem(number) == ""
+    assert decisions(service.store, 0.0)[-1].policy == "agent"
+
+
+def test_another_policy_is_in_force_at_once_also_when_idle(service: VirtualService) -> None:
+    first = service.ask("policy", policy="elastic_fifo", reason="more", number=1)
+    stale = service.ask("policy", policy="las", reason="", number=1)
+    wrong = service.ask("policy", policy="none_such", reason="", number=2)
+    service.loop.step()
+    service.loop.step()
+    assert service.problem(first) == ""
+    assert service.problem(stale) == "the policy was switched before: elastic_fifo is in force"
+    assert "no policy 'none_such' in the catalogue" in str(service.problem(wrong))
+    now = switch_in_force(service.store)
+    assert now is not None
+    assert (now.number, now.policy, now.before, now.by, now.reason) == (2, "elastic_fifo", "fifo", "op", "more")
+    service.downtime = 10.0
+    service.restart()
+    assert service.parts.policy.in_force == "elastic_fifo", "a restart takes up the policy in force"
+
+
+class Broken:
+    """A policy that fails at its third decision."""
+
+    name = "broken"
+    decisions = 0
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def reset(self, seed: int) -> None:
+        pass
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        self.decisions += 1
+        if self.decisions == 3:
+            raise self.error
+        return Allocation(state.jobs.requested_gpus * 0 if self.decisions > 5 else state.jobs.requested_gpus)
+
+
+def failing_at_las(tmp_path: Path, error: Exception) -> VirtualService:
+    def make(spec: str) -> Policy:
+        return Broken(error) if spec == "las" else make_policy(spec)
+
+    return VirtualService(tmp_path, config(60.0, 5.0), make=make, settings={"scheduler": {"policy": "las"}})
+
+
+def test_fifo_decides_where_a_policy_fails(tmp_path: Path) -> None:
+    service = failing_at_las(tmp_path, ZeroDivisionError("by a plug-in"))
+    jobs = [service.submit(epochs=3.0 + number) for number in range(5)]
+    service.until(jobs[-1], "finished")
+    assert [one.policy for one in service.switches()] == ["fifo", "las"]
+    assert service.switches()[0].reason == "las failed: ZeroDivisionError: by a plug-in"
+
+
+def test_a_database_that_cannot_be_used_is_no_fault_of_the_policy(tmp_path: Path) -> None:
+    service = failing_at_las(tmp_path, StoreError("locked"))
+    jobs = [service.submit(epochs=3.0 + number) for number in range(5)]
+    with pytest.raises(StoreError, match="locked"):
+        service.until(jobs[-1], "finished")
+    assert [one.policy for one in service.switches()] == ["las"]
