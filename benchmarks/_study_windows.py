@@ -11,14 +11,14 @@ from pathlib import Path
 
 import _common
 import numpy as np
-from _cells import MORE, finished, geometric_mean, shown, trained
+from _cells import MORE, finished, shown, trained
 from _plan import TIME_ONLY, Part, Plan, Workload
 
 from rlpto.agents.archive import KINDS, STEERING, read_archive
 from rlpto.agents.policy import run_file
 from rlpto.agents.window_training import WEIGHTS
 from rlpto.envs.whole_windows import WindowPool
-from rlpto.evaluation.statistics import Interval
+from rlpto.evaluation.statistics import Interval, bootstrap_interval
 from rlpto.experiments.environments import training_setup
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.arrays import FloatArray
@@ -52,7 +52,7 @@ def jct(plan: Plan) -> Part:
     """Mean JCT of the agent relative to the tuned index, at every load."""
     part, estimates = Part(), []
     for workload in plan.workloads:
-        vectors = [vector_of(plan, workload, "JCT", (), 0)]
+        vectors = [vector_of(plan, workload, "JCT", (), seed) for seed in range(plan.seeds)]
         for load in plan.loads:
             interval = relative(losses_at(plan, workload, load, (), vectors))
             estimates.append(interval)
@@ -84,15 +84,12 @@ def observed(plan: Plan) -> Part:
     jobs do fit their own speeds; Pollux's workloads."""
     part, workload = Part(), plan.workloads[-1]
     index = f"index:weights={_common.CONFIGS}/tuned/{workload}-jct-weighted.yaml"
+    learnt = {}
     for way in (CONSTANTS, BOTH):
         runs = [run_of(plan, workload, f"observed {way}", (*OBSERVED, *WAYS[way]), seed) for seed in range(plan.seeds)]
         specs = [f"index:label=agent-{seed},weights={run / WEIGHTS}" for seed, run in enumerate(runs)]
-        losses = [observed_at(plan, workload, load, index, specs) for load in plan.loads]
-        each, pooled = [relative(lost) for lost in losses], relative(np.concatenate(losses))
-        by_load = {f"load {load:g}": f"{one.estimate:.3f}" for load, one in zip(plan.loads, each, strict=True)}
-        part.rows.append({"learnt": way, **by_load, "all loads": shown(pooled, ".3f")})
-        if way in CLAIMED:
-            part.figures[f"speeds observed, lengths learnt: {way}, upper end"] = pooled.high
+        learnt[way] = [observed_at(plan, workload, load, index, specs) for load in plan.loads]
+        add_row(part, plan, way, f"speeds observed, lengths learnt: {way}", learnt)
     return part
 
 
@@ -107,19 +104,31 @@ def observed_at(plan: Plan, workload: Workload, load: float, index: str, specs: 
 
 def by_way(plan: Plan, prefix: str, chosen: Mapping[str, Sequence[str]], known: Sequence[str]) -> Part:
     """A row for each way to learn, on Pollux's workloads. known: overrides of what is known."""
-    part, workload = Part(), plan.workloads[-1]
+    part, workload, learnt = Part(), plan.workloads[-1], {}
     for way, overrides in chosen.items():
         name = f"{prefix}{way}"
         variant = name if overrides or known else "JCT"  # the agent of the first table
         vectors = [vector_of(plan, workload, variant, (*known, *overrides), seed) for seed in range(plan.seeds)]
-        each = [losses_at(plan, workload, load, known, vectors) for load in plan.loads]
-        pooled = relative(np.concatenate(each))
-        means = [f"{relative(one).estimate:.3f}" for one in each]
-        by_load = {f"load {load:g}": mean for load, mean in zip(plan.loads, means, strict=True)}
-        part.rows.append({"learnt": name, **by_load, "all loads": shown(pooled, ".3f")})
-        if way in CLAIMED:
-            part.figures[f"{name}, upper end"] = pooled.high
+        learnt[way] = [losses_at(plan, workload, load, known, vectors) for load in plan.loads]
+        add_row(part, plan, way, name, learnt)
     return part
+
+
+def add_row(part: Part, plan: Plan, way: str, name: str, learnt: Mapping[str, Sequence[FloatArray]]) -> None:
+    """Add the row of one way to learn, against the tuned index and against constants alone.
+
+    learnt: by way the losses of every load, each [windows, seeds].
+    """
+    pooled, constants = np.concatenate(learnt[way]), np.concatenate(learnt[CONSTANTS])
+    by_load = {
+        f"load {load:g}": f"{relative(losses).estimate:.3f}"
+        for load, losses in zip(plan.loads, learnt[way], strict=True)
+    }
+    against = relative((pooled - constants) / (1 + constants))
+    over = {"over constants alone": "" if way == CONSTANTS else shown(against, ".3f")}
+    part.rows.append({"learnt": name, **by_load, "all loads": shown(relative(pooled), ".3f"), **over})
+    if way in CLAIMED:
+        part.figures[f"{name}, upper end"] = relative(pooled).high
 
 
 def vector_of(plan: Plan, workload: Workload, variant: str, overrides: Sequence[str], seed: int) -> FloatArray:
@@ -154,5 +163,15 @@ def losses_at(
 
 
 def relative(losses: FloatArray) -> Interval:
-    """Geometric mean over windows [W, vectors] of 1 + loss, windows resampled."""
-    return geometric_mean(np.log1p(losses).mean(axis=1))
+    """Geometric mean over windows and seeds of training of 1 + loss [W, S]; windows and seeds are resampled apart."""
+    logs, random = np.log1p(losses), np.random.default_rng(0)
+    seeds = logs.shape[1]
+
+    def mean(_: FloatArray, counts: FloatArray) -> FloatArray:
+        drawn = np.ones((len(counts), seeds))
+        if len(counts) > 1 and seeds > 1:
+            drawn = random.multinomial(seeds - 1, np.full(seeds, 1 / seeds), len(counts)).astype(float)
+        means: FloatArray = np.exp((counts @ logs * drawn).sum(axis=1) / (counts.sum(axis=1) * drawn.sum(axis=1)))
+        return means
+
+    return bootstrap_interval(np.arange(len(logs), dtype=np.float64), statistic=mean)

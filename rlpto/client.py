@@ -21,7 +21,7 @@ from rlpto.store.jobs import ENDED
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8765"
 ADDRESS_VARIABLE, TOKEN_VARIABLE = "RLPTO_SERVICE", "RLPTO_TOKEN"
-_RETRIED = (502, 503, 504)
+_RETRIED, _TOO_MANY = (502, 503, 504), 429
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 _SWITCH_TIMEOUT_S = 190.0
 """Longest wait for a policy to be in force; the service itself gives up a little earlier."""
@@ -42,8 +42,9 @@ class Client:
     """A job service as one of its users.
 
     address: None: $RLPTO_SERVICE, else the service that was last started on this machine. token: None: $RLPTO_TOKEN,
-    else the admin's of that service. retry_for_s: how long a service that does not answer is asked again; what is asked
-    twice is done once. certificate: of the service, where the system does not know it.
+    else the admin's of that service. retry_for_s: how long a service that does not answer, or takes no more for now, is
+    asked again; what is asked twice is done once, and what could not be (users, tokens, switches) is asked once.
+    certificate: of the service, where the system does not know it.
 
     Every method raises ServiceError.
     """
@@ -256,25 +257,30 @@ class Client:
 
     def add_user(self, name: str, role: str) -> Answer:
         """Add a user; admins alone may."""
-        return self._ask("POST", "/users", json={"name": name, "role": role})
+        return self._ask("POST", "/users", json={"name": name, "role": role}, again=False)
 
     def make_token(self, user: str, label: str = "", days: float | None = None) -> str:
         """A token of a user; admins alone may. days: until it expires; None: never."""
-        return str(
-            self._ask("POST", f"/users/{quote(user, safe='')}/tokens", json={"label": label, "days": days})["token"]
-        )
+        path, body = f"/users/{quote(user, safe='')}/tokens", {"label": label, "days": days}
+        return str(self._ask("POST", path, json=body, again=False)["token"])
 
     def me(self) -> Answer:
         """Who this is, and what they may have."""
         return self._ask("GET", "/me")
 
     def _ask(self, method: str, path: str, *, again: bool = True, **given: Any) -> Answer:
-        """The answer to a request. again: ask again where none comes: the same thing asked twice is done once."""
+        """The answer to a request. again: ask again where none comes: the same thing asked twice is done once.
+
+        What is refused because too much was asked is always asked again, as the service says when.
+        """
         until, wait = time.monotonic() + self._retry_for_s, _FIRST_WAIT_S
         while True:
             try:
                 answer = self._http.request(method, path, **given)
-                if answer.status_code not in _RETRIED or not again or time.monotonic() > until:
+                later = answer.headers.get("Retry-After", "0") if answer.status_code == _TOO_MANY else "0"
+                wait = max(wait, float(later)) if later.isdecimal() else wait
+                asked_again = answer.status_code == _TOO_MANY or (again and answer.status_code in _RETRIED)
+                if not asked_again or time.monotonic() + wait > until:
                     break
             except httpx2.TransportError as broken:
                 if time.monotonic() > until or not again:

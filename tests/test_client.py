@@ -3,7 +3,10 @@
 import csv
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import pairwise
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -64,6 +67,30 @@ def refused(*arguments: str) -> RlptoError:
     return error
 
 
+@contextmanager
+def answering(codes: Sequence[int]) -> Iterator[tuple[str, list[float]]]:
+    """A server that answers with these codes, one after another: its address, and when it was asked [s]."""
+    left, seen = list(codes), list[float]()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append(time.monotonic())
+            body = b'{"token": "new"}'
+            self.send_response(left.pop(0))
+            self.send_header("Retry-After", "1")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", seen
+        server.shutdown()
+
+
 def finish(store: Store, job: str, state: str = "finished") -> None:
     """What the scheduler does when a job is over."""
     with store.transaction():
@@ -113,6 +140,17 @@ class TestClient:
             again.join()
             assert client.job(job["id"])["name"] == "through the gap"
             assert sum(found["name"] == "through the gap" for found in client.jobs()) == 1
+
+    @pytest.mark.parametrize(("refused", "asked"), [([429, 429], 3), ([503], 1)])
+    def test_waits_where_it_asked_too_much_and_makes_no_second_token(self, refused: list[int], asked: int) -> None:
+        with answering([*refused, 200]) as (address, seen), Client(address, "x") as client:
+            if asked > 1:
+                assert client.make_token("ann") == "new"
+            else:
+                with pytest.raises(ServiceError, match="answers 503"):
+                    client.make_token("ann")
+            assert len(seen) == asked
+            assert all(after - before >= 1 for before, after in pairwise(seen)), "as long as the service said"
 
     def test_what_is_wrong_is_one_line(self, running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

@@ -192,7 +192,7 @@ def _with_own_files(spec: str, folder: Path) -> str:
             with whole_file(target, "a policy's file", ConfigError) as unfinished:
                 shutil.copyfile(path, unfinished)
         elif digest(target) != digest(path):
-            raise ConfigError(f"policy {spec}: {target} is another file than {name}, expected another folder")
+            raise ConfigError(f"policy {spec}: {target} is another file than {name}: give it another name")
         return path.name
 
     return str(parse_spec(spec).with_paths(copied))

@@ -38,7 +38,10 @@ def jobs_of_file(file: Path) -> list[str]:
 
 
 def with_agents(config: Config, run: Path) -> Config:
-    """The configuration with the agents of a run among its policies, in front."""
+    """The configuration with the agents of a run among its policies, in front. Raises ConfigError for a path that no
+    policy can name."""
+    if set(str(run)) & set(",>[]{}"):
+        raise ConfigError(f"{run}: expected a path without , > and brackets, which end a policy's options: rename it")
     specs = []
     for folder in members(run):
         run_file(folder)

@@ -116,15 +116,17 @@ def fit_accuracy(accuracy: FloatArray, metric: Metric, headroom: float = HEADROO
     epochs = np.broadcast_to(np.arange(1.0, accuracy.shape[1] + 1), accuracy.shape)
     free_shape = accuracy.shape[1] >= 4
 
+    untrained = min(metric.untrained, 1 - 2e-3)  # the final accuracy is above it, and below 1
+
     def curve(x: FloatArray) -> AccuracyCurve:
         shape = float(np.exp(x[2])) if free_shape else 1.0
-        return AccuracyCurve(metric.meaning, metric.untrained, float(x[0]), float(np.exp(x[1])), shape)
+        return AccuracyCurve(metric.meaning, untrained, float(x[0]), float(np.exp(x[1])), shape)
 
     def residuals(x: FloatArray) -> FloatArray:
         return (curve(x)(epochs) - accuracy).ravel()
 
-    last = float(np.clip(accuracy[:, -1].mean(), metric.untrained + 1e-3, 1 - 1e-3))
-    low = [metric.untrained, np.log(0.01), np.log(0.05)]
+    last = float(np.clip(accuracy[:, -1].mean(), untrained + 1e-3, 1 - 1e-3))
+    low = [untrained, np.log(0.01), np.log(0.05)]
     high = [min(1.0, last + headroom), np.log(100.0 * accuracy.shape[1]), np.log(5.0)]
     fits = [
         least_squares(

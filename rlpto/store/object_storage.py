@@ -20,8 +20,8 @@ LONGEST_WAIT_S = 60.0
 """Longest wait between two attempts to upload."""
 REQUEST_S = 60.0
 """Longest wait for an answer of S3; by default Arrow ends after 3 s, and slow servers would never have a copy."""
-CLOSING_S = 60.0
-"""How long a job that ends waits for its newest checkpoint to arrive."""
+CLOSING_S = 12.0
+"""How long a job that ends waits for its newest checkpoint to arrive: controllers that take 20 s to end are killed."""
 
 
 def checked_uri(uri: str) -> str:

@@ -1,3 +1,4 @@
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlpto.experiments.cache_key import UNUSED_SECTIONS, Result, free_keys, outcome_of
 from rlpto.experiments.config import Config, load_config, resolved_yaml
-from rlpto.experiments.evaluate import jobs_of_file
+from rlpto.experiments.evaluate import jobs_of_file, with_agents
 from rlpto.io.errors import ConfigError
 from rlpto.io.paths import EXAMPLES, example_names
 from rlpto.policies.spec import policy_label
@@ -245,3 +246,9 @@ def test_what_only_chooses_cells_is_never_mentioned(key: str) -> None:
 def test_jobs_of_a_trace_take_the_place_of_those_of_a_config(name: str) -> None:
     workload = load_config(EXAMPLES / f"{name}.yaml", jobs_of_file(Path("jobs.csv"))).workload
     assert (workload.source, workload.jobs, workload.mixture) == ("trace", (), ())
+
+
+@pytest.mark.parametrize("name", ["a,b", "a>b", "a[1]"])
+def test_a_run_whose_path_would_end_a_policys_options_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"runs/{re.escape(name)}: expected a path without .* rename it"):
+        with_agents(Config(name="x"), Path("runs") / name)

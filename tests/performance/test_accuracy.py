@@ -45,6 +45,13 @@ def test_curves_start_untrained_never_fall_and_stay_below_the_final_accuracy(
     assert accuracy.max() <= final
 
 
+@pytest.mark.parametrize("untrained", [0.9985, 1.0])
+def test_programs_that_are_accurate_untrained_have_a_curve(untrained: float) -> None:
+    curve, error = fit_accuracy(np.full((1, 3), untrained), Metric("accuracy", "share", untrained), headroom=1.0)
+    assert curve(2.0) == pytest.approx(untrained, abs=3e-3)
+    assert error < 3e-3
+
+
 def test_accuracies_must_be_numbers() -> None:
     with pytest.raises(ProfileError, match="finite"):
         fit_accuracy(np.array([[0.5, np.nan]]), SHARE)

@@ -28,7 +28,7 @@ from rlpto.service.scheduler.status_writer import StatusWriter
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import on_hold
-from rlpto.store.requests import Request, answer
+from rlpto.store.requests import Request, answer, get_request
 from rlpto.store.status import DecisionRow, note_leaving, set_volume
 from rlpto.store.users import all_users
 
@@ -94,6 +94,9 @@ class SchedulerLoop(SessionLoop):
     def _announce(self, request: Request) -> None:
         """Announce that a node goes. Ray is asked outside of any transaction, for which others would wait."""
         node, seconds, store = str(request.body["node"]), float(request.body["seconds"]), self._parts.store
+        asked = get_request(store, request.seq)
+        if asked is None or asked.done_at is not None:
+            return  # it was withdrawn
         problem = self._parts.drain(node, seconds)
         with store.transaction():
             if not problem:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, get_args
 
 from rlpto.io.errors import ConfigError
@@ -195,11 +196,19 @@ def _script(body: JobBody, user: User, entry: CatalogueProgram) -> dict[str, Any
         raise Problem(403, "role-needed", "script: only the role developer may submit code; choose a program")
     if not trains_scripts:
         raise _wrong(f"script: {body.program} trains by no script: expected a program that does")
-    try:
-        compiled(script.source, script.name, ConfigError)
-    except ConfigError as wrong:
-        raise _wrong(f"script: {wrong}") from None
+    if problem := _no_python(script.source, script.name):
+        raise _wrong(f"script: {problem}")
     return {"script": _row(script).digest, "arguments": script.arguments, "samples": script.samples, "pip": script.pip}
+
+
+@lru_cache(maxsize=4)
+def _no_python(source: str, name: str) -> str:
+    """Why a script cannot be compiled; empty: it can. The jobs of an array share one script, which may be large."""
+    try:
+        compiled(source, name, ConfigError)
+    except ConfigError as wrong:
+        return str(wrong)
+    return ""
 
 
 def _row(script: ScriptBody) -> ScriptRow:

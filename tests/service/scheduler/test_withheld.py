@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlpto.store.jobs import change_job
+from rlpto.store.requests import answer
 from rlpto.store.status import nodes, queue
 from tests.service.scheduler.virtual import VirtualService, config
 
@@ -29,6 +30,15 @@ def test_jobs_leave_a_node_that_is_announced_to_go(service: VirtualService) -> N
     assert service.backend.drained == [(node, 300.0), ("gone", 300.0)]
     going = next(one for one in nodes(service.store) if one.id == node)
     assert (going.alive, going.leaves) == (False, at + 300.0)
+
+
+def test_a_node_stays_where_the_request_that_it_goes_was_withdrawn(service: VirtualService) -> None:
+    service.submit()
+    number = service.ask("leave", node="n0", seconds=300.0)
+    service.run(lambda: bool(service.parts.source.leaving))
+    answer(service.store, number, service.now(), "withdrawn: the scheduler had not answered")
+    service.run(lambda: not service.parts.source.leaving)
+    assert service.backend.drained == []
 
 
 def test_nodes_that_go_while_no_scheduler_is_there_are_not_up_any_more(service: VirtualService) -> None:
