@@ -1,7 +1,7 @@
 """Agents that learn from whole windows, against the tuned index that they start from; see docs/agent.md.
 
-Every figure is of test windows that nothing was trained or tuned on, played whole. Time alone is rewarded, and classes
-weigh.
+Ways to learn are compared by as many trainings of each as the study has seeds, all else by one. Every figure is of test
+windows that nothing was trained or tuned on, played whole. Time alone is rewarded, and classes weigh.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def jct(plan: Plan) -> Part:
     """Mean JCT of the agent relative to the tuned index, at every load."""
     part, estimates = Part(), []
     for workload in plan.workloads:
-        vectors = [vector_of(plan, workload, "JCT", (), seed) for seed in range(plan.seeds)]
+        vectors = [vector_of(plan, workload, "JCT", (), 0)]
         for load in plan.loads:
             interval = relative(losses_at(plan, workload, load, (), vectors))
             estimates.append(interval)
@@ -66,14 +66,14 @@ def jct(plan: Plan) -> Part:
 
 def ways(plan: Plan) -> Part:
     """What is learnt, and how, at equal numbers of windows: Pollux's workloads at all loads."""
-    return by_way(plan, "", WAYS, ())
+    return by_way(plan, "", WAYS, (), plan.seeds)
 
 
 def guessed(plan: Plan) -> Part:
     """The same where work is not declared: constants and agents that learnt there, against the same tuned index."""
     part = Part()
     for name, setting in GUESSED.items():
-        found = by_way(plan, f"{name}: ", {way: WAYS[way] for way in (CONSTANTS, BOTH)}, (setting,))
+        found = by_way(plan, f"{name}: ", {way: WAYS[way] for way in (CONSTANTS, BOTH)}, (setting,), 1)
         part.figures |= found.figures
         part.rows += found.rows
     return part
@@ -102,13 +102,13 @@ def observed_at(plan: Plan, workload: Workload, load: float, index: str, specs: 
     return changes
 
 
-def by_way(plan: Plan, prefix: str, chosen: Mapping[str, Sequence[str]], known: Sequence[str]) -> Part:
-    """A row for each way to learn, on Pollux's workloads. known: overrides of what is known."""
+def by_way(plan: Plan, prefix: str, chosen: Mapping[str, Sequence[str]], known: Sequence[str], seeds: int) -> Part:
+    """A row for each way to learn, on Pollux's workloads. known: overrides of what is known. seeds: of training."""
     part, workload, learnt = Part(), plan.workloads[-1], {}
     for way, overrides in chosen.items():
         name = f"{prefix}{way}"
         variant = name if overrides or known else "JCT"  # the agent of the first table
-        vectors = [vector_of(plan, workload, variant, (*known, *overrides), seed) for seed in range(plan.seeds)]
+        vectors = [vector_of(plan, workload, variant, (*known, *overrides), seed) for seed in range(seeds)]
         learnt[way] = [losses_at(plan, workload, load, known, vectors) for load in plan.loads]
         add_row(part, plan, way, name, learnt)
     return part
