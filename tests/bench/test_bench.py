@@ -10,7 +10,7 @@ import pytest
 from rlpto.bench.dataset import record
 from rlpto.bench.leaderboard import entries_of, page
 from rlpto.bench.results import FIGURES, Row, Scores, read_rows, row_of, write_rows
-from rlpto.bench.submissions import CARD, RESULTS, Card, new_card, run, verify
+from rlpto.bench.submissions import CARD, RESULTS, Card, run, verify
 from rlpto.bench.suite import FIFO_FILE, FOLDER, VERSION, case_env, cases, digests, find_case
 from rlpto.envs.actions import LARGEST
 from rlpto.experiments.experiment import Experiment
@@ -130,11 +130,6 @@ def test_broken_results_are_refused_with_their_line(copied: Path) -> None:
     (copied / RESULTS).write_text("a,b\n")
     with pytest.raises(CheckpointError, match=":1: header a,b, expected case,digest"):
         list(verify(copied))
-
-
-def test_different_policies_are_no_submission() -> None:
-    with pytest.raises(ConfigError, match="expected one policy, or seeds of one training"):
-        new_card("both", ["fifo", "index"])
 
 
 def test_files_of_a_policy_travel_with_it(tmp_path: Path) -> None:
