@@ -20,6 +20,7 @@ from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
+from rlpto.performance.throughput import StepMeasurements, ThroughputParams, gradient_time
 from rlpto.policies.registry import BUILT_IN, make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
@@ -113,6 +114,15 @@ def served_profiles(laws: Mapping[str, ServerParams], **more: Any) -> FittedProf
     base = builtin_profiles()["cifar10"]
     served = {name: replace(base, name=name, throughput=law, **more) for name, law in laws.items()}
     return FittedProfiles({**served, "cifar10": base})
+
+
+def measured_steps(
+    law: ThroughputParams, sizes: Sequence[tuple[int, int]], local_batches: Sequence[float]
+) -> StepMeasurements:
+    """What a law says of these nodes and GPUs, with each of these batches per GPU."""
+    nodes, gpus, local = np.array([(*size, batch) for size in sizes for batch in local_batches], dtype=np.float64).T
+    step = law.step_time(nodes, gpus, local)
+    return StepMeasurements(nodes, gpus, local, step, step - gradient_time(law, local))
 
 
 def linear_tables(rate: float = 0.01, gpus: int = 8, delay: float = 0.0) -> SpeedTables:

@@ -64,11 +64,12 @@ def test_what_the_manifest_lacks_is_left_out(tmp_path: Path) -> None:
     assert "None" not in card
 
 
-def test_an_agent_that_is_its_start_says_so(tmp_path: Path) -> None:
-    assert "start, not trained" not in card_of(write_agent(tmp_path / "a.zip"))
+def test_an_agent_that_is_its_start_says_so_and_a_checkpoint_has_no_card(tmp_path: Path) -> None:
     card = card_of(write_agent(tmp_path / "b.zip", trained=False))
     assert "**start, not trained**: it decides as its start does" in card
     assert ["state", "start, not trained"] in rows_of(card, "Where it comes from")
+    with pytest.raises(CheckpointError, match="expected rlpto agent 1"):
+        card_of(write_agent(tmp_path / "a.zip", format=CHECKPOINT))
 
 
 def test_the_validation_curve_of_a_checkpoint_reaches_the_card_by_an_export(tmp_path: Path) -> None:
@@ -99,8 +100,3 @@ def test_text_of_a_manifest_ends_no_cell_and_starts_no_line(tmp_path: Path) -> N
     origin = dict(rows_of(card, "Where it comes from"))
     assert origin["experiment"] == "a\\|b ## Scores &lt;script>"
     assert "\n## Scores" not in card
-
-
-def test_a_checkpoint_has_no_card_before_it_is_exported(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="expected rlpto agent 1"):
-        card_of(write_agent(tmp_path / "a.zip", format=CHECKPOINT))

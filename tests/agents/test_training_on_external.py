@@ -80,18 +80,11 @@ def test_stops_within_a_rollout_and_goes_on_from_the_last_update(agent: Path, tm
     outcome = tune(agent, tmp_path, stop=lambda: next(asked))
     assert (outcome.finished, outcome.steps) == (False, 8)
     assert read_archive(tmp_path / LAST, (CHECKPOINT,)).manifest["steps"] == 8
-    clusters = Clusters()
-    outcome = tune(agent, tmp_path, clusters, resume=True)
-    assert (outcome.finished, outcome.steps) == (True, 24)
-    assert clusters.begun >= 1
-
-
-def test_going_on_begins_one_episode_and_not_two(agent: Path, tmp_path: Path) -> None:
-    tune(agent, tmp_path, settings=FINE.model_copy(update={"steps": 8}))
-    clusters = Clusters()
-    asked = after(1)
+    clusters, asked = Clusters(), after(1)
     tune(agent, tmp_path, clusters, resume=True, stop=lambda: next(asked))
-    assert clusters.begun == 1
+    assert clusters.begun == 1, "one episode and not two"
+    outcome = tune(agent, tmp_path, resume=True)
+    assert (outcome.finished, outcome.steps) == (True, 24)
 
 
 def test_what_an_agent_cannot_change_is_refused(agent: Path) -> None:

@@ -6,19 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlpto.agents.archive import KINDS, NOT_TRAINED, STEERING, TRAINED, read_archive, write_archive
 from rlpto.agents.checkpoint import Identity, export_agent
-from rlpto.agents.policy import Agent, AgentOptions, shown_label
+from rlpto.agents.policy import Agent, AgentOptions
 from rlpto.agents.settings import AgentSettings, WindowSettings
 from rlpto.agents.trained import StartingAgent
 from rlpto.agents.training_loop import TrainingResult
 from rlpto.agents.window_trainers import Evolution, Learner, Ppo
 from rlpto.agents.window_training import WEIGHTS, SteeringSpace, train_on_windows
-from rlpto.core.jobs import EstimateNoise
-from rlpto.core.loop import run
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.batch import EnvBatch
@@ -27,11 +24,7 @@ from rlpto.envs.whole_windows import LARGEST_LOSS, WindowPool
 from rlpto.experiments.config import KnowledgeSettings
 from rlpto.experiments.environments import SMALL, training_setup
 from rlpto.experiments.experiment import prepare
-from rlpto.experiments.training_runs import summary
-from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError
-from rlpto.knowledge.known import Knowledge
-from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.policies.bonus_network import NETWORK_SIZE
 from rlpto.policies.index import Index, IndexOptions
 from rlpto.policies.index_weights import STEERING_FEATURES, VECTOR_SIZES, IndexWeights, load_weights
@@ -58,11 +51,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     train_small(folder, chosen={"learning_rate": 0.5})
     return folder
-
-
-def random_vector(seed: int) -> FloatArray:
-    """Weights of the index, and a network that gives bonuses."""
-    return np.concatenate([IndexWeights().vector(), np.random.default_rng(seed).normal(size=NETWORK_SIZE)])
 
 
 @pytest.mark.parametrize("trainer", ["evolution", "ppo"])
@@ -111,9 +99,7 @@ def test_before_the_first_update_it_is_the_index(tmp_path: Path) -> None:
     assert not pool.losses(np.repeat(vector[None], 3, axis=0), np.arange(3)).any()
     outcome = train_small(tmp_path, chosen={"learning_rate": 1e-15})
     assert outcome.best_steps == 0
-    assert f"holds the {NOT_TRAINED}" in summary(tmp_path, outcome)
     assert read_archive(tmp_path / "best.zip", KINDS).state == NOT_TRAINED
-    assert shown_label(f"agent:label=mine,run={tmp_path}") == f"mine ({NOT_TRAINED})"
 
 
 @pytest.mark.parametrize(("chosen", "moves"), [({"network": 0.0}, "weights"), ({"constants": 0.0}, "network")])
@@ -128,7 +114,8 @@ def test_losses_do_not_depend_on_the_number_of_threads_or_the_order() -> None:
     setup = make_setup(tuple(range(1, 7)))
     noisy = tuple(replace(own, noise=make_noise(at, len(own.jobs))) for at, own in enumerate(setup.workloads))
     setup = replace(setup, workloads=noisy)
-    candidates, windows = np.stack([random_vector(seed) for seed in range(12)]), np.arange(12) % 6
+    networks, windows = np.random.default_rng(0).normal(size=(12, NETWORK_SIZE)), np.arange(12) % 6
+    candidates = np.concatenate([np.tile(IndexWeights().vector(), (12, 1)), networks], axis=1)
     one, two = (WindowPool(setup, threads=threads).losses(candidates, windows) for threads in (1, 3))
     assert one.tobytes() == two.tobytes()
     backwards = WindowPool(setup, threads=1).losses(candidates[::-1], windows[::-1])[::-1]
@@ -155,24 +142,6 @@ def test_the_agent_decides_as_in_training_wherever_its_vector_is_used(tmp_path: 
     earned, base = mine.decisions.reward.sum(), plain.decisions.reward
     time = -base[:, REWARD_PARTS.index("time")].sum()
     assert (base.sum() - earned) / time == pytest.approx(lost, rel=1e-9)
-
-
-@pytest.mark.parametrize("remaining", ["declared", "unknown", "learnt"])
-@pytest.mark.parametrize(("noisy", "shortfall"), [(False, 0.0), (True, 0.0), (True, 8.0)])
-def test_windows_are_played_as_the_simulator_runs_them(
-    remaining: RemainingKnowledge, noisy: bool, shortfall: float
-) -> None:
-    setup = replace(make_setup(), reward=RewardWeights(shortfall=shortfall))
-    rng = np.random.default_rng(3)
-    noise = EstimateNoise(*np.exp(rng.normal(0.0, 0.2, (3, 12)))) if noisy else None
-    workloads = tuple(replace(own, noise=noise) for own in setup.workloads)
-    setup = replace(setup, workloads=workloads, knowledge=Knowledge(remaining=remaining, tail=2.0))
-    pool, vector = WindowPool(setup), random_vector(1)
-    vector[STEERING_FEATURES.index("slope")] = shortfall / 8
-    parts, _ = pool.play(np.repeat(vector[None], 3, axis=0), np.arange(3))
-    for window in range(3):
-        record = run(setup.make_cluster(window), Index(steering=vector), setup.queue, setup.reward)
-        np.testing.assert_allclose(parts[window], record.decisions.reward.sum(axis=0), rtol=1e-9)
 
 
 def test_agents_learn_where_jobs_fit_their_own_speeds(tmp_path: Path) -> None:
@@ -216,19 +185,16 @@ def test_weights_that_look_at_accuracy_are_learnt_where_the_reward_counts_its_sh
 
 
 @pytest.mark.parametrize(
-    ("key", "content", "reason"),
+    ("content", "reason"),
     [
-        ("network:", "network: {hidden: 8}", "network: of other features"),
-        ("network:", "network: 5", "of other features"),
-        *(
-            ("numbers:", f"numbers: {these}", "network.numbers: expected")
-            for these in ("[]", "[1.0]", "null", "[.nan]")
-        ),
+        ("network: {hidden: 8}", "network: of other features"),
+        ("numbers: [1.0]", "network.numbers: expected"),
+        ("numbers: null", "network.numbers: expected"),
     ],
 )
-def test_a_network_that_is_none_is_refused(trained: Path, tmp_path: Path, key: str, content: str, reason: str) -> None:
+def test_a_network_that_is_none_is_refused(trained: Path, tmp_path: Path, content: str, reason: str) -> None:
     text = (trained / WEIGHTS).read_text()
-    (tmp_path / "bad.yaml").write_text(text[: text.index(key)] + f"{content}\n")
+    (tmp_path / "bad.yaml").write_text(text[: text.index(content.split()[0])] + f"{content}\n")
     with pytest.raises(CheckpointError, match=reason):
         load_weights(tmp_path / "bad.yaml")
 
@@ -253,16 +219,3 @@ def test_tensorboard_shows_gains_and_parts_of_the_reward(trained: Path) -> None:
     events.Reload()
     assert {"train/gain", "validation/gain", "validation/reward_time"} <= set(events.Tags()["scalars"])
     assert [event.step for event in events.Scalars("train/gain")] == [8, 16, 24, 32, 40, 48]
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({"rollout": 7}, "draws come in pairs: expected an even number"),
-        ({"constants": 0, "network": 0}, "nothing is learnt"),
-        ({"trainer": "cma"}, "evolution"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(given: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValidationError, match=reason):
-        WindowSettings.model_validate(given)

@@ -75,15 +75,11 @@ def test_paths_are_whole_and_reproducible(seed: int, origins: int, paths: int, s
     np.testing.assert_array_equal(one, two)
 
 
-def forecast_of(mean: float) -> Forecast:
-    means = np.full((2, 1), mean)
-    return Forecast(means, means, means)
-
-
 def test_only_origins_whose_steps_are_over_are_remembered() -> None:
     memory = PathMemory(horizon=2, series=1, most=3)
     for at in range(6):
-        memory.add(None if at == 3 else forecast_of(float(at)), np.array([10.0 * at]))
+        means = np.full((2, 1), float(at))
+        memory.add(None if at == 3 else Forecast(means, means, means), np.array([10.0 * at]))
     mean, counts = memory.paths()
     assert mean[:, 0, 0].tolist() == [1, 2, 4]
     assert counts[..., 0].tolist() == [[10, 20], [20, 30], [40, 50]]
@@ -96,18 +92,6 @@ HORIZON = 6
 USUAL = np.array([0.2, 0.5, 0.3])
 
 
-def bursty_jobs(steps: int = 600, seed: int = 0) -> Past:
-    """Jobs in bursts of two hours, of all classes at once."""
-    rng = np.random.default_rng(seed)
-    level = np.repeat(rng.gamma(1.0, 1.0, steps // 12), 12)
-    jobs = rng.poisson(4 * level[:, None] * USUAL).astype(float)
-    return Past(jobs, USUAL)
-
-
-def source_of(past: Past) -> ClassForecasts:
-    return sampling_forecasts(past, STEP, HORIZON)
-
-
 def sampled(counts: IntArray, donors: list[Job], after: float = 0.0, seed: int = 0) -> Futures:
     rng = np.random.default_rng(seed)
     return Futures(tuple(donors), sample_arrivals(counts, 0.0, STEP, after, donors, rng))
@@ -117,19 +101,21 @@ def seen_jobs() -> list[Job]:
     return [job(i, gpus=1 + i % 3, model=f"m{i % 3}", priority=i % 3, epochs=1.0 + i) for i in range(9)]
 
 
+def source_of(past: Past) -> ClassForecasts:
+    return sampling_forecasts(past, STEP, HORIZON)
+
+
 def test_as_many_jobs_arrive_as_are_forecast() -> None:
-    source = source_of(bursty_jobs())
+    assert source_of(Past(np.zeros((0, 3)), USUAL)).paths(0, 4, np.random.default_rng(0)) is None, "nothing is known"
+    rng = np.random.default_rng(0)
+    level = np.repeat(rng.gamma(1.0, 1.0, 50), 12)  # bursts of two hours, of all classes at once
+    source = source_of(Past(rng.poisson(4 * level[:, None] * USUAL).astype(float), USUAL))
     forecast = source.forecast(0)
     counts = source.paths(0, 3000, np.random.default_rng(0))
     np.testing.assert_allclose(counts.mean(axis=0), forecast.mean, rtol=0.1)
     total = counts.sum(axis=2)
     assert np.corrcoef(total[:, 0], total[:, 3])[0, 1] > 0.3, "a burst goes on"
     assert np.corrcoef(counts[:, :, 1].sum(axis=1), counts[:, :, 2].sum(axis=1))[0, 1] > 0.3, "of all classes"
-
-
-def test_nothing_is_sampled_before_anything_is_known() -> None:
-    nothing = Past(np.zeros((0, 3)), USUAL)
-    assert source_of(nothing).paths(0, 4, np.random.default_rng(0)) is None
 
 
 def test_every_count_becomes_that_number_of_jobs_in_its_step() -> None:

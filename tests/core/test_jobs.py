@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import EstimateNoise
-from rlpto.core.queues import Queue, QueueSettings
 from rlpto.io.errors import JobError
 from rlpto.performance.solo import alone_bound, seconds_to_finish
 from rlpto.performance.tables import elapsed_from_rates, placement_key
@@ -23,14 +22,8 @@ class TestJob:
         ("wrong", "said"),
         [
             ({"submit": -1.0}, "submit_time -1.0 s, expected 0 or more"),
-            ({"submit": float("nan")}, "submit_time nan s"),
             ({"epochs": 0.0}, "epochs 0.0, expected more than 0"),
-            ({"epochs": float("inf")}, "epochs inf"),
-            ({"data_size": 0.0}, "data_size 0.0 samples, expected more than 0"),
             ({"gpus": 0}, "expected 1 <= min_gpus <= requested_gpus <= max_gpus, got 0, 0, 0"),
-            ({"gpus": 3, "min_gpus": 4}, "got 4, 3, 3"),
-            ({"gpus": 3, "max_gpus": 2}, "got 3, 3, 2"),
-            ({"priority": 3}, "priority 3, expected 0 to 2"),
             ({"priority": -1}, "priority -1, expected 0 to 2"),
         ],
     )
@@ -41,18 +34,17 @@ class TestJob:
         assert said in str(caught.value)
 
 
-class TestStore:
-    def test_jobs_must_come_in_order(self):
-        with pytest.raises(JobError, match="sorted by submit_time"):
-            JobStore.from_jobs([job(0, 5.0), job(1, 4.0)], linear_tables())
-
-    def test_tables_must_cover_the_job(self):
-        with pytest.raises(JobError, match="job job1: max_gpus 9, but speed tables end at 8"):
-            JobStore.from_jobs([job(0), job(1, max_gpus=9)], linear_tables())
-
-    def test_tables_must_know_the_type(self):
-        with pytest.raises(JobError, match="job job0: no speed table for model m0 with batch_size 128"):
-            JobStore.from_jobs([job(0, batch_size=128)], linear_tables())
+@pytest.mark.parametrize(
+    ("jobs", "said"),
+    [
+        ([job(0, 5.0), job(1, 4.0)], "sorted by submit_time"),
+        ([job(0), job(1, max_gpus=9)], "job job1: max_gpus 9, but speed tables end at 8"),
+        ([job(0, batch_size=128)], "job job0: no speed table for model m0 with batch_size 128"),
+    ],
+)
+def test_jobs_come_in_order_and_tables_cover_them(jobs, said):
+    with pytest.raises(JobError, match=said):
+        JobStore.from_jobs(jobs, linear_tables())
 
 
 class TestTable:
@@ -87,12 +79,6 @@ class TestTable:
         curve = np.linspace(0.1, 0.9, 5) ** 0.5
         assert jobs.accuracy.tolist() == pytest.approx([curve[0]] * 2)
         assert jobs.final_accuracy.tolist() == pytest.approx([(curve[2] + curve[3]) / 2, curve[4]])
-
-    def test_ranks_go_by_class_then_key_then_queue(self):
-        cluster = make_cluster([job(i, priority=p) for i, p in enumerate([1, 0, 1, 1])], linear_tables())
-        ordered = Queue(QueueSettings()).order(cluster.state()).jobs
-        assert ordered.index.tolist() == [1, 0, 2, 3]
-        assert ordered.ranked(np.array([9.0, 3.0, 1.0, 1.0])).tolist() == [0, 2, 3, 1]
 
     def test_noise_changes_what_is_shown_not_what_happens(self):
         jobs = [job(0, epochs=1.0, gpus=4), job(1, epochs=1.0, gpus=4)]

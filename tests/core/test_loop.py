@@ -7,13 +7,13 @@ from rlpto.core.cluster import ClusterState
 from rlpto.core.loop import MAX_IDLE_POINTS, run
 from rlpto.core.queues import QueueSettings
 from rlpto.core.records import RunRecord, intervals
-from rlpto.core.rewards import REWARD_PARTS, TERMS, RewardWeights, reward_terms, weigh
+from rlpto.core.rewards import TERMS, RewardWeights, reward_terms, weigh
 from rlpto.io.errors import PolicyError
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings
 
-from ..builders import Scripted, give, job, linear_tables, make_cluster, random_tables
+from ..builders import Scripted, job, linear_tables, make_cluster, played, random_tables
 
 
 def schedule(cluster: SimulatedCluster, policy: object, **queue: object) -> RunRecord:
@@ -74,13 +74,12 @@ class TestMisbehaviour:
         assert (record.decisions.capacity == 0).any()
         assert cluster.time > 2 * MAX_IDLE_POINTS
 
-    def test_a_policy_that_rescales_for_ever_is_stopped(self):
+    def test_a_policy_that_rescales_for_ever_is_stopped_and_a_long_rescale_is_no_standstill(self):
         cluster = make_cluster([job(0, gpus=2, min_gpus=1)], linear_tables(delay=90.0), [4])
         turns = Scripted(lambda state: [1 + int(state.time / 60.0) % 2], "fidgety")
         with pytest.raises(PolicyError, match=r"policy fidgety: no job progressed .* rescale"):
             schedule(cluster, turns)
 
-    def test_a_long_rescale_is_no_standstill(self):
         cluster = make_cluster([job(0)], linear_tables(delay=70.0 * MAX_IDLE_POINTS), [4])
         record = schedule(cluster, Scripted(lambda _: [1]))
         assert record.jobs.finish_time[0] > 70.0 * MAX_IDLE_POINTS
@@ -133,14 +132,10 @@ class TestRecord:
         tables = random_tables(2, 4, 0.0)
         jobs = [job(i, 30.0 * i, epochs=3.0, gpus=1, max_gpus=4) for i in range(8)]
 
-        def finishes(seed: int) -> list[float]:
-            cluster = make_cluster(jobs, tables, [4], interval=60)
-            finished: list[float] = run(
-                cluster, policy, QueueSettings(), RewardWeights(), seed=seed
-            ).jobs.finish_time.tolist()
-            return finished
-
-        first, again, other = finishes(1), finishes(1), finishes(2)
+        first, again, other = (
+            played(make_cluster(jobs, tables, [4], interval=60), policy, seed=seed).jobs.finish_time.tolist()
+            for seed in (1, 1, 2)
+        )
         assert first == again != other
 
 
@@ -157,38 +152,3 @@ def test_every_part_by_hand():
         one = np.zeros(len(TERMS))
         weigh(sums[at : at + 1], weights.record(), one)
         assert one.tolist() == pytest.approx(parts[at].tolist(), rel=1e-15)
-
-
-def test_terms_are_a_table_with_a_weight_each():
-    assert REWARD_PARTS == ("accuracy", "time", "resources", "rescale", "shortfall", "money")
-    for term in TERMS:
-        assert getattr(RewardWeights(), term.name) >= 0
-        assert term.description.endswith(".")
-        only = RewardWeights(**{name: float(name == term.name) for name in REWARD_PARTS})
-        sums = intervals(np.ones((1, 3)), 3600.0, 7200.0, 1800.0, np.ones((1, 3)))
-        sums["cost"] = 1.0
-        parts = reward_terms(sums, only)[0]
-        assert parts[REWARD_PARTS.index(term.name)] != 0.0
-        assert np.count_nonzero(parts) == 1
-
-
-@pytest.mark.parametrize("decide_on", ["interval", "events"])
-def test_time_cost_is_total_jct_and_accuracy_the_weight_of_finished_jobs(decide_on):
-    jobs = [job(i, 7.0 * i, epochs=0.1 * (1 + i % 7), priority=i % 3) for i in range(30)]
-    weights = RewardWeights(accuracy=1.5, time=2.0, classes=(5.0, 3.0, 2.0))
-    cluster = make_cluster(jobs, linear_tables(), [3], decide_on=decide_on)
-    record = run(cluster, make_policy("fifo"), QueueSettings(), weights)
-    accuracy, time, *_ = record.decisions.reward.sum(axis=0)
-    jct = record.jobs.finish_time - record.jobs.submit_time
-    assert time * -3600 / 2.0 == pytest.approx(jct.sum(), rel=1e-12)
-    assert accuracy == pytest.approx(1.5 * 10 * (5.0 + 3.0 + 2.0), rel=1e-12)
-
-
-def test_accuracy_goes_to_the_class_the_job_came_with():
-    """Aging changes who is served first, not what a job is worth."""
-    cluster = make_cluster([job(0, epochs=1.0), job(1, epochs=1.0, priority=2)], linear_tables(), [1], interval=1e6)
-    give(cluster, [1, 0])
-    gains = [cluster.advance()["accuracy_gain"][0].tolist()]
-    give(cluster, [1])
-    gains.append(cluster.advance()["accuracy_gain"][0].tolist())
-    assert gains == [pytest.approx([0, 1, 0]), pytest.approx([0, 0, 1])]

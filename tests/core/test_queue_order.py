@@ -74,12 +74,20 @@ def got(policy: str, jobs: list[J], capacity: int, rule: QueueSettings) -> list[
 
 
 class TestPolicies:
-    @pytest.mark.parametrize("policy", ["srtf", "sjf"])
-    @pytest.mark.parametrize(("work", "weighted"), [(390.0, [1, 0]), (410.0, [0, 1])])
-    def test_remaining_time_counts_over_the_weight(self, policy, work, weighted):
-        jobs = [J(work=work, priority=0), J(work=100.0, priority=2)]
-        assert got(policy, jobs, 1, WEIGHTED) == weighted
-        assert got(policy, jobs, 1, STRICT) == [1, 0]
+    @pytest.mark.parametrize(
+        ("policy", "what", "little", "much", "of_the_other"),
+        [
+            ("srtf", "work", 390.0, 410.0, 100.0),
+            ("sjf", "work", 390.0, 410.0, 100.0),
+            ("las", "attained", 3500.0, 3700.0, 800.0),
+            ("tiresias", "attained", 200_000.0, 240_000.0, 0.0),
+        ],
+    )
+    def test_what_a_policy_orders_jobs_by_counts_over_the_weight(self, policy, what, little, much, of_the_other):
+        for mine, weighted in ((little, [1, 0]), (much, [0, 1])):
+            jobs = [J(**{what: mine}, priority=0), J(**{what: of_the_other}, priority=2)]
+            assert got(policy, jobs, 1, WEIGHTED) == weighted
+            assert got(policy, jobs, 1, STRICT) == [1, 0]
 
     def test_a_class_that_was_risen_to_weighs(self):
         jobs = [J(work=190.0, priority=2), J(work=100.0, priority=1, submitted=79.0)]
@@ -87,23 +95,11 @@ class TestPolicies:
             state = ordered(jobs, 1, WEIGHTED, time)
             assert make_policy("srtf")(state).gpus[np.argsort(state.jobs.index)].tolist() == gpus
 
-    @pytest.mark.parametrize(("attained", "weighted"), [(3500.0, [1, 0]), (3700.0, [0, 1])])
-    def test_las_counts_service_over_the_weight(self, attained, weighted):
-        jobs = [J(attained=attained, priority=0), J(attained=800.0, priority=2)]
-        assert got("las", jobs, 1, WEIGHTED) == weighted
-        assert got("las", jobs, 1, STRICT) == [1, 0]
-
     def test_las_says_when_a_weighted_level_is_reached(self):
         policy = make_policy("las")
         state = ordered([J(attained=3500.0, priority=0)], 1, WEIGHTED)
         policy(state)
         assert policy.stands_until(state) == pytest.approx(100.0, abs=1e-3)
-
-    @pytest.mark.parametrize(("attained", "weighted"), [(200_000.0, [1, 0]), (240_000.0, [0, 1])])
-    def test_tiresias_demotes_by_service_over_the_weight(self, attained, weighted):
-        jobs = [J(attained=attained, priority=0), J(attained=0.0, priority=2)]
-        assert got("tiresias", jobs, 1, WEIGHTED) == weighted
-        assert got("tiresias", jobs, 1, STRICT) == [1, 0]
 
     def test_hesrpt_gives_most_to_the_smallest_over_the_weight(self):
         jobs = [J(work=390.0, priority=0, highest=16), J(work=100.0, priority=2, highest=16)]
@@ -156,22 +152,6 @@ def test_no_job_waits_beyond_its_bound_and_the_service_of_those_before_it(classe
         assert (submit[before] <= submit[j] + rule.aging_bound).all()
         services = -(-(int(before.sum()) + 1) // capacity)
         assert waited[j] <= rule.aging_bound + services * record.requested_time.max() + 1e-6
-
-
-class TestSettings:
-    @pytest.mark.parametrize(
-        ("given_", "said"),
-        [
-            ({"classes": "loose"}, "classes"),
-            ({"class_weights": (1.0, 2.0, 1.0)}, "class_weights must not rise from high to low"),
-            ({"class_weights": (1.0, 1.0, 0.0)}, "class_weights"),
-            ({"class_weights": (float("inf"), 1.0, 1.0)}, "class_weights"),
-            ({"class_weights": (2.0, 1.0)}, "class_weights"),
-        ],
-    )
-    def test_what_makes_no_sense_is_refused(self, given_, said):
-        with pytest.raises(ValueError, match=said):
-            QueueSettings.model_validate(given_)
 
 
 HOUR = 3600.0

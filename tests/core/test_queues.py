@@ -75,12 +75,6 @@ class TestAging:
         advance_to(cluster, 41)
         assert classes() == [0]
 
-    def test_running_jobs_do_not_age(self):
-        cluster = make_cluster([job(0, epochs=100, priority=1)], linear_tables(), interval=1.0)
-        give(cluster, [1])
-        advance_to(cluster, 200)
-        assert Queue(self.SETTINGS).order(cluster.state()).jobs.effective_priority.tolist() == [1]
-
     def test_the_order_stands_until_the_next_job_rises(self):
         queue = Queue(self.SETTINGS)
         stands = []
@@ -214,19 +208,6 @@ def test_at_high_load_the_high_class_waits_a_fraction_of_the_low(policy, limits)
     assert high <= 0.3 * low
 
 
-def test_aging_ends_starvation():
-    """A stream of high jobs that fills the cluster: a low one gets through once it has aged, never before."""
-    stream = [job(i, 100.0 * i, epochs=1.0, priority=0) for i in range(100)]
-    jobs = sorted([*stream, job(1000, 50.0, priority=2)], key=lambda one: one.submit_time)
-    starts = []
-    for aging in (300.0, 1e9):
-        rule = QueueSettings(aging_normal=aging, aging_low=2 * aging)
-        record = played(make_cluster(jobs, linear_tables(), [1]), "fifo", rule).jobs
-        starts.append(float(record.start_time[record.names.index("job1000")]))
-    assert starts[0] == 1000.0  # it counts as high from 950 s on, and the GPU is free at 1000 s
-    assert starts[1] == 10_000.0
-
-
 def give_up(state: ClusterState, gpus: object, order: object = None) -> str:
     """The message with which an allocation is refused."""
     with pytest.raises(PolicyError) as caught:
@@ -243,19 +224,10 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("gpus", "said"),
         [
-            ([-1, 0, 0], "gave job 0 -1 GPUs at 0 s: expected 0, or 1 to 4"),
-            ([0, 1, 0], "gave job 1 1 GPUs at 0 s: expected 0, or 2 to 3"),
             ([0, 0, 5], "gave job 2 5 GPUs at 0 s: expected 0, or 1 to 4"),
             ([1.0, 2.5, 0], "returned 2.5 GPUs: expected whole numbers"),
-            ([0, np.nan, 0], "returned nan GPUs: expected whole numbers"),
-            ([np.inf, 0, 0], "returned inf GPUs: expected whole numbers"),
-            ([0, 0, 1e300], "returned 1e+300 GPUs: expected whole numbers"),
-            ([1, 1], "shape (2,): expected (3,), one per job"),
-            (np.ones((3, 1)), "shape (3, 1): expected (3,), one per job"),
             (None, "shape (): expected (3,), one per job"),
             ([True, False, True], "type bool: expected whole numbers"),
-            (["1", "2", "1"], "expected whole numbers"),
-            ([1, 2j, 0], "type complex128: expected whole numbers"),
             ([[1], 2, 1], "ragged GPUs: expected 3 whole numbers"),
             (np.array([2**63 + 1, 0, 0], dtype=np.uint64), "expected 0, or 1 to 4"),
         ],
@@ -263,7 +235,7 @@ class TestRefusals:
     def test_gpus_that_are_no_allocation(self, gpus, said):
         assert said in give_up(self.STATE, gpus)
 
-    @pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [0, 1, 3], [-1, 0, 1], [0.0, 1.0, 2.0], [[0, 1, 2]]])
+    @pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [-1, 0, 1], [0.0, 1.0, 2.0]])
     def test_orders_that_are_no_permutation(self, order):
         assert "a placement order that is no permutation of its 3 jobs" in give_up(self.STATE, [1, 2, 1], order)
 

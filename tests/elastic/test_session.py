@@ -1,9 +1,8 @@
 """Training loops of users' own, in one process: what they train, and what is said about those that break the rules."""
 
 import math
-import os
 import re
-import subprocess
+import runpy
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -109,6 +108,11 @@ def test_batches_are_indices_or_what_collate_makes_of_samples() -> None:
             job.step(job.model(batch["a"]).mean())
 
 
+def train(job: Session, turn: Callable[[Session, Tensor], object]) -> None:
+    for rows in job.batches():
+        turn(job, rows)
+
+
 def mean(job: Session, rows: Tensor) -> Tensor:
     """The loss of a turn that keeps to the rules."""
     loss: Tensor = job.model(DATA[rows]).mean()
@@ -130,22 +134,14 @@ def mean(job: Session, rows: Tensor) -> Tensor:
     ],
 )  # fmt: skip
 def test_turns_that_break_the_rules_are_refused(turn: Callable[[Session, Tensor], object], message: str) -> None:
-    def loop(job: Session) -> None:
-        for rows in job.batches():
-            turn(job, rows)
-
     with pytest.raises(JobError, match=message), begun(batch_size=4, epochs=9) as job:
-        loop(job)
+        train(job, turn)
 
 
 @pytest.mark.parametrize("share", [1.5, -0.1, math.nan])
 def test_an_accuracy_is_a_share(share: float) -> None:
-    def loop(job: Session) -> None:
-        for batch in job.batches(DATA):
-            job.step(job.model(batch).mean())
-
     with pytest.raises(JobError, match="expected a share from 0 to 1"), begun(evaluate=lambda _: share) as job:
-        loop(job)
+        train(job, lambda job, rows: job.step(mean(job, rows)))
 
 
 @pytest.mark.parametrize(
@@ -269,13 +265,15 @@ def test_arguments_of_hugging_face_without_effect_are_refused(tmp_path: Path, gi
 @pytest.mark.parametrize(
     ("example", "library"), [("loop", "torch"), ("huggingface", "transformers"), ("lightning", "lightning")]
 )
-def test_an_example_learns(example: str, library: str) -> None:
+def test_an_example_learns(
+    example: str, library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, which has imported what all of them need."""
     if find_spec(library) is None:
         pytest.skip(f"{library} is not installed: pip install -c constraints.txt -e '.[{example}]'")
-    command = [sys.executable, str(ROOT / "examples" / f"elastic_{example}.py")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    last = done.stdout.splitlines()[-1]
+    program = str(ROOT / "examples" / f"elastic_{example}.py")
+    monkeypatch.setattr(sys, "argv", [program])
+    runpy.run_path(program, run_name="__main__")
+    last = capsys.readouterr().out.splitlines()[-1]
     assert re.match(r"epoch (\d+) of \1:", last)
     assert float(last.rpartition("accuracy ")[2]) > 0.75

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium import wrappers
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
@@ -155,14 +154,8 @@ class TestEpisodes:
             passed += step["elapsed"]
         assert passed >= 300.0
 
-    def test_a_warm_up_beyond_the_end_begins_at_the_start(self):
-        env = ClusterEnv(make_setup())
         env.batch.begin(0, Episode(0, 1e9, 300.0))
-        assert env.batch.began[0] < 60.0
-
-    def test_options_are_refused(self):
-        with pytest.raises(ValueError, match=r"options .*: expected none"):
-            ClusterEnv(make_setup()).reset(options={"workload": 1})
+        assert env.batch.began[0] < 60.0, "a warm-up beyond the end begins at the start"
 
     def test_nothing_goes_before_reset_or_after_the_end(self):
         env = ClusterEnv(make_setup([random_jobs(1, 2, 8, 10)], episode=WHOLE))
@@ -193,30 +186,6 @@ def test_an_action_that_is_none_is_refused(action, said):
         batch.step(np.stack([action, action]))
 
 
-@given(seed=st.integers(0, 1000))
-@settings(max_examples=10)
-def test_capacity_and_limits_hold_and_no_job_is_lost(seed):
-    queue = QueueSettings(aging_normal=400, aging_low=600)
-    simulator = SimulatorSettings(failures=FAILING)
-    setup = make_setup([random_jobs(seed, 25, 8, 10)], max_jobs=4, episode=WHOLE, queue=queue,
-                       simulator=simulator, baseline="none")  # fmt: skip
-    env = drawn(setup)
-    env.reset(seed=seed)
-    env.action_space.seed(seed)
-    rng, cluster = np.random.default_rng(seed), cluster_of(env)
-    store = cluster.store
-    for _ in range(60):
-        action = env.action_space.sample()
-        ended = env.step(action if rng.random() < 0.9 else np.zeros_like(action))[2]
-        assert cluster.held_gpus == store.gpus.sum() <= cluster.up_gpus
-        assert ((store.gpus == 0) | ((store.gpus >= store.min_gpus) & (store.gpus <= store.max_gpus))).all()
-        finished, submitted = np.isfinite(store.finish_time), store.submit_time <= cluster.time
-        assert cluster.active_jobs == np.count_nonzero(submitted & ~finished)
-        if ended:
-            assert finished.all()
-            break
-
-
 def test_an_environment_over_an_external_cluster_goes_the_way_of_a_simulated_one():
     setup = make_setup([random_jobs(3, 20, 8, 10)], episode=WHOLE, baseline="none")
     external = ExternalSetup(lambda: setup.make_cluster(0), setup.queue, setup.reward, setup.settings, START)
@@ -230,22 +199,6 @@ def test_an_environment_over_an_external_cluster_goes_the_way_of_a_simulated_one
         same(seen, expected)
         assert rest == others
         ended = rest[1]
-
-
-def test_gymnasiums_wrappers_work():
-    """Statistics of episodes are those of the plain environment, normalised observations and rewards are finite."""
-    plain, env = ClusterEnv(make_setup()), wrappers.RecordEpisodeStatistics(ClusterEnv(make_setup()))
-    env = wrappers.NormalizeReward(wrappers.NormalizeObservation(wrappers.FlattenObservation(env)))
-    plain.reset(seed=3)
-    assert env.reset(seed=3)[0].shape == env.observation_space.shape
-    action, total, over, info = np.full(len(ACTION_FEATURES), 0.5, dtype=np.float32), 0.0, False, {}
-    while not over:
-        total += plain.step(action)[1]
-        observation, reward, ended, cut, info = env.step(action)
-        assert np.isfinite(observation).all()
-        assert np.isfinite(reward)
-        over = ended or cut
-    assert info["episode"]["r"] == pytest.approx(total)
 
 
 def test_the_text_shows_every_active_job():
@@ -263,9 +216,9 @@ def test_the_text_shows_every_active_job():
     assert second[:4] == ["job1", "low", "0", "8"]
 
 
-def test_there_is_nothing_to_see_without_a_render_mode():
-    env = ClusterEnv(make_setup())
-    env.reset(seed=0)
-    assert env.render() is None
+def test_what_cannot_be_is_refused_and_there_is_nothing_to_see_without_a_render_mode():
+    assert ClusterEnv(make_setup()).render() is None
+    with pytest.raises(ValueError, match=r"options .*: expected none"):
+        ClusterEnv(make_setup()).reset(options={"workload": 1})
     with pytest.raises(ValueError, match="render_mode human: expected ansi or None"):
         ClusterEnv(make_setup(), render_mode="human")

@@ -12,20 +12,23 @@ from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.whole_windows import WindowPool
+from rlpto.knowledge.known import Knowledge
+from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.size_table import largest_sizes
 from rlpto.performance.tables import SpeedTables
-from rlpto.planning.planner import Planner, PlannerOptions
+from rlpto.policies.bonus_network import NETWORK_SIZE
 from rlpto.policies.index import Index
+from rlpto.policies.index_weights import STEERING_FEATURES
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 from ..builders import random_jobs, with_kinds
-from .builders import TABLES, WHOLE, make_setup
+from ..planning.test_planner import TIME_ONLY, Noted
+from .builders import START, TABLES, WHOLE, make_setup
 
 NODES = ClusterShape(Node(gpus, gpu=kind) for gpus, kind in [(4, "slow"), (4, "fast"), (2, "slow"), (4, "fast")])
 ONE_KIND = ClusterShape((Node(4), Node(4), Node(2)))
 SIZES = (2, 3, 6)
-TIME_ONLY = RewardWeights(accuracy=0, resources=0, rescale=0)
 
 
 def tables_of(*, sizes: bool) -> SpeedTables:
@@ -44,19 +47,25 @@ def jobs_of(seed: int, count: int = 25) -> list[Job]:
 
 
 @pytest.mark.parametrize("sizes", [False, True])
-@pytest.mark.parametrize(("noisy", "failing"), [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("noisy", "failing", "remaining", "shortfall"),
+    [(False, False, "declared", 0.0), (True, True, "unknown", 8.0), (True, False, "learnt", 8.0)],
+)
 def test_windows_on_several_kinds_are_played_as_the_simulator_runs_them(
-    sizes: bool, noisy: bool, failing: bool
+    sizes: bool, noisy: bool, failing: bool, remaining: RemainingKnowledge, shortfall: float
 ) -> None:
     failures = FailureSettings(mtbf_hours=1.0, mttr_hours=0.1) if failing else FailureSettings()
     jobs = [jobs_of(seed) for seed in range(3)]
     setup = make_setup(jobs, tables=tables_of(sizes=sizes), noisy=noisy, simulator=SimulatorSettings(failures=failures))
-    setup = replace(setup, shape=NODES)
-    parts, _ = WindowPool(setup).play(np.repeat(setup.start[None], 3, axis=0), np.arange(3))
+    known, reward = Knowledge(remaining=remaining, tail=2.0), RewardWeights(shortfall=shortfall)
+    setup = replace(setup, shape=NODES, knowledge=known, reward=reward)
+    vector = np.concatenate([START, np.random.default_rng(1).normal(size=NETWORK_SIZE)])
+    vector[STEERING_FEATURES.index("slope")] = shortfall / 8
+    parts, _ = WindowPool(setup).play(np.repeat(vector[None], 3, axis=0), np.arange(3))
     moved = 0
     for window in range(3):
         cluster = setup.make_cluster(window)
-        record = run(cluster, Index(), setup.queue, setup.reward)
+        record = run(cluster, Index(steering=vector), setup.queue, setup.reward)
         np.testing.assert_allclose(parts[window], record.decisions.reward.sum(axis=0), rtol=1e-9)
         moved += int(np.count_nonzero(cluster.tables.kind[cluster.store.type_index]))
     assert 0 < moved < 75, "jobs have run on both kinds"
@@ -89,16 +98,8 @@ def test_environments_are_the_same_compiled_and_drawn_and_no_action_makes_jobs_r
 def test_rollouts_know_kinds_where_jobs_do_not_run_on_all(seed: int) -> None:
     """Nothing to choose and nothing to come: the first plan's cost is the sum of all JCTs that follow."""
     jobs = [replace(one, submit_time=0.0) for one in jobs_of(seed, 12)]
-    costs: list[float] = []
-
-    class Noted(Planner):
-        def _costs(self, *arguments):
-            found = super()._costs(*arguments)
-            costs.append(float(found[0]))
-            return found
-
     times, queue = SimulatorSettings(), QueueSettings()
-    planner = Noted(PlannerOptions(perturbations=0, interval=None), queue, times, TIME_ONLY)
+    planner = Noted(times, queue=queue, perturbations=0)
     record = run(SimulatedCluster(NODES, jobs, tables_of(sizes=True), times), planner, queue, TIME_ONLY)
-    waited = 12 * record.decisions.time[0]
-    assert costs[0] * 3600.0 + waited == pytest.approx(float((record.jobs.finish_time - record.jobs.submit_time).sum()))
+    waited, jct = 12 * record.decisions.time[0], record.jobs.finish_time - record.jobs.submit_time
+    assert planner.costs[0][0] * 3600.0 + waited == pytest.approx(float(jct.sum()))

@@ -10,7 +10,6 @@ from rlpto.core.queues import Queue, QueueSettings
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.features import CLUSTER_FEATURES, JOB_FEATURES
 from rlpto.envs.observation import FORECAST_FEATURES, LIMIT, Observation, observe
-from rlpto.envs.settings import EnvSettings
 from rlpto.simulator.cluster import SimulatedCluster
 
 from ..builders import give, job, linear_tables, make_cluster
@@ -111,8 +110,3 @@ def test_strange_workloads_stay_within_the_limits():
     seen = env.reset(seed=0)[0]
     assert env.observation_space.contains(seen)
     assert seen["jobs"].max() == LIMIT
-
-
-def test_settings_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match="min_hours 3 is above max_hours 2"):
-        EnvSettings(episode={"min_hours": 3, "max_hours": 2})

@@ -23,7 +23,8 @@ ZERO = np.zeros((2, len(ACTION_FEATURES)))
 
 def test_arrays_that_were_returned_stay_as_they_were():
     env = ClusterVectorEnv(make_setup(), 2)
-    seen = env.reset(seed=0)[0]
+    seen = env.reset(seed=[7, 7])[0]
+    np.testing.assert_array_equal(*seen["jobs"])  # a seed each
     kept = {name: part.copy() for name, part in seen.items()}
     for _ in range(5):
         env.step(ZERO)
@@ -51,17 +52,6 @@ def test_the_baseline_rollout_takes_what_the_start_heuristic_earns():
     assert total(2.0, "start_heuristic", 4.0) == pytest.approx((wild - usual) / 4.0, abs=1e-9)
 
 
-def test_warm_starts_begin_in_the_middle_of_the_work():
-    cold = ClusterVectorEnv(make_setup(episode=EpisodeSettings(warm_start=0.0)), 8)
-    warm = ClusterVectorEnv(make_setup(), 8)
-    cold.reset(seed=0)
-    warm.reset(seed=0)
-    assert not cold.batch.clusters.batch.world.clusters["held"].any()
-    assert (cold.batch.began == 0.0).all()
-    assert np.count_nonzero(warm.batch.clusters.batch.world.clusters["held"]) >= 4
-    assert len(np.unique(warm.batch.began)) == 8
-
-
 def test_jobs_out_of_sight_go_on_being_scheduled():
     """With room for two jobs in an observation the cluster runs just as with room for all."""
     narrow, wide = (ClusterVectorEnv(make_setup(max_jobs=most), 2, seed=0) for most in (2, 64))
@@ -80,6 +70,8 @@ def test_what_cannot_be_is_refused_in_a_line():
     env = ClusterVectorEnv(make_setup(), 2)
     with pytest.raises(ValueError, match=r"options \['workload'\]"):
         env.reset(options={"workload": 0})
+    with pytest.raises(ValueError, match="1 of them, expected one for each of 2"):
+        env.reset(seed=[7])
     with pytest.raises(ConfigError, match="no workloads to learn from"):
         ClusterVectorEnv(make_setup([]), 2)
     with pytest.raises(ConfigError, match=r"queue\.inside: fair_users, but .* served fifo"):
@@ -118,11 +110,3 @@ def test_it_goes_the_way_of_gymnasiums_own_vector_of_single_environments(mode, s
             np.testing.assert_array_equal(noted["r"], same["r"])
             np.testing.assert_array_equal(noted["l"], same["l"])
     assert finished > 3
-
-
-def test_a_list_of_seeds_seeds_one_by_one():
-    env = ClusterVectorEnv(make_setup(), 2)
-    seen = env.reset(seed=[7, 7])[0]["jobs"]
-    np.testing.assert_array_equal(seen[0], seen[1])
-    with pytest.raises(ValueError, match="1 of them, expected one for each of 2"):
-        env.reset(seed=[7])

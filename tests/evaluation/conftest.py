@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlpto.core.rewards import RewardWeights
+from rlpto.evaluation.plots import Plot, all_plots
 from rlpto.evaluation.runner import Cell, FinishedCell, evaluate
 from rlpto.evaluation.tables import Results, results
 
@@ -24,3 +25,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> list[FinishedCell]:
 @pytest.fixture(scope="session")
 def toy_results(finished: list[FinishedCell]) -> Results:
     return results(finished, "noisy")
+
+
+@pytest.fixture(scope="session")
+def toy_plots(toy_results: Results, finished: list[FinishedCell]) -> list[Plot]:
+    return all_plots(toy_results, finished)

@@ -5,16 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.loop import run
 from rlpto.core.queues import QueueSettings
 from rlpto.core.records import AllocationChanges, DecisionRecords, JobRecords, RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.runner import Cell
 from rlpto.policies.registry import make_policy
-from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.settings import SimulatorSettings
-from tests.builders import random_jobs, random_tables
+from tests.builders import make_cluster, random_jobs, random_tables
 
 TINY_GPUS = 4
 ELASTIC = ("equal_share", "elastic_fifo", "optimus")
@@ -88,13 +85,8 @@ def empty_record() -> RunRecord:
 def toy_record(cell: Cell, jobs: int = 40, max_hours: float | None = None) -> RunRecord:
     """Random jobs of a window and a seed on 16 GPUs, under FIFO or, for any other name, an elastic policy."""
     seed = zlib.crc32(f"{cell.window}/{cell.seed}".encode())
-    cluster = SimulatedCluster(
-        ClusterShape([Node(4)] * 4),
-        random_jobs(seed, jobs, 8, 16),
-        random_tables(seed, 16, 5.0),
-        SimulatorSettings(max_hours=max_hours),
-        seed,
-    )
+    tables = random_tables(seed, 16, 5.0)
+    cluster = make_cluster(random_jobs(seed, jobs, 8, 16), tables, [4] * 4, seed, max_hours=max_hours)
     policy = make_policy("fifo" if cell.policy == "fifo" else ELASTIC[len(cell.policy) % len(ELASTIC)])
     record = run(cluster, policy, QueueSettings(), RewardWeights(), window=cell.window, seed=cell.seed)
     return replace(record, policy=cell.policy)

@@ -44,16 +44,13 @@ def fidelity(tmp_path: Path) -> Fidelity:
     )
 
 
-def test_jobs_are_compared_by_their_means_over_repetitions(fidelity: Fidelity) -> None:
+def test_jobs_are_compared_by_their_means_over_repetitions_and_so_are_rankings(fidelity: Fidelity) -> None:
     assert fidelity.policies == ("las", "fifo")
     assert fidelity.jobs.loc[("fifo", "w0/a")].tolist() == pytest.approx([110.0, 100.0, 10.0, 0.1])
     assert fidelity.job_errors("fifo") == pytest.approx([0.0, 0.0, 0.1])
     assert fidelity.jobs.loc[("las", "w0/c")].tolist()[:2] == [340.0, 300.0]
     assert fidelity.metrics.loc[("fifo", "jct_mean")].tolist()[:2] == pytest.approx([610 / 3, 600 / 3])
     assert fidelity.metrics.loc[("las", "makespan"), "relative"] == pytest.approx(40 / 350)
-
-
-def test_rankings_are_compared(fidelity: Fidelity) -> None:
     assert fidelity.ranking("jct_mean", real=True) == ("las", "fifo")
     assert fidelity.ranking("jct_mean", real=False) == ("fifo", "las")
     assert fidelity.agreeing_pairs("jct_mean") == (0, 1)
@@ -64,31 +61,21 @@ def test_rankings_are_compared(fidelity: Fidelity) -> None:
     assert sentences[1].startswith("both rank the policies the same by reward")
 
 
-def test_jobs_that_only_one_of_them_finished_are_named(tmp_path: Path) -> None:
-    found = simulated_against_real(
-        [cell(tmp_path / "s", "fifo", 0, 100.0, 200.0, 350.0)], [cell(tmp_path / "r", "fifo", 0, 100.0, np.nan, 350.0)]
-    )
+def test_jobs_that_only_one_of_them_finished_are_named_and_other_cells_refused(tmp_path: Path) -> None:
+    simulated = [cell(tmp_path / "s", "fifo", 0, 100.0, 200.0, 350.0)]
+    found = simulated_against_real(simulated, [cell(tmp_path / "r", "fifo", 0, 100.0, np.nan, 350.0)])
     assert found.unfinished == {"fifo": 1}
     assert found.jobs.index.tolist() == [("fifo", "w0/a"), ("fifo", "w0/c")]
     assert verdicts(found) == ["fifo: 1 jobs finished on one of the two only, and are not compared"]
-
-
-def test_other_cells_cannot_be_compared(tmp_path: Path) -> None:
-    one = [cell(tmp_path, "fifo", 0, 100.0, 200.0, 350.0)]
     with pytest.raises(ConfigError, match="expected the same policies, windows and seeds"):
-        simulated_against_real(one, [cell(tmp_path, "fifo", 1, 100.0, 200.0, 350.0)])
+        simulated_against_real(simulated, [cell(tmp_path, "fifo", 1, 100.0, 200.0, 350.0)])
 
 
-def test_the_table_shows_both_and_the_difference(fidelity: Fidelity) -> None:
+def test_table_and_files_show_both_and_the_difference(fidelity: Fidelity, tmp_path: Path) -> None:
     written = io.StringIO()
     Console(file=written, width=140).print(fidelity_table(fidelity))
-    text = written.getvalue()
-    assert "+1.7 %" in text
-    assert "203.3, 200.0" in text
-    assert "0.0%, 10.0%" in text
-
-
-def test_files_hold_every_metric_and_job(fidelity: Fidelity, tmp_path: Path) -> None:
+    for part in ("+1.7 %", "203.3, 200.0", "0.0%, 10.0%"):
+        assert part in written.getvalue()
     write_fidelity(fidelity, tmp_path)
     metrics = pd.read_csv(tmp_path / "fidelity.csv", index_col=["policy", "metric"])
     jobs = pd.read_csv(tmp_path / "fidelity_jobs.csv", index_col=["policy", "job"])

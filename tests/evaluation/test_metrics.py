@@ -63,19 +63,15 @@ def test_every_metric_of_three_jobs() -> None:
     assert list(measure(tiny_record())) == [metric.name for metric in METRICS]
 
 
-def test_unfinished_jobs_are_counted_and_left_out_of_the_times() -> None:
+def test_unfinished_jobs_are_left_out_of_the_times_of_which_a_run_without_jobs_has_none() -> None:
     values = measure(tiny_record(finish=(100.0, 200.0, np.nan)))
     assert values["unfinished"] == 1
     assert values["jct_mean"] == 150.0
     assert np.isnan(values["makespan"])
     # Up to the last event on record at 350 s.
     assert values["utilisation"] == pytest.approx(1200 / 1400)
-
-
-def test_a_run_without_jobs_has_no_times() -> None:
     values = measure(empty_record())
-    assert values["reward"] == 0.0
-    assert values["jobs"] == 0.0
+    assert (values["reward"], values["jobs"]) == (0.0, 0.0)
     assert np.isnan([values["jct_mean"], values["makespan"], values["utilisation"], values["latency_p99"]]).all()
     assert np.isnan(lower_bound(empty_record())["makespan"])
 
@@ -100,12 +96,9 @@ def test_lower_bound_runs_every_job_alone_from_its_submit() -> None:
     assert bound["reward"] == pytest.approx(6 - 2.5 * 300 / 3600)
     assert np.isnan(bound["utilisation"])
     assert bound.keys() == METRIC.keys()
-
-
-def test_there_is_no_lower_bound_where_speeds_are_guessed() -> None:
     record = tiny_record()
     guessed = replace(record, jobs=replace(record.jobs, alone_time=np.array([50.0, np.nan, 150.0])))
-    assert lower_bound(guessed, RewardWeights()) == {}
+    assert lower_bound(guessed, RewardWeights()) == {}, "where speeds are guessed there is none"
     assert np.isnan(lower_bound(record)["reward"]), "without weights there is none of the reward"
 
 

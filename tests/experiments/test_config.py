@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.experiments.cache_key import UNUSED_SECTIONS, Result, free_keys, outcome_of
@@ -51,30 +51,19 @@ def message_of(path: Path, *overrides: str) -> str:
             "cluster:\n  nodes:\n  - gpus: four\n",
             "exp.yaml:3: cluster.nodes.0.gpus: expected a valid integer, got 'four'",
         ),
-        ("cluster:\n  nodes: 3\n", "exp.yaml:2: cluster.nodes: expected a list, got 3"),
-        ("cluster: 3\n", "exp.yaml:1: cluster: expected keys and values, got 3"),
         ("cluster:\n  nodes: []\n", "exp.yaml:2: cluster.nodes: expected at least 1 entry, got []"),
-        (
-            "simulator:\n\n  interval: -1\n",
-            "exp.yaml:3: simulator.interval: expected greater than or equal to 0.001, got -1",
-        ),
         ("simulator:\n  interval: .nan\n", "exp.yaml:2: simulator.interval: expected a finite number, got nan"),
         (
             "queue:\n  inside: lifo\n",
             "exp.yaml:2: queue.inside: expected 'fifo' or 'fair_users', got 'lifo'",
         ),
-        ("knowledge:\n  fit: gauss\n", "exp.yaml:2: knowledge.fit: expected 'pollux' or 'bayes', got 'gauss'"),
         ("reward:\n  classes: [1, 2]\n", "exp.yaml:2: reward.classes.2: missing, expected one more entry"),
-        ("name: a b\n", "exp.yaml:1: name: expected text that matches"),
-        ("agent: {ppo: {rollout: 1}}\n", "exp.yaml:1: agent.ppo.rollout: expected greater than or equal to 2, got 1"),
         ("seed: 1\nseed: 2\n", "exp.yaml:2: not valid YAML: seed: key given twice, first on line 1"),
-        ("1: 2\n", "exp.yaml"),
         ("workload:\n  source: trace\n", "exp.yaml:1: workload: source trace needs a path"),
         ("", "exp.yaml: the file is empty"),
         ("- 1\n", "exp.yaml: expected an experiment in YAML, keys and values at the top, got a list"),
         (b"\xff\xfe\x00abc", "exp.yaml:1: not a text in UTF-8, expected an experiment in YAML"),
         ("seed: [1\nname: 2\n", "exp.yaml:2: not valid YAML"),
-        ("seed: !!python/name:os.system\n", "exp.yaml:1: not valid YAML"),
         ("? [1, 2]\n: 3\n", "exp.yaml:1: not valid YAML: expected a plain key, got a list"),
     ],
 )
@@ -91,12 +80,14 @@ def test_a_missing_file_and_a_folder_are_clear(tmp_path: Path) -> None:
 def test_overrides_change_single_values(write) -> None:
     path = write("cluster:\n  nodes:\n  - gpus: 4\n  - gpus: 8\nqueue:\n")
     overrides = ["cluster.nodes.1.gpus=2", "queue={inside: fair_users}", "reward.classes=[4, 2, 1]", "seed=7"]
+    overrides.append("reward.resources=-0.0")
     config = load_config(path, [*overrides, "simulator.failures.mtbf_hours=100", "description=two words"])
     assert [group.gpus for group in config.cluster.nodes] == [4, 2]
     assert config.queue.inside == "fair_users"
     assert config.reward.classes == (4.0, 2.0, 1.0)
     assert config.seed == 7
     assert config.simulator.failures.mtbf_hours == 100.0
+    assert str(config.reward.resources) == "0.0"
 
 
 @pytest.mark.parametrize("value", ["~nobody-here/weights.yaml", "~nobody-here"])
@@ -115,16 +106,28 @@ def test_arguments_of_another_kind_are_refused(arguments: tuple[Any, ...]) -> No
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("simulator.intervall=3", "--set: simulator.intervall: unknown key, did you mean simulator.interval?"),
-        ("simulator.interval=abc", "--set: simulator.interval: expected a valid number, got 'abc'"),
         ("seed", "--set seed: expected key=value"),
         ("=3", "--set =3: expected key=value"),
-        ("a..b=3", "--set a..b=3: expected key=value"),
         ("seed=[", "--set seed=[: not valid YAML"),
         ("cluster.nodes.5.gpus=3", "the list there has 1 entries, counted from 0; got 5"),
         ("cluster.nodes.gpus=3", "there is a list in the file where gpus was to be set"),
-        ("name.x=3", "there is a single value in the file where x was to be set"),
         ("policies.0=fifo", "the file has no list there"),
+        # What does not go together.
+        ("agent.whole_windows={rollout: 7}", "draws come in pairs: expected an even number"),
+        ("agent.whole_windows={constants: 0, network: 0}", "nothing is learnt"),
+        ("queue.class_weights=[1, 2, 1]", "class_weights must not rise from high to low"),
+        ("simulator={epoch_resolution: 1}", "epoch_resolution 1 needs decide_on: interval"),
+        ("simulator={growth: overlap, placement: most_free}", "growth overlap needs placement: pack"),
+        ("simulator={share: 2, decide_on: interval}", "share 2 needs decide_on: events"),
+        ("simulator.failures={mtbf_hours: 5, gpu_mtbf_hours: 5}", "got both"),
+        ("simulator.failures={gpu_mtbf_hours: 0.5}", "gpu_mtbf_hours: expected 0, or 1 and more"),
+        ("simulator.failures={mtbf_hours: 5, checkpoint_interval: young}", "young needs checkpoint_seconds"),
+        ("simulator.failures={checkpoint_interval: often}", "young or daly, got 'often'"),
+        ("workload.mapping={min_duration: 100, max_duration: 50}", "min_duration 100 is above max_duration 50"),
+        ("workload.mapping={models: {ncf: 0}}", "weights of 0 or more, one of them above 0"),
+        ("workload.mapping={priority_shares: [0.5, 0.5, 0.5]}", "three shares of 0 or more that sum to 1"),
+        ("workload.mapping={mode: given, users: clustered}", "mode given takes no account of users"),
+        ("workload.windows.train=0.9", "sum to 1.2, expected at most 1"),
     ],
 )
 def test_wrong_overrides_are_named(write, override: str, expected: str) -> None:
@@ -179,6 +182,7 @@ def test_the_resolved_file_reads_back_the_same_and_explains_every_key(write, tmp
     assert undescribed == [*second[:1], *(f"      {line}" for line in second[1:])], "only list entries after the first"
 
 
+@settings(max_examples=25)
 @given(st.text(max_size=30), st.floats(min_value=1e-3, max_value=1e9))
 def test_any_text_and_number_survive_the_resolved_file(text: str, number: float) -> None:
     config = Config.model_validate({"description": text, "simulator": {"interval": number}})
@@ -193,17 +197,9 @@ def test_shipped_configs_are_valid_and_named_after_their_file(path: Path) -> Non
     assert config.evaluation.reference in map(policy_label, config.policies)
 
 
-def test_minus_zero_is_zero(write) -> None:
-    resources = load_config(write("reward: {resources: -0.0}\n")).reward.resources
-    assert (resources, str(resources)) == (0.0, "0.0")
-
-
 def test_examples_know_what_a_real_scheduler_knows_and_an_oracle_is_two_settings_away() -> None:
     for name in ("quickstart", "philly", "microsoft04", "ray"):
         assert load_config(name).knowledge.text == "online, shared fits, remaining learnt"
-        assert load_config(name).knowledge.fit == "bayes"
-    for name in ("quickstart", "philly", "microsoft04"):
-        assert load_config(name).workload.mapping.users == "clustered"
     oracle = ["knowledge.mode=exact", "knowledge.remaining=declared"]
     assert load_config("quickstart", oracle).knowledge.text == "exact"
     assert load_config("pollux").knowledge.text == "exact"  # published figures rest on it

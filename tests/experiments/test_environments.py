@@ -31,7 +31,7 @@ def at_load(load: float, **changes: object) -> Experiment:
     return Experiment(Config.model_validate(content))
 
 
-def test_gymnasium_makes_it_by_name():
+def test_gymnasium_makes_one_or_many_by_name():
     env = gymnasium.make(NAME, baseline="none", render_mode="ansi")
     first = env.reset(seed=1)[0]
     assert env.observation_space.contains(first)
@@ -40,9 +40,6 @@ def test_gymnasium_makes_it_by_name():
     again = gymnasium.make(NAME, baseline="none").reset(seed=1)[0]
     np.testing.assert_array_equal(first["jobs"], again["jobs"])
     assert isinstance(env.unwrapped, ClusterEnv)
-
-
-def test_gymnasium_makes_many_by_name():
     many = gymnasium.make_vec(NAME, num_envs=3, max_jobs=5, max_episode_steps=2)
     assert isinstance(many, ClusterVectorEnv)
     assert many.action_space.shape == (3, len(ACTION_FEATURES))
@@ -95,30 +92,23 @@ class TestSetup:
                            "validation")  # fmt: skip
 
 
-class TestStart:
-    def test_the_start_is_the_plain_index_or_what_a_file_says(self, tmp_path: Path):
-        plain = IndexWeights().vector()
-        np.testing.assert_array_equal(start_weights(SMALL), plain)
-        config = tmp_path / "here" / "config.yaml"
-        config.parent.mkdir()
-        config.write_text("env: {start: ../weights.yaml}\n")
-        save_weights(IndexWeights(held=2.0).vector(), tmp_path / "weights.yaml")
-        tuned = start_weights(load_config(config))
-        np.testing.assert_array_equal(tuned, IndexWeights(held=2.0).vector())
-        steering = np.linspace(-1, 1, len(STEERING_FEATURES))
-        save_weights(steering, tmp_path / "weights.yaml")
-        np.testing.assert_array_equal(start_weights(load_config(config)), steering)
+def test_the_start_is_the_plain_index_or_what_a_file_says(tmp_path: Path):
+    np.testing.assert_array_equal(start_weights(SMALL), IndexWeights().vector())
+    config = tmp_path / "here" / "config.yaml"
+    config.parent.mkdir()
+    config.write_text("env: {start: ../weights.yaml}\n")
+    steering = np.linspace(-1, 1, len(STEERING_FEATURES))
+    save_weights(steering, tmp_path / "weights.yaml")
+    np.testing.assert_array_equal(start_weights(load_config(config)), steering)
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"strat": "x.yaml"}, "environment: strat: unknown key, did you mean start?"),
-        ({"baseline": "dance"}, "environment: baseline: expected 'none' or 'start_heuristic', got 'dance'"),
         ({"start": "~nobody-here/x.yaml"}, "environment: start: ~nobody-here/x.yaml: no home folder of that user"),
         ({"split": "other"}, "split: expected train, validation or test, got 'other'"),
         ({"seeds": 5}, "seeds: expected a list of integers, got 5"),
-        ({"seeds": [-1]}, "seeds: expected an integer, 0 to "),
         ({"config": 5}, "config: expected the path of an experiment file or the name of an example, got 5"),
         ({"episode": {"min_hours": 9}}, "environment: episode: min_hours 9 is above max_hours 4"),
     ],
@@ -133,14 +123,10 @@ def test_settings_that_are_wrong_are_named(settings: dict[str, object], said: st
     ("arguments", "said"),
     [
         ({"num_envs": 0}, "num_envs: expected an integer, 1 to 10,000, got 0"),
-        ({"num_envs": -1}, "num_envs: expected an integer, 1 to 10,000, got -1"),
         ({"num_envs": 1.5}, "num_envs: expected an integer, 1 to 10,000, got 1.5"),
-        ({"num_envs": None}, "num_envs: expected an integer, 1 to 10,000, got None"),
-        ({"seed": "x"}, "seed: expected an integer, 0 to"),
         ({"seed": -1}, "seed: expected an integer, 0 to"),
         ({"max_episode_steps": 0}, "max_episode_steps: expected an integer, 1 to"),
         ({"autoreset_mode": "Disabled"}, "autoreset_mode: expected SameStep or NextStep, got 'Disabled'"),
-        ({"autoreset_mode": None}, "autoreset_mode: expected SameStep or NextStep, got None"),
     ],
 )
 def test_arguments_of_many_environments_that_are_wrong_are_named(arguments: dict[str, object], said: str):

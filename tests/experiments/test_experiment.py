@@ -5,9 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.policy import reads_speeds
-from rlpto.core.records import RunRecord
 from rlpto.evaluation.metrics import lower_bound
 from rlpto.experiments.config import ClusterSettings, Config, KnowledgeSettings, NodeGroup, load_config
 from rlpto.experiments.experiment import Experiment, prepare, run_cell
@@ -84,7 +82,6 @@ def test_a_trace_may_name_metrics_job_by_job(tmp_path: Path) -> None:
         (None, "efficiency"),
         (2048, "efficiency"),
     ]
-    assert experiment.run_policy(experiment.policy("fifo"), "w", 0).jobs.finish_time.max() < 1e5
 
 
 @pytest.mark.parametrize("load", [0.2, 1.5])
@@ -153,19 +150,6 @@ def test_settings_that_would_do_nothing_or_are_not_simulated_together_are_refuse
         prepare(busy).check_simulated()
 
 
-def test_files_are_windows_in_natural_order(tmp_path: Path) -> None:
-    for number in (10, 9, 1):
-        (tmp_path / f"w-{number}.csv").write_text(
-            f"name,time,application,num_replicas,batch_size\njob-{number},5,cifar10,1,128\n"
-        )
-    config = Config.model_validate(
-        {"workload": {"source": "files", "path": str(tmp_path / "w-*.csv"), "mapping": {"mode": "given"}}}
-    )
-    experiment = Experiment(config)
-    assert experiment.windows() == ["w-1", "w-9", "w-10"]
-    assert [job.name for job in experiment.jobs("w-9", 0)] == ["job-9"]
-
-
 def drawn(folder: Path, **changes: object) -> Config:
     """Windows drawn from three files of twelve jobs each, with the built-in profiles; `changes` to the workload."""
     for number in (1, 2, 3):
@@ -224,6 +208,14 @@ def test_the_work_of_a_named_job_is_its_time_on_its_requested_gpus(tmp_path: Pat
     np.testing.assert_allclose(work, seconds * trace.gpus, rtol=1e-6)
 
 
+def test_files_are_windows_in_natural_order(tmp_path: Path) -> None:
+    config = drawn(tmp_path, path=str(tmp_path / "w-*.csv"), draws=0, load=None, train_path=[], validation_path=[])
+    (tmp_path / "w-10.csv").write_bytes((tmp_path / "w-1.csv").read_bytes())
+    experiment = Experiment(config)
+    assert experiment.windows() == ["w-1", "w-2", "w-3", "w-10"]
+    assert experiment.jobs("w-2", 0)[0].submit_time == 2.0
+
+
 def test_a_file_for_training_and_testing_is_refused(tmp_path: Path) -> None:
     config = drawn(tmp_path, train_path=[str(tmp_path / "w-*.csv")])
     with pytest.raises(ConfigError, match=r"workload\.train_path: .*w-3\.csv is also a test file"):
@@ -270,26 +262,11 @@ def test_policies_that_read_no_speeds_decide_alike_whether_they_are_shown_or_not
     config = synthetic().model_copy(update={"knowledge": ONLINE})
     experiment = Experiment(config)
     window = experiment.windows("test")[0]
-    shown = []
-
-    def run(reads: bool) -> RunRecord:
+    found = []
+    for reads in (False, True):
         policy = experiment.policy(name)
         assert not reads_speeds(policy)
         policy.reads_speeds = reads
-        decide = type(policy).__call__
-
-        class Watched(type(policy)):
-            def __call__(self, state: ClusterState) -> Allocation:
-                shown.append(bool((state.jobs.speed[:, 1:] != state.jobs.scale[:, None]).any()))
-                return decide(self, state)
-
-        policy.__class__ = Watched
-        return experiment.run_policy(policy, window, 0)
-
-    without = run(False)
-    assert not any(shown)
-    shown.clear()
-    with_speeds = run(True)
-    assert all(shown)
-    assert np.array_equal(without.jobs.finish_time, with_speeds.jobs.finish_time)
-    assert np.array_equal(without.jobs.rescales, with_speeds.jobs.rescales)
+        jobs = experiment.run_policy(policy, window, 0).jobs
+        found.append((jobs.finish_time.tolist(), jobs.rescales.tolist()))
+    assert found[0] == found[1]

@@ -11,7 +11,7 @@ import pytest
 from rlpto.forecasting.backtest import Backtest, backtest
 from rlpto.forecasting.naive import MovingAverage, Naive, SeasonalNaive
 from rlpto.forecasting.registry import make_forecaster
-from rlpto.forecasting.report import write_report, write_tables
+from rlpto.forecasting.report import write_tables
 from rlpto.forecasting.series import ForecastError
 
 RNG = np.random.default_rng(0)
@@ -64,9 +64,7 @@ def test_perfect_and_constant_series_have_the_figures_that_make_sense() -> None:
     flat = backtest({"naive": Naive()}, np.full(200, 3.0), step="1h").score("naive", "1", [0])
     assert (flat.mae, flat.coverage, flat.pinball) == (0, 1, 0)
     assert all(map(math.isnan, (flat.r2, flat.mase)))
-
-
-def test_steps_beyond_the_series_leave_the_means_to_the_others() -> None:
+    # Steps beyond the series leave the means to the others.
     result = backtest({"naive": Naive()}, np.arange(12.0), step="1h", horizon=12, start=10)
     assert result.score("naive", "1-12", range(12)).mae == 1.5  # 1 one step ahead, 2 two steps ahead
 
@@ -118,11 +116,3 @@ def test_tables_hold_what_was_measured(tmp_path: Path) -> None:
     known = four.actual.dropna()
     np.testing.assert_array_equal(known, Y.loc[known.index])
     np.testing.assert_array_equal(four.point.loc[known.index], Y.shift(4).loc[known.index])
-
-
-def test_a_report_is_tables_and_plots(tmp_path: Path) -> None:
-    write_report(small(start=399), tmp_path)
-    written = {"scores.csv", "forecasts.csv", "forecasts.png", "errors.png"}
-    assert {path.name for path in tmp_path.iterdir()} == written
-    for path in tmp_path.glob("*.png"):
-        assert path.read_bytes().startswith(b"\x89PNG")

@@ -62,34 +62,19 @@ def first(to: float) -> Callable[[AnyArray], AnyArray]:
     ("name", "change", "said"),
     [
         ("naive", array("history", first(np.nan)), "history: expected finite numbers"),
-        ("naive", array("history", first(-1)), "each 0 or more"),
         ("naive", array("history", lambda a: a[:0]), "history of 0 points"),
-        ("naive", array("history", lambda a: a.astype(np.int64)), "history of int64"),
-        ("naive", array("spread", first(np.inf)), "spread: expected finite numbers"),
         ("naive", value("step", float(2**60)), "step 1.15"),
-        ("naive", value("step", True), "step True: expected a number"),
-        ("naive", value("start", 1e300), "start 1e+300"),
         ("naive", value("settings", {"shell": "rm"}), "broken, expected a saved Naive"),
         ("smoothing", value("learnt/alpha", 0.0), "alpha 0.0: expected a number, 0.001 to 1"),
         ("arima_fourier", value("learnt/difference", 2**40), "difference 1099511627776: expected an integer, 0 to 1"),
         ("arima_fourier", array("learnt/ar", lambda _: np.array([3.0])), "expected at most 3, stable"),
-        ("arima_fourier", array("learnt/ma", lambda _: np.zeros(1000)), "expected at most 3, stable"),
-        ("arima_fourier", value("learnt/daily", 10**6), "daily 1000000"),
         ("arima_fourier", array("learnt/coefficients", lambda _: np.zeros(99)), "coefficients of float64 (99,)"),
         ("trees", array("learnt/feature.0", first(500)), "trees: expected nodes"),
-        ("trees", array("learnt/left.0", lambda a: a[::-1].copy()), "trees: expected nodes"),
-        ("trees", array("learnt/roots.1", first(-7)), "trees: expected nodes"),
-        ("trees", array("learnt/value.1", first(np.nan)), "value.1: expected finite numbers"),
         ("trees", value("settings/horizon", 10**9), "horizon 1000000000: expected an integer, 1 to 1000"),
         ("gru", value("settings/hidden", 2**40), "hidden 1099511627776"),
-        ("gru", value("settings/hidden", 5), "expected float32"),
         ("gru", array("learnt/memory", first(np.nan)), "memory: expected finite numbers"),
-        ("gru", value("learnt/scale", 0), "scale 0: expected a number, 0.001 to 100"),
-        ("hybrid", array("learnt/combined.losses", first(np.nan)), "combined.losses: expected finite numbers"),
         ("hybrid", array("learnt/combined.origins", first(-(2**60))), "combined: expected counts, 0 or more"),
-        ("hybrid", array("learnt/combined.gram", np.zeros_like), "expected a saved HybridForecaster"),
         ("hybrid", lambda state: state.arrays.pop("learnt/combined.losses"), "expected a saved HybridForecaster"),
-        ("hybrid", array("learnt/combined.adapted", lambda a: a[:1]), "combined.adapted of float64"),
         ("hybrid", value("learnt/member.arima_raw/learnt/difference", 2**40), "arima_raw: difference 1099511627776"),
     ],
 )
@@ -119,19 +104,6 @@ def test_a_header_that_is_none_and_kinds_there_are_not_are_refused(states: dict[
     np.savez(tmp_path / "new.npz", header=np.array('{"format": "forecasting", "version": 99, "values": {}}'))
     with pytest.raises(ForecastError, match="written in version 99, expected version 7"):
         load(tmp_path / "new.npz")
-
-
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 broken", b"\x80\x04K\x01.", b"text"])
-def test_broken_and_missing_files_are_refused(states: dict[str, State], content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(content)
-    with pytest.raises(ForecastError, match=r"f: .*or foreign.*, expected a saved forecaster$"):
-        load(tmp_path / "f")
-    with pytest.raises(ForecastError, match="no such file or directory"):
-        load(tmp_path / "nothing")
-    write_state(tmp_path / "cut", "Naive", states["naive"])
-    (tmp_path / "cut").write_bytes((tmp_path / "cut").read_bytes()[:-100])
-    with pytest.raises(ForecastError, match="cut: truncated, damaged or foreign"):
-        load(tmp_path / "cut")
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

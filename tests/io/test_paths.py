@@ -6,7 +6,7 @@ import pytest
 
 from rlpto.experiments.config import load_config
 from rlpto.io.errors import ConfigError, TraceError
-from rlpto.io.paths import EXAMPLES, example_config, example_names, example_trace, trace_names
+from rlpto.io.paths import EXAMPLES, example_config, example_trace, trace_names
 from rlpto.policies.spec import parse_spec
 from rlpto.workloads.files import read_any
 
@@ -30,12 +30,6 @@ def test_an_example_goes_by_its_name(name: str) -> None:
 )
 def test_nothing_else_is_an_example(name: str) -> None:
     assert example_config(name) is None
-
-
-def test_every_example_that_is_listed_is_found() -> None:
-    names = [*example_names(), *example_names("tuned"), *example_names("pretrained", ".zip")]
-    assert {"quickstart", "tuned/philly", "pretrained/synthetic"} <= set(names)
-    assert all(example_config(name) for name in names)
 
 
 def test_a_file_comes_before_the_example_of_its_name(tmp_path: Path) -> None:

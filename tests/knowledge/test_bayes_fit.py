@@ -7,38 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.io.errors import ConfigError
-from rlpto.knowledge import curves
 from rlpto.knowledge.bayes_fit import MOST_ROWS, fit_with_prior, log_times
 from rlpto.knowledge.beliefs import ThroughputBelief
 from rlpto.knowledge.noise_slope import NoiseSlopes
 from rlpto.knowledge.prior import law_at, prior_without, reference_batch
 from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.tables import JobType
-from rlpto.performance.throughput import StepMeasurements, ThroughputParams, gradient_time
+from rlpto.performance.throughput import StepMeasurements, ThroughputParams
+
+from ..builders import measured_steps
 
 PROFILES = builtin_profiles()
 MODELS = sorted(PROFILES)
 ONE_NODE = [(1, 1), (1, 2), (1, 4)]
 SEVERAL = [*ONE_NODE, (2, 8), (4, 16)]
-
-
-def observed(law: ThroughputParams, sizes: list[tuple[int, int]], locals_: tuple[float, ...]) -> StepMeasurements:
-    columns = zip(*((n, g, m) for n, g in sizes for m in locals_), strict=True)
-    nodes, gpus, local = (np.array(column, dtype=float) for column in columns)
-    step = law.step_time(nodes, gpus, local)
-    return StepMeasurements(nodes, gpus, local, step, np.where(gpus > 1, step - gradient_time(law, local), 0.0))
-
-
-def belief_after(model: str, sizes: list[tuple[int, int]]) -> ThroughputBelief:
-    profile = PROFILES[model]
-    belief = ThroughputBelief(profile.batch, None, 64, prior=prior_without(model))
-    local = int(reference_batch(profile.batch))
-    rows = observed(profile.throughput, sizes, (local,))
-    for (nodes, gpus), step, sync in zip(sizes, rows.step_time, rows.sync_time, strict=True):
-        belief.observe((nodes, gpus, local), float(step), float(sync))
-    belief.fit()
-    return belief
 
 
 @given(
@@ -60,7 +42,7 @@ def test_slopes_are_the_derivatives_of_the_times(point: list[float], several: bo
 @pytest.mark.parametrize("model", MODELS)
 def test_sizes_that_were_seen_are_believed(model: str) -> None:
     law, reference = PROFILES[model].throughput, reference_batch(PROFILES[model].batch)
-    rows = observed(law, SEVERAL, (reference, 2 * reference))
+    rows = measured_steps(law, SEVERAL, (reference, 2 * reference))
     fit = fit_with_prior(rows, prior_without(model), reference)
     believed = law_at(fit.point, reference).step_time(rows.nodes, rows.replicas, rows.local_batch)
     assert np.abs(np.log(believed / rows.step_time)).max() < 0.1
@@ -71,9 +53,14 @@ def test_sizes_that_were_seen_are_believed(model: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_one_gpu_says_little_about_many(model: str) -> None:
     """Speeds grow from what was seen, less than perfectly; they become surer with every size."""
-    sigma = {}
+    profile, sigma = PROFILES[model], {}
+    local = int(reference_batch(profile.batch))
     for sizes in (ONE_NODE[:1], ONE_NODE, SEVERAL):
-        belief = belief_after(model, sizes)
+        belief = ThroughputBelief(profile.batch, None, 64, prior=prior_without(model))
+        rows = measured_steps(profile.throughput, sizes, (local,))
+        for (nodes, gpus), step, sync in zip(sizes, rows.step_time, rows.sync_time, strict=True):
+            belief.observe((nodes, gpus, local), float(step), float(sync))
+        belief.fit()
         shown = belief.score(1.0, 0.0)
         assert belief.sizes == len(sizes)
         sigma[len(sizes)] = shown.sigma[1, [0, 3, 15, 63]]
@@ -89,7 +76,7 @@ def test_one_step_far_off_the_others_counts_little(model: str, odd: int) -> None
     """It took ten times as long, since its job paused. Of several GPUs only whole steps are known, as of real jobs."""
     profile = PROFILES[model]
     reference = reference_batch(profile.batch)
-    rows = observed(profile.throughput, [(1, 1), (1, 2), (1, 4), (2, 8), (4, 16)], (reference,))
+    rows = measured_steps(profile.throughput, [(1, 1), (1, 2), (1, 4), (2, 8), (4, 16)], (reference,))
     rows = replace(rows, sync_time=np.where(rows.replicas > 1, np.nan, 0.0))
     slow = np.where(np.arange(len(rows)) == odd, 10.0, 1.0)
     fine, off = (
@@ -99,23 +86,12 @@ def test_one_step_far_off_the_others_counts_little(model: str, odd: int) -> None
     np.testing.assert_allclose(off.step_time(8, 32, reference), fine.step_time(8, 32, reference), rtol=0.3)
 
 
-def test_without_other_models_there_is_no_prior_and_no_curve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line says what was expected."""
-    monkeypatch.setattr("rlpto.knowledge.prior.builtin_profiles", lambda: {"bert": PROFILES["bert"]})
-    with pytest.raises(ConfigError, match=r"knowledge: what is believed of bert .* expected 2 .* found 0"):
-        prior_without.__wrapped__("bert")
-    with pytest.raises(ConfigError, match="expected 2 built-in ones or more, found 1"):
-        prior_without.__wrapped__("cifar10")
-    with pytest.raises(ConfigError, match="expected 1 built-in ones or more, found 0"):
-        curves._gains_without.__wrapped__("bert")
-
-
 @settings(max_examples=20)
 @given(seed=st.integers(0, 1000))
 def test_many_like_steps_are_worth_their_mean(seed: int) -> None:
     """Sixty observations, as pooled, give about what twenty of them do."""
     rng, law = np.random.default_rng(seed), ThroughputParams(0.05, 0.001, 0.03, 0.002, 0.01, 0.0005, 1.5)
-    rows = observed(law, SEVERAL, tuple(np.geomspace(64, 256, 2 * MOST_ROWS // len(SEVERAL))))
+    rows = measured_steps(law, SEVERAL, tuple(np.geomspace(64, 256, 2 * MOST_ROWS // len(SEVERAL))))
     few = rng.permutation(len(rows))[:20]
     fits = [
         fit_with_prior(StepMeasurements(*(column[part] for column in vars(rows).values())), prior_without(""), 128.0)

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.job_store import JobStore
-from rlpto.knowledge.beliefs import ChoiceRule, ThroughputBelief, choose, efficiency_seen, follow_choices
+from rlpto.knowledge.beliefs import ChoiceRule, ThroughputBelief, choose, efficiency_seen
 from rlpto.knowledge.online_fit import fit_observed
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.efficiency import BatchLimits
-from rlpto.performance.throughput import StepMeasurements, ThroughputParams, gradient_time
+from rlpto.performance.throughput import StepMeasurements, ThroughputParams
 
-from ..builders import job, linear_tables, remaining_work, with_batch_sizes
+from ..builders import job, linear_tables, measured_steps, remaining_work, with_batch_sizes
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +60,6 @@ def test_nearly_the_same_goodput_follows_from_a_fit_to_the_same_steps(cases: lis
             assert goodput[span, best["gpus"] - 1] == pytest.approx(best["goodput"], rel=0.01)
 
 
-def observed(params: ThroughputParams, sizes: list[tuple[int, int]]) -> StepMeasurements:
-    nodes, gpus, local = (
-        np.array(column, dtype=float)
-        for column in zip(*((n, g, m) for n, g in sizes for m in (64, 256, 700)), strict=True)
-    )
-    step = params.step_time(nodes, gpus, local)
-    return StepMeasurements(nodes, gpus, local, step, step - gradient_time(params, local))
-
-
 def test_steps_that_were_seen_are_believed() -> None:
     """But for a fit here and there whose minimiser stops in one of the objective's kinks."""
     rng = np.random.default_rng(0)
@@ -78,7 +69,7 @@ def test_steps_that_were_seen_are_believed() -> None:
         one = alpha * share
         beta, gamma = rng.uniform(1e-4, 5e-3), rng.uniform(1.0, 3.0)
         truth = ThroughputParams(alpha, beta, 1.5 * one, growth * one, one, growth * one, gamma)
-        rows = observed(truth, [(1, 1), (1, 2), (1, 4), (2, 8)])
+        rows = measured_steps(truth, [(1, 1), (1, 2), (1, 4), (2, 8)], (64, 256, 700))
         noise = rng.lognormal(0.0, 0.02, (2, len(rows)))
         rows = replace(rows, step_time=rows.step_time * noise[0], sync_time=rows.sync_time * noise[1])
         fit = fit_observed(rows)
@@ -128,25 +119,6 @@ def test_a_batch_in_use_is_left_for_a_notable_gain_alone(
     assert found == (np.argmax(score) if score.max() > above * score[held] else held)
 
 
-def test_batches_follow_the_noise_only_as_far_as_it_pays() -> None:
-    """Noise grows tenfold over 40 epochs: AdaptDL's threshold leaves a few changes, each of more than 1.05."""
-    epochs, scales = 40, np.array([1.0, 1.5, 2.0, 3.0, 4.0])
-    throughput = 100.0 * scales**0.6
-    sqr, var = np.ones((5, epochs)), np.tile(np.geomspace(1.0, 10.0, epochs), (5, 1))
-    useful = (var + sqr) / (var / scales[:, None] + sqr) / scales[:, None]
-    rates, changes = {}, {}
-    for above in (1.0, 1.05):
-        out_rates, choices = np.zeros(epochs), np.zeros(epochs, dtype=np.int64)
-        goodput = throughput[:, None] * useful
-        follow_choices(throughput, scales, sqr, var, goodput, 0, 0, ChoiceRule(above=above), out_rates, choices)
-        rates[above], changes[above] = out_rates, np.flatnonzero(np.diff(choices))
-        for at in changes[above]:
-            before, after = choices[at], choices[at + 1]
-            assert goodput[after, at] > above * goodput[before, at]
-    assert 0 < len(changes[1.05]) < len(changes[1.0])
-    assert rates[1.05].sum() == pytest.approx(rates[1.0].sum(), rel=0.03)
-
-
 def test_jobs_whose_batch_size_was_chosen_are_learnt_from() -> None:
     tables = with_batch_sizes(linear_tables(), {100: 0.9})
     store = JobStore.from_jobs([job(0, epochs=7.0), job(1, epochs=3.0)], tables)
@@ -156,15 +128,6 @@ def test_jobs_whose_batch_size_was_chosen_are_learnt_from() -> None:
     assert remaining_work("declared", store, tables)(np.array([1])).tolist() == [3.0]
     store.progress[1] = 3.0
     assert remaining_work("unknown", store, tables)(np.array([1])).tolist() == [6.0]
-
-
-def with_users(*users: str) -> JobStore:
-    """Jobs of one model, all of them but the last finished, after as many epochs as their number and one."""
-    jobs = [job(i, epochs=90.0, user=user) for i, user in enumerate(users)]
-    store = JobStore.from_jobs(jobs, linear_tables())
-    for i in range(len(users) - 1):
-        store.finish_time[i], store.progress[i] = 50.0, i + 1.0
-    return store
 
 
 @pytest.mark.parametrize(
@@ -179,8 +142,9 @@ def with_users(*users: str) -> JobStore:
     ],
 )
 def test_lengths_are_learnt_from_the_user_s_own_jobs_first(users: tuple[str, ...], done: float, left: float) -> None:
-    store = with_users(*users)
-    store.progress[-1] = done
+    """All jobs but the last have finished, after as many epochs as their number and one."""
+    store = JobStore.from_jobs([job(i, epochs=90.0, user=user) for i, user in enumerate(users)], linear_tables())
+    store.finish_time[:-1], store.progress[:] = 50.0, [*range(1, len(users)), done]
     last = np.array([len(users) - 1])
     assert remaining_work("learnt", store, linear_tables())(last).tolist() == [left]
 

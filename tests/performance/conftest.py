@@ -1,6 +1,5 @@
 """A small measured application in the genuine format, with times that can be worked out by hand."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,22 +15,17 @@ def step_and_sync(nodes: int, gpus: int, local: int) -> tuple[float, float]:
     return 0.1 + 0.01 * local + sync, sync
 
 
-def placement_text(groups: list[str], factor: Callable[[str], float]) -> str:
-    rows = []
-    for placement in groups:
-        for local in LOCAL:
-            step, sync = step_and_sync(len(placement), sum(map(int, placement)), local)
-            rows.append(f"{placement},{local},{step * factor(placement)},{sync}")
-    return "placement,local_bsz,step_time,sync_time\n" + "\n".join(rows) + "\n"
-
-
 @pytest.fixture
 def measured_folder(tmp_path: Path) -> Path:
     """A folder with one application `toy`; placement 13 is 1.5 times as slow as its size says."""
     toy = tmp_path / "measurements" / "toy"
     toy.mkdir(parents=True)
-    placements = ["1", "2", "3", "4", "11", "12", "22", "13", "44"]
-    (toy / "placements.csv").write_text(placement_text(placements, lambda p: 1.5 if p == "13" else 1.0))
+    rows = ["placement,local_bsz,step_time,sync_time"]
+    for placement in ("1", "2", "3", "4", "11", "12", "22", "13", "44"):
+        for local in LOCAL:
+            step, sync = step_and_sync(len(placement), sum(map(int, placement)), local)
+            rows.append(f"{placement},{local},{step * (1.5 if placement == '13' else 1.0)},{sync}")
+    (toy / "placements.csv").write_text("\n".join(rows) + "\n")
     rows = ["num_nodes,num_replicas,local_bsz,step_time,sync_time"]
     for nodes, gpus in ((8, 8), (8, 32), (16, 16), (16, 64)):
         rows.extend(f"{nodes},{gpus},{x},{','.join(map(str, step_and_sync(nodes, gpus, x)))}" for x in LOCAL)

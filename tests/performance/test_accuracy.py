@@ -52,20 +52,15 @@ def test_programs_that_are_accurate_untrained_have_a_curve(untrained: float) -> 
     assert error < 3e-3
 
 
-def test_accuracies_must_be_numbers() -> None:
+def test_metrics_become_accuracies() -> None:
     with pytest.raises(ProfileError, match="finite"):
         fit_accuracy(np.array([[0.5, np.nan]]), SHARE)
-
-
-def test_metrics_become_accuracies() -> None:
     assert to_accuracy(VALIDATION_METRICS["bert"], np.array([[88.0]])) == pytest.approx(0.88)
     assert to_accuracy(VALIDATION_METRICS["deepspeech2"], np.array([[104.0, 25.0]]))[0].tolist() == [0.0, 0.75]
     # Losses 20, 15, 5: the untrained model is taken to have 25.
     loss = to_accuracy(VALIDATION_METRICS["yolov3"], np.array([[20.0, 15.0, 5.0]]))
     np.testing.assert_allclose(loss[0], [0.2, 0.4, 0.8])
-
-
-def test_unknown_applications_are_judged_by_their_values() -> None:
+    # Unknown applications are judged by their values.
     assert metric_of("new", np.array([[0.1, 0.9]])).kind == "share"
     assert metric_of("new", np.array([[10.0, 90.0]])).kind == "percent"
     assert metric_of("new", np.array([[4.0, 2.0]])).kind == "loss"

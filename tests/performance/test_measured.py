@@ -27,12 +27,8 @@ def test_reads_limits_and_progress(measured_folder: Path) -> None:
     [
         ("placements.csv", "step_time", "seconds", r"placements.csv: column step_time is missing"),
         ("placements.csv", "1,4,0.14", "1,4,fast", r"placements.csv, line 3: step_time 'fast.*, expected a number"),
-        ("placements.csv", "\n1,4,", "\n1,1e400,", r"placements.csv, line 3: local_bsz '1e400', expected a number"),
-        ("placements.csv", "\n1,4,", "\n1,1e300,", r"placements.csv, line 3: local_bsz '1e300', expected samples"),
         ("placements.csv", "\n1,4,", "\n1,0,", r"placements.csv, line 3: local_bsz '0', expected samples, 1 to"),
         ("placements.csv", "\n44,", "\n4x,", r"placements.csv: placement '4x', expected digits"),
-        ("scalability.csv", "8,8,2", "8,nan,2", r"scalability.csv, line 2: num_replicas 'nan', expected a number"),
-        ("validation-16.csv", "metric", "loss", r"validation-16.csv: column metric is missing"),
     ],
 )
 def test_broken_files_are_named(measured_folder: Path, file: str, old: str, new: str, message: str) -> None:
@@ -94,9 +90,3 @@ def test_the_rescale_delay_is_the_built_in_one_where_there_is_one(measured_folde
     assert MeasuredProfiles(measured_folder).facts("bert").rescale_delay == builtin_profiles()["bert"].rescale_delay
     (measured_folder / "bert").rename(measured_folder / "toy")
     assert MeasuredProfiles(measured_folder).facts("toy").rescale_delay == 30
-
-
-@pytest.mark.parametrize("batch", [7, 65])
-def test_batches_out_of_range_are_refused(measured_folder: Path, batch: int) -> None:
-    with pytest.raises(ProfileError, match=f"toy: batch_size {batch}, expected 8 to 64"):
-        compile_tables(MeasuredProfiles(measured_folder), [JobType("toy", batch)], 8, 4)

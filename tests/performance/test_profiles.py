@@ -38,13 +38,18 @@ def test_built_in_profiles_say_where_they_are_from_and_how_good(builtin: Mapping
     assert accuracy[-1] > 0.5
 
 
-def test_one_file_may_hold_several_profiles(builtin: Mapping[str, Profile], tmp_path: Path) -> None:
+def test_profiles_of_one_or_several_files_have_different_names(builtin: Mapping[str, Profile], tmp_path: Path) -> None:
     path = tmp_path / "several.yaml"
     path.write_text(profiles_yaml(builtin.values()))
     assert load_file(path) == load_folder(tmp_path) == dict(builtin)
     path.write_text(profiles_yaml([builtin["ncf"], builtin["ncf"]]))
     with pytest.raises(ProfileError, match=r"several.yaml: two profiles are called 'ncf'"):
         load_file(path)
+    path.unlink()
+    for file in ("a.yaml", "b.yaml"):
+        (tmp_path / file).write_text(profile_yaml(builtin["bert"]))
+    with pytest.raises(ProfileError, match=r"b.yaml: name 'bert' is taken"):
+        load_folder(tmp_path)
 
 
 def broken(builtin: Mapping[str, Profile], tmp_path: Path, key: str, value: object) -> Path:
@@ -67,21 +72,13 @@ def broken(builtin: Mapping[str, Profile], tmp_path: Path, key: str, value: obje
     ("key", "value", "message"),
     [
         ("samples", None, "samples: missing, expected a value"),
-        ("batch.base", None, "batch.base: missing, expected a value"),
         ("colour", "red", "colour: unknown key"),
-        ("throughput.alpha_x", 1.0, "throughput.alpha_x: unknown key"),
         ("samples", "many", "samples: expected a valid number, got 'many'"),
         ("samples", -3.0, "samples: expected greater than 0, got -3.0"),
-        ("samples", True, "samples: expected a valid number, got True"),
-        ("epochs", 2.5, "epochs: expected a valid integer"),
         ("throughput.gamma", 0.5, r"throughput.gamma: expected greater than or equal to 1, got 0.5"),
         ("throughput.law", "amdahl", "throughput: expected law to be one of pollux, parameter_server, table, got"),
-        ("throughput.law", ["pollux"], "throughput: expected law to be one of pollux, parameter_server, table, got"),
-        ("throughput", 3, "throughput: .*got 3"),
-        ("throughput.gamma", None, "throughput.gamma: missing, expected a value"),
         ("noise.epochs", [0.0, 0.0], "noise: epochs must ascend"),
         ("noise.epochs", [0.0], "noise: 1 epochs but 2 values of noise_scale"),
-        ("batch.max_local", 10**30, "batch.max_local: expected less than or equal to 1000000000, got 1"),
         ("batch.min_local", 500, "min_local 500 exceeds max_local or base"),
         ("batch.base", 1000, "base 1000 exceeds largest 384"),
     ],
@@ -93,13 +90,6 @@ def test_wrong_keys_are_named_with_their_file(
     with pytest.raises(ProfileError, match=rf"broken.yaml.*: .*{message}") as caught:
         load_file(path)
     assert "\n" not in str(caught.value)
-
-
-def test_two_files_may_not_share_a_name(builtin: Mapping[str, Profile], tmp_path: Path) -> None:
-    for file in ("a.yaml", "b.yaml"):
-        (tmp_path / file).write_text(profile_yaml(builtin["bert"]))
-    with pytest.raises(ProfileError, match=r"b.yaml: name 'bert' is taken"):
-        load_folder(tmp_path)
 
 
 KNOTS = ["noise.epochs", "noise.noise_scale"]
@@ -140,8 +130,5 @@ def test_the_same_measurements_give_the_same_file(measured_folder: Path, tmp_pat
     profile = load_file(first[0])["toy"]
     assert (profile.epochs, profile.samples, profile.rescale_delay) == (4, 800.0, 30.0)
     assert profile.errors.throughput_median < 0.05
-
-
-def test_a_folder_without_measurements_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"no sub-folder holds a placements.csv"):
-        fit_folder(tmp_path, tmp_path / "out")
+        fit_folder(tmp_path / "one", tmp_path / "out")

@@ -27,19 +27,13 @@ def test_batches_by_the_two_rules() -> None:
 @pytest.mark.parametrize(("epochs", "seconds"), [(4.0, 56.5), (2.5, 46.25), (1.0, 20.0)])
 def test_a_job_takes_what_its_batches_take(epochs: float, seconds: float) -> None:
     tables = compile_tables(ScheduledProfiles({"m": MODEL}), [JobType("m")], 4, 4)
-    job = Job("job", 0.0, "m", epochs, 1000.0, 2, 2, 2)
+    job = Job("job", 0.0, "m", epochs, 1000.0, 2, 1, 4)
     cluster = SimulatedCluster([Node(4)], [job], tables, SimulatorSettings())
     assert cluster.state().jobs.batch_size.tolist() == [10]
-    record = played(cluster, "fifo").jobs
+    record = played(cluster, "equal_share").jobs
+    assert record.peak_gpus.tolist() == [2], "it runs on its number of GPUs only"
     assert record.finish_time[0] == pytest.approx(20.0 + seconds)
     assert record.requested_time[0] == pytest.approx(20.0 + seconds)
-
-
-def test_it_runs_on_its_number_of_gpus_only() -> None:
-    tables = compile_tables(ScheduledProfiles({"m": MODEL}), [JobType("m")], 4, 4)
-    job = Job("job", 0.0, "m", 4.0, 1000.0, 2, 1, 4)
-    cluster = SimulatedCluster([Node(4)], [job], tables, SimulatorSettings())
-    assert played(cluster, "equal_share").jobs.peak_gpus.tolist() == [2]
 
 
 def test_a_batch_without_a_speed_is_refused() -> None:

@@ -1,25 +1,25 @@
 """What a snapshot holds and what it cannot, and that a scratch cluster stands where the other did."""
 
 import copy
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import fields, replace
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterState, Node
 from rlpto.core.job_table import JobTable
-from rlpto.core.jobs import EstimateNoise
 from rlpto.core.loop import run
-from rlpto.core.policy import Policy, StandingPolicy
+from rlpto.core.policy import Policy
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.knowledge.known import Knowledge
@@ -30,7 +30,8 @@ from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
-from ..builders import give, job, linear_tables, make_cluster, random_jobs, random_tables, with_batch_sizes
+from ..builders import Scripted, give, job, linear_tables, make_cluster, random_jobs, random_tables, with_batch_sizes
+from ..envs.builders import make_noise
 
 NODES = (Node(4), Node(6))
 BATCH_SIZES = {100: 0.9, 200: 1.2}
@@ -48,32 +49,16 @@ POLICIES = [
 ]
 
 
-class Watched:
+def watched(policy: Policy, at: int, look: Callable[[ClusterState, Policy], None]) -> Scripted:
     """Decides as `policy` does; at decision number `at` it is looked at first."""
+    decisions = count()
 
-    def __init__(self, policy: Policy, at: int, look: Callable[[ClusterState, Policy], None]) -> None:
-        self.name = policy.name
-        self._policy, self._look = policy, look
-        self._left = at
+    def decide(state: ClusterState) -> Allocation:
+        if next(decisions) == at:
+            look(state, policy)
+        return policy(state)
 
-    def reset(self, seed: int) -> None:
-        self._policy.reset(seed)
-
-    def __call__(self, state: ClusterState) -> Allocation:
-        self._left -= 1
-        if self._left == -1:
-            self._look(state, self._policy)
-        return self._policy(state)
-
-    def stands_until(self, state: ClusterState) -> float:
-        return self._policy.stands_until(state) if isinstance(self._policy, StandingPolicy) else state.time
-
-
-def noise_of(seed: int, jobs: int, scaling: float = 0.2) -> EstimateNoise:
-    rng = np.random.default_rng(seed)
-    return EstimateNoise(
-        np.exp(rng.normal(0, 0.4, jobs)), np.exp(rng.normal(0, 0.3, jobs)), rng.normal(0, scaling, jobs)
-    )
+    return Scripted(decide)
 
 
 def shown(table: JobTable) -> list[np.ndarray]:
@@ -111,7 +96,7 @@ def test_with_exact_knowledge_predictions_come_true(way, seed, policy, at, inter
         made.append(predict(take_snapshot(cluster, state), policy, queue, times))
         assert_same(made[0], predict(take_snapshot(cluster, state), policy, queue, times))
 
-    record = run(cluster, Watched(make_policy(policy), at, look), queue, RewardWeights())
+    record = run(cluster, watched(make_policy(policy), at, look), queue, RewardWeights())
     for found in made:
         np.testing.assert_allclose(found.finish, record.jobs.finish_time[found.index], rtol=1e-9)
         np.testing.assert_allclose(found.start, record.jobs.start_time[found.index], rtol=1e-9)
@@ -141,7 +126,7 @@ def test_a_scratch_cluster_shows_and_decides_the_same(
         tables = with_scores(tables, seed)
     jobs = random_jobs(seed, 12, 8, 10)
     times, queue = SimulatorSettings(), QueueSettings(classes=classes, aging_normal=500.0, aging_low=700.0)
-    known = Knowledge(noise_of(seed, 12) if "noisy" in mode else None)
+    known = Knowledge(make_noise(seed, 12) if "noisy" in mode else None)
     cluster = SimulatedCluster(NODES, jobs, tables, times, knowledge=known)
 
     def look(source: ClusterState, policy: Policy) -> None:
@@ -158,7 +143,7 @@ def test_a_scratch_cluster_shows_and_decides_the_same(
         np.testing.assert_array_equal(its.gpus, mine.gpus)
         np.testing.assert_array_equal(its.batch_size, mine.batch_size)
 
-    run(cluster, Watched(make_policy(policy), at, look), queue, RewardWeights())
+    run(cluster, watched(make_policy(policy), at, look), queue, RewardWeights())
 
 
 def with_scores(tables: SpeedTables, seed: int) -> SpeedTables:
@@ -228,17 +213,9 @@ def test_it_ends_when_the_scheduler_is_killed(tmp_path: Path) -> None:
     program.write_text(OWNER)
     owner = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True)
     ahead = int(owner.stdout.readline())
-    os.kill(ahead, 0)  # it is there
+    assert psutil.pid_exists(ahead)
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    while alive(ahead):
+    while psutil.pid_exists(ahead):
         time.sleep(0.05)
-
-
-def alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from rlpto.core.cluster import Allocation, ClusterState, Node
-from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import VIEW, EstimateNoise, Job
 from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
@@ -23,7 +22,7 @@ from rlpto.policies.registry import BUILT_IN, make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import random_tables, with_batch_sizes, with_servers
+from ..builders import Scripted, random_tables, with_batch_sizes, with_servers
 from .test_planner import Noted
 from .test_snapshot import with_known, with_scores
 
@@ -95,22 +94,17 @@ class _ReachedError(Exception):
     """A run has come to the state that is compared."""
 
 
-class _Until:
+def until_reached() -> Scripted:
     """Decides as `elastic_fifo` does until a job has finished and another is in the middle of its work."""
+    policy = make_policy("elastic_fifo")
 
-    name = "until"
-
-    def __init__(self) -> None:
-        self._policy = make_policy("elastic_fifo")
-
-    def reset(self, seed: int) -> None:
-        self._policy.reset(seed)
-
-    def __call__(self, state: ClusterState) -> Allocation:
+    def decide(state: ClusterState) -> Allocation:
         jobs = state.jobs
         if jobs.index.max() == JOBS - 1 and len(jobs) < JOBS and (jobs.progress > 0.3).any():
             raise _ReachedError
-        return self._policy(state)
+        return policy(state)
+
+    return Scripted(decide)
 
 
 def change(cluster: SimulatedCluster, noise: EstimateNoise, mode: str, remaining: RemainingKnowledge) -> None:
@@ -143,10 +137,6 @@ def change(cluster: SimulatedCluster, noise: EstimateNoise, mode: str, remaining
             records[name][there] = 12_345.0
 
 
-def seen_of(jobs: JobTable) -> dict[str, AnyArray]:
-    return {name: getattr(jobs, name) for name in SHOWN}
-
-
 @pytest.mark.parametrize("remaining", ["declared", "unknown", "learnt_or_curve"])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_what_is_not_known_changes_nothing_that_is_shown_or_decided(
@@ -161,12 +151,11 @@ def test_what_is_not_known_changes_nothing_that_is_shown_or_decided(
         noise = EstimateNoise(rng.uniform(0.5, 2, JOBS), rng.uniform(0.5, 2, JOBS), rng.uniform(-0.2, 0.2, JOBS))
         cluster = cluster_of(make_tables(4), mode, remaining, noise)
         with pytest.raises(_ReachedError):
-            run(cluster, _Until(), QUEUE, RewardWeights())
+            run(cluster, until_reached(), QUEUE, RewardWeights())
         if changed:
             change(cluster, noise, mode, remaining)
-        figures, decisions = {}, {}
-        state = Queue(QUEUE).order(cluster.state())
-        figures.update(seen_of(state.jobs))
+        state, decisions = Queue(QUEUE).order(cluster.state()), {}
+        figures: dict[str, AnyArray] = {name: getattr(state.jobs, name) for name in SHOWN}
         figures["observation"] = observe(state, cluster.held_gpus, 12, 2).jobs
         for name in POLICIES:
             policy = make_policy(name)

@@ -161,8 +161,7 @@ class TestTiresias:
     def test_the_second_queue_is_ordered_by_time_of_demotion(self) -> None:
         assert self.served([0, 60000, 0]) == [0, 2, 1]
         assert self.served([0, 60000, 0], [60000, 70000, 57600]) == [1, 0, 2]
-
-    def test_demotion_is_for_good_until_a_reset(self) -> None:
+        # Demotion is for good until a reset.
         assert self.served([60000, 0], [0, 0]) == [1, 0]
         assert self.served([60000, 0], [0, 0], reset=True) == [0, 1]
 
@@ -170,8 +169,6 @@ class TestTiresias:
         state, rows = make_state([J(attained=60000)] * 3, 3), np.array([2, 0, 1])
         mixed = replace(state, jobs=state.jobs.reordered(rows, state.jobs.effective_priority[rows]))
         assert list(make_policy("tiresias")(mixed).order) == [1, 2, 0]
-
-    def test_many_jobs_are_remembered(self) -> None:
         assert self.served([6e4 if i % 2 else 0.0 for i in range(200)]) == [*range(0, 200, 2), *range(1, 200, 2)]
 
 

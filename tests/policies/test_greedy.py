@@ -29,12 +29,6 @@ def test_hull_is_concave_and_lies_above_all_values(numbers: list[float]) -> None
     assert np.all(hull >= value[0] - 1e-9)
 
 
-def test_straight_lines_are_single_steps() -> None:
-    value = 0.1 * np.arange(65)[None, :]
-    steps = hull_steps(value, np.array([1]), np.array([64]))
-    assert np.array_equal(steps.target[0, :-1], np.arange(1, 65))
-
-
 @settings(max_examples=100)
 @given(st.lists(st.lists(st.integers(1, 20), min_size=4, max_size=4), min_size=1, max_size=4), st.integers(0, 12))
 def test_growing_concave_values_is_optimal(gains: list[list[int]], capacity: int) -> None:
@@ -51,7 +45,9 @@ def test_growing_concave_values_is_optimal(gains: list[list[int]], capacity: int
     assert value[np.arange(len(gains)), gpus].sum() == pytest.approx(best)
 
 
-def test_a_start_that_does_not_fit_whole_is_made_with_the_lowest_number() -> None:
+def test_straight_lines_are_single_steps_and_a_start_that_does_not_fit_whole_is_made_with_the_lowest_number() -> None:
+    straight = hull_steps(0.1 * np.arange(65)[None, :], np.array([1]), np.array([64]))
+    assert np.array_equal(straight.target[0, :-1], np.arange(1, 65))
     value = np.array([[0.0, 1.0, 2.5, 4.5]])
     steps = hull_steps(value, np.array([1]), np.array([3]))
     assert steps.target[0, 0] == 3

@@ -96,23 +96,9 @@ class TestSia:
         assert decide(cluster, sia)[0] == first
 
 
-class TestGavelProgramme:
-    def test_two_jobs_each_faster_on_its_own_kind(self) -> None:
-        share = fair_shares(np.array([[1.0, 4.0], [2.0, 1.0]]), np.array([1, 1]), np.array([1, 1]))
-        assert share == pytest.approx(np.array([[0.0, 1.0], [1.0, 0.0]]), abs=1e-6)
-
-    @settings(max_examples=40, deadline=None)
-    @given(st.integers(0, 10_000), st.integers(1, 8), st.integers(1, 3))
-    def test_shares_are_possible_and_no_job_is_left_out(self, seed: int, count: int, kinds: int) -> None:
-        rng = np.random.default_rng(seed)
-        speed, gpus = rng.uniform(0.1, 5.0, (count, kinds)), rng.integers(1, 5, count)
-        room = rng.integers(0, 6, kinds)
-        share = fair_shares(speed, gpus, room)
-        assert (share >= 0).all()
-        assert (share.sum(axis=1) <= 1 + 1e-6).all()
-        assert (gpus @ share <= room + 1e-6).all()
-        fits = (gpus[:, None] <= room).any(axis=1)
-        assert ((share.sum(axis=1) > 0) == fits).all()
+def test_gavel_gives_each_of_two_jobs_the_kind_on_which_it_is_faster() -> None:
+    share = fair_shares(np.array([[1.0, 4.0], [2.0, 1.0]]), np.array([1, 1]), np.array([1, 1]))
+    assert share == pytest.approx(np.array([[0.0, 1.0], [1.0, 0.0]]), abs=1e-6)
 
 
 def test_gavel_takes_turns_in_proportion_to_the_programme() -> None:
@@ -127,11 +113,7 @@ def test_gavel_takes_turns_in_proportion_to_the_programme() -> None:
         cluster.advance()
     throughput = had @ [1.0, 1.0, 2.0]
     assert throughput.min() > 0.93 * throughput.max()
-
-
-def test_gavel_keeps_all_jobs_for_a_round() -> None:
-    jobs = [job(j, gpus=4, epochs=1e4) for j in range(4)]
-    cluster, gavel = cluster_of(jobs), make_policy("gavel:round=300")
+    cluster, gavel = cluster_of(jobs), make_policy("gavel:round=300")  # which keeps all jobs for a round
     gavel.reset(0)
     first = decide(cluster, gavel)
     for _ in range(4):

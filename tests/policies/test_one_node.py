@@ -12,7 +12,6 @@ from rlpto.io.arrays import IntArray
 from rlpto.policies.one_node import place_waiting, where_kept
 from rlpto.policies.registry import make_policy
 
-from ..builders import job, linear_tables, make_cluster, played
 from .builders import J, make_state, power, states
 
 FIFO, ELASTIC = "fifo:one_node=true", "elastic_fifo:one_node=true"
@@ -122,11 +121,3 @@ class TestRoundRobin:
             placement = policy(make_state([J()], 24)).placement
             starts.append(int(placement[0].argmax()))
         assert starts == [0, 1, 0]
-
-    def test_no_job_is_moved_while_it_runs(self) -> None:
-        jobs = [job(i, 20.0 * i, epochs=0.5 + i % 3, gpus=1 + i % 3) for i in range(12)]
-        cluster = make_cluster(jobs, linear_tables(), (4, 4))
-        record = played(cluster, "round_robin")
-        assert np.isfinite(record.jobs.finish_time).all()
-        assert (record.jobs.rescales == 0).all()
-        assert (np.diff(record.jobs.start_time) >= 0).all()

@@ -42,6 +42,8 @@ def test_options_are_read_as_yaml() -> None:
     assert policy_label("las:levels=[1]") == "las:levels=[1]"
     with pytest.raises(ConfigError, match="option x: not valid YAML"):
         _ = parse_spec("a:x=" + "[" * 100_000).options
+    with pytest.raises(ConfigError, match="expected SECONDS:POLICY"):
+        parse_switch("3600:las>7200:srtf")
 
 
 def test_files_and_runs_are_found_and_replaced_and_nothing_else() -> None:
@@ -76,29 +78,6 @@ def test_a_text_is_refused_or_its_spec_reads_back_as_itself(text: str) -> None:
     except ConfigError:
         return
     assert parse_spec(str(spec)) == spec
-
-
-def test_a_policy_that_is_switched_to_switches_to_no_further_one() -> None:
-    with pytest.raises(ConfigError, match="expected SECONDS:POLICY"):
-        parse_switch("3600:las>7200:srtf")
-
-
-class TestSpecs:
-    @pytest.mark.parametrize(
-        ("spec", "message"),
-        [
-            (">3600:las", "no policy ''"),
-            ("fifo>las", "policy switch 'las': expected SECONDS:POLICY, such as 3600:las"),
-            ("fifo>3600:las>nan:srtf", "policy switch 'nan:srtf': expected SECONDS:POLICY"),
-            ("fifo>0:las", "policy switch '0:las': expected"),
-            ("fifo>3600:", "policy switch '3600:': expected"),
-            ("fifo>3600:las>3600:srtf", "policy switch 3600:srtf: expected a time later than that before it, 3600 s"),
-            ("fifo>3600:lass", "no policy 'lass'; did you mean las?"),
-        ],
-    )
-    def test_the_part_that_is_wrong_is_named(self, spec: str, message: str) -> None:
-        with pytest.raises(ConfigError, match=message):
-            make_policy(spec)
 
 
 class TestDecisions:

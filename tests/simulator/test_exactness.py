@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from rlpto.io.arrays import FloatArray
 from rlpto.performance.tables import SpeedTables, elapsed_from_rates
-from rlpto.simulator.cluster import SimulatedCluster
 
 from ..builders import advance_to, give, job, linear_tables, make_cluster, make_tables, random_tables, run_out
 
@@ -102,8 +101,7 @@ class TestTicksAndEvents:
         assert ticks.advance()["end"] == 120.0
         assert ticks.store.finish_time[0] == 100.0
         assert ticks.held_gpus == 0
-
-    def test_an_idle_cluster_goes_straight_to_the_next_arrival(self):
+        # An idle cluster goes straight to the next arrival.
         jobs = [job(0, 0.0, epochs=0.1), job(1, 1e6 + 1, epochs=0.1)]
         ends = []
         for decide_on in ("interval", "events"):
@@ -142,15 +140,9 @@ class TestDelay:
 class TestGrowthThatOverlapsTraining:
     """Epochs of 60 s on one GPU, 30 s until new workers train."""
 
-    def cluster_of(self, epochs: float = 10.0) -> SimulatedCluster:
-        cluster = make_cluster(
-            [job(epochs=epochs)], linear_tables(rate=1 / 60, delay=30.0), interval=50, growth="overlap"
-        )
-        give(cluster, [1])
-        return cluster
-
     def test_old_workers_train_on_until_new_ones_have_started(self) -> None:
-        cluster = self.cluster_of()
+        cluster = make_cluster([job(epochs=10.0)], linear_tables(1 / 60, delay=30.0), interval=50, growth="overlap")
+        give(cluster, [1])
         advance_to(cluster, 150.0)  # 2 epochs
         give(cluster, [2])
         advance_to(cluster, 200.0)  # 30 s on one GPU, 20 s on two
@@ -222,7 +214,5 @@ class TestEpochResolution:
 
     def test_every_epoch_end_is_rounded(self):
         assert self.finish(3.0, 1000.0) == 30.0
-
-    def test_an_interval_in_mid_epoch_counts_again(self):
         # 8 s of the first epoch in the first interval; 2.4 s left in the second, rounded to 2; then 10.
         assert self.finish(2.0, 8.0) == pytest.approx(8.0 + 2.0 + 6.0 + 4.0)

@@ -192,20 +192,3 @@ def test_the_training_time_ratio_of_a_long_job_is_that_of_its_closed_form():
     long = job(epochs=3600 * 5000 * 8 / 100, gpus=8, max_gpus=8)
     found = measure(played(make_cluster([long], linear_tables(delay=3600 * start), [8], failures=failures)))
     assert found["ettr"] == pytest.approx((1 - rate * (start + interval / 2)) / (1 + writing / interval), abs=0.003)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "error"),
-    [
-        ({"mtbf_hours": 5, "gpu_mtbf_hours": 5}, "got both"),
-        ({"gpu_mtbf_hours": 0.5}, "gpu_mtbf_hours: expected 0, or 1 and more"),
-        ({"mtbf_hours": 5, "checkpoint_interval": "young"}, "checkpoint_interval young needs checkpoint_seconds"),
-        ({"checkpoint_seconds": 5, "checkpoint_interval": "daly"}, "checkpoint_interval daly needs"),
-        ({"checkpoint_interval": "often"}, "0.001 or more.*, young or daly, got 'often'"),
-        ({"checkpoint_interval": 0}, "0.001 or more.*, young or daly, got 0"),
-        ({"restart_share": 1.5}, "restart_share"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(wrong, error):
-    with pytest.raises(ValueError, match=error):
-        FailureSettings(**wrong)

@@ -13,7 +13,7 @@ from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 
-from ..builders import PRICE, Case, Scripted, cases
+from ..builders import PRICE, Case, Scripted, cases, played
 
 WEIGHTS = RewardWeights(money=0.1)
 
@@ -70,11 +70,6 @@ class WatchedCluster(SimulatedCluster):
         assert self.up_gpus == (machines["size"] * machines["up"]).sum()
 
 
-def simulate(case: Case) -> tuple[WatchedCluster, RunRecord]:
-    cluster = WatchedCluster(case)
-    return cluster, run(cluster, make_policy(case.policy), case.queue, WEIGHTS, seed=case.seed)
-
-
 def held_seconds(record: RunRecord) -> FloatArray:
     """[M] GPU-seconds of every job, from the changes alone."""
     held = np.zeros(len(record.jobs.names))
@@ -111,7 +106,8 @@ def same(a: RunRecord, b: RunRecord) -> bool:
 @settings(max_examples=60)
 @given(cases())
 def test_every_run_adds_up(case: Case) -> None:
-    cluster, record = simulate(case)
+    cluster = WatchedCluster(case)
+    record = run(cluster, make_policy(case.policy), case.queue, WEIGHTS, seed=case.seed)
     jobs, changes, decisions = record.jobs, record.changes, record.decisions
     # Every job runs, once, and after it came.
     assert cluster.done
@@ -156,10 +152,11 @@ def test_every_run_adds_up(case: Case) -> None:
     assert (jobs.finish_time - jobs.submit_time >= jobs.alone_time * (1 - 1e-9) - rounding).all()
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(cases())
 def test_same_seed_same_run(case: Case) -> None:
-    assert same(simulate(case)[1], simulate(case)[1])
+    clusters = (SimulatedCluster(case.nodes, case.jobs, case.tables, case.settings, case.seed) for _ in range(2))
+    assert same(*(played(cluster, case.policy, case.queue, case.seed) for cluster in clusters))
 
 
 @settings(max_examples=30)
@@ -170,7 +167,14 @@ def test_a_skipped_decision_changes_nothing(case: Case) -> None:
     often = Scripted(asked, case.policy)
     often.reset = asked.reset
     assert not isinstance(often, StandingPolicy)
-    skipping = run(WatchedCluster(case), standing, case.queue, WEIGHTS, seed=case.seed)
-    asking = run(WatchedCluster(case), often, case.queue, WEIGHTS, seed=case.seed)
+    skipping, asking = (
+        played(
+            SimulatedCluster(case.nodes, case.jobs, case.tables, case.settings, case.seed),
+            decides,
+            case.queue,
+            case.seed,
+        )
+        for decides in (standing, often)
+    )
     assert len(skipping.decisions.time) <= len(asking.decisions.time)
     assert same(skipping, asking)

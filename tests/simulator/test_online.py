@@ -142,17 +142,12 @@ def test_what_is_shown_of_a_job_says_how_sure_it_is() -> None:
     assert sigma[0] > 3 * sigma[1] > 0.03
     exact = SimulatedCluster(NODES, [job()], tables(), SimulatorSettings()).state().jobs
     assert (exact.sizes_seen[0], exact.speed_sigma[0]) == (0.0, 0.0)
-    pollux = cluster_after(4, AS_POLLUX).state().jobs
-    assert (pollux.sizes_seen[0], pollux.speed_sigma[0]) == (1.0, 0.0), "its fit has no errors"
-
-
-def cluster_after(rounds: int, rules: BeliefRules) -> SimulatedCluster:
-    """One job with one GPU."""
-    cluster = online([job(epochs=90.0)], rules=rules)
-    for _ in range(rounds):
+    cluster = online([job(epochs=90.0)], rules=AS_POLLUX)
+    for _ in range(4):
         give(cluster, [1])
         cluster.advance()
-    return cluster
+    pollux = cluster.state().jobs
+    assert (pollux.sizes_seen[0], pollux.speed_sigma[0]) == (1.0, 0.0), "its fit has no errors"
 
 
 def test_jobs_that_share_their_fits_know_what_others_have_seen() -> None:

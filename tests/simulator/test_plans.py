@@ -1,8 +1,8 @@
 """Plans of parallelism: a job keeps its own or the best of each size, unless a policy names one, as `rubick` does."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +14,9 @@ from rlpto.core.jobs import Job
 from rlpto.io.errors import JobError, PolicyError, ProfileError
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.fitted import FittedProfiles
-from rlpto.performance.profiles import load_folder, shipped_folder
+from rlpto.performance.profiles import large_profiles
 from rlpto.performance.size_table import SizeTable
-from rlpto.performance.tables import JobType
+from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
@@ -30,10 +30,11 @@ BEST, ONE_BY_TWO, TWO_BY_TWO, GA = range(4)
 DELAY, STEPS = 100.0, 1000
 
 
-def profiles() -> FittedProfiles:
-    shipped = load_folder(shipped_folder(Path("llm")))["rubick-bert"]
+@cache
+def tables_of(models: tuple[str, ...], chosen: bool) -> SpeedTables:
+    shipped = large_profiles()["rubick-bert"]
     model = replace(shipped, name="m", kinds={}, throughput=SizeTable(plans=PLANS), rescale_delay=DELAY)
-    return FittedProfiles({"m": model})
+    return compile_tables(FittedProfiles({"m": model}), list(map(JobType, models)), 8, 8, choose_plans=chosen)
 
 
 def train(model: str, gpus: int, **more: object) -> Job:
@@ -44,8 +45,7 @@ def train(model: str, gpus: int, **more: object) -> Job:
 
 def cluster_of(*jobs: Job, chosen: bool = True) -> SimulatedCluster:
     jobs = tuple(replace(given, name=f"j{i}") for i, given in enumerate(jobs))
-    types = [JobType(model) for model in sorted({given.model for given in jobs})]
-    tables = compile_tables(profiles(), types, 8, 8, choose_plans=chosen)
+    tables = tables_of(tuple(sorted({given.model for given in jobs})), chosen)
     return SimulatedCluster((Node(8),), jobs, tables, SimulatorSettings(interval=10.0))
 
 
@@ -71,7 +71,7 @@ def test_another_plan_restarts_a_job_once(gpus: int, plan: int, seconds: float) 
     assert cluster.store.rescales.tolist() == [1]
 
 
-@settings(max_examples=20)  # tables are compiled for each
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(BEST, GA)), min_size=1, max_size=3), st.booleans())
 def test_no_job_gets_a_size_that_its_plan_lacks(wishes: list[tuple[int, int]], named: bool) -> None:
     cluster = cluster_of(*(train("m@1x2", 4) for _ in wishes))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
-from rlpto.core.external_load import BackgroundLoad, HeldByOthers, place_background
+from rlpto.core.external_load import BackgroundLoad, place_background
 from rlpto.core.loop import run
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ConfigError, JobError, PolicyError
@@ -59,8 +59,6 @@ class TestSlots:
         cluster = SimulatedCluster((Node(8, 1),), [job(0), job(1)], tables, SimulatorSettings())
         admitted = admit(cluster, [1, 1])
         assert (admitted.gpus.tolist(), admitted.servers.tolist()) == ([1, 0], [1, 0])
-
-    def test_servers_without_cpu_slots_anywhere_are_named(self) -> None:
         with pytest.raises(
             JobError, match="job job0 trains through 1 parameter servers, but the nodes have 0 CPU slots"
         ):
@@ -125,19 +123,5 @@ class TestBackground:
         assert (100.0, 8, [4, 4]) in seen
         assert record.jobs.finish_time.tolist() == pytest.approx([100 + 0.8 / 0.008])
         assert record.capacity == 8
-
-    def test_a_node_that_is_down_meanwhile_comes_back_whole(self) -> None:
-        from rlpto.simulator.settings import FailureSettings
-
-        failing = SimulatorSettings(failures=FailureSettings(mtbf_hours=0.1, mttr_hours=0.05))
-        held = [HeldByOthers(0, 2, 0, 500.0), HeldByOthers(1, 4, 0, 700.0)]
-        jobs = [job(epochs=5.0)]
-        cluster = SimulatedCluster((Node(4), Node(4)), jobs, linear_tables(0.001), failing, 3, background=held)
-        played(cluster, "fifo")
-        assert cluster.time > 700
-        up = [node.up for node in cluster.shape]
-        assert cluster.up_gpus == 4 * sum(up) == cluster.shape.up_gpus
-
-    def test_more_than_there_is_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"workload\.background: 5 GPUs until 9 s, but the nodes have 4 left"):
             place_background([BackgroundLoad(gpus=5, until=9.0)], ClusterShape((Node(4),)))

@@ -20,15 +20,12 @@ def nodes(*numbers: int) -> np.ndarray:
     return np.array(numbers, dtype=np.int64)
 
 
-class TestWhoIsWhere:
-    def test_workers_take_the_emptiest_gpus(self) -> None:
-        shared = SharedGpus(np.array([4]), 0.5)
-        assert shared.factors({0: nodes(0, 0)}) == {0: 1.0}
-        assert shared.factors({0: nodes(0, 0), 1: nodes(0, 0)}) == {0: 1.0, 1: 1.0}
-        # A third is next to the first, and a fourth, on all GPUs, waits for its slowest worker.
-        three = shared.factors({0: nodes(0, 0), 1: nodes(0, 0), 2: nodes(0)})
-        assert three == {0: 1 / 1.5, 1: 1.0, 2: 1 / 1.5}
-        assert shared.factors({0: nodes(0, 0), 1: nodes(0, 0), 2: nodes(0), 3: nodes(0, 0, 0, 0)})[3] == 1 / 2.0
+def test_workers_take_the_emptiest_gpus() -> None:
+    shared, two = SharedGpus(np.array([4]), 0.5), {0: nodes(0, 0), 1: nodes(0, 0)}
+    assert shared.factors(two) == {0: 1.0, 1: 1.0}
+    # A third is next to the first, and a fourth, on all GPUs, waits for its slowest worker.
+    assert shared.factors(two | {2: nodes(0)}) == {0: 1 / 1.5, 1: 1.0, 2: 1 / 1.5}
+    assert shared.factors(two | {2: nodes(0), 3: nodes(0, 0, 0, 0)})[3] == 1 / 2.0
 
 
 class TestSpeed:
@@ -40,6 +37,8 @@ class TestSpeed:
         assert record.jobs.finish_time.tolist() == pytest.approx([150.0, 200.0])
         assert record.jobs.alone_time.tolist() == pytest.approx([100.0, 100.0])
         assert record.capacity == 2
+        with pytest.raises(JobError, match=r"job job0: max_gpus 3, expected at most 2, .* \(simulator.share 2\)"):
+            make_cluster([job(gpus=3)], linear_tables(), (2, 4), share=2)
 
     def test_the_speed_shown_is_that_next_to_the_neighbours(self) -> None:
         cluster = make_cluster([job(0), job(1)], linear_tables(), (1,), share=2, share_slowdown=1.0)
@@ -71,8 +70,3 @@ class TestSpeed:
         assert np.isfinite(record.jobs.finish_time).all()
         assert (record.jobs.finish_time - record.jobs.submit_time >= 0.999 * record.jobs.alone_time).all()
         np.testing.assert_allclose(cluster.store.scale, tables.samples[0] / cluster.store.data_size)
-
-
-def test_a_job_that_would_hold_a_gpu_twice_is_refused() -> None:
-    with pytest.raises(JobError, match=r"job job0: max_gpus 3, expected at most 2, .* \(simulator.share 2\)"):
-        make_cluster([job(gpus=3)], linear_tables(), (2, 4), share=2)

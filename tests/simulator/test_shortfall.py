@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from rlpto.core.loop import run
 from rlpto.core.queues import QueueSettings
-from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray
 from rlpto.policies.registry import make_policy
@@ -63,17 +62,14 @@ def test_how_often_one_looks_changes_nothing(seed: int, growth: str, failing: bo
     assert reached == pytest.approx(reached_fine, rel=1e-7, nan_ok=True)
 
 
-def played(interval: float = 60.0, policy: str = "equal_share", **rules: object) -> RunRecord:
-    """Random jobs under a policy that gives and takes."""
-    jobs = random_jobs(3, 25, 4, 8)
-    cluster = make_cluster(jobs, random_tables(3, 8, 5.0), [4, 4], interval=interval, **rules)
-    return run(cluster, make_policy(policy), QueueSettings(), RewardWeights(shortfall=2.0, classes=(3.0, 2.0, 1.0)))
-
-
 @pytest.mark.parametrize("growth", ["pause", "overlap"])
 def test_records_agree_with_themselves(growth: str) -> None:
     """Levels come in order between start and finish, and what is lost lies between what they allow."""
-    record = played(growth=growth, decide_on="events")
+    cluster = make_cluster(
+        random_jobs(3, 25, 4, 8), random_tables(3, 8, 5.0), [4, 4], growth=growth, decide_on="events"
+    )
+    weights = RewardWeights(shortfall=2.0, classes=(3.0, 2.0, 1.0))
+    record = run(cluster, make_policy("equal_share"), QueueSettings(), weights)
     jobs = record.jobs
     times = np.stack([jobs.start_time, jobs.reached_90, jobs.reached_95, jobs.reached_99, jobs.finish_time])
     assert (np.diff(times, axis=0) >= -1e-9).all()

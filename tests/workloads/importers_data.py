@@ -91,43 +91,33 @@ ncf-2,135,ncf,1,32768
 """
 
 
-def philly_job(name: str, submitted: str, attempts: list[dict[str, object]]) -> dict[str, object]:
-    return {
-        "status": "Pass",
-        "vc": "ee9e8c",
-        "jobid": name,
-        "attempts": attempts,
-        "submitted_time": submitted,
-        "user": "ce2f4c",
-    }
-
-
-def philly_attempt(start: str | None, end: str | None, *machines: int) -> dict[str, object]:
-    detail = [{"ip": f"m{i}", "gpus": [f"gpu{k}" for k in range(gpus)]} for i, gpus in enumerate(machines)]
-    return {"start_time": start, "end_time": end, "detail": detail}
+def philly_job(name: str, submitted: str, *attempts: tuple[str | None, str | None, list[int]]) -> dict[str, object]:
+    """attempts: start, end, and GPUs by machine."""
+    found = [
+        {
+            "start_time": start,
+            "end_time": end,
+            "detail": [{"ip": f"m{i}", "gpus": [f"gpu{k}" for k in range(gpus)]} for i, gpus in enumerate(machines)],
+        }
+        for start, end, machines in attempts
+    ]
+    job = {"status": "Pass", "vc": "ee9e8c", "jobid": name, "attempts": found}
+    return job | {"submitted_time": submitted, "user": "ce2f4c"}
 
 
 PHILLY_JOBS = [
     philly_job(
-        "application_1_retried",
-        "2017-10-07 01:11:39",
-        [
-            philly_attempt("2017-10-07 01:12:09", "2017-10-07 01:13:23", 8),
-            philly_attempt("2017-10-07 01:13:30", "2017-10-07 02:13:30", 8, 8),
-        ],
+        *("application_1_retried", "2017-10-07 01:11:39"),
+        ("2017-10-07 01:12:09", "2017-10-07 01:13:23", [8]),
+        ("2017-10-07 01:13:30", "2017-10-07 02:13:30", [8, 8]),
     ),
-    philly_job("application_2_never", "2017-10-07 01:00:00", []),
-    philly_job("application_3_running", "2017-10-07 01:20:00", [philly_attempt("2017-10-07 01:30:00", None, 1)]),
+    philly_job("application_2_never", "2017-10-07 01:00:00"),
+    philly_job("application_3_running", "2017-10-07 01:20:00", ("2017-10-07 01:30:00", None, [1])),
+    philly_job("application_4_cpu", "2017-10-07 01:20:00", ("2017-10-07 01:30:00", "2017-10-07 01:31:00", [])),
     philly_job(
-        "application_4_cpu", "2017-10-07 01:20:00", [philly_attempt("2017-10-07 01:30:00", "2017-10-07 01:31:00")]
-    ),
-    philly_job(
-        "application_5_gap",
-        "2017-10-07 01:21:00",
-        [
-            philly_attempt("2017-10-07 01:30:00", None, 2),
-            philly_attempt("2017-10-07 01:40:00", "2017-10-07 01:41:00", 2),
-        ],
+        *("application_5_gap", "2017-10-07 01:21:00"),
+        ("2017-10-07 01:30:00", None, [2]),
+        ("2017-10-07 01:40:00", "2017-10-07 01:41:00", [2]),
     ),
 ]
 PHILLY = json.dumps(PHILLY_JOBS, indent=1)

@@ -50,15 +50,6 @@ def shown(trace: Trace, capacity: int | None = None) -> str:
     return console.export_text()
 
 
-def test_tables_show_the_figures() -> None:
-    text = shown(two_weeks(), 10)
-    for part in ("338", "two weeks", "2017-10-03 00:30:00", "253", "74.85%", "85", "25.15%", "load on 10 GPUs"):
-        assert part in text
-    durations = dict(line.split("│")[1:3] for line in text.split("Durations")[1].splitlines() if "│" in line)
-    by_level = {level.strip(): duration.strip() for level, duration in durations.items()}
-    assert (by_level["1%"], by_level["99%"], by_level["mean"]) == ("30 min", "90 min", "60 min")
-
-
 def test_traces_with_little_in_them() -> None:
     lone = make_trace({"name": ["a"], "submit_time": [5.0]}, source="lone")
     found = figures(lone, capacity=4)

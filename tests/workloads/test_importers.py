@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from rlpto.io.errors import TraceError
-from rlpto.workloads.importers import detect_format, format_names, import_trace
+from rlpto.workloads.importers import detect_format, import_trace
 from rlpto.workloads.importers.base import NEVER_RAN
 
 from . import importers_data as data
@@ -36,70 +36,53 @@ def file(tmp_path):
     return write
 
 
-def test_every_format_has_a_sample() -> None:
-    assert set(SAMPLES) == set(format_names())
+READ = [
+    ("philly", data.PHILLY, [16, 1, 2], [74 + 3600, np.nan, 60], [0, 501, 561], "2017-10-07 01:11:39", (1, [62])),
+    (
+        *("philly_csv", data.PHILLY_CSV, [2, 8, 1], [10, 2951, 66]),
+        *([0, 540_783, 6 * 86_400 + 7 * 3600 + 115], "2017-10-03 00:00:00", (0, [])),
+    ),
+    ("helios", data.HELIOS, [1, 4], [36_848, 249], [0, 26], "2020-06-09 18:41:01", (1, [5])),
+    ("pai", data.PAI, [1, 2], [1200, 30], [0, 60], None, (1, [])),  # shares of a GPU are rounded up
+    # 5 x 25 % + 100 % = 2.25 GPUs; the clock is that of China.
+    *(
+        ("pai_tasks", header + data.PAI_TASKS, [3, 1, 2], [200, 38, np.nan], [0, 52, 290], "1970-01-21 11:05:10", left)
+        for header, left in (("", (1, [6])), (data.PAI_TASKS_HEADER, (1, [7])))
+    ),
+    (
+        *("microsoft", data.MICROSOFT, [16, 1, 8], [288_476, 292_893, 311_900]),
+        *([0, 3, 70], "2021-03-04 01:36:50", (0, [])),
+    ),
+    (
+        *("openb", data.OPENB, [1, 1, 8], [12_537_496, 12_902_960 - 427_070, 62]),
+        *([0, 427_061, 10_019_980], None, (1, [5])),
+    ),
+    # The clusters' clock, and the time that jobs ran.
+    ("acme", data.KALOS, [64, 8], [8, 60], [0, 1680], "2023-05-17 19:00:58", (1, [4])),
+    ("acme", data.SEREN, [8], [117], [0], "2023-03-01 00:18:22", (0, [])),
+    ("swf", data.SWF, [128, 8], [5732, 60], [0, 700], "2006-01-01 00:00:24", (1, [6])),  # Paris is ahead of UTC
+]
+"""Formats, files, and what is read: GPUs, durations, submissions, the origin, jobs without GPUs and lines left out."""
 
 
-def test_philly_json(file) -> None:
-    result = import_trace("philly", file(data.PHILLY))
-    trace = result.trace
-    assert trace.texts("name") == ["application_1_retried", "application_3_running", "application_5_gap"]
-    assert trace.gpus.tolist() == [16, 1, 2]
-    np.testing.assert_array_equal(trace.duration, [74 + 3600, np.nan, 60])
-    assert trace.submit_time.tolist() == [0.0, 501.0, 561.0]
-    assert trace.origin == pd.Timestamp("2017-10-07 01:11:39")
-    assert (trace.texts("group")[0], trace.texts("user")[0]) == ("ee9e8c", "ce2f4c")
-    assert result.cpu_jobs == 1
-    assert [bad.reason for bad in result.skipped] == [NEVER_RAN]
-    assert '"status"' in data.PHILLY.splitlines()[result.skipped[0].line]
-    assert result.reasons() == {NEVER_RAN: 1}
+@pytest.mark.parametrize(("name", "text", "gpus", "duration", "submit", "origin", "left_out"), READ)
+def test_a_file_is_read(name, text, gpus, duration, submit, origin, left_out, file) -> None:
+    result = import_trace(name, file(text))
+    assert result.trace.gpus.tolist() == gpus
+    np.testing.assert_array_equal(result.trace.duration, duration)
+    assert result.trace.submit_time.tolist() == submit
+    assert result.trace.origin == (None if origin is None else pd.Timestamp(origin))
+    assert (result.cpu_jobs, list(result.skipped)) == (left_out[0], [(line, NEVER_RAN) for line in left_out[1]])
 
 
-def test_philly_csv(file) -> None:
-    trace = import_trace("philly_csv", file(data.PHILLY_CSV)).trace
-    assert trace.origin == pd.Timestamp("2017-10-03 00:00:00")
-    assert trace.gpus.tolist() == [2, 8, 1]
-    assert trace.duration.tolist() == [10.0, 2951.0, 66.0]
-    assert trace.submit_time[2] == 6 * 86400 + 7 * 3600 + 115
-    assert trace.texts("group") == ["6c71a0", "6214e9", "11cb48"]
+def test_names_users_and_groups_are_kept(file) -> None:
+    philly, helios = (import_trace(name, file(SAMPLES[name])).trace for name in ("philly", "helios"))
+    assert philly.texts("name") == ["application_1_retried", "application_3_running", "application_5_gap"]
+    assert (philly.texts("group")[0], philly.texts("user")[0]) == ("ee9e8c", "ce2f4c")
+    assert (helios.texts("name"), helios.texts("group")) == (["1425511", "1425512"], ["vcJkd", "vchbv"])
 
 
-def test_helios(file) -> None:
-    result = import_trace("helios", file(data.HELIOS))
-    trace = result.trace
-    assert trace.texts("name") == ["1425511", "1425512"]
-    assert (trace.gpus.tolist(), trace.duration.tolist()) == ([1, 4], [36848.0, 249.0])
-    assert trace.origin == pd.Timestamp("2020-06-09 18:41:01")
-    assert (result.cpu_jobs, list(result.skipped)) == (1, [(5, NEVER_RAN)])
-
-
-def test_pai_rounds_shares_of_a_gpu_up(file) -> None:
-    result = import_trace("pai", file(data.PAI))
-    assert result.trace.gpus.tolist() == [1, 2]
-    assert result.trace.submit_time.tolist() == [0.0, 60.0]
-    assert result.trace.texts("group") == ["MISC", "T4"]
-    assert (result.cpu_jobs, result.trace.origin) == (1, None)
-
-
-@pytest.mark.parametrize("header", ["", data.PAI_TASKS_HEADER])
-def test_pai_tasks_make_one_job(file, header) -> None:
-    result = import_trace("pai_tasks", file(header + data.PAI_TASKS))
-    trace = result.trace
-    assert trace.texts("name") == ["77aa0011", "4f057009", "88bb0022"]
-    assert trace.gpus.tolist() == [3, 1, 2]  # 5 x 25 % + 100 % = 2.25 GPUs
-    np.testing.assert_array_equal(trace.duration, [200.0, 38.0, np.nan])
-    assert trace.submit_time.tolist() == [0.0, 52.0, 290.0]
-    assert trace.origin == pd.Timestamp(1739110, unit="s") + pd.Timedelta(hours=8)
-    assert result.cpu_jobs == 1
-    assert list(result.skipped) == [(6 + bool(header), NEVER_RAN)]
-
-
-def test_microsoft(file) -> None:
-    trace = import_trace("microsoft", file(data.MICROSOFT)).trace
-    assert (trace.gpus.tolist(), trace.duration.tolist()) == ([16, 1, 8], [288476.0, 292893.0, 311900.0])
-    assert trace.submit_time.tolist() == [0.0, 3.0, 70.0]
-    assert trace.origin == pd.Timestamp("2021-03-04 01:36:50")
-    assert trace.texts("name") == ["microsoft-2", "microsoft-3", "microsoft-4"]
+def test_microsoft_knows_models_and_batch_sizes_of_jobs_that_were_used_in_a_study(file) -> None:
     used = file(data.MICROSOFT_USED)
     trace = import_trace(detect_format(used), used).trace
     assert (trace.gpus.tolist(), trace.duration.tolist()) == ([4], [3890.0])
@@ -108,39 +91,10 @@ def test_microsoft(file) -> None:
         import_trace("microsoft", file(data.MICROSOFT_USED.replace("duration", "gpu_type")))
 
 
-def test_openb(file) -> None:
-    result = import_trace("openb", file(data.OPENB))
-    assert result.trace.gpus.tolist() == [1, 1, 8]
-    assert result.trace.duration.tolist() == [12537496.0, 12902960.0 - 427070, 62.0]
-    assert result.trace.submit_time.tolist() == [0.0, 427061.0, 10019980.0]
-    assert (result.cpu_jobs, list(result.skipped)) == (1, [(5, NEVER_RAN)])
-
-
-def test_acme_uses_the_clusters_clock_and_the_time_it_ran(file) -> None:
-    result = import_trace("acme", file(data.KALOS))
-    assert result.trace.duration.tolist() == [8.0, 60.0]
-    assert result.trace.gpus.tolist() == [64, 8]
-    assert result.trace.origin == pd.Timestamp("2023-05-17 19:00:58")
-    assert (result.cpu_jobs, list(result.skipped)) == (1, [(4, NEVER_RAN)])
-    seren = import_trace("acme", file(data.SEREN)).trace
-    assert seren.origin == pd.Timestamp("2023-03-01 00:18:22")
-    assert seren.duration.tolist() == [117.0]
-
-
 @pytest.mark.parametrize("zone", ["Nowhere/Else", "a" * 5000, "../etc", "Europe"])
 def test_a_time_zone_that_there_is_not_counts_as_none(zone: str, file) -> None:
     result = import_trace("swf", file(data.SWF.replace("Europe/Paris", zone)))
     assert result.trace.origin == import_trace("swf", file(data.SWF.replace("; TimeZoneString", ";"))).trace.origin
-
-
-def test_swf(file) -> None:
-    result = import_trace("swf", file(data.SWF))
-    trace = result.trace
-    assert (trace.texts("name"), trace.gpus.tolist()) == (["1", "3"], [128, 8])
-    assert trace.duration.tolist() == [5732.0, 60.0]
-    assert (trace.texts("user"), trace.texts("group")) == (["3", ""], ["2", ""])
-    assert trace.origin == pd.Timestamp("2006-01-01 00:00:24")  # Paris is an hour ahead of UTC
-    assert (result.cpu_jobs, list(result.skipped)) == (1, [(6, NEVER_RAN)])
 
 
 def test_pollux_keeps_its_own_second_zero(file) -> None:
@@ -184,20 +138,15 @@ BROKEN = [
     ("philly_csv", "2017-10-09 07:01:55,66.0,1,66.0,11cb48", "2017-10-09 07:01:55,66.0,1", 2, "3 fields, expected 5"),
     ("philly_csv", "07:01:55,66.0", "07:01:55,-66.0", 2, "duration '-66.0', expected a number, 0 or more"),
     ("philly_csv", "2951.0,8,", "2951.0,eight,", 3, "num_gpus 'eight', expected an integer"),
-    ("philly_csv", "2951.0,8,", "2951.0,1.5,", 3, "num_gpus '1.5', expected an integer"),
-    ("philly_csv", "2017-10-03 00:00:00", "2017-13-03 00:00:00", 4, "timestamp '2017-13-03 00:00:00', expected a date"),
     ("philly_csv", "6c71a0", '"6c71a0', 4, "quotes that do not close, expected 5 fields"),
     ("helios", "vchbv,4,16", "vchbv,-4,16", 3, "gpu_num '-4', expected an integer, 0 or more"),
     ("helios", "2020-06-09 18:41:27,2020", "yesterday,2020", 3, "submit_time 'yesterday', expected a date"),
     ("pai", "7592,2,160,", "7592,2,,", 3, "submit_time '', expected a number"),
     ("pai_tasks", "1739200.0", "1739100.0", 1, "end_time 1.7391e+06, expected start_time"),
-    ("pai_tasks", "25.0,T4", "-25.0,T4", 3, "plan_gpu '-25.0', expected a number, 0 or more"),
     ("microsoft", "5813,292893", "5813,long", 3, "duration 'long', expected a number, 0 or more"),
-    ("microsoft", "5880,311900,8", "5880,311900,", 4, "num_gpu '', expected an integer, 0 or more"),
     ("openb", "10020052,10019990", "10019980,10019990", 6, "deletion_time '10019980', expected scheduled_time '100199"),
     ("acme", "2023-05-17 11:01:16+00:00,2023", "2023-05-17 10:01:16+00:00,2023", 2, "end_time '2023-05-17 10:01:16"),
     ("swf", "  700     10     60", "  700     10     sixty", 7, "run time 'sixty', expected a number, -1 or more"),
-    ("swf", "1   3   1   1   2 -1 -1 -1", "1   3   1", 5, "13 columns, expected 18"),
     ("pollux", "ncf-2,135", "ncf-2,-135", 4, "time '-135', expected a number, 0 or more"),
     ("pollux", "110,deepspeech2", "110,", 3, "application is empty, expected the name of a model"),
 ]
@@ -224,11 +173,9 @@ def test_a_broken_line_is_named_and_can_be_skipped(name, whole, broken, line, re
     ("change", "reason"),
     [
         (lambda jobs: jobs[0].pop("attempts"), "key attempts missing"),
-        (lambda jobs: jobs[0].update(attempts="none"), "attempts 'none', expected a list"),
         (lambda jobs: jobs[0].update(attempts=[{"detail": 3}]), "detail '3', expected a list of machines"),
         (lambda jobs: jobs[0].update(submitted_time="soon"), "submitted_time 'soon', expected a date"),
         (lambda jobs: jobs[0]["attempts"][0].update(end_time="2016-01-01 00:00:00"), "end_time 2016-01-01 00:00:00 "),
-        (lambda jobs: jobs[0]["attempts"][0].update(start_time="x"), "start_time 'x', expected a date"),
         (lambda jobs: jobs.__setitem__(0, 5), "record '5', expected an object"),
     ],
 )
@@ -252,7 +199,6 @@ def test_a_broken_philly_record_is_named_by_its_line(change, reason, file) -> No
         ('{"jobid": "a"}', ":1: begins with .*, expected a JSON list of jobs"),
         ('[\n{"jobid": "a"}\n{"jobid": "b"}]', ":3: .*expected a comma or the end"),
         ('[{"jobid": "a"},', ":1: not valid JSON"),
-        ("[" * 100_000, ":1: not valid JSON"),
         ("[]", "an empty list"),
     ],
 )
@@ -270,30 +216,15 @@ def test_a_missing_column_is_named(name, file) -> None:
         import_trace(name, path)
 
 
-@pytest.mark.parametrize("name", ["philly", "pai_tasks", "helios", "swf"])
-def test_unreadable_files_give_one_clear_line(name, tmp_path) -> None:
-    header = SAMPLES[name].partition("\n")[0] + "\n"
-    cases = {
-        "empty": (b"", "the file is empty"),
-        "blank": (b" \n\n", "the file is empty"),
-        "binary": (bytes(range(256)) * 20, "not a text in UTF-8"),
-        "nul": (b"a,b\n\0\0", ":2: not a text in UTF-8"),
-        "torn": (gzip.compress(b"x" * 10_000)[:-9], "broken gzip data"),
-        "noise": (np.random.default_rng(0).integers(32, 127, 5_000).astype(np.uint8).tobytes(), "expected"),
-    }
-    if name not in ("philly", "pai_tasks"):
-        cases["header only"] = (b"; a comment\n" if name == "swf" else header.encode(), "expected")
-    for case, (content, reason) in cases.items():
-        path = tmp_path / case
-        path.write_bytes(content)
-        with pytest.raises(TraceError, match=reason) as caught:
-            import_trace(name, path)
-        assert str(path) in str(caught.value), case
-        assert "\n" not in str(caught.value), case
-    with pytest.raises(TraceError, match="no such file"):
-        import_trace(name, tmp_path / "missing")
-    with pytest.raises(TraceError, match="is a directory"):
-        import_trace(name, tmp_path)
+@pytest.mark.parametrize("name", ["philly", "helios"])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b" \n\n", "the file is empty"), (gzip.compress(b"x" * 10_000)[:-9], "broken gzip data"), (b"a,b\n\0", "UTF-8")],
+)
+def test_unreadable_files_give_one_clear_line(name, content, reason, tmp_path) -> None:
+    (tmp_path / "f").write_bytes(content)
+    with pytest.raises(TraceError, match=f"f:.*{reason}"):
+        import_trace(name, tmp_path / "f")
 
 
 def test_a_file_without_gpu_jobs_says_what_it_holds(file) -> None:
@@ -302,25 +233,15 @@ def test_a_file_without_gpu_jobs_says_what_it_holds(file) -> None:
         import_trace("philly_csv", file(text), skip_bad_lines=True)
 
 
-def test_unknown_formats_get_a_suggestion(file) -> None:
+def test_unknown_formats_get_a_suggestion_and_quoted_fields_are_understood(file) -> None:
     with pytest.raises(TraceError, match="unknown trace format 'phily', did you mean philly"):
         import_trace("phily", file(data.PHILLY))
     with pytest.raises(TraceError, match="no known trace format"):
         detect_format(file("a,b\n1,2\n"))
-
-
-def test_quoted_fields_are_understood(file) -> None:
     quoted = "\n".join(",".join(f'"{field}"' for field in line.split(",")) for line in data.HELIOS.splitlines())
     quoted = quoted.replace('"vchbv"', '"vc,hbv"')
     trace = import_trace("helios", file(quoted)).trace
     assert trace.texts("group") == ["vcJkd", "vc,hbv"]
-
-
-def test_the_whole_philly_csv(shared_data) -> None:
-    result = import_trace("philly_csv", shared_data / "traces" / "philly.csv.gz")
-    assert len(result.trace) == 64_483
-    assert result.skipped == ()
-    assert result.trace.origin == pd.Timestamp("2017-09-04 10:30:41")
 
 
 @pytest.mark.parametrize(
@@ -330,7 +251,6 @@ def test_the_whole_philly_csv(shared_data) -> None:
         ("philly_csv", "2951.0,8,", "1e18,8,", 3, "duration '1e18', expected a number"),
         ("philly_csv", "2017-10-03", "9999-10-03", 4, "timestamp '9999-10-03 00:00:00', expected a date .* to 2100"),
         ("philly_csv", "2017-10-03", "1971-10-03", 4, "submitted more than 20 years from other jobs"),
-        ("philly_csv", "duration,num_gpus", "num_gpus,num_gpus", 1, "column duration missing"),
         ("philly_csv", "gpu_time", "num_gpus", 1, "column num_gpus given twice"),
         ("helios", "2020-06-09 18:41:27,2020", "2262-06-09 18:41:27,2020", 3, "submit_time '2262-06-09"),
         ("swf", "UnixStartTime: ", "UnixStartTime: 99999999999", 2, "UnixStartTime 99999999999"),

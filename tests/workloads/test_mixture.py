@@ -87,9 +87,6 @@ def test_a_size_at_which_a_model_does_not_run_is_named() -> None:
     experiment = Experiment(llm(mixture=[wrong], load=0.01))
     with pytest.raises(JobError, match=r"model mpt-70b does not run on 8 GPUs; expected one of 32, 64, 128"):
         experiment.jobs(experiment.windows("test")[0], 0)
-
-
-def test_a_model_without_a_profile_is_named() -> None:
-    wrong = {"name": "a", "share": 1, "minutes": [3, 9], "models": {"mpt-8b": {8: 1}}}
+    wrong["models"] = {"mpt-8b": {8: 1}}
     with pytest.raises(ProfileError, match="mpt-8b"):
         Experiment(llm(mixture=[wrong], load=0.01)).tables()

@@ -50,30 +50,20 @@ def test_make_trace_sorts_fills_and_names_uniquely() -> None:
     assert len(set(again.texts("name"))) == 4
 
 
-def test_parquet_round_trip(tmp_path) -> None:
-    trace = small_trace()
-    path = tmp_path / "sub" / "trace.parquet"
-    write_trace(trace, path)
-    again = read_trace(path)
-    pd.testing.assert_frame_equal(again.jobs, trace.jobs, check_dtype=False)
-    assert (again.origin, again.source) == (trace.origin, trace.source)
-    assert is_trace_file(path)
-    assert [file.name for file in path.parent.iterdir()] == ["trace.parquet"]
-
-
 @settings(max_examples=15)
 @given(st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1e6) | st.just(np.nan), st.integers(1, 512)), max_size=20))
 def test_any_trace_survives_the_round_trip(tmp_path_factory, rows) -> None:
     submit, duration, gpus = zip(*rows, strict=True) if rows else ((), (), ())
     names = [f"job {i}" for i in range(len(rows))]
-    trace = make_trace({"name": names, "submit_time": submit, "duration": duration, "gpus": gpus}, source="drawn")
-    path = tmp_path_factory.mktemp("traces") / "t.parquet"
-    write_trace(trace, path)
-    again = read_trace(path)
-    np.testing.assert_array_equal(again.duration, trace.duration)
-    np.testing.assert_array_equal(again.submit_time, trace.submit_time)
-    assert again.texts("name") == trace.texts("name")
-    assert again.origin is None
+    columns = {"name": names, "submit_time": submit, "duration": duration, "gpus": gpus}
+    path = tmp_path_factory.mktemp("traces") / "sub" / "t.parquet"
+    for trace in (small_trace(), make_trace(columns, source="drawn")):
+        write_trace(trace, path)
+        again = read_trace(path)
+        pd.testing.assert_frame_equal(again.jobs, trace.jobs, check_dtype=False)
+        assert (again.origin, again.source) == (trace.origin, trace.source)
+    assert is_trace_file(path)
+    assert [file.name for file in path.parent.iterdir()] == ["t.parquet"]
 
 
 def test_slice_starts_anew_at_its_start_and_moves_the_origin() -> None:
@@ -90,10 +80,8 @@ def test_slice_starts_anew_at_its_start_and_moves_the_origin() -> None:
     ("column", "values", "reason"),
     [
         ("submit_time", [0.0, -1.0], "submit_time -1"),
-        ("submit_time", [0.0, np.inf], "submit_time inf"),
         ("duration", [1.0, -2.0], "job b: duration -2.0, expected 0 to 1.26144e"),
         ("gpus", [1, 0], "job b: gpus 0, expected 1 to 1,000,000"),
-        ("priority", [3, 0], "job a: priority 3, expected -1 to 2"),
         ("metric", ["", "speed"], "job b: metric speed, expected one of goodput, throughput, efficiency"),
         ("stop", ["0.1/0.1/0", "-1/0.1"], "job b: stop -1/0.1, expected gain/over or gain/over/after"),
     ],
@@ -115,21 +103,12 @@ def test_unsorted_or_incomplete_frames_are_refused() -> None:
 def test_foreign_files_are_refused_in_one_line(tmp_path) -> None:
     foreign = tmp_path / "foreign.parquet"
     pq.write_table(pa.table({"x": [1]}), foreign)
-    text = tmp_path / "text.parquet"
-    text.write_text("name,submit\n")
     newer = tmp_path / "newer.parquet"
     table = pa.table({"x": [1]}).replace_schema_metadata({b"rlpto.trace": b'{"schema": 99}'})
     pq.write_table(table, newer)
-    for path, reason in (
-        (foreign, "not a trace"),
-        (text, "not a parquet file"),
-        (newer, "schema 99, expected 1"),
-        (tmp_path / "none.parquet", "no such file"),
-    ):
-        with pytest.raises(TraceError, match=reason) as caught:
+    for path, reason in ((foreign, "not a trace"), (newer, "schema 99, expected 1")):
+        with pytest.raises(TraceError, match=rf"{path.name}.*{reason}"):
             read_trace(path)
-        assert str(path) in str(caught.value)
-        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("gpus", [[[]], [[1]], [[1, 2]]])
@@ -157,18 +136,6 @@ def test_jobs_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert read_jobs(tmp_path / "jobs.parquet") == WINDOWS
     assert digest_of(WINDOWS) == digest_of(read_jobs(tmp_path / "jobs.parquet"))
     assert digest_of(WINDOWS) != digest_of({**WINDOWS, "second": [replace(JOBS[0], submit_time=0.3)]})
-
-
-def test_what_is_no_such_file_is_refused_in_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.parquet"
-    with pytest.raises(TraceError, match="no such file"):
-        read_jobs(path)
-    path.write_bytes(b"PAR1 but no more")
-    with pytest.raises(TraceError, match="expected a parquet file of frozen jobs"):
-        read_jobs(path)
-    write_jobs({}, path)
-    with pytest.raises(TraceError, match="no jobs"):
-        read_jobs(path)
 
 
 def test_an_experiment_takes_its_windows_from_the_file(tmp_path: Path) -> None:
