@@ -22,7 +22,7 @@ from rlpto.store.events import add_event
 from rlpto.store.jobs import change_job
 from rlpto.store.logs import OutputLog, job_folder
 from rlpto.store.rows import insert, put
-from tests.service.web.helpers import Answering, fill, make_settings
+from tests.service.web.helpers import fill, make_settings, scheduler_answers
 from tests.service.web.serving import WebProcess, web_process
 
 
@@ -40,7 +40,7 @@ class Running:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     settings = make_settings(tmp_path_factory.mktemp("service"))
     tokens = fill(settings)
-    with web_process(settings) as web, Answering(settings.database):
+    with web_process(settings) as web, scheduler_answers(settings.database):
         yield Running(web, settings.folder, tokens, Store(settings.database))
 
 

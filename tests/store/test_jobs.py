@@ -1,6 +1,6 @@
-from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,14 +21,14 @@ ONE = NewJob(
     labelled=st.booleans(),
 )
 def test_pages_hold_every_job_once(
-    new_store: Callable[[], Store],
+    tmp_path_factory: pytest.TempPathFactory,
     data: list[tuple[str, str, bool]],
     limit: int,
     owner: str | None,
     states: list,
     labelled: bool,
 ) -> None:
-    store = new_store()
+    store = Store(tmp_path_factory.mktemp("store") / "service.sqlite", durable=False)
     expected = []
     for name, state, has_label in data:
         job = insert_job(store, replace(ONE, owner=name, labels={"a": "b"} if has_label else {}), 1.0)

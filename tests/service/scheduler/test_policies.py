@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,9 @@ import pytest
 from rlpto.core.cluster import ClusterState
 from rlpto.core.policy import Policy
 from rlpto.io.arrays import IntArray
+from rlpto.io.errors import ConfigError
 from rlpto.policies.registry import make_policy
+from rlpto.service.scheduler.policy_catalogue import PolicyWarmup
 from rlpto.store.database import StoreError
 from rlpto.store.requests import answer, switch_in_force
 from rlpto.store.status import decisions
@@ -88,3 +93,40 @@ def test_a_database_that_cannot_be_used_is_no_fault_of_the_policy(tmp_path: Path
     with pytest.raises(StoreError, match="locked"):
         service.until(jobs[-1], "finished")
     assert [one.policy for one in service.switches()] == ["las"]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    by = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < by
+        time.sleep(0.005)
+
+
+def test_nobody_waits_for_a_policy_that_is_made_ready() -> None:
+    go_on, begun = threading.Event(), list[str]()
+
+    def make_ready(spec: str) -> None:
+        begun.append(spec)
+        go_on.wait(10)
+
+    warmup = PolicyWarmup(make_ready, print)
+    assert not warmup("pollux")
+    assert not warmup("planner")
+    until(lambda: begun == ["pollux"])
+    assert not warmup("pollux")
+    go_on.set()
+    until(lambda: warmup("planner"))
+    assert warmup("pollux")
+    assert begun == ["pollux", "planner"], "each once"
+
+
+def test_one_that_cannot_be_made_is_asked_for_no_less() -> None:
+    said = list[str]()
+
+    def refuse(_: str) -> None:
+        raise ConfigError("no such\nrun")
+
+    warmup = PolicyWarmup(refuse, said.append)
+    warmup.now("agent:run=x")
+    assert warmup("agent:run=x")
+    assert said == ["policy agent:run=x cannot be used: no such run"]

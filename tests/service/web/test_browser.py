@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from rlpto.service.settings import ServiceSettings
 from rlpto.service.web import rendering
 from rlpto.store import status
 from rlpto.store.database import Store
@@ -24,7 +23,7 @@ from rlpto.store.programs import ProgramRow, get_program
 from rlpto.store.requests import open_requests
 from rlpto.store.users import change_user, get_user
 from tests.service.web.demo import fill_demo
-from tests.service.web.helpers import Answering, fill, make_settings
+from tests.service.web.helpers import fill, make_settings, scheduler_answers
 from tests.service.web.serving import WebProcess, web_process
 
 STATIC = Path(rendering.__file__).parent / "static"
@@ -48,18 +47,21 @@ def test_vendored_files_are_those_that_were_published() -> None:
 
 
 class Site:
-    def __init__(self, web: WebProcess, settings: ServiceSettings, tokens: dict[str, str], ids: dict[str, str]) -> None:
-        self.web, self.settings, self.tokens, self.ids = web, settings, tokens, ids
-        self.store = Store(settings.database, durable=False)
+    """Settings, tokens and ids of jobs of a service, and its web process once it runs."""
+
+    web: WebProcess
+
+    def __init__(self, folder: Path) -> None:
+        self.settings = make_settings(folder / "service")
+        self.tokens, self.ids = fill(self.settings), fill_demo(self.settings)
+        self.store = Store(self.settings.database, durable=False)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    settings = make_settings(tmp_path_factory.mktemp("browser") / "service")
-    tokens = fill(settings)
-    ids = fill_demo(settings)
-    with web_process(settings) as web:
-        yield Site(web, settings, tokens, ids)
+    found = Site(tmp_path_factory.mktemp("browser"))
+    with web_process(found.settings) as found.web:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +191,7 @@ class TestPages:
         page.keyboard.type("round")
         tab_to(page, "#switch input")
         page.keyboard.type("by keys")
-        with Answering(site.settings.database):
+        with scheduler_answers(site.settings.database):
             tab_to(page, "#switch button")
             page.keyboard.press("Enter")
             page.wait_for_selector("#policy-name:text-is('round_robin')")
@@ -291,10 +293,8 @@ class TestCrowded:
     @pytest.fixture(scope="class")
     @classmethod
     def site(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-        settings = make_settings(tmp_path_factory.mktemp("crowded") / "service")
-        tokens = fill(settings)
-        ids = fill_demo(settings)
-        store, now, rows = Store(settings.database, durable=False), time.time(), []
+        found = Site(tmp_path_factory.mktemp("crowded"))
+        store, now, rows = found.store, time.time(), []
         with store.transaction():
             for number in range(200):
                 name = ("W" * 128, "no-space-" * 14, f"sweep number {number}")[number % 3]
@@ -303,8 +303,9 @@ class TestCrowded:
                 change_job(store, job.id, now, state="queued", queued=now)
                 rows.append(status.QueueRow(job.id, number + 1, 2 * number, "jobs before it ask for many GPUs"))
             status.set_queue(store, rows, status.queue(store))
-        with web_process(settings) as web:
-            yield Site(web, settings, tokens, ids | {"long": rows[0].job})
+        found.ids["long"] = rows[0].job
+        with web_process(found.settings) as found.web:
+            yield found
 
     def test_pages_fit_into_the_window(self, site: Site, sign_in: Any) -> None:
         page = sign_in("root", color_scheme="dark")

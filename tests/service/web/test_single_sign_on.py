@@ -151,7 +151,7 @@ def test_every_key_of_the_provider_signs_and_no_other(there: Provider, tmp_path:
         assert sign_in(api).status_code == 200
 
 
-def test_a_way_back_works_once_and_in_its_browser_alone(
+def test_a_way_back_and_a_code_work_once_and_in_their_browser_alone(
     there: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(tmp_path, there) as api:
@@ -163,16 +163,12 @@ def test_a_way_back_works_once_and_in_its_browser_alone(
         assert api.client.get(back, headers=header).status_code == 200
         api.client.cookies.clear()
         check_refused(api, api.client.get(back, headers=header), 400, "is over")
+        stolen, state = (re.search(f"{name}=([^&]+)", at_provider(api))[1] for name in ("code", "state"))
+        answer = api.client.get(f"/login/oidc/callback?code={stolen}&state={state}")
+        check_refused(api, answer, 502, "answers 400 to /realm/token")
+        api.client.cookies.clear()
         monkeypatch.setattr(oidc, "SIGN_IN_S", -1.0)
         check_refused(api, api.client.get(at_provider(api)), 400, "is over")
-
-
-def test_a_code_works_for_its_own_sign_in_alone(there: Provider, tmp_path: Path) -> None:
-    with serving(tmp_path, there) as api:
-        stolen = re.search(r"code=([^&]+)", at_provider(api))
-        state = re.search(r"state=([^&]+)", at_provider(api))
-        answer = api.client.get(f"/login/oidc/callback?code={stolen[1]}&state={state[1]}")
-        check_refused(api, answer, 502, "answers 400 to /realm/token")
 
 
 def test_the_provider_refuses_or_is_down(there: Provider, tmp_path: Path) -> None:
