@@ -22,21 +22,15 @@ BUCKET = "mine"
 
 
 class Server:
-    """An S3 server that can go away and come back."""
+    """An S3 server."""
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = int(free.getsockname()[1])
         self.address = f"http://127.0.0.1:{self.port}"
         self.uri = f"s3://{BUCKET}/runs?region=us-east-1&scheme=http&endpoint_override=127.0.0.1:{self.port}"
-        self.start()
-
-    def start(self) -> None:
-        self._moto = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
-        self._moto.start()
-
-    def stop(self) -> None:
-        self._moto.stop()
+        self.moto = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
+        self.moto.start()
 
     @property
     def bucket(self) -> Any:
@@ -59,7 +53,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     for one in found.bucket.objects.all():  # moto keeps them for the next server of this process
         one.delete()
     found.bucket.delete()
-    found.stop()
+    found.moto.stop()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from rlpto.io.errors import ClusterError
 from rlpto.service import parent
 from rlpto.service.scheduler import process, source
+from rlpto.service.scheduler.catalogue import FAILED_KEPT_S, ProgramChecks
 from rlpto.service.scheduler.process import StopRequest, _serve
 from rlpto.store.curves import points_after, spans_of_job
 from rlpto.store.events import events_of_job
@@ -21,7 +23,7 @@ from rlpto.store.rows import put
 from rlpto.store.status import decisions, heartbeat, nodes, policies, previews, queue
 from rlpto.store.users import add_user, change_user
 from tests.service.scheduler import virtual
-from tests.service.scheduler.virtual import PROGRAM, VirtualBackend, VirtualService, config
+from tests.service.scheduler.virtual import PROGRAM, Inline, VirtualBackend, VirtualService, config
 from tests.service.web.helpers import make_settings
 
 
@@ -352,3 +354,21 @@ def test_a_job_waits_while_there_are_not_enough_slots_for_its_servers(tmp_path: 
     assert service.row(job).state == "queued"
     service.backend.gpus["n1"] = 2
     service.until(job, "finished")
+
+
+def test_packages_that_could_not_be_installed_are_tried_again_later() -> None:
+    now, found = [0.0], ["no such package", ""]
+
+    def check(training: str, pip: Sequence[str]) -> str:
+        assert (training, pip) == ("a:B", ["x"])
+        return found.pop(0)
+
+    checks = ProgramChecks(check, Inline(), lambda: now[0])
+    for time, problem in (
+        (0.0, "no such package"),
+        (FAILED_KEPT_S, "no such package"),
+        (FAILED_KEPT_S + 1, ""),
+        (1e6, ""),
+    ):
+        now[0] = time
+        assert checks.problem("a:B", ["x"]) == problem
