@@ -38,6 +38,8 @@ def test_describe_shows_figures(rlpto) -> None:
     assert "60" in answer.out
     assert "load on 8 GPUs" in answer.out
     rlpto("trace", "describe", "exp.yaml").assert_refused("exp.yaml: no known trace format")
+    answer = rlpto("trace", "describe", "jobs.parquet", "--gpus", "9" * 400)
+    assert (answer.code, "--gpus" in answer.err) == (2, True)
     answer = rlpto("trace", "describe", "microsoft/cluster10", "jobs.parquet", "--gpus", 8)
     rows = [line.split()[:2] for line in answer.out.splitlines()[1:]]
     assert rows == [["microsoft/cluster10", "260"], ["jobs.parquet", "60"]]

@@ -249,6 +249,18 @@ def test_no_user_holds_more_than_the_quota(tmp_path: Path) -> None:
     assert queue(service.store)[0].reason == "it asks for 4 GPUs, and its owner may hold 2"
 
 
+def test_ended_jobs_are_forgotten_and_the_database_keeps_them(tmp_path: Path) -> None:
+    service = VirtualService(tmp_path, config(60.0, 20.0), rate=0.1)
+    service.parts.retention.in_memory = 5
+    jobs = [service.submit(epochs=1.0) for _ in range(20)]
+    service.until(jobs[-1], "finished")
+    service.steps(5)
+    cluster = service.parts.cluster
+    assert max(len(cluster.ids), len(cluster.database.jobs())) <= 6
+    assert cluster.reports.keys() <= set(cluster.ids)
+    assert {service.row(job).state for job in jobs} == {"finished"}
+
+
 def test_a_scheduler_that_loses_its_cluster_is_started_again_and_does_not_count_as_wrong_input(
     service: VirtualService, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,6 +40,14 @@ def test_a_held_job_that_was_cancelled_is_not_released(api: Api) -> None:
     assert last_event(api.store) == last, "it does not end for a second time, which owners would hear of"
 
 
+def test_a_job_that_does_not_wait_is_not_held(api: Api) -> None:
+    job = api.submit()["id"]
+    for state in ("starting", "running", "finished"):
+        change_job(api.store, job, time.time(), state=state)
+        said = f"the job is {state}: expected one that waits, since a hold only keeps jobs from starting"
+        assert problem(api("POST", f"jobs/{job}/hold"), 409, "not-waiting") == said
+
+
 def test_a_job_that_is_over_is_submitted_once_more_for_its_owner(api: Api) -> None:
     script = {"name": "a.py", "source": "print(1)", "arguments": ["--lr", "0.1"], "samples": 100}
     asked: dict[str, Any] = {"gpus": 2, "max_gpus": 4, "priority": "low", "labels": {"a": "b"}, "seed": 3, "epochs": 5}

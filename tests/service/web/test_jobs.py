@@ -148,6 +148,13 @@ class TestSubmitting:
 
 
 class TestListing:
+    def test_pages(self, api: Api) -> None:
+        made = [api.submit()["id"] for _ in range(5)]
+        first = api("GET", "jobs", params={"limit": 3}).json()
+        rest = api("GET", "jobs", params={"limit": 3, "cursor": first["next"]}).json()
+        assert [job["id"] for job in first["jobs"] + rest["jobs"]] == made[::-1]
+        assert rest["next"] is None
+
     def test_filters(self, api: Api) -> None:
         first = api.submit(labels={"team": "x"})
         change_job(api.store, first["id"], time.time(), state="running")

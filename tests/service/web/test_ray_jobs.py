@@ -90,10 +90,13 @@ def test_the_command_of_ray(shared_api: Api, web: WebProcess, project: Path) -> 
     ("change", "said"),
     [
         ({"entrypoint": "bash train.sh"}, "expected python FILE.py"),
+        ({"entrypoint": "python 'train.py"}, "expected python FILE.py"),
         ({"entrypoint": "python other.py"}, "expected a file of the working_dir"),
         ({"entrypoint": "python model/layers.py"}, "not of a folder in it"),
         ({"metadata": {}}, "metadata.samples"),
+        ({"metadata": {"samples": "many"}}, "samples: .* a valid integer"),
         ({"metadata": {"samples": "1", "gpu": "1"}}, "metadata.gpu: expected one of"),
+        ({"runtime_env": {}}, "expected the folder of the script"),
         ({"runtime_env": {"env_vars": {"A": "1"}}}, "expected working_dir and pip alone"),
         ({"entrypoint_num_cpus": 1}, "entrypoint_num_cpus"),
         ({"entrypoint_num_gpus": 9}, "8 GPUs at most"),
