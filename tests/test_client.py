@@ -4,7 +4,7 @@ import csv
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,7 @@ from rlpto.store.events import add_event
 from rlpto.store.jobs import change_job
 from rlpto.store.logs import OutputLog, job_folder
 from rlpto.store.rows import insert, put
-from tests.service.web.helpers import Answering, fill, make_settings
+from tests.service.web.helpers import fill, make_settings, scheduler_answers
 from tests.service.web.serving import WebProcess, web_process
 
 
@@ -42,7 +42,7 @@ class Running:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     settings = make_settings(tmp_path_factory.mktemp("service"))
     tokens = fill(settings)
-    with web_process(settings) as web, Answering(settings.database):
+    with web_process(settings) as web, scheduler_answers(settings.database):
         yield Running(web, settings.folder, tokens, Store(settings.database))
 
 
@@ -99,17 +99,6 @@ def finish(store: Store, job: str, state: str = "finished") -> None:
 
 
 class TestClient:
-    def test_submit_watch_and_cancel(self, running: Running) -> None:
-        with running.client() as client:
-            job = client.submit("digits", gpus=2, options={"hidden": 8})["id"]
-            assert client.job(job)["gpus"] == 2
-            assert client.set_priority(job, "high")["priority"] == "high"
-            assert client.cancel(job)["state"] == "submitted"
-            ending = Thread(target=lambda: (time.sleep(0.7), _finish_elsewhere(running, job, "cancelled")))
-            ending.start()
-            assert [found["state"] for found in client.wait(job, 30)] == ["submitted", "cancelled"]
-            ending.join()
-
     def test_pages_are_fetched_as_needed(self, running: Running) -> None:
         with running.client("bob") as client:
             made = [client.submit("digits")["id"] for _ in range(5)]
@@ -188,6 +177,7 @@ class TestCommand:
         assert (found["name"], found["gpus"], found["options"]["optimizer"]) == ("from a file", 4, "adam")
         assert json.loads(command("submit", "-", "--json", given="{program: digits, epochs: 2}"))["epochs"] == 2
         assert found["id"] in command("jobs")
+        assert "GPU-hours" in command("submit", "-p", "digits", "--check")
         assert "team" not in command("jobs", "--label", "team=y")
 
     def test_a_script_is_submitted_with_its_arguments(
@@ -233,36 +223,24 @@ class TestCommand:
         assert "ann" in command("usage")
         assert "no job has held GPUs" in command("usage", "--days", "0.01")
 
-    def test_a_check_shows_what_it_takes(self, command: Any) -> None:
-        said = command("submit", "-p", "digits", "--check")
-        assert "GPU-hours" in said
-        assert "goodput" in said
-
-    @pytest.mark.parametrize(("state", "code"), [("finished", 0), ("failed", 1)])
-    def test_waiting_ends_with_the_outcome(self, command: Any, running: Running, state: str, code: int) -> None:
-        with running.client() as client:
-            before = {job["id"] for job in client.jobs()}
-
+    def test_waiting_ends_with_the_outcome(self, command: Any, running: Running) -> None:
         def end() -> None:
-            new = set[str]()
-            with running.client() as client:
-                while not new:
-                    new = {job["id"] for job in client.jobs()} - before
+            with running.client() as client, closing(Store(running.folder / "service.sqlite", durable=False)) as store:
+                while not (found := [job["id"] for job in client.jobs() if job["name"] == "waited for"]):
                     time.sleep(0.05)
-            _finish_elsewhere(running, new.pop(), state)
+                finish(store, found[0], "failed")
 
         ending = Thread(target=end)
         ending.start()
-        assert state in command("submit", "-p", "digits", "--wait", code=code)
+        assert "failed" in command("submit", "-p", "digits", "--name", "waited for", "--wait", code=1)
         ending.join()
-
-    def test_several_jobs_are_cancelled_and_waited_for(self, command: Any, running: Running) -> None:
         one, other = (json.loads(command("submit", "-p", "digits", "--json"))["id"] for _ in range(2))
         assert command("job", "cancel", one, other).count("will end") == 2
         for job, state in ((one, "finished"), (other, "cancelled")):
             finish(running.store, job, state)
         assert "finished" in command("job", "wait", one)
         assert "cancelled" in command("job", "wait", one, other, code=1)
+        assert [found["state"] for found in running.client().wait(other, 30)] == ["cancelled"]
 
     def test_a_job_is_held_released_and_submitted_once_more(self, command: Any, running: Running) -> None:
         job = json.loads(command("submit", "-p", "digits", "--gpus", "2", "--json"))["id"]
@@ -381,9 +359,3 @@ class TestCommand:
         assert "no such job" in str(refused("job", "show", "jaaaaaaaaaaaa"))
         assert "expected high, normal, low" in str(refused("job", "priority", "j1", "urgent"))
         assert str(tmp_path / "none.yaml") in str(refused("serve", str(tmp_path / "none.yaml")))
-
-
-def _finish_elsewhere(running: Running, job: str, state: str) -> None:
-    store = Store(running.folder / "service.sqlite", durable=False)
-    finish(store, job, state)
-    store.close()

@@ -45,22 +45,15 @@ def mounts(container: Any) -> dict[str, str]:
     return {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
 
 
-def test_fields_of_kuberay_are_there_and_of_its_types(manifest: dict[str, dict[str, Any]], cluster: Any) -> None:
-    """As its CRD of ray.io/v1 has them, at commit 017710c of KubeRay's repository: those it requires, and types."""
+def test_fields_of_kuberay_are_those_of_its_types(manifest: dict[str, dict[str, Any]], cluster: Any) -> None:
+    """As its CRD of ray.io/v1 has them, at commit 017710c of KubeRay's repository."""
     assert manifest["RayCluster"]["apiVersion"] == "ray.io/v1"
-    groups = {"groupName": str, "replicas": int, "minReplicas": int, "maxReplicas": int}
-    check_fields(cluster, {"headGroupSpec": dict, "workerGroupSpecs": list, "rayVersion": str}, {"headGroupSpec"})
-    check_fields(cluster["headGroupSpec"], {"rayStartParams": dict, "template": dict}, {"template"})
-    for group in worker_groups(cluster):
-        required = {"groupName", "minReplicas", "maxReplicas", "template"}
-        check_fields(group, {**groups, "rayStartParams": dict, "template": dict}, required)
+    assert cluster.keys() <= {"headGroupSpec", "workerGroupSpecs", "rayVersion"}
     for group in (cluster["headGroupSpec"], *worker_groups(cluster)):
+        numbers = {"replicas", "minReplicas", "maxReplicas"} & group.keys()
+        assert group.keys() - numbers <= {"groupName", "rayStartParams", "template"}
+        assert all(type(group[name]) is int for name in numbers)
         assert all(type(value) is str for value in group["rayStartParams"].values()), "YAML's numbers are refused"
-
-
-def check_fields(found: dict[str, Any], types: dict[str, type], required: set[str]) -> None:
-    assert required <= found.keys() <= types.keys()
-    assert {key: type(value) for key, value in found.items()} == {key: types[key] for key in found}
 
 
 def test_every_volume_is_there_and_named_once(cluster: Any, manifest: dict[str, dict[str, Any]]) -> None:
@@ -127,25 +120,12 @@ def test_commands_and_versions_are_ours(cluster: Any) -> None:
                 assert all(re.fullmatch(QUANTITY, str(amount)) for amount in amounts.values()), amounts
 
 
-def test_the_image_is_built_in_an_order_that_works() -> None:
-    text = (ROOT / "deploy/Dockerfile").read_text()
-    lines = [line for line in re.sub(r"\\\n", " ", text).splitlines() if line and not line.startswith("#")]
-    steps = [tuple(line.split(maxsplit=1)) for line in lines]
-    assert steps[0][0] == "FROM"
-    known = {"FROM", "RUN", "WORKDIR", "COPY", "USER", "EXPOSE", "VOLUME", "HEALTHCHECK", "ENTRYPOINT", "CMD"}
-    assert {step for step, _ in steps} <= known
-    runs = [rest for step, rest in steps if step == "RUN"]
-    assert any("install" in run and "wget" in run for run in runs), "KubeRay's probes call it"
-    assert any("-c constraints.txt" in run and ".[oidc]" in run for run in runs)
-    order = [step for step, _ in steps]
-    assert order.index("COPY") < max(at for at, step in enumerate(order) if step == "RUN") < order.index("USER")
-    values = dict(steps)
+def test_the_image_serves_as_an_ordinary_user() -> None:
+    text = re.sub(r"\\\n", " ", (ROOT / "deploy/Dockerfile").read_text())
+    values = dict(line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#"))
     assert values["USER"] != "root"
     assert values["EXPOSE"] == str(ServiceSettings.model_fields["web"].default.port)
     assert [*json.loads(values["ENTRYPOINT"]), *json.loads(values["CMD"])][:2] == ["rlpto", "serve"]
-    health = json.loads(values["HEALTHCHECK"].removeprefix("CMD "))
-    compile(health[-1], "health", "exec")
-    version = re.fullmatch(r"python:(\d+\.\d+)-slim", values["FROM"])
-    assert version[1] == "3.11"
-    for name in ("constraints.txt", "pyproject.toml", "rlpto"):
-        assert (ROOT / name).exists(), "what is copied"
+    compile(json.loads(values["HEALTHCHECK"].removeprefix("CMD "))[-1], "health", "exec")
+    assert re.search("install.* wget", text), "KubeRay's probes call it"
+    assert re.search(r"-c constraints\.txt.*\.\[oidc\]", text)

@@ -154,22 +154,6 @@ def test_commands_are_found() -> None:
     assert found.count("python") > 30
 
 
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("rlpto evalate configs/quickstart.yaml", "no verb 'evalate'"),
-        ("rlpto evaluate configs/quickstart.yaml --polices fifo", "No such option: --polices"),
-        ("rlpto evaluate configs/quickstart.yaml --set workload.lod=1", "lod"),
-        ("rlpto evaluate configs/quickstart.yaml --policies fifoo", "no policy fifoo"),
-        ("rlpto evaluate configs/none.yaml", "no file configs/none.yaml"),
-    ],
-)
-def test_a_wrong_command_is_seen(line: str, complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    with pytest.raises(Exception, match=re.escape(complaint)):
-        check_rlpto(words_of(line), whole=True)
-
-
 NAMED = re.compile(
     r"(?<![\w/.-])(?P<file>(?:rlpto|agents|envs|forecasting|benchmarks|tests|examples|configs|deploy)/[\w/.-]*\w)(?::(?P<of>[A-Za-z_]\w*))?"
     r"|\b(?P<module>rlpto(?:\.[A-Za-z_]\w*)+)"

@@ -40,26 +40,17 @@ def test_a_program_that_one_worker_cannot_train_is_not_measured(rlpto, tmp_path:
     answer.assert_refused("ray.programs.digits_cnn.model_parallel: profiles begin with one worker, expected 1")
 
 
-def test_without_a_cluster_status_and_down_say_so(rlpto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLPTO_STATE", str(tmp_path / "cluster.json"))
-    assert "no local cluster is up" in rlpto("cluster", "status").out
-    assert "no local cluster is up" in rlpto("cluster", "down").out
-
-
-def test_zones_have_names(rlpto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLPTO_STATE", str(tmp_path / "cluster.json"))
-    rlpto("cluster", "up", "--zones", "oslo,").assert_refused("--zones: '': expected letters and digits")
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["{}", "[1]", '{"address": "", "folder": "", "gpus": [Infinity], "cpus": 1, "durable": false}', "[" * 100_000],
-)
-def test_a_broken_state_file_is_named(rlpto, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_cluster_is_said_and_what_cannot_be_one_refused(
+    rlpto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = tmp_path / "cluster.json"
-    state.write_text(content)
     monkeypatch.setenv("RLPTO_STATE", str(state))
-    rlpto("cluster", "status").assert_refused(f"{state}: not the state of a cluster")
+    for verb in ("status", "down"):
+        assert "no local cluster is up" in rlpto("cluster", verb).out
+    rlpto("cluster", "up", "--zones", "oslo,").assert_refused("--zones: '': expected letters and digits")
+    for content in ("{}", "[" * 100_000):
+        state.write_text(content)
+        rlpto("cluster", "status").assert_refused(f"{state}: not the state of a cluster")
 
 
 def test_a_switch_needs_a_scheduler_at_work_and_a_policy(rlpto, tmp_path: Path) -> None:

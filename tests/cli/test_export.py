@@ -60,26 +60,23 @@ def test_a_card_has_the_scores_of_a_submission_of_the_agent(rlpto, submission: P
             assert f"| {case} | {score:.1f} |" in shown
 
 
-def test_a_division_that_lacks_cases_has_scores_by_case_alone(rlpto, submission: Path, tmp_path: Path) -> None:
-    rows = [row for row in read_rows(submission / "results.csv") if row.case == "microsoft04-0.9"]
-    write_rows(rows, submission / "results.csv")
-    assert rlpto("export", pretrained_file("philly"), "-o", "a.zip", "--card", "--scores", submission).code == 0
-    shown = (tmp_path / "a.md").read_text().partition("\n## Scores\n")[2]
-    assert "| microsoft04-0.9 | " in shown
-    assert "**" not in shown
-
-
-def test_scores_of_others_and_broken_ones_are_refused(rlpto, submission: Path, tmp_path: Path) -> None:
+def test_scores_of_others_and_broken_ones_are_refused_and_few_are_shown(
+    rlpto, submission: Path, tmp_path: Path
+) -> None:
     mine, other = pretrained_file("philly"), pretrained_file("pollux")
     asked = ("-o", "a.zip", "--card", "--scores")
     rlpto("export", other, *asked, submission).assert_refused("scored: a submission of agent:file=mine.zip", str(other))
     rlpto("export", mine, *asked, SRTF).assert_refused("a submission of srtf", "philly.zip")
     rlpto("export", mine, *asked, tmp_path / "none").assert_refused("none/card.yaml")
     rlpto("export", mine, "-o", "a.zip", "--scores", submission).assert_refused("--scores", "expected --card too")
-    write_rows([], tmp_path / "none.csv")
-    empty = shutil.copytree(submission, tmp_path / "empty")
-    shutil.copyfile(tmp_path / "none.csv", empty / "results.csv")
-    rlpto("export", mine, *asked, empty).assert_refused("empty: no results")
-    write_rows(read_rows(submission / "results.csv")[1:], submission / "results.csv")
-    rlpto("export", mine, *asked, submission).assert_refused("is missing")
+    rows = read_rows(submission / "results.csv")
+    for wrong, said in (([], "scored: no results"), (rows[1:], "is missing")):
+        write_rows(wrong, submission / "results.csv")
+        rlpto("export", mine, *asked, submission).assert_refused(said)
     assert not list(tmp_path.glob("a.*"))
+    one_case = [row for row in rows if row.case == "microsoft04-0.9"]
+    write_rows(one_case, submission / "results.csv")
+    assert rlpto("export", mine, *asked, submission).code == 0
+    shown = (tmp_path / "a.md").read_text().partition("\n## Scores\n")[2]
+    assert "| microsoft04-0.9 | " in shown
+    assert "**" not in shown, "a division that lacks cases has scores by case alone"

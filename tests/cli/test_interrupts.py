@@ -1,7 +1,6 @@
 import signal
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -24,15 +23,6 @@ def drop_and_go_on() -> None:
     time.sleep(WAIT_S)
 
 
-@pytest.fixture
-def heeded() -> Iterator[None]:
-    """Ctrl-C interrupts: tests that a shell runs in the background would ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heeded")
 def test_an_interrupt_that_is_raised_where_nobody_can_catch_it_comes_again() -> None:
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):

@@ -27,9 +27,6 @@ def test_import_writes_a_trace_and_says_what_was_left_out(rlpto, project: Path) 
     assert "t/p.parquet: 2 jobs" in answer.out
     assert "left out: 1 x" in answer.out
     assert len(read_trace(project / "t/p.parquet")) == 2
-
-
-def test_import_can_tell_the_format(rlpto, project: Path) -> None:
     write_lines(project / "x.csv", *LINES)
     assert rlpto("trace", "import", "auto", "x.csv", "-o", "p.parquet").code == 0
     rlpto("trace", "import", "phily", "x.csv", "-o", "q.parquet").assert_refused("did you mean philly")
@@ -41,6 +38,8 @@ def test_describe_shows_figures(rlpto) -> None:
     assert "60" in answer.out
     assert "load on 8 GPUs" in answer.out
     rlpto("trace", "describe", "exp.yaml").assert_refused("exp.yaml: no known trace format")
+    answer = rlpto("trace", "describe", "jobs.parquet", "--gpus", "9" * 400)
+    assert (answer.code, "--gpus" in answer.err) == (2, True)
     answer = rlpto("trace", "describe", "microsoft/cluster10", "jobs.parquet", "--gpus", 8)
     rows = [line.split()[:2] for line in answer.out.splitlines()[1:]]
     assert rows == [["microsoft/cluster10", "260"], ["jobs.parquet", "60"]]
@@ -58,11 +57,8 @@ LONG = "a" * 5000
         (("trace", "generate", "--like", LONG, "-o", "x.parquet"), "unknown calibration"),
         (("configs", "show", LONG), "no such file"),
         (("export", LONG, "-o", "agent.zip"), "expected a folder"),
-        (("compare", LONG, "runs"), "expected a folder"),
-        (("evaluate", "exp.yaml", "--trace", LONG), "no such trace"),
         (("evaluate", "exp.yaml", "--profiles", LONG), "no such folder"),
         (("evaluate", "exp.yaml", "--run-dir", LONG), "file name too long"),
-        (("evaluate", "--run", LONG), "expected a folder"),
         (("profiles", "fit", LONG, "-o", "out"), "no sub-folder holds"),
         (("profiles", "show", "--folder", LONG), "no profiles there"),
     ],
@@ -70,12 +66,6 @@ LONG = "a" * 5000
 def test_paths_that_cannot_be_are_refused(rlpto, project: Path, words: tuple[str, ...], expected: str) -> None:
     write_lines(project / "x.csv", *LINES)
     rlpto(*words).assert_refused(expected)
-
-
-def test_a_cluster_of_more_gpus_than_there_can_be_is_refused(rlpto) -> None:
-    answer = rlpto("trace", "describe", "jobs.parquet", "--gpus", "9" * 400)
-    assert answer.code == 2
-    assert "--gpus" in answer.err
 
 
 def test_generate_and_calibrate_go_round(rlpto, project: Path) -> None:
@@ -120,18 +110,10 @@ def test_trainings_are_previewed_by_metric(rlpto) -> None:
     ("words", "expected"),
     [
         (("cifar10", "--gpus", "8..1"), "expected numbers from 1 to 4,096 and ascending ranges"),
-        (("cifar10", "--gpus", ""), "such as 1..16"),
         (("cifar1",), "no profile of model 'cifar1'; known: bert, cifar10"),
-        (
-            ("cifar10", "--metric", "godput"),
-            "expected one of goodput, throughput, efficiency, all; did you mean goodput?",
-        ),
-        (
-            ("cifar10", "--min-util", "0.9", "--max-util", "0.6"),
-            "expected 0 < min_util < max_util <= 1, got 0.9 and 0.6",
-        ),
+        (("cifar10", "--metric", "godput"), "expected one of goodput, throughput, efficiency, all; did you mean"),
+        (("cifar10", "--min-util", "0.9", "--max-util", "0.6"), "expected 0 < min_util < max_util <= 1, got 0.9"),
         (("cifar10", "--max-util", "0.6"), "expected both or none"),
-        (("cifar10", "--profiles", "nowhere"), "no such folder"),
     ],
 )
 def test_what_cannot_be_previewed_is_refused(rlpto, words: tuple[str, ...], expected: str) -> None:

@@ -9,7 +9,7 @@ from rlpto.cli.profile import change_text, measured_before, summary
 from rlpto.experiments.config import load_config
 from rlpto.experiments.evaluate import run_cells
 from rlpto.io.errors import ProfileError
-from rlpto.performance.profiles import profiles_yaml
+from rlpto.performance.profiles import Profile, profiles_yaml
 from rlpto.ray_cluster.measuring.profiling import Change, ProgramMeasurements, fit_program
 from rlpto.ray_cluster.messages import Measured
 
@@ -41,38 +41,34 @@ def experiment(tmp_path: Path) -> Path:
     return path
 
 
-def write_profiles(experiment: Path, out: Path, *names: str) -> None:
-    programs = load_config(experiment).ray.programs
-    out.write_text(profiles_yaml(fit_program(name, programs[name], MEASURED, "a test") for name in names))
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> list[Profile]:
+    """Profiles of both programs."""
+    path = tmp_path_factory.mktemp("profiles") / "experiment.yaml"
+    path.write_text(EXPERIMENT)
+    programs = load_config(path).ray.programs
+    return [fit_program(name, programs[name], MEASURED, "a test") for name in programs]
 
 
-def test_what_is_measured_already_needs_no_cluster(rlpto, experiment: Path, tmp_path: Path) -> None:
+def test_only_what_is_not_measured_already_needs_a_cluster(
+    rlpto, experiment: Path, profiles: list[Profile], tmp_path: Path
+) -> None:
     out = tmp_path / "here.yaml"
-    write_profiles(experiment, out, "one", "two")
-    result = rlpto("profile", str(experiment), "-o", str(out))
-    assert result.code == 0
-    assert "2 profiles in" in result.out
-    assert "one, two" in result.out
-
-
-def test_programs_with_other_settings_are_measured_again(experiment: Path, tmp_path: Path) -> None:
-    out = tmp_path / "here.yaml"
-    write_profiles(experiment, out, "one", "two")
+    out.write_text(profiles_yaml(profiles))
+    result = rlpto("profile", experiment, "-o", out)
+    assert (result.code, "2 profiles in" in result.out, "one, two" in result.out) == (0, True, True)
     faster = load_config(experiment, ["ray.programs.two.pace=0.05"]).ray.programs
     assert measured_before(out, faster).keys() == {"one"}
     longer = load_config(experiment, ["ray.programs.one.epochs=4"]).ray.programs
     assert measured_before(out, longer).keys() == {"two"}
-    assert measured_before(tmp_path / "none.yaml", faster) == {}
     out.write_text("- no profile\n")
     with pytest.raises(ProfileError, match=r"here\.yaml: expected a profile in YAML"):
         measured_before(out, faster)
 
 
-def test_the_summary_says_what_was_found(experiment: Path) -> None:
-    profile = fit_program("one", load_config(experiment).ray.programs["one"], MEASURED, "a test")
-    assert summary(profile).startswith("one: accuracy 0.100 to 0.6")
-    assert "training 4.0 s after a decision" in summary(profile)
-    assert change_text(MEASURED.changes[0]) == "start to 1 workers, 1 new: 4.0 s"
+def test_the_summary_says_what_was_found(profiles: list[Profile]) -> None:
+    assert summary(profiles[0]).startswith("one: accuracy 0.100 to 0.6")
+    assert "training 4.0 s after a decision" in summary(profiles[0])
     grown = Change("grow", 4, 2, 4.44, 0.044)
     assert change_text(grown) == "grow to 4 workers, 2 new: 4.4 s; 44 ms without training"
 
@@ -91,7 +87,7 @@ def test_bad_input_is_one_line(rlpto, experiment: Path, tmp_path: Path) -> None:
 
 
 def test_both_compares_what_the_two_evaluations_say(
-    rlpto, experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rlpto, experiment: Path, profiles: list[Profile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without_ray(config, folder, how):
         """The simulator in place of the real cluster, with steps that take longer."""
@@ -101,7 +97,7 @@ def test_both_compares_what_the_two_evaluations_say(
 
     monkeypatch.setattr("rlpto.experiments.on_ray.run_real_cells", without_ray)
     out, run = tmp_path / "here.yaml", tmp_path / "run"
-    write_profiles(experiment, out, "one", "two")
+    out.write_text(profiles_yaml(profiles))
     where = ("--cluster", "both", "--profiles", out, "--run-dir", run, "--policies", "fifo,las", "--no-report")
     answer = rlpto("evaluate", experiment, *where)
     assert answer.code == 0, answer

@@ -1,7 +1,7 @@
 """Broken settings, specs, answers of policies, arguments of the API and lines of the command."""
 
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
@@ -40,18 +40,6 @@ from tests.fuzz.test_given_files import CONFIGS, COUNTS
 from tests.workloads.test_importers import SAMPLES
 
 KEYS = [tuple(map(str, key)) for key in all_keys(Config)]
-
-
-def test_every_key_is_among_those_that_are_broken() -> None:
-    def leaves(tree: object, around: str = "") -> Iterator[tuple[str, object]]:
-        if isinstance(tree, dict):
-            for key, value in tree.items():
-                yield from leaves(value, f"{around}.{key}" if around else key)
-        else:
-            yield around, tree
-
-    resolved = yaml.safe_load(resolved_yaml(Config()))
-    assert {key for key, value in leaves(resolved) if value is not None} <= {".".join(key) for key in KEYS}
 
 
 def _begin(config: Config) -> None:

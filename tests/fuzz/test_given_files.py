@@ -30,7 +30,7 @@ from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.describe import tables
 from rlpto.workloads.files import read_any
 from rlpto.workloads.frozen import digest_of, read_jobs, write_jobs
-from rlpto.workloads.importers import detect_format, format_names, import_trace
+from rlpto.workloads.importers import detect_format, import_trace
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import make_trace, read_trace, write_trace
 from tests.fuzz.harness import Draw, fuzzed, put_file
@@ -137,13 +137,6 @@ def test_submission(draw: Draw, folder: Path) -> None:
     list(verify(folder / "mine", share=0.0))
 
 
-JOBS: list[Any] = [
-    {"model": "cifar10", "submit": 0, "gpus": 2},
-    {"name": "second", "model": "ncf", "submit": 60.5, "epochs": 3, "priority": "high", "max_gpus": 4},
-    {"closed": True},
-]
-
-
 COUNTS = "time,count\n" + "".join(f"2020-04-01 {hour:02d}:00:00,{hour}\n" for hour in range(24))
 
 
@@ -159,7 +152,3 @@ SPACE = "agent.ppo.learning_rate: {low: 1.0e-5, high: 1.0e-3, log: true}\nagent.
 @fuzzed()
 def test_search_space(draw: Draw, folder: Path) -> None:
     read_space(put_file(folder, "space.yaml", draw(broken_yaml(SPACE))))
-
-
-def test_every_format_of_traces_has_a_sample() -> None:
-    assert set(SAMPLES) == set(format_names())

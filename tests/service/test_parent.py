@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -74,13 +75,6 @@ class TestChild:
         wait_until_dead(one)
         assert (tmp_path / "test.log").read_text().count("Zen of Python") == 3
 
-    def test_ends_when_it_is_asked_to(self, tmp_path: Path) -> None:
-        one = child(tmp_path, "http.server", "0")
-        one.look(0.0, print)
-        assert one.alive
-        one.end(10)
-        assert not one.alive
-
     def test_input_at_fault_is_said_at_the_first_start(self, tmp_path: Path) -> None:
         one = child(tmp_path, "http.server", "--nonsense")
         one.look(0.0, print)
@@ -126,14 +120,21 @@ class TestServe:
         assert "\n" not in str(error.value)
         assert not settings.folder.exists()
 
-    def test_an_unknown_policy_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"scheduler\.policy: nonsense: expected one of"):
-            check(make_settings(tmp_path / "new", scheduler={"policy": "nonsense"}))
-
-    def test_a_secret_that_is_missing_is_one_line(self, tmp_path: Path) -> None:
-        mail = {"host": "mail.example", "sender": "a@b.c", "password_env": "RLPTO_NO_SUCH"}
-        with pytest.raises(ConfigError, match=r"web\.email\.password_env: variable RLPTO_NO_SUCH of the environment"):
-            check(make_settings(tmp_path / "new", web={"email": mail}))
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"scheduler": {"policy": "nonsense"}}, r"scheduler\.policy: nonsense: expected one of"),
+            (
+                {"web": {"email": {"host": "mail.example", "sender": "a@b.c", "password_env": "RLPTO_NO_SUCH"}}},
+                r"web\.email\.password_env: variable RLPTO_NO_SUCH of the environment",
+            ),
+        ],
+    )
+    def test_what_the_parent_cannot_do_with_settings_is_refused(
+        self, tmp_path: Path, change: dict[str, Any], said: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=said):
+            check(make_settings(tmp_path / "new", **change))
 
     @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, to make certificates, is not installed")
     def test_a_certificate_or_a_key_that_is_of_no_use_is_refused(self, tmp_path: Path) -> None:
@@ -176,27 +177,21 @@ class TestServe:
                 serve_settings(settings)
 
     @pytest.mark.usefixtures("unchecked")
-    def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("")
-        with pytest.raises(ConfigError, match="cannot make a folder"):
-            serve_settings(make_settings(tmp_path / "file"))
-
-    @pytest.mark.usefixtures("unchecked")
     @pytest.mark.parametrize(
         ("name", "make", "said"),
         [
-            ("logs", Path.touch, "cannot keep logs there: file exists; expected a folder"),
-            ("lock", Path.mkdir, "cannot lock the folder: is a directory; expected a file"),
-            (TOKEN_FILE, Path.mkdir, "cannot read the token of the admin: is a directory; expected a file"),
+            ("", Path.touch, "new: cannot make a folder"),
+            ("logs", Path.touch, "logs: cannot keep logs there: file exists; expected a folder"),
+            ("lock", Path.mkdir, "lock: cannot lock the folder: is a directory; expected a file"),
+            (TOKEN_FILE, Path.mkdir, "token: cannot read the token of the admin: is a directory; expected a file"),
         ],
     )
-    def test_a_name_in_the_folder_that_is_taken(
-        self, tmp_path: Path, name: str, make: Callable[[Path], None], said: str
-    ) -> None:
+    def test_a_name_that_is_taken(self, tmp_path: Path, name: str, make: Callable[[Path], None], said: str) -> None:
         settings = make_settings(tmp_path / "new", web={"port": 0})
-        settings.folder.mkdir()
+        if name:
+            settings.folder.mkdir()
         make(settings.folder / name)
-        with pytest.raises(ConfigError, match=f"{name}: {said}"):
+        with pytest.raises(ConfigError, match=said):
             serve_settings(settings)
 
     def test_its_own_address_is_not_looked_for_by_way_of_a_proxy(self, monkeypatch: pytest.MonkeyPatch) -> None:

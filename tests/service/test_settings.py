@@ -19,13 +19,9 @@ def load(tmp_path: Path, text: str) -> ServiceSettings:
 
 def test_the_example_is_found_by_its_name() -> None:
     found = load_service("service")
+    assert found.web.host == "127.0.0.1", "nobody else reaches it unless that is asked for"
     assert found == load_service(CONFIG)
     assert found.experiment == CONFIG.parent / "ray_smoke.yaml"
-
-
-def test_defaults_listen_on_loopback_alone(tmp_path: Path) -> None:
-    found = load(tmp_path, "")
-    assert (found.web.host, found.database) == ("127.0.0.1", Path("runs/service/service.sqlite"))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +36,6 @@ def test_defaults_listen_on_loopback_alone(tmp_path: Path) -> None:
         (f"programs: {{x: {{{TRAINS}, options: {{a: {{type: choice}}}}}}}}", "choices are listed"),
         (f"programs: {{x: {{{TRAINS}, options: {{a: {BOUNDED}}}}}}}", "from 1 to 2"),
         ("programs: {x: {program: {training: 'a:B', sampels: 3}}}", "programs.x.program.sampels: unknown key"),
-        ("programs: {x: {program: {training: 'a:B', epochs: 0}}}", "expected greater than or equal to 1, got 0"),
     ],
 )
 def test_wrong_settings_are_one_line(tmp_path: Path, text: str, said: str) -> None:

@@ -13,8 +13,8 @@ ERROR = """<?xml version="1.0" encoding="UTF-8"?>
 
 
 class FaultyProxy(ThreadingHTTPServer):
-    """delay_s: before each answer to an upload. refused: methods that are answered with `code` and `reason`. refusals:
-    so far. asked: set once an upload has come."""
+    """delay_s: before each answer to an upload. refused: methods that are answered with `code` and `reason`, or, if
+    `code` is 0, not at all. refusals: so far. asked: set once an upload has come."""
 
     def __init__(self, port: int) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -52,6 +52,9 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(proxy.delay_s)
         if self.command in proxy.refused:
             proxy.refusals += 1
+            if not proxy.code:
+                self.close_connection = True
+                return
             key = self.headers.get("Authorization", "=/").split("=")[1].split("/")[0]
             said = ERROR.format(proxy.reason, proxy.refusals, key).encode()
             self._answer(proxy.code, {"Content-Type": "application/xml", "x-amz-request-id": str(proxy.refusals)}, said)

@@ -41,15 +41,6 @@ def test_a_savepoint_undoes_one_of_several_writes(store: Store) -> None:
     assert [row[0] for row in store.rows("SELECT * FROM facts")] == ["a"]
 
 
-def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    Store(path).close()
-    with closing(sqlite3.connect(path)) as base:
-        base.execute(f"PRAGMA user_version = {SCHEMA + 1}")
-    with pytest.raises(StoreError, match=f"version {SCHEMA + 1}, expected {SCHEMA}: go on with the version of rlpto"):
-        Store(path)
-
-
 @pytest.mark.parametrize(
     "content", [b"not a database at all, but long enough to be read as one" * 20, b"SQLite format 3\0"]
 )
@@ -61,14 +52,16 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, content: bytes) -> 
     assert "\n" not in str(refused.value)
 
 
-def test_databases_of_others_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    with closing(sqlite3.connect(path)) as base:
-        base.execute("PRAGMA application_id = 7")
-        base.execute("CREATE TABLE a (b)")
-        base.commit()
-    with pytest.raises(StoreError, match="another SQLite database"):
-        Store(path)
+def test_databases_of_others_and_of_another_version_are_refused(tmp_path: Path) -> None:
+    Store(tmp_path / "newer").close()
+    for name, change, said in (
+        ("newer", f"PRAGMA user_version = {SCHEMA + 1}", f"version {SCHEMA + 1}, expected {SCHEMA}: go on with the"),
+        ("other", "PRAGMA application_id = 7; CREATE TABLE a (b)", "another SQLite database"),
+    ):
+        with closing(sqlite3.connect(tmp_path / name)) as base:
+            base.executescript(change)
+        with pytest.raises(StoreError, match=said):
+            Store(tmp_path / name)
 
 
 def test_ctrl_c_within_the_sum_of_a_row_undoes_no_write_and_is_not_lost(

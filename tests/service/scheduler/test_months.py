@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial, partialmethod
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlpto.store.curves import spans_of_job
-from rlpto.store.database import Store, Values
-from rlpto.store.jobs import ENDED, NewJob, get_job, insert_job
-from rlpto.store.requests import ask
+from rlpto.store.database import Store
 from tests.service.scheduler.virtual import Act, KilledError, VirtualService, config
 
 DAY = 86_400.0
@@ -28,99 +28,73 @@ POLICIES = ("fifo", "elastic_fifo", "round_robin", "equal_share", "las", "tiresi
 class Users:
     """What users and operators do, and what they know of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
         self.jobs: list[str] = []
         self.cancelled: set[str] = set()
         self.switched: list[str] = []
         self.kills = 0
 
-    def submit(self, gpus: int, most: int, hours: float, owner: str) -> Callable[[VirtualService], None]:
-        def act(service: VirtualService) -> None:
-            job = NewJob(owner, "a job", "tiny", hours, gpus=gpus, max_gpus=max(gpus, most))
-            self.jobs.append(insert_job(service.store, job, service.now()).id)
-
-        return act
-
-    def cancel(self, pick: float) -> Callable[[VirtualService], None]:
-        def act(service: VirtualService) -> None:
-            if self.jobs:
-                job = self.jobs[int(pick * len(self.jobs))]
+    def act(self, kind: str, given_: tuple[Any, ...], service: VirtualService) -> None:
+        """Do one of the things that `months` draws."""
+        if kind == "submit":
+            gpus, most, hours, owner = given_
+            self.jobs.append(service.submit(owner, hours, gpus=gpus, max_gpus=most))
+        elif kind == "policy":
+            self.switched.append(given_[0])
+            service.ask("policy", policy=given_[0], reason="")
+        elif kind == "kill":
+            self.kill(service, *given_)
+        elif self.jobs:
+            job = self.jobs[int(given_[0] * len(self.jobs))]
+            if kind == "cancel":
                 self.cancelled.add(job)
-                ask(service.store, "cancel", "ann", service.now(), job)
+                service.ask("cancel", job)
+            else:
+                service.ask("priority", job, priority=given_[1])
 
-        return act
+    def kill(self, service: VirtualService, left: int) -> None:
+        """The scheduler is killed after this number of further writes or ends of transactions, before the next one."""
+        self.kills += 1
 
-    def reclass(self, pick: float, priority: str) -> Callable[[VirtualService], None]:
-        def act(service: VirtualService) -> None:
-            if self.jobs:
-                job = self.jobs[int(pick * len(self.jobs))]
-                ask(service.store, "priority", "ann", service.now(), job, {"priority": priority})
-
-        return act
-
-    def switch(self, policy: str) -> Callable[[VirtualService], None]:
-        def act(service: VirtualService) -> None:
-            self.switched.append(policy)
-            ask(service.store, "policy", "op", service.now(), body={"policy": policy, "reason": ""})
-
-        return act
-
-    def kill(self, writes: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[VirtualService], None]:
-        """The scheduler is killed after a number of further writes or ends of transactions, before the next one."""
-
-        def act(service: VirtualService) -> None:
-            left = writes
-            run, commit = Store._run, Store._commit
-
-            def killed(store: Store) -> None:
-                nonlocal left
-                if store is service.store:
-                    return
+        def counted(store: Store, call: Callable[..., Any], *given_: Any) -> Any:
+            nonlocal left
+            if store is not service.store:
                 left -= 1
                 if left < 0:
-                    monkeypatch.undo()
+                    self.monkeypatch.undo()
                     raise KilledError
+            return call(store, *given_)
 
-            def killed_run(store: Store, statement: str, rows: Sequence[Values]) -> object:
-                killed(store)
-                return run(store, statement, rows)
+        for name in ("_run", "_commit"):
+            self.monkeypatch.setattr(Store, name, partialmethod(counted, getattr(Store, name)))
 
-            def killed_commit(store: Store) -> None:
-                killed(store)
-                commit(store)
 
-            monkeypatch.setattr(Store, "_run", killed_run)
-            monkeypatch.setattr(Store, "_commit", killed_commit)
-            self.kills += 1
-
-        return act
+Drawn = list[tuple[float, str, tuple[Any, ...]]]
+SHARE = st.floats(0.0, 1.0, exclude_max=True)
+GIVEN: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
+    "submit": st.integers(1, 4).flatmap(
+        lambda gpus: st.tuples(
+            st.just(gpus), st.integers(gpus, 4), st.floats(0.5, 40.0), st.sampled_from(["ann", "bob"])
+        )
+    ),
+    "cancel": st.tuples(SHARE),
+    "priority": st.tuples(SHARE, st.sampled_from(["high", "low"])),
+    "policy": st.tuples(st.sampled_from(POLICIES)),
+    "kill": st.tuples(st.integers(0, 40)),
+}
 
 
 @st.composite
-def months(draw: st.DrawFn) -> list[tuple[float, str, tuple[object, ...]]]:
+def months(draw: st.DrawFn) -> Drawn:
     """What happens when, in seconds since the start: day after day, a few things each."""
-    acts: list[tuple[float, str, tuple[object, ...]]] = []
+    acts: Drawn = []
     for day in range(DAYS):
         for _ in range(draw(st.integers(0, 2))):
-            at = DAY * (day + draw(st.floats(0.0, 1.0, exclude_max=True)))
-            kind = draw(st.sampled_from(["submit"] * 5 + ["cancel", "reclass", "switch", "kill", "kill"]))
-            if kind == "submit":
-                gpus = draw(st.integers(1, 4))
-                given_: tuple[object, ...] = (gpus, draw(st.integers(gpus, 4)), draw(st.floats(0.5, 40.0)), draw(
-                    st.sampled_from(["ann", "bob"])))  # fmt: skip
-            elif kind == "cancel":
-                given_ = (draw(st.floats(0.0, 1.0, exclude_max=True)),)
-            elif kind == "reclass":
-                given_ = (draw(st.floats(0.0, 1.0, exclude_max=True)), draw(st.sampled_from(["high", "low"])))
-            elif kind == "switch":
-                given_ = (draw(st.sampled_from(POLICIES)),)
-            else:
-                given_ = (draw(st.integers(0, 40)),)
-            acts.append((at, kind, given_))
+            at = DAY * (day + draw(SHARE))
+            kind = draw(st.sampled_from(["submit"] * 5 + ["cancel", "priority", "policy", "kill", "kill"]))
+            acts.append((at, kind, draw(GIVEN[kind])))
     return sorted(acts, key=lambda act: act[0])
-
-
-Drawn = list[tuple[float, str, tuple[object, ...]]]
 
 
 def test_no_gpu_is_given_twice_and_no_job_is_lost(request: pytest.FixtureRequest) -> None:
@@ -131,31 +105,23 @@ def test_no_gpu_is_given_twice_and_no_job_is_lost(request: pytest.FixtureRequest
 
 def live_through(drawn: Drawn) -> None:
     """Serve users for 24 days, and until all is over. Raises AssertionError if the database is wrong then."""
-    monkeypatch, users = pytest.MonkeyPatch(), Users()
+    monkeypatch = pytest.MonkeyPatch()
+    users = Users(monkeypatch)
     folder = tempfile.TemporaryDirectory(prefix="months-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
     with folder as path, monkeypatch.context():
         service = VirtualService(Path(path), config(LOOK_S, LOOK_S), rate=1 / 3600)
         service.parts.retention.in_memory = 3
-        acts: list[Act] = []
-        for at, kind, given_ in drawn:
-            more = (monkeypatch,) if kind == "kill" else ()
-            acts.append((service.began + at, getattr(users, kind)(*given_, *more)))
+        acts: list[Act] = [(service.began + at, partial(users.act, kind, given_)) for at, kind, given_ in drawn]
         service.backend.acts = acts
         try:
             service.run(lambda: service.now() >= service.began + DAYS * DAY and not acts)
             monkeypatch.undo()
-            service.run(lambda: all_over(service, users))
-            for _ in range(3):
-                service.loop.step()
+            service.run(lambda: all(service.row(job).is_over for job in users.jobs) and not service.backend.controllers)
+            service.steps(3)
             check(service, users)
         finally:
             monkeypatch.undo()
             service.close()
-
-
-def all_over(service: VirtualService, users: Users) -> bool:
-    rows = [get_job(service.store, job) for job in users.jobs]
-    return all(row is not None and row.is_over for row in rows) and not service.backend.controllers
 
 
 def check(service: VirtualService, users: Users) -> None:
@@ -165,16 +131,12 @@ def check(service: VirtualService, users: Users) -> None:
     assert len(begun) == len(set(begun)), "every job is started anew once"
     assert set(begun) <= set(users.jobs)
     for job in users.jobs:
-        row = get_job(service.store, job)
-        assert row is not None
-        assert row.state in ENDED
+        row = service.row(job)
         trained = backend.saved.get(job, 0.0)
         if row.state == "finished":
             assert trained >= row.epochs - 1e-9
             assert row.progress == pytest.approx(row.epochs)
-            assert row.started is not None
-            assert row.ended is not None
-            assert row.submitted <= row.started <= row.ended
+            assert row.submitted <= row.started <= row.ended  # type: ignore[operator]
         else:
             assert row.state == "cancelled"
             assert job in users.cancelled

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.cluster import ClusterState
 from rlpto.core.policy import Policy
+from rlpto.io.arrays import IntArray
+from rlpto.io.errors import ConfigError
 from rlpto.policies.registry import make_policy
+from rlpto.service.scheduler.policy_catalogue import PolicyWarmup
 from rlpto.store.database import StoreError
 from rlpto.store.requests import answer, switch_in_force
 from rlpto.store.status import decisions
+from tests.builders import Scripted
 from tests.service.scheduler.virtual import VirtualService, config
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> VirtualService:
-    return VirtualService(tmp_path, config(60.0, 5.0))
 
 
 def test_while_a_policy_is_made_ready_jobs_go_on_under_the_old_one(tmp_path: Path) -> None:
@@ -50,41 +52,29 @@ def test_another_policy_is_in_force_at_once_also_when_idle(service: VirtualServi
     first = service.ask("policy", policy="elastic_fifo", reason="more", number=1)
     stale = service.ask("policy", policy="las", reason="", number=1)
     wrong = service.ask("policy", policy="none_such", reason="", number=2)
-    service.loop.step()
-    service.loop.step()
+    service.steps(2)
     assert service.problem(first) == ""
     assert service.problem(stale) == "the policy was switched before: elastic_fifo is in force"
     assert "no policy 'none_such' in the catalogue" in str(service.problem(wrong))
     now = switch_in_force(service.store)
-    assert now is not None
     assert (now.number, now.policy, now.before, now.by, now.reason) == (2, "elastic_fifo", "fifo", "op", "more")
     service.downtime = 10.0
     service.restart()
     assert service.parts.policy.in_force == "elastic_fifo", "a restart takes up the policy in force"
 
 
-class Broken:
-    """A policy that fails at its third decision."""
-
-    name = "broken"
+def failing_at_las(tmp_path: Path, error: Exception) -> VirtualService:
     decisions = 0
 
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+    def decide(state: ClusterState) -> IntArray:
+        nonlocal decisions
+        decisions += 1
+        if decisions == 3:
+            raise error
+        return state.jobs.requested_gpus
 
-    def reset(self, seed: int) -> None:
-        pass
-
-    def __call__(self, state: ClusterState) -> Allocation:
-        self.decisions += 1
-        if self.decisions == 3:
-            raise self.error
-        return Allocation(state.jobs.requested_gpus * 0 if self.decisions > 5 else state.jobs.requested_gpus)
-
-
-def failing_at_las(tmp_path: Path, error: Exception) -> VirtualService:
     def make(spec: str) -> Policy:
-        return Broken(error) if spec == "las" else make_policy(spec)
+        return Scripted(decide, "broken") if spec == "las" else make_policy(spec)
 
     return VirtualService(tmp_path, config(60.0, 5.0), make=make, settings={"scheduler": {"policy": "las"}})
 
@@ -103,3 +93,40 @@ def test_a_database_that_cannot_be_used_is_no_fault_of_the_policy(tmp_path: Path
     with pytest.raises(StoreError, match="locked"):
         service.until(jobs[-1], "finished")
     assert [one.policy for one in service.switches()] == ["las"]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    by = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < by
+        time.sleep(0.005)
+
+
+def test_nobody_waits_for_a_policy_that_is_made_ready() -> None:
+    go_on, begun = threading.Event(), list[str]()
+
+    def make_ready(spec: str) -> None:
+        begun.append(spec)
+        go_on.wait(10)
+
+    warmup = PolicyWarmup(make_ready, print)
+    assert not warmup("pollux")
+    assert not warmup("planner")
+    until(lambda: begun == ["pollux"])
+    assert not warmup("pollux")
+    go_on.set()
+    until(lambda: warmup("planner"))
+    assert warmup("pollux")
+    assert begun == ["pollux", "planner"], "each once"
+
+
+def test_one_that_cannot_be_made_is_asked_for_no_less() -> None:
+    said = list[str]()
+
+    def refuse(_: str) -> None:
+        raise ConfigError("no such\nrun")
+
+    warmup = PolicyWarmup(refuse, said.append)
+    warmup.now("agent:run=x")
+    assert warmup("agent:run=x")
+    assert said == ["policy agent:run=x cannot be used: no such run"]

@@ -7,22 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlpto.store.jobs import NewJob, get_job, insert_job
 from rlpto.store.status import PredictionRow, predictions, volume
 from tests.service.scheduler.virtual import Act, VirtualService, config
 
 HOUR, STEP = 3600.0, 600.0
 
 
-def submitted(service: VirtualService, hours: float = 1.0, gpus: int = 2) -> str:
-    return insert_job(service.store, NewJob("ann", "a job", "tiny", hours, gpus=gpus, max_gpus=gpus), service.now()).id
-
-
 def arriving(began: float, hours: float, rate: float, seed: int) -> list[Act]:
     """Jobs of two GPUs that train for an hour, at random times, so many an hour."""
     rng = np.random.default_rng(seed)
     times = np.sort(rng.uniform(0.0, hours * HOUR, rng.poisson(rate * hours)))
-    return [(began + at, submitted) for at in times.tolist()]
+    return [(began + at, lambda service: service.submit(epochs=1.0, gpus=2, max_gpus=2)) for at in times.tolist()]
 
 
 @pytest.fixture
@@ -46,36 +41,27 @@ def until_told(service: VirtualService, *jobs: str) -> dict[str, PredictionRow]:
 
 def test_without_a_past_starts_and_finishes_are_told_without_an_interval(tmp_path: Path) -> None:
     service = VirtualService(tmp_path, config(60.0, 30.0), rate=0.5 / HOUR, look_ahead=True)
-    jobs = [submitted(service, gpus=4) for _ in range(3)]
-    service.run(lambda: (row := get_job(service.store, jobs[0])) is not None and row.progress > 0.1)
+    jobs = [service.submit(epochs=1.0, gpus=4, max_gpus=4) for _ in range(3)]
+    service.run(lambda: service.row(jobs[0]).progress > 0.1)
     rows = until_told(service, *jobs)
-    service.run(lambda: (row := get_job(service.store, jobs[-1])) is not None and row.is_over)
-    assert all(row.finish_low is None and row.finish_high is None for row in rows.values())
-    for job in jobs[1:]:
-        ended = get_job(service.store, job)
-        assert ended is not None
-        assert rows[job].policy == "fifo"
+    assert {(row.policy, row.finish_low, row.finish_high) for row in rows.values()} == {("fifo", None, None)}
 
 
 def test_forecasts_are_told_step_by_step_and_bound_what_is_predicted(service: VirtualService) -> None:
     hours = 6.0
     service.backend.acts = arriving(service.began, hours, 2.0, seed=1)
     service.run(lambda: service.now() >= service.began + hours * HOUR)
-    job = submitted(service)
+    job = service.submit(epochs=1.0, gpus=2, max_gpus=2)
     row = until_told(service, job)[job]
-    assert row.finish_low is not None
-    assert row.finish_high is not None
     assert row.finish is not None
-    assert row.finish_low <= row.finish_high
+    assert row.finish_low <= row.finish_high  # type: ignore[operator]
     steps = volume(service.store, service.began)
     over = [step for step in steps if step.seen is not None]
-    at = np.array([step.at for step in steps])
-    assert np.allclose(np.diff(at), STEP), "every step once"
+    assert np.allclose(np.diff([step.at for step in steps]), STEP), "every step once"
     assert len(over) == int((service.now() - service.began) / STEP)
     assert sum(step.seen or 0.0 for step in over) > 0
     ahead = [step for step in steps if step.seen is None]
     assert len(ahead) == 6
-    assert all(step.low is not None and step.forecast is not None and step.high is not None for step in ahead)
     assert all(step.low <= step.forecast <= step.high for step in ahead)  # type: ignore[operator]
 
 
@@ -83,15 +69,12 @@ def test_a_restart_forgets_neither_arrivals_nor_what_was_forecast(service: Virtu
     service.backend.acts = arriving(service.began, 6.0, 2.0, seed=2)
     service.run(lambda: service.now() >= service.began + 6.0 * HOUR)
     before = volume(service.store, service.began)
-    assert service.parts.volume is not None
     forecast = service.parts.volume(service.loop._loop.state().time)
     service.downtime = 1.0
     service.restart()
-    job = submitted(service)
+    job = service.submit(epochs=1.0, gpus=2, max_gpus=2)
     assert until_told(service, job)[job].finish_high is not None
     after = volume(service.store, service.began)
     assert after[: len(before) - 6] == before[:-6]
-    assert forecast is not None
     again = service.parts.volume(service.loop._loop.state().time)
-    assert again is not None
     assert again.mean == pytest.approx(forecast.mean)

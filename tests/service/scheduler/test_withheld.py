@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from rlpto.store.jobs import change_job
 from rlpto.store.requests import answer
 from rlpto.store.status import nodes, queue
-from tests.service.scheduler.virtual import VirtualService, config
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> VirtualService:
-    return VirtualService(tmp_path, config(60.0, 5.0))
+from tests.service.scheduler.virtual import VirtualService
 
 
 def test_jobs_leave_a_node_that_is_announced_to_go(service: VirtualService) -> None:
@@ -68,8 +59,7 @@ def test_a_held_job_starts_once_it_is_released(service: VirtualService) -> None:
     service.until(waiting, "queued")
     hold(service, waiting, "op")
     service.until(late, "finished")
-    for _ in range(300):
-        service.loop.step()
+    service.steps(300)
     assert [service.row(job).state for job in (early, waiting)] == ["submitted", "queued"]
     assert [(row.job, row.reason) for row in queue(service.store)] == [(waiting, "held by op")]
     assert len(service.switches()) == 1, "the policy is not to blame"

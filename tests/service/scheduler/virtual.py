@@ -99,10 +99,10 @@ class VirtualBackend(FakeBackend):
         super().pass_time(seconds)
 
 
-def config(interval: float, poll: float, nodes: Sequence[int] = (2, 2), **more: Any) -> Config:
-    """An experiment with nodes of so many GPUs. poll: as long as need be, which real clusters do not allow."""
-    groups = [{"gpus": gpus} for gpus in nodes]
-    made = Config.model_validate({"cluster": {"nodes": groups}, "simulator": {"interval": interval}, **more})
+def config(interval: float, poll: float, **more: Any) -> Config:
+    """An experiment on two nodes of two GPUs. poll: as long as need be, which real clusters do not allow."""
+    nodes = [{"count": 2, "gpus": 2}]
+    made = Config.model_validate({"cluster": {"nodes": nodes}, "simulator": {"interval": interval}, **more})
     return made.model_copy(update={"ray": made.ray.model_copy(update={"poll": poll})})
 
 
@@ -110,32 +110,28 @@ class VirtualService:
     """The service. A test that kills its scheduler starts another one; the cluster goes on meanwhile.
 
     store: a connection of users. downtime: seconds from a kill to the next start. look_ahead: whether starts and
-    finishes are predicted, at once and in this process. backend: makes the cluster. began: time of the world [s].
-    clock_error: s by which the clock of the machine is wrong. programs: what each trains, by name.
+    finishes are predicted, at once and in this process. backend: makes the cluster. clock_error: s by which the clock
+    of the machine is wrong. programs: what each trains, by name. began: time of the world [s].
     """
 
     def __init__(
         self,
         folder: Path,
         setup: Config,
-        acts: Sequence[Act] = (),
         *,
         rate: float = 0.001,
         settings: dict[str, Any] | None = None,
         make: Callable[[str], Policy] = make_policy,
-        nodes: Sequence[int] = (2, 2),
         look_ahead: bool = False,
         backend: Callable[..., VirtualBackend] = VirtualBackend,
-        began: float | None = None,
         ready: Callable[[str], bool] = lambda _: True,
         programs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self._look_ahead, self._ready = look_ahead, ready
         self.clock_error = 0.0
         self.world = FakeTime()
-        self.world.wall = self.began = self.world.wall if began is None else began
-        gpus = {f"n{number}": count for number, count in enumerate(nodes)}
-        self.backend = backend(self.world, gpus, delay=5.0, rate=rate, acts=list(acts), service=self)
+        self.began = self.world.wall
+        self.backend = backend(self.world, {"n0": 2, "n1": 2}, delay=5.0, rate=rate, service=self)
         given: dict[str, Any] = {"folder": folder, "experiment": "ray_smoke.yaml", **(settings or {})}
         self.settings = ServiceSettings.model_validate(given, context={"folder": folder})
         self.setup, self._make = setup, make
@@ -143,7 +139,6 @@ class VirtualService:
         self.store.rows("PRAGMA synchronous = OFF")
         self.set_programs({"tiny": PROGRAM} if programs is None else programs)
         self.downtime = 0.0
-        self.starts = 0
         self._open: list[Any] = []
         self.parts: SchedulerComponents
         self.loop: SchedulerLoop
@@ -163,9 +158,7 @@ class VirtualService:
 
     def row(self, job: str) -> JobRow:
         """A job as the database has it."""
-        found = get_job(self.store, job)
-        assert found is not None
-        return found
+        return get_job(self.store, job)  # type: ignore[return-value]
 
     def until(self, job: str, *states: str) -> None:
         """Serve until a job is in one of these states."""
@@ -181,13 +174,10 @@ class VirtualService:
 
     def problem(self, request: int) -> str | None:
         """What was answered to a request; None: nothing yet."""
-        found = get_request(self.store, request)
-        assert found is not None
-        return found.problem
+        return get_request(self.store, request).problem  # type: ignore[union-attr]
 
     def start(self) -> None:
         """Start the scheduler."""
-        self.starts += 1
         self._open = []
         database = SessionDatabase(self.settings.database, lambda _: None)
         self._open.append(database)
@@ -206,10 +196,6 @@ class VirtualService:
         )
         self.parts, self.loop = open_session(self.settings, self.setup, database, environment)
 
-    def kill(self) -> None:
-        """Have the scheduler end wherever it is."""
-        raise KilledError
-
     def restart(self) -> None:
         """Start the scheduler that was killed."""
         for opened in self._open:
@@ -218,18 +204,20 @@ class VirtualService:
         self.backend.pass_time(self.downtime)
         self.start()
 
+    def steps(self, count: int) -> None:
+        """Serve for a number of rounds."""
+        for _ in range(count):
+            self.loop.step()
+
     def run(self, until: Callable[[], bool]) -> None:
-        """Serve until something holds, whoever is killed."""
+        """Serve until something holds; a scheduler that is killed is started again."""
+        call = self.loop.step
         while not until():
             try:
-                self.loop.step()
+                call()
+                call = self.loop.step
             except KilledError:
-                while True:
-                    try:
-                        self.restart()
-                        break
-                    except KilledError:
-                        continue
+                call = self.restart
 
     def close(self) -> None:
         """Leave."""

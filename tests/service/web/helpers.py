@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.server import HTTPServer
 from pathlib import Path
@@ -133,38 +133,33 @@ def running_api(folder: Path) -> Iterator[Api]:
         yield Api(client, settings, tokens)
 
 
-class Answering:
-    """Answers requests as the scheduler process does, in a thread, while the block runs."""
+@contextmanager
+def scheduler_answers(path: Path, policy: Callable[[requests.Request], str] = lambda _: "") -> Iterator[None]:
+    """Requests are answered as the scheduler process does it while the block runs. policy: what is wrong with one."""
+    stop = Event()
 
-    def __init__(self, path: Path, policy: Callable[[requests.Request], str] = lambda _: "") -> None:
-        self._path, self._policy, self._stop = path, policy, Event()
-        self._thread = Thread(target=self._run)
+    def run() -> None:
+        with closing(Store(path, durable=False)) as store:
+            while not stop.wait(0.01):
+                for request in requests.open_requests(store):
+                    with store.transaction():
+                        _answer(store, request, policy(request) if request.kind == "policy" else "")
 
-    def __enter__(self) -> Answering:
-        self._thread.start()
-        return self
+    thread = Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
 
-    def _run(self) -> None:
-        store = Store(self._path, durable=False)
-        while not self._stop.wait(0.01):
-            for request in requests.open_requests(store):
-                with store.transaction():
-                    self._answer(store, request)
-        store.close()
-
-    def _answer(self, store: Store, request: requests.Request) -> None:
-        now, problem = time.time(), ""
-        if request.kind == "policy":
-            problem = self._policy(request)
-            if not problem:
-                said = request.body
-                requests.add_switch(store, said["policy"], request.by, said["reason"], request.at, now)
-        if request.kind == "drain":
-            status.set_drained(store, request.body["on"])
-        if request.kind == "leave":
-            status.note_leaving(store, request.body["node"], request.at + request.body["seconds"])
-        requests.answer(store, request.seq, now, problem)
+def _answer(store: Store, request: requests.Request, problem: str) -> None:
+    now, said = time.time(), request.body
+    if request.kind == "policy" and not problem:
+        requests.add_switch(store, said["policy"], request.by, said["reason"], request.at, now)
+    if request.kind == "drain":
+        status.set_drained(store, said["on"])
+    if request.kind == "leave":
+        status.note_leaving(store, said["node"], request.at + said["seconds"])
+    requests.answer(store, request.seq, now, problem)

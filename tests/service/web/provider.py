@@ -71,15 +71,6 @@ class Provider(ThreadingHTTPServer):
         token = jwt.encode(claims, self.key, self.header["alg"], self.header)
         return {"access_token": "x", "token_type": "Bearer", "id_token": token}
 
-    def keys(self) -> dict[str, Any]:
-        known = {"one": KEY, "two": OTHER_KEY}
-        return {"keys": [public(key) | {"kid": kid, "use": "sig"} for kid, key in known.items()]}
-
-
-def public(key: RSAPrivateKey) -> dict[str, Any]:
-    """The public half of a key as a JWK."""
-    return jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key(), as_dict=True)
-
 
 class _Handler(BaseHTTPRequestHandler):
     server: Provider
@@ -94,7 +85,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(f'<a href="{escape(there)}">Continue as Ann</a>'.encode())
         elif place.path == "/realm/keys":
-            self._answer(self.server.keys())
+            known = {kid: key.public_key() for kid, key in (("one", KEY), ("two", OTHER_KEY))}
+            to_jwk = jwt.algorithms.RSAAlgorithm.to_jwk
+            self._answer(
+                {"keys": [to_jwk(key, as_dict=True) | {"kid": kid, "use": "sig"} for kid, key in known.items()]}
+            )
         elif place.path == "/realm/.well-known/openid-configuration":
             ends = {"authorization_endpoint": "authorize", "token_endpoint": "token", "jwks_uri": "keys"}
             self._answer({"issuer": issuer, **{key: f"{issuer}/{end}" for key, end in ends.items()}})

@@ -53,8 +53,7 @@ class TestTokens:
                 answer = api("POST", path, None, json={"days": days}, headers=header)
                 assert "at most 2" in problem(answer, 403, "outlives-token")
             assert api("POST", path, None, json={"days": 1}, headers=header).status_code == 201
-            cookie = api("POST", "session", None, json={"token": made["token"]}, headers=ORIGIN).headers["set-cookie"]
-            assert "Max-Age=43200" in cookie
+            api("POST", "session", None, json={"token": made["token"]}, headers=ORIGIN)
             problem(api("POST", path, None, json={}, headers=ORIGIN), 403, "outlives-token")
             api.client.cookies.clear()
 
@@ -97,19 +96,6 @@ class TestSessions:
         refused = [(row["by"], row["target"]) for row in trail if row["action"] == "session.refuse"]
         assert refused == [("", "testclient")] * 6, "of those beyond the limit one a window"
 
-    def test_a_browser_signs_in_and_out(self, api: Api) -> None:
-        answer = api("POST", "session", None, json={"token": api.tokens["ann"]}, headers=ORIGIN)
-        cookie = answer.headers["set-cookie"]
-        assert answer.status_code == 201
-        assert "HttpOnly" in cookie
-        assert "SameSite=strict" in cookie
-        assert api.tokens["ann"] not in cookie
-        assert api("GET", "me", None).json()["name"] == "ann"
-        made = api("POST", "jobs", None, json={"program": "digits"}, headers=ORIGIN)
-        assert made.status_code == 201
-        assert api("DELETE", "session", None, headers=ORIGIN).status_code == 204
-        problem(api("GET", "me", None), 401, "unauthorized")
-
     def test_pages_of_others_change_nothing(self, api: Api) -> None:
         api("POST", "session", None, json={"token": api.tokens["ann"]}, headers=ORIGIN)
         for origin in ("null", "http://evil.example", "http://127.0.0.1:9999", None):
@@ -117,12 +103,14 @@ class TestSessions:
             problem(api("POST", "jobs", None, json={"program": "digits"}, headers=headers), 403, "wrong-origin")
         assert api("GET", "jobs").json()["jobs"] == []
 
-    def test_a_session_is_no_token_and_a_token_no_session(self, api: Api) -> None:
-        api("POST", "session", None, json={"token": api.tokens["ann"]}, headers=ORIGIN)
+    def test_a_session_is_a_cookie_and_no_token_and_a_token_no_session(self, api: Api) -> None:
+        answer = api("POST", "session", None, json={"token": api.tokens["ann"]}, headers=ORIGIN)
+        assert "HttpOnly; Max-Age=43200; Path=/; SameSite=strict" in answer.headers["set-cookie"]
         secret = api.client.cookies["rlpto_session"]
         problem(api("GET", "me", None, headers={"Authorization": f"Bearer {secret}"}), 401, "unauthorized")
-        api.client.cookies.set("rlpto_session", api.tokens["ann"])
-        api.client.cookies.clear()
+        assert api("POST", "jobs", None, json={"program": "digits"}, headers=ORIGIN).status_code == 201
+        assert api("DELETE", "session", None, headers=ORIGIN).status_code == 204
+        problem(api("GET", "me", None, headers={"Cookie": f"rlpto_session={secret}"}), 401, "unauthorized")
         answer = api("GET", "me", None, headers={"Cookie": f"rlpto_session={api.tokens['ann']}"})
         problem(answer, 401, "unauthorized")
 
@@ -191,10 +179,8 @@ class TestPrograms:
         ("wrong", "said"),
         [
             ({"sampels": 3}, "body.program.sampels: Extra inputs are not permitted"),
-            ({"epochs": 0}, "body.program.epochs: Input should be greater than or equal to 1"),
             ({"epochs": True}, "body.program.epochs: expected a number, got true or false"),
             ({"servers": 2, "most_servers": 1}, "body.program: most_servers 1 is below servers 2"),
-            ({"training": None}, "body.program.training: Input should be a valid string"),
             ({"training": "a:\ud800"}, "body.program.training: Input should be a valid string"),
             ({"options": {"a": "x" * 16_384}}, "expected a program of at most 16384 characters"),
         ],
@@ -228,10 +214,8 @@ def test_the_settings_bound_the_class_of_users_and_developers(tmp_path: Path) ->
     tokens = fill(settings)
     with TestClient(make_app(settings), base_url="http://127.0.0.1:8765") as client:
         api = Api(client, settings, tokens)
-        codes = {user: api("POST", "jobs", user, json={"program": "digits", "priority": "high"}) for user in tokens}
-        assert {user: answer.status_code for user, answer in codes.items()} == {
-            **dict.fromkeys(("ann", "bob", "dev"), 403),
-            **dict.fromkeys(("olga", "root"), 201),
-        }
-        assert api("PATCH", "users/ann", "root", json={"highest_priority": "high"}).status_code == 200
+        for user, code in {"ann": 403, "bob": 403, "dev": 403, "olga": 201, "root": 201}.items():
+            answer = api("POST", "jobs", user, json={"program": "digits", "priority": "high"})
+            assert answer.status_code == code, user
+        api("PATCH", "users/ann", "root", json={"highest_priority": "high"})
         assert api.submit(priority="high")["priority"] == "high"

@@ -10,7 +10,7 @@ from rlpto.service.web.routes import cluster
 from rlpto.store import requests, status
 from rlpto.store.requests import switch_in_force
 from rlpto.store.rows import put, put_all
-from tests.service.web.helpers import Answering, Api
+from tests.service.web.helpers import Api, scheduler_answers
 from tests.service.web.test_jobs import problem
 
 
@@ -18,12 +18,11 @@ class TestPolicies:
     def test_a_switch_answers_once_it_is_in_force(self, api: Api) -> None:
         before = api("GET", "policy", "olga")
         assert (before.json()["policy"], before.headers["ETag"]) == ("fifo", '"1"')
-        with Answering(api.settings.database):
+        with scheduler_answers(api.settings.database):
             answer = api("PUT", "policy", "olga", json={"policy": "las", "reason": "busy"}, headers={"If-Match": '"1"'})
         assert (answer.status_code, answer.headers["ETag"]) == (200, '"2"')
         assert api("GET", "policy").json()["policy"] == "las"
         now = switch_in_force(api.store)
-        assert now is not None
         assert (now.policy, now.before, now.by, now.reason) == ("las", "fifo", "olga", "busy")
         trail = api("GET", "audit", "root").json()["audit"]
         assert [(row["by"], row["action"], row["target"]) for row in trail] == [("olga", "policy.switch", "las")]
@@ -39,7 +38,7 @@ class TestPolicies:
             answer = api("PUT", "policy", "olga", json={"policy": policy}, headers={"If-Match": '"1"'})
             return int(answer.status_code)
 
-        with Answering(api.settings.database), ThreadPoolExecutor(2) as pool:
+        with scheduler_answers(api.settings.database), ThreadPoolExecutor(2) as pool:
             assert sorted(pool.map(put, ("las", "round_robin"))) == [200, 412]
         assert api("GET", "policy").json()["number"] == 2
 
@@ -54,7 +53,7 @@ class TestPolicies:
         assert requests.open_requests(api.store) == []
 
     def test_a_policy_that_cannot_decide_leaves_the_one_in_force(self, api: Api) -> None:
-        with Answering(api.settings.database, lambda _: "las needs something"):
+        with scheduler_answers(api.settings.database, lambda _: "las needs something"):
             answer = api("PUT", "policy", "olga", json={"policy": "las"}, headers={"If-Match": '"1"'})
         assert problem(answer, 409, "policy-refused") == "las needs something"
         assert api("GET", "policy").json()["number"] == 1
@@ -82,14 +81,14 @@ class TestPolicies:
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(put)
             time.sleep(0.8)
-            with Answering(api.settings.database):
+            with scheduler_answers(api.settings.database):
                 answer = asked.result()
         assert (answer.status_code, answer.json()["policy"]) == (200, "las")
 
 
 def test_draining(api: Api) -> None:
     problem(api("PUT", "drain", "ann", json={"on": True}), 403, "role-needed")
-    with Answering(api.settings.database):
+    with scheduler_answers(api.settings.database):
         assert api("PUT", "drain", "olga", json={"on": True}).status_code == 202
         while not status.is_drained(api.store):
             time.sleep(0.01)
@@ -101,7 +100,7 @@ def test_a_node_is_announced_to_go(api: Api, monkeypatch: pytest.MonkeyPatch) ->
     problem(api("POST", "nodes/node-1/drain", "ann", **ask), 403, "role-needed")
     said = problem(api("POST", "nodes/node/drain", "olga", **ask), 404, "no-such-node")
     assert said == "4 nodes that are up begin with node: expected one of node-0, node-1, node-2, node-3"
-    with Answering(api.settings.database):
+    with scheduler_answers(api.settings.database):
         found = api("POST", "nodes/node-1/drain", "olga", **ask).json()
     assert (found["id"], round((found["leaves"] - time.time()) / 600)) == ("node-1", 1)
     shown = api("GET", "/parts/nodes").text
@@ -121,15 +120,6 @@ def test_nodes_show_what_labels_say(api: Api) -> None:
     assert [shown.count(f">{label}<") for label in ("h100", "us-east-1a", "spot")] == [1, 1, 1]
 
 
-def test_decisions_and_volume(api: Api) -> None:
-    now = time.time()
-    put(api.store, [status.DecisionRow(now, "fifo", 0.01, 8, 4, 2, 1, -1.0, {"waiting": -1.0})])
-    status.set_volume(api.store, [status.VolumeRow(now, 5.0, 4.0, 1.0, 9.0)])
-    assert api("GET", "decisions").json()["decisions"][0]["parts"] == {"waiting": -1.0}
-    assert api("GET", "volume").json()["volume"][0]["high"] == 9.0
-    assert api("GET", "decisions", params={"since": now + 1}).json() == {"decisions": []}
-
-
 def test_whether_it_is_ready(api: Api) -> None:
     assert api("GET", "/healthz", None).json() == {"status": "ok"}
     problem(api("GET", "/readyz", None), 503, "no-scheduler")
@@ -139,10 +129,10 @@ def test_whether_it_is_ready(api: Api) -> None:
     problem(api("GET", "/readyz", None), 503, "no-scheduler")
 
 
-def test_metrics_for_prometheus(api: Api) -> None:
-    problem(api("GET", "/metrics", None), 401, "unauthorized")
-    api.submit()
-    text = api("GET", "/metrics").text
-    assert 'rlpto_jobs{state="submitted"} 1.0' in text
-    assert 'rlpto_http_requests_total{method="POST",route="/api/v1/jobs",status="201"} 1.0' in text
-    assert "rlpto_gpus 8.0" in text
+def test_decisions_and_volume(api: Api) -> None:
+    now = time.time()
+    put(api.store, [status.DecisionRow(now, "fifo", 0.01, 8, 4, 2, 1, -1.0, {"waiting": -1.0})])
+    status.set_volume(api.store, [status.VolumeRow(now, 5.0, 4.0, 1.0, 9.0)])
+    assert api("GET", "decisions").json()["decisions"][0]["parts"] == {"waiting": -1.0}
+    assert api("GET", "volume").json()["volume"][0]["high"] == 9.0
+    assert api("GET", "decisions", params={"since": now + 1}).json() == {"decisions": []}

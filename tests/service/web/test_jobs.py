@@ -9,9 +9,9 @@ import pytest
 from rlpto.store import requests, status
 from rlpto.store.checkpoints import write_checkpoint
 from rlpto.store.jobs import NewJob, change_job, insert_job
-from rlpto.store.logs import OutputLog, job_folder
+from rlpto.store.logs import job_folder
 from rlpto.store.programs import set_programs
-from rlpto.store.rows import insert, put, put_all
+from rlpto.store.rows import insert, put_all
 from rlpto.store.scripts import get_script
 from tests.service.web.helpers import Api
 
@@ -35,35 +35,18 @@ class TestSubmitting:
         assert (job["state"], job["owner"], job["min_gpus"]) == ("submitted", "ann", 1)
         assert job["options"] == {"learning_rate": 0.1, "hidden": 64, "optimizer": "adam"}
         assert api("GET", f"jobs/{job['id']}").json().items() >= job.items()
+        plain = api.submit()
+        left_out = ("name", "epochs", "gpus", "max_gpus", "priority")
+        assert [plain[name] for name in left_out] == ["digits", 20, 1, 1, "normal"]
 
-    def test_what_is_left_out_is_the_programs(self, api: Api) -> None:
-        job = api.submit()
-        assert (job["name"], job["epochs"], job["gpus"], job["max_gpus"], job["priority"]) == (
-            "digits",
-            20,
-            1,
-            1,
-            "normal",
-        )
-
-    def test_the_same_key_makes_one_job(self, api: Api) -> None:
-        key = {"Idempotency-Key": "k1"}
-        first = api("POST", "jobs", json={"program": "digits"}, headers=key)
-        again = api("POST", "jobs", json={"program": "digits"}, headers=key)
-        assert (again.status_code, again.json()) == (201, first.json())
-        assert again.headers["Idempotency-Replayed"] == "true"
-        other = api("POST", "jobs", json={"program": "digits", "gpus": 2}, headers=key)
-        problem(other, 422, "key-reused")
-        assert api("POST", "jobs", "bob", json={"program": "digits"}, headers=key).json()["id"] != first.json()["id"]
-        assert len(api("GET", "jobs", "root").json()["jobs"]) == 2
-
-    def test_a_repetition_is_answered_whatever_has_changed_since(self, api: Api) -> None:
+    def test_the_same_key_makes_one_job_whatever_has_changed_since(self, api: Api) -> None:
         key, body = {"Idempotency-Key": "k1"}, {"program": "digits", "gpus": 2}
         first = api("POST", "jobs", json=body, headers=key)
+        assert api("POST", "jobs", "bob", json=body, headers=key).json()["id"] != first.json()["id"]
         api("PATCH", "users/ann", "root", json={"gpus_held": 1})
         api.refuse("no such class")
         again = api("POST", "jobs", json=body, headers=key)
-        assert (again.status_code, again.json()) == (201, first.json())
+        assert (again.status_code, again.json(), again.headers["Idempotency-Replayed"]) == (201, first.json(), "true")
         problem(api("POST", "jobs", json=body | {"gpus": 1}, headers=key), 422, "key-reused")
         assert "no such class" in problem(api("POST", "jobs", json=body), 403, "program-not-allowed")
 
@@ -75,17 +58,6 @@ class TestSubmitting:
         set_programs(api.store, dict.fromkeys(more, api.settings.program_specs["digits"]))
         said_now = problem(api("POST", "jobs/validate", **ask), 403, "program-not-allowed")
         assert said_now == f"{said}{', '.join(more)}, ..."
-        for name in [*more, "digits", "script"]:
-            assert api("DELETE", f"programs/{name}", "root").status_code == 204
-        assert problem(api("POST", "jobs", **ask), 403, "program-not-allowed") == f"{said}none"
-
-    def test_a_check_counts_the_gpus_of_all_that_wait(self, api: Api) -> None:
-        assert api("POST", "jobs/validate", json={"program": "digits"}).json()["gpus_ahead"] == 0
-        with api.store.transaction():
-            for number in range(250):
-                job = insert_job(api.store, NewJob("bob", "a job", "digits", 1.0, gpus=2, max_gpus=2), float(number))
-                change_job(api.store, job.id, float(number), state="queued")
-        assert api("POST", "jobs/validate", json={"program": "digits"}).json()["gpus_ahead"] == 500
 
     def test_a_check_keeps_nothing_and_says_what_it_takes(self, api: Api) -> None:
         found = api("POST", "jobs/validate", json={"program": "digits", "epochs": 40}).json()
@@ -94,28 +66,28 @@ class TestSubmitting:
         assert hours[1] == 1.0, "twice the epochs of the preview"
         assert hours[8] < hours[4] < hours[1]
         assert api("GET", "jobs").json()["jobs"] == []
+        assert found["gpus_ahead"] == 0
+        with api.store.transaction():
+            for number in range(250):
+                job = insert_job(api.store, NewJob("bob", "a job", "digits", 1.0, gpus=2, max_gpus=2), float(number))
+                change_job(api.store, job.id, float(number), state="queued")
+        assert api("POST", "jobs/validate", json={"program": "digits"}).json()["gpus_ahead"] == 500, "of all that wait"
 
     @pytest.mark.parametrize(
-        ("body", "code", "kind", "said"),
+        ("body", "said"),
         [
-            ({"program": "nothing"}, 403, "program-not-allowed", "no program nothing"),
-            ({"gpus": 9, "max_gpus": 9}, 422, "not-valid", "8 GPUs at most"),
-            ({"gpus": 2, "max_gpus": 1}, 422, "not-valid", "min_gpus <= gpus <= max_gpus"),
-            ({"epochs": 101}, 422, "not-valid", "100 epochs at most"),
-            ({"batch_size": 63}, 422, "not-valid", "expected one of 32, 64"),
-            ({"options": {"hidden": 0}}, 422, "not-valid", "options.hidden: expected a whole number from 1 to 512"),
-            ({"options": {"path": 1}}, 422, "not-valid", "lets users choose: learning_rate, hidden, optimizer"),
-            ({"training": "os:system"}, 422, "not-valid", "body.training"),
-            ({"gpu": 1}, 422, "not-valid", "body.gpu"),
-            ({"after": ["nothing"]}, 422, "not-valid", "no job nothing of yours"),
-            ({"after": ["../x"]}, 422, "not-valid", "body.after"),
-            ({"most_hours": 0}, 422, "not-valid", "body.most_hours"),
+            ({"gpus": 9, "max_gpus": 9}, "8 GPUs at most"),
+            ({"gpus": 2, "max_gpus": 1}, "min_gpus <= gpus <= max_gpus"),
+            ({"epochs": 101}, "100 epochs at most"),
+            ({"batch_size": 63}, "expected one of 32, 64"),
+            ({"options": {"hidden": 0}}, "options.hidden: expected a whole number from 1 to 512"),
+            ({"options": {"path": 1}}, "lets users choose: learning_rate, hidden, optimizer"),
+            ({"after": ["nothing"]}, "no job nothing of yours"),
+            ({"most_hours": 0}, "body.most_hours"),
         ],
     )
-    def test_what_is_not_allowed_is_said(
-        self, shared_api: Api, body: dict[str, Any], code: int, kind: str, said: str
-    ) -> None:
-        assert said in problem(shared_api("POST", "jobs", json={"program": "digits", **body}), code, kind)
+    def test_what_is_not_allowed_is_said(self, shared_api: Api, body: dict[str, Any], said: str) -> None:
+        assert said in problem(shared_api("POST", "jobs", json={"program": "digits", **body}), 422, "not-valid")
         assert shared_api("GET", "jobs").json()["jobs"] == []
 
     def test_a_job_comes_after_jobs_of_ones_own(self, api: Api) -> None:
@@ -132,9 +104,7 @@ class TestSubmitting:
         assert (job["name"], job["arguments"], job["samples"]) == ("a.py", ["--lr", "0.1"], 100)
         again = api.submit("dev", program="script", script={**script, "arguments": []})
         assert again["script"] == job["script"]
-        found = get_script(api.store, job["script"])
-        assert found is not None
-        assert (found.name, found.source) == ("a.py", "print('ä')")
+        assert get_script(api.store, job["script"]).name == "a.py"
         assert api("GET", f"jobs/{job['id']}/script", "dev").json()["source"] == "print('ä')"
         problem(api("GET", f"jobs/{job['id']}/script", "ann"), 404, "not-found")
         problem(api("GET", f"jobs/{api.submit()['id']}/script"), 404, "no-script")
@@ -149,13 +119,10 @@ class TestSubmitting:
             ("dev", "digits", {}, 422, "digits trains by no script"),
             ("dev", "script", None, 422, "expected one"),
             ("dev", "script", {"name": "../a.py"}, 422, "body.script.name"),
-            ("dev", "script", {"source": ""}, 422, "body.script.source"),
             ("dev", "script", {"source": "a\0b"}, 422, "without NUL"),
             ("dev", "script", {"source": "a" * 50_000}, 422, "body.script.source"),
             ("dev", "script", {"source": "1\nfor x in:"}, 422, "line 2"),
             ("dev", "script", {"files": "AAAA"}, 422, "expected a zip archive"),
-            ("dev", "script", {"samples": 0}, 422, "body.script.samples"),
-            ("dev", "script", {"arguments": ["a"] * 65}, 422, "body.script.arguments"),
         ],
     )
     def test_scripts_that_are_refused(
@@ -182,26 +149,20 @@ class TestSubmitting:
 
 class TestListing:
     def test_pages(self, api: Api) -> None:
-        made = [api.submit(name=f"job {number}")["id"] for number in range(5)]
-        found, cursor = [], None
-        while True:
-            page = api("GET", "jobs", params={"limit": 2} | ({} if cursor is None else {"cursor": cursor})).json()
-            found += [job["id"] for job in page["jobs"]]
-            cursor = page["next"]
-            if cursor is None:
-                break
-        assert found == made[::-1]
+        made = [api.submit()["id"] for _ in range(5)]
+        first = api("GET", "jobs", params={"limit": 3}).json()
+        rest = api("GET", "jobs", params={"limit": 3, "cursor": first["next"]}).json()
+        assert [job["id"] for job in first["jobs"] + rest["jobs"]] == made[::-1]
+        assert rest["next"] is None
 
     def test_filters(self, api: Api) -> None:
         first = api.submit(labels={"team": "x"})
         change_job(api.store, first["id"], time.time(), state="running")
         second = api.submit("bob")
-        states = api("GET", "jobs", "root", params={"state": ["running", "queued"]}).json()["jobs"]
-        assert [job["id"] for job in states] == [first["id"]]
-        assert [job["id"] for job in api("GET", "jobs", "root", params={"owner": "bob"}).json()["jobs"]] == [
-            second["id"]
-        ]
-        assert [job["id"] for job in api("GET", "jobs", params={"label": "team=x"}).json()["jobs"]] == [first["id"]]
+        for params, expected in (
+            ({"state": ["running", "queued"]}, first), ({"owner": "bob"}, second), ({"label": "team=x"}, first),
+        ):  # fmt: skip
+            assert [job["id"] for job in api("GET", "jobs", "root", params=params).json()["jobs"]] == [expected["id"]]
         problem(api("GET", "jobs", params={"state": "asleep"}), 422, "not-valid")
 
 
@@ -256,20 +217,6 @@ class TestChanging:
 
 
 class TestReports:
-    def test_logs_go_on_where_they_stopped(self, api: Api) -> None:
-        job = api.submit()["id"]
-        writer = OutputLog(job_folder(api.settings.folder, job))
-        for number in range(5):
-            writer.write(f"<b>line</b> {number}", float(number))
-        page = api("GET", f"jobs/{job}/logs", params={"from": -2}).json()
-        assert [line["n"] for line in page["lines"]] == [4, 5]
-        assert (page["next"], page["over"]) == (6, False)
-        assert api("GET", f"jobs/{job}/logs", params={"from": 6}).json()["lines"] == []
-        writer.write("last", 9.0)
-        change_job(api.store, job, time.time(), state="finished")
-        page = api("GET", f"jobs/{job}/logs", params={"from": 6}).json()
-        assert ([line["text"] for line in page["lines"]], page["over"]) == (["last"], True)
-
     def test_the_newest_sound_checkpoint_is_sent_whole_to_its_owner(self, api: Api) -> None:
         job = api.submit()["id"]
         problem(api("GET", f"jobs/{job}/checkpoint"), 404, "no-checkpoint")
@@ -292,13 +239,3 @@ class TestReports:
         page = api("GET", f"jobs/{job}/curves", params={"limit": 2}).json()
         rest = api("GET", f"jobs/{job}/curves", params={"since": page["next"]}).json()
         assert [point["epoch"] for point in page["points"] + rest["points"]] == [0.0, 1.0, 2.0]
-
-    def test_queue_and_prediction(self, api: Api) -> None:
-        job = api.submit()["id"]
-        status.set_queue(api.store, [status.QueueRow(job, 1, 3, "3 GPUs are ahead")])
-        put(api.store, [status.PredictionRow(job, 1.0, "fifo", start=2.0, finish=9.0)])
-        shown = api("GET", f"jobs/{job}").json()
-        assert shown["queue"] == {"job": job, "position": 1, "gpus_ahead": 3, "reason": "3 GPUs are ahead"}
-        assert (shown["prediction"]["start"], shown["prediction"]["policy"]) == (2.0, "fifo")
-        assert "no job is submitted" in shown["prediction_assumes"]
-        assert api("GET", "queue").json()["queue"][0]["prediction"]["finish"] == 9.0

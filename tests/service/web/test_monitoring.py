@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import time
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,12 @@ def questions() -> dict[str, str]:
 
 def test_every_metric_and_label_that_is_asked_for_is_there(api: Api) -> None:
     beat(api.store, Heartbeat(1, 0.0), time.time())
+    assert api("GET", "/metrics", None).status_code == 401
     api.submit()
-    api("GET", "jobs")
-    series = re.findall(r"^(rlpto_\w+)(?:\{(.*)\})? ", api("GET", "/metrics").text, re.MULTILINE)
+    text = api("GET", "/metrics").text
+    assert 'rlpto_jobs{state="submitted"} 1.0' in text
+    assert 'rlpto_http_requests_total{method="POST",route="/api/v1/jobs",status="201"} 1.0' in text
+    series = re.findall(r"^(rlpto_\w+)(?:\{(.*)\})? ", text, re.MULTILINE)
     labels: dict[str, set[str]] = {}
     for name, given in series:
         labels.setdefault(name, set()).update(re.findall(r"(\w+)=", given))
@@ -49,19 +51,13 @@ def test_every_metric_and_label_that_is_asked_for_is_there(api: Api) -> None:
         assert set(states) <= set(STATES), where
 
 
-def test_the_dashboard_has_what_grafana_needs() -> None:
+def test_all_panels_ask_the_source_that_the_dashboard_chooses() -> None:
     found = json.loads((FOLDER / "grafana.json").read_text())
-    assert found["schemaVersion"] >= 36
-    assert all(found[key] for key in ("uid", "title", "time", "panels"))
     (source,) = found["templating"]["list"]
     assert (source["type"], source["query"]) == ("datasource", "prometheus")
     for panel in panels():
-        assert {"type", "title", "gridPos", "fieldConfig", "options"} <= panel.keys()
         assert all(one["datasource"]["uid"] == f"${{{source['name']}}}" for one in (panel, *panel["targets"]))
     assert len({panel["id"] for panel in panels()}) == len(panels())
-    for one, other in combinations([panel["gridPos"] for panel in panels()], 2):
-        apart = [one[at] + one[size] <= other[at] or other[at] + other[size] <= one[at] for at, size in ("xw", "yh")]
-        assert any(apart), "no panel lies on another"
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed: apt-get install prometheus")
@@ -71,7 +67,3 @@ def test_prometheus_accepts_configuration_and_alerts(tmp_path: Path) -> None:
     call = ["promtool", "check", "config", "prometheus.yaml"]
     done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert (
-        f"{len(yaml.safe_load((tmp_path / 'alerts.yaml').read_text())['groups'][0]['rules'])} rules found"
-        in done.stdout
-    )

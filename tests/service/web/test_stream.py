@@ -73,7 +73,6 @@ def test_events_that_are_gone_are_said_to_be(api: Api) -> None:
 def test_others_are_answered_while_a_stream_passes_over_what_it_does_not_show(api: Api) -> None:
     service = replace(api.client.app.state.service, store=api.store)  # type: ignore[attr-defined]
     ann = user_of_token(api.store, api.tokens["ann"], time.time())
-    assert ann is not None
     turns = 0
     with api.store.transaction():
         for number in range(1100):

@@ -1,0 +1,10 @@
+from pathlib import Path
+
+import pytest
+
+from tests.service.scheduler.virtual import VirtualService, config
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> VirtualService:
+    return VirtualService(tmp_path, config(60.0, 5.0))
