@@ -45,7 +45,7 @@ def test_all_promises_are_kept_under_faults(
     faults = Faults(ray_cluster, watcher, scheduler, random.Random(5), GPUS)
     try:
         with watcher:
-            wait_until(lambda: any(report.training_on for report in watcher.reports.values()) or scheduler.ended)
+            wait_until(lambda: any(one.training_on for one in list(watcher.reports.values())) or scheduler.ended)
             wreak(faults, scheduler, 60 * minutes, interval)
             code = scheduler.wait(FINISH_TIMEOUT_S)
     finally:

@@ -67,8 +67,7 @@ def plain_torch(spec: JobSpec, steps: int) -> nn.Module:
     while step < steps:
         order = np.random.default_rng((spec.seed, epoch)).permutation(spec.data_size)
         for start in range(0, spec.data_size, spec.batch_size):
-            # Not torch.manual_seed, which takes a millisecond: benchmarks time this loop.
-            torch.default_generator.manual_seed(step_seed(spec.seed, step))
+            torch.manual_seed(step_seed(spec.seed, step))
             loss = program.loss(model, program.batch(torch.from_numpy(order[start : start + spec.batch_size])))
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]

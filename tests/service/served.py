@@ -114,7 +114,7 @@ class Served:
         return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-3000:]}" for file in files)
 
     def ready(self) -> None:
-        """Wait until the scheduler process of now is at work, and has told which policies there are."""
+        """Wait until the scheduler process of now is at work, and has noted which policies there are."""
         self.until(lambda: self.scheduler() != 0 and bool(policies(self.store)), START_S)
 
     def scheduler(self) -> int:
