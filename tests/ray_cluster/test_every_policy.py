@@ -26,7 +26,7 @@ SERVED = {"architecture": "parameter_server", "servers": 1, "most_servers": 2}
 def some_served() -> Config:
     """Two jobs with all-reduce, and one with parameter servers."""
     shared = {"training": "tests.ray_cluster.programs:Plain", "samples": 101, "batch_size": 20, "pace": 0.2}
-    jobs = [{"max_gpus": 2 * GPUS}, {"max_gpus": 2 * GPUS}, {"model": "served", "max_gpus": 2}]
+    jobs: list[dict[str, object]] = [{"max_gpus": 2 * GPUS}, {"max_gpus": 2 * GPUS}, {"model": "served", "max_gpus": 2}]
     return config(
         [{"gpus": 1, "epochs": 100_000, **job} for job in jobs],
         cluster={"nodes": [{"count": NODES, "gpus": GPUS, "cpus": 2}]},
