@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import RayError
 
-from rlpto.evaluation.runner import Cell
 from rlpto.experiments.on_ray import session_folder, session_of
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.controllers import alive_nodes, find_controllers
@@ -30,8 +29,7 @@ from rlpto.ray_cluster.scheduler.session_folder import DATABASE
 from rlpto.store.checkpoints import list_checkpoints
 from rlpto.store.database import Store
 from rlpto.store.requests import ask
-
-CELL = Cell("equal_share", "jobs", 0)
+from tests.ray_cluster.conftest import CELL
 
 
 class Scheduler:

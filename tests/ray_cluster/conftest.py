@@ -11,18 +11,27 @@ from pathlib import Path
 import pytest
 
 from rlpto.core.cluster import Node
+from rlpto.evaluation.runner import Cell
+from rlpto.experiments.on_ray import session_of
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import of_folder
+from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 NODES, GPUS = 4, 2
+CELL = Cell("equal_share", "jobs", 0)
+"""What most sessions on it are of."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that need the cluster, so that they can be run by themselves (`make test-cluster`)."""
-    for item in items:
-        if "ray_cluster" in getattr(item, "fixturenames", ()):
-            item.add_marker("cluster")
+    """Mark tests that need the cluster, so that they can be run by themselves (`make test-cluster`).
+
+    They come last: files with clusters of their own take long, and at the end one process would wait for another.
+    """
+    sharing = [item for item in items if "ray_cluster" in getattr(item, "fixturenames", ())]
+    for item in sharing:
+        item.add_marker("cluster")
+    items.sort(key=sharing.__contains__)
 
 
 @pytest.fixture
@@ -47,3 +56,12 @@ def ray_cluster() -> Iterator[LocalCluster]:
             yield cluster
         assert not of_folder(str(cluster.folder))
         assert not cluster.folder.exists()
+
+
+@pytest.fixture
+def no_controller_is_left(ray_cluster: LocalCluster, tmp_path: Path) -> Iterator[LocalCluster]:
+    """Ends what a failed test has left, so that it does not disturb those after it."""
+    yield ray_cluster
+    left = RayBackend(session_of(tmp_path, CELL))
+    if left.find():
+        left.end_all()

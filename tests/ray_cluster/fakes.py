@@ -227,11 +227,6 @@ class FakeBackend:
         gone, self._gone = self._gone, {}
         return gone
 
-    def lose(self, job: str) -> None:
-        """A controller dies, and its workers with it."""
-        del self.controllers[job]
-        self._gone[job] = "it was killed"
-
     def kill_node(self, node: str) -> None:
         del self.gpus[node]
         for controller in self.controllers.values():

@@ -84,15 +84,12 @@ class Joined:
         return Path(self.folder, "start.log").read_bytes()
 
     def wait_connected(self, condition: str) -> None:
-        """Wait, in a process of its own that is connected, until an expression of Python is true.
-
-        It has RayBackend, and `report`, which asks the one controller that there is. This process may be connected to
-        another cluster.
+        """Wait, in a process of its own that is connected, until an expression of Python is true. This process may be
+        connected to another cluster. `report()` is that of the one controller there is.
         """
         program = (
             "import sys, time\n"
             "from rlpto.ray_cluster.controllers import all_controllers, answer_of\n"
-            "from rlpto.ray_cluster.scheduler.backend import RayBackend\n"
             "from rlpto.ray_cluster.scheduler.connection import Connection\n"
             "def report(): return answer_of(next(iter(all_controllers().values())).report.remote())\n"
             f"with Connection(sys.argv[1]):\n    while not ({condition}): time.sleep(0.1)\n"
@@ -109,16 +106,16 @@ class Joined:
 def joined(
     gpus: int,
     python: str = sys.executable,
-    variables: Mapping[str, str] | None = None,
+    *,
+    variables: Mapping[str, str],
     options: Sequence[str] = (),
     port: int = 0,
 ) -> Iterator[Joined]:
-    """A cluster of one node; by default it can import this repository. port: of the head, 0: any."""
+    """A cluster of one node. port: of the head, 0: any."""
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
-        given = {"PYTHONPATH": str(REPOSITORY)} if variables is None else variables
         try:
             for _ in range(ATTEMPTS):
-                started = Joined(folder, gpus, python, given, options, port or free_ports(1)[0])
+                started = Joined(folder, gpus, python, variables, options, port or free_ports(1)[0])
                 if started.is_up():
                     break
                 end_cluster(Path(folder))

@@ -16,10 +16,10 @@ from rlpto.ray_cluster.programs.base import Batch, Classifier
 
 
 class Tiny(Classifier):
-    """Two classes of points in 5 dimensions. size: training samples. adam: rather than SGD with a falling rate."""
+    """Two classes of 101 points in 5 dimensions. adam: rather than SGD with a falling rate."""
 
-    def __init__(self, size: int = 101, adam: bool = False) -> None:
-        inputs = torch.randn(size + 20, 5, generator=torch.Generator().manual_seed(3))
+    def __init__(self, adam: bool = False) -> None:
+        inputs = torch.randn(121, 5, generator=torch.Generator().manual_seed(3))
         super().__init__(inputs, (inputs.sum(1) > 0).long(), held_out=20)
         self._adam = adam
 
@@ -56,8 +56,8 @@ class Held(Plain):
 class Recorded(Plain):
     """Prints the size of every batch it makes, and writes down its samples, one line a batch. folder: where."""
 
-    def __init__(self, folder: str, size: int = 101) -> None:
-        super().__init__(size)
+    def __init__(self, folder: str) -> None:
+        super().__init__()
         self._path = Path(folder) / f"samples-{os.getpid()}.txt"
 
     def batch(self, indices: Tensor) -> Batch:

@@ -26,7 +26,7 @@ from tests.ray_cluster.test_shipped_code import DIGITS
 from tests.service.served import Served, write_settings
 
 NODE_GPUS, MOST = 2, 4
-SCALE = f"{{most_gpus: {MOST}, idle_seconds: 5}}"
+SCALE = f"{{most_gpus: {MOST}, idle_seconds: 2}}"
 HEAD = "f" * 51 + "00000"
 PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
 LISTS = (
@@ -94,7 +94,7 @@ def test_what_a_local_cluster_does_not_have_is_refused(tmp_path: Path, setting: 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
-    """A head without GPUs, whose autoscaler starts nodes of two GPUs here, and ends those that are idle for 6 s."""
+    """A head without GPUs, whose autoscaler starts nodes of two GPUs here, and ends those that are idle for 3 s."""
     (port,) = free_ports(1)
     kinds = {
         "ray.head.default": {"resources": {"CPU": 4}, "node_config": {}, "max_workers": 0},
@@ -106,7 +106,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
     content = {
         **{key: [] for key in LISTS},
         "cluster_name": "test", "head_node_type": "ray.head.default", "available_node_types": kinds, "max_workers": 3,
-        "idle_timeout_minutes": 0.1, "upscaling_speed": 1.0, "auth": {}, "file_mounts": {}, "docker": {},
+        "idle_timeout_minutes": 0.05, "upscaling_speed": 1.0, "auth": {}, "file_mounts": {}, "docker": {},
         # By its class: a provider by the name fake_multinode needs a file that Ray's wheel lacks.
         "provider": {
             "type": "external", "module": PROVIDER, "gcs_address": f"127.0.0.1:{port}", "launch_multiple": True,
@@ -124,18 +124,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
 
 
 @pytest.mark.cluster
-def test_a_service_without_work_has_no_nodes(tmp_path: Path, cluster: Joined) -> None:
+def test_a_service_has_as_many_nodes_as_its_jobs_need(tmp_path: Path, cluster: Joined) -> None:
     programs = {"digits": {"program": DIGITS}}
     path = write_settings(tmp_path, 1, 1, scheduler={"address": cluster.address}, programs=programs)
     experiment = tmp_path / "experiment.yaml"
     experiment.write_text(experiment.read_text().replace("ray:\n", f"ray:\n  autoscale: {SCALE}\n"))
     service = Served(path)
     try:
-        first = service.submit(1, NODE_GPUS, program="digits")
-        assert service.over(first)[0].state == "finished"
-        service.until(lambda: not any(node["alive"] for node in service.client.nodes()))
-        second, large = service.submit(1, MOST, program="digits"), service.submit(1, MOST + 1, program="digits")
-        assert [row.state for row in service.over(second, large)] == ["finished", "rejected"]
+        job, large = service.submit(1, MOST, program="digits"), service.submit(1, MOST + 1, program="digits")
+        assert [row.state for row in service.over(job, large)] == ["finished", "rejected"]
         assert "the cluster has 4 for one job" in service.row(large).reason
+        service.until(lambda: not any(node["alive"] for node in service.client.nodes()))
     finally:
         service.close()

@@ -21,15 +21,18 @@ from ray.util import list_named_actors
 
 from rlpto.agents.archive import CHECKPOINT, read_archive
 from rlpto.agents.settings import LAST
+from rlpto.envs.settings import EnvSettings
 from rlpto.io.errors import ClusterError
-from rlpto.ray_cluster.controllers import all_controllers
+from rlpto.ray_cluster.controllers import alive_nodes, all_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import family_of
 from rlpto.ray_cluster.scheduler.connection import only_scheduler, schedulers
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, read_table
-from tests.ray_cluster.conftest import NODES
+from tests.agents.helpers import make_setup, train_small
+from tests.ray_cluster.conftest import GPUS, NODES
 from tests.ray_cluster.joined import titled
 from tests.ray_cluster.test_real import REPOSITORY, STEPS, wait_until
+from tests.service.served import Served, write_settings
 
 EPOCHS = 100
 PLAIN = {"training": "tests.ray_cluster.programs:Plain", "pace": 0.2}
@@ -58,11 +61,6 @@ def experiment(folder: Path, program: Mapping[str, object] = PLAIN, **changes: o
     return path
 
 
-def heed_interrupts() -> None:
-    """Tests that are started in the background of a shell ignore Ctrl-C, and so would their children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @contextmanager
 def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A command that runs, and does not outlive the test."""
@@ -74,7 +72,6 @@ def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # Ctrl-C is for this command alone, as in a terminal of its own
-        preexec_fn=heed_interrupts,
     )
     try:
         yield started
@@ -143,7 +140,8 @@ def listening(pid: int) -> list[tuple[IPv6Address | IPv4Address, int]]:
 def test_an_evaluation_is_watched_switched_left_and_gone_on_with(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     run, released, cluster_folder = tmp_path / "run", tmp_path / "released", str(ray_cluster.folder)
     idle_before = titled(family_of(cluster_folder), IDLE)  # of other tests
-    held = {"training": "tests.ray_cluster.programs:Held", "options": {"until": str(released)}}  # jobs last till then
+    options = {"until": str(released), "pause": 0.3}  # jobs last till then
+    held = {"training": "tests.ray_cluster.programs:Held", "options": options}
     evaluate = ("evaluate", str(experiment(tmp_path, held)), "--cluster", "ray", "--address", ray_cluster.address)
     whole = (*evaluate, "--run-dir", str(run), "--no-report", "--quiet")
 
@@ -161,19 +159,25 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(ray_cluster: Lo
         said(first, 130)
     assert {job for _, job in all_controllers()} == {"job-000000", "job-000001"}, "they were to be kept"
 
-    with command(*whole) as second:  # takes the controllers over, and is left: now they write checkpoints and end
+    with command(*whole) as second:  # takes the controllers over, and is killed
         once(second, lambda: "scheduler_returned" in events_of(run))
-        second.send_signal(signal.SIGTERM)  # as Ctrl-C
-        said(second, 130)
+        second.kill()
+    before = steps_of(run)
+    with command(*whole) as third:  # takes them over again, and is left: now they write checkpoints and end
+        once(third, lambda: events_of(run).count("scheduler_returned") == 2)
+        assert all(step >= known for step, known in zip(steps_of(run), before, strict=True))
+        third.send_signal(signal.SIGTERM)  # as Ctrl-C
+        said(third, 130)
     wait_until(lambda: all_controllers() == {})  # Ray lists an actor for a moment after it has ended
 
     released.touch()
-    with command(*whole) as third:
-        assert "worker died" not in said(third, 0), "a controller that ends in peace is no fault to Ray"
+    with command(*whole) as fourth:
+        assert "worker died" not in said(fourth, 0), "a controller that ends in peace is no fault to Ray"
     assert column(run, "state") == ["finished"] * 2
     assert steps_of(run) == [EPOCHS * STEPS] * 2
+    assert column(run, "recoveries") == [0] * 2
     events = events_of(run)
-    assert events.count("scheduler_returned") == 2
+    assert events.count("scheduler_returned") == 3
     assert events.count("elastic_fifo -> las") == 1
     assert (run / "summary.csv").is_file()
     assert len(ray_cluster.node_ids) == NODES
@@ -182,7 +186,7 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(ray_cluster: Lo
     assert f"scheduler of {run} (ended)" in shown
     assert len(re.findall(r"finished .* 100%", shown)) == 2
     with only_scheduler(tmp_path / "other"):
-        assert [other.alive for other in schedulers()][-3:] == [False] * 3
+        assert [other.alive for other in schedulers()][-4:] == [False] * 4
     # Nothing stays on the cluster: Ray ends what belonged to a driver shortly after it.
     own = ray.get_runtime_context().get_job_id()
     wait_until(lambda: all(own in actor["name"] for actor in list_named_actors(all_namespaces=True)))
@@ -192,11 +196,8 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(ray_cluster: Lo
 
 def test_an_agent_goes_on_learning_on_real_jobs_and_can_be_left(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     agent, folder = tmp_path / "agent", tmp_path / "agent" / "ray"
-    few = ("agent.learns=decisions", "agent.steps=64", "agent.validation_windows=1")
-    exact = ("knowledge.mode=exact", "knowledge.remaining=declared", "workload.days=14")
-    changes = (part for change in (*few, *exact) for part in ("--set", change))
-    with command("train", "quickstart", *changes, "--run-dir", str(agent), "-q") as trained:
-        said(trained, 0)
+    own = EnvSettings()
+    train_small(agent, make_setup(max_jobs=own.max_jobs, horizon=own.horizon))
     learning = {"agent": {"steps": 6, "ppo": {"rollout": 2, "batch_size": 2}}}
     path = experiment(tmp_path, simulator={"interval": 1}, **learning)
     train = ("train", str(path), "--cluster", "ray", "--address", ray_cluster.address, "--resume", str(agent), "-q")
@@ -227,3 +228,34 @@ def test_a_cluster_of_somebody_else_on_this_machine_is_not_taken(
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     with command("cluster", "status", "--address", "auto") as status:
         assert "no Ray cluster of yours on this machine" in said(status, 2)
+
+
+def test_after_ctrl_c_jobs_are_left_as_the_settings_say(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    def workers() -> set[int]:
+        return {pid for node in ray_cluster.node_ids for pid in ray_cluster.worker_pids(node)}
+
+    path = write_settings(tmp_path, 1, 1, scheduler={"address": ray_cluster.address}, on_stop="keep")
+    service = Served(path)
+    try:
+        job = service.submit(1000.0, GPUS)
+        service.until(lambda: service.row(job).progress > 1.0)
+        found = [node["gpus"] for node in service.client.nodes()]
+        assert found == [GPUS] * NODES, "those that are there, not the experiment's"
+        before = workers()
+        assert len(before) == GPUS
+        service.end(signal.SIGINT)
+        progress = service.row(job).progress
+        assert workers() == before, "keep: it trains on"
+
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "on_stop": "end"}))
+        service.start()
+        service.reconnect()
+        service.until(lambda: service.row(job).progress > progress)
+        assert workers() == before, "it was taken up"
+        service.end(signal.SIGINT)
+        assert workers() == set(), "end: it has written a checkpoint and waits"
+        assert list(service.settings.folder.rglob("step-*.ckpt"))
+        assert service.row(job).ended is None
+        assert len(alive_nodes()) == NODES + 1, "the cluster is not the service's to end"
+    finally:
+        service.close()

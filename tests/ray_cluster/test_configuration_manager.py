@@ -15,26 +15,30 @@ from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from tests.ray_cluster.conftest import GPUS, NODES
 from tests.ray_cluster.fakes import events_of
-from tests.ray_cluster.test_real import STEPS, schedule, session
+from tests.ray_cluster.test_real import STEPS, config, schedule, session
 
-EPOCHS = 200
+EPOCHS = 100
 
 
-def config(cpus: int) -> Config:
-    program = {"training": "tests.ray_cluster.programs:Plain", "samples": 101, "batch_size": 20, "pace": 0.1}
-    served = {"architecture": "parameter_server", "servers": 1, "most_servers": 2, "options": {"adam": True}}
-    return Config.model_validate(
-        {
-            "cluster": {"nodes": [{"count": NODES, "gpus": GPUS, "cpus": cpus}]},
-            "workload": {
-                "source": "jobs",
-                "jobs": [{"model": "tiny", "name": "a", "gpus": 1, "max_gpus": 4, "epochs": EPOCHS}],
-            },
-            "simulator": {"interval": 1},
-            "knowledge": {"mode": "online"},
-            "ray": {"programs": {"tiny": {**program, **served}}, "checkpoint_interval": 2},
-            "policies": ["configuration_manager"],
-        }
+SERVED = {
+    "architecture": "parameter_server",
+    "servers": 1,
+    "most_servers": 2,
+    "options": {"adam": True},
+    "guess": {"rescale_delay": 0.1},  # so that growth pays although the job is short
+}
+
+
+def served(cpus: int) -> Config:
+    return config(
+        [{"gpus": 1, "max_gpus": 4, "epochs": EPOCHS}],
+        pace=0.1,
+        program=SERVED,
+        cluster={"nodes": [{"count": NODES, "gpus": GPUS, "cpus": cpus}]},
+        simulator={"interval": 1},
+        knowledge={"mode": "online"},
+        policies=["configuration_manager"],
+        evaluation={},
     )
 
 
@@ -52,7 +56,7 @@ def test_a_job_grows_in_workers_and_servers_and_no_step_is_lost(ray_cluster: Loc
 
     policy = ConfigurationManager(ConfigurationManagerOptions(period=2.0))
     assert ray_cluster.node_ids
-    with session(config(int(RayBackend("").nodes()[0].cpus)), tmp_path, look) as cluster:
+    with session(served(int(RayBackend("").nodes()[0].cpus)), tmp_path, look) as cluster:
         record = schedule(cluster, policy)
         (job,) = cluster.database.jobs()
         assert (job.step, job.recoveries) == (EPOCHS * STEPS, 0)
@@ -65,4 +69,4 @@ def test_a_job_grows_in_workers_and_servers_and_no_step_is_lost(ray_cluster: Loc
 
 def test_servers_without_cpu_slots_are_refused_before_anything_starts() -> None:
     with pytest.raises(JobError, match="trains through 1 parameter servers, but the nodes have 0 CPU slots in all"):
-        prepare(config(0)).check()
+        prepare(served(0)).check()

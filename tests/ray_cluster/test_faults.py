@@ -121,7 +121,7 @@ def test_workers_killed_again_and_again_cost_a_job_time_and_no_more(ray_cluster:
     with Running(ray_cluster, spec) as job:
         job.command([a])
         reached = 0
-        for faults in range(1, 5):
+        for faults in range(1, 4):
             reached = job.until(lambda now, least=reached: now.step >= least + 20).step  # type: ignore[misc]
             job.signal_worker(a, KILL)
             after = job.until(lambda now, faults=faults: now.recoveries == faults)  # type: ignore[misc]

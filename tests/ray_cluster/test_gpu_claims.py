@@ -55,12 +55,6 @@ class TestClaims:
         planned.send(a=Plan(("m",)))
         assert planned.send(a=Plan(("n",))) == [Plan(("n",))]
 
-    def test_another_batch_size_alone_goes_out_at_once(self) -> None:
-        planned = Planned(n=1)
-        planned.send(a=Plan(("n",)))
-        assert planned.send(a=Plan(("n",), 64)) == [Plan(("n",), 64)]
-        assert not planned.plan(a=Plan(("n",), 64))
-
     def test_a_plan_that_does_not_fit_is_refused_whole(self) -> None:
         planned = Planned(n=1)
         planned.send(a=Plan(("n",)))

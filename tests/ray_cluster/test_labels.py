@@ -17,9 +17,7 @@ from rlpto.store.status import nodes
 from tests.builders import Scripted
 from tests.ray_cluster.conftest import GPUS
 from tests.ray_cluster.fakes import events_of
-from tests.ray_cluster.test_real import STEPS, config, no_controller_is_left, schedule, session
-
-__all__ = ["no_controller_is_left"]
+from tests.ray_cluster.test_real import STEPS, config, schedule, session
 
 
 def with_ray(settings: Config, **more: object) -> Config:

@@ -37,7 +37,7 @@ from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.settings import ProgramSettings
 from rlpto.store.program_keys import GuessSettings
-from tests.builders import Scripted, linear_tables, with_kinds
+from tests.builders import Scripted, linear_tables
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
 from tests.ray_cluster.test_cluster import make_cluster, specs
@@ -97,9 +97,12 @@ def sizes(*speeds: tuple[int, int, float]) -> tuple[Measured, ...]:
 
 
 class TestSpeed:
-    def test_before_a_job_has_trained_its_guess_counts_and_it_scales_perfectly(self) -> None:
+    @pytest.mark.parametrize("few", [(), (Measured(1, 1, 7.0, ENOUGH_STEPS - 1),)], ids=["none", "a handful"])
+    def test_before_enough_steps_are_measured_its_guess_counts_and_it_scales_perfectly(
+        self, few: tuple[Measured, ...]
+    ) -> None:
         alone = BATCH / 0.1 / SAMPLES
-        assert packed(estimates()) == pytest.approx(alone * np.arange(1, MOST + 1), rel=0.01)
+        assert packed(after(estimates(), throughput=few)) == pytest.approx(alone * np.arange(1, MOST + 1), rel=0.01)
 
     @settings(max_examples=30)
     @given(workers=st.integers(1, MOST), speed=st.floats(1.0, 1e5))
@@ -151,46 +154,26 @@ class TestSpeed:
         assert sigma[0] > sigma[1] > sigma[2] > 0
 
     def test_sizes_that_were_seen_have_the_speed_that_was_measured(self) -> None:
-        seen = sizes((1, 1, 500.0), (2, 1, 900.0), (4, 2, 1200.0))
+        """Workers that are spread do not show how fast packed ones are."""
+        seen = sizes((1, 1, 500.0), (2, 2, 600.0), (2, 1, 950.0), (4, 2, 1200.0))
         speed = packed(after(estimates(), throughput=seen)) * SAMPLES
-        assert speed[[0, 1, 3]] == pytest.approx([500.0, 900.0, 1200.0])
-
-    def test_what_was_seen_tells_about_sizes_that_were_not(self) -> None:
-        # A step of 0.02 s for any number of workers, 0.08 s of samples: at 8 workers 50 / 0.03 samples/s.
-        step = {workers: 0.02 + 0.08 / workers for workers in (1, 2, 4)}
-        seen = sizes(*((workers, -(-workers // PER_NODE), BATCH / seconds) for workers, seconds in step.items()))
-        speed = packed(after(estimates(), throughput=seen)) * SAMPLES
-        assert speed[7] == pytest.approx(BATCH / 0.03, rel=0.15)
-        assert speed[7] < 0.5 * 8 * speed[0]
+        assert speed[[0, 1, 3]] == pytest.approx([500.0, 950.0, 1200.0])
 
     def test_a_fit_without_a_single_worker_takes_fewer_to_scale_perfectly(self) -> None:
         speed = packed(after(estimates(), throughput=sizes((2, 1, 1000.0), (4, 2, 1500.0)))) * SAMPLES
         assert speed[0] == pytest.approx(550.0, rel=0.1)
 
-    def test_workers_that_are_spread_do_not_tell_how_fast_packed_ones_are(self) -> None:
-        speed = packed(after(estimates(), throughput=sizes((1, 1, 500.0), (2, 2, 600.0), (2, 1, 950.0)))) * SAMPLES
-        assert speed[1] == pytest.approx(950.0)
-
-    def test_a_handful_of_steps_is_no_measurement(self) -> None:
-        few = (Measured(1, 1, 7.0, ENOUGH_STEPS - 1),)
-        assert packed(after(estimates(), throughput=few)) == pytest.approx(packed(estimates()))
-
     def test_noise_says_what_a_larger_batch_is_worth(self) -> None:
         program = PROGRAM.model_copy(update={"batch_rule": "per_worker"})
-        seen = sizes((1, 1, 500.0), (4, 2, 2000.0))
-        little, much = (
-            packed(after(estimates(program), throughput=seen, noise_scale=noise)) * SAMPLES for noise in (10.0, 1e6)
-        )
-        assert little[3] == pytest.approx(2000.0 * (10 + BATCH) / (10 + 4 * BATCH))
-        assert much[3] == pytest.approx(2000.0, rel=0.01)
-
-    def test_a_job_of_the_throughput_metric_is_known_by_its_samples_per_second(self) -> None:
-        program = PROGRAM.model_copy(update={"batch_rule": "per_worker"})
         seen = sizes((1, 1, 500.0), (4, 2, 1800.0))
-        found = after(estimates(program, metric="throughput"), throughput=seen, noise_scale=10.0)
-        rows = found.tables.packed_rows(PER_NODE)[0, [1, 4]]
-        assert found.tables.shown_rates[rows, 0] * SAMPLES == pytest.approx([500.0, 1800.0])
-        assert packed(found)[3] * SAMPLES == pytest.approx(1800.0 * (10 + BATCH) / (10 + 4 * BATCH))
+        for noise in (10.0, 1e6):
+            for metric in ("goodput", "throughput"):
+                found = after(estimates(program, metric=metric), throughput=seen, noise_scale=noise)
+                useful = (noise + BATCH) / (noise + 4 * BATCH)
+                assert packed(found)[3] * SAMPLES == pytest.approx(1800.0 * useful)
+                rows = found.tables.packed_rows(PER_NODE)[0, [1, 4]]
+                shown = found.tables.shown_rates[rows, 0] * SAMPLES
+                assert shown == pytest.approx([500.0, 1800.0 * (useful if metric == "goodput" else 1.0)])
 
     def test_only_notable_news_is_worth_a_fit_and_one_at_a_time(self) -> None:
         found = estimates(count=2)
@@ -223,11 +206,9 @@ class TestKinds:
         rows = tables.row[variant, np.minimum(nodes, tables.row.shape[1]) - 1, np.arange(1, MOST + 1)]
         return tables.rates[rows, 0] * SAMPLES
 
-    def test_before_a_job_has_trained_all_kinds_are_alike(self) -> None:
-        found = estimates(kinds=KINDS)
-        assert self.speeds(found, "slow") == pytest.approx(self.speeds(found, "fast"))
-
     def test_a_kind_that_a_job_has_not_trained_on_is_projected(self) -> None:
+        untrained = estimates(kinds=KINDS)
+        assert self.speeds(untrained, "slow") == pytest.approx(self.speeds(untrained, "fast"))
         found = self.learned(("slow", 1, 1, 500.0), ("slow", 2, 1, 900.0), ("slow", 4, 2, 1200.0))
         assert self.speeds(found, "slow")[[0, 1, 3]] == pytest.approx([500.0, 900.0, 1200.0])
         assert self.speeds(found, "fast")[[0, 1]] == pytest.approx([1500.0, 2700.0])
@@ -280,16 +261,13 @@ class TestUnseen:
 
 
 class TestPooled:
-    def test_jobs_that_wait_are_of_one_type_and_know_what_like_ones_have_seen(self) -> None:
-        found = estimates(count=500, pooled=True)
-        assert len(found.tables.types) == 1
-        after(found, 3, throughput=sizes((1, 1, 1000.0)))
+    def test_jobs_that_wait_know_what_like_ones_have_seen(self) -> None:
+        found = after(estimates(count=500, pooled=True), 3, throughput=sizes((1, 1, 1000.0)))
         assert len(found.tables.types) == 2
-        assert packed(found, 3)[0] == pytest.approx(1.0)
-        assert packed(found, 0)[0] == packed(found, 499)[0] == pytest.approx(1.0)
+        assert [packed(found, job)[0] for job in (3, 0, 499)] == pytest.approx([1.0] * 3)
         after(found, 7, throughput=sizes((1, 1, 2000.0)), noise_scale=300.0)
         assert len(found.tables.types) == 3
-        assert packed(found, 3)[0] == packed(found, 0)[0] == pytest.approx(2.0)
+        assert [packed(found, job)[0] for job in (3, 0)] == pytest.approx([2.0] * 2)
 
     def test_a_job_that_comes_later_knows_what_like_ones_have_seen(self) -> None:
         found = after(estimates(count=2, pooled=True), 0, throughput=sizes((1, 1, 1000.0)))
@@ -302,32 +280,27 @@ class TestPooled:
         assert packed(found, 1)[0] == pytest.approx(1.0)
 
 
-class TestAccuracy:
-    TRUTH = AccuracyCurve("accuracy", 0.1, 0.9, 4.0, 1.0)
-
-    def reported(self, epochs: int) -> OnlineEstimates:
-        points = tuple((float(epoch), float(self.TRUTH(epoch))) for epoch in range(1, epochs + 1))
-        return after(estimates(), accuracy_curve=points)
-
-    def test_a_few_epochs_tell_no_curve(self) -> None:
-        assert self.reported(3).profile(0).accuracy == estimates().profile(0).accuracy
-
-    def test_the_end_is_known_early_and_better_later(self) -> None:
-        assert self.reported(6).profile(0).accuracy(20) == pytest.approx(self.TRUTH(20), abs=0.05)
-        assert self.reported(12).profile(0).accuracy(20) == pytest.approx(self.TRUTH(20), abs=0.01)
+def test_the_end_of_an_accuracy_curve_is_known_early_and_better_later() -> None:
+    truth = AccuracyCurve("accuracy", 0.1, 0.9, 4.0, 1.0)
+    found = {}
+    for epochs in (3, 6, 12):
+        points = tuple((float(epoch), float(truth(epoch))) for epoch in range(1, epochs + 1))
+        found[epochs] = after(estimates(), accuracy_curve=points).profile(0).accuracy
+    assert found[3] == estimates().profile(0).accuracy, "a few epochs show no curve"
+    assert found[6](20) == pytest.approx(truth(20), abs=0.05)
+    assert found[12](20) == pytest.approx(truth(20), abs=0.01)
 
 
 @dataclass
 class Reporting(FakeBackend):
-    """Controllers that also report their speed: 0.1 epochs/s a worker of 100 samples each; 4 times that on "fast"."""
+    """Controllers that also report their speed: 0.1 epochs/s a worker of 100 samples each."""
 
-    seen: dict[str, dict[tuple[str, int], Measured]] = field(default_factory=lambda: defaultdict(dict))
+    seen: dict[str, dict[int, Measured]] = field(default_factory=lambda: defaultdict(dict))
 
     def report(self, controller: FakeController) -> JobReport:
         speeds, count = self.seen[controller.spec.id], len(controller.training_on)
         if count:
-            gpu = self.kinds.get(controller.training_on[0], "gpu")
-            speeds[gpu, count] = Measured(count, 1, 10.0 * count * (4 if gpu == "fast" else 1), 50, gpu=gpu)
+            speeds[count] = Measured(count, 1, 10.0 * count, 50)
         return replace(super().report(controller), throughput=tuple(speeds.values()))
 
 
@@ -402,15 +375,24 @@ def test_a_real_job_that_nothing_is_known_of_looks_short(
     assert shown.remaining[1] / shown.speed[1, 1] / 3600 == pytest.approx(hours)
 
 
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    """The time of sessions that `real_cluster` makes."""
+    made = FakeTime()
+    monkeypatch.setattr(on_ray, "session_rules", lambda config: session_rules(config, made.clock))
+    return made
+
+
+def smoke(*wanted: str) -> Experiment:
+    return Experiment(load_config(Path(__file__).parents[2] / "configs" / "ray_smoke.yaml", wanted))
+
+
 @pytest.mark.parametrize(("fits", "known"), [("own", 1), ("shared", 2)])
 def test_real_jobs_of_a_program_share_what_they_observe_if_that_is_wanted(
-    database: SessionDatabase, monkeypatch: pytest.MonkeyPatch, fits: str, known: int
+    database: SessionDatabase, time: FakeTime, fits: str, known: int
 ) -> None:
-    time = FakeTime()
-    monkeypatch.setattr(on_ray, "session_rules", lambda config: session_rules(config, time.clock))
     entry = {"model": "digits_mlp", "count": 2, "epochs": 2000, "gpus": 1}
-    wanted = [f"knowledge.fits={fits}", "knowledge.mode=online", f"workload.jobs={json.dumps([entry])}"]
-    experiment = Experiment(load_config(Path(__file__).parents[2] / "configs" / "ray_smoke.yaml", wanted))
+    experiment = smoke(f"knowledge.fits={fits}", "knowledge.mode=online", f"workload.jobs={json.dumps([entry])}")
     cluster = real_cluster(experiment, "jobs", 0, Reporting(time, {"n": 4}), database, "session")
     while len(cluster.state().jobs) < 2:
         cluster.advance()
@@ -421,12 +403,9 @@ def test_real_jobs_of_a_program_share_what_they_observe_if_that_is_wanted(
 
 
 def test_ctrl_c_while_controllers_are_taken_over_ends_them_unless_they_are_to_be_kept(
-    database: SessionDatabase, monkeypatch: pytest.MonkeyPatch
+    database: SessionDatabase, time: FakeTime
 ) -> None:
-    time = FakeTime()
-    monkeypatch.setattr(on_ray, "session_rules", lambda config: session_rules(config, time.clock))
-    experiment = Experiment(load_config(Path(__file__).parents[2] / "configs" / "ray_smoke.yaml"))
-    backend = Reporting(time, {"n": 4})
+    experiment, backend = smoke(), Reporting(time, {"n": 4})
     cluster = real_cluster(experiment, "jobs", 0, backend, database, "session")
     while not len(cluster.state().jobs):
         cluster.advance()
@@ -442,26 +421,3 @@ def test_ctrl_c_while_controllers_are_taken_over_ends_them_unless_they_are_to_be
         with pytest.raises(KeyboardInterrupt):
             real_cluster(experiment, "jobs", 0, backend, database, "session", [interrupt], keep)
     assert not backend.controllers
-
-
-def test_policies_know_of_each_kind_what_jobs_report_of_it(tmp_path: Path) -> None:
-    backend = Reporting(FakeTime(), {"n1": 2, "n2": 4}, kinds={"n1": "slow", "n2": "fast"})
-    tables = with_kinds(linear_tables(7.0, 8), {gpu: (1.0, size) for gpu, size in KINDS.items()})
-    jobs = [make_job(0, 0.0, 500.0, max_gpus=4)]
-    made = specs(jobs)
-    learned = OnlineEstimates(jobs, made, {jobs[0].model: PROGRAM}, tables, KINDS)
-    with SessionDatabase(tmp_path / "state.sqlite") as database:
-        cluster = make_cluster(
-            backend, jobs, database, tables=tables, given=made, knowledge=PolicyKnowledge(estimates=learned)
-        )
-        found = []
-        for placement in ([2, 0], [0, 2]):
-            state = cluster.state()
-            cluster.apply(state, Allocation(np.array([2]), placement=np.array([placement])))
-            for _ in range(5):
-                cluster.advance()
-            seen_by = cluster.state().jobs
-            found.append([seen_by.speed_on_gpu(gpu)[0, 2] / seen_by.speed_on_gpu("slow")[0, 2] for gpu in KINDS])
-            assert seen_by.speed[0, 2] == seen_by.speed_on_gpu("slow" if placement[0] else "fast")[0, 2]
-    assert found[0] == [1.0, 1.0], "of a kind that it has not trained on, nothing else is known"
-    assert found[1] == pytest.approx([1.0, 4.0])

@@ -1,29 +1,35 @@
-"""Where controllers live, and kinds of GPU: the scheduler with controllers in memory, and Ray's resources."""
+"""Where controllers live, kinds of GPU, and parameter servers: the scheduler with controllers in memory, and Ray's
+resources."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
 from rlpto.core.loop import run
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ClusterError, JobError
+from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.controllers import control_node, kind_of
+from rlpto.ray_cluster.messages import Plan
 from rlpto.ray_cluster.nodes.environment import CONTROL
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
 from rlpto.ray_cluster.scheduler.clock import SessionRules
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
-from rlpto.ray_cluster.scheduler.placement import shape_with
+from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
+from rlpto.ray_cluster.scheduler.placement import place_servers, shape_with
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.store.status import nodes
-from tests.builders import Scripted, job, linear_tables, with_kinds
-from tests.ray_cluster.fakes import FakeBackend, FakeTime
-from tests.ray_cluster.test_cluster import make_cluster
+from tests.builders import Scripted, job, linear_tables, with_kinds, with_servers
+from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of, said
+from tests.ray_cluster.test_cluster import elastic, make_cluster, play
 
 NODES = {"n1": 2, "n2": 4, "n3": 2}
 KINDS = {"n1": "slow", "n2": "fast", "n3": "slow"}
@@ -77,26 +83,6 @@ def test_what_is_missing_of_a_kind_is_down() -> None:
     after = shape_with(before, [Node(4, gpu="a")])
     assert [(node.gpus, node.gpu, node.up) for node in after] == [(4, "a", True), (4, "a", False), (2, "b", False)]
     assert after.most_gpus == 8
-
-
-def test_a_node_that_will_go_is_down_and_says_when(database: SessionDatabase) -> None:
-    backend = FakeBackend(FakeTime(), dict(NODES), kinds=KINDS | {"n4": "slow"})
-    cluster = make_cluster(backend, [job(0, epochs=1000.0)], database, tables=TABLES)
-    backend.drain("n2", 300.0)
-    cluster.advance()
-    state = cluster.state()
-    assert [(node.gpus, node.gpu, node.up) for node in state.shape] == [
-        (2, "slow", True),
-        (2, "slow", True),
-        (4, "fast", False),
-    ]
-    assert state.leaves_in.tolist() == [np.inf, np.inf, pytest.approx(300.0, abs=1.0)]
-    assert [node.leaves is None for node in nodes(database)] == [True, True, False]
-    backend.going.clear()  # it is gone
-    backend.gpus["n4"] = 2
-    cluster.advance()
-    assert np.isinf(cluster.state().leaves_in).all()
-    assert (cluster.shape.capacity, cluster.up_gpus) == (10, 6)
 
 
 def test_no_job_spans_zones_and_one_that_fits_none_is_refused(database: SessionDatabase) -> None:
@@ -174,3 +160,99 @@ def test_a_cluster_without_nodes_has_no_place_for_them(monkeypatch: pytest.Monke
     monkeypatch.setattr("rlpto.ray_cluster.controllers.alive_nodes", list)
     with pytest.raises(ClusterError, match="no node that is alive"):
         control_node()
+
+
+class TestPlacementOfServers:
+    @given(
+        slots=st.dictionaries(st.sampled_from("mnop"), st.integers(0, 4), min_size=1),
+        held=st.lists(st.integers(0, 3), min_size=1, max_size=4),
+        wanted=st.lists(st.integers(0, 4), min_size=4, max_size=4),
+    )
+    def test_slots_are_never_exceeded_and_servers_stay_where_they_are(
+        self, slots: dict[str, int], held: list[int], wanted: list[int]
+    ) -> None:
+        jobs = [f"job{i}" for i in range(len(held))]
+        present = place_servers(slots, {}, dict(zip(jobs, held, strict=True)))
+        targets = dict(zip(jobs, wanted, strict=False))
+        placed = place_servers(slots, present, targets)
+        used = Counter(node for nodes in placed.values() for node in nodes)
+        assert all(count <= slots[node] for node, count in used.items())
+        for name in jobs:
+            common = min(len(present[name]), targets[name])
+            assert placed[name][:common] == present[name][:common]
+        if sum(targets.values()) <= sum(slots.values()):
+            assert [len(placed[name]) for name in jobs] == [targets[name] for name in jobs]
+
+    def test_they_spread_over_nodes(self) -> None:
+        assert Counter(place_servers({"m": 2, "n": 2}, {}, {"a": 4})["a"]) == {"m": 2, "n": 2}
+
+
+class TestClaimsOfServers:
+    def test_a_slot_is_given_on_once_its_server_is_gone(self) -> None:
+        claims, numbers = GpuClaims({"m": 2}, {"m": 2}), iter(range(1, 99))
+        claims.plan({"a": Plan(("m",), None, ("m", "m"))}, lambda: next(numbers))
+        (first,) = claims.due()
+        claims.reported(said("a", first.generation, first.generation, ("m",), 1, ("m", "m")))
+        claims.plan({"a": Plan(("m",), None, ("m",)), "b": Plan(("m",), None, ("m",))}, lambda: next(numbers))
+        (less,) = claims.due()
+        assert (less.job, less.plan.servers) == ("a", ("m",))
+        claims.reported(said("a", less.generation, first.generation, ("m",), 2, ("m", "m")))
+        assert list(claims.due()) == []
+        claims.reported(said("a", less.generation, less.generation, ("m",), 3, ("m",)))
+        (other,) = claims.due()
+        assert other.job == "b"
+
+    def test_more_slots_than_a_node_has_are_refused(self) -> None:
+        with pytest.raises(ClusterError, match="plan asks for 2 CPU slots of node m, which has 1"):
+            GpuClaims({"m": 2}, {"m": 1}).plan({"a": Plan(("m",), None, ("m", "m"))}, lambda: 1)
+
+
+def test_jobs_share_the_slots_of_real_nodes(database: SessionDatabase) -> None:
+    backend = FakeBackend(FakeTime(), {"m": 2, "n": 2}, cpus={"m": 1, "n": 2})
+    rng = np.random.default_rng(0)
+    policy = make_policy("equal_share")
+
+    def decide(state: ClusterState) -> Allocation:
+        return Allocation(policy(state).gpus, servers=rng.integers(0, 4, len(state.jobs)))
+
+    tables = with_servers(linear_tables(0.1, 8), 3)
+    cluster = make_cluster(backend, [elastic(i, epochs=12.0) for i in range(3)], database, tables=tables)
+    record = run(cluster, Scripted(decide), QueueSettings(), RewardWeights())
+    assert np.isfinite(record.jobs.finish_time).all()
+    counts = [len(plan.servers) for plans in backend.commanded.values() for plan in plans if plan.nodes]
+    assert min(counts) >= 1
+    assert max(counts) > 1
+
+
+def test_servers_of_a_node_that_dies_come_up_elsewhere(database: SessionDatabase) -> None:
+    backend = FakeBackend(FakeTime(), {"m": 1, "n": 1, "o": 1}, cpus={"m": 0, "n": 1, "o": 1}, rate=0.02)
+    tables = with_servers(linear_tables(0.1, 8), 2)
+    job = elastic(0, epochs=1.0, most=1)
+    cluster = make_cluster(backend, [job], database, tables=tables)
+    served: list[tuple[str, ...]] = []
+
+    def look(now: RayCluster) -> None:
+        plan = now._commands.claims.entry("job0").planned
+        served.append(plan.servers)
+        if now.time > 20 and plan.servers and set(plan.servers) <= backend.gpus.keys() and len(backend.gpus) == 3:
+            backend.kill_node(plan.servers[0])
+
+    cluster._observers = (look,)
+    record = play(cluster, "fifo")
+    assert np.isfinite(record.jobs.finish_time).all()
+    assert len({nodes for nodes in served if nodes}) == 2
+
+
+def test_a_job_whose_growth_is_rolled_back_keeps_what_trains(database: SessionDatabase) -> None:
+    backend = FakeBackend(FakeTime(), {"m": 1, "n": 2}, rate=0.02, broken={"n"})
+    job = elastic(0, epochs=2.0, most=3)
+    tables = linear_tables(0.02, 8)
+    cluster = make_cluster(backend, [job], database, tables=tables)
+    policy = ConfigurationManager(ConfigurationManagerOptions(period=10.0, retry=1e6))
+    record = run(cluster, policy, QueueSettings(), RewardWeights())
+    assert np.isfinite(record.jobs.finish_time).all()
+    assert [event.after for event in policy.events] == [(3, 0)]
+    rolled = [event for event in events_of(database) if event[1] == "rolled_back"]
+    assert [event[5] for event in rolled] == ["new workers or servers did not come up"]
+    assert set(record.changes.gpus.tolist()) <= {0, 1, 3}
+    assert record.changes.gpus.tolist()[-2:] == [1, 0]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.io.errors import JobError, ProfileError
+from rlpto.io.errors import ProfileError
 from rlpto.performance.fitted import choices_by_size
 from rlpto.performance.profiles import load_file, profiles_yaml
 from rlpto.performance.tables import JobType
@@ -136,13 +136,3 @@ def test_a_real_program_is_measured_and_leaves_no_controller(ray_cluster: LocalC
     profile = fit_program("tiny", PROGRAM.model_copy(update={"batch_size": 16}), measured, "here")
     assert np.all(choices_by_size(profile, JobType(profile.name), 2).progress > 0)
     assert find_controllers("measured") == {}
-
-
-def test_a_program_that_fails_is_one_clear_error(ray_cluster: LocalCluster, tmp_path: Path) -> None:
-    options = {"folder": str(tmp_path), "at": 5}
-    spec = make_spec(
-        tmp_path, session="broken", training="tests.ray_cluster.programs:Faulty", options=options, retries=0
-    )
-    with pytest.raises(JobError, match=r"programs:Faulty fails: .*this batch is cursed"):
-        measure_program(spec, {ray_cluster.node_ids[0]: 1}, MeasuringTimes(1.0, 30.0), lambda _: None)
-    assert find_controllers("broken") == {}

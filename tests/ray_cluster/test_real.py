@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,14 @@ from rlpto.core.policy import Policy
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
-from rlpto.envs.actions import ACTION_FEATURES
-from rlpto.envs.cluster_env import ClusterEnv
-from rlpto.envs.episodes import ExternalSetup
-from rlpto.envs.settings import EnvSettings
 from rlpto.evaluation.metrics import measure
-from rlpto.evaluation.runner import Cell
 from rlpto.experiments import session_loop
-from rlpto.experiments.config import Config, KnowledgeSettings
+from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import prepare
 from rlpto.experiments.on_ray import RealCells, real_cluster, session_folder, session_of
 from rlpto.io.errors import ClusterError, ConfigError, JobError
 from rlpto.planning.predictor import predict
 from rlpto.planning.snapshot import take_snapshot
-from rlpto.policies.index_weights import STEERING_FEATURES
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.controllers import find_controllers
 from rlpto.ray_cluster.messages import JobReport
@@ -46,43 +40,37 @@ from rlpto.ray_cluster.scheduler.connection import Connection, check_training
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, read_table, remove_sessions
 from rlpto.store.status import PredictionRow
-from tests.ray_cluster.conftest import GPUS
+from tests.ray_cluster.conftest import CELL, GPUS, NODES
 from tests.ray_cluster.fakes import events_of
 from tests.ray_cluster.running import make_spec
 
-CELL = Cell("equal_share", "jobs", 0)
 STEPS = 6
 """Steps of an epoch of the training program: 101 samples in batches of 20."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def config(jobs: list[dict[str, object]], pace: float | None = 0.05, held: Path | None = None) -> Config:
-    """held: jobs last until there is this file."""
-    program = {"training": "tests.ray_cluster.programs:Plain", "samples": 101, "epochs": 10, "batch_size": 20}
+def config(
+    jobs: Sequence[Mapping[str, object]],
+    pace: float | None = 0.05,
+    held: Path | None = None,
+    program: Mapping[str, object] | None = None,
+    **sections: object,
+) -> Config:
+    """held: jobs last until there is this file. program: more keys of it. sections: of the configuration, in place of
+    those here."""
+    keys = {"training": "tests.ray_cluster.programs:Plain", "samples": 101, "epochs": 10, "batch_size": 20}
     if held is not None:
-        program |= {"training": "tests.ray_cluster.programs:Held", "options": {"until": str(held), "pause": 0.3}}
-    return Config.model_validate(
-        {
-            "cluster": {"nodes": [{"count": 4, "gpus": GPUS}]},
-            "workload": {"source": "jobs", "jobs": [{"model": "tiny", **job} for job in jobs]},
-            "simulator": {"interval": 5},
-            "ray": {
-                "programs": {"tiny": {**program, "pace": pace}},
-                "checkpoint_interval": 2,
-            },
-            "policies": ["equal_share"],
-            "evaluation": {"reference": "equal_share"},
-        }
-    )
-
-
-@pytest.fixture
-def no_controller_is_left(ray_cluster: LocalCluster, tmp_path: Path) -> Iterator[LocalCluster]:
-    """Ends what a failed test has left, so that it does not disturb those after it."""
-    yield ray_cluster
-    left = RayBackend(session_of(tmp_path, CELL))
-    if left.find():
-        left.end_all()
+        keys |= {"training": "tests.ray_cluster.programs:Held", "options": {"until": str(held), "pause": 0.3}}
+    tiny = {**keys, "pace": pace, **(program or {})}
+    given = {
+        "cluster": {"nodes": [{"count": NODES, "gpus": GPUS}]},
+        "workload": {"source": "jobs", "jobs": [{"model": "tiny", **job} for job in jobs]},
+        "simulator": {"interval": 5},
+        "ray": {"programs": {"tiny": tiny}, "checkpoint_interval": 2},
+        "policies": ["equal_share"],
+        "evaluation": {"reference": "equal_share"},
+    }
+    return Config.model_validate(given | sections)
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
@@ -141,47 +129,6 @@ def test_jobs_train_to_their_end_under_predictions(tmp_path: Path, monkeypatch: 
         assert all(row.finish is not None and row.finish > max(row.start or 0.0, row.as_of) for row in rows)
         assert {row.job for row in rows} <= {"job-000000", "job-000001"}
     assert not RayBackend(session_of(tmp_path, CELL)).find()
-
-
-def test_a_scheduler_that_is_killed_comes_back_and_no_step_is_lost(
-    no_controller_is_left: LocalCluster, tmp_path: Path
-) -> None:
-    settings = config([{"name": "a", "max_gpus": 2}, {"name": "b"}], None, tmp_path / "released")
-    (tmp_path / "config.json").write_text(settings.model_dump_json())
-    program = (
-        "import sys; from pathlib import Path\n"
-        "from rlpto.experiments.on_ray import RealCells; from rlpto.experiments.config import Config\n"
-        "from rlpto.evaluation.runner import Cell; from rlpto.ray_cluster.scheduler.connection import Connection\n"
-        "folder = Path(sys.argv[1]); config = Config.model_validate_json((folder / 'config.json').read_text())\n"
-        "with Connection(sys.argv[2]): RealCells(config, folder)(Cell('equal_share', 'jobs', 0))\n"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path), no_controller_is_left.address]
-    scheduler = subprocess.Popen(command, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
-    database = session_folder(tmp_path, CELL) / DATABASE
-
-    def steps() -> list[int]:
-        if not database.exists():
-            return [0]
-        columns, rows = read_table(database, "jobs")
-        return [dict(zip(columns, row, strict=True))["step"] for row in rows] or [0]
-
-    wait_until(lambda: min(steps()) > 3)
-    scheduler.kill()
-    scheduler.wait()
-    before = steps()
-    name = session_of(tmp_path, CELL)
-    with SessionDatabase(database) as again:
-        cluster = real_cluster(prepare(settings), "jobs", 0, RayBackend(name), again, name)
-        assert set(cluster.reports) == {"job-000000", "job-000001"}
-        now = [cluster.reports[job].step for job in cluster.ids]
-        assert all(step >= known for step, known in zip(now, before, strict=True))
-        assert cluster.held_gpus == sum(len(cluster.nodes_of(job)) for job in cluster.ids) > 0
-        (tmp_path / "released").touch()
-        schedule(cluster)
-        assert all(row.step == 10 * STEPS and row.recoveries == 0 for row in again.jobs())
-        (returned,) = [event[4] for event in events_of(again) if event[1] == "scheduler_returned"]
-        print(f"re-attached within {returned:.2f} s")
-        cluster.close()
 
 
 def test_a_frozen_controller_and_killed_workers_are_replaced_and_what_that_costs_is_counted(
@@ -286,92 +233,48 @@ def test_jobs_of_a_node_that_dies_go_on_and_a_new_node_counts(
             no_controller_is_left.add_node(GPUS)
 
 
-def test_an_agent_steps_through_a_real_cluster_in_the_same_spaces_and_jobs_teach_what_they_report(
-    no_controller_is_left: LocalCluster, tmp_path: Path
-) -> None:
-    settings = config([{"name": "a", "max_gpus": 2}, {"name": "b", "submit": 1, "max_gpus": 2}])
-    settings = settings.model_copy(update={"knowledge": KnowledgeSettings(mode="online")})
-    assert no_controller_is_left.node_ids
-    with session(settings, tmp_path) as cluster:
-        start = np.zeros(len(STEERING_FEATURES))
-        setup = ExternalSetup(lambda: cluster, settings.queue, settings.reward, EnvSettings(baseline="none"), start)
-        env = ClusterEnv(setup)
-        observation, _ = env.reset(seed=0)
-        ended, terms = False, 0.0
-        while not ended:
-            assert env.observation_space.contains(observation)
-            action = np.zeros(len(ACTION_FEATURES), dtype=np.float32)
-            observation, _, ended, _, info = env.step(action)
-            terms += info["terms"]["accuracy"]
-        assert cluster.columns.finished.all()
-        assert terms == pytest.approx(2 * settings.reward.classes[1] * settings.reward.accuracy)
-    learned = cluster.estimates
-    assert learned is not None
-    for number, job in enumerate(cluster.ids):
-        seen = max(cluster.reports[job].throughput, key=lambda size: size.count)
-        profile = learned.profile(number)
-        speed = learned.tables.rates[learned.tables.row[number, seen.nodes - 1, seen.workers], 0] * profile.samples
-        assert speed == pytest.approx(seen.samples_per_second, rel=0.1)
-        assert profile.noise.noise_scale != (settings.ray.programs["tiny"].guess.noise_scale,)
-        assert profile.accuracy.final > 0.7
-
-
 class TestErrors:
-    def test_text_that_is_no_address(self) -> None:
+    def test_an_address_at_which_there_is_no_cluster(self) -> None:
+        """In this process, which may be connected already."""
         with pytest.raises(ConfigError, match="--address here: expected auto or HOST:PORT"):
-            self.connect("here")
-
-    def test_no_cluster_at_the_address(self) -> None:
+            Connection("here")
         with pytest.raises(ClusterError, match=r"no Ray cluster at 127\.0\.0\.1:1: connection refused"):
-            self.connect("127.0.0.1:1")
+            Connection("127.0.0.1:1")
 
-    @pytest.mark.parametrize(
-        ("variables", "before", "message"),
-        [
-            ({}, "", "asks for its token: expected the file"),
-            ({"RAY_AUTH_TOKEN": "0" * 64}, "", "asks for its token: expected the file"),
-            (None, "import ray; ray.__version__ = '0.0.1'", "is of another version: "),
-        ],
-        ids=["no token", "another token", "another version"],
-    )
-    def test_a_cluster_that_does_not_take_this_client(
-        self, ray_cluster: LocalCluster, variables: dict[str, str] | None, before: str, message: str
-    ) -> None:
-        """variables: of Ray, in place of those of this process."""
-        program = (
-            f"{before}\nimport sys; from rlpto.io.errors import ClusterError\n"
-            "from rlpto.ray_cluster.scheduler.connection import Connection\n"
-            "try: Connection(sys.argv[1])\n"
-            "except ClusterError as error: print(error)\n"
-        )
-        said = self.said_by(program, ray_cluster.address, variables)
-        assert f"the Ray cluster at {ray_cluster.address} {message}" in said
-        assert said.count("\n") == 1
-
-    def test_the_token_is_found_where_ray_keeps_it(self, ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    def test_who_may_connect(self, ray_cluster: LocalCluster, tmp_path: Path) -> None:
+        """Who has the token, also where Ray itself keeps it, and the same version."""
+        token = Path(os.environ["RAY_AUTH_TOKEN_PATH"]).read_text()
         (tmp_path / ".ray").mkdir()
-        (tmp_path / ".ray" / "auth_token").write_text(Path(os.environ["RAY_AUTH_TOKEN_PATH"]).read_text())
-        program = "import sys; from rlpto.ray_cluster.scheduler.connection import Connection\n"
-        program += "with Connection(sys.argv[1]) as found: print(found.protected)"
-        assert "True" in self.said_by(program, ray_cluster.address, {"HOME": str(tmp_path)})
-
-    def said_by(self, program: str, address: str, variables: dict[str, str] | None) -> str:
-        """What a program prints that is given an address. variables: as above."""
-        others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        command = [sys.executable, "-c", program, address]
-        environment = dict(os.environ) if variables is None else {**others, **variables}
-        done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
-        return done.stdout
+        (tmp_path / ".ray" / "auth_token").write_text(token)
+        program = (
+            "import os, sys; from pathlib import Path; import ray\n"
+            "from rlpto.io.errors import ClusterError\n"
+            "from rlpto.ray_cluster.scheduler.connection import Connection\n"
+            "def connect():\n"
+            "    try:\n"
+            "        with Connection(sys.argv[1]) as found: print('protected', found.protected)\n"
+            "    except ClusterError as error: print(error)\n"
+            "connect()\n"
+            "os.environ['RAY_AUTH_TOKEN'] = '0' * 64; connect()\n"
+            "del os.environ['RAY_AUTH_TOKEN']; os.environ['HOME'] = sys.argv[2]; connect()\n"
+            "ray.__version__ = '0.0.1'; connect()\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program, ray_cluster.address, str(tmp_path)],
+            cwd=REPOSITORY,
+            env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        without, other, same, old = done.stdout.splitlines()
+        refused = f"the Ray cluster at {ray_cluster.address} asks for its token: expected the file"
+        assert without.startswith(refused)
+        assert other.startswith(refused)
+        assert same == "protected True"
+        assert old.startswith(f"the Ray cluster at {ray_cluster.address} is of another version: ")
 
     @pytest.mark.usefixtures("ray_cluster")
     def test_training_code_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(JobError, match=r"training program no\.such\.module:Job cannot be used there: ModuleNot"):
             check_training([make_spec(tmp_path, training="no.such.module:Job")])
-
-    @staticmethod
-    def connect(address: str) -> None:
-        """Find out in this process, which may be connected already, whether anybody listens there."""
-        from rlpto.ray_cluster.scheduler.connection import _reach
-
-        _reach(address)
-        Connection(address).close()

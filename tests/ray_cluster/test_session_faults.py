@@ -1,4 +1,5 @@
-"""What happens to the files of a session: links in their place, damage, and a disk that is full."""
+"""The database and the files of a session: what is written is there after a restart, and one scheduler writes; links in
+their place, damage, and a disk that is full."""
 
 from __future__ import annotations
 
@@ -16,23 +17,28 @@ import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 
+from rlpto.core.stopping import StopRule
 from rlpto.io.errors import ClusterError
 from rlpto.io.interrupts import interrupts_kept
-from rlpto.ray_cluster.messages import JobReport, Plan
+from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
-from rlpto.ray_cluster.scheduler.gpu_claims import Command
+from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
 from rlpto.ray_cluster.scheduler.live_curves import EventFile
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import (
     DATABASE,
     SESSIONS,
+    job_progress,
+    newest_database,
+    read_table,
     remove_sessions,
     session_name,
     sessions_at_work,
 )
 from rlpto.ray_cluster.settings import ProgramSettings, RaySettings, job_specs
 from rlpto.store import database as database_module
-from rlpto.store.status import nodes
+from rlpto.store.rows import put
+from rlpto.store.status import PredictionRow, nodes
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
 from tests.ray_cluster.test_cluster import elastic, make_cluster, play, specs
@@ -40,8 +46,8 @@ from tests.ray_cluster.test_cluster import elastic, make_cluster, play, specs
 FLIPS = 50
 
 
-@pytest.mark.parametrize("names", [("a/b", "a_b"), ("..", "../..", "/tmp", "x:y", "CON", "a" * 300)])
-def test_jobs_have_folders_of_their_own_under_any_name(names: tuple[str, ...], tmp_path: Path) -> None:
+def test_jobs_have_folders_of_their_own_under_any_name(tmp_path: Path) -> None:
+    names = ("a/b", "a_b", "..", "../..", "/tmp", "x:y", "CON", "a" * 300)
     jobs = [replace(make_job(number), name=name, model="m") for number, name in enumerate(names)]
     settings = RaySettings(programs={"m": ProgramSettings(training="some.module:Program")})
     made = job_specs(jobs, settings, "s", tmp_path, 0)
@@ -66,10 +72,11 @@ class TestLinks:
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "state.sqlite").symlink_to(tmp_path / "there" / "state.sqlite")
         with SessionDatabase(tmp_path / "there" / "state.sqlite") as database:
-            for path in (tmp_path / "link", tmp_path / "other"):
-                with pytest.raises(ClusterError, match="another scheduler"):
+            for path in (tmp_path / "link", tmp_path / "other"):  # who is refused leaves the lock as it is
+                with pytest.raises(ClusterError, match=rf"scheduler \(process {os.getpid()}\) is at work on it"):
                     SessionDatabase(path / "state.sqlite")
                 assert sessions_at_work(path) == [database.path]
+        SessionDatabase(database.path).close()
         assert session_name(tmp_path / "there", "cell") == session_name(tmp_path / "link", "cell")
         assert session_name(tmp_path / "there", "cell") != session_name(tmp_path / "there", "other")
 
@@ -251,3 +258,86 @@ class TestFullDisk:
         disk.empty()
         with SessionDatabase(small_disk / "state.sqlite") as database:
             assert [row.state for row in database.jobs()].count("finished") == 0
+
+
+def spec(job: str, epochs: float = 1.0) -> JobSpec:
+    return JobSpec(job, "a name", "s", "some.module:Program", "folder", 8, epochs, 100)
+
+
+class TestSessionDatabase:
+    def test_who_looks_while_a_database_is_made_finds_none_or_all_of_their_tables(self, tmp_path: Path) -> None:
+        paths = [tmp_path / f"{number}.sqlite" for number in range(20)]
+        wrong: list[str] = []
+
+        def look() -> None:
+            for path in paths:
+                found = False
+                while not found:
+                    try:
+                        read_table(path, "jobs")
+                        found = True
+                    except ClusterError as error:
+                        if "no such file" not in str(error):
+                            wrong.append(str(error))
+                            return
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        for path in paths:
+            SessionDatabase(path).close()
+        looking.join()
+        assert wrong == []
+
+    def test_other_jobs_in_the_same_file_are_refused(self, database: SessionDatabase) -> None:
+        database.enter_jobs([(spec("a"), 0.0)])
+        with pytest.raises(ClusterError, match="a session with other jobs"):
+            database.enter_jobs([(spec("a"), 1.0)])
+
+    def test_a_job_with_a_rule_for_stopping_is_read_back_as_it_was_entered(self, database: SessionDatabase) -> None:
+        entered = replace(spec("a"), stop=StopRule(gain=0.01), options={"width": 3})
+        database.enter_jobs([(entered, 0.0)])
+        ((text,),) = database.rows("SELECT spec FROM jobs")
+        assert JobSpec.from_json(text) == entered
+
+    def test_newest_commands_begin_with_the_one_in_force(self, database: SessionDatabase) -> None:
+        plans = (Plan(("n",)), Plan(("n", "n"), 64), Plan(("m",)))
+        commands = [Command("a", database.next_generation(), plan) for plan in plans]
+        for command in commands[:2]:
+            database.plan(["a"], [command], 1.0)
+            database.commanded(command.generation, 1.0)
+        database.applied("a", commands[1].generation, 2.0)
+        database.plan(["a"], commands[2:], 3.0)
+        assert database.newest_commands() == {"a": commands[1:]}
+        assert database.unsent() == {commands[2].generation}
+
+    def test_a_plan_that_needs_no_command_takes_back_what_was_never_sent(self, database: SessionDatabase) -> None:
+        claims = GpuClaims({"n": 2})
+
+        def plan(targets: dict[str, Plan]) -> None:
+            database.plan(targets, claims.plan(targets, database.next_generation), 1.0)
+            for command in claims.due():
+                database.commanded(command.generation, 1.0)
+
+        plan({"a": Plan(("n",)), "b": Plan(("n",))})
+        plan({"a": Plan(("n", "n")), "b": Plan()})  # it waits until b has let go
+        plan({"a": Plan(("n",)), "b": Plan(("n",))})  # it is to stay as it is after all
+        newest = {job: commands[-1].plan for job, commands in database.newest_commands().items()}
+        assert newest == {"a": Plan(("n",)), "b": Plan(("n",))}
+        assert not database.unsent()
+
+
+def test_state_gpus_progress_and_end_of_every_job(tmp_path: Path) -> None:
+    database = tmp_path / "ray" / "fifo-jobs-0" / "state.sqlite"
+    assert newest_database(tmp_path) is None
+    with SessionDatabase(database) as own:
+        own.enter_jobs([(spec(f"job-{number}", 8.0), 0.0) for number in range(3)])
+        for number, gpus in ((0, 3), (1, 2), (0, 1), (1, 0)):
+            own.change(1.0, f"job-{number}", gpus, 0.5, ())
+        own.set_job("job-0", progress=2.0)
+        own.set_job("job-1", state="finished", progress=8.0)
+        put(own, [PredictionRow("job-0", 10.0, "fifo", 1.0, finish=35.0), PredictionRow("job-2", 10.0, "fifo", 40.0)])
+        assert newest_database(tmp_path) == database
+        first, second, third = job_progress(database)
+    assert first == ("job-0", "a name", "starting", 1, 0.25, 25.0)
+    assert second[2:] == ("finished", 0, 1.0, None)
+    assert third[2:] == ("submitted", 0, 0.0, None)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from examples.language import LanguageModel
 from rlpto.io.errors import CheckpointError, JobError
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.programs.base import load_program
@@ -66,8 +67,7 @@ def plain_torch(spec: JobSpec, steps: int) -> nn.Module:
     while step < steps:
         order = np.random.default_rng((spec.seed, epoch)).permutation(spec.data_size)
         for start in range(0, spec.data_size, spec.batch_size):
-            # Not torch.manual_seed, which takes a millisecond: benchmarks time this loop.
-            torch.default_generator.manual_seed(step_seed(spec.seed, step))
+            torch.manual_seed(step_seed(spec.seed, step))
             loss = program.loss(model, program.batch(torch.from_numpy(order[start : start + spec.batch_size])))
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -297,3 +297,23 @@ def test_printed_lines_are_kept_and_passed_on(
     assert taken[0][1] == "(5 lines are left out)"
     assert len(taken) == MOST_LINES + 1
     assert capsys.readouterr().out.startswith("one\ntwo and more\n0\n")
+
+
+def test_a_language_model_on_generated_text_learns(tmp_path: Path) -> None:
+    sizes = {"samples": 256, "length": 16, "vocabulary": 16, "width": 32, "depth": 1}
+    own: dict[str, object] = {"training": "examples.language:LanguageModel", "options": sizes, "data_size": 256}
+    trainer = Trainer(make_spec(tmp_path, **own, batch_size=32, epochs=6.0, float64=False, pace=None))
+    first = trainer.run(3)
+    last = trainer.run(10_000)
+    assert last.finished
+    assert last.loss < first.loss
+    assert last.accuracy > 1.5 / sizes["vocabulary"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"width": 30, "heads": 4}, "multiple of heads"), ({"vocabulary": 1}, "vocabulary at least choices")],
+)
+def test_sizes_that_make_no_model_are_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        LanguageModel(**options)

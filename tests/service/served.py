@@ -41,18 +41,11 @@ EXPERIMENT = {
 }
 
 
-def write_settings(
-    folder: Path,
-    nodes: int,
-    gpus: int,
-    forecast: Mapping[str, object] | None = None,
-    interval: float = 10.0,
-    **more: Any,
-) -> Path:
+def write_settings(folder: Path, nodes: int, gpus: int, interval: float = 10.0, **more: Any) -> Path:
     """Settings of a service with this number of nodes and of GPUs of each, on a free port; more: keys to add or to
-    replace. forecast, interval [s] between decisions: of the experiment."""
+    replace. interval [s] between decisions: of the experiment."""
     cluster, simulator = {"nodes": [{"count": nodes, "gpus": gpus}]}, {"interval": interval}
-    experiment = {**EXPERIMENT, "cluster": cluster, "simulator": simulator, "forecast": dict(forecast or {})}
+    experiment = {**EXPERIMENT, "cluster": cluster, "simulator": simulator}
     (folder / "experiment.yaml").write_text(yaml.safe_dump(experiment))
     settings = {
         "folder": str(folder / "run"),
@@ -121,17 +114,13 @@ class Served:
         return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-3000:]}" for file in files)
 
     def ready(self) -> None:
-        """Wait until the scheduler process of now is at work, and has told which policies there are."""
+        """Wait until the scheduler process of now is at work, and has noted which policies there are."""
         self.until(lambda: self.scheduler() != 0 and bool(policies(self.store)), START_S)
 
     def scheduler(self) -> int:
         """Process id of the scheduler that has given the last sign of life; 0: it has ended."""
         beat = heartbeat(self.store)
         return 0 if beat is None or start_time(beat[1].process) is None else beat[1].process
-
-    def web(self) -> int:
-        """Process id of the web process; 0: there is none now."""
-        return self._child("rlpto.service.web")
 
     def _child(self, module: str) -> int:
         for entry in Path("/proc").iterdir():

@@ -22,7 +22,7 @@ def test_s5_the_first_job_takes_three_commands(tmp_path: Path) -> None:
     (tmp_path / "service.yaml").write_text(yaml.safe_dump(settings))
     service = Served(tmp_path / "service.yaml")
     try:
-        done = service.command("submit", "-p", "digits_cnn", "--gpus", "2", "--epochs", "5", "--wait")
+        done = service.command("submit", "-p", "digits_cnn", "--gpus", "2", "--epochs", "2", "--wait")
         assert done.returncode == 0, done.stdout + done.stderr
         assert "finished" in done.stdout
         job = next(service.client.jobs())
@@ -33,20 +33,20 @@ def test_s5_the_first_job_takes_three_commands(tmp_path: Path) -> None:
         network = DigitsCnn().model()
         network.load_state_dict(state["model"])
         assert "accuracy" in (tmp_path / "mine" / "curves.csv").read_text()
-        check_a_program_that_is_added(service, tmp_path, example["programs"]["digits_mlp"])
+        wide = submit_a_program_that_is_added(service, tmp_path, example["programs"]["digits_mlp"])
         check_a_script_of_ones_own(service, tmp_path)
+        assert service.over(wide)[0].state == "finished"
+        assert [row["checked"] for row in service.client.programs() if row["name"] == "wide"] == ["usable"]
     finally:
         service.close()
 
 
-def check_a_program_that_is_added(service: Served, folder: Path, like: dict[str, Any]) -> None:
-    """The scheduler knows it from then on, and imports its class."""
+def submit_a_program_that_is_added(service: Served, folder: Path, like: dict[str, Any]) -> str:
+    """The scheduler knows it from then on, and imports its class. Returns the id of a job of it."""
     (folder / "wide.yaml").write_text(yaml.safe_dump({**like, "program": {**like["program"], "samples": 700}}))
-    for words in (f"program set wide {folder / 'wide.yaml'}", "submit -p wide --epochs 2 --wait"):
-        done = service.command(*words.split())
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert next(service.client.jobs())["state"] == "finished"
-    assert [row["checked"] for row in service.client.programs() if row["name"] == "wide"] == ["usable"]
+    done = service.command("program", "set", "wide", str(folder / "wide.yaml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return service.submit(1.0, program="wide")
 
 
 def check_a_script_of_ones_own(service: Served, folder: Path) -> None:
@@ -56,7 +56,7 @@ def check_a_script_of_ones_own(service: Served, folder: Path) -> None:
     train, other = folder / "project" / "train.py", folder / "project" / "example.py"
     other.write_text((REPOSITORY / "examples" / "elastic_loop.py").read_text())
     train.write_text("print('hello')\nimport example  # a module that goes along\n")
-    example = ["submit", str(train), "--files", str(other), "--samples", "1437", "--epochs", "5"]
+    example = ["submit", str(train), "--files", str(other), "--samples", "1437", "--epochs", "3"]
     done = service.command(*example, "--gpus", "2", "--seed", "3", "--wait", "--", "--learning-rate", "0.2")
     assert done.returncode == 0, done.stdout + done.stderr
     job = next(service.client.jobs(limit=1))

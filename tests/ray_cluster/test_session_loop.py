@@ -1,4 +1,4 @@
-"""Predictions next to the scheduler of a real cluster; with controllers in memory."""
+"""Another policy while jobs run, and predictions next to the scheduler; with controllers in memory."""
 
 from __future__ import annotations
 
@@ -17,23 +17,29 @@ from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
+from rlpto.evaluation.runner import Cell
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import prepare
-from rlpto.experiments.on_ray import compile_ahead
+from rlpto.experiments.on_ray import compile_ahead, restored_policies, session_folder
 from rlpto.experiments.session_loop import SessionLoop
-from rlpto.experiments.switchable_policy import SwitchablePolicy
+from rlpto.experiments.switchable_policy import SCHEDULER, SwitchablePolicy
 from rlpto.io.arrays import FloatArray
 from rlpto.planning.predictor import Predictions, Predictor, predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import BUILT_IN, make_policy
 from rlpto.policies.rigid import Fifo
+from rlpto.policies.spec import policy_label
 from rlpto.policies.switching import switching
+from rlpto.ray_cluster.messages import raised_in
 from rlpto.ray_cluster.scheduler.placement import known_placement
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE
+from rlpto.ray_cluster.scheduler.session_records import decision_records, policy_switches
 from rlpto.simulator.settings import SimulatorSettings
+from rlpto.store.requests import add_switch, ask, get_request
 from tests.builders import Scripted
-from tests.ray_cluster.fakes import FakeBackend, FakeTime
-from tests.ray_cluster.test_cluster import elastic, make_cluster
+from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
+from tests.ray_cluster.test_cluster import Interrupted, elastic, make_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMES = SimulatorSettings(interval=10.0, growth="overlap")
@@ -100,26 +106,6 @@ def test_how_long_jobs_take_to_start_is_learned_from_those_that_have_started(tmp
         assert again.believed.rescale_delay == pytest.approx([30.0], abs=1.0)
 
 
-def test_what_cannot_be_copied_or_goes_wrong_is_said_and_ends_nothing(tmp_path: Path) -> None:
-    made: list[Predictions] = []
-    said: list[str] = []
-    predictor = Predictor(QueueSettings(), TIMES, made.append, said.append, 0.0, AtOnce(), share=1.0)
-    with SessionDatabase(tmp_path / "state.sqlite") as database:
-        cluster = make_cluster(FakeBackend(FakeTime(), {"m": 2}), [elastic(0)], database)
-        state = Queue(QueueSettings()).order(cluster.state())
-        policy: Any = make_policy("fifo")
-        policy.generator = (i for i in range(3))
-        predictor.begin(cluster, cluster.ids, policy, state, "fifo")
-        predictor.publish()
-        wrong: Any = make_policy("fifo")
-        wrong.options = None
-        predictor.begin(cluster, cluster.ids, wrong, state, "fifo")
-        predictor.publish()
-    assert made == []
-    assert said[0].startswith("policy fifo cannot be copied")
-    assert "one_node" in said[1]
-
-
 class CannotBeCopied(Fifo):
     """Holds what cannot be copied."""
 
@@ -128,22 +114,35 @@ class CannotBeCopied(Fifo):
         self.lock = threading.Lock()
 
 
+def test_what_cannot_be_copied_or_goes_wrong_is_said_and_ends_nothing(database: SessionDatabase) -> None:
+    made: list[Predictions] = []
+    said: list[str] = []
+    predictor = Predictor(QueueSettings(), TIMES, made.append, said.append, 0.0, AtOnce(), share=1.0)
+    cluster = make_cluster(FakeBackend(FakeTime(), {"m": 2}), [elastic(0)], database)
+    state, wrong = Queue(QueueSettings()).order(cluster.state()), Fifo()
+    wrong.options = None  # type: ignore[assignment]
+    for policy in (CannotBeCopied(), wrong):
+        policy.reset(0)
+        predictor.begin(cluster, cluster.ids, policy, state, "fifo")
+        predictor.publish()
+    assert made == []
+    assert said[0].startswith("policy fifo cannot be copied")
+    assert "one_node" in said[1]
+
+
 def test_a_policy_that_cannot_be_copied_is_no_hindrance_to_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BUILT_IN, "uncopied", CannotBeCopied)
     compile_ahead(prepare(load_config(ROOT / "configs" / "ray_smoke.yaml")), ["uncopied"])
 
 
-def test_a_snapshot_of_a_real_cluster_has_its_jobs_where_the_plan_puts_them(tmp_path: Path) -> None:
-    with SessionDatabase(tmp_path / "state.sqlite") as database:
-        backend = FakeBackend(FakeTime(), {"m": 2, "n": 2}, delay=3.0)
-        cluster = make_cluster(backend, [elastic(0), elastic(1)], database)
-        state = Queue(QueueSettings()).order(cluster.state())
-        cluster.apply(state, make_policy("equal_share")(state))
-        found = take_snapshot(cluster, Queue(QueueSettings()).order(cluster.state()))
-        scratch = found.restore(TIMES)
-        assert scratch.store.gpus.tolist() == [2, 2]
-        assert sorted(np.concatenate([scratch.nodes_of(0), scratch.nodes_of(1)]).tolist()) == [0, 0, 1, 1]
-        cluster.close()
+def test_a_snapshot_of_a_real_cluster_has_its_jobs_where_the_plan_puts_them(database: SessionDatabase) -> None:
+    backend = FakeBackend(FakeTime(), {"m": 2, "n": 2}, delay=3.0)
+    cluster = make_cluster(backend, [elastic(0), elastic(1)], database)
+    state = Queue(QueueSettings()).order(cluster.state())
+    cluster.apply(state, make_policy("equal_share")(state))
+    scratch = take_snapshot(cluster, Queue(QueueSettings()).order(cluster.state())).restore(TIMES)
+    assert scratch.store.gpus.tolist() == [2, 2]
+    assert sorted(np.concatenate([scratch.nodes_of(0), scratch.nodes_of(1)]).tolist()) == [0, 0, 1, 1]
 
 
 def test_workers_that_join_others_are_distinguished_from_a_first_start() -> None:
@@ -165,7 +164,7 @@ from rlpto.core.cluster import ClusterShape
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import prepare
 from rlpto.experiments.on_ray import compile_ahead
-from tests.ray_cluster.test_predictions import run_with_predictions
+from tests.ray_cluster.test_session_loop import run_with_predictions
 
 def compiled():
     named = {
@@ -198,3 +197,76 @@ def test_nothing_is_compiled_while_jobs_train(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def play(database: SessionDatabase, at: float, request: str, spec: str = "fifo") -> tuple[SwitchablePolicy, str | None]:
+    """A session that is asked for another policy at a time [s], and what the scheduler said to that."""
+    jobs = [elastic(0, epochs=8.0), elastic(1, 2.0), elastic(2, 3.0)]
+    cluster = make_cluster(FakeBackend(FakeTime(), {"m": 2, "n": 2}), jobs, database)
+    policy = SwitchablePolicy(database, make_policy, switching(make_policy(spec)), cluster.deciding)
+    body = {"policy": request}
+    asking: Any = Interrupted(cluster, at, lambda: ask(database, "policy", "a command", 0.0, body=body))
+    loop = SessionLoop(asking, policy, QueueSettings())
+    while not cluster.done:
+        loop.step()
+    asked = get_request(database, 1)
+    assert asked is not None
+    assert np.isfinite(cluster.store.finish_time).all()
+    return policy, asked.problem
+
+
+class TestSwitching:
+    def test_requests_and_set_times_are_noted_and_hold_until_the_next_one(self, database: SessionDatabase) -> None:
+        policy, problem = play(database, 4.0, "srtf", "fifo>20:equal_share")
+        assert problem == ""
+        switches = [(event[0], event[5]) for event in events_of(database) if event[1] == "policy"]
+        assert [detail for _, detail in switches] == ["fifo -> srtf", "srtf -> equal_share"]
+        (first, second), kept = (at for at, _ in switches), policy_switches(database)
+        assert second >= 20.0
+        assert kept.policy == ("fifo", "srtf", "equal_share")
+        assert kept.time[1:].tolist() == [first, second]
+        for time, taken in database.rows("SELECT time, policy FROM decisions ORDER BY seq"):
+            assert taken == ("fifo" if time < first else "srtf" if time < second else "equal_share")
+        assert policy.name == "fifo>20:equal_share"
+
+    def test_a_policy_that_does_not_exist_changes_nothing_and_is_answered(self, database: SessionDatabase) -> None:
+        _, problem = play(database, 10.0, "no_such")
+        assert str(problem).startswith("no policy 'no_such'")
+        assert not [event for event in events_of(database) if event[1] == "policy"]
+
+    def test_a_restarted_scheduler_takes_up_the_policy_it_was_switched_to(self, database: SessionDatabase) -> None:
+        play(database, 10.0, "equal_share")
+        again = switching(make_policy("fifo"))
+        SwitchablePolicy(database, make_policy, again).reset(0)
+        (switched,) = [event[0] for event in events_of(database) if event[1] == "policy"]
+        assert again.present(switched).name == "equal_share"
+        assert again.present(switched - 1e-6).name == "fifo"
+
+
+def test_decisions_in_the_database_are_those_of_the_loop(database: SessionDatabase) -> None:
+    backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
+    jobs = [elastic(0, epochs=8.0), elastic(1, 2.0), elastic(2, 3.0)]
+    record = run(make_cluster(backend, jobs, database), make_policy("fifo"), QueueSettings(), RewardWeights())
+    kept = decision_records(database, RewardWeights())
+    assert kept.time.tolist() == record.decisions.time.tolist()
+    assert kept.held.tolist() == record.decisions.held.tolist()
+    assert kept.waiting.tolist() == record.decisions.waiting.tolist()
+    assert kept.reward.sum() == pytest.approx(record.decisions.reward.sum())
+
+
+def test_what_an_earlier_session_was_switched_to_is_compiled_before_jobs_are_scheduled(tmp_path: Path) -> None:
+    cells = [Cell("index:label=agent", "jobs", 0), Cell("las", "jobs", 0)]
+    for cell in cells:
+        with SessionDatabase(session_folder(tmp_path, cell) / DATABASE) as database:
+            add_switch(database, policy_label(cell.policy), SCHEDULER, "the first start", 0.0, 0.0)
+            if cell.policy == "las":
+                for policy in ("equal_share", "srtf"):
+                    add_switch(database, policy, "ann", "", 0.0, 0.0)
+    assert restored_policies(tmp_path, cells) == ["srtf"]
+
+
+def test_what_was_raised_follows_the_frames_of_a_traceback() -> None:
+    trace = "Traceback\n  File ...\n    f()\nValueError: no good\n"
+    assert raised_in(trace) == raised_in(f"{trace}second line\nthird") == "ValueError: no good"
+    assert raised_in("the cause\n  File ...\nwhat it was") == "what it was"
+    assert raised_in("") == "no reason given"
