@@ -153,7 +153,7 @@ def test_a_frozen_controller_and_killed_workers_are_replaced_and_what_that_costs
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
 
-    with session(settings, tmp_path, harm, heartbeat_timeout=6.0) as cluster:
+    with session(settings, tmp_path, harm, heartbeat_timeout=6.0 * load_factor()) as cluster:
         record, database = schedule(cluster), cluster.database
         lost = [event for event in events_of(database) if event[1] == "controller_lost"]
         assert [event[2] for event in lost] == ["job-000000"]
