@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   := $(shell nproc 2>/dev/null || echo 1)
 CASES  := $(filter-out benchmarks/_% benchmarks/study.py,$(wildcard benchmarks/*.py))
-AGENTS  := agents cases planner_windows planner_reward
+AGENTS  := agents cases planner_windows planner_agents planner_reward
 SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generated knowledge planner_generated pollux rivals rubick schedulearn shockwave sia stopping windows
 
 HANGS         := --timeout 600  # a test that hangs fails, and shows where

@@ -17,8 +17,10 @@ import pandas as pd
 from _cells import agents, best_of, by_window, difference, finished, ratio, shown
 from _plan import TIME_ONLY, Part, Plan, Workload, tuned
 from _study_pollux import ONLINE, PUBLISHED_JCT_S, config_of
+from _study_windows import run_of
 from speed import decided
 
+from rlpto.agents.window_training import WEIGHTS
 from rlpto.core.queues import Queue
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.tables import frame
@@ -79,19 +81,27 @@ def windows(plan: Plan) -> Part:
     return by_jct(plan, "", ())
 
 
+def around_agents(plan: Plan) -> Part:
+    """The same, with the agents that learnt from whole windows at all loads in place of the tuned index as base."""
+    return by_jct(plan, "around agents, ", (), around_agents=True)
+
+
 def noisy(plan: Plan) -> Part:
     """The same with errors in the estimates of speeds and work."""
     return by_jct(plan, "with 20 % noise of estimates, ", ("knowledge.mode=noisy",))
 
 
-def by_jct(plan: Plan, label: str, settings: tuple[str, ...]) -> Part:
-    """The comparison of `windows`, with further settings. label: in front of the figures' names."""
+def by_jct(plan: Plan, label: str, settings: tuple[str, ...], *, around_agents: bool = False) -> Part:
+    """The comparison of `windows`, with further settings. label: in front of the figures' names. around_agents: base of
+    the planner."""
     rows, ratios = [], []
     for workload, load in plan.places():
         given = (FRESH_SEED, *TIME_ONLY, "queue.classes=weighted", *settings)
         config = plan.config(workload, load, *given, windows=WINDOWS[workload])
         base = f"{workload}-jct-weighted"
-        specs = [tuned(base), f"planner:base={_common.CONFIGS / 'tuned' / base}.yaml"]
+        index = _common.CONFIGS / "tuned" / f"{base}.yaml"
+        around = run_of(plan, workload, "JCT", (), 0) / WEIGHTS if around_agents else index
+        specs = [tuned(base), f"planner:base={around}"]
         done = finished(plan, config, specs, f"{workload}-{load:g}", range(plan.draws))
         found = ratio(named(done, config.knowledge.mode), "planner", ["index"], "jct_mean")
         latency = np.concatenate([one.record().decisions.latency for one in done[len(done) // 2 :]])
