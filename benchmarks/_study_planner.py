@@ -92,16 +92,15 @@ def noisy(plan: Plan) -> Part:
 
 
 def by_jct(plan: Plan, label: str, settings: tuple[str, ...], *, around_agents: bool = False) -> Part:
-    """The comparison of `windows`, with further settings. label: in front of the figures' names. around_agents: base of
-    the planner."""
+    """The comparison of `windows`, with further settings. label: in front of the figures' names. around_agents: agents
+    are the planner's base, else the tuned index is."""
     rows, ratios = [], []
     for workload, load in plan.places():
         given = (FRESH_SEED, *TIME_ONLY, "queue.classes=weighted", *settings)
         config = plan.config(workload, load, *given, windows=WINDOWS[workload])
-        base = f"{workload}-jct-weighted"
-        index = _common.CONFIGS / "tuned" / f"{base}.yaml"
-        around = run_of(plan, workload, "JCT", (), 0) / WEIGHTS if around_agents else index
-        specs = [tuned(base), f"planner:base={around}"]
+        index = tuned(f"{workload}-jct-weighted")
+        agent = run_of(plan, workload, "JCT", (), 0) / WEIGHTS if around_agents else None
+        specs = [index, f"planner:base={agent or index.removeprefix('index:weights=')}"]
         done = finished(plan, config, specs, f"{workload}-{load:g}", range(plan.draws))
         found = ratio(named(done, config.knowledge.mode), "planner", ["index"], "jct_mean")
         latency = np.concatenate([one.record().decisions.latency for one in done[len(done) // 2 :]])
