@@ -64,7 +64,10 @@ class Running(CommandedJob):
 
 
 def make_spec(folder: Path, **more: Any) -> JobSpec:
-    """A job of the tests' tiny program, slow enough to be changed while it trains."""
+    """A job of the tests' tiny program, slow enough to be changed while it trains.
+
+    On a busy machine a healthy worker may be silent for longer, which is no fault that a test asked for.
+    """
     values: dict[str, Any] = {
         "id": "job",
         "name": "a label / of any kind: ..",
@@ -78,6 +81,7 @@ def make_spec(folder: Path, **more: Any) -> JobSpec:
         "pace": 0.01,
         "backoff": 0.1,
         "checkpoint_interval": 1.0,
+        "heartbeat_timeout": 5.0 * load_factor(),
     }
     return JobSpec(**(values | more))
 
