@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
-from rlpto.core.gpu_kinds import NO_KIND, kinds_of, place_on_kinds, room_of, spans_kinds
+from rlpto.core.gpu_kinds import NO_KIND, kinds_of, place_on_kinds, room_of
 from rlpto.core.jobs import Job
 from rlpto.core.loop import DecisionLoop
 from rlpto.core.queues import QueueSettings
@@ -292,8 +292,9 @@ class TestPlacing:
             placed = place_on_kinds(shape, held, gpus, kind, make_room=True)
             assert np.array_equal(placed.sum(axis=1), gpus)
             assert np.array_equal(kinds_of(placed, shape), kind)
+            assert not placed[kind == 0, 3:].any(), "on no other kind"
+            assert not placed[kind == 1, :3].any()
             assert (placed.sum(axis=0) <= shape.node_gpus).all()
-            assert len(spans_kinds(placed, shape)) == 0
             size = np.where(kind == 0, 4, 8)
             assert ((placed > 0).sum(axis=1) == -(-gpus // size)).all(), "no job is spread over more than it needs"
             held = placed

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
-from rlpto.core.external_load import BackgroundLoad, place_background
+from rlpto.core.cluster import Allocation, BackgroundLoad, ClusterShape, ClusterState, Node, place_background
 from rlpto.core.loop import run
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ConfigError, JobError, PolicyError
