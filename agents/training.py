@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from stable_baselines3.common.buffers import DictRolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.logger import Logger
 
-from rlpto.agents import compat
 from rlpto.agents.checkpoint import Identity, read_checkpoint, restore, save_checkpoint
-from rlpto.agents.logs import EpisodeTerms, log_figures
-from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import LAST, AgentSettings
 from rlpto.agents.trained import StartingAgent, TrainedAgent, load_weights
-from rlpto.agents.training_loop import Status, TrainingLoop, TrainingResult
+from rlpto.agents.training_loop import Status, TrainingLoop, TrainingResult, log_figures
 from rlpto.agents.validation import Validation, reward_per_job, validate
+from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.io.errors import TrainingError
@@ -52,15 +51,13 @@ def train(
     then from before), CheckpointError if there is nothing to resume or it belongs to another training.
     """
     torch.set_num_threads(settings.threads)
-    check_device(settings)
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise TrainingError("agent.device: torch finds no CUDA device here, expected auto or cpu")
     archive = read_checkpoint(folder / LAST, identity) if resume else None
-    env = SB3ClusterEnv(setup, settings.envs, identity.seed)
-    model = TimedPPO.make(env, settings, setup.interval, identity.seed)
-    assert isinstance(model.policy, JobSetPolicy)
+    run = Training(setup, settings, folder, identity, validation, on_progress)
+    model = run.model
     if starting_agent is not None:
         load_weights(model.policy, starting_agent.archive, starting_agent.file)
-    run = Training(model, setup, settings, folder, identity, validation, on_progress)
-    model.set_logger(run.logger)  # without one, an empty folder is left among the system's temporary ones
     callbacks: list[BaseCallback] = [run.terms]
     if stop is not None and isinstance(setup, ExternalSetup):
         callbacks.append(ConvertCallback(lambda *_: not stop()))
@@ -68,35 +65,22 @@ def train(
     if archive is not None:  # the first observation comes with the checkpoint
         restore(model, archive, folder / LAST)
         run.remember(archive.manifest)
-    run.callback = compat.begin_learning(model, settings.steps, callbacks, restored=archive is not None)
+    run.callback = model.begin_learning(settings.steps, callbacks, restored=archive is not None)
     return run.loop(stop, begun=archive is not None)
 
 
-def check_device(settings: AgentSettings) -> None:
-    """Raise TrainingError if the device is not there."""
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise TrainingError("agent.device: torch finds no CUDA device here, expected auto or cpu")
-
-
+@dataclass
 class Training(TrainingLoop):
     """One training by PPO under way. callback: is called at every step."""
 
-    callback: BaseCallback
-
-    def __init__(
-        self,
-        model: TimedPPO,
-        setup: EnvSetup | ExternalSetup,
-        settings: AgentSettings,
-        folder: Path,
-        identity: Identity,
-        validation: EnvSetup | None,
-        on_progress: Callable[[Status], None] | None,
-    ) -> None:
-        super().__init__(folder, identity, validation, on_progress)
-        self.model, self.setup, self.settings = model, setup, settings
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        settings, seed = self.settings, self.identity.seed
         self.total, self.every = settings.steps, settings.evaluate_every
+        self.model = TimedPPO.make(SB3ClusterEnv(self.setup, settings.envs, seed), settings, self.setup.interval, seed)
+        self.model.set_logger(self.logger)  # without one, an empty folder is left among the system's temporary ones
         self.terms = EpisodeTerms()
+        self.callback: BaseCallback = self.terms
 
     @property
     def steps(self) -> int:
@@ -115,7 +99,6 @@ class Training(TrainingLoop):
         Raises TrainingError if a number is no longer finite.
         """
         model, before = self.model, self.steps
-        assert model.env is not None
         try:
             if not model.collect_rollouts(model.env, self.callback, model.rollout_buffer, model.n_steps):
                 model.num_timesteps = before
@@ -124,7 +107,7 @@ class Training(TrainingLoop):
             self._check_finite()
             raise
         self._check_finite()
-        compat.set_progress(model, self.total)
+        model.set_progress(self.total)
         model.train()
         self._check_finite()
         log_figures(self.logger, "episode", self.terms.figures())
@@ -135,7 +118,6 @@ class Training(TrainingLoop):
 
     def validate(self, setup: EnvSetup) -> tuple[Validation, dict[str, float]]:
         """The result on validation windows, and the reward per job."""
-        assert isinstance(self.model.policy, JobSetPolicy)
         found = validate(setup, TrainedAgent(self.setup.settings, self.setup.start, self.model.policy))
         return found, {"reward_per_job": reward_per_job(setup, found.rewards)}
 
@@ -145,18 +127,7 @@ class Training(TrainingLoop):
 
     def _check_finite(self) -> None:
         """Raise TrainingError if what was observed, or what was learned, holds NaN or infinity."""
-        model, buffer = self.model, self.model.rollout_buffer
-        assert isinstance(buffer, DictRolloutBuffer)
-        rows = slice(None) if buffer.full else slice(buffer.pos)
-        numbers = [
-            *((f"observation {key}", part[rows]) for key, part in buffer.observations.items()),
-            ("reward", buffer.rewards[rows]),
-            ("value", buffer.values[rows]),
-            *((f"observation {key}", part) for key, part in compat.last_observation(model).items()),
-            ("loss", np.asarray(model.logger.name_to_value.get("train/loss", 0.0))),
-            *((f"weights {name}", tensor.detach().cpu().numpy()) for name, tensor in model.policy.named_parameters()),
-        ]
-        broken = next((name for name, part in numbers if not np.isfinite(part).all()), None)
+        broken = self.model.not_finite()
         if broken is None:
             return
         kept = self.folder / LAST
@@ -165,3 +136,25 @@ class Training(TrainingLoop):
             f"{self.folder}: {broken}: not all numbers are finite after {self.steps} steps; {left}. "
             "A smaller agent.ppo.learning_rate or a larger env.reward_scale may help"
         )
+
+
+class EpisodeTerms(BaseCallback):
+    """Keeps the reward's parts of the latest episodes, as they are: not scaled, nothing subtracted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.terms: deque[dict[str, float]] = deque(maxlen=100)
+
+    def _on_step(self) -> bool:
+        for b in np.flatnonzero(self.locals["dones"]):
+            info = self.locals["infos"][b]
+            hours = max(info["elapsed"] / 3600.0, 1e-9)
+            self.terms.append({name: value / hours for name, value in info["terms"].items()})
+        return True
+
+    def figures(self) -> dict[str, float]:
+        """Mean reward and parts per simulated hour; empty before an episode is over."""
+        if not self.terms:
+            return {}
+        parts = {name: float(np.mean([terms[name] for terms in self.terms])) for name in REWARD_PARTS}
+        return {"reward_per_hour": sum(parts.values()), **{f"{name}_per_hour": part for name, part in parts.items()}}

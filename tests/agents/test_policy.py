@@ -11,8 +11,8 @@ import torch
 
 from rlpto.agents.archive import AGENT, CHECKPOINT, KINDS, NOT_TRAINED, STEERING, TRAINED, read_archive, write_archive
 from rlpto.agents.checkpoint import export_agent
-from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.policy import Agent, AgentOptions, shown_label
+from rlpto.agents.ppo import JobSetPolicy
 from rlpto.agents.trained import TrainedAgent, agent_of
 from rlpto.agents.validation import validate
 from rlpto.core.cluster import ClusterShape, ClusterState
