@@ -28,10 +28,10 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from torch import Tensor, nn
 
 from rlpto.agents.settings import AgentSettings
+from rlpto.core.rewards import HOUR
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.io.arrays import AnyArray, FloatArray
 
-HOUR = 3600.0
 WIDTH = 32
 
 

@@ -10,15 +10,7 @@ import numpy as np
 from rlpto.envs.actions import ACTION_FEATURES, action_weights
 from rlpto.envs.clusters import OneCluster, SimulatedClusters
 from rlpto.envs.compiled_batch import PARTS, look_around_all
-from rlpto.envs.episodes import (
-    MOST_ENVS,
-    EnvSetup,
-    Episode,
-    ExternalSetup,
-    check_integer,
-    draw_episode,
-    episode_rng,
-)
+from rlpto.envs.episodes import MOST_ENVS, EnvSetup, ExternalSetup, check_integer, draw_episode, episode_rng
 from rlpto.envs.observation import Observation
 from rlpto.envs.whole_windows import NO_BASELINE, above_baseline, baseline_rollout
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
@@ -101,13 +93,13 @@ class EnvBatch:
     def begin_next(self, which: Sequence[int] | IntArray) -> Observation:
         """Begin the next episodes of some environments; returns fresh arrays [B, ...] of all."""
         for b in which:
-            self.begin(int(b), draw_episode(self.rngs[b], self.setup))
+            self.begin(int(b), *draw_episode(self.rngs[b], self.setup))
         return self.observe()
 
-    def begin(self, b: int, episode: Episode) -> None:
-        """Begin an episode of environment b."""
-        self.began[b] = self.clusters.begin(b, episode.workload, episode.warm_up)
-        self.length[b] = episode.length
+    def begin(self, b: int, workload: int, warm_up: float = 0.0, length: float = np.inf) -> None:
+        """Begin an episode of environment b. workload: number in the pool. warm_up, length: seconds."""
+        self.began[b] = self.clusters.begin(b, workload, warm_up)
+        self.length[b] = length
         for sums in (self.steps, self.terms, self.reward, self.seconds):
             sums[b] = 0
 

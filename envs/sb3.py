@@ -13,7 +13,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.batch import BatchSteps, EnvBatch
 from rlpto.envs.episodes import EnvSetup, ExternalSetup, action_space, observation_space
-from rlpto.envs.vector import Observations, one_row
+from rlpto.envs.observation import Observed
+from rlpto.envs.vector import one_row
 from rlpto.io.arrays import AnyArray, BoolArray
 
 Indices = int | Iterable[int] | None
@@ -36,7 +37,7 @@ class SB3ClusterEnv(VecEnv):
         self._made = time.perf_counter()
         super().__init__(num_envs, observation_space(setup.settings), action_space())
 
-    def reset(self) -> Observations:
+    def reset(self) -> Observed:
         """Begin the next episode everywhere."""
         return self.batch.reset()._asdict()
 
@@ -44,7 +45,7 @@ class SB3ClusterEnv(VecEnv):
         """Note the actions [B, ...]."""
         self._actions = actions
 
-    def step_wait(self) -> tuple[Observations, NDArray[np.float32], BoolArray, list[dict[str, Any]]]:
+    def step_wait(self) -> tuple[Observed, NDArray[np.float32], BoolArray, list[dict[str, Any]]]:
         """Carry them out. Raises ValueError if they have another shape or are not finite."""
         steps = self.batch.step(self._actions)
         over, seen = steps.over, steps.observation

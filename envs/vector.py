@@ -12,17 +12,15 @@ from numpy.typing import NDArray
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.batch import BatchSteps, EnvBatch
 from rlpto.envs.episodes import EnvSetup, action_space, check_integer, episode_rng, observation_space
-from rlpto.envs.observation import Observation
+from rlpto.envs.observation import Observation, Observed
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.io.settings import LARGEST_SEED
 
 MODES = (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP)
-Observations = dict[str, NDArray[np.float32]]
-"""The parts of `rlpto.envs.observation.Observation` by name, each with a leading axis [B]."""
 
 
-class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
+class ClusterVectorEnv(VectorEnv[Observed, AnyArray, AnyArray]):
     """B environments in one process; they go through what as many `ClusterEnv` do, the first with the seed of a reset,
     the next ones with the seeds that follow, as in gymnasium's `SyncVectorEnv`.
 
@@ -62,7 +60,7 @@ class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observations, dict[str, Any]]:
+    ) -> tuple[Observed, dict[str, Any]]:
         """Begin a new episode everywhere; with a seed, the episodes that belong to it. Options are refused."""
         if options:
             raise ValueError(f"options {sorted(options)}: environments that step together draw their own episodes")
@@ -81,7 +79,7 @@ class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
             raise ValueError(f"seed: {len(seeds)} of them, expected one for each of {self.num_envs} environments")
         self.batch.rngs = [episode_rng(own) for own in seeds]
 
-    def step(self, actions: AnyArray) -> tuple[Observations, FloatArray, BoolArray, BoolArray, dict[str, Any]]:
+    def step(self, actions: AnyArray) -> tuple[Observed, FloatArray, BoolArray, BoolArray, dict[str, Any]]:
         """Carry out actions [B, ...]. Raises ValueError if they have another shape or are not finite."""
         steps = self.batch.step(actions)
         if self._waiting.any():
@@ -124,6 +122,6 @@ def rows_where(observation: Observation, mask: BoolArray) -> NDArray[np.object_]
     return rows
 
 
-def one_row(observation: Observation, b: int) -> Observations:
+def one_row(observation: Observation, b: int) -> Observed:
     """A copy of the observation of environment b."""
     return {name: part[b].copy() for name, part in observation._asdict().items()}

@@ -19,7 +19,7 @@ from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.clusters import OneCluster
-from rlpto.envs.episodes import EnvSetup, Episode, ExternalSetup
+from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.knowledge.known import Knowledge
 from rlpto.policies.index import Index
@@ -142,7 +142,7 @@ class TestEpisodes:
     def test_an_episode_begins_warm_and_is_cut_at_its_length(self):
         env = drawn(make_setup())
         env.reset(seed=0)
-        env.batch.begin(0, Episode(2, 900.0, 300.0))
+        env.batch.begin(0, 2, 900.0, 300.0)
         assert env.workload == "w2"
         assert env.batch.began[0] >= 900.0
         assert np.isfinite(cluster_of(env).store.start_time).any(), "the start heuristic has been at work"
@@ -154,7 +154,7 @@ class TestEpisodes:
             passed += step["elapsed"]
         assert passed >= 300.0
 
-        env.batch.begin(0, Episode(0, 1e9, 300.0))
+        env.batch.begin(0, 0, 1e9, 300.0)
         assert env.batch.began[0] < 60.0, "a warm-up beyond the end begins at the start"
 
     def test_nothing_goes_before_reset_or_after_the_end(self):
