@@ -32,13 +32,11 @@ from rlpto.core.rewards import HOUR
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.io.arrays import AnyArray, FloatArray
 
-WIDTH = 32
-
 
 class JobSet(BaseFeaturesExtractor):
     """From an observation [B, ...] to [B, 2 x width + all entries but jobs and mask]."""
 
-    def __init__(self, observation_space: spaces.Dict, width: int = WIDTH) -> None:
+    def __init__(self, observation_space: spaces.Dict, width: int) -> None:
         features = (observation_space["jobs"].shape or (0, 0))[1]
         around = [name for name in observation_space.spaces if name not in ("jobs", "mask")]
         size = sum((observation_space[name].shape or (0,))[0] for name in around)
@@ -63,7 +61,7 @@ class JobSetPolicy(ActorCriticPolicy):
         observation_space: spaces.Dict,
         action_space: spaces.Space[Any],
         lr_schedule: Any,
-        width: int = WIDTH,
+        width: int,
         **options: Any,
     ) -> None:
         options |= {

@@ -75,8 +75,7 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
     def step(self, action: AnyArray) -> tuple[Observed, float, bool, bool, dict[str, Any]]:
         """Let one action schedule until the next one is due.
 
-        Raises ValueError if the action has another shape or is not finite, ResetNeeded if the
-        episode is over.
+        Raises ValueError if the action has another shape or is not finite, ResetNeeded if the episode is over.
         """
         if not self._under_way:
             raise ResetNeeded("the episode is over, or none has begun: call reset")

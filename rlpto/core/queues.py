@@ -105,7 +105,7 @@ class Queue:
         aging = rule.aging_normal, rule.aging_low
         order_rows(jobs.store.records, jobs.index, state.time, *aging, rule.strict, rows, effective)
         ordered = jobs.reordered(rows, effective, self._class_weights)
-        if rule.inside == "fair_users" and self._served is not None:
+        if self._served is not None:
             places = ordered.ranked(self._served(replace(state, jobs=ordered)) / ordered.class_weight)
             ordered = ordered.reordered(places, effective[places])
         if rule.converging.gained < 1:

@@ -33,10 +33,9 @@ CLUSTER = np.dtype(
     ],
     align=True,
 )
-"""One cluster: time [s], next_toggle [s] (next failure or repair of any node), jobs in its workload, those
-that have arrived, those active, GPUs on nodes that are up, GPUs held; changed: 1 if a job arrived or
-finished or a node changed in the last advance; logged: entries in the log;
-seed of its nodes' failures."""
+"""One cluster: time [s], next_toggle [s] (next failure or repair of any node), jobs in its workload, those that have
+arrived, those active, GPUs on nodes that are up, GPUs held; changed: 1 if a job arrived or finished or a node changed
+in the last advance; logged: entries in the log; seed of its nodes' failures."""
 
 NODE = np.dtype(
     [
@@ -84,8 +83,7 @@ RULES = np.dtype(
 )
 """SimulatorSettings as numbers; times in seconds, limit: when every cluster stops. best_interval: 1 where
 jobs choose the interval of checkpoints by Young, 2 by Daly. may_fail: 1 if nodes fail or are reclaimed; priced: 1 if
-one has a price. follow_accuracy: 1 if when jobs gain their accuracy is
-noted, see `rlpto.simulator.shortfall`."""
+one has a price. follow_accuracy: 1 if when jobs gain their accuracy is noted, see `rlpto.simulator.shortfall`."""
 
 
 class World(NamedTuple):
