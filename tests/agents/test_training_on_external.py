@@ -16,17 +16,15 @@ from rlpto.envs.episodes import ExternalSetup
 from rlpto.envs.settings import EnvSettings
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.simulator.cluster import SimulatedCluster
-from tests.agents.helpers import IDENTITY, NODES, QUEUE, REWARD, SIMULATOR, TABLES, make_settings, train_small, workload
+from tests.agents.helpers import IDENTITY, NODES, QUEUE, REWARD, SIMULATOR, TABLES, make_settings, workload
 
 FINE = make_settings(steps=24, ppo={"rollout": 8, "batch_size": 8})
 
 
-@pytest.fixture(scope="module")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def agent(decided: Path) -> Path:
     """The file of a small agent that was trained in simulation."""
-    folder = tmp_path_factory.mktemp("agent")
-    train_small(folder)
-    return folder / LAST
+    return decided / LAST
 
 
 class Clusters:

@@ -74,15 +74,3 @@ class TestOnACluster:
         assert on_nodes(cluster, [0, 1]) == [[1] * 4, home[1]]
         give(cluster, [1, 3])
         assert on_nodes(cluster, [0, 1]) == [[1], home[1]]
-
-    def test_most_free_leaves_unchanged_jobs_and_moves_changed_ones(self):
-        jobs = [job(0, max_gpus=4), job(1, max_gpus=4)]
-        cluster = make_cluster(jobs, linear_tables(), [4, 3], placement="most_free")
-        give(cluster, [1, 1])
-        assert on_nodes(cluster, [0, 1]) == [[0], [0]]
-        give(cluster, [1, 2])  # both of job 1's GPUs go where most are free: 3 and 3, first of equals
-        assert on_nodes(cluster, [0, 1]) == [[0], [0, 0]]
-        give(cluster, [1, 4])
-        assert on_nodes(cluster, [0, 1]) == [[0], [0, 0, 0, 1]]
-        give(cluster, [2, 3], order=[1, 0])
-        assert on_nodes(cluster, [0, 1]) == [[1, 1], [0, 0, 0]], "in the order that the policy asks for"

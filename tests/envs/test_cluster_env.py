@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
 from rlpto.core.cluster import ClusterShape, Node
@@ -55,47 +53,6 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one.keys() == other.keys()
     for name in one:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
-
-
-@given(
-    seed=st.integers(0, 1000),
-    hold=st.sampled_from([0.0, 150.0]),
-    noisy=st.booleans(),
-    failing=st.booleans(),
-    decide_on=st.sampled_from(["events", "interval"]),
-    baseline=st.sampled_from(["none", "start_heuristic"]),
-    gained=st.sampled_from([1.0, 0.6]),
-    classes=st.sampled_from(["strict", "weighted"]),
-)
-@settings(max_examples=6)
-def test_slots_of_a_batch_and_single_environments_go_the_same_way(
-    seed, hold, noisy, failing, decide_on, baseline, gained, classes
-):
-    simulator = SimulatorSettings(decide_on=decide_on, failures=FAILING if failing else FailureSettings())
-    queue = QueueSettings(
-        classes=classes,
-        aging_normal=400,
-        aging_low=600,
-        converging=ConvergingSettings(gained=gained),
-    )
-    setup = make_setup(noisy=noisy, simulator=simulator, queue=queue, hold=hold, baseline=baseline)
-    batch, singles = ClusterVectorEnv(setup, 2), [drawn(setup), ClusterEnv(setup)]
-    seen = batch.reset(seed=seed)[0]
-    own = [env.reset(seed=seed + b)[0] for b, env in enumerate(singles)]
-    batch.action_space.seed(seed)
-    for _ in range(25):
-        actions = batch.action_space.sample()
-        after, reward, ended, cut, infos = batch.step(actions)
-        for b, env in enumerate(singles):
-            same({name: part[b] for name, part in seen.items()}, own[b])
-            own[b], *rest, info = env.step(actions[b])
-            assert rest == [reward[b], ended[b], cut[b]]
-            assert info == {"terms": {name: infos["terms"][name][b] for name in REWARD_PARTS},
-                            "elapsed": infos["elapsed"][b]}  # fmt: skip
-            if ended[b] or cut[b]:
-                same(infos["final_obs"][b], own[b])
-                own[b] = env.reset()[0]
-        seen = after
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,6 @@ def one_job(delay: float = 0.0, **settings: object) -> SimulatedCluster:
 
 
 class TestSpeed:
-    def test_a_job_trains_at_the_batch_size_it_was_given(self) -> None:
-        cluster = one_job()
-        give(cluster, [1], batch_size=[400])
-        assert run_out(cluster) == pytest.approx(100 / 3)
-
     def test_a_change_costs_nothing_and_counts_as_no_rescale(self) -> None:
         cluster = one_job(delay=30.0)
         give(cluster, [1])

@@ -1,16 +1,19 @@
 """Nodes that fail: what jobs lose, and that every policy meets the same failures."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlpto.core.cluster import Node
 from rlpto.core.records import JobRecords
 from rlpto.evaluation.metrics import measure
 from rlpto.io.arrays import FloatArray
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.job_kernels import best_interval
-from rlpto.simulator.settings import FailureSettings
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 from ..builders import advance_to, give, job, linear_tables, make_cluster, played, run_out
 
@@ -19,15 +22,18 @@ def failing(mtbf: float, mttr: float = 1.0, checkpoint: float = 600.0) -> Failur
     return FailureSettings(mtbf_hours=mtbf, mttr_hours=mttr, checkpoint_interval=checkpoint)
 
 
-def history(cluster: SimulatedCluster, busy: bool) -> list[int]:
-    """GPUs that are up at every tick while two jobs run or wait."""
+def up_nodes(nodes: Sequence[Node], seed: int = 0, busy: bool = False, **settings: object) -> FloatArray:
+    """[T, N] whether each node is up, every half hour of 400 h."""
+    rules = SimulatorSettings(interval=1800.0, **settings)
+    cluster = SimulatedCluster(tuple(nodes), [job(epochs=1e9)], linear_tables(), rules, seed)
     seen = []
-    while cluster.time < 50_000:
-        if busy and not cluster.held_gpus and cluster.up_gpus >= 2:
-            give(cluster, [1, 1])
+    while cluster.time < 400 * 3600:
+        if busy and cluster.up_gpus and not cluster.held_gpus:
+            give(cluster, [1])
         cluster.advance()
-        seen.append(cluster.up_gpus)
-    return seen
+        if cluster.time % 1800.0 == 0:
+            seen.append([node.up for node in cluster.shape])
+    return np.array(seen, dtype=np.float64)
 
 
 MODES = [
@@ -38,14 +44,10 @@ MODES = [
 
 @pytest.mark.parametrize("failures", MODES, ids=["nodes", "all"])
 def test_failures_do_not_depend_on_what_runs(failures):
-    jobs = [job(0, epochs=1e6), job(1, epochs=1e6)]
-
-    def cluster(seed: int) -> SimulatedCluster:
-        rules = {"interval": 60, "decide_on": "interval", "failures": failures}
-        return make_cluster(jobs, linear_tables(), [4, 3, 2], seed=seed, **rules)
-
-    assert history(cluster(1), busy=True) == history(cluster(1), busy=False)
-    assert history(cluster(1), busy=True) != history(cluster(2), busy=True)
+    nodes = [Node(4), Node(3), Node(2)]
+    busy, idle = (up_nodes(nodes, busy=busy, failures=failures) for busy in (True, False))
+    assert np.array_equal(busy, idle)
+    assert not np.array_equal(busy, up_nodes(nodes, seed=2, busy=True, failures=failures))
 
 
 @settings(max_examples=40)
@@ -75,31 +77,24 @@ def test_a_failure_costs_at_most_one_checkpoint_interval(seed, checkpoint, decid
             since = None
 
 
-def up_share(sizes: list[int], seed: int = 0, **rules: float) -> FloatArray:
-    """[N] share of 400 h that each node is up, where repairs take an hour."""
-    failures = FailureSettings(mttr_hours=1.0, **rules)
-    cluster = make_cluster([job(epochs=1e9)], linear_tables(), sizes, seed, interval=1800.0, failures=failures)
-    seen = []
-    while cluster.time < 400 * 3600:
-        cluster.advance()
-        if cluster.time % 1800.0 == 0:
-            seen.append([node.up for node in cluster.shape])
-    return np.mean(seen, axis=0)
-
-
 def test_nodes_fail_in_proportion_to_their_gpus():
-    up = up_share([2] * 15 + [8] * 15, gpu_mtbf_hours=8.0)
+    failures = FailureSettings(gpu_mtbf_hours=8.0, mttr_hours=1.0)
+    up = up_nodes([Node(2)] * 15 + [Node(8)] * 15, failures=failures).mean(axis=0)
     assert up[:15].mean() == pytest.approx(4 / (4 + 1), abs=0.03)
     assert up[15:].mean() == pytest.approx(1 / (1 + 1), abs=0.03)
 
 
 def test_lemons_fail_more_often_and_the_others_as_before():
-    plain, some = up_share([1] * 30, mtbf_hours=30.0), up_share([1] * 30, mtbf_hours=30.0, lemon_share=0.4)
+    def up(lemons: float, seed: int = 0) -> FloatArray:
+        failures = FailureSettings(mtbf_hours=30.0, mttr_hours=1.0, lemon_share=lemons)
+        return up_nodes([Node(1)] * 30, seed, failures=failures).mean(axis=0)
+
+    plain, some = up(0.0), up(0.4)
     lemon = some < 0.86
     assert 6 <= lemon.sum() <= 18
     assert some[lemon].mean() == pytest.approx(3 / (3 + 1), abs=0.05)
     assert np.array_equal(some[~lemon], plain[~lemon])
-    assert not np.array_equal(lemon, up_share([1] * 30, 1, mtbf_hours=30.0, lemon_share=0.4) < 0.86)
+    assert not np.array_equal(lemon, up(0.4, seed=1) < 0.86)
 
 
 def test_a_failure_that_leaves_the_node_up_stops_the_job_on_one_gpu():

@@ -26,12 +26,6 @@ def one_job(delay: float = 0.0, cpus: int = 4, **more: object) -> SimulatedClust
 
 
 class TestSpeed:
-    def test_a_job_trains_with_the_servers_it_was_given(self) -> None:
-        cluster = one_job()
-        admit(cluster, [1], servers=[4])
-        assert cluster.state().jobs.servers.tolist() == [4]
-        assert run_out(cluster) == pytest.approx(25)
-
     @pytest.mark.parametrize("growth", ["pause", "overlap"])
     @pytest.mark.parametrize("gpus", [1, 2])
     def test_other_servers_restart_a_job_once(self, growth: str, gpus: int) -> None:

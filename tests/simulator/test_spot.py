@@ -10,12 +10,12 @@ from rlpto.evaluation.metrics import measure
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.on_ray import real_nodes
-from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 from ..builders import give, job, linear_tables, played
+from .test_failures import up_nodes
 
 SPOT = SpotSettings(mean_hours=3.0, away_hours=1.0)
 
@@ -23,19 +23,6 @@ SPOT = SpotSettings(mean_hours=3.0, away_hours=1.0)
 def cluster_of(nodes: list[Node], *jobs: object, seed: int = 0, **settings: object) -> SimulatedCluster:
     rules = SimulatorSettings(**settings)
     return SimulatedCluster(tuple(nodes), jobs or (job(epochs=1e9),), linear_tables(), rules, seed)
-
-
-def up_nodes(nodes: list[Node], seed: int = 0, busy: bool = False, **settings: object) -> FloatArray:
-    """[T, N] whether each node is up, every half hour of 400 h."""
-    cluster = cluster_of(nodes, seed=seed, interval=1800.0, **settings)
-    seen = []
-    while cluster.time < 400 * 3600:
-        if busy and cluster.up_gpus and not cluster.held_gpus:
-            give(cluster, [1])
-        cluster.advance()
-        if cluster.time % 1800.0 == 0:
-            seen.append([node.up for node in cluster.shape])
-    return np.array(seen, dtype=np.float64)
 
 
 def test_spot_nodes_come_and_go_and_the_others_stay():
