@@ -273,7 +273,7 @@ def test_no_job_gets_a_size_that_its_plan_lacks(wishes: list[tuple[int, int]], n
 
 
 @pytest.mark.parametrize(("cluster", "chosen", "said"), [
-    (batched, {"batch_size": [300]}, r"job 0 a batch size of 300 at 0 s: expected 0 \(its own choice\) or one of \[100"),
+    (batched, {"batch_size": [300]}, r"a batch size of 300 at 0 s: expected 0 \(its own choice\) or one of \[100"),
     (batched, {"batch_size": [-1]}, "a batch size of -1"),
     (batched, {"batch_size": [100, 100]}, r"samples in a batch of shape \(2,\): expected \(1,\), one per job"),
     (batched, {"batch_size": [1.5]}, "1.5 samples in a batch: expected whole numbers"),

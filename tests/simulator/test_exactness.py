@@ -140,15 +140,6 @@ class TestDelay:
 class TestGrowthThatOverlapsTraining:
     """Epochs of 60 s on one GPU, 30 s until new workers train."""
 
-    def test_old_workers_train_on_until_new_ones_have_started(self) -> None:
-        cluster = make_cluster([job(epochs=10.0)], linear_tables(1 / 60, delay=30.0), interval=50, growth="overlap")
-        give(cluster, [1])
-        advance_to(cluster, 150.0)  # 2 epochs
-        give(cluster, [2])
-        advance_to(cluster, 200.0)  # 30 s on one GPU, 20 s on two
-        assert cluster.store.progress[0] == pytest.approx(2.0 + 30 / 60 + 20 / 30)
-        assert cluster.store.rescales[0] == 1
-
     def test_what_is_given_up_of_growth_is_what_has_not_started(self) -> None:
         cluster = make_cluster([job(epochs=10.0)], linear_tables(rate=1 / 60, delay=30.0), interval=1, growth="overlap")
         give(cluster, [2])
