@@ -181,11 +181,11 @@ class TrainingLoop(ABC):
 
     def remember(self, manifest: Mapping[str, Any]) -> None:
         """Take the evaluations so far from the manifest of a checkpoint."""
-        rows = [
+        self.best = manifest["best"]
+        self.history = [
             {key: np.nan if value is None else float(value) for key, value in row.items()}
             for row in manifest["history"]
         ]
-        self.best, self.history = manifest["best"], rows
 
     def outcome(self, finished: bool) -> TrainingResult:
         """How the training stands."""
