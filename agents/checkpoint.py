@@ -57,13 +57,13 @@ def save_checkpoint(
     notes: of the training. Raises CheckpointError if that is not possible; what stood at `path` is then unchanged.
     """
     env_state, weights = model.env.batch.state(), weight_arrays(model.policy)
-    optimizer, (learned, episode_starts) = model.policy.optimizer.state_dict(), model.progress()
+    optimizer = model.policy.optimizer.state_dict()
     numpy_name, numpy_key, *numpy_rest = np.random.get_state(legacy=True)
     manifest = {
         **agent_manifest(setup, settings),
         "state": state_of(weights),
         **notes,
-        "learner": {**learned, "optimizer": optimizer["param_groups"]},
+        "learner": {**model.progress(), "optimizer": optimizer["param_groups"]},
         "random": {"numpy": [numpy_name, *numpy_rest], "environments": env_state.pop("rngs")},
     }
     arrays = {
@@ -74,7 +74,6 @@ def save_checkpoint(
             for name, value in values.items()
         },
         **{f"environments/{name}": array for name, array in env_state.items()},
-        "episode_starts": episode_starts,
         "random/torch": torch.get_rng_state().numpy(),
         **{f"random/cuda/{i}": state.numpy() for i, state in enumerate(_cuda_states(model))},
         "random/numpy": np.asarray(numpy_key),
@@ -118,10 +117,8 @@ def restore(model: TimedPPO, archive: Archive, path: Path) -> None:
         )
         model.num_timesteps = int(archive.manifest["steps"])
         environments = archive.group("environments") | {"rngs": states["environments"]}
-        batch, starts = model.env.batch, archive.arrays["episode_starts"]
-        observation = batch.restore(environments)._asdict()
-        starts = starts if batch.resumes else np.ones_like(starts)
-        model.go_on(int(learner["updates"]), learner["episodes"], starts, observation)
+        observation = model.env.batch.restore(environments)._asdict()
+        model.go_on(int(learner["updates"]), learner["episodes"], observation)
         numpy_name, *numpy_rest = states["numpy"]
         np.random.set_state((numpy_name, archive.arrays["random/numpy"], *numpy_rest))
         torch.set_rng_state(torch.as_tensor(archive.arrays["random/torch"]))

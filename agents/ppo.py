@@ -177,22 +177,15 @@ class TimedPPO(PPO):
         ]
         return next((name for name, part in numbers if not np.isfinite(part).all()), None)
 
-    def progress(self) -> tuple[dict[str, Any], AnyArray]:
-        """Updates and latest episodes so far, and [B] where the next step is the first one of its episode."""
-        learned = {"updates": int(self._n_updates), "episodes": list(self.ep_info_buffer or ())}
-        return learned, np.asarray(self._last_episode_starts)
+    def progress(self) -> dict[str, Any]:
+        """Updates and latest episodes so far."""
+        return {"updates": int(self._n_updates), "episodes": list(self.ep_info_buffer or ())}
 
-    def go_on(
-        self,
-        updates: int,
-        episodes: Sequence[dict[str, Any]],
-        episode_starts: AnyArray,
-        observation: dict[str, AnyArray],
-    ) -> None:
-        """Put a new model where `progress` was asked, with the observation from there."""
+    def go_on(self, updates: int, episodes: Sequence[dict[str, Any]], observation: dict[str, AnyArray]) -> None:
+        """Put a new model where `progress` was asked; its environments are there. observation: their last one."""
         self._n_updates = updates
         self._last_obs = observation
-        self._last_episode_starts = episode_starts
+        self._last_episode_starts = self.env.batch.steps == 0
         self.ep_info_buffer = deque(episodes, maxlen=self._stats_window_size)
         self.ep_success_buffer = deque(maxlen=self._stats_window_size)
 

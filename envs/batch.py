@@ -16,9 +16,6 @@ from rlpto.envs.whole_windows import NO_BASELINE, above_baseline, baseline_rollo
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.errors import CheckpointError, ConfigError
 
-State = dict[str, Any]
-"""By name: NumPy arrays, and under `rngs` plain data that JSON can hold."""
-
 
 class BatchSteps(NamedTuple):
     """The result of one step of all environments. parts: [B, 4] the reward's terms, as they are.
@@ -125,9 +122,9 @@ class EnvBatch:
         """What is seen now, fresh arrays [B, ...]."""
         return Observation(*(part.copy() for part in self.clusters.observation))
 
-    def state(self) -> State:
-        """A copy of all that changes. Arrays may be of records, none is of objects."""
-        state: State = {name: array.copy() for name, array in self._arrays().items()}
+    def state(self) -> dict[str, Any]:
+        """A copy of all that changes: arrays by name, of numbers or records, and under `rngs` what JSON can hold."""
+        state: dict[str, Any] = {name: array.copy() for name, array in self._arrays().items()}
         state["rngs"] = [rng.bit_generator.state for rng in self.rngs]
         return state
 
@@ -150,11 +147,6 @@ class EnvBatch:
             return self.reset()
         look_around_all(self.clusters.batch)
         return self.observe()
-
-    @property
-    def resumes(self) -> bool:
-        """Whether `restore` goes on within the episodes that were under way."""
-        return isinstance(self.clusters, SimulatedClusters)
 
     def _arrays(self) -> dict[str, AnyArray]:
         """The arrays that change, by name."""

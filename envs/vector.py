@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from numpy.typing import NDArray
 
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.batch import BatchSteps, EnvBatch
@@ -89,8 +88,9 @@ class ClusterVectorEnv(VectorEnv[Observed, AnyArray, AnyArray]):
         if self.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP:
             self._waiting = over
         elif over.any():
+            final = [one_row(observation, b) if ended else None for b, ended in enumerate(over.tolist())]
+            infos |= masked({"final_obs": np.array(final, dtype=object), "final_info": step_info(steps)}, over)
             observation = self.batch.begin_next(np.flatnonzero(over))
-            infos |= masked({"final_obs": rows_where(steps.observation, over), "final_info": step_info(steps)}, over)
         return observation._asdict(), steps.reward, steps.ended, steps.cut, infos
 
     def _without(self, steps: BatchSteps, waiting: BoolArray) -> BatchSteps:
@@ -112,14 +112,6 @@ def masked(info: dict[str, Any], mask: BoolArray) -> dict[str, Any]:
         found[name] = masked(value, mask) if isinstance(value, dict) else value
         found[f"_{name}"] = mask.copy()
     return found
-
-
-def rows_where(observation: Observation, mask: BoolArray) -> NDArray[np.object_]:
-    """[B] objects: the observation of every environment in `mask` as a dictionary, None elsewhere."""
-    rows = np.full(len(mask), None, dtype=object)
-    for b in np.flatnonzero(mask):
-        rows[b] = one_row(observation, int(b))
-    return rows
 
 
 def one_row(observation: Observation, b: int) -> Observed:
