@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
 from rlpto.agents.checkpoint import Identity, read_checkpoint, restore, save_checkpoint
@@ -18,7 +17,7 @@ from rlpto.agents.settings import LAST, AgentSettings
 from rlpto.agents.trained import StartingAgent, TrainedAgent, load_weights
 from rlpto.agents.training_loop import Status, TrainingLoop, TrainingResult, log_figures
 from rlpto.agents.validation import Validation, reward_per_job, validate
-from rlpto.core.rewards import REWARD_PARTS
+from rlpto.core.rewards import HOUR, REWARD_PARTS
 from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.io.errors import TrainingError
@@ -58,14 +57,12 @@ def train(
     model = run.model
     if starting_agent is not None:
         load_weights(model.policy, starting_agent.archive, starting_agent.file)
-    callbacks: list[BaseCallback] = [run.terms]
-    if stop is not None and isinstance(setup, ExternalSetup):
-        callbacks.append(ConvertCallback(lambda *_: not stop()))
     run.report("starting")
     if archive is not None:  # the first observation comes with the checkpoint
         restore(model, archive, folder / LAST)
         run.remember(archive.manifest)
-    run.callback = model.begin_learning(settings.steps, callbacks, restored=archive is not None)
+    asked = None if stop is None or isinstance(setup, EnvSetup) else lambda *_: not stop()
+    run.callback = model.begin_learning(settings.steps, asked, restored=archive is not None)
     return run.loop(stop, begun=archive is not None)
 
 
@@ -73,14 +70,14 @@ def train(
 class Training(TrainingLoop):
     """One training by PPO under way. callback: is called at every step."""
 
+    callback: BaseCallback = field(init=False)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         settings, seed = self.settings, self.identity.seed
         self.total, self.every = settings.steps, settings.evaluate_every
         self.model = TimedPPO.make(SB3ClusterEnv(self.setup, settings.envs, seed), settings, self.setup.interval, seed)
         self.model.set_logger(self.logger)  # without one, an empty folder is left among the system's temporary ones
-        self.terms = EpisodeTerms()
-        self.callback: BaseCallback = self.terms
 
     @property
     def steps(self) -> int:
@@ -110,11 +107,22 @@ class Training(TrainingLoop):
         model.set_progress(self.total)
         model.train()
         self._check_finite()
-        log_figures(self.logger, "episode", self.terms.figures())
+        log_figures(self.logger, "episode", self.episode_figures())
         model.dump_logs()
         if isinstance(self.setup, ExternalSetup):
             self.save()
         return True
+
+    def episode_figures(self) -> dict[str, float]:
+        """Mean reward and its parts, unscaled, per simulated hour of the latest episodes; empty before one is over."""
+        episodes = self.model.ep_info_buffer
+        if not episodes:
+            return {}
+        parts = {
+            name: float(np.mean([one["terms"][name] / max(one["elapsed"] / HOUR, 1e-9) for one in episodes]))
+            for name in REWARD_PARTS
+        }
+        return {"reward_per_hour": sum(parts.values()), **{f"{name}_per_hour": part for name, part in parts.items()}}
 
     def validate(self, setup: EnvSetup) -> tuple[Validation, dict[str, float]]:
         """The result on validation windows, and the reward per job."""
@@ -136,25 +144,3 @@ class Training(TrainingLoop):
             f"{self.folder}: {broken}: not all numbers are finite after {self.steps} steps; {left}. "
             "A smaller agent.ppo.learning_rate or a larger env.reward_scale may help"
         )
-
-
-class EpisodeTerms(BaseCallback):
-    """Keeps the reward's parts of the latest episodes, as they are: not scaled, nothing subtracted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.terms: deque[dict[str, float]] = deque(maxlen=100)
-
-    def _on_step(self) -> bool:
-        for b in np.flatnonzero(self.locals["dones"]):
-            info = self.locals["infos"][b]
-            hours = max(info["elapsed"] / 3600.0, 1e-9)
-            self.terms.append({name: value / hours for name, value in info["terms"].items()})
-        return True
-
-    def figures(self) -> dict[str, float]:
-        """Mean reward and parts per simulated hour; empty before an episode is over."""
-        if not self.terms:
-            return {}
-        parts = {name: float(np.mean([terms[name] for terms in self.terms])) for name in REWARD_PARTS}
-        return {"reward_per_hour": sum(parts.values()), **{f"{name}_per_hour": part for name, part in parts.items()}}
