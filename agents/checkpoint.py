@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from rlpto import __version__
-from rlpto.agents import compat
 from rlpto.agents.archive import (
     AGENT,
     CHECKPOINT,
@@ -23,12 +22,10 @@ from rlpto.agents.archive import (
     steering_of,
     write_archive,
 )
-from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import AgentSettings
 from rlpto.agents.trained import agent_manifest, agent_of, load_weights, meaning, weight_arrays
 from rlpto.envs.episodes import EnvSetup, ExternalSetup
-from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.io.errors import CheckpointError
 
 LARGEST_EXPORT_BYTES = 2_000_000
@@ -59,22 +56,15 @@ def save_checkpoint(
 
     notes: of the training. Raises CheckpointError if that is not possible; what stood at `path` is then unchanged.
     """
-    env_state, weights = _environment(model).batch.state(), weight_arrays(_network(model))
+    env_state, weights = model.env.batch.state(), weight_arrays(model.policy)
     optimizer = model.policy.optimizer.state_dict()
     numpy_name, numpy_key, *numpy_rest = np.random.get_state(legacy=True)
     manifest = {
         **agent_manifest(setup, settings),
         "state": state_of(weights),
         **notes,
-        "learner": {
-            "updates": compat.updates(model),
-            "episodes": list(model.ep_info_buffer or ()),
-            "optimizer": optimizer["param_groups"],
-        },
-        "random": {
-            "numpy": [numpy_name, *numpy_rest],
-            "environments": env_state.pop("rngs"),
-        },
+        "learner": {**model.progress(), "optimizer": optimizer["param_groups"]},
+        "random": {"numpy": [numpy_name, *numpy_rest], "environments": env_state.pop("rngs")},
     }
     arrays = {
         **weights,
@@ -84,22 +74,11 @@ def save_checkpoint(
             for name, value in values.items()
         },
         **{f"environments/{name}": array for name, array in env_state.items()},
-        "episode_starts": compat.episode_starts(model),
         "random/torch": torch.get_rng_state().numpy(),
         **{f"random/cuda/{i}": state.numpy() for i, state in enumerate(_cuda_states(model))},
         "random/numpy": np.asarray(numpy_key),
     }
     write_archive(path, manifest, arrays, "a checkpoint")
-
-
-def plain_history(history: Sequence[Mapping[str, float]]) -> list[dict[str, float | None]]:
-    """Rows of figures as JSON can hold them: null for what is not finite."""
-    return [{key: float(value) if np.isfinite(value) else None for key, value in row.items()} for row in history]
-
-
-def read_history(rows: Sequence[Mapping[str, float | None]]) -> list[Mapping[str, float]]:
-    """The inverse of `plain_history`."""
-    return [{key: float("nan") if value is None else float(value) for key, value in row.items()} for row in rows]
 
 
 def read_checkpoint(path: Path, identity: Identity, here: Mapping[str, Any] | None = None) -> Archive:
@@ -130,18 +109,16 @@ def restore(model: TimedPPO, archive: Archive, path: Path) -> None:
 
     An environment over an external cluster begins a new episode. Raises CheckpointError if the file lacks something.
     """
-    load_weights(_network(model), archive, path)
+    load_weights(model.policy, archive, path)
     try:
         learner, states = archive.manifest["learner"], archive.manifest["random"]
         model.policy.optimizer.load_state_dict(
-            {"state": _optimizer_state(archive), "param_groups": [_group(group) for group in learner["optimizer"]]}
+            {"state": _optimizer_state(archive), "param_groups": learner["optimizer"]}
         )
         model.num_timesteps = int(archive.manifest["steps"])
         environments = archive.group("environments") | {"rngs": states["environments"]}
-        batch, starts = _environment(model).batch, archive.arrays["episode_starts"]
-        observation = batch.restore(environments)._asdict()
-        starts = starts if batch.resumes else np.ones_like(starts)
-        compat.restore(model, int(learner["updates"]), observation, starts, learner["episodes"])
+        observation = model.env.batch.restore(environments)._asdict()
+        model.go_on(int(learner["updates"]), learner["episodes"], observation)
         numpy_name, *numpy_rest = states["numpy"]
         np.random.set_state((numpy_name, archive.arrays["random/numpy"], *numpy_rest))
         torch.set_rng_state(torch.as_tensor(archive.arrays["random/torch"]))
@@ -178,16 +155,6 @@ def export_agent(checkpoint: Path, out: Path) -> tuple[int, str]:
     return out.stat().st_size, archive.state
 
 
-def _network(model: TimedPPO) -> JobSetPolicy:
-    assert isinstance(model.policy, JobSetPolicy)
-    return model.policy
-
-
-def _environment(model: TimedPPO) -> SB3ClusterEnv:
-    assert isinstance(model.env, SB3ClusterEnv)
-    return model.env
-
-
 def _cuda_states(model: TimedPPO) -> list[torch.Tensor]:
     return torch.cuda.get_rng_state_all() if model.device.type == "cuda" else []
 
@@ -199,8 +166,3 @@ def _optimizer_state(archive: Archive) -> dict[int, dict[str, torch.Tensor]]:
         index, _, name = key.partition("/")
         state.setdefault(int(index), {})[name] = torch.as_tensor(array)
     return state
-
-
-def _group(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a group of parameters; JSON knows no tuples."""
-    return {key: tuple(value) if key == "betas" else value for key, value in saved.items()}

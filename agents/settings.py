@@ -47,7 +47,7 @@ class WindowSettings(Settings):
 
     trainer: Literal["evolution", "ppo"] = "evolution"
     """evolution: by the ranks of antithetic draws; ppo: several steps on the same draws, see
-    `rlpto.agents.window_trainers`."""
+    `rlpto.agents.window_training`."""
     windows: int = Field(200_000, ge=2, le=10**9)
     """Windows played in all, each by one draw; the same window comes back to other draws."""
     rollout: int = Field(128, ge=4, le=10**6)

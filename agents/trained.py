@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from rlpto import __version__
 from rlpto.agents.archive import KINDS, STEERING, Archive, check_meaning, read_archive
-from rlpto.agents.network import JobSetPolicy
+from rlpto.agents.ppo import JobSetPolicy
 from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST
 from rlpto.envs.episodes import EnvSetup, ExternalSetup, action_space, observation_space

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from stable_baselines3.common.buffers import DictRolloutBuffer
-from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
-from rlpto.agents import compat
 from rlpto.agents.checkpoint import Identity, read_checkpoint, restore, save_checkpoint
-from rlpto.agents.logs import EpisodeTerms, log_figures
-from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import LAST, AgentSettings
 from rlpto.agents.trained import StartingAgent, TrainedAgent, load_weights
-from rlpto.agents.training_loop import Status, TrainingLoop, TrainingResult
+from rlpto.agents.training_loop import Status, TrainingLoop, TrainingResult, log_figures
 from rlpto.agents.validation import Validation, reward_per_job, validate
+from rlpto.core.rewards import HOUR, REWARD_PARTS
 from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.io.errors import TrainingError
@@ -52,51 +50,34 @@ def train(
     then from before), CheckpointError if there is nothing to resume or it belongs to another training.
     """
     torch.set_num_threads(settings.threads)
-    check_device(settings)
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise TrainingError("agent.device: torch finds no CUDA device here, expected auto or cpu")
     archive = read_checkpoint(folder / LAST, identity) if resume else None
-    env = SB3ClusterEnv(setup, settings.envs, identity.seed)
-    model = TimedPPO.make(env, settings, setup.interval, identity.seed)
-    assert isinstance(model.policy, JobSetPolicy)
+    run = Training(setup, settings, folder, identity, validation, on_progress)
+    model = run.model
     if starting_agent is not None:
         load_weights(model.policy, starting_agent.archive, starting_agent.file)
-    run = Training(model, setup, settings, folder, identity, validation, on_progress)
-    model.set_logger(run.logger)  # without one, an empty folder is left among the system's temporary ones
-    callbacks: list[BaseCallback] = [run.terms]
-    if stop is not None and isinstance(setup, ExternalSetup):
-        callbacks.append(ConvertCallback(lambda *_: not stop()))
     run.report("starting")
     if archive is not None:  # the first observation comes with the checkpoint
         restore(model, archive, folder / LAST)
         run.remember(archive.manifest)
-    run.callback = compat.begin_learning(model, settings.steps, callbacks, restored=archive is not None)
+    asked = None if stop is None or isinstance(setup, EnvSetup) else lambda *_: not stop()
+    run.callback = model.begin_learning(settings.steps, asked, restored=archive is not None)
     return run.loop(stop, begun=archive is not None)
 
 
-def check_device(settings: AgentSettings) -> None:
-    """Raise TrainingError if the device is not there."""
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise TrainingError("agent.device: torch finds no CUDA device here, expected auto or cpu")
-
-
+@dataclass
 class Training(TrainingLoop):
     """One training by PPO under way. callback: is called at every step."""
 
-    callback: BaseCallback
+    callback: BaseCallback = field(init=False)
 
-    def __init__(
-        self,
-        model: TimedPPO,
-        setup: EnvSetup | ExternalSetup,
-        settings: AgentSettings,
-        folder: Path,
-        identity: Identity,
-        validation: EnvSetup | None,
-        on_progress: Callable[[Status], None] | None,
-    ) -> None:
-        super().__init__(folder, identity, validation, on_progress)
-        self.model, self.setup, self.settings = model, setup, settings
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        settings, seed = self.settings, self.identity.seed
         self.total, self.every = settings.steps, settings.evaluate_every
-        self.terms = EpisodeTerms()
+        self.model = TimedPPO.make(SB3ClusterEnv(self.setup, settings.envs, seed), settings, self.setup.interval, seed)
+        self.model.set_logger(self.logger)  # without one, an empty folder is left among the system's temporary ones
 
     @property
     def steps(self) -> int:
@@ -115,7 +96,6 @@ class Training(TrainingLoop):
         Raises TrainingError if a number is no longer finite.
         """
         model, before = self.model, self.steps
-        assert model.env is not None
         try:
             if not model.collect_rollouts(model.env, self.callback, model.rollout_buffer, model.n_steps):
                 model.num_timesteps = before
@@ -124,18 +104,28 @@ class Training(TrainingLoop):
             self._check_finite()
             raise
         self._check_finite()
-        compat.set_progress(model, self.total)
+        model.set_progress(self.total)
         model.train()
         self._check_finite()
-        log_figures(self.logger, "episode", self.terms.figures())
+        log_figures(self.logger, "episode", self.episode_figures())
         model.dump_logs()
         if isinstance(self.setup, ExternalSetup):
             self.save()
         return True
 
+    def episode_figures(self) -> dict[str, float]:
+        """Mean reward and its parts, unscaled, per simulated hour of the latest episodes; empty before one is over."""
+        episodes = self.model.ep_info_buffer
+        if not episodes:
+            return {}
+        parts = {
+            name: float(np.mean([one["terms"][name] / max(one["elapsed"] / HOUR, 1e-9) for one in episodes]))
+            for name in REWARD_PARTS
+        }
+        return {"reward_per_hour": sum(parts.values()), **{f"{name}_per_hour": part for name, part in parts.items()}}
+
     def validate(self, setup: EnvSetup) -> tuple[Validation, dict[str, float]]:
         """The result on validation windows, and the reward per job."""
-        assert isinstance(self.model.policy, JobSetPolicy)
         found = validate(setup, TrainedAgent(self.setup.settings, self.setup.start, self.model.policy))
         return found, {"reward_per_job": reward_per_job(setup, found.rewards)}
 
@@ -145,18 +135,7 @@ class Training(TrainingLoop):
 
     def _check_finite(self) -> None:
         """Raise TrainingError if what was observed, or what was learned, holds NaN or infinity."""
-        model, buffer = self.model, self.model.rollout_buffer
-        assert isinstance(buffer, DictRolloutBuffer)
-        rows = slice(None) if buffer.full else slice(buffer.pos)
-        numbers = [
-            *((f"observation {key}", part[rows]) for key, part in buffer.observations.items()),
-            ("reward", buffer.rewards[rows]),
-            ("value", buffer.values[rows]),
-            *((f"observation {key}", part) for key, part in compat.last_observation(model).items()),
-            ("loss", np.asarray(model.logger.name_to_value.get("train/loss", 0.0))),
-            *((f"weights {name}", tensor.detach().cpu().numpy()) for name, tensor in model.policy.named_parameters()),
-        ]
-        broken = next((name for name, part in numbers if not np.isfinite(part).all()), None)
+        broken = self.model.not_finite()
         if broken is None:
             return
         kept = self.folder / LAST

@@ -9,19 +9,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pandas as pd
-from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
+from torch.utils.tensorboard.writer import SummaryWriter
 
 from rlpto import __version__
 from rlpto.agents.archive import CHECKPOINT
-from rlpto.agents.checkpoint import Identity, plain_history, read_history
-from rlpto.agents.compat import EventWriter
-from rlpto.agents.logs import EVENTS, HISTORY, log_figures
-from rlpto.agents.settings import BEST, LAST
+from rlpto.agents.checkpoint import Identity
+from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.agents.validation import Validation
 from rlpto.core.rewards import REWARD_PARTS
-from rlpto.envs.episodes import EnvSetup
+from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.io.files import write_text
+
+EVENTS, HISTORY = "tensorboard", "validation.csv"
+"""Folder of TensorBoard's events in a run, and table of its evaluations on validation windows."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,15 @@ class TrainingResult:
     unit: str = "steps"
 
 
+class EventWriter(TensorBoardOutputFormat):
+    """TensorBoard events; where a training is resumed, what was written after its checkpoint is hidden."""
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        self.writer = SummaryWriter(log_dir=str(folder), purge_step=steps + 1 if steps else None)
+        self._is_closed = False
+
+
+@dataclass
 class TrainingLoop(ABC):
     """One training under way: when to evaluate, what to keep, what to report.
 
@@ -61,20 +73,19 @@ class TrainingLoop(ABC):
     figure: ClassVar[str] = "reward_per_job"
     """The one that chooses among checkpoints."""
 
-    total: int
-    every: int
+    setup: EnvSetup | ExternalSetup
+    settings: AgentSettings
+    folder: Path
+    identity: Identity
+    validation: EnvSetup | None
+    on_progress: Callable[[Status], None] | None
+    total: int = field(init=False)
+    every: int = field(init=False)
+    best: float | None = field(default=None, init=False)
+    history: list[Mapping[str, float]] = field(default_factory=list, init=False)
 
-    def __init__(
-        self,
-        folder: Path,
-        identity: Identity,
-        validation: EnvSetup | None,
-        on_progress: Callable[[Status], None] | None,
-    ) -> None:
-        self.folder, self.identity, self.validation, self.on_progress = folder, identity, validation, on_progress
-        self.best: float | None = None
-        self.history: list[Mapping[str, float]] = []
-        self.logger = Logger(str(folder), [])
+    def __post_init__(self) -> None:
+        self.logger = Logger(str(self.folder), [])
 
     @property
     @abstractmethod
@@ -162,12 +173,19 @@ class TrainingLoop(ABC):
             "provenance": dict(self.identity.provenance),
             "steps": self.steps,
             "best": self.best,
-            "history": plain_history(self.history),
+            "history": [
+                {key: float(value) if np.isfinite(value) else None for key, value in row.items()}
+                for row in self.history
+            ],
         }
 
     def remember(self, manifest: Mapping[str, Any]) -> None:
         """Take the evaluations so far from the manifest of a checkpoint."""
-        self.best, self.history = manifest["best"], read_history(manifest["history"])
+        self.best = manifest["best"]
+        self.history = [
+            {key: np.nan if value is None else float(value) for key, value in row.items()}
+            for row in manifest["history"]
+        ]
 
     def outcome(self, finished: bool) -> TrainingResult:
         """How the training stands."""
@@ -179,3 +197,10 @@ class TrainingLoop(ABC):
         """Report where the training stands."""
         if self.on_progress is not None:
             self.on_progress(Status(doing, self.steps, self.total, self.best))
+
+
+def log_figures(logger: Logger, group: str, figures: Mapping[str, float]) -> None:
+    """Numbers; NaN is left out."""
+    for name, value in figures.items():
+        if np.isfinite(value):
+            logger.record(f"{group}/{name}", value)

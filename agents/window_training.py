@@ -1,41 +1,118 @@
-"""Training on whole windows: one visible loop of draws and updates, looked at now and then, that can be left anywhere.
+"""Training on whole windows. What is learnt is a steering vector: the index's constants, and a network of per-job
+bonuses (`rlpto.policies.bonus_network`).
 
-What is learnt is a steering vector: the index's constants, and a network of per-job bonuses
-(`rlpto.policies.bonus_network`).
+Two ways: evolution, and PPO whose action is a draw of all its numbers. Both draw vectors in pairs to either side of a
+mean, and move it towards draws that lost less reward than the others. A policy's effect on one window is lost in the
+chance of queues, so that an action of ten minutes teaches nothing; over whole windows, each against the start heuristic
+on the same one, it adds up.
+Sources: Salimans et al., "Evolution Strategies as a Scalable Alternative to Reinforcement Learning" (arXiv:1703.03864);
+Sehnke et al., "Parameter-exploring policy gradients" (Neural Networks 23, 2010) with the objective of PPO (Schulman et
+al., arXiv:1707.06347). Adapted: every number is an action of its own, with a probability ratio of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import Generator
 
 from rlpto.agents.archive import STEERING, STEERING_START, Archive, state_of, write_archive
 from rlpto.agents.checkpoint import Identity, read_checkpoint
-from rlpto.agents.logs import log_figures
 from rlpto.agents.settings import BEST, LAST, AgentSettings, WindowSettings
-from rlpto.agents.training_loop import Status, TrainingLoop, TrainingResult
+from rlpto.agents.training_loop import Status, TrainingLoop, TrainingResult, log_figures
 from rlpto.agents.validation import Validation, validate_steering
-from rlpto.agents.window_trainers import Evolution, Learner, Ppo
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.whole_windows import WindowPool
-from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import CheckpointError
 from rlpto.policies.bonus_network import first_network
 from rlpto.policies.index_weights import NO_PRICE, SLOPE_FEATURES, STEERING_FEATURES, save_weights, steering_meaning
 
 WEIGHTS = "agent.yaml"
 """File of a run with the best steering vector, for `index:weights=` and `planner:base=`."""
-KEPT = ("gain",)
-"""Weights of the index that stay as they start, since only ratios count. A price that is off stays off."""
 SMALLEST = 0.3
 """A weight smaller than this is drawn as if it were this large."""
+AVERAGED = 25
+"""Updates that the averaged mean looks back on: what is kept of a training is that, since the mean itself wanders."""
+
+
+class Learner:
+    """A mean in units of the draws' standard deviation, 0 at the start, and its average over the latest updates."""
+
+    def __init__(self, size: int, learning_rate: float) -> None:
+        self.mean = torch.zeros(size, dtype=torch.float64)
+        self.average = np.zeros(size)
+        self.updates = 0
+        self.optimizer = torch.optim.Adam([self.mean], lr=learning_rate)
+
+    def draw(self, rng: Generator, pairs: int) -> FloatArray:
+        """[2 x pairs, D] draws; row i and row pairs + i lie to either side of the mean."""
+        away = rng.standard_normal((pairs, len(self.mean)))
+        drawn: FloatArray = self.mean.numpy() + np.concatenate([away, -away])
+        return drawn
+
+    def step(self, gradient: torch.Tensor) -> None:
+        """Go a step against the gradient [D]."""
+        self.mean.grad = gradient
+        self.optimizer.step()
+
+    def remember(self) -> None:
+        """After an update."""
+        self.updates += 1
+        self.average += (self.mean.numpy() - self.average) / min(self.updates, AVERAGED)
+
+    def arrays(self) -> dict[str, AnyArray]:
+        """All that changes, by name."""
+        adam = self.optimizer.state_dict()["state"].get(0, {})
+        own = {"mean": self.mean.numpy().copy(), "average": self.average, "updates": np.array(self.updates)}
+        return own | {f"adam/{name}": value.numpy() for name, value in adam.items()}
+
+    def restore(self, arrays: Mapping[str, AnyArray]) -> None:
+        """Go on where `arrays` were asked for. Raises CheckpointError if they are of another learner."""
+        size = len(self.mean)
+        if any(arrays[name].shape != (size,) for name in ("mean", "average")):
+            raise CheckpointError(f"a learner of {arrays['mean'].shape} numbers, expected {size}")
+        self.mean[:] = torch.as_tensor(arrays["mean"])
+        self.average, self.updates = arrays["average"].copy(), int(arrays["updates"].item())
+        adam = {name[5:]: torch.as_tensor(value) for name, value in arrays.items() if name.startswith("adam/")}
+        if adam:
+            adam["step"] = adam["step"].reshape(())  # files know no arrays without dimensions
+        state = self.optimizer.state_dict()
+        self.optimizer.load_state_dict(state | {"state": {0: adam} if adam else {}})
+
+
+def evolve(learner: Learner, drawn: FloatArray, losses: FloatArray) -> dict[str, float]:
+    """Move the mean along the gradient of the mean loss, estimated from pairs by the ranks of their losses.
+
+    drawn: [n, D] of `Learner.draw`, which lost `losses` [n]; these are compared with each other only.
+    Returns figures to show.
+    """
+    count = len(losses)
+    ranks = losses.argsort(kind="stable").argsort(kind="stable") / (count - 1)
+    away = drawn[: count // 2] - learner.mean.numpy()
+    learner.step(torch.as_tensor((ranks[: count // 2] - ranks[count // 2 :]) @ away / (count // 2)))
+    return {}
+
+
+def learn_by_ppo(learner: Learner, drawn: FloatArray, losses: FloatArray, settings: WindowSettings) -> dict[str, float]:
+    """As `evolve`, in several steps on the same draws: probability ratios that leave the clip range teach nothing."""
+    advantage = torch.as_tensor((losses.mean() - losses) / max(losses.std(), 1e-12))[:, None]
+    draws, old = torch.as_tensor(drawn), learner.mean.clone()
+    clipped = 0.0
+    for _ in range(settings.epochs):
+        away = draws - learner.mean
+        ratio = (0.5 * ((draws - old) ** 2 - away**2)).exp()
+        learns = torch.where(advantage > 0, ratio < 1.0 + settings.clip, ratio > 1.0 - settings.clip)
+        learner.step(-(advantage * ratio * away * learns).mean(dim=0))
+        clipped = 1.0 - float(learns.double().mean())
+    return {"clipped": clipped}
 
 
 @dataclass(frozen=True)
@@ -54,7 +131,8 @@ class SteeringSpace:
 
         seed: of the hidden layer of a new network. slopes: learn the weights that look at accuracy, too.
         """
-        learnt = {*ACTION_FEATURES, *(SLOPE_FEATURES if slopes else ())} - {*KEPT}
+        # The gain stays, since only ratios count. A price that is off stays off.
+        learnt = {*ACTION_FEATURES, *(SLOPE_FEATURES if slopes else ())} - {"gain"}
         count = len(STEERING_FEATURES)
         if network > 0 and len(start) == count:
             start = np.concatenate([start, first_network(seed)])
@@ -95,29 +173,24 @@ def train_on_windows(
     Raises CheckpointError if there is nothing to resume or it belongs to another training.
     """
     torch.set_num_threads(1)
-    run = WindowTraining(setup, settings.whole_windows, folder, identity, validation, on_progress)
+    run = WindowTraining(setup, settings, folder, identity, validation, on_progress)
     if resume:
         run.restore(read_checkpoint(folder / LAST, identity, run.meaning()), folder / LAST)
     return run.loop(stop, begun=resume)
 
 
+@dataclass
 class WindowTraining(TrainingLoop):
     """One training under way. Its steps are windows played."""
 
+    setup: EnvSetup
     unit = "windows"
     figure = "gain"
+    steps = 0
 
-    def __init__(
-        self,
-        setup: EnvSetup,
-        settings: WindowSettings,
-        folder: Path,
-        identity: Identity,
-        validation: EnvSetup | None,
-        on_progress: Callable[[Status], None] | None,
-    ) -> None:
-        super().__init__(folder, identity, validation, on_progress)
-        self.setup, self.settings, self.played = setup, settings, 0
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        setup, settings, identity = self.setup, self.settings.whole_windows, self.identity
         self.total, self.every = settings.windows, settings.evaluate_every
         self._rng = np.random.default_rng([identity.seed, 19])
         start = priced(setup.start, setup.reward) if settings.constants else setup.start
@@ -125,14 +198,8 @@ class WindowTraining(TrainingLoop):
         self._space = SteeringSpace.around(start, settings.constants, settings.network, identity.seed, slopes=slopes)
         evolves = settings.trainer == "evolution"
         self._learner = Learner(self._space.size, settings.learning_rate or (0.1 if evolves else 0.02))
-        self._trainer = Evolution() if evolves else Ppo(settings)
-        self._validated = None if validation is None else WindowPool(validation)
+        self._validated = None if self.validation is None else WindowPool(self.validation)
         self._pool = WindowPool(setup, max(settings.idle_interval, setup.interval))
-
-    @property
-    def steps(self) -> int:
-        """Windows played so far."""
-        return self.played
 
     @property
     def vector(self) -> FloatArray:
@@ -142,16 +209,27 @@ class WindowTraining(TrainingLoop):
 
     def update(self) -> bool:
         """One rollout of draws, and one update."""
-        pairs = self.settings.rollout // 2
-        drawn, windows = self._learner.draw(self._rng, pairs), self.windows(pairs)
+        settings, learner = self.settings.whole_windows, self._learner
+        pairs = settings.rollout // 2
+        drawn, windows = learner.draw(self._rng, pairs), self.windows(pairs)
         both = np.concatenate([windows, windows])
         losses = self._pool.losses(self._space.vectors(drawn), both)
-        figures = self._trainer.learn(self._learner, drawn, losses)
-        self._learner.remember()
-        self.played += self.settings.rollout
-        log_figures(self.logger, "train", {"gain": -float(losses.mean()), **figures})
-        log_figures(self.logger, "train", by_load("gain", -losses, self._pool.groups[both], self.setup))
-        log_figures(self.logger, "train", {"distance": float(np.sqrt((self._learner.average**2).mean()))})
+        if settings.trainer == "evolution":
+            figures = evolve(learner, drawn, losses)
+        else:
+            figures = learn_by_ppo(learner, drawn, losses, settings)
+        learner.remember()
+        self.steps += settings.rollout
+        log_figures(
+            self.logger,
+            "train",
+            {
+                "gain": -float(losses.mean()),
+                **figures,
+                **by_load("gain", -losses, self._pool.groups[both], self.setup),
+                "distance": float(np.sqrt((learner.average**2).mean())),
+            },
+        )
         return True
 
     def windows(self, count: int) -> IntArray:
@@ -159,7 +237,7 @@ class WindowTraining(TrainingLoop):
         groups, drawn = np.unique(self._pool.groups), np.zeros(count, dtype=np.int64)
         for at, group in enumerate(groups):
             members = np.flatnonzero(self._pool.groups == group)
-            small = members[self._pool.jobs[members] <= self.settings.most_jobs]
+            small = members[self._pool.jobs[members] <= self.settings.whole_windows.most_jobs]
             members = small if len(small) else members
             mine = drawn[at :: len(groups)]
             rounds = [self._rng.permutation(members) for _ in range(-(-len(mine) // len(members)))]
@@ -199,7 +277,7 @@ class WindowTraining(TrainingLoop):
         try:
             self._learner.restore(archive.group("learner"))
             self._rng.bit_generator.state = archive.manifest["random"]
-            self.played = int(archive.manifest["steps"])
+            self.steps = int(archive.manifest["steps"])
             self.remember(archive.manifest)
         except (KeyError, TypeError, ValueError, CheckpointError) as error:
             raise CheckpointError(f"{path}: incomplete ({error}), expected a checkpoint of `rlpto train`") from None

@@ -15,8 +15,7 @@ from _systems import DIGITS, WatchedPolicy, digits_trainer, play, server_tables
 from numpy.typing import ArrayLike
 from scipy.stats import sem, t
 
-from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
-from rlpto.core.external_load import BackgroundLoad, place_background
+from rlpto.core.cluster import Allocation, BackgroundLoad, ClusterShape, ClusterState, Node, place_background
 from rlpto.core.jobs import Job
 from rlpto.core.policy import Policy
 from rlpto.io.arrays import FloatArray

@@ -16,7 +16,6 @@ import speed
 import torch
 from stable_baselines3.common.logger import configure
 
-from rlpto.agents.compat import begin_learning
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import AgentSettings
 from rlpto.core.queues import QueueSettings
@@ -59,7 +58,7 @@ def rollouts_and_updates(env: SB3ClusterEnv, settings: AgentSettings) -> Callabl
     """A call that lets PPO play a rollout in the environments and learn from it."""
     model = TimedPPO.make(env, settings, 60.0, 0)
     model.set_logger(configure(None, []))
-    _, callback = begin_learning(model, 10**9, None)
+    callback = model.begin_learning(10**9, None)
 
     def step() -> None:
         model.collect_rollouts(env, callback, model.rollout_buffer, model.n_steps)

@@ -10,22 +10,11 @@ import numpy as np
 from rlpto.envs.actions import ACTION_FEATURES, action_weights
 from rlpto.envs.clusters import OneCluster, SimulatedClusters
 from rlpto.envs.compiled_batch import PARTS, look_around_all
-from rlpto.envs.episodes import (
-    MOST_ENVS,
-    EnvSetup,
-    Episode,
-    ExternalSetup,
-    check_integer,
-    draw_episode,
-    episode_rng,
-)
+from rlpto.envs.episodes import MOST_ENVS, EnvSetup, ExternalSetup, check_integer, draw_episode, episode_rng
 from rlpto.envs.observation import Observation
 from rlpto.envs.whole_windows import NO_BASELINE, above_baseline, baseline_rollout
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.errors import CheckpointError, ConfigError
-
-State = dict[str, Any]
-"""By name: NumPy arrays, and under `rngs` plain data that JSON can hold."""
 
 
 class BatchSteps(NamedTuple):
@@ -101,13 +90,13 @@ class EnvBatch:
     def begin_next(self, which: Sequence[int] | IntArray) -> Observation:
         """Begin the next episodes of some environments; returns fresh arrays [B, ...] of all."""
         for b in which:
-            self.begin(int(b), draw_episode(self.rngs[b], self.setup))
+            self.begin(int(b), *draw_episode(self.rngs[b], self.setup))
         return self.observe()
 
-    def begin(self, b: int, episode: Episode) -> None:
-        """Begin an episode of environment b."""
-        self.began[b] = self.clusters.begin(b, episode.workload, episode.warm_up)
-        self.length[b] = episode.length
+    def begin(self, b: int, workload: int, warm_up: float = 0.0, length: float = np.inf) -> None:
+        """Begin an episode of environment b. workload: number in the pool. warm_up, length: seconds."""
+        self.began[b] = self.clusters.begin(b, workload, warm_up)
+        self.length[b] = length
         for sums in (self.steps, self.terms, self.reward, self.seconds):
             sums[b] = 0
 
@@ -133,9 +122,9 @@ class EnvBatch:
         """What is seen now, fresh arrays [B, ...]."""
         return Observation(*(part.copy() for part in self.clusters.observation))
 
-    def state(self) -> State:
-        """A copy of all that changes. Arrays may be of records, none is of objects."""
-        state: State = {name: array.copy() for name, array in self._arrays().items()}
+    def state(self) -> dict[str, Any]:
+        """A copy of all that changes: arrays by name, of numbers or records, and under `rngs` what JSON can hold."""
+        state: dict[str, Any] = {name: array.copy() for name, array in self._arrays().items()}
         state["rngs"] = [rng.bit_generator.state for rng in self.rngs]
         return state
 
@@ -158,11 +147,6 @@ class EnvBatch:
             return self.reset()
         look_around_all(self.clusters.batch)
         return self.observe()
-
-    @property
-    def resumes(self) -> bool:
-        """Whether `restore` goes on within the episodes that were under way."""
-        return isinstance(self.clusters, SimulatedClusters)
 
     def _arrays(self) -> dict[str, AnyArray]:
         """The arrays that change, by name."""

@@ -6,27 +6,20 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pandas as pd
 from gymnasium.error import ResetNeeded
-from numpy.typing import NDArray
 
-from rlpto.core.rewards import REWARD_PARTS
+from rlpto.core.cluster import Cluster
+from rlpto.core.job_table import JobTable
+from rlpto.core.jobs import PRIORITY_CLASSES
+from rlpto.core.rewards import HOUR, REWARD_PARTS
 from rlpto.envs.batch import EnvBatch
 from rlpto.envs.clusters import OneCluster
-from rlpto.envs.episodes import (
-    EnvSetup,
-    ExternalSetup,
-    action_space,
-    draw_episode,
-    episode_rng,
-    observation_space,
-)
-from rlpto.envs.observation import Observation
-from rlpto.envs.rendering import describe
+from rlpto.envs.episodes import EnvSetup, ExternalSetup, action_space, draw_episode, episode_rng, observation_space
+from rlpto.envs.observation import Observed
+from rlpto.envs.vector import one_row
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import ConfigError
-
-Observed = dict[str, NDArray[np.float32]]
-"""The parts of `rlpto.envs.observation.Observation` by name."""
 
 
 class ClusterEnv(gymnasium.Env[Any, AnyArray]):
@@ -74,17 +67,15 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         super().reset(seed=seed)
         if seed is not None:
             self.np_random = episode_rng(seed)
-        episode = draw_episode(self.np_random, self.setup)
-        self.batch.begin(0, episode)
+        self.batch.begin(0, *draw_episode(self.np_random, self.setup))
         self._under_way = True
-        info = {"workload": self.workload, "began": float(self.batch.began[0]), "length": episode.length}
-        return _first(self.batch.observe()), info
+        began, length = float(self.batch.began[0]), float(self.batch.length[0])
+        return one_row(self.batch.observe(), 0), {"workload": self.workload, "began": began, "length": length}
 
     def step(self, action: AnyArray) -> tuple[Observed, float, bool, bool, dict[str, Any]]:
         """Let one action schedule until the next one is due.
 
-        Raises ValueError if the action has another shape or is not finite, ResetNeeded if the
-        episode is over.
+        Raises ValueError if the action has another shape or is not finite, ResetNeeded if the episode is over.
         """
         if not self._under_way:
             raise ResetNeeded("the episode is over, or none has begun: call reset")
@@ -92,7 +83,8 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         self._under_way = not steps.ended[0]
         terms = dict(zip(REWARD_PARTS, steps.parts[0].tolist(), strict=True))
         info = {"terms": terms, "elapsed": float(steps.elapsed[0])}
-        return _first(steps.observation), float(steps.reward[0]), bool(steps.ended[0]), bool(steps.cut[0]), info
+        seen = one_row(steps.observation, 0)
+        return seen, float(steps.reward[0]), bool(steps.ended[0]), bool(steps.cut[0]), info
 
     def render(self) -> str | None:
         """The cluster as text (`ansi`), or None without a render mode."""
@@ -107,6 +99,28 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         return self.batch.names[0]
 
 
-def _first(observation: Observation) -> Observed:
-    """The observation of the first environment."""
-    return {name: part[0] for name, part in observation._asdict().items()}
+def describe(cluster: Cluster, jobs: JobTable, workload: str, reward: float) -> str:
+    """The cluster as text: a line about it, and a table of the active jobs in queue order.
+
+    workload: its name. reward: since the episode began. Hours left: with the GPUs held, or else those asked for.
+    """
+    waiting, down = int(np.count_nonzero(jobs.waiting)), cluster.shape.capacity - cluster.up_gpus
+    parts = [
+        workload,
+        f"{cluster.time / HOUR:.2f} h",
+        f"{cluster.held_gpus} of {cluster.up_gpus} GPUs held" + (f", {down} down" if down else ""),
+        f"jobs: {len(jobs) - waiting} running, {waiting} waiting",
+        f"reward {reward:+.2f}",
+    ]
+    given_or_asked = np.where(jobs.waiting, np.minimum(jobs.requested_gpus, jobs.speed.shape[1] - 1), jobs.gpus)
+    table = pd.DataFrame(
+        {
+            "job": [cluster.jobs[j].name for j in jobs.index],
+            "class": [PRIORITY_CLASSES[priority] for priority in jobs.effective_priority],
+            "GPUs": jobs.gpus,
+            "asked": jobs.requested_gpus,
+            "hours left": jobs.remaining / jobs.speed[np.arange(len(jobs)), given_or_asked] / HOUR,
+            "accuracy": jobs.accuracy,
+        }
+    )
+    return f"{'  ·  '.join(parts)}\n\n{table.to_string(index=False, float_format='{:.3f}'.format)}\n"

@@ -41,14 +41,11 @@ class SimulatedClusters:
         return self.batch.loop.current
 
     def begin(self, b: int, workload: int, warm_up: float) -> float:
-        """Put cluster b into a workload after `warm_up` seconds under the start heuristic; returns the time [s]."""
+        """See `begin_episode`; the start heuristic warms up."""
         return begin_episode(self.batch, b, workload, warm_up, self._start, self.observation)
 
     def run(self, weights: FloatArray, hold: float) -> tuple[FloatArray, BoolArray]:
-        """Decide with weights [B, STEERING_FEATURES] for `hold` seconds (at least once).
-
-        Returns the terms of the reward [B, PARTS], and [B] whether the workload is over.
-        """
+        """See `step_all`."""
         return step_all(self.batch, weights, hold, self.observation)
 
     def jobs(self, b: int) -> AnyArray:

@@ -117,7 +117,6 @@ def build_batch(
         slots["max_gpus"] = pool["max_gpus"].max(initial=1)  # room for the largest job of any workload
         return build_world(slots, shape, tables, simulator, 0, keep_log=False, follow_accuracy=reward.shortfall > 0)
 
-    step = _joint_step(workloads)
     noise = _joint_noise(workloads, most, tables.max_gpus + 1)
     parts = (queue, shape.gpus_per_node, noise, beliefs, Kinds.of(shape, tables))
     return CompiledBatch(
@@ -127,7 +126,7 @@ def build_batch(
         counts=counts,
         seeds=np.array([workload.seed for workload in workloads], dtype=np.int64),
         forecast=_joint_forecasts(workloads),
-        forecast_step=step,
+        forecast_step=_joint_step(workloads),
         reward=reward.record(),
     )
 
@@ -258,11 +257,8 @@ def run_requested(f: CompiledBatch, decisions: int) -> int:
 def begin_episode(
     f: CompiledBatch, b: int, workload: int, warm_up: float, weights: FloatArray, out: Observation
 ) -> float:
-    """Put cluster b into a workload after `warm_up` seconds under index weights [1, STEERING_FEATURES].
-
-    Returns the time [s].
-    Where the workload is over by then, the episode begins at its start.
-    """
+    """Put cluster b into a workload after `warm_up` seconds under index weights [1, STEERING_FEATURES], or at its start
+    where it is over by then. Returns the time [s]."""
     begin(f, b, workload)
     if f.loop.world.clusters[b].time < warm_up:
         run_hold(f, b, weights, warm_up, np.zeros(PARTS))
@@ -274,7 +270,7 @@ def begin_episode(
 
 @njit()
 def step_all(f: CompiledBatch, weights: FloatArray, hold: float, out: Observation) -> tuple[FloatArray, BoolArray]:
-    """Let weights [B, STEERING_FEATURES] decide in every cluster for `hold` seconds; fills out.
+    """Let weights [B, STEERING_FEATURES] decide in every cluster for `hold` seconds (at least once); fills out.
 
     Returns the terms of the reward [B, PARTS], and [B] whether the workloads are over.
     """

@@ -11,7 +11,7 @@ from numpy.random import Generator
 
 from rlpto.core.cluster import Cluster, ClusterShape
 from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
+from rlpto.core.rewards import HOUR, RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST
 from rlpto.envs.compiled_batch import CompiledBatch, Workload, build_batch
 from rlpto.envs.features import CLUSTER_FEATURES, JOB_FEATURES
@@ -27,7 +27,6 @@ from rlpto.policies.index_weights import VECTOR_SIZES
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-HOUR = 3600.0
 MOST_ENVS = 10_000
 """Environments that step together, at most."""
 
@@ -95,22 +94,14 @@ class ExternalSetup:
         return self.next_cluster()
 
 
-@dataclass(frozen=True)
-class Episode:
-    """One episode. workload: number in the pool. warm_up, length: seconds."""
-
-    workload: int
-    warm_up: float
-    length: float
-
-
-def draw_episode(rng: Generator, setup: EnvSetup | ExternalSetup) -> Episode:
-    """The next episode of an environment, by its own random numbers alone."""
+def draw_episode(rng: Generator, setup: EnvSetup | ExternalSetup) -> tuple[int, float, float]:
+    """The next episode of an environment, by its own random numbers: number of the workload, seconds of warm-up and
+    of the episode."""
     settings = setup.settings.episode
     workload = int(rng.integers(len(setup.workloads)))
     warm_up = rng.uniform(0.0, settings.warm_start) * setup.workloads[workload].hours * HOUR
     length = rng.uniform(settings.min_hours, settings.max_hours) * HOUR
-    return Episode(workload, float(warm_up), float(length))
+    return workload, float(warm_up), float(length)
 
 
 def episode_rng(seed: int | None, slot: int = 0) -> Generator:

@@ -49,6 +49,10 @@ class Observation(NamedTuple):
     forecast: NDArray[np.float32]
 
 
+Observed = dict[str, NDArray[np.float32]]
+"""The parts of an `Observation` by name."""
+
+
 def empty_observation(count: int, max_jobs: int, horizon: int) -> Observation:
     """Zeros for `count` clusters: every array has a leading axis [count]."""
     return Observation(

@@ -13,7 +13,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.batch import BatchSteps, EnvBatch
 from rlpto.envs.episodes import EnvSetup, ExternalSetup, action_space, observation_space
-from rlpto.envs.vector import Observations, one_row
+from rlpto.envs.observation import Observed
+from rlpto.envs.vector import one_row
 from rlpto.io.arrays import AnyArray, BoolArray
 
 Indices = int | Iterable[int] | None
@@ -22,9 +23,10 @@ Indices = int | Iterable[int] | None
 class SB3ClusterEnv(VecEnv):
     """B environments, the same as those of `rlpto.envs.vector.ClusterVectorEnv`; or one over an external cluster.
 
-    When the episode of environment i is over, infos[i] holds: terminal_observation, TimeLimit.truncated, episode (r:
-    sum of rewards, l: steps, t: seconds since this object was made), terms (sums of the reward's terms, by name),
-    elapsed (simulated seconds) and workload (its name). Otherwise it is empty. All arrays that are returned are fresh.
+    When the episode of environment i is over, infos[i] holds: terminal_observation, TimeLimit.truncated, terms (sums of
+    the reward's terms, by name), elapsed (simulated seconds), workload (its name) and episode (r: sum of rewards, l:
+    steps, t: seconds since this object was made, terms and elapsed). Otherwise it is empty. All arrays that are
+    returned are fresh.
 
     setup, num_envs, seed: as those of `rlpto.envs.batch.EnvBatch`.
     """
@@ -36,7 +38,7 @@ class SB3ClusterEnv(VecEnv):
         self._made = time.perf_counter()
         super().__init__(num_envs, observation_space(setup.settings), action_space())
 
-    def reset(self) -> Observations:
+    def reset(self) -> Observed:
         """Begin the next episode everywhere."""
         return self.batch.reset()._asdict()
 
@@ -44,7 +46,7 @@ class SB3ClusterEnv(VecEnv):
         """Note the actions [B, ...]."""
         self._actions = actions
 
-    def step_wait(self) -> tuple[Observations, NDArray[np.float32], BoolArray, list[dict[str, Any]]]:
+    def step_wait(self) -> tuple[Observed, NDArray[np.float32], BoolArray, list[dict[str, Any]]]:
         """Carry them out. Raises ValueError if they have another shape or are not finite."""
         steps = self.batch.step(self._actions)
         over, seen = steps.over, steps.observation
@@ -56,12 +58,13 @@ class SB3ClusterEnv(VecEnv):
     def _summary(self, b: int, steps: BatchSteps) -> dict[str, Any]:
         """The info of an environment whose episode is over."""
         batch, passed = self.batch, time.perf_counter() - self._made
+        terms = dict(zip(REWARD_PARTS, batch.terms[b].tolist(), strict=True))
+        simulated = {"terms": terms, "elapsed": float(batch.seconds[b])}
         return {
             "terminal_observation": one_row(steps.observation, b),
             "TimeLimit.truncated": bool(steps.cut[b]),
-            "episode": {"r": float(batch.reward[b]), "l": int(batch.steps[b]), "t": round(passed, 6)},
-            "terms": dict(zip(REWARD_PARTS, batch.terms[b].tolist(), strict=True)),
-            "elapsed": float(batch.seconds[b]),
+            "episode": {"r": float(batch.reward[b]), "l": int(batch.steps[b]), "t": round(passed, 6), **simulated},
+            **simulated,
             "workload": batch.names[b],
         }
 

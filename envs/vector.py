@@ -7,22 +7,19 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from numpy.typing import NDArray
 
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.batch import BatchSteps, EnvBatch
 from rlpto.envs.episodes import EnvSetup, action_space, check_integer, episode_rng, observation_space
-from rlpto.envs.observation import Observation
+from rlpto.envs.observation import Observation, Observed
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.io.settings import LARGEST_SEED
 
 MODES = (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP)
-Observations = dict[str, NDArray[np.float32]]
-"""The parts of `rlpto.envs.observation.Observation` by name, each with a leading axis [B]."""
 
 
-class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
+class ClusterVectorEnv(VectorEnv[Observed, AnyArray, AnyArray]):
     """B environments in one process; they go through what as many `ClusterEnv` do, the first with the seed of a reset,
     the next ones with the seeds that follow, as in gymnasium's `SyncVectorEnv`.
 
@@ -62,7 +59,7 @@ class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observations, dict[str, Any]]:
+    ) -> tuple[Observed, dict[str, Any]]:
         """Begin a new episode everywhere; with a seed, the episodes that belong to it. Options are refused."""
         if options:
             raise ValueError(f"options {sorted(options)}: environments that step together draw their own episodes")
@@ -81,7 +78,7 @@ class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
             raise ValueError(f"seed: {len(seeds)} of them, expected one for each of {self.num_envs} environments")
         self.batch.rngs = [episode_rng(own) for own in seeds]
 
-    def step(self, actions: AnyArray) -> tuple[Observations, FloatArray, BoolArray, BoolArray, dict[str, Any]]:
+    def step(self, actions: AnyArray) -> tuple[Observed, FloatArray, BoolArray, BoolArray, dict[str, Any]]:
         """Carry out actions [B, ...]. Raises ValueError if they have another shape or are not finite."""
         steps = self.batch.step(actions)
         if self._waiting.any():
@@ -91,8 +88,9 @@ class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
         if self.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP:
             self._waiting = over
         elif over.any():
+            final = [one_row(observation, b) if ended else None for b, ended in enumerate(over.tolist())]
+            infos |= masked({"final_obs": np.array(final, dtype=object), "final_info": step_info(steps)}, over)
             observation = self.batch.begin_next(np.flatnonzero(over))
-            infos |= masked({"final_obs": rows_where(steps.observation, over), "final_info": step_info(steps)}, over)
         return observation._asdict(), steps.reward, steps.ended, steps.cut, infos
 
     def _without(self, steps: BatchSteps, waiting: BoolArray) -> BatchSteps:
@@ -116,14 +114,6 @@ def masked(info: dict[str, Any], mask: BoolArray) -> dict[str, Any]:
     return found
 
 
-def rows_where(observation: Observation, mask: BoolArray) -> NDArray[np.object_]:
-    """[B] objects: the observation of every environment in `mask` as a dictionary, None elsewhere."""
-    rows = np.full(len(mask), None, dtype=object)
-    for b in np.flatnonzero(mask):
-        rows[b] = one_row(observation, int(b))
-    return rows
-
-
-def one_row(observation: Observation, b: int) -> Observations:
+def one_row(observation: Observation, b: int) -> Observed:
     """A copy of the observation of environment b."""
     return {name: part[b].copy() for name, part in observation._asdict().items()}

@@ -15,7 +15,7 @@ from rlpto.core.records import INTERVAL
 from rlpto.core.rewards import TERMS, weigh
 from rlpto.envs.compiled_batch import PARTS, CompiledBatch, begin, run_hold
 from rlpto.envs.episodes import EnvSetup
-from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
 from rlpto.io.cores import cores
 from rlpto.planning.compiled_loop import run_until
@@ -27,15 +27,6 @@ TIME_LIMIT_FACTOR = 3.0
 """A candidate is stopped after this multiple of the start heuristic's time: some rescale jobs for ever."""
 LARGEST_LOSS = 1.0
 """Of a window; also that of one whose jobs a candidate leaves unfinished."""
-
-
-def per_job(values: AnyArray, jobs: AnyArray, group: AnyArray) -> float:
-    """Sum of values [W] per job over workloads with `jobs` [W] jobs, where every group [W] (load) counts alike.
-
-    Totals differ by windows much more than by policies: the mean of them is decided by a few windows with long queues.
-    """
-    each = [values[group == at].sum() / max(jobs[group == at].sum(), 1) for at in np.unique(group)]
-    return float(np.mean(each))
 
 
 class BaselineRollout(NamedTuple):

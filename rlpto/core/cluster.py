@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import Job
+from rlpto.core.placement import take_packed
 from rlpto.core.records import AllocationChanges
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
-from rlpto.io.errors import ConfigError
+from rlpto.io.errors import ConfigError, JobError
 from rlpto.io.settings import Settings
 from rlpto.performance.tables import ONE_KIND, SpeedTables
 
@@ -30,6 +32,23 @@ class SpotSettings(Settings):
     notice_seconds: float = Field(120.0, ge=0, le=10**6)
     """Notice before it goes. Jobs train on meanwhile and write a last checkpoint, if that takes no longer than this
     (`simulator.failures.checkpoint_seconds`); else they lose what they lose by a failure."""
+
+
+class BackgroundLoad(Settings):
+    """What other processes hold from the start of the workload until they end. They do not come back."""
+
+    gpus: int = Field(0, ge=0, le=10**6)
+    """GPUs they hold, on as few nodes as possible."""
+    cpus: int = Field(0, ge=0, le=10**7)
+    """CPU slots they hold, likewise."""
+    until: float = Field(gt=0, le=10**9)
+    """Seconds since the start of the workload at which they end."""
+
+    @model_validator(mode="after")
+    def _hold_something(self) -> Self:
+        if not (self.gpus or self.cpus):
+            raise ValueError("expected gpus or cpus of 1 or more: background load that holds nothing is none")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +69,6 @@ class Node:
     price: float = 0.0
     spot: SpotSettings | None = None
     zone: str = ""
-
-    def __post_init__(self) -> None:
-        if self.gpus < 0 or self.cpus < 0:
-            raise ConfigError(f"a node cannot have {self.gpus} GPUs and {self.cpus} CPUs: expected 0 or more")
 
 
 class ClusterShape(tuple[Node, ...]):
@@ -138,6 +153,57 @@ class ClusterShape(tuple[Node, ...]):
         return ClusterShape(
             replace(node, background=int(held), background_cpus=int(slots))
             for node, held, slots in zip(self, gpus, cpus, strict=True)
+        )
+
+
+class HeldByOthers(NamedTuple):
+    """Part of the background load: `gpus` and `cpus` of the node with that number, until a time [s]."""
+
+    node: int
+    gpus: int
+    cpus: int
+    until: float
+
+
+def place_background(loads: Sequence[BackgroundLoad], shape: ClusterShape) -> list[HeldByOthers]:
+    """The load on the nodes of a cluster, in order of the list.
+
+    All of it goes to the node that is left fullest, or as much as fits to the one with most room. Raises ConfigError if
+    the nodes do not have so much.
+    """
+    placed = []
+    gpus, cpus = shape.node_gpus.copy(), np.array([node.cpus for node in shape], dtype=np.int64)
+    for load in loads:
+        for unit, free, count in (("GPUs", gpus, load.gpus), ("CPU slots", cpus, load.cpus)):
+            if count > free.sum():
+                raise ConfigError(
+                    f"workload.background: {count} {unit} until {load.until:g} s, but the nodes have {free.sum()} left"
+                )
+            nodes = np.zeros(count, dtype=np.int32)
+            take_packed(nodes, count, free, -1)
+            for node, held in Counter(nodes.tolist()).items():
+                of_gpus = held if unit == "GPUs" else 0
+                placed.append(HeldByOthers(node, of_gpus, held - of_gpus, load.until))
+    return placed
+
+
+def background_at(held: Sequence[HeldByOthers], time: float, nodes: int) -> tuple[list[int], list[int]]:
+    """[N] GPUs, and [N] CPU slots, of every node that other processes hold at a time [s]."""
+    gpus, cpus = [0] * nodes, [0] * nodes
+    for part in held:
+        if time < part.until:
+            gpus[part.node] += part.gpus
+            cpus[part.node] += part.cpus
+    return gpus, cpus
+
+
+def check_servers_fit(jobs: Sequence[Job], store: JobStore, tables: SpeedTables, shape: ClusterShape) -> None:
+    """Raise JobError for a job of the store whose own parameter servers exceed the CPU slots of all nodes."""
+    needed = tables.servers[tables.own[store.type_index]]
+    for number in np.flatnonzero(needed > shape.cpu_slots)[:1].tolist():
+        raise JobError(
+            f"job {jobs[number].name} trains through {int(needed[number])} parameter servers, but the nodes have "
+            f"{shape.cpu_slots} CPU slots in all: expected at least one for each (`cpus` of nodes)"
         )
 
 

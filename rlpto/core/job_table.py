@@ -66,10 +66,7 @@ class RemainingBeliefs(Protocol):
 
 
 class _RemainingShown:
-    """What was believed of the work that n jobs have left.
-
-    index: [n] numbers of the jobs. left: [n] epochs. known: [n] True where that is more than a guess.
-    """
+    """What was believed of the work that jobs number `index` [n] have left; see `RemainingBeliefs`."""
 
     def __init__(self, index: IntArray, left: FloatArray, known: BoolArray) -> None:
         size = int(index.max(initial=-1)) + 1
@@ -77,11 +74,9 @@ class _RemainingShown:
         self._left[index], self._known[index] = left, known
 
     def __call__(self, index: IntArray) -> FloatArray:
-        """As `RemainingBeliefs`."""
         return self._left[index]
 
     def known(self, index: IntArray) -> BoolArray:
-        """Likewise."""
         return self._known[index]
 
 
@@ -158,7 +153,7 @@ class JobTable:
 
         Beyond a job's max_gpus the entries are those of its type; `Allocation`s must stay below.
         """
-        return self._speed_of(self.records)
+        return self._speed_of()
 
     @cached_property
     def class_weight(self) -> FloatArray:
@@ -235,9 +230,8 @@ class JobTable:
         tables, found = self._tables, []
         work, exponent, samples = tables.known_remaining, tables.exponent[self.type_index], tables.fixed_batch
         for types in tables.batch_choices[self.type_index].T:
-            records = self.records.copy()
-            records["type_index"] = kind = np.where(types == NO_TYPE, self.type_index, types)
-            speed = np.where(types[:, None] == NO_TYPE, 0.0, self._speed_of(records))
+            kind = np.where(types == NO_TYPE, self.type_index, types)
+            speed = np.where(types[:, None] == NO_TYPE, 0.0, self._speed_of(kind))
             if work is not None:  # counted in steps, which are worth more where the batch is larger
                 worth = work[self.type_index, self.epoch] / work[kind, self.epoch]
                 larger = samples[kind] / samples[self.type_index]
@@ -271,9 +265,8 @@ class JobTable:
         if not tables.has_plans:
             return self.speed[None]
         for types in tables.plan_choices[self.type_index].T:
-            records = self.records.copy()
-            records["type_index"] = kind = np.where(types == NO_TYPE, self.type_index, types)
-            found.append(np.where((types != NO_TYPE)[:, None] & (tables.fit[kind] > 0), self._speed_of(records), 0.0))
+            kind = np.where(types == NO_TYPE, self.type_index, types)
+            found.append(np.where((types != NO_TYPE)[:, None] & (tables.fit[kind] > 0), self._speed_of(kind), 0.0))
         return np.stack(found)
 
     def believed(self) -> BelievedSpeeds:
@@ -328,21 +321,14 @@ class JobTable:
 
         class_weights: as for the table itself; None: as they are.
         """
-        return JobTable(
-            self.store,
-            self._tables,
-            self.index[rows],
-            effective_priority,
-            self._gpus_per_node,
-            self._noise,
-            self._left,
-            self._class_weights if class_weights is None else class_weights,
-        )
+        weights = self._class_weights if class_weights is None else class_weights
+        beliefs = (self._gpus_per_node, self._noise, self._left)
+        return JobTable(self.store, self._tables, self.index[rows], effective_priority, *beliefs, weights)
 
     def speed_on(self, spans: int) -> FloatArray:
         """[n, K + 1] speeds with 0..K GPUs on `spans` nodes; with fewer GPUs than nodes, as on that many nodes."""
         rows = self._tables.row
-        return self._speed_of(self.records, rows[:, min(spans, rows.shape[1]) - 1].astype(np.int64))
+        return self._speed_of(rows=rows[:, min(spans, rows.shape[1]) - 1].astype(np.int64))
 
     def speed_on_gpu(self, gpu: str) -> FloatArray:
         """[n, K + 1] `speed` on GPUs of that kind, in units of the present `remaining`.
@@ -356,12 +342,7 @@ class JobTable:
         if gpu not in tables.kinds:
             raise ConfigError(f"no speeds on GPUs of kind {gpu!r}; known: {', '.join(tables.kinds)}")
         types = tables.by_kind[self.type_index, tables.kinds.index(gpu)]
-        if np.array_equal(types, self.type_index):
-            speed = self.speed
-        else:
-            records = self.records.copy()
-            records["type_index"] = types
-            speed = self._speed_of(records)
+        speed = self.speed if np.array_equal(types, self.type_index) else self._speed_of(types)
         return np.where(tables.fit[types] > 0, speed, 0.0) if tables.fit.size else speed
 
     @property
@@ -412,9 +393,12 @@ class JobTable:
         """
         return np.lexsort((key, self.class_rank))
 
-    def _speed_of(self, records: AnyArray, rows: IntArray | None = None) -> FloatArray:
-        """[n, K + 1] speeds of jobs as `records` [n] VIEW say; rows: [T, K + 1], None: those of packed placements."""
-        tables = self._tables
+    def _speed_of(self, types: IntArray | None = None, rows: IntArray | None = None) -> FloatArray:
+        """[n, K + 1] speeds of the jobs, were they of these types [n]; rows: [T, K + 1], None: of packed placements."""
+        tables, records = self._tables, self.records
+        if types is not None:
+            records = records.copy()
+            records["type_index"] = types
         noise = NO_NOISE if self._noise is None else self._noise.factors(tables.max_gpus + 1)
         speed = np.empty((len(records), tables.max_gpus + 1))
         rows = tables.packed_rows(self._gpus_per_node) if rows is None else rows

@@ -36,9 +36,8 @@ class StandingPolicy(Protocol):
     def stands_until(self, state: ClusterState) -> float:
         """Time in seconds (of `state.time`) until which the decision on `state` cannot change.
 
-        state: the one of the last decision; asked right after it. The promise holds as long as no
-        job arrives or finishes, no node changes, and the queue order and the priority classes of the
-        jobs stay the same.
+        state: the one of the last decision; asked right after it. The promise holds as long as no job arrives or
+        finishes, no node changes, and the queue order and the priority classes of the jobs stay the same.
         """
 
 

@@ -15,13 +15,11 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.gpu_kinds import fits_kinds, onto_kinds, spans_kinds
+from rlpto.core.gpu_kinds import fits_kinds, onto_kinds, onto_zones
 from rlpto.core.job_table import STRICT
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.core.placement import fit_rows
 from rlpto.core.queue_order import next_promotion, order_rows
-from rlpto.core.server_slots import admit_servers
-from rlpto.core.zones import onto_zones
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import helper, kernel, njit
 from rlpto.io.errors import PolicyError
@@ -107,7 +105,7 @@ class Queue:
         aging = rule.aging_normal, rule.aging_low
         order_rows(jobs.store.records, jobs.index, state.time, *aging, rule.strict, rows, effective)
         ordered = jobs.reordered(rows, effective, self._class_weights)
-        if rule.inside == "fair_users" and self._served is not None:
+        if self._served is not None:
             places = ordered.ranked(self._served(replace(state, jobs=ordered)) / ordered.class_weight)
             ordered = ordered.reordered(places, effective[places])
         if rule.converging.gained < 1:
@@ -129,11 +127,12 @@ class Queue:
 
         A job that would get less than its min_gpus gets none, and one with allowed sizes the largest of those that is
         not more (of the kind of GPU that it gets, or of the plan of parallelism). On several kinds of GPU every job is
-        given one and placed, see `gpu_kinds.onto_kinds`, unless the policy has placed every job on one; in several
-        zones each is in one, see `zones.onto_zones`. Raises PolicyError if a policy returns no Allocation, numbers that
-        are not whole, are negative, or break a job's limits, a batch size or a plan that is not one of those the job
-        has, a placement that the nodes have no room for, or parameter servers that the job cannot have. Jobs get no
-        GPUs where there are no CPU slots for their parameter servers, see `admit_servers`.
+        given one and placed, see `onto_kinds`, unless the policy has placed every job on one; in several zones each is
+        in one, see `onto_zones`. Jobs get no GPUs where there are no CPU slots for their parameter servers.
+
+        Raises PolicyError if a policy returns no Allocation, numbers that are not whole, are negative, or break a job's
+        limits, a batch size, a plan or parameter servers that the job cannot have, or a placement that the nodes have
+        no room for.
         """
         if not isinstance(allocation, Allocation):
             raise PolicyError(f"policy {policy} returned a {type(allocation).__name__}: expected an Allocation")
@@ -152,15 +151,10 @@ class Queue:
         if plan is not None or jobs.has_plans:
             plan, gpus = check_plan(plan, gpus, state, policy)
         order = check_order(allocation.order, len(jobs), policy)
-        servers = allocation.servers
-        if servers is not None:
-            servers = whole_numbers(servers, len(jobs), policy, "parameter servers")
-        servers = admit_servers(servers, state, gpus, policy)
+        servers = admit_servers(allocation.servers, state, gpus, policy)
         placement = chosen = check_placement(allocation.placement, state, wishes, policy)
         if len(state.shape.kinds) > 1:
-            trimmed = not np.array_equal(gpus, wishes)
-            alone = placement is not None and not trimmed and not len(spans_kinds(placement, state.shape))
-            if placement is None or not alone or not fits_kinds(state, placement):
+            if placement is None or not np.array_equal(gpus, wishes) or not fits_kinds(state, placement):
                 placement, chosen = onto_kinds(state, gpus), None  # a policy that ignores kinds has counted GPUs
         elif placement is not None and not np.array_equal(gpus, wishes):
             fit_rows(placement, gpus, state.shape.offered - placement.sum(axis=0))
@@ -202,7 +196,7 @@ def check_batch_size(batch_size: Any, state: ClusterState, gpus: IntArray, polic
     jobs = state.jobs
     chosen = whole_numbers(batch_size, len(jobs), policy, "samples in a batch")
     # A size that exists has all numbers of servers.
-    _check_choice(chosen, jobs.types_at(chosen), jobs.batch_sizes, state, f"policy {policy}", "a batch size of")
+    _check_choice(chosen, jobs.types_at(chosen), jobs.batch_sizes, state, policy, "a batch size of")
     return np.where(gpus > 0, chosen, 0)
 
 
@@ -215,7 +209,7 @@ def check_plan(plan: Any, gpus: IntArray, state: ClusterState, policy: str) -> t
     jobs = state.jobs
     chosen = np.zeros(len(jobs), dtype=np.int64) if plan is None else whole_numbers(plan, len(jobs), policy, "plans")
     types = jobs.types_at(np.zeros_like(chosen), None, chosen)
-    _check_choice(chosen, types, jobs.plans, state, f"policy {policy}", "the plan")
+    _check_choice(chosen, types, jobs.plans, state, policy, "the plan")
     if jobs.has_plans:
         gpus = jobs.fit_of(types, gpus)
         gpus = np.where(gpus >= jobs.min_gpus, gpus, 0)
@@ -229,7 +223,7 @@ def _check_choice(
     for row in np.flatnonzero((chosen < 0) | (types == NO_TYPE))[:1].tolist():
         others = [number for number in known[row].tolist() if number > 0]
         raise PolicyError(
-            f"{policy} gave job {int(state.jobs.index[row])} {what} {int(chosen[row])} at {state.time:.0f} s: "
+            f"policy {policy} gave job {int(state.jobs.index[row])} {what} {int(chosen[row])} at {state.time:.0f} s: "
             "expected 0 (its own choice)" + (f" or one of {others}" if others else "")
         )
 
@@ -263,6 +257,58 @@ def check_order(order: Any, count: int, policy: str) -> IntArray | None:
     if array.shape != (count,) or array.dtype.kind not in "iu" or not is_permutation(array.astype(np.int64)):
         raise PolicyError(f"policy {policy} returned a placement order that is no permutation of its {count} jobs")
     return array.astype(np.int64)
+
+
+def admit_servers(servers: Any, state: ClusterState, gpus: IntArray, policy: str) -> IntArray | None:
+    """Parameter servers [n] of the jobs that get `gpus` [n], 0 for those that get none; None if no job has any.
+
+    servers: as in `Allocation`. They are cut to the CPU slots there are: first jobs keep what they have, then the
+    others get theirs, in queue order. A job whose number was chosen gets as many as there are; one that has its own
+    number gets just these or none. Where a job gets none, its `gpus` are set to 0.
+    Raises PolicyError naming the policy for a number that a job cannot have.
+    """
+    jobs = state.jobs
+    if not jobs.has_servers:
+        if servers is not None and np.any(servers):
+            raise PolicyError(f"policy {policy} chose parameter servers for jobs that have none")
+        return None
+    own, most, chosen = jobs.own_servers, jobs.most_servers, np.zeros(len(jobs), dtype=np.int64)
+    if servers is not None:
+        chosen = whole_numbers(servers, len(jobs), policy, "parameter servers")
+    wrong = np.flatnonzero((chosen < 0) | (chosen > most))
+    if len(wrong):
+        job, highest = int(jobs.index[wrong[0]]), int(most[wrong[0]])
+        raise PolicyError(
+            f"policy {policy} gave job {job} {int(chosen[wrong[0]])} parameter servers at {state.time:.0f} s: expected "
+            + (f"0 (its own number), or 1 to {highest}" if highest else "0, for it trains without")
+        )
+    wanted = np.where(gpus > 0, np.where(chosen > 0, chosen, own), 0)
+    least = np.where(chosen > 0, 1, own)
+    held = np.where(jobs.gpus > 0, jobs.servers, 0)
+    given = np.minimum(wanted, held)
+    share_slots(given, wanted, least, state.cpu_slots)
+    gpus[(wanted > 0) & (given == 0)] = 0
+    return given
+
+
+@njit()
+def share_slots(given: IntArray, wanted: IntArray, least: IntArray, slots: int) -> None:
+    """Raise given [n], which rows hold already, to wanted [n], in order, as far as there are slots; cut it if need be.
+
+    A row that gets less than its least gets nothing.
+    """
+    left = slots
+    for i in range(len(given)):
+        given[i] = min(given[i], left)
+        left -= given[i]
+    for i in range(len(given)):
+        reached = min(wanted[i], given[i] + left)
+        if reached >= least[i]:
+            left -= reached - given[i]
+            given[i] = reached
+        else:
+            left += given[i]
+            given[i] = 0
 
 
 @njit()

@@ -71,7 +71,8 @@ def has_flattened(rule: StopRule, declared: float, epochs: FloatArray, accuracy:
     if not len(epochs) or epochs[-1] < rule.after * declared - slack:
         return False
     older = epochs <= epochs[-1] - rule.over * declared + slack
-    return bool(older.any()) and _is_flat(rule, float(accuracy[older].max()), accuracy[~older])
+    level = float(np.median(accuracy[~older]))
+    return bool(older.any()) and level - float(accuracy[older].max()) <= rule.gain * level
 
 
 def stop_epoch(rule: StopRule, declared: float, curve: FloatArray) -> float:
@@ -83,16 +84,9 @@ def stop_epoch(rule: StopRule, declared: float, curve: FloatArray) -> float:
     first = max(math.ceil(rule.after * declared - slack), math.ceil(window - slack), 1)
     # Where all of the window lies beyond the curve, it is flat: nothing that comes later need be looked at.
     last = min(math.ceil(declared) - 1, max(first, known + math.ceil(window) + 1))
-    at = np.minimum(np.arange(max(last, 0) + 1), known)
-    accuracy: FloatArray = curve[at]
-    best = np.maximum.accumulate(accuracy)
+    epochs = np.arange(max(last, 0) + 1.0)
+    accuracy: FloatArray = curve[np.minimum(epochs, known).astype(np.int64)]
     for epoch in range(first, last + 1):
-        older = math.floor(epoch - window + slack)
-        if _is_flat(rule, float(best[older]), accuracy[older + 1 : epoch + 1]):
+        if has_flattened(rule, declared, epochs[: epoch + 1], accuracy[: epoch + 1]):
             return float(epoch)
     return declared
-
-
-def _is_flat(rule: StopRule, before: float, newest: FloatArray) -> bool:
-    level = float(np.median(newest))
-    return level - before <= rule.gain * level

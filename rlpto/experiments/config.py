@@ -10,8 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 
 from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.arrivals.settings import ForecastSettings
-from rlpto.core.cluster import ClusterShape, Node, SpotSettings
-from rlpto.core.external_load import BackgroundLoad
+from rlpto.core.cluster import BackgroundLoad, ClusterShape, Node, SpotSettings
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.settings import EnvSettings

@@ -11,9 +11,10 @@ from gymnasium.vector import AutoresetMode
 from pydantic import ValidationError
 
 from rlpto.core.jobs import Job
+from rlpto.core.rewards import HOUR
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.compiled_batch import Workload
-from rlpto.envs.episodes import HOUR, EnvSetup, check_integer
+from rlpto.envs.episodes import EnvSetup, check_integer
 from rlpto.envs.observation import FORECAST_FEATURES, forecast_features
 from rlpto.envs.settings import EnvSettings
 from rlpto.envs.vector import ClusterVectorEnv

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlpto.arrivals.online import WindowForecasts
-from rlpto.core.external_load import background_at, place_background
+from rlpto.core.cluster import background_at, check_servers_fit, place_background
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.core.loop import run
 from rlpto.core.policy import LookaheadPolicy, Policy, chooses, reads_speeds
 from rlpto.core.records import RunRecord
-from rlpto.core.server_slots import check_servers_fit
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments.cache_key import outcome_of
 from rlpto.experiments.config import Config, KnowledgeSettings

@@ -11,10 +11,9 @@ from typing import Any
 
 from rlpto.agents.archive import NOT_TRAINED
 from rlpto.agents.checkpoint import Identity
-from rlpto.agents.logs import EVENTS, HISTORY
 from rlpto.agents.settings import BEST, LAST
 from rlpto.agents.training import train
-from rlpto.agents.training_loop import Status, TrainingResult
+from rlpto.agents.training_loop import EVENTS, HISTORY, Status, TrainingResult
 from rlpto.agents.window_training import WEIGHTS, train_on_windows
 from rlpto.envs.episodes import EnvSetup
 from rlpto.experiments.cache_key import Result, deciding, differing_keys

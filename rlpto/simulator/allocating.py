@@ -58,8 +58,7 @@ def sort_growing(growing: IntArray, gpus: IntArray, order: IntArray, most_free: 
 def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: IntArray) -> None:
     """Give job index[i] gpus[i] GPUs, for every active job; order: rows in which jobs are placed.
 
-    First all GPUs that are given back, then those that are taken. Jobs whose number does not change
-    are not touched.
+    First all GPUs that are given back, then those that are taken. Jobs whose number does not change are not touched.
     """
     now, most_free, free, jobs = w.clusters[b].time, w.rules[0].most_free, w.free[b], w.jobs[b]
     growing, count = w.scratch, 0  # rows that get more GPUs

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.core.cluster import ClusterShape
-from rlpto.core.external_load import HeldByOthers
+from rlpto.core.cluster import ClusterShape, HeldByOthers
 from rlpto.core.records import INTERVAL
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.performance.tables import SpeedTables
@@ -34,10 +33,9 @@ CLUSTER = np.dtype(
     ],
     align=True,
 )
-"""One cluster: time [s], next_toggle [s] (next failure or repair of any node), jobs in its workload, those
-that have arrived, those active, GPUs on nodes that are up, GPUs held; changed: 1 if a job arrived or
-finished or a node changed in the last advance; logged: entries in the log;
-seed of its nodes' failures."""
+"""One cluster: time [s], next_toggle [s] (next failure or repair of any node), jobs in its workload, those that have
+arrived, those active, GPUs on nodes that are up, GPUs held; changed: 1 if a job arrived or finished or a node changed
+in the last advance; logged: entries in the log; seed of its nodes' failures."""
 
 NODE = np.dtype(
     [
@@ -85,8 +83,7 @@ RULES = np.dtype(
 )
 """SimulatorSettings as numbers; times in seconds, limit: when every cluster stops. best_interval: 1 where
 jobs choose the interval of checkpoints by Young, 2 by Daly. may_fail: 1 if nodes fail or are reclaimed; priced: 1 if
-one has a price. follow_accuracy: 1 if when jobs gain their accuracy is
-noted, see `rlpto.simulator.shortfall`."""
+one has a price. follow_accuracy: 1 if when jobs gain their accuracy is noted, see `rlpto.simulator.shortfall`."""
 
 
 class World(NamedTuple):
@@ -186,23 +183,6 @@ def build_world(
         rules=rules,
         scratch=np.zeros(max(count, 1), dtype=np.int64),
     )
-
-
-def with_jobs(world: World, jobs: AnyArray, count: int, most: int) -> World:
-    """The world of one cluster after jobs have been added. jobs: [1, M] JOB; the first `count` are there.
-
-    most: GPUs that a job may hold at most. The log must be empty.
-    """
-    if jobs.shape[1] > world.jobs.shape[1] or most > world.nodes.shape[2]:
-        room = jobs.shape[1]
-        nodes = np.zeros((1, room, max(most, world.nodes.shape[2])), dtype=np.int32)
-        nodes[:, : world.nodes.shape[1], : world.nodes.shape[2]] = world.nodes
-        active = np.zeros((1, room), dtype=np.int64)
-        active[:, : world.active.shape[1]] = world.active
-        log = np.zeros((1, 4 * room + 64), dtype=CHANGE)
-        world = world._replace(nodes=nodes, active=active, log=log, scratch=np.zeros(room, dtype=np.int64))
-    world.clusters["jobs"] = count
-    return world._replace(jobs=jobs)
 
 
 def compile_rules(settings: SimulatorSettings, follow_accuracy: bool) -> AnyArray:

@@ -66,7 +66,7 @@ class SharedGpus:
         """Give up what is more than `wanted` GPUs by node, the last taken first."""
         kept: list[tuple[int, int]] = []
         left = wanted.copy()
-        for node, gpu in self._places[job]:
+        for node, gpu in self._places.pop(job):
             if left[node] > 0:
                 left[node] -= 1
                 kept.append((node, gpu))
@@ -74,8 +74,6 @@ class SharedGpus:
                 self._jobs_on[node][gpu] -= 1
         if kept:
             self._places[job] = kept
-        else:
-            del self._places[job]
 
     def _take(self, job: int, wanted: Counter[int]) -> None:
         """Take what is missing of `wanted` GPUs by node."""

@@ -13,7 +13,6 @@ from rlpto.agents.checkpoint import export_agent
 from rlpto.agents.policy import pretrained_file
 from rlpto.io.errors import CheckpointError
 from rlpto.io.files import digest
-from tests.agents.helpers import train_small
 
 
 def write_agent(path: Path, lacking: tuple[str, ...] = (), trained: bool = True, **said: Any) -> Path:
@@ -81,9 +80,8 @@ def test_the_validation_curve_of_a_checkpoint_reaches_the_card_by_an_export(tmp_
     assert rows_of(card_of(tmp_path / "agent.zip"), "Validation") == expected
 
 
-def test_an_agent_that_learnt_from_decisions_has_steps_and_rewards_per_job(tmp_path: Path) -> None:
-    train_small(tmp_path / "run")
-    export_agent(tmp_path / "run" / "best.zip", tmp_path / "agent.zip")
+def test_an_agent_that_learnt_from_decisions_has_steps_and_rewards_per_job(decided: Path, tmp_path: Path) -> None:
+    export_agent(decided / "best.zip", tmp_path / "agent.zip")
     said = read_archive(tmp_path / "agent.zip", (AGENT,)).manifest
     card = card_of(tmp_path / "agent.zip")
     origin = dict(rows_of(card, "Where it comes from"))

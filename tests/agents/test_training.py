@@ -1,3 +1,5 @@
+"""Training from decisions, in simulation and on clusters that come one at a time; those are simulated here, too."""
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,28 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rlpto.agents.archive import CHECKPOINT, Archive, read_archive
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.ppo import TimedPPO, TimedRolloutBuffer, falling
+from rlpto.agents.settings import LAST
+from rlpto.agents.trained import StartingAgent
+from rlpto.agents.training import train
+from rlpto.agents.training_loop import TrainingResult
 from rlpto.core.rewards import REWARD_PARTS
-from rlpto.envs.episodes import action_space, observation_space
+from rlpto.envs.episodes import ExternalSetup, action_space, observation_space
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.settings import EnvSettings
-from rlpto.io.errors import CheckpointError, TrainingError
-from tests.agents.helpers import IDENTITY, make_settings, make_setup, train_small
+from rlpto.io.errors import CheckpointError, ConfigError, TrainingError
+from rlpto.simulator.cluster import SimulatedCluster
+from tests.agents.helpers import (
+    IDENTITY,
+    NODES,
+    QUEUE,
+    REWARD,
+    SIMULATOR,
+    TABLES,
+    make_settings,
+    make_setup,
+    train_small,
+    workload,
+)
 
 
 def last(folder: Path) -> Archive:
@@ -50,13 +68,6 @@ def test_a_resumed_training_is_bit_for_bit_one_that_was_never_stopped(tmp_path: 
     assert one.arrays.keys() == other.arrays.keys()
     for name, array in one.arrays.items():
         assert array.tobytes() == other.arrays[name].tobytes(), name
-
-
-def test_a_training_writes_nothing_outside_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    train_small(tmp_path / "run", stop=stop_after(1))
-    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_checkpoints_that_cannot_be_resumed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,9 +122,14 @@ def test_nan_stops_training_with_the_last_good_checkpoint(
     assert train_small(tmp_path, resume=True).finished
 
 
-def test_tensorboard_shows_what_a_training_is_about(tmp_path: Path) -> None:
-    train_small(tmp_path)
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
+def test_tensorboard_shows_what_a_training_is_about_and_nothing_is_written_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    train_small(tmp_path / "run")
+    assert list((tmp_path / "temporary").iterdir()) == []
+    events = EventAccumulator(str(tmp_path / "run/tensorboard"))
     events.Reload()
     scalars = set(events.Tags()["scalars"])
     validated = ("reward", "jct_mean", "makespan", "utilisation", "queueing_high", "rescales_per_job")
@@ -172,3 +188,71 @@ def test_surprises_fade_with_the_trace_half_life_and_end_with_an_episode() -> No
 def test_the_learning_rate_falls_to_its_share() -> None:
     rate = falling(2.0, 0.25)
     assert [rate(1.0), rate(0.5), rate(0.0)] == pytest.approx([2.0, 1.25, 0.5])
+
+
+FINE = make_settings(steps=24, ppo={"rollout": 8, "batch_size": 8})
+
+
+@pytest.fixture
+def agent(decided: Path) -> Path:
+    """The file of a small agent that was trained in simulation."""
+    return decided / LAST
+
+
+class Clusters:
+    """Simulated clusters that pass for real ones; counts how many were begun."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def __call__(self) -> SimulatedCluster:
+        self.begun += 1
+        jobs = workload(20 + self.begun).jobs
+        return SimulatedCluster(NODES, jobs, TABLES, SIMULATOR, self.begun)
+
+
+def tune(agent: Path, folder: Path, clusters: Clusters | None = None, **more: Any) -> TrainingResult:
+    start = StartingAgent(agent)
+    setup = ExternalSetup(
+        clusters or Clusters(), QUEUE, REWARD, start.env(EnvSettings()), start.trained.start, SIMULATOR.interval
+    )
+    settings, identity = start.settings(more.pop("settings", FINE)), more.pop("identity", IDENTITY)
+    return train(setup, settings, folder, identity, starting_agent=start, **more)
+
+
+def weights(path: Path) -> dict[str, np.ndarray]:
+    return read_archive(path, (CHECKPOINT,)).group("policy")
+
+
+def test_begins_with_the_agent_and_learns(agent: Path, tmp_path: Path) -> None:
+    outcome = tune(agent, tmp_path, stop=lambda: True)
+    assert (outcome.finished, outcome.steps) == (False, 0)
+    first = weights(tmp_path / LAST)
+    outcome = tune(agent, tmp_path)
+    assert (outcome.finished, outcome.steps) == (True, 24)
+    last = weights(tmp_path / LAST)
+    assert all(np.array_equal(first[name], array) for name, array in weights(agent).items())
+    assert any(not np.array_equal(first[name], last[name]) for name in first)
+    assert StartingAgent(tmp_path / LAST).trained.env.max_jobs == StartingAgent(agent).trained.env.max_jobs
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_stops_within_a_rollout_and_goes_on_from_the_last_update(agent: Path, tmp_path: Path) -> None:
+    # Asked once before each of two rollouts of 8 steps, and after every step.
+    outcome = tune(agent, tmp_path, stop=stop_after(13))
+    assert (outcome.finished, outcome.steps) == (False, 8)
+    assert read_archive(tmp_path / LAST, (CHECKPOINT,)).manifest["steps"] == 8
+    clusters = Clusters()
+    tune(agent, tmp_path, clusters, resume=True, stop=stop_after(1))
+    assert clusters.begun == 1, "one episode and not two"
+    outcome = tune(agent, tmp_path, resume=True)
+    assert (outcome.finished, outcome.steps) == (True, 24)
+
+
+def test_what_an_agent_cannot_change_is_refused(agent: Path) -> None:
+    starting_agent = StartingAgent(agent)
+    with pytest.raises(ConfigError, match=r"env\.max_jobs: 7, but the agent of .* was trained with 6"):
+        starting_agent.env(EnvSettings(max_jobs=7))
+    assert starting_agent.env(EnvSettings(reward_scale=4.0)).reward_scale == 4.0
+    with pytest.raises(CheckpointError, match=r"gone\.zip: cannot read the file: no such file"):
+        StartingAgent(agent.with_name("gone.zip"))

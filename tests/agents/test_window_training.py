@@ -1,6 +1,8 @@
 """Training on whole windows: steering vectors with a network of per-job bonuses."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,7 @@ from rlpto.agents.policy import Agent, AgentOptions
 from rlpto.agents.settings import AgentSettings, WindowSettings
 from rlpto.agents.trained import StartingAgent
 from rlpto.agents.training_loop import TrainingResult
-from rlpto.agents.window_trainers import Evolution, Learner, Ppo
-from rlpto.agents.window_training import WEIGHTS, SteeringSpace, train_on_windows
+from rlpto.agents.window_training import WEIGHTS, Learner, SteeringSpace, evolve, learn_by_ppo, train_on_windows
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.batch import EnvBatch
@@ -68,13 +69,13 @@ def test_a_resumed_training_is_bit_for_bit_one_that_was_never_stopped(tmp_path: 
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("method", [Evolution(), Ppo(WindowSettings(rollout=64))], ids=["evolution", "ppo"])
-def test_a_learner_comes_closer_to_what_loses_least(method: Evolution | Ppo) -> None:
+@pytest.mark.parametrize("learn", [evolve, partial(learn_by_ppo, settings=WindowSettings())], ids=["evolution", "ppo"])
+def test_a_learner_comes_closer_to_what_loses_least(learn: Callable[..., dict[str, float]]) -> None:
     goal, rng = np.linspace(-2.0, 2.0, 6), np.random.default_rng(0)
     learner = Learner(6, 0.1)
     for _ in range(150):
         drawn = learner.draw(rng, 32)
-        method.learn(learner, drawn, ((drawn - goal) ** 2).sum(axis=1) + rng.normal(size=64))
+        learn(learner, drawn, ((drawn - goal) ** 2).sum(axis=1) + rng.normal(size=64))
         learner.remember()
     np.testing.assert_allclose(learner.average, goal, atol=0.4)
 

@@ -9,7 +9,6 @@ import pytest
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
-from rlpto.envs.episodes import Episode
 from rlpto.envs.observation import forecast_features
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config, resolved_yaml
@@ -56,7 +55,7 @@ def test_policies_and_environments_see_the_same_bit_by_bit() -> None:
     assert len(own.forecast) == 6 * 6 + 1
     single, batch = ClusterEnv(setup, "ansi"), ClusterVectorEnv(setup, 1)
     single.reset(seed=0)
-    single.batch.begin(0, Episode(number, 0.0, np.inf))
+    single.batch.begin(0, number)
     single_seen = {name: part[0] for name, part in single.batch.observe()._asdict().items()}
     batch_seen, _ = batch.reset(seed=0)
     nothing, ended, at = np.zeros(len(ACTION_FEATURES), dtype=np.float32), False, 0

@@ -4,17 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import EstimateNoise
 from rlpto.io.errors import JobError
-from rlpto.performance.solo import alone_bound, seconds_to_finish
+from rlpto.performance.solo import alone_bound
 from rlpto.performance.tables import elapsed_from_rates, placement_key
 
-from ..builders import advance_to, give, job, linear_tables, make_cluster, make_tables, random_tables, run_out
+from ..builders import advance_to, give, job, linear_tables, make_cluster, make_tables
 
 
 class TestJob:
@@ -48,18 +46,6 @@ def test_jobs_come_in_order_and_tables_cover_them(jobs, said):
 
 
 class TestTable:
-    def test_remaining_time_comes_true(self):
-        """What the table says on exact knowledge is when the job finishes, speeds staying as they are."""
-        cluster = make_cluster([job(epochs=20.0, gpus=3)], linear_tables(0.01), [8], interval=10)
-        give(cluster, [3])
-        advance_to(cluster, 100)
-        jobs = cluster.state().jobs
-        assert jobs.progress.tolist() == pytest.approx([3.0])
-        left = jobs.remaining_time(np.array([3]))[0]
-        assert jobs.remaining_time(np.array([0])).tolist() == [np.inf]
-        run_out(cluster)
-        assert 100 + left == pytest.approx(cluster.store.finish_time[0])
-
     def test_speed_is_that_of_packed_placements_in_the_present_epoch(self):
         one_node = [[0.01 * k, 0.02 * k] for k in (1, 2, 3, 4)]
         two_nodes = [[0.005 * k, 0.006 * k] for k in (1, 2, 3, 4)]
@@ -73,12 +59,6 @@ class TestTable:
         advance_to(cluster, 240)
         assert cluster.state().jobs.progress[0] > 2
         assert cluster.state().jobs.epoch.tolist() == [1], "later epochs repeat the last one measured"
-
-    def test_accuracy_goes_from_the_start_of_the_curve_to_its_end(self):
-        jobs = make_cluster([job(0, epochs=2.5), job(1, epochs=99.0)], random_tables(1, 8, 5.0)).state().jobs
-        curve = np.linspace(0.1, 0.9, 5) ** 0.5
-        assert jobs.accuracy.tolist() == pytest.approx([curve[0]] * 2)
-        assert jobs.final_accuracy.tolist() == pytest.approx([(curve[2] + curve[3]) / 2, curve[4]])
 
     def test_noise_changes_what_is_shown_not_what_happens(self):
         jobs = [job(0, epochs=1.0, gpus=4), job(1, epochs=1.0, gpus=4)]
@@ -94,16 +74,6 @@ class TestTable:
 
 
 class TestAloneBound:
-    @settings(max_examples=60)
-    @given(st.integers(0, 1000), st.floats(0.01, 9.0), st.integers(1, 6), st.floats(0.2, 5.0))
-    def test_no_constant_allocation_beats_it(self, seed, epochs, most, scale):
-        tables = random_tables(seed, 6, 0.0, types=2)
-        given_jobs = (np.array([1]), np.array([scale]), np.array([epochs]))
-        bound = alone_bound(tables, *given_jobs, np.array([most]))[0]
-        for gpus_per_node in (1, 8):
-            alone = seconds_to_finish(tables, 1, scale, epochs, np.arange(1, most + 1), gpus_per_node)
-            assert bound <= alone.min() * (1 + 1e-12)
-
     def test_every_epoch_has_its_own_best_number_of_gpus(self):
         # One GPU is best in the first epoch, two in the second, and the best of the last goes on.
         tables = make_tables([[[[0.1, 0.01], [0.05, 0.05]]]])

@@ -4,20 +4,14 @@ import numpy as np
 import pytest
 
 from rlpto.core.cluster import ClusterState
-from rlpto.core.loop import MAX_IDLE_POINTS, run
-from rlpto.core.queues import QueueSettings
-from rlpto.core.records import RunRecord, intervals
+from rlpto.core.loop import MAX_IDLE_POINTS
+from rlpto.core.records import intervals
 from rlpto.core.rewards import TERMS, RewardWeights, reward_terms, weigh
 from rlpto.io.errors import PolicyError
 from rlpto.policies.registry import make_policy
-from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings
 
 from ..builders import Scripted, job, linear_tables, make_cluster, played, random_tables
-
-
-def schedule(cluster: SimulatedCluster, policy: object, **queue: object) -> RunRecord:
-    return run(cluster, policy, QueueSettings(**queue), RewardWeights(), window="w", seed=3)
 
 
 class TestMisbehaviour:
@@ -31,7 +25,7 @@ class TestMisbehaviour:
         jobs = [job(0), job(1, 5.0)]
         cluster = make_cluster(jobs, linear_tables(), [1, 1], interval=60, decide_on=decide_on, failures=failures)
         with pytest.raises(PolicyError, match=r"policy lazy leaves 2 jobs without GPUs for ever"):
-            schedule(cluster, policy)
+            played(cluster, policy)
 
     @pytest.mark.parametrize("jobs", [1, 2])
     def test_what_a_policy_writes_into_its_table_changes_no_limit(self, jobs):
@@ -41,7 +35,7 @@ class TestMisbehaviour:
 
         cluster = make_cluster([job(0, 0, 3.0, 2)] * jobs, linear_tables(gpus=8), sizes=(8,))
         with pytest.raises(PolicyError, match="gave job 0 8 GPUs"):
-            schedule(cluster, Scripted(greedy))
+            played(cluster, Scripted(greedy))
 
     def test_a_policy_that_changes_which_jobs_there_are_is_stopped(self):
         def confused(state: ClusterState):
@@ -50,26 +44,26 @@ class TestMisbehaviour:
 
         cluster = make_cluster([job(0), job(1)], linear_tables(), [1, 1])
         with pytest.raises(PolicyError, match=r"has written into state\.jobs\.index"):
-            schedule(cluster, Scripted(confused))
+            played(cluster, Scripted(confused))
 
     def test_a_policy_that_stands_until_no_time_is_stopped(self):
         policy = Scripted(lambda state: np.ones(len(state.jobs), dtype=int), "odd")
         policy.stands_until = lambda _: np.nan
         with pytest.raises(PolicyError, match="policy odd: stands_until is NaN"):
-            schedule(make_cluster([job(0), job(1)], linear_tables(), [1, 1]), policy)
+            played(make_cluster([job(0), job(1)], linear_tables(), [1, 1]), policy)
 
     def test_a_policy_may_wait_as_long_as_patience_lasts(self):
         def late(state: ClusterState) -> list[int]:
             return [int(state.time >= 60.0 * (MAX_IDLE_POINTS - 1))]
 
-        record = schedule(make_cluster([job()], linear_tables(), interval=60), Scripted(late))
+        record = played(make_cluster([job()], linear_tables(), interval=60), Scripted(late))
         assert record.jobs.start_time[0] == 60.0 * (MAX_IDLE_POINTS - 1)
 
     def test_no_policy_is_blamed_while_nodes_are_down(self):
         """A repair may take thousands of decision points."""
         rules = FailureSettings(mtbf_hours=0.02, mttr_hours=1.0, checkpoint_interval=10.0)
         cluster = make_cluster([job(epochs=2.0)], linear_tables(), [1], seed=4, interval=1.0, failures=rules)
-        record = schedule(cluster, make_policy("fifo"))
+        record = played(cluster, "fifo")
         assert np.isfinite(record.jobs.finish_time[0])
         assert (record.decisions.capacity == 0).any()
         assert cluster.time > 2 * MAX_IDLE_POINTS
@@ -78,10 +72,10 @@ class TestMisbehaviour:
         cluster = make_cluster([job(0, gpus=2, min_gpus=1)], linear_tables(delay=90.0), [4])
         turns = Scripted(lambda state: [1 + int(state.time / 60.0) % 2], "fidgety")
         with pytest.raises(PolicyError, match=r"policy fidgety: no job progressed .* rescale"):
-            schedule(cluster, turns)
+            played(cluster, turns)
 
         cluster = make_cluster([job(0)], linear_tables(delay=70.0 * MAX_IDLE_POINTS), [4])
-        record = schedule(cluster, Scripted(lambda _: [1]))
+        record = played(cluster, Scripted(lambda _: [1]))
         assert record.jobs.finish_time[0] > 70.0 * MAX_IDLE_POINTS
 
 
@@ -93,8 +87,8 @@ class TestRecord:
             job(1, 10.0, epochs=0.5, gpus=1, max_gpus=2),
         ]
         cluster = make_cluster(jobs, linear_tables(delay=20.0), [2], interval=1000)
-        record = schedule(cluster, Scripted(lambda state: state.jobs.max_gpus))
-        assert (record.policy, record.window, record.seed, record.capacity) == ("scripted", "w", 3, 2)
+        record = played(cluster, Scripted(lambda state: state.jobs.max_gpus), seed=3)
+        assert (record.policy, record.seed, record.capacity) == ("scripted", 3, 2)
         own = record.jobs
         assert own.names == ("job0", "job1")
         assert own.models == ("m0", "m0")
@@ -120,7 +114,7 @@ class TestRecord:
 
     def test_a_run_that_stops_early_says_what_is_not_known(self):
         jobs = [job(0, epochs=1000.0), job(1), job(2, 1e6)]
-        record = schedule(make_cluster(jobs, linear_tables(), [1], max_hours=1.0), make_policy("fifo"))
+        record = played(make_cluster(jobs, linear_tables(), [1], max_hours=1.0), "fifo")
         assert record.jobs.start_time[0] == 0.0
         assert np.isnan(record.jobs.finish_time).all()
         assert np.isnan(record.jobs.start_time[1:]).all()

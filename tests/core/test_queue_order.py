@@ -95,21 +95,6 @@ class TestPolicies:
             state = ordered(jobs, 1, WEIGHTED, time)
             assert make_policy("srtf")(state).gpus[np.argsort(state.jobs.index)].tolist() == gpus
 
-    def test_las_says_when_a_weighted_level_is_reached(self):
-        policy = make_policy("las")
-        state = ordered([J(attained=3500.0, priority=0)], 1, WEIGHTED)
-        policy(state)
-        assert policy.stands_until(state) == pytest.approx(100.0, abs=1e-3)
-
-    def test_hesrpt_gives_most_to_the_smallest_over_the_weight(self):
-        jobs = [J(work=390.0, priority=0, highest=16), J(work=100.0, priority=2, highest=16)]
-        larger = [J(work=410.0, priority=0, highest=16), J(work=100.0, priority=2, highest=16)]
-        for case, first in ((jobs, True), (larger, False)):
-            high, low = got("hesrpt:p=0.5", case, 16, WEIGHTED)
-            assert (high > low) == first
-        high, low = got("hesrpt:p=0.5", larger, 16, STRICT)
-        assert high > low
-
     def test_only_strict_classes_start_before_what_the_index_prefers(self):
         jobs = [J(work=1e6, highest=8, priority=0), J(work=10, highest=8, priority=2)]
         size = Index(steering=IndexWeights(remaining=-2.0, priority=0.0).vector())

@@ -45,18 +45,6 @@ class TestAging:
         assert state.jobs.effective_priority[np.argsort(state.jobs.index)].tolist() == classes
         assert self.SETTINGS.aging_bound == 80
 
-    def test_risen_jobs_are_served_by_submission(self):
-        jobs = [job(0, 0.0, priority=2), job(1, 10.0, priority=1), job(2, 20.0, priority=0)]
-        cluster = make_cluster(jobs, linear_tables(), interval=1.0)
-        queue, served = Queue(self.SETTINGS), {}
-        while cluster.time < 90:
-            served[cluster.time] = queue.order(cluster.state()).jobs.index.tolist()
-            cluster.advance()
-        assert served[20] == [2, 1, 0]
-        assert served[39] == [2, 1, 0]
-        assert served[40] == [1, 2, 0]
-        assert served[80] == [0, 1, 2]
-
     def test_no_job_is_demoted_again(self):
         """Not by running, nor by waiting again after that."""
         cluster = make_cluster([job(0, epochs=100, priority=1)], linear_tables(), interval=1.0)
@@ -74,14 +62,6 @@ class TestAging:
         give(cluster, [0])
         advance_to(cluster, 41)
         assert classes() == [0]
-
-    def test_the_order_stands_until_the_next_job_rises(self):
-        queue = Queue(self.SETTINGS)
-        stands = []
-        for time in (0, 30, 50, 80):
-            state = queue.order(waiting([0, 1, 2], time))
-            stands.append(queue.stands_until(state))
-        assert stands == [30, 50, 80, np.inf]
 
     def test_who_begins_to_wait_is_counted_even_if_the_policy_looked_before(self):
         cluster = make_cluster([job(0, epochs=100, priority=1)], linear_tables(), interval=1.0)
@@ -110,9 +90,7 @@ class TestConverging:
     def test_a_job_shrinks_in_steps_as_it_converges(self):
         steps = [limits([gained, 0.1], [8, 8], [8, 8], self.RULE)[0] for gained in (0.89, 0.9, 0.94, 0.95, 1.0)]
         assert steps == [16, 6, 6, 4, 4]
-
-    def test_no_job_shrinks_while_no_other_can_use_it(self):
-        assert limits([0.95, 0.1], [8, 16], [8, 16], self.RULE) == [16, 16]
+        assert limits([0.95, 0.1], [8, 16], [8, 16], self.RULE) == [16, 16], "while no other can use it"
         assert limits([0.95, 0.99], [8, 2], [8, 4], self.RULE) == [16, 16], "converging jobs need nothing more"
 
     @given(

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
 from rlpto.core.cluster import ClusterShape, Node
@@ -19,7 +17,7 @@ from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.clusters import OneCluster
-from rlpto.envs.episodes import EnvSetup, Episode, ExternalSetup
+from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.knowledge.known import Knowledge
 from rlpto.policies.index import Index
@@ -55,47 +53,6 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one.keys() == other.keys()
     for name in one:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
-
-
-@given(
-    seed=st.integers(0, 1000),
-    hold=st.sampled_from([0.0, 150.0]),
-    noisy=st.booleans(),
-    failing=st.booleans(),
-    decide_on=st.sampled_from(["events", "interval"]),
-    baseline=st.sampled_from(["none", "start_heuristic"]),
-    gained=st.sampled_from([1.0, 0.6]),
-    classes=st.sampled_from(["strict", "weighted"]),
-)
-@settings(max_examples=6)
-def test_slots_of_a_batch_and_single_environments_go_the_same_way(
-    seed, hold, noisy, failing, decide_on, baseline, gained, classes
-):
-    simulator = SimulatorSettings(decide_on=decide_on, failures=FAILING if failing else FailureSettings())
-    queue = QueueSettings(
-        classes=classes,
-        aging_normal=400,
-        aging_low=600,
-        converging=ConvergingSettings(gained=gained),
-    )
-    setup = make_setup(noisy=noisy, simulator=simulator, queue=queue, hold=hold, baseline=baseline)
-    batch, singles = ClusterVectorEnv(setup, 2), [drawn(setup), ClusterEnv(setup)]
-    seen = batch.reset(seed=seed)[0]
-    own = [env.reset(seed=seed + b)[0] for b, env in enumerate(singles)]
-    batch.action_space.seed(seed)
-    for _ in range(25):
-        actions = batch.action_space.sample()
-        after, reward, ended, cut, infos = batch.step(actions)
-        for b, env in enumerate(singles):
-            same({name: part[b] for name, part in seen.items()}, own[b])
-            own[b], *rest, info = env.step(actions[b])
-            assert rest == [reward[b], ended[b], cut[b]]
-            assert info == {"terms": {name: infos["terms"][name][b] for name in REWARD_PARTS},
-                            "elapsed": infos["elapsed"][b]}  # fmt: skip
-            if ended[b] or cut[b]:
-                same(infos["final_obs"][b], own[b])
-                own[b] = env.reset()[0]
-        seen = after
 
 
 @pytest.mark.parametrize(
@@ -142,7 +99,7 @@ class TestEpisodes:
     def test_an_episode_begins_warm_and_is_cut_at_its_length(self):
         env = drawn(make_setup())
         env.reset(seed=0)
-        env.batch.begin(0, Episode(2, 900.0, 300.0))
+        env.batch.begin(0, 2, 900.0, 300.0)
         assert env.workload == "w2"
         assert env.batch.began[0] >= 900.0
         assert np.isfinite(cluster_of(env).store.start_time).any(), "the start heuristic has been at work"
@@ -154,7 +111,7 @@ class TestEpisodes:
             passed += step["elapsed"]
         assert passed >= 300.0
 
-        env.batch.begin(0, Episode(0, 1e9, 300.0))
+        env.batch.begin(0, 0, 1e9, 300.0)
         assert env.batch.began[0] < 60.0, "a warm-up beyond the end begins at the start"
 
     def test_nothing_goes_before_reset_or_after_the_end(self):

@@ -10,7 +10,6 @@ from rlpto.core.jobs import Job
 from rlpto.core.loop import run
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
-from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.whole_windows import WindowPool
 from rlpto.knowledge.known import Knowledge
 from rlpto.knowledge.remaining import RemainingKnowledge
@@ -24,7 +23,7 @@ from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 from ..builders import random_jobs, with_kinds
 from ..planning.test_planner import TIME_ONLY, Noted
-from .builders import START, TABLES, WHOLE, make_setup
+from .builders import START, TABLES, make_setup
 
 NODES = ClusterShape(Node(gpus, gpu=kind) for gpus, kind in [(4, "slow"), (4, "fast"), (2, "slow"), (4, "fast")])
 ONE_KIND = ClusterShape((Node(4), Node(4), Node(2)))
@@ -69,29 +68,6 @@ def test_windows_on_several_kinds_are_played_as_the_simulator_runs_them(
         np.testing.assert_allclose(parts[window], record.decisions.reward.sum(axis=0), rtol=1e-9)
         moved += int(np.count_nonzero(cluster.tables.kind[cluster.store.type_index]))
     assert 0 < moved < 75, "jobs have run on both kinds"
-
-
-@pytest.mark.parametrize("shape", [NODES, ONE_KIND], ids=["several kinds", "one kind"])
-def test_environments_are_the_same_compiled_and_drawn_and_no_action_makes_jobs_run_on_other_sizes(
-    shape: ClusterShape,
-) -> None:
-    """On one kind sizes are those of all types."""
-    tables = tables_of(sizes=True)
-    if shape == ONE_KIND:
-        tables = replace(TABLES, fit=np.tile(largest_sizes(SIZES, TABLES.max_gpus), (len(TABLES.types), 1)))
-    setup = make_setup([jobs_of(3)], tables=tables, episode=WHOLE, shape=shape)
-    drawn, compiled = ClusterEnv(setup, "ansi"), ClusterEnv(setup)
-    np.testing.assert_equal(drawn.reset(seed=1)[0], compiled.reset(seed=1)[0])
-    held: set[int] = set()
-    drawn.action_space.seed(1)
-    for _ in range(30):
-        action = drawn.action_space.sample()
-        one, other = drawn.step(action), compiled.step(action)
-        np.testing.assert_equal(one[0], other[0])
-        assert one[1:4] == other[1:4]
-        held |= set(drawn.batch.clusters.cluster.store.gpus.tolist())
-    assert held <= {0, *SIZES}
-    assert len(held) > 2
 
 
 @pytest.mark.parametrize("seed", range(4))

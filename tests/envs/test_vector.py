@@ -1,35 +1,28 @@
 """Environments that step together: spaces, infos, episodes, and the baseline rollout that is subtracted."""
 
+import copy
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as wrappers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from rlpto.core.queues import QueueSettings
+from rlpto.core.queues import ConvergingSettings, QueueSettings
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.settings import EpisodeSettings
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.io.errors import ConfigError
-from rlpto.simulator.settings import SimulatorSettings
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 from ..builders import random_jobs
 from .builders import TABLES, WHOLE, make_setup
 
 ZERO = np.zeros((2, len(ACTION_FEATURES)))
-
-
-def test_arrays_that_were_returned_stay_as_they_were():
-    env = ClusterVectorEnv(make_setup(), 2)
-    seen = env.reset(seed=[7, 7])[0]
-    np.testing.assert_array_equal(*seen["jobs"])  # a seed each
-    kept = {name: part.copy() for name, part in seen.items()}
-    for _ in range(5):
-        env.step(ZERO)
-    for name, part in kept.items():
-        np.testing.assert_array_equal(seen[name], part)
 
 
 def test_the_baseline_rollout_takes_what_the_start_heuristic_earns():
@@ -68,6 +61,7 @@ def test_jobs_out_of_sight_go_on_being_scheduled():
 
 def test_what_cannot_be_is_refused_in_a_line():
     env = ClusterVectorEnv(make_setup(), 2)
+    np.testing.assert_array_equal(*env.reset(seed=[7, 7])[0]["jobs"])  # a seed each
     with pytest.raises(ValueError, match=r"options \['workload'\]"):
         env.reset(options={"workload": 0})
     with pytest.raises(ValueError, match="1 of them, expected one for each of 2"):
@@ -80,33 +74,60 @@ def test_what_cannot_be_is_refused_in_a_line():
         ClusterVectorEnv(make_setup(simulator=SimulatorSettings(share=2)), 2)
 
 
-@pytest.mark.parametrize(("mode", "scored"), [(AutoresetMode.SAME_STEP, False), (AutoresetMode.NEXT_STEP, True)])
-def test_it_goes_the_way_of_gymnasiums_own_vector_of_single_environments(mode, scored):
-    """Wrapped too: observations, rewards, ends, and what statistics of episodes are noted."""
+@given(
+    seed=st.integers(0, 1000),
+    mode=st.sampled_from([AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP]),
+    hold=st.sampled_from([0.0, 150.0]),
+    noisy=st.booleans(),
+    mtbf=st.sampled_from([0.0, 1.0]),
+    decide_on=st.sampled_from(["events", "interval"]),
+    baseline=st.sampled_from(["none", "start_heuristic"]),
+    gained=st.sampled_from([1.0, 0.6]),
+    classes=st.sampled_from(["strict", "weighted"]),
+    scored=st.booleans(),
+)
+@settings(max_examples=8)
+def test_it_goes_the_way_of_gymnasiums_own_vector_of_single_environments(
+    seed, mode, hold, noisy, mtbf, decide_on, baseline, gained, classes, scored
+):
+    """Of compiled ones and one that is drawn, wrapped too: all arrays, and what statistics of episodes are noted."""
     factor = np.random.default_rng(1).uniform(0.5, 2.0, TABLES.rates.shape)
-    tables = replace(TABLES, score_rates=TABLES.rates * factor) if scored else TABLES
-    setup = make_setup(tables=tables, episode=EpisodeSettings(min_hours=0.1, max_hours=0.3))
+    setup = make_setup(
+        tables=replace(TABLES, score_rates=TABLES.rates * factor) if scored else TABLES,
+        noisy=noisy,
+        simulator=SimulatorSettings(decide_on=decide_on, failures=FailureSettings(mtbf_hours=mtbf, mttr_hours=0.1)),
+        queue=QueueSettings(
+            classes=classes, aging_normal=400, aging_low=600, converging=ConvergingSettings(gained=gained)
+        ),
+        episode=EpisodeSettings(min_hours=0.1, max_hours=0.3),
+        hold=hold,
+        baseline=baseline,
+    )
 
     def wrapped(env):
         env = wrappers.RecordEpisodeStatistics(env)
         if mode is AutoresetMode.NEXT_STEP:  # gymnasium's wrappers of observations want that
             env = wrappers.FlattenObservation(env)
-        env = wrappers.RescaleAction(env, -1.0, 1.0)
-        return wrappers.ClipReward(env, -50.0, 50.0)
+        return wrappers.ClipReward(wrappers.RescaleAction(env, -1.0, 1.0), -50.0, 50.0)
 
     ours = wrapped(ClusterVectorEnv(setup, 3, autoreset_mode=mode))
-    theirs = wrapped(SyncVectorEnv([lambda: ClusterEnv(setup)] * 3, autoreset_mode=mode))
-    np.testing.assert_equal(ours.reset(seed=4)[0], theirs.reset(seed=4)[0])
+    single = partial(ClusterEnv, setup)
+    theirs = wrapped(SyncVectorEnv([partial(single, "ansi"), single, single], autoreset_mode=mode))
+    first = ours.reset(seed=seed)[0]
+    kept = copy.deepcopy(first)
+    np.testing.assert_equal(first, theirs.reset(seed=seed)[0])
     rng, finished = np.random.default_rng(0), 0
     for _ in range(60):
         actions = rng.uniform(-1, 1, (3, len(ACTION_FEATURES))).astype(np.float32)
-        one, other = ours.step(actions), theirs.step(actions)
-        for mine, expected in zip(one[:4], other[:4], strict=True):
-            np.testing.assert_equal(mine, expected)
-        noted, same = one[4].get("episode"), other[4].get("episode")
+        (*one, info), (*other, expected) = ours.step(actions), theirs.step(actions)
+        np.testing.assert_equal(one, other)
+        for mine, its in zip(info.get("final_obs", ()), expected.get("final_obs", ()), strict=True):
+            np.testing.assert_equal(mine, its)
+        noted, same = info.get("episode"), expected.get("episode")
         assert (noted is None) == (same is None)
         if noted is not None:
-            finished += int(one[4]["_episode"].sum())
+            finished += int(info["_episode"].sum())
             np.testing.assert_array_equal(noted["r"], same["r"])
             np.testing.assert_array_equal(noted["l"], same["l"])
     assert finished > 3
+    np.testing.assert_equal(first, kept, "arrays that were returned stay as they were")

@@ -13,7 +13,6 @@ import pytest
 import rlpto.envs  # noqa: F401  registers the environment
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
-from rlpto.envs.episodes import Episode
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.environments import SMALL, cluster_env, start_weights, training_setup, vector_env
@@ -82,7 +81,7 @@ class TestSetup:
         assert all(set(experiment.tables().types) <= names for experiment in several)
         env = ClusterEnv(replace(setup, settings=setup.settings.model_copy(update={"baseline": "none"})))
         for number, workload in enumerate(setup.workloads):
-            env.batch.begin(0, Episode(number, 0.0, np.inf))
+            env.batch.begin(0, number)
             assert env.workload == workload.name
 
     def test_windows_must_be_there(self):

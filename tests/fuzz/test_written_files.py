@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from rlpto.agents.archive import AGENT, read_archive, write_archive
-from rlpto.agents.network import JobSetPolicy
+from rlpto.agents.ppo import JobSetPolicy
 from rlpto.agents.settings import AgentSettings
 from rlpto.agents.trained import action_space, agent_manifest, agent_of, observation_space, weight_arrays
 from rlpto.core.records import intervals

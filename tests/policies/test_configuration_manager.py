@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
-from rlpto.core.external_load import BackgroundLoad, place_background
+from rlpto.core.cluster import Allocation, BackgroundLoad, ClusterShape, ClusterState, Node, place_background
 from rlpto.core.jobs import Job
 from rlpto.core.records import RunRecord
 from rlpto.knowledge.known import Knowledge

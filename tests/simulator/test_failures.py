@@ -1,105 +1,74 @@
-"""Nodes that fail: what jobs lose, and that every policy meets the same failures."""
+"""Nodes that fail, spot nodes, which their owner takes away, and what the GPUs cost that jobs hold."""
+
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlpto.core.cluster import Node, SpotSettings
 from rlpto.core.records import JobRecords
 from rlpto.evaluation.metrics import measure
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.experiments.on_ray import real_nodes
 from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ConfigError
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.job_kernels import best_interval
-from rlpto.simulator.settings import FailureSettings
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 from ..builders import advance_to, give, job, linear_tables, make_cluster, played, run_out
 
 
-def failing(mtbf: float, mttr: float = 1.0, checkpoint: float = 600.0) -> FailureSettings:
-    return FailureSettings(mtbf_hours=mtbf, mttr_hours=mttr, checkpoint_interval=checkpoint)
-
-
-def history(cluster: SimulatedCluster, busy: bool) -> list[int]:
-    """GPUs that are up at every tick while two jobs run or wait."""
-    seen = []
-    while cluster.time < 50_000:
-        if busy and not cluster.held_gpus and cluster.up_gpus >= 2:
-            give(cluster, [1, 1])
-        cluster.advance()
-        seen.append(cluster.up_gpus)
-    return seen
-
-
-MODES = [
-    failing(0.5, 0.2),
-    FailureSettings(gpu_mtbf_hours=2, mttr_hours=0.2, restart_share=0.5, lemon_share=0.5, lemon_factor=3),
-]
-
-
-@pytest.mark.parametrize("failures", MODES, ids=["nodes", "all"])
-def test_failures_do_not_depend_on_what_runs(failures):
-    jobs = [job(0, epochs=1e6), job(1, epochs=1e6)]
-
-    def cluster(seed: int) -> SimulatedCluster:
-        rules = {"interval": 60, "decide_on": "interval", "failures": failures}
-        return make_cluster(jobs, linear_tables(), [4, 3, 2], seed=seed, **rules)
-
-    assert history(cluster(1), busy=True) == history(cluster(1), busy=False)
-    assert history(cluster(1), busy=True) != history(cluster(2), busy=True)
-
-
-@settings(max_examples=40)
-@given(st.integers(0, 10_000), st.sampled_from([10.0, 77.0, 600.0, 1e9]), st.sampled_from(["interval", "events"]))
-def test_a_failure_costs_at_most_one_checkpoint_interval(seed, checkpoint, decide_on):
-    rate = 0.01
-    settings = {"interval": 7.0, "decide_on": decide_on, "failures": failing(0.02, 0.01, checkpoint)}
-    cluster = make_cluster([job(epochs=10.0)], linear_tables(rate, delay=5.0), [1], seed=seed, **settings)
-    since = None
-    for _ in range(400):
-        if cluster.done:
-            break
-        if cluster.up_gpus and not cluster.held_gpus:
-            base, since = float(cluster.store.progress[0]), cluster.time
-            give(cluster, [1])
-        cluster.advance()
-        if since is not None and not cluster.held_gpus and not cluster.done:
-            stopped = cluster.changes().time[-1]
-            trained = max(0.0, stopped - since - 5.0)
-            kept = cluster.store.progress[0]
-            whole = np.floor(trained / checkpoint) * checkpoint
-            assert kept == pytest.approx(base + whole * rate, abs=1e-9) or (
-                abs(trained / checkpoint - round(trained / checkpoint)) < 1e-9
-            )
-            assert base <= kept <= base + trained * rate + 1e-9
-            assert base + trained * rate - kept <= checkpoint * rate + 1e-9
-            since = None
-
-
-def up_share(sizes: list[int], seed: int = 0, **rules: float) -> FloatArray:
-    """[N] share of 400 h that each node is up, where repairs take an hour."""
-    failures = FailureSettings(mttr_hours=1.0, **rules)
-    cluster = make_cluster([job(epochs=1e9)], linear_tables(), sizes, seed, interval=1800.0, failures=failures)
+def up_nodes(nodes: Sequence[Node], seed: int = 0, busy: bool = False, **settings: object) -> FloatArray:
+    """[T, N] whether each node is up, every half hour of 400 h."""
+    rules = SimulatorSettings(interval=1800.0, **settings)
+    cluster = SimulatedCluster(tuple(nodes), [job(epochs=1e9)], linear_tables(), rules, seed)
     seen = []
     while cluster.time < 400 * 3600:
+        if busy and cluster.up_gpus and not cluster.held_gpus:
+            give(cluster, [1])
         cluster.advance()
         if cluster.time % 1800.0 == 0:
             seen.append([node.up for node in cluster.shape])
-    return np.mean(seen, axis=0)
+    return np.array(seen, dtype=np.float64)
+
+
+@pytest.mark.parametrize(
+    "failures",
+    [
+        FailureSettings(mtbf_hours=0.5, mttr_hours=0.2),
+        FailureSettings(gpu_mtbf_hours=2, mttr_hours=0.2, restart_share=0.5, lemon_share=0.5, lemon_factor=3),
+    ],
+)
+def test_failures_do_not_depend_on_what_runs(failures):
+    nodes = [Node(4), Node(3), Node(2)]
+    busy, idle = (up_nodes(nodes, busy=busy, failures=failures) for busy in (True, False))
+    assert np.array_equal(busy, idle)
+    assert not np.array_equal(busy, up_nodes(nodes, seed=2, busy=True, failures=failures))
 
 
 def test_nodes_fail_in_proportion_to_their_gpus():
-    up = up_share([2] * 15 + [8] * 15, gpu_mtbf_hours=8.0)
+    failures = FailureSettings(gpu_mtbf_hours=8.0, mttr_hours=1.0)
+    up = up_nodes([Node(2)] * 15 + [Node(8)] * 15, failures=failures).mean(axis=0)
     assert up[:15].mean() == pytest.approx(4 / (4 + 1), abs=0.03)
     assert up[15:].mean() == pytest.approx(1 / (1 + 1), abs=0.03)
 
 
 def test_lemons_fail_more_often_and_the_others_as_before():
-    plain, some = up_share([1] * 30, mtbf_hours=30.0), up_share([1] * 30, mtbf_hours=30.0, lemon_share=0.4)
+    def up(lemons: float, seed: int = 0) -> FloatArray:
+        failures = FailureSettings(mtbf_hours=30.0, mttr_hours=1.0, lemon_share=lemons)
+        return up_nodes([Node(1)] * 30, seed, failures=failures).mean(axis=0)
+
+    plain, some = up(0.0), up(0.4)
     lemon = some < 0.86
     assert 6 <= lemon.sum() <= 18
     assert some[lemon].mean() == pytest.approx(3 / (3 + 1), abs=0.05)
     assert np.array_equal(some[~lemon], plain[~lemon])
-    assert not np.array_equal(lemon, up_share([1] * 30, 1, mtbf_hours=30.0, lemon_share=0.4) < 0.86)
+    assert not np.array_equal(lemon, up(0.4, seed=1) < 0.86)
 
 
 def test_a_failure_that_leaves_the_node_up_stops_the_job_on_one_gpu():
@@ -192,3 +161,94 @@ def test_the_training_time_ratio_of_a_long_job_is_that_of_its_closed_form():
     long = job(epochs=3600 * 5000 * 8 / 100, gpus=8, max_gpus=8)
     found = measure(played(make_cluster([long], linear_tables(delay=3600 * start), [8], failures=failures)))
     assert found["ettr"] == pytest.approx((1 - rate * (start + interval / 2)) / (1 + writing / interval), abs=0.003)
+
+
+SPOT = SpotSettings(mean_hours=3.0, away_hours=1.0)
+
+
+def cluster_of(nodes: list[Node], *jobs: object, seed: int = 0, **settings: object) -> SimulatedCluster:
+    rules = SimulatorSettings(**settings)
+    return SimulatedCluster(tuple(nodes), jobs or (job(epochs=1e9),), linear_tables(), rules, seed)
+
+
+def test_spot_nodes_come_and_go_and_the_others_stay():
+    nodes = [Node(1)] * 5 + [Node(1, spot=SPOT)] * 30
+    up = up_nodes(nodes)
+    assert up[:, :5].all()
+    assert up[:, 5:].mean() == pytest.approx(3 / (3 + 1), abs=0.03)
+    assert np.array_equal(up, up_nodes(nodes, busy=True)), "whatever runs"
+    assert not np.array_equal(up, up_nodes(nodes, seed=1))
+
+
+def test_nodes_fail_as_before_where_others_are_spot_and_spot_nodes_fail_too():
+    failing = FailureSettings(mtbf_hours=6.0, mttr_hours=4.0)
+    plain = up_nodes([Node(1)] * 40, failures=failing)
+    some = up_nodes([Node(1)] * 10 + [Node(1, spot=SPOT)] * 30, failures=failing)
+    assert np.array_equal(plain[:, :10], some[:, :10])
+    # Up for 1 / (1/3 + 1/6) h on average; then away, in two of three cases, or in repair.
+    assert some[:, 10:].mean() == pytest.approx(2 / (2 + 2 / 3 * 1 + 1 / 3 * 4), abs=0.03)
+
+
+@pytest.mark.parametrize("mtbf", [0.0, 6.0])
+def test_a_state_says_which_nodes_will_go_and_when(mtbf):
+    spot = SpotSettings(mean_hours=3.0, away_hours=1.0, notice_seconds=120.0)
+    nodes = [Node(1)] * 5 + [Node(1, spot=spot)] * 10
+    failing = FailureSettings(mtbf_hours=mtbf) if mtbf else FailureSettings()
+    cluster = cluster_of(nodes, failures=failing, interval=60.0, decide_on="events")
+    noticed, unnoticed, went = set(), set(), set()
+    while cluster.time < 100 * 3600:
+        state = cluster.state()
+        leaves_in = state.leaves_in.tolist()
+        cluster.advance()
+        for node, left in enumerate(leaves_in):
+            if np.isfinite(left):
+                assert 0 < left <= 120.0
+                noticed.add((node, round(state.time + left, 3)))
+            if state.shape[node].up and not cluster.shape[node].up:
+                (went if np.isfinite(left) else unnoticed).add((node, round(cluster.time, 3)))
+    assert len(went) > 100
+    assert went == {(node, at) for node, at in noticed if at <= cluster.time}, "those that were said, and then"
+    assert bool(unnoticed) == bool(mtbf), "failures come without notice"
+
+
+@pytest.mark.parametrize(("notice", "lost"), [(0.0, 900.0), (59.0, 900.0), (60.0, 60.0), (1e6, 60.0)])
+def test_a_reclaim_costs_a_failure_or_the_writing_of_a_checkpoint_if_there_is_notice(notice, lost):
+    spot = SpotSettings(mean_hours=2.0, away_hours=0.1, notice_seconds=notice)
+    rules = FailureSettings(checkpoint_interval=900.0 - 60.0, checkpoint_seconds=60.0)
+    cluster = cluster_of([Node(1, spot=spot)], failures=rules, interval=60.0)
+    seen = []
+    for _ in range(300):
+        if cluster.up_gpus:
+            give(cluster, [1])
+        start, before = cluster.time, float(cluster.store.lost[0])
+        while cluster.held_gpus:
+            cluster.advance()
+        if (stopped := cluster.changes().time[-1]) > start:
+            whole = 840.0 / 900.0
+            seen.append(((stopped - start), (cluster.store.lost[0] - before) / whole))
+        cluster.advance()
+    ran, cost = np.array(seen).T
+    assert len(seen) > 50
+    assert cost == pytest.approx(np.minimum(ran % 900.0, lost)), "at least the last whole interval is kept"
+
+
+def test_held_gpus_are_paid_by_the_node_they_are_on_until_the_job_ends():
+    nodes = [Node(1, price=7.0), Node(2, price=2.0)]
+    jobs = [job(0, epochs=1.0, gpus=2, max_gpus=2), job(1, epochs=3.0, gpus=1, max_gpus=1)]
+    cluster = cluster_of(nodes, *jobs, interval=1e5)
+    found, cost = measure(played(cluster)), (2 * 2.0 * 50 + 7.0 * 300) / 3600  # 100 s of a GPU for an epoch
+    assert (found["cost"], found["cost_per_job"]) == pytest.approx((cost, cost / 2))
+    assert np.isnan(measure(played(cluster_of([Node(3)], *jobs)))["cost"]), "no price is set"
+
+
+def test_a_configuration_describes_the_nodes():
+    changed = ["cluster.nodes=[{gpus: 2, price: 1.5, spot: {mean_hours: 4}}, {gpus: 8}]"]
+    first, second = Experiment(load_config("quickstart", changed)).shape
+    assert first == Node(2, price=1.5, spot=SpotSettings(mean_hours=4, away_hours=1, notice_seconds=120))
+    assert (second.price, second.spot) == (0.0, None)
+
+
+def test_a_local_ray_cluster_refuses_spot_nodes(tmp_path: Path):
+    spot = load_config("ray", ["cluster.nodes=[{gpus: 2, spot: {mean_hours: 4}}]"])
+    with pytest.raises(ConfigError, match="spot nodes are simulated only"), real_nodes(spot, None, tmp_path, print):
+        pass

@@ -5,14 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.core.loop import run
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray
-from rlpto.policies.registry import make_policy
 from rlpto.simulator.settings import FailureSettings
 
-from ..builders import give, job, linear_tables, make_cluster, make_tables, random_jobs, random_tables
+from ..builders import give, job, linear_tables, make_cluster, make_tables, random_tables
 
 CURVE = np.array([0.1, 0.5, 0.86, 0.9])
 """Accuracy after 0 to 3 epochs: 0.8 to gain; 90 % of it at 2 - 0.04 / 0.36 epochs, 95 % and 99 % in the third."""
@@ -60,24 +56,6 @@ def test_how_often_one_looks_changes_nothing(seed: int, growth: str, failing: bo
     fine, reached_fine = lost_and_reached(8.0, growth, seed, failing)
     assert coarse.tolist() == pytest.approx(fine.tolist(), rel=1e-7, abs=1e-6)
     assert reached == pytest.approx(reached_fine, rel=1e-7, nan_ok=True)
-
-
-@pytest.mark.parametrize("growth", ["pause", "overlap"])
-def test_records_agree_with_themselves(growth: str) -> None:
-    """Levels come in order between start and finish, and what is lost lies between what they allow."""
-    cluster = make_cluster(
-        random_jobs(3, 25, 4, 8), random_tables(3, 8, 5.0), [4, 4], growth=growth, decide_on="events"
-    )
-    weights = RewardWeights(shortfall=2.0, classes=(3.0, 2.0, 1.0))
-    record = run(cluster, make_policy("equal_share"), QueueSettings(), weights)
-    jobs = record.jobs
-    times = np.stack([jobs.start_time, jobs.reached_90, jobs.reached_95, jobs.reached_99, jobs.finish_time])
-    assert (np.diff(times, axis=0) >= -1e-9).all()
-    stays = (times - jobs.submit_time).sum(axis=1)
-    least = stays[1] * 0.1 + (stays[2] - stays[1]) * 0.05 + (stays[3] - stays[2]) * 0.01
-    most = stays[1] + (stays[2] - stays[1]) * 0.1 + (stays[3] - stays[2]) * 0.05 + (stays[4] - stays[3]) * 0.01
-    assert least <= record.decisions.shortfall.sum() <= most
-    assert -6.0 * most / 3600 <= record.decisions.reward[:, 4].sum() <= -2.0 * least / 3600
 
 
 def test_a_job_that_stops_early_lacks_nothing_from_then_on() -> None:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
-from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Placement
+from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Placement, check_servers_fit
 from rlpto.core.gpu_kinds import kinds_of
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
 from rlpto.core.records import AllocationChanges
-from rlpto.core.server_slots import check_servers_fit
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
