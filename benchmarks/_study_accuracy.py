@@ -13,12 +13,11 @@ import numpy as np
 from _cells import exponential, finished, shown
 from _plan import TIME_ONLY, Part, Plan, Workload, config_file
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from rlpto.core.records import RunRecord
-from rlpto.evaluation.plots import in_our_style, palette, png
+from rlpto.evaluation.plots import empty_figure, in_our_style, palette, png
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.timeline import step_value
 from rlpto.experiments.config import load_config
@@ -122,8 +121,7 @@ def runs(plan: Plan, workload: Workload, spec: str, rewarded: tuple[str, ...]) -
 
 def shares_by_stage(shares: Mapping[str, Mapping[str, FloatArray]]) -> Figure:
     """What jobs hold of their peak in each stage of their accuracy, a line per policy, a panel per workload."""
-    drawn = Figure(figsize=(9.0, 3.9), layout="constrained", facecolor="white")
-    FigureCanvasAgg(drawn)
+    drawn = empty_figure(9.0, 3.9)
     colours = palette(list(COMPARED_POLICIES))
     panels: Sequence[Axes] = drawn.subplots(1, len(shares), sharey=True)
     for axes, (workload, lines) in zip(panels, shares.items(), strict=True):

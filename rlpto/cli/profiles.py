@@ -84,8 +84,7 @@ def plot_sizes(
     quiet: QuietOption = False,
 ) -> None:
     """Plot the throughput per GPU by number of GPUs of profiles by tables: a panel a model, a line a kind of GPU."""
-    from rlpto.evaluation.plots import Plot, write_plots
-    from rlpto.evaluation.profile_plots import throughput_panels
+    from rlpto.evaluation.plots import Plot, throughput_panels, write_plots
 
     found = _with_tables(folder)
     for model in models or ():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -18,19 +18,16 @@ from rlpto.io.reading import parsing, read_arrays
 
 _SCALARS: dict[str, type] = {"policy": str, "window": str, "seed": int, "capacity": int, "wall_seconds": float}
 _GROUPS: dict[str, type] = {"jobs": JobRecords, "decisions": DecisionRecords, "changes": AllocationChanges}
-_SWITCHES = {f"switches.{field.name}" for field in fields(PolicySwitches)}
-"""Written only where policies were switched."""
+_GROUPS |= {"switches": PolicySwitches}  # written only where policies were switched
 _KINDS = {"IntArray": "i", "FloatArray": "f"}
 _EXPECTED = "a run record"
 _STRINGS = {"jobs.names", "jobs.models", "switches.policy"}
-
-T = TypeVar("T")
 
 
 def save_record(record: RunRecord, path: Path) -> None:
     """Write a record to `path` (.npz), atomically. Raises CheckpointError if that fails."""
     arrays = {name: np.array(getattr(record, name)) for name in _SCALARS}
-    for group in (*_GROUPS, *(["switches"] if record.switches.policy else [])):
+    for group in (group for group in _GROUPS if group != "switches" or record.switches.policy):
         part = getattr(record, group)
         for field in fields(part):
             value = getattr(part, field.name)
@@ -47,19 +44,15 @@ def load_record(path: Path) -> RunRecord:
     arrays = read_arrays(path, _EXPECTED, CheckpointError)
     with parsing(path, _EXPECTED, CheckpointError):
         scalars: dict[str, Any] = {name: kind(arrays[name].item()) for name, kind in _SCALARS.items()}
-        record = RunRecord(
-            jobs=_part("jobs", JobRecords, arrays),
-            decisions=_part("decisions", DecisionRecords, arrays),
-            changes=_part("changes", AllocationChanges, arrays),
-            switches=_part("switches", PolicySwitches, arrays) if _SWITCHES & arrays.keys() else PolicySwitches(),
-            **scalars,
-        )
+        there = {name.partition(".")[0] for name in arrays}
+        parts: dict[str, Any] = {group: _part(group, _GROUPS[group], arrays) for group in _GROUPS if group in there}
+        record = RunRecord(**scalars, **parts)
         if not np.isin(record.changes.job, np.arange(len(record.jobs.names))).all():
             raise ValueError("changes.job: jobs that there are not")
         return record
 
 
-def _part(group: str, kind: type[T], arrays: dict[str, AnyArray]) -> T:
+def _part(group: str, kind: type, arrays: dict[str, AnyArray]) -> object:
     """One group of a record. All its arrays have one row per entry."""
     values: dict[str, Any] = {}
     rows = len(arrays[f"{group}.{fields(kind)[0].name}"])  # type: ignore[arg-type]

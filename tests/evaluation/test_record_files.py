@@ -51,7 +51,7 @@ def test_round_trip_of_missing_times_of_no_jobs_and_of_switches(tmp_path: Path) 
         assert same(load_record(tmp_path / "run.npz"), record)
 
 
-def test_a_foreign_cut_or_pickled_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_foreign_cut_pickled_or_inconsistent_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     save_record(tiny_record(), tmp_path / "whole.npz")
     with np.load(tmp_path / "whole.npz") as archive:
         arrays = dict(archive)
@@ -61,3 +61,7 @@ def test_a_foreign_cut_or_pickled_file_is_an_error_that_names_it(tmp_path: Path)
     for name in ("cut.npz", "foreign.npz", "absent.npz", "pickled.npz"):
         with pytest.raises(CheckpointError, match=f"{name}: .*expected a run record"):
             load_record(tmp_path / name)
+    for name, wrong in {"jobs.epochs": np.ones(2), "changes.job": np.full(6, 99), "jobs.priority": np.ones(3)}.items():
+        np.savez(tmp_path / "wrong.npz", **arrays | {name: wrong})
+        with pytest.raises(CheckpointError, match=rf"wrong\.npz: .*{name}"):
+            load_record(tmp_path / "wrong.npz")
