@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rlpto.cli.profile import change_text, measured_before, summary
+from rlpto.cli.profiles import change_text, measured_before, summary
 from rlpto.experiments.config import load_config
 from rlpto.experiments.evaluate import run_cells
 from rlpto.io.errors import ProfileError
