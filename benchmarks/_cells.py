@@ -150,11 +150,6 @@ def ratio_of_means(mine: FloatArray, its: FloatArray) -> Interval:
 
 
 def geometric_mean(logs: FloatArray) -> Interval:
-    """Geometric mean of ratios, by their logarithms [n]."""
-    return bootstrap_interval(logs, statistic=lambda units, counts: np.exp(counts @ units / counts.sum(1)))
-
-
-def exponential(logs: FloatArray) -> Interval:
     """Geometric mean of ratios, by their logarithms [n], with the interval of the mean logarithm."""
     found = bootstrap_interval(logs)
     return Interval(*np.exp([found.estimate, found.low, found.high]).tolist(), found.samples)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import _common
 import numpy as np
-from _cells import exponential, finished, shown
+from _cells import finished, geometric_mean, shown
 from _plan import TIME_ONLY, Part, Plan, Workload, config_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -100,7 +100,7 @@ def compared(plan: Plan) -> Part:
             row: dict[str, object] = {"workload": workload, "policy": name, "runs": len(done)}
             for metric, label in COMPARED.items():
                 logs = [np.log(one.metrics[metric] / reference[one.cell.window, one.cell.seed][metric]) for one in done]
-                ratio = exponential(np.array(logs))
+                ratio = geometric_mean(np.array(logs))
                 reached[metric] = ratio.estimate
                 row[label] = shown(ratio, ".3f") if name != REFERENCE else "1"
             found.rows.append(row | {HELD: f"{reached[HELD]:.2f}"})

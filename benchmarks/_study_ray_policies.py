@@ -12,7 +12,7 @@ from pathlib import Path
 
 import _common
 import numpy as np
-from _cells import exponential, ratio_of_means, shown
+from _cells import geometric_mean, ratio_of_means, shown
 from _plan import Part, Plan, Row
 
 from rlpto.evaluation.fidelity import Fidelity, simulated_against_real
@@ -105,4 +105,4 @@ def times_of(done: Sequence[FinishedCell], policy: str) -> list[FloatArray]:
 
 def windows_ratio(mine: Sequence[FloatArray], its: Sequence[FloatArray]) -> Interval:
     """Geometric mean over windows of the ratio of mean JCTs, with Student's interval over windows."""
-    return exponential(np.array([np.log(a.mean() / b.mean()) for a, b in zip(mine, its, strict=True)]))
+    return geometric_mean(np.array([np.log(a.mean() / b.mean()) for a, b in zip(mine, its, strict=True)]))
