@@ -137,12 +137,6 @@ def difference(cells: pd.DataFrame, policy: str, other: str) -> Interval:
     return bootstrap_interval(by_window(cells, policy, "reward") - by_window(cells, other, "reward"))
 
 
-def ratio(cells: pd.DataFrame, policy: str, others: Sequence[str], metric: str) -> Interval:
-    """Mean of a metric over that of the best of `others` (the lowest mean), windows resampled in pairs."""
-    best = min(others, key=lambda name: by_window(cells, name, metric).mean())
-    return ratio_of_means(by_window(cells, policy, metric), by_window(cells, best, metric))
-
-
 def ratio_of_means(mine: FloatArray, its: FloatArray) -> Interval:
     """Mean of `mine` [n] over that of `its` [n], resampled in pairs."""
     every = np.arange(len(mine), dtype=np.float64)  # the statistic looks pairs up in order, by how often they are drawn

@@ -14,7 +14,7 @@ from itertools import islice
 import _common
 import numpy as np
 import pandas as pd
-from _cells import agents, best_of, by_window, difference, finished, ratio, shown
+from _cells import agents, best_of, by_window, difference, finished, ratio_of_means, shown
 from _plan import TIME_ONLY, Part, Plan, Workload, tuned
 from _study_pollux import ONLINE, PUBLISHED_JCT_S, config_of
 from _study_windows import run_of
@@ -102,7 +102,8 @@ def by_jct(plan: Plan, label: str, settings: tuple[str, ...], *, around_agents: 
         agent = run_of(plan, workload, "JCT", (), 0) / WEIGHTS if around_agents else None
         specs = [index, f"planner:base={agent or index.removeprefix('index:weights=')}"]
         done = finished(plan, config, specs, f"{workload}-{load:g}", range(plan.draws))
-        found = ratio(named(done, config.knowledge.mode), "planner", ["index"], "jct_mean")
+        cells = named(done, config.knowledge.mode)
+        found = ratio_of_means(*(by_window(cells, name, "jct_mean") for name in ("planner", "index")))
         latency = np.concatenate([one.record().decisions.latency for one in done[len(done) // 2 :]])
         ratios.append(found.estimate)
         rows.append(

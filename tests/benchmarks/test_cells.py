@@ -92,14 +92,6 @@ def test_other_sizes_of_cluster_are_compared_with_where_the_agents_were_trained(
     assert furthest == pytest.approx(abs(home - other), abs=2e-3)
 
 
-def test_ratios_divide_means_over_windows(plan: _plan.Plan) -> None:
-    cells = agents.cells_at(plan, "synthetic", 0.9)
-    found = _cells.ratio(cells, "tuned_index", ["fifo", "equal_share"], "jct_mean")
-    jct = cells.pivot_table(index="window", columns="policy", values="jct_mean").mean()
-    assert found.estimate == pytest.approx(jct["tuned_index"] / min(jct["fifo"], jct["equal_share"]))
-    assert found.low <= found.estimate <= found.high
-
-
 def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(plan: _plan.Plan, monkeypatch) -> None:
     commands: list[list[str]] = []
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rlpto.cli.profiles import change_text, measured_before, summary
+from rlpto.cli.profiles import measured_before
 from rlpto.experiments.config import load_config
 from rlpto.experiments.evaluate import run_cells
 from rlpto.io.errors import ProfileError
@@ -64,13 +64,6 @@ def test_only_what_is_not_measured_already_needs_a_cluster(
     out.write_text("- no profile\n")
     with pytest.raises(ProfileError, match=r"here\.yaml: expected a profile in YAML"):
         measured_before(out, faster)
-
-
-def test_the_summary_says_what_was_found(profiles: list[Profile]) -> None:
-    assert summary(profiles[0]).startswith("one: accuracy 0.100 to 0.6")
-    assert "training 4.0 s after a decision" in summary(profiles[0])
-    grown = Change("grow", 4, 2, 4.44, 0.044)
-    assert change_text(grown) == "grow to 4 workers, 2 new: 4.4 s; 44 ms without training"
 
 
 def test_bad_input_is_one_line(rlpto, experiment: Path, tmp_path: Path) -> None:

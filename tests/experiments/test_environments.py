@@ -1,8 +1,5 @@
 """Environments from configurations, and by name through gymnasium."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,18 +45,6 @@ def test_gymnasium_makes_one_or_many_by_name():
     np.testing.assert_array_equal(seen["jobs"][0], single["jobs"])
     cuts = [many.step(many.action_space.sample())[3].all() for _ in range(2)]
     assert cuts == [False, True]
-
-
-def test_importing_the_package_is_light():
-    code = "import sys, envs; print(*sys.modules)"
-    root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    modules = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
-    ).stdout.split()
-    heavy = {"numba", "torch", "stable_baselines3", "matplotlib", "pandas", "scipy", "pydantic"}
-    assert not heavy & set(modules)
-    assert "gymnasium" in modules
 
 
 class TestSetup:
