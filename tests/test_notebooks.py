@@ -19,10 +19,6 @@ NotebookClient(nbformat.read(sys.argv[1], 4), timeout=600, kernel_name="python3"
 MISSING = [name for name in ("nbclient", "ipykernel") if find_spec(name) is None]
 
 
-def test_there_are_notebooks() -> None:
-    assert len(NOTEBOOKS) == 3
-
-
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_has_no_outputs(notebook: Path) -> None:
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
