@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 import _common
@@ -76,24 +77,12 @@ PLACES = (("results/synthetic", 16, 100), ("large", 1000, 10_000))
 DECISIONS = 60
 
 
-def windows(plan: Plan) -> Part:
-    """Test windows under weighted classes by mean JCT, each against the index tuned for JCT. Time alone is rewarded."""
-    return by_jct(plan, "", ())
+def windows(plan: Plan, label: str = "", settings: tuple[str, ...] = (), *, around_agents: bool = False) -> Part:
+    """Test windows under weighted classes by mean JCT, each against the index tuned for JCT. Time alone is rewarded.
 
-
-def around_agents(plan: Plan) -> Part:
-    """The same, with the agents that learnt from whole windows at all loads in place of the tuned index as base."""
-    return by_jct(plan, "around agents, ", (), around_agents=True)
-
-
-def noisy(plan: Plan) -> Part:
-    """The same with errors in the estimates of speeds and work."""
-    return by_jct(plan, "with 20 % noise of estimates, ", ("knowledge.mode=noisy",))
-
-
-def by_jct(plan: Plan, label: str, settings: tuple[str, ...], *, around_agents: bool = False) -> Part:
-    """The comparison of `windows`, with further settings. label: in front of the figures' names. around_agents: agents
-    are the planner's base, else the tuned index is."""
+    label: in front of the figures' names. around_agents: the planner's bases are the agents that learnt from whole
+    windows at all loads, else the tuned index is.
+    """
     rows, ratios = [], []
     for workload, load in plan.places():
         given = (FRESH_SEED, *TIME_ONLY, "queue.classes=weighted", *settings)
@@ -114,6 +103,11 @@ def by_jct(plan: Plan, label: str, settings: tuple[str, ...], *, around_agents: 
     overall = float(np.exp(np.mean(np.log(ratios))))
     figures = {f"{label}geometric mean of the cells": overall, f"{label}worst cell": max(ratios)}
     return Part(figures, rows)
+
+
+around_agents = partial(windows, label="around agents, ", around_agents=True)
+noisy = partial(windows, label="with 20 % noise of estimates, ", settings=("knowledge.mode=noisy",))
+"""With errors in the estimates of speeds and work."""
 
 
 def rewards(plan: Plan) -> Part:

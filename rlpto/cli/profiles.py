@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -176,8 +176,7 @@ def preview(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model that has a profile.")],
     gpus: Annotated[str, typer.Option(metavar="RANGE", help="Numbers of GPUs, such as 1..16, or 1,2,4,8.")] = "1..16",
     metric: Annotated[
-        str,
-        typer.Option(metavar="METRIC", help="What the batch size is chosen by: goodput, throughput, efficiency, all."),
+        Literal["goodput", "throughput", "efficiency", "all"], typer.Option(help="What the batch size is chosen by.")
     ] = "all",
     profiles: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Profiles or measurements, instead of the built-in profiles.")
@@ -187,17 +186,11 @@ def preview(
     max_util: Annotated[float | None, typer.Option(help="Most utility of a GPU, likewise; both or none.")] = None,
 ) -> None:
     """Predict time and GPU-hours of a whole training that adapts its batch size, by metric and number of GPUs."""
-    from difflib import get_close_matches
-
     from rlpto.performance.compile import load_profiles
     from rlpto.performance.metrics import METRIC_NAMES
     from rlpto.performance.solo import parse_gpus, predict_training
 
-    chosen = METRIC_NAMES if metric == "all" else tuple(name for name in METRIC_NAMES if name == metric)
-    if not chosen:
-        near = get_close_matches(metric, METRIC_NAMES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"--metric {metric[:60]}: expected one of {', '.join(METRIC_NAMES)}, all{hint}")
+    chosen = METRIC_NAMES if metric == "all" else (metric,)
     counts, band = parse_gpus(gpus), _band(min_util, max_util)
     found = predict_training(load_profiles(profiles), model, counts, chosen, gpus_per_node, band)
     make_console().print(_preview_table(found))

@@ -102,10 +102,11 @@ def evaluate(
     folder = out / "cells"
     if fresh:
         _remove_cells(folder)
-    task = _Task(run_cell, folder, config_fingerprint(config), weights)
-    found = {cell: _read_cell(folder, cell, task.fingerprint) for cell in cells}
+    fingerprint = config_fingerprint(config)
+    task = partial(_run, run_cell, folder, fingerprint, weights)
+    found = {cell: _read_cell(folder, cell, fingerprint) for cell in cells}
     done = {cell: finished for cell, finished in found.items() if finished is not None}
-    listed = _CellList(fingerprint=task.fingerprint, cells=list(cells))
+    listed = _CellList(fingerprint=fingerprint, cells=list(cells))
     write_text(out / CELLS_FILE, listed.model_dump_json(indent=1) + "\n", "the list of cells")
     missing = [cell for cell in cells if cell not in done]
     try:
@@ -172,27 +173,21 @@ class _CellList(BaseModel):
 Stored = TypeVar("Stored", _StoredCell, _CellList)
 
 
-@dataclass(frozen=True)
-class _Task:
-    """The data a worker needs to run and store one cell."""
-
-    run_cell: Callable[[Cell], RunRecord]
-    folder: Path
-    fingerprint: str
-    weights: RewardWeights | None
-
-    def __call__(self, cell: Cell) -> FinishedCell:
-        record, archive = self.run_cell(cell), self.folder / f"{cell.key}.npz"
-        metrics, bound = measure(record), lower_bound(record, self.weights)
-        save_record(record, archive)
-        # The JSON file comes last: where it exists, the cell is finished.
-        stored = _StoredCell(fingerprint=self.fingerprint, cell=cell, metrics=metrics, bound=bound)
-        write_text(self.folder / f"{cell.key}.json", stored.model_dump_json(indent=1) + "\n", "a cell")
-        return FinishedCell(cell, metrics, bound, archive)
+def _run(
+    run_cell: Callable[[Cell], RunRecord], folder: Path, fingerprint: str, weights: RewardWeights | None, cell: Cell
+) -> FinishedCell:
+    """Run one cell, and store it."""
+    record, archive = run_cell(cell), folder / f"{cell.key}.npz"
+    metrics, bound = measure(record), lower_bound(record, weights)
+    save_record(record, archive)
+    # The JSON file comes last: where it exists, the cell is finished.
+    stored = _StoredCell(fingerprint=fingerprint, cell=cell, metrics=metrics, bound=bound)
+    write_text(folder / f"{cell.key}.json", stored.model_dump_json(indent=1) + "\n", "a cell")
+    return FinishedCell(cell, metrics, bound, archive)
 
 
 def _run_all(
-    task: _Task, cells: Sequence[Cell], jobs: int, tick: Callable[[Cell | None], None]
+    task: Callable[[Cell], FinishedCell], cells: Sequence[Cell], jobs: int, tick: Callable[[Cell | None], None]
 ) -> Iterator[FinishedCell]:
     """Finished cells in order of completion; `tick` gets each cell that begins, and None when one ends."""
     if jobs == 1 or len(cells) < 2:
@@ -214,8 +209,8 @@ def _run_all(
                 tick(None)
     except BrokenProcessPool as error:
         raise ConfigError(
-            f"a worker process died, perhaps for want of memory; finished cells are kept in {task.folder}: "
-            f"run the same command again with fewer than {jobs} jobs"
+            "a worker process died, perhaps for want of memory; finished cells are kept: run the same command again "
+            f"with fewer than {jobs} jobs"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
