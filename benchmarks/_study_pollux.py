@@ -142,11 +142,6 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def load(path: Path) -> list[Round]:
-    """The stored rounds of a file."""
-    return [stored_round(entry) for entry in read_entries(path)]
-
-
 def stored_round(entry: dict[str, Any]) -> Round:
     """A round as the reference's simulator met it."""
     jobs, gpus = entry["jobs"], NODES * GPUS_PER_NODE

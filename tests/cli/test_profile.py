@@ -41,12 +41,10 @@ def experiment(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def profiles(tmp_path_factory: pytest.TempPathFactory) -> list[Profile]:
+@pytest.fixture
+def profiles(experiment: Path) -> list[Profile]:
     """Profiles of both programs."""
-    path = tmp_path_factory.mktemp("profiles") / "experiment.yaml"
-    path.write_text(EXPERIMENT)
-    programs = load_config(path).ray.programs
+    programs = load_config(experiment).ray.programs
     return [fit_program(name, programs[name], MEASURED, "a test") for name in programs]
 
 
