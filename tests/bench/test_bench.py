@@ -1,6 +1,7 @@
-"""rlpto-bench: its cases are frozen, and submissions are what running them again gives."""
+"""rlpto-bench: its cases are frozen, and submissions, here and in the repository, are what running them again gives."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import gymnasium
@@ -203,3 +204,31 @@ def test_a_recorded_planner_earns_what_its_actions_earn_again(tmp_path: Path, mo
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="data set rlpto/other-v0: "):
         record(SMALL, "index", "rlpto/other-v0", 1, **settings)
+
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SUBMISSIONS = REPOSITORY / "submissions"
+jobs_of = cache(read_jobs)
+
+
+def few_jobs(rows: list[Row]) -> int:
+    """Of many seeds the one by which `verify` draws the cell with the fewest jobs."""
+
+    def jobs(seed: int) -> int:
+        row = rows[np.random.default_rng(seed).choice(len(rows), 1)[0]]
+        return len(jobs_of(FOLDER / "jobs" / f"{find_case(row.case).jobs}.parquet")[row.window])
+
+    return min(range(100), key=jobs)
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in SUBMISSIONS.glob(f"*/{CARD}")))
+def test_a_submission_comes_out_the_same_again(name: str) -> None:
+    rows = read_rows(SUBMISSIONS / name / RESULTS)
+    wrong = list(verify(SUBMISSIONS / name, 1 / len(rows), few_jobs(rows)))
+    assert wrong == [], "one cell; `rlpto bench verify` takes one in twenty"
+
+
+def test_the_leaderboard_is_that_of_the_submissions() -> None:
+    divisions, left_out = entries_of([SUBMISSIONS])
+    assert left_out == []
+    assert page(divisions) == (REPOSITORY / "docs" / "leaderboard.md").read_text(encoding="utf-8")
