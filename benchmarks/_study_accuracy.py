@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from rlpto.core.records import RunRecord
-from rlpto.evaluation.plots import empty_figure, in_our_style, palette, png
+from rlpto.evaluation.plots import empty_figure, in_our_style, line_styles, png
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.timeline import step_value
 from rlpto.experiments.config import load_config
@@ -122,11 +122,11 @@ def runs(plan: Plan, workload: Workload, spec: str, rewarded: tuple[str, ...]) -
 def shares_by_stage(shares: Mapping[str, Mapping[str, FloatArray]]) -> Figure:
     """What jobs hold of their peak in each stage of their accuracy, a line per policy, a panel per workload."""
     drawn = empty_figure(9.0, 3.9)
-    colours = palette(list(COMPARED_POLICIES))
+    styles = line_styles(COMPARED_POLICIES)
     panels: Sequence[Axes] = drawn.subplots(1, len(shares), sharey=True)
     for axes, (workload, lines) in zip(panels, shares.items(), strict=True):
         for name, share in lines.items():
-            axes.plot(STAGES, share, marker="o", markersize=4, label=name, color=colours[name])
+            axes.plot(STAGES, share, marker="o", markersize=4, label=name, **styles[name])
         in_our_style(axes)
         axes.set_title(workload, fontsize=10, loc="left")
         axes.set_xlabel("share of the accuracy gain reached")

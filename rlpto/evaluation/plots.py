@@ -76,19 +76,12 @@ class Plot:
     figure: Figure
 
 
-def palette(policies: Sequence[str]) -> dict[str, str]:
-    """Colour of every policy; grey for the lower bound."""
-    real = [policy for policy in policies if policy != LOWER_BOUND]
-    return {policy: COLOURS[i % len(COLOURS)] for i, policy in enumerate(real)} | {LOWER_BOUND: BOUND_COLOUR}
-
-
 def line_styles(policies: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Colour and pattern of the line of every policy."""
-    names = list(policies)
-    colours, patterns = palette(names), ("-", "--", ":")
+    patterns = ("-", "--", ":")
     return {
-        policy: {"color": colours[policy], "linestyle": patterns[i // len(COLOURS) % len(patterns)]}
-        for i, policy in enumerate(names)
+        policy: {"color": COLOURS[i % len(COLOURS)], "linestyle": patterns[i // len(COLOURS) % len(patterns)]}
+        for i, policy in enumerate(policies)
     }
 
 

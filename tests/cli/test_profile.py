@@ -96,5 +96,7 @@ def test_both_compares_what_the_two_evaluations_say(
     found = pd.read_csv(run / "fidelity_jobs.csv").set_index("policy")["difference"]
     for policy in ("fifo", "las"):  # they start 4 s after the command, there 9 s
         assert found[policy].tolist() == pytest.approx([-5.0, -5.0])
+    metrics = pd.read_csv(run / "fidelity.csv").set_index(["policy", "metric"])["difference"]
+    assert metrics["fifo", "jct_mean"] == pytest.approx(-5.0)
     assert (run / "real" / "cells.csv").is_file()
     assert (run / "simulated" / "cells.csv").is_file()

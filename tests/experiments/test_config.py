@@ -41,7 +41,6 @@ def message_of(path: Path, *overrides: str) -> str:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("queue:\n  insde: fifo\n", "exp.yaml:2: queue.insde: unknown key, did you mean queue.inside?"),
         ("seed: 1\ninterval: 3\n", "exp.yaml:2: interval: unknown key, did you mean simulator.interval?"),
         (
             "cluster:\n  nodes:\n  - gpus: 4\n  - gpsu: 4\n",
