@@ -243,8 +243,7 @@ def comparison_table(runs: Sequence[FinishedRun]) -> Table:
     import pandas as pd
     from rich.markup import escape
 
-    from rlpto.evaluation.formatting import heading, scale_for
-    from rlpto.evaluation.metrics import LOWER_BOUND, METRIC
+    from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, heading, scale_for
     from rlpto.evaluation.statistics import compare as compare_cells
     from rlpto.evaluation.tables import frame, percent_change, signed_interval
     from rlpto.evaluation.tables import make_table as make_policy_table

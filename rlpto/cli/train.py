@@ -200,8 +200,7 @@ def sweep(
 
     Needs the extra `ray`. Every trial is a run of its own, and the sweep can be interrupted and resumed.
     """
-    from rlpto.experiments.parallel import workers
-    from rlpto.experiments.sweep import SPACE, TABLE, TRIALS, open_sweep, run_sweep
+    from rlpto.experiments.parallel import SPACE, TABLE, TRIALS, open_sweep, run_sweep, workers
 
     chosen = read_config(config, set_)
     folder = Path("runs") / f"{chosen.name}-sweep" if run_dir is None else run_dir

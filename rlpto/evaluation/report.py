@@ -10,8 +10,7 @@ from functools import lru_cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from rlpto.evaluation.formatting import Scale, heading, scale_for
-from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
+from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS, Scale, heading, scale_for
 from rlpto.evaluation.plots import Plot, png
 from rlpto.evaluation.statistics import LEVEL
 from rlpto.evaluation.tables import Results, Summary, column_scale, warnings

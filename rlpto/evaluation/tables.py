@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rlpto.evaluation.formatting import NOTHING, Scale, heading, scale_for
-from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
+from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS, NOTHING, Scale, heading, scale_for
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.statistics import LEVEL, Comparison, Interval, bootstrap_interval, compare
 from rlpto.io.files import write_text

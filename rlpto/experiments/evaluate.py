@@ -13,12 +13,13 @@ from rlpto.agents.policy import run_file, shown_label
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import Cell, FinishedCell, evaluate, load_cells
 from rlpto.evaluation.tables import Results, results, write_csv
-from rlpto.experiments.cache_key import Result, differing_keys
 from rlpto.experiments.config import Config, resolved_yaml
 from rlpto.experiments.experiment import prepare, run_cell
 from rlpto.experiments.run_folder import (
+    Result,
     begin_run,
     command_line,
+    differing_keys,
     members,
     read_run_config,
     refuse_foreign,

@@ -22,8 +22,8 @@ from rlpto.core.policy import LookaheadPolicy, Policy, chooses, reads_speeds
 from rlpto.core.records import RunRecord
 from rlpto.core.server_slots import check_servers_fit
 from rlpto.evaluation.runner import Cell
-from rlpto.experiments.cache_key import outcome_of
 from rlpto.experiments.config import Config, KnowledgeSettings
+from rlpto.experiments.run_folder import outcome_of
 from rlpto.experiments.window_traces import WindowTraces
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError, JobError, TraceError

@@ -17,13 +17,15 @@ from rlpto.agents.training import train
 from rlpto.agents.training_loop import Status, TrainingResult
 from rlpto.agents.window_training import WEIGHTS, train_on_windows
 from rlpto.envs.episodes import EnvSetup
-from rlpto.experiments.cache_key import Result, deciding, differing_keys
 from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.environments import start_weights, training_setup
 from rlpto.experiments.experiment import Experiment, refuse_for_learning
 from rlpto.experiments.run_folder import (
     CONFIG_FILE,
+    Result,
     begin_run,
+    deciding,
+    differing_keys,
     git_commit,
     members,
     read_run_config,

@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from rlpto.core.records import RunRecord
-from rlpto.evaluation.formatting import NOTHING, scale_for
-from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS, measure
+from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS, NOTHING, measure, scale_for
 from rlpto.evaluation.runner import Cell, FinishedCell, evaluate
 from rlpto.evaluation.tables import Results, print_results, results, warnings, write_csv
 

@@ -8,9 +8,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.experiments.cache_key import outcome_of
 from rlpto.experiments.config import Config, load_config, resolved_yaml
 from rlpto.experiments.evaluate import jobs_of_file, with_agents
+from rlpto.experiments.run_folder import outcome_of
 from rlpto.io.errors import ConfigError
 from rlpto.io.paths import EXAMPLES, example_names
 from rlpto.policies.spec import policy_label
