@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import _common
 import numpy as np
-from _cells import finished, geometric_mean, shown
-from _plan import TIME_ONLY, Part, Plan, Workload, config_file
+from _studies import TIME_ONLY, Part, Plan, Workload, config_file, finished, geometric_mean, shown
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter

@@ -12,8 +12,22 @@ import _common
 import numpy as np
 import pandas as pd
 import speed
-from _cells import AGENT, MEMBER, TUNED, agents, best_of, by_window, difference, finished, shown, with_mean_agent
-from _plan import Part, Plan, Row, Workload
+from _studies import (
+    AGENT,
+    MEMBER,
+    TUNED,
+    Part,
+    Plan,
+    Row,
+    Workload,
+    agents,
+    best_of,
+    by_window,
+    difference,
+    finished,
+    shown,
+    with_mean_agent,
+)
 from scipy.stats import spearmanr
 
 from rlpto.core.jobs import Job

@@ -15,8 +15,20 @@ from itertools import islice
 import _common
 import numpy as np
 import pandas as pd
-from _cells import agents, best_of, by_window, difference, finished, ratio_of_means, shown
-from _plan import TIME_ONLY, Part, Plan, Workload, tuned
+from _studies import (
+    TIME_ONLY,
+    Part,
+    Plan,
+    Workload,
+    agents,
+    best_of,
+    by_window,
+    difference,
+    finished,
+    ratio_of_means,
+    shown,
+    tuned,
+)
 from _study_pollux import ONLINE, PUBLISHED_JCT_S, config_of
 from _study_windows import run_of
 from speed import decided

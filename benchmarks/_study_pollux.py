@@ -16,8 +16,7 @@ from typing import Any
 
 import _common
 import numpy as np
-from _cells import finished
-from _plan import Part, Plan
+from _studies import Part, Plan, finished
 
 from rlpto.experiments.config import Config, load_config
 from rlpto.io.arrays import FloatArray, IntArray

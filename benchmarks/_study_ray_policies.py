@@ -12,8 +12,7 @@ from pathlib import Path
 
 import _common
 import numpy as np
-from _cells import geometric_mean, ratio_of_means, shown
-from _plan import Part, Plan, Row
+from _studies import Part, Plan, Row, geometric_mean, ratio_of_means, shown
 
 from rlpto.evaluation.fidelity import Fidelity, simulated_against_real
 from rlpto.evaluation.metrics import completion_times

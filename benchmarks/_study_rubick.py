@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
-from _plan import Part, Plan
+from _studies import Part, Plan
 from _systems import play
 
 from rlpto.core.cluster import Node

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from _plan import Part, Plan
+from _studies import Part, Plan
 from _systems import play
 
 from rlpto.core.cluster import Node

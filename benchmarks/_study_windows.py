@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from _cells import MORE, finished, shown, trained
-from _plan import TIME_ONLY, Part, Plan, Workload, tuned
+from _studies import MORE, TIME_ONLY, Part, Plan, Workload, finished, shown, trained, tuned
 
 from rlpto.agents.archive import KINDS, STEERING, read_archive
 from rlpto.agents.policy import run_file

@@ -24,7 +24,7 @@ from typing import Any
 import _common
 import yaml
 from _common import Check
-from _plan import Plan, Row, Study, load_studies
+from _studies import Plan, Row, Study, load_studies
 from pydantic import ValidationError
 
 from rlpto.io.errors import ConfigError

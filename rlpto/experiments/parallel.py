@@ -1,5 +1,5 @@
-"""Trainings side by side, each in a separate Ray task: several seeds (without Ray, or on one core, one after the other),
-and sweeps of hyper-parameters, searched with Ray Tune and Optuna, whose trials are runs of their own."""
+"""Trainings side by side, each in a separate Ray task: several seeds (without Ray, or on one core, one by one), and
+sweeps of hyper-parameters, searched with Ray Tune and Optuna, whose trials are runs of their own."""
 
 from __future__ import annotations
 

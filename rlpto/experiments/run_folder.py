@@ -8,7 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
@@ -52,12 +52,6 @@ KEYS_WITHOUT_EFFECT: Mapping[str, tuple[Result, ...]] = {
     "agent.seed": (Result.CHECKPOINT,),  # stored in the checkpoint separately from the deciding keys
 }
 """The keys that do not decide a result, with the results they do not decide. A key stands for all below it."""
-
-UNUSED_SECTIONS: Mapping[str, Callable[[Config], bool]] = {
-    "forecast": lambda config: config.forecast.mode == "off",
-    "ray": lambda config: not config.ray.programs and config.ray.arrivals == 1,
-}
-"""Sections that decide nothing under some configurations, with the condition for that."""
 
 
 def begin_run(folder: Path, config: Config, repetition: Repetition | None = None) -> None:
@@ -203,7 +197,8 @@ def outcome_of(config: Config, traces: Mapping[str, Sequence[Path]]) -> dict[str
 
     traces: trace files by split. Raises ConfigError if a file cannot be read.
     """
-    settings = deciding(config, Result.CELL, [key for key, unused in UNUSED_SECTIONS.items() if unused(config)])
+    off = {"forecast": config.forecast.mode == "off", "ray": not config.ray.programs and config.ray.arrivals == 1}
+    settings = deciding(config, Result.CELL, [key for key, unused in off.items() if unused])
     settings["workload"].update({key: [digest(path) for path in traces[split]] for split, key in KEYS.items()})
     if config.workload.source == "synthetic" and "/" in config.workload.calibration:
         settings["workload"]["calibration"] = digest(Path(config.workload.calibration))

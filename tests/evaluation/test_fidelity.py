@@ -7,8 +7,7 @@ import pytest
 
 from rlpto.evaluation.fidelity import Fidelity, simulated_against_real, verdicts
 from rlpto.evaluation.metrics import measure
-from rlpto.evaluation.record_files import save_record
-from rlpto.evaluation.runner import Cell, FinishedCell
+from rlpto.evaluation.runner import Cell, FinishedCell, save_record
 from rlpto.io.errors import ConfigError
 
 from .helpers import tiny_record

@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 from rlpto.core.records import PolicySwitches, RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import measure
-from rlpto.evaluation.record_files import load_record, save_record
-from rlpto.evaluation.runner import Cell, FinishedCell, cells_of_earlier_runs, evaluate, load_cells
+from rlpto.evaluation.runner import (
+    Cell,
+    FinishedCell,
+    cells_of_earlier_runs,
+    evaluate,
+    load_cells,
+    load_record,
+    save_record,
+)
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.interrupts import Interrupted
 
