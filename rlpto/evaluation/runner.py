@@ -1,5 +1,5 @@
 """Runs policies on windows, cell by cell; finished cells are kept, so that a run can be resumed: figures as JSON, and
-records as NumPy archives of arrays and strings, of which nothing is ever unpickled."""
+records as NumPy archives of arrays and strings, which are never unpickled."""
 
 from __future__ import annotations
 

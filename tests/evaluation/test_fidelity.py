@@ -23,20 +23,13 @@ def cell(folder: Path, policy: str, seed: int, *finish: float) -> FinishedCell:
 
 @pytest.fixture
 def fidelity(tmp_path: Path) -> Fidelity:
-    real, simulated = tmp_path / "real", tmp_path / "simulated"
+    """Two repetitions of both policies, that differ for one job, real, under fifo."""
+    ends = {"fifo": (110.0, 200.0, 350.0), "las": (90.0, 200.0, 390.0)}
+    runs = [(policy, seed) for policy in ends for seed in (0, 1)]
+    first = {run: 110.0 if run == ("fifo", 1) else 90.0 for run in runs}
     return simulated_against_real(
-        [
-            cell(simulated, "fifo", 0, 110.0, 200.0, 350.0),
-            cell(simulated, "fifo", 1, 110.0, 200.0, 350.0),
-            cell(simulated, "las", 0, 90.0, 200.0, 390.0),
-            cell(simulated, "las", 1, 90.0, 200.0, 390.0),
-        ],
-        [
-            cell(real, "fifo", 0, 90.0, 200.0, 350.0),
-            cell(real, "fifo", 1, 110.0, 200.0, 350.0),
-            cell(real, "las", 0, 90.0, 200.0, 350.0),
-            cell(real, "las", 1, 90.0, 200.0, 350.0),
-        ],
+        [cell(tmp_path / "simulated", policy, seed, *ends[policy]) for policy, seed in runs],
+        [cell(tmp_path / "real", policy, seed, first[policy, seed], 200.0, 350.0) for policy, seed in runs],
     )
 
 
