@@ -314,8 +314,8 @@ def load_record(path: Path) -> RunRecord:
 def _part(group: str, kind: type, arrays: dict[str, AnyArray]) -> object:
     """One group of a record. All its arrays have one row per entry."""
     values: dict[str, Any] = {}
-    rows = len(arrays[f"{group}.{fields(kind)[0].name}"])  # type: ignore[arg-type]
-    for field in fields(kind):  # type: ignore[arg-type]
+    rows = len(arrays[f"{group}.{fields(kind)[0].name}"])
+    for field in fields(kind):
         key = f"{group}.{field.name}"
         shape = (rows, len(REWARD_PARTS)) if field.name == "reward" else (rows,)
         wanted = "U" if key in _STRINGS else _KINDS[str(field.type)]
