@@ -142,18 +142,11 @@ USUAL_LOOP_S = 0.06
 """What the calibration loop takes where limits of wall-clock times come from."""
 
 
-def wall_seconds_of(call: Callable[[], object]) -> float:
-    """Wall-clock seconds of one call."""
-    start = time.perf_counter()
+def seconds_of(call: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
+    """CPU seconds of one call, or those of another clock."""
+    start = clock()
     call()
-    return time.perf_counter() - start
-
-
-def seconds_of(call: Callable[[], object]) -> float:
-    """CPU seconds of one call."""
-    start = time.process_time()
-    call()
-    return time.process_time() - start
+    return clock() - start
 
 
 def timed(call: Callable[[], object]) -> Timing:
@@ -184,13 +177,13 @@ def run_parts(parts: Mapping[str, Callable[[], Found]], names: Sequence[str]) ->
     for part in chosen("part", names, tuple(parts)) or parts:
         progress(part)
         with bad_input():
-            before = wall_seconds_of(calibration)
+            before = seconds_of(calibration, time.perf_counter)
             try:
                 found, more = parts[part]()
             except NoDataError as lack:
                 print(f"{part} skipped: {lack}")
                 continue
-            loop = (before + wall_seconds_of(calibration)) / 2
+            loop = (before + seconds_of(calibration, time.perf_counter)) / 2
         checks += [in_pace(check, max(loop / USUAL_LOOP_S, 1.0)) for check in found]
         facts |= more | {f"calibration loop around {part}, s": round(loop, 3)}
     return checks, facts

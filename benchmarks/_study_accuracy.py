@@ -10,15 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import _common
 import numpy as np
-from _cells import exponential, finished, shown
-from _plan import TIME_ONLY, Part, Plan, Workload, config_file
+from _studies import TIME_ONLY, Part, Plan, Workload, config_file, finished, geometric_mean, shown
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from rlpto.core.records import RunRecord
-from rlpto.evaluation.plots import in_our_style, palette, png
+from rlpto.evaluation.plots import empty_figure, in_our_style, line_styles, png
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.timeline import step_value
 from rlpto.experiments.config import load_config
@@ -101,7 +99,7 @@ def compared(plan: Plan) -> Part:
             row: dict[str, object] = {"workload": workload, "policy": name, "runs": len(done)}
             for metric, label in COMPARED.items():
                 logs = [np.log(one.metrics[metric] / reference[one.cell.window, one.cell.seed][metric]) for one in done]
-                ratio = exponential(np.array(logs))
+                ratio = geometric_mean(np.array(logs))
                 reached[metric] = ratio.estimate
                 row[label] = shown(ratio, ".3f") if name != REFERENCE else "1"
             found.rows.append(row | {HELD: f"{reached[HELD]:.2f}"})
@@ -122,13 +120,12 @@ def runs(plan: Plan, workload: Workload, spec: str, rewarded: tuple[str, ...]) -
 
 def shares_by_stage(shares: Mapping[str, Mapping[str, FloatArray]]) -> Figure:
     """What jobs hold of their peak in each stage of their accuracy, a line per policy, a panel per workload."""
-    drawn = Figure(figsize=(9.0, 3.9), layout="constrained", facecolor="white")
-    FigureCanvasAgg(drawn)
-    colours = palette(list(COMPARED_POLICIES))
+    drawn = empty_figure(9.0, 3.9)
+    styles = line_styles(COMPARED_POLICIES)
     panels: Sequence[Axes] = drawn.subplots(1, len(shares), sharey=True)
     for axes, (workload, lines) in zip(panels, shares.items(), strict=True):
         for name, share in lines.items():
-            axes.plot(STAGES, share, marker="o", markersize=4, label=name, color=colours[name])
+            axes.plot(STAGES, share, marker="o", markersize=4, label=name, **styles[name])
         in_our_style(axes)
         axes.set_title(workload, fontsize=10, loc="left")
         axes.set_xlabel("share of the accuracy gain reached")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from _plan import Part, Plan, Row
+from _studies import Part, Plan, Row
 from _systems import DIGITS, digits_trainer, play
 
 from rlpto.core.cluster import Node

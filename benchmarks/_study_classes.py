@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from _cells import finished
-from _plan import Part, Plan, Workload, tuned
+from _studies import Part, Plan, Workload, finished, tuned
 
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.core.records import JobRecords

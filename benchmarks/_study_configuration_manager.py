@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from _plan import Part, Plan, Row
+from _studies import Part, Plan, Row
 from _systems import DIGITS, WatchedPolicy, digits_trainer, play, server_tables
 from numpy.typing import ArrayLike
 from scipy.stats import sem, t

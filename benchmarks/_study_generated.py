@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from _cells import finished, geometric_mean, shown
-from _plan import TIME_ONLY, Part, Plan
+from _studies import TIME_ONLY, Part, Plan, finished, geometric_mean, shown
 from _study_planner import PLANNER, SETTINGS, SHARED, TUNED
 from _study_pollux import ONLINE, config_of
 from _systems import play

@@ -9,13 +9,26 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 import _common
 import numpy as np
 import pandas as pd
-from _cells import agents, best_of, by_window, difference, finished, ratio, shown
-from _plan import TIME_ONLY, Part, Plan, Workload, tuned
+from _studies import (
+    TIME_ONLY,
+    Part,
+    Plan,
+    Workload,
+    agents,
+    best_of,
+    by_window,
+    difference,
+    finished,
+    ratio_of_means,
+    shown,
+    tuned,
+)
 from _study_pollux import ONLINE, PUBLISHED_JCT_S, config_of
 from _study_windows import run_of
 from speed import decided
@@ -76,24 +89,12 @@ PLACES = (("results/synthetic", 16, 100), ("large", 1000, 10_000))
 DECISIONS = 60
 
 
-def windows(plan: Plan) -> Part:
-    """Test windows under weighted classes by mean JCT, each against the index tuned for JCT. Time alone is rewarded."""
-    return by_jct(plan, "", ())
+def windows(plan: Plan, label: str = "", settings: tuple[str, ...] = (), *, around_agents: bool = False) -> Part:
+    """Test windows under weighted classes by mean JCT, each against the index tuned for JCT. Time alone is rewarded.
 
-
-def around_agents(plan: Plan) -> Part:
-    """The same, with the agents that learnt from whole windows at all loads in place of the tuned index as base."""
-    return by_jct(plan, "around agents, ", (), around_agents=True)
-
-
-def noisy(plan: Plan) -> Part:
-    """The same with errors in the estimates of speeds and work."""
-    return by_jct(plan, "with 20 % noise of estimates, ", ("knowledge.mode=noisy",))
-
-
-def by_jct(plan: Plan, label: str, settings: tuple[str, ...], *, around_agents: bool = False) -> Part:
-    """The comparison of `windows`, with further settings. label: in front of the figures' names. around_agents: agents
-    are the planner's base, else the tuned index is."""
+    label: in front of the figures' names. around_agents: the planner's bases are the agents that learnt from whole
+    windows at all loads, else the tuned index is.
+    """
     rows, ratios = [], []
     for workload, load in plan.places():
         given = (FRESH_SEED, *TIME_ONLY, "queue.classes=weighted", *settings)
@@ -102,7 +103,8 @@ def by_jct(plan: Plan, label: str, settings: tuple[str, ...], *, around_agents: 
         agent = run_of(plan, workload, "JCT", (), 0) / WEIGHTS if around_agents else None
         specs = [index, f"planner:base={agent or index.removeprefix('index:weights=')}"]
         done = finished(plan, config, specs, f"{workload}-{load:g}", range(plan.draws))
-        found = ratio(named(done, config.knowledge.mode), "planner", ["index"], "jct_mean")
+        cells = named(done, config.knowledge.mode)
+        found = ratio_of_means(*(by_window(cells, name, "jct_mean") for name in ("planner", "index")))
         latency = np.concatenate([one.record().decisions.latency for one in done[len(done) // 2 :]])
         ratios.append(found.estimate)
         rows.append(
@@ -113,6 +115,11 @@ def by_jct(plan: Plan, label: str, settings: tuple[str, ...], *, around_agents: 
     overall = float(np.exp(np.mean(np.log(ratios))))
     figures = {f"{label}geometric mean of the cells": overall, f"{label}worst cell": max(ratios)}
     return Part(figures, rows)
+
+
+around_agents = partial(windows, label="around agents, ", around_agents=True)
+noisy = partial(windows, label="with 20 % noise of estimates, ", settings=("knowledge.mode=noisy",))
+"""With errors in the estimates of speeds and work."""
 
 
 def rewards(plan: Plan) -> Part:

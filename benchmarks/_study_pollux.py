@@ -16,8 +16,7 @@ from typing import Any
 
 import _common
 import numpy as np
-from _cells import finished
-from _plan import Part, Plan
+from _studies import Part, Plan, finished
 
 from rlpto.experiments.config import Config, load_config
 from rlpto.io.arrays import FloatArray, IntArray
@@ -140,11 +139,6 @@ def entries(plan: Plan) -> list[dict[str, Any]]:
 def read_entries(path: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(path.read_text())
     return found
-
-
-def load(path: Path) -> list[Round]:
-    """The stored rounds of a file."""
-    return [stored_round(entry) for entry in read_entries(path)]
 
 
 def stored_round(entry: dict[str, Any]) -> Round:

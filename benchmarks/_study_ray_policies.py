@@ -12,8 +12,7 @@ from pathlib import Path
 
 import _common
 import numpy as np
-from _cells import exponential, ratio_of_means, shown
-from _plan import Part, Plan, Row
+from _studies import Part, Plan, Row, geometric_mean, ratio_of_means, shown
 
 from rlpto.evaluation.fidelity import Fidelity, simulated_against_real
 from rlpto.evaluation.metrics import completion_times
@@ -105,4 +104,4 @@ def times_of(done: Sequence[FinishedCell], policy: str) -> list[FloatArray]:
 
 def windows_ratio(mine: Sequence[FloatArray], its: Sequence[FloatArray]) -> Interval:
     """Geometric mean over windows of the ratio of mean JCTs, with Student's interval over windows."""
-    return exponential(np.array([np.log(a.mean() / b.mean()) for a, b in zip(mine, its, strict=True)]))
+    return geometric_mean(np.array([np.log(a.mean() / b.mean()) for a, b in zip(mine, its, strict=True)]))

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
-from _plan import Part, Plan
+from _studies import Part, Plan
 from _systems import play
 
 from rlpto.core.cluster import Node
@@ -37,17 +37,15 @@ def jobs_of(submitted: pd.DataFrame, plans: str) -> list[Job]:
     """Jobs of a workload; guaranteed ones are of class high."""
     found, profiles = [], load_profiles(LLM)
     for row in submitted.itertuples():
-        model = f"rubick-{row.application}" + (PLAN_MARK + plan_name(row.exec_plan)) * (plans != BEST)
+        plan = (
+            row.exec_plan
+        )  # of digits: pipeline stages, tensor degree, and a data-parallel one that follows from the GPUs
+        plan = f"{plan[0]}x{plan[1]}" if plan.isdigit() else plan
+        model = f"rubick-{row.application}" + (PLAN_MARK + plan) * (plans != BEST)
         facts = profiles.facts(model)
         work, limits = row.steps * facts.batch.base / facts.epochs, (row.num_gpus, 1, NODES * GPUS)
         found.append(Job(row.name, row.submission_time, model, facts.epochs, work, *limits, priority=1 - row.is_sla))
     return found
-
-
-def plan_name(plan: str) -> str:
-    """A plan as our profiles name it: pipeline stages x tensor degree of its three digits, whose last one, the
-    data-parallel degree, follows from the GPUs."""
-    return f"{plan[0]}x{plan[1]}" if plan.isdigit() else plan
 
 
 def compared(plan: Plan) -> Part:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from _common import CONFIGS
-from _plan import Part, Plan, Row
+from _studies import Part, Plan, Row
 from _systems import WatchedPolicy, play
 
 from rlpto.core.cluster import Allocation, ClusterState, Node

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from _plan import Part, Plan
+from _studies import Part, Plan
 from _systems import play
 
 from rlpto.core.cluster import Node
@@ -19,7 +19,6 @@ from rlpto.core.queues import QueueSettings
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.metrics import completion_times, measure
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.io.errors import TraceError
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.scheduled import ScheduledModel, ScheduledProfiles, by_accordion, by_noise_scale
 from rlpto.performance.tables import JobType
@@ -159,14 +158,12 @@ def finish_time_fairness(record: RunRecord, alone: FloatArray) -> FloatArray:
 
 
 def read_trace(path: Path) -> list[Submitted]:
-    """Jobs of a trace in the format of Shockwave. Raises TraceError for a line that is not of it."""
+    """Jobs of a trace in the format of Shockwave, whose lines begin as "LM (batch size 5)"."""
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for line in path.read_text(encoding="utf-8").splitlines():
         cells = line.split("\t")
-        match = re.fullmatch(r"(\S+) \(batch size (\d+)\)", cells[0])
-        if match is None or len(cells) != 12:
-            raise TraceError(f"{path}: line {number}: expected 12 columns, the first such as 'LM (batch size 5)'")
-        found.append(Submitted(match[1], int(match[2]), int(cells[5]), int(cells[6]), cells[7], float(cells[11])))
+        model, batch = cells[0].removesuffix(")").split(" (batch size ")
+        found.append(Submitted(model, int(batch), int(cells[5]), int(cells[6]), cells[7], float(cells[11])))
     return found
 
 

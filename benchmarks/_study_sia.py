@@ -8,8 +8,7 @@ from itertools import chain, islice, permutations
 import _common
 import numpy as np
 import pandas as pd
-from _cells import finished
-from _plan import Part, Plan
+from _studies import Part, Plan, finished
 from _systems import play
 from speed import decided
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from _cells import finished, shown
-from _plan import Part, Plan, Row, tuned
+from _studies import Part, Plan, Row, finished, shown, tuned
 
 from rlpto.core.stopping import StopRule, has_flattened
 from rlpto.evaluation.statistics import bootstrap_interval

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import _common
 import numpy as np
-from _cells import MORE, finished, shown, trained
-from _plan import TIME_ONLY, Part, Plan, Workload
+from _studies import MORE, TIME_ONLY, Part, Plan, Workload, finished, shown, trained, tuned
 
 from rlpto.agents.archive import KINDS, STEERING, read_archive
 from rlpto.agents.policy import run_file
@@ -45,7 +43,6 @@ GUESSED = {
 OBSERVED = ("knowledge.mode=online", "knowledge.fits=shared", "knowledge.remaining=learnt")
 """What a real scheduler knows."""
 EVERY = (*TIME_ONLY, "queue.classes=weighted")
-START = "env.start={configs}/tuned/{workload}-jct-weighted.yaml"
 
 
 def jct(plan: Plan) -> Part:
@@ -83,7 +80,7 @@ def observed(plan: Plan) -> Part:
     """What a real scheduler knows: agents that learnt where compiled clusters look up what fits say, in clusters where
     jobs do fit their own speeds; Pollux's workloads."""
     part, workload = Part(), plan.workloads[-1]
-    index = f"index:weights={_common.CONFIGS}/tuned/{workload}-jct-weighted.yaml"
+    index = tuned(f"{workload}-jct-weighted")
     learnt = {}
     for way in (CONSTANTS, BOTH):
         runs = [run_of(plan, workload, f"observed {way}", (*OBSERVED, *WAYS[way]), seed) for seed in range(plan.seeds)]
@@ -145,7 +142,7 @@ def run_of(plan: Plan, workload: Workload, variant: str, overrides: Sequence[str
 
 def started(workload: Workload) -> str:
     """The override that names the tuned index."""
-    return START.format(configs=_common.CONFIGS, workload=workload)
+    return f"env.start={tuned(f'{workload}-jct-weighted').partition('=')[2]}"
 
 
 def losses_at(

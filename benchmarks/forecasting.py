@@ -75,11 +75,10 @@ class ForecastRun:
 def main() -> None:
     parser = _common.parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--only", nargs="+", help="only series whose names contain one of these")
     options = parser.parse_args()
     torch.set_num_threads(1)
     checks: list[Check] = []
-    for case in real_series(options.only):
+    for case in real_series():
         runs = []
         for seed in options.seeds:
             _common.progress(f"{case.name}, seed {seed}")
@@ -89,8 +88,8 @@ def main() -> None:
     _common.finish(checks)
 
 
-def real_series(only: list[str] | None) -> list[SeriesCase]:
-    """The six series of docs/forecasting.md, or those whose names contain one of `only`."""
+def real_series() -> list[SeriesCase]:
+    """The six series of docs/forecasting.md."""
     try:
         folder = _common.real("traces")
     except _common.NoDataError as lack:
@@ -106,10 +105,7 @@ def real_series(only: list[str] | None) -> list[SeriesCase]:
         for name, mine in {"philly": jobs, "philly 11cb48": jobs[jobs["cluster"] == "11cb48"]}.items():
             arrivals = pd.Series(1.0, index=pd.DatetimeIndex(mine["timestamp"])).sort_index()
             cases.append(SeriesCase(f"{name} {every}", as_series(arrivals.resample(every).sum())))
-    found = [case for case in cases if not only or any(part in case.name for part in only)]
-    if not found:
-        _common.refuse(f"--only: expected parts of {', '.join(case.name for case in cases)}")
-    return found
+    return cases
 
 
 def one_seed(case: SeriesCase, seed: int) -> ForecastRun:

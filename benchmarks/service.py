@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
+import json
+import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
@@ -14,12 +18,209 @@ from typing import Any
 
 import _common
 import _service_virtual
-import _service_web
-from _common import Check, Found, progress
-from _service_web import SECONDS, p95, submit_at_once
+from _common import Check, Found, progress, resident_mb
 
+from rlpto.service.settings import ServiceSettings
+from rlpto.store.database import Store
+from rlpto.store.events import add_event
+from rlpto.store.jobs import NewJob, State, change_job, insert_job
 from rlpto.store.status import heartbeat
+from rlpto.store.users import add_token, add_user
 from tests.service.served import TINY, Served, served
+from tests.service.web.demo import fill_demo
+from tests.service.web.helpers import fill, make_settings
+from tests.service.web.serving import WebProcess, web_process
+from tests.service.web.test_browser import CHROMIUM, FLAGS
+
+CLIENTS, SECONDS = 32, 15.0
+HISTORY, PAGES = 10_000, 200
+FILTERS = ("", "&state=failed", "&owner=ann", "&owner=bob&state=finished", "&label=n=3")
+CHANGES = 20
+
+
+# The web process ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def web_alone(**changes: object) -> Iterator[tuple[WebProcess, ServiceSettings, dict[str, str]]]:
+    """A web process with a database of its own, and tokens by user."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = make_settings(Path(folder) / "service", quotas={"jobs_queued": 100_000}, **changes)
+        tokens = fill(settings)
+        with web_process(settings) as web:
+            yield web, settings, tokens
+
+
+def load() -> Found:
+    """Clients that submit as fast as they are answered, each with a token of its own."""
+    with web_alone(web={"posts_per_second": 10_000}) as (web, settings, _):
+        apart = multiprocessing.get_context("spawn")
+        wait = apart.Value("d", 0.0)
+        # A thread here would wait for the interpreter, not for the database.
+        other = apart.Process(target=_write_meanwhile, args=(settings.database, time.monotonic() + SECONDS, wait))
+        other.start()
+        took = submit_at_once(web.address, Store(settings.database), "digits")
+        other.join()
+    return [
+        Check("submissions a second, 32 clients", len(took) / SECONDS, "1/s", 200.0, True),
+        Check("p95 of a submission", 1000 * p95(took), "ms", 150.0, False),
+        Check("longest wait of another writer", 1000 * wait.value, "ms", 100.0, False),
+    ], {}
+
+
+def submit_at_once(address: str, store: Store, program: str, rate: float | None = None) -> list[float]:
+    """Seconds of each submission by CLIENTS users for SECONDS; rate: of all together, 1/s; None: without a pause."""
+    with store.transaction():
+        for number in range(CLIENTS):
+            add_user(store, f"user-{number}", "user", time.time())
+        secrets = [add_token(store, f"user-{number}", "", time.time())[1] for number in range(CLIENTS)]
+    every, began = 0.0 if rate is None else CLIENTS / rate, time.monotonic()
+
+    def submit(number: int, token: str) -> list[float]:
+        connection, took, due = connected(address), [], began + every * number / CLIENTS
+        while max(due, time.monotonic()) < began + SECONDS:
+            time.sleep(max(due - time.monotonic(), 0.0))
+            start = time.perf_counter()
+            answer(connection, token, "POST", "/api/v1/jobs", {"program": program}, 201)
+            took.append(time.perf_counter() - start)
+            due = max(due + every, time.monotonic() - every)
+        return took
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        return [one for took in pool.map(submit, range(CLIENTS), secrets) for one in took]
+
+
+def connected(address: str) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
+
+
+def answer(
+    connection: http.client.HTTPConnection, token: str, method: str, path: str, body: object = None, status: int = 200
+) -> bytes:
+    """What the service answers. Raises AssertionError for another status."""
+    headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": os.urandom(8).hex()}
+    headers |= {"Content-Type": "application/json"} if body else {}
+    connection.request(method, path, json.dumps(body) if body else None, headers)
+    found = connection.getresponse()
+    text = found.read()
+    if found.status != status:
+        raise AssertionError(f"{method} {path} was answered {found.status}")
+    return text
+
+
+def p95(values: list[float]) -> float:
+    return statistics.quantiles(values, n=20)[-1]
+
+
+def _write_meanwhile(path: Path, until: float, wait: Any) -> None:
+    """Write as the scheduler does, ten times a second."""
+    store = Store(path, durable=False)
+    while time.monotonic() < until:
+        store.set_fact("load", repr(time.time()))
+        time.sleep(0.1)
+    wait.value = store.longest_wait_s
+
+
+def history() -> Found:
+    """Pages and memory with ten thousand jobs that are over."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = make_settings(Path(folder) / "service")
+        tokens = fill(settings)
+        store = Store(settings.database, durable=False)
+        with store.transaction():
+            for number in range(HISTORY):
+                owner, at = ("ann", "bob")[number % 2], 1e9 + number
+                job = insert_job(
+                    store, NewJob(owner, f"job {number}", "digits", 5.0, labels={"n": str(number % 9)}), at
+                )
+                change_job(store, job.id, at, state=("finished", "failed")[number % 7 == 0], ended=at + 60)
+        with web_process(settings) as web:
+            took = [_time_pages(web, tokens["root"], query) for query in FILTERS]
+            for path in ("/history", "/", "/metrics"):
+                answer(connected(web.address), tokens["root"], "GET", path)
+            memory = resident_mb(web.process.pid)
+    return [
+        Check("slowest page of history, median of its filter", 1000 * max(took), "ms", 20.0, False),
+        Check("memory of the web process", memory, "MB", 120.0, False),
+    ], {}
+
+
+def _time_pages(web: WebProcess, token: str, query: str) -> float:
+    """Median seconds of a page of a listing."""
+    took, cursor = [], ""
+    while len(took) < PAGES:
+        began = time.perf_counter()
+        page = json.loads(answer(connected(web.address), token, "GET", f"/api/v1/jobs?limit=50{query}{cursor}"))
+        took.append(time.perf_counter() - began)
+        if page["next"] is None:
+            break
+        cursor = f"&cursor={page['next']}"
+    return statistics.median(took)
+
+
+@contextmanager
+def signed_in(web: WebProcess, token: str) -> Iterator[Any]:
+    """A page of a new browser context of Chromium, signed in; Playwright's browser is ended afterwards."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+
+        def opened() -> Any:
+            page = browser.new_context().new_page()
+            data, headers = {"token": token}, {"Origin": web.address}
+            page.request.post(f"{web.address}/api/v1/session", data=data, headers=headers)
+            return page
+
+        yield opened
+        browser.close()
+
+
+def paint() -> Found:
+    """The overview in Chromium, opened for the first time: until it is painted, and what it fetched."""
+    took, sizes = [], []
+    with web_alone() as (web, settings, tokens), signed_in(web, tokens["root"]) as opened:
+        fill_demo(settings)
+        for number in range(6):
+            page = opened()
+            page.goto(f"{web.address}/")
+            page.wait_for_selector("#gantt[data-bars]")
+            paints = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+            sent = "performance.getEntries().reduce((sum, one) => sum + (one.transferSize || 0), 0)"
+            if number:  # the first one starts the browser's own processes
+                took.append(page.evaluate(paints))
+            sizes.append(page.evaluate(sent))
+            page.context.close()
+    return [
+        Check("first paint, median of five", statistics.median(took), "ms", 500.0, False),
+        Check("fetched for it, charts included", max(sizes) / 1000, "kB", 200.0, False),
+    ], {}
+
+
+def live() -> Found:
+    """From an event in the database to the page that shows it, in Chromium, on a job's page."""
+    took = []
+    with web_alone() as (web, settings, tokens), signed_in(web, tokens["root"]) as opened:
+        job = fill_demo(settings)["running"]
+        store, page = Store(settings.database, durable=False), opened()
+        page.goto(f"{web.address}/jobs/{job}")
+        page.wait_for_selector("#live[data-state=on]")
+        for number in range(CHANGES):
+            state: State = ("queued", "running")[number % 2]
+            began = time.perf_counter()
+            with store.transaction():
+                change_job(store, job, time.time(), state=state)
+                add_event(store, "job", time.time(), job, "ann", {"state": state})
+            page.wait_for_selector(f"#job[data-state={state}]")
+            took.append(1000 * (time.perf_counter() - began))
+            time.sleep(0.3)  # what comes at once is shown at once
+        store.close()
+    return [Check("event to page, slowest of 20", max(took), "ms", 1000.0, False)], {
+        "event to page, median [ms]": round(statistics.median(took))
+    }
+
+
+# With a scheduler and real jobs -------------------------------------------------------------------------------------
 
 NODES, GPUS = 3, 2
 COMPILED = ("pollux", "planner")
@@ -95,12 +296,10 @@ def queued() -> Found:
     ], {"submitted to queued, median, slowest [s]": (round(statistics.median(waited), 3), round(max(waited), 3))}
 
 
-PARTS = {
-    **_service_web.PARTS,
-    "compiling": compiling,
-    "queued": queued,
-    "predictions": _service_virtual.predictions_made,
-}
+PARTS = {"load": load, "history": history, "compiling": compiling, "queued": queued}
+PARTS["predictions"] = _service_virtual.predictions_made
+if CHROMIUM is not None:
+    PARTS |= {"paint": paint, "live": live}
 
 
 def main() -> None:

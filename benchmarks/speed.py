@@ -316,7 +316,8 @@ def startup(options: Namespace) -> Found:
 
 def started(command: Sequence[str]) -> float:
     """Wall-clock seconds of a command."""
-    return _common.wall_seconds_of(partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL))
+    call = partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL)
+    return _common.seconds_of(call, time.perf_counter)
 
 
 PARTS: dict[str, Callable[[Namespace], Found]] = {

@@ -24,7 +24,7 @@ from typing import Any
 import _common
 import yaml
 from _common import Check
-from _plan import Plan, Row, Study, load_studies
+from _studies import Plan, Row, Study, load_studies
 from pydantic import ValidationError
 
 from rlpto.io.errors import ConfigError
@@ -49,7 +49,11 @@ def main() -> None:
                 plan = plan_of(study, options.set, options.folder, options.jobs)
                 found = measured(name, study, plan, fresh=options.fresh)
                 checks += [check for check, missed in claims_of(study, found) if not missed]
-                write(name, study, found, None if options.no_page else options.pages)
+                text = block(name, study, found)
+                if options.no_page:
+                    print(text)
+                else:
+                    write_block(options.pages / study.page, name, text)
     except KeyboardInterrupt:
         print("interrupted; the same command continues where it was", file=sys.stderr)
         sys.exit(INTERRUPTED)
@@ -115,7 +119,7 @@ def measure(name: str, study: Study, plan: Plan) -> dict[str, dict[str, Any]]:
     if study.needs and (plan.data is None or not (plan.data / study.needs).exists()):
         return found
     for title, function in functions_of(name, study).items():
-        _common.progress(f"{name}: {function.__name__}")
+        _common.progress(f"{name}: {title}")
         part = function(plan)
         found["figures"] |= part.figures
         found["limits"] |= part.limits
@@ -128,27 +132,25 @@ def measured(name: str, study: Study, plan: Plan, *, fresh: bool) -> dict[str, A
     """Results of a study as plain data, with the CPU minutes it took: those that are kept, if nothing has changed."""
     path, settings = plan.folder / f"{name}.json", plan.model_dump_json(exclude=set(CONTEXT))
     digest = hashlib.sha256(f"{sources_digest()} {settings}".encode()).hexdigest()
+    kept: dict[str, Any]
     if not fresh and path.is_file():
         with parsing(path, "the results of a study: remove it", ConfigError):
-            kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["digest"] == digest:
             return kept
     _common.progress(f"measuring {name}")
     began = cpu_seconds()
     found = measure(name, study, plan) | {"digest": digest, "cpu_minutes": (cpu_seconds() - began) / 60}
-    write_text(path, json.dumps(found, default=plain, indent=1), "a measurement")
-    return json.loads(json.dumps(found, default=plain))  # type: ignore[no-any-return]
+    text = json.dumps(found, default=lambda number: number.item(), indent=1)  # those of NumPy
+    write_text(path, text, "a measurement")
+    kept = json.loads(text)
+    return kept
 
 
 def cpu_seconds() -> float:
     """CPU time of this process and of those that it has waited for, such as trainings."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
-
-
-def plain(value: Any) -> object:
-    """A number of NumPy as one of Python."""
-    return value.item()
 
 
 def claims_of(study: Study, found: Mapping[str, Any]) -> list[tuple[Check, bool]]:
@@ -170,15 +172,6 @@ def claims_of(study: Study, found: Mapping[str, Any]) -> list[tuple[Check, bool]
                     label = f"{figure}, at {key}" if None not in bounds.values() else figure
                     checks.append((Check(label, value, claim.unit, limit, key == "least"), claim.missed))
     return sorted(checks, key=lambda pair: not pair[1])
-
-
-def write(name: str, study: Study, found: Mapping[str, Any], pages: Path | None) -> None:
-    """Put what was found into its page, or print it without any."""
-    text = block(name, study, found)
-    if pages is None:
-        print(text)
-    else:
-        write_block(pages / study.page, name, text)
 
 
 def block(name: str, study: Study, found: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
-"""The examples with other people's libraries train, and compare themselves with the index."""
+"""Examples with other people's libraries train and compare themselves with the index; notebooks run from the start."""
 
+import json
 import os
 import re
 import subprocess
@@ -30,3 +31,31 @@ def test_an_example_trains_and_compares_itself_with_the_index(example: str) -> N
     assert done.returncode == 0, done.stderr
     number = r"-?\d+\.\d+"
     assert re.fullmatch(rf".+: reward {number}, index {number} over 10 episodes", done.stdout.splitlines()[-1])
+
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+EXECUTE = """
+import sys, nbformat
+from nbclient import NotebookClient
+NotebookClient(nbformat.read(sys.argv[1], 4), timeout=600, kernel_name="python3").execute()
+"""
+MISSING = [name for name in ("nbclient", "ipykernel") if find_spec(name) is None]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_has_no_outputs(notebook: Path) -> None:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    assert not [cell["id"] for cell in cells if cell.get("outputs") or cell.get("execution_count")]
+
+
+@pytest.mark.skipif(
+    bool(MISSING), reason=f"{', '.join(MISSING)} not installed: pip install -c constraints.txt '.[docs]'"
+)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs(notebook: Path, tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path / "ipython")}
+    ran = subprocess.run(
+        [sys.executable, "-c", EXECUTE, str(notebook)], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]

@@ -3,8 +3,12 @@
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 import grimp
+import pytest
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -17,7 +21,13 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         raise AssertionError(f"a circle of imports: {' -> '.join(reversed(circle.args[1]))}") from None
 
 
-def test_a_process_that_only_schedules_does_not_import_torch() -> None:
-    modules = "rlpto.experiments.on_ray", "rlpto.ray_cluster.scheduler.cluster", "rlpto.ray_cluster.job.controller"
-    program = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        ("rlpto.experiments.on_ray, rlpto.ray_cluster.scheduler.cluster, rlpto.ray_cluster.job.controller", {"torch"}),
+        ("envs", {"numba", "torch", "stable_baselines3", "matplotlib", "pandas", "scipy", "pydantic"}),
+    ],
+)
+def test_a_process_that_only_schedules_and_the_package_of_environments_are_light(modules: str, heavy: set[str]) -> None:
+    program = f"import sys, {modules}; sys.exit(bool({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0

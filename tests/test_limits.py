@@ -4,9 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.test_extension_points import write
 
 PROGRAM = Path(__file__).parents[1] / ".ci" / "limits.py"
+BUDGETS = '[tool.rlpto.lines]\n"rlpto/core" = 3\n\n[tool.rlpto.words]\n"told|tell" = 1\n"nobody" = 5\n'
 
 
 def limits(root: Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -15,35 +16,16 @@ def limits(root: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    (tmp_path / "rlpto" / "core").mkdir(parents=True)
-    (tmp_path / "rlpto" / "core" / "jobs.py").write_text('"""What nobody was told."""\nJOBS = 3\n')
-    (tmp_path / "pyproject.toml").write_text(
-        '[tool.rlpto.lines]\n"rlpto/core" = 3\n\n[tool.rlpto.words]\n"told|tell" = 1\n"nobody" = 5\n'
-    )
+def test_budgets_shrink_to_what_is_there_and_what_is_above_them_is_named(tmp_path: Path) -> None:
+    files = {"rlpto/core/jobs.py": '"""What nobody was told."""\nJOBS = 3\n', "pyproject.toml": BUDGETS}
+    more = {"rlpto/core/queue.py": "A = 1\n", "rlpto/other/queue.py": "A = 1\n", "docs/page.md": "As told.\n"}
+    write(tmp_path, files)
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    return tmp_path
-
-
-def test_within_budget_and_shrunk(project: Path) -> None:
-    assert limits(project, "--shrink").returncode == 0
-    assert (project / "pyproject.toml").read_text() == (
-        '[tool.rlpto.lines]\n"rlpto/core" = 2\n\n[tool.rlpto.words]\n"told|tell" = 1\n"nobody" = 1\n'
-    )
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "complaint"),
-    [
-        ("rlpto/core/queue.py", "A = 1\nB = 2\n", "rlpto/core: 4, budget 3"),
-        ("rlpto/other/queue.py", "A = 1\n", "rlpto/other: has no budget"),
-        ("docs/page.md", "As told.\n", "told|tell: 2, budget 1"),
-    ],
-)
-def test_above_budget(project: Path, file: str, text: str, complaint: str) -> None:
-    (project / file).parent.mkdir(parents=True, exist_ok=True)
-    (project / file).write_text(text)
-    run = limits(project)
+    assert limits(tmp_path, "--shrink").returncode == 0
+    shrunk = BUDGETS.replace('core" = 3', 'core" = 2').replace('nobody" = 5', 'nobody" = 1')
+    assert (tmp_path / "pyproject.toml").read_text() == shrunk
+    write(tmp_path, more)
+    run = limits(tmp_path)
     assert run.returncode == 1
-    assert complaint in run.stdout
+    for complaint in ("rlpto/core: 3, budget 2", "rlpto/other: has no budget", "told|tell: 2, budget 1"):
+        assert complaint in run.stdout

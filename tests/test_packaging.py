@@ -40,13 +40,8 @@ def built(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     return {path.suffix: path for path in out.iterdir()}
 
 
-@pytest.fixture(scope="module")
-def wheel(built: dict[str, Path]) -> Path:
-    return built[".whl"]
-
-
-def test_a_wheel_has_every_package_config_and_agent_of_the_checkout(wheel: Path) -> None:
-    held = set(zipfile.ZipFile(wheel).namelist())
+def test_a_wheel_has_every_package_config_and_agent_of_the_checkout(built: dict[str, Path]) -> None:
+    held = set(zipfile.ZipFile(built[".whl"]).namelist())
     for folder, pattern in (("agents", "*.py"), ("envs", "*.py"), ("forecasting", "*.py"), ("configs", "**/*.yaml")):
         expected = {f"rlpto/{path.relative_to(REPOSITORY)}" for path in (REPOSITORY / folder).glob(pattern)}
         assert expected
@@ -82,10 +77,10 @@ def test_an_unpacked_source_distribution_has_all_files_and_runs_its_tests(
     assert done.returncode == 0, done.stdout
 
 
-def test_modules_of_the_same_names_from_elsewhere_break_nothing(wheel: Path, tmp_path: Path) -> None:
+def test_modules_of_the_same_names_from_elsewhere_break_nothing(built: dict[str, Path], tmp_path: Path) -> None:
     # openai-agents installs `agents`; a wheel unpacked into a folder is what `pip install --target` gives.
     target, foreign = tmp_path / "target", tmp_path / "foreign"
-    zipfile.ZipFile(wheel).extractall(target)
+    zipfile.ZipFile(built[".whl"]).extractall(target)
     for name in ("agents", "envs", "forecasting"):
         (foreign / name).mkdir(parents=True)
         (foreign / name / "__init__.py").write_text("raise ImportError('not ours')\n")

@@ -1,9 +1,8 @@
 """The pages of the documentation site that are made of results: what they say holds."""
 
-import importlib.util
 import re
+import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -14,14 +13,9 @@ from rlpto.policies.registry import available
 from .test_docs_commands import check_rlpto, commands, words_of
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / ".ci"))
 
-
-@pytest.fixture(scope="module")
-def site() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_pages", ROOT / ".ci" / "site_pages.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+import site_pages as site  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +23,7 @@ def entries() -> dict[str, list[Entry]]:
     return entries_of([ROOT / "submissions"])[0]
 
 
-def test_every_case_is_on_a_page_with_its_ids_scores_and_commands(
-    site: ModuleType, entries: dict[str, list[Entry]]
-) -> None:
+def test_every_case_is_on_a_page_with_its_ids_scores_and_commands(entries: dict[str, list[Entry]]) -> None:
     pages = site.case_pages(entries)
     for case in cases():
         page = pages[f"cases/{case.id.removesuffix('-exact')}"]
@@ -51,7 +43,7 @@ def test_every_case_is_on_a_page_with_its_ids_scores_and_commands(
     assert len(re.findall(r"^\| \[", pages["cases/README"], re.MULTILINE)) == len(pages) - 1 == len(cases()) / 2
 
 
-def test_gallery_shows_what_a_policy_uses(site: ModuleType, entries: dict[str, list[Entry]], tmp_path: Path) -> None:
+def test_gallery_shows_what_a_policy_uses(entries: dict[str, list[Entry]], tmp_path: Path) -> None:
     names = ("fifo", "srtf", "max_throughput", "index", "agent")
     page = site.gallery(entries, tmp_path, {name: available()[name] for name in names})
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| [")]

@@ -13,7 +13,7 @@ from rlpto.agents.policy import Agent
 from rlpto.bench.results import RESAMPLES, Scores, between, checked, read_rows
 from rlpto.bench.submissions import CARD, RESULTS, Card, read_card, runnable
 from rlpto.bench.suite import EXACT, REALISTIC, VERSION, cases
-from rlpto.evaluation.plots import COLOURS, DPI, INK
+from rlpto.evaluation.plots import COLOURS, INK, empty_figure, png
 from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.io.files import whole_file
 from rlpto.io.markdown import markdown_table
@@ -146,15 +146,11 @@ def agent_scores(folder: Path, agent: Path) -> list[str]:
 
 def plot(divisions: dict[str, list[Entry]], path: Path) -> None:
     """Scores of all divisions as bars with their intervals, as a picture."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     ranked = {division: [entry for entry in entries if entry.ranked] for division, entries in divisions.items()}
     if not (shown := {division: entries for division, entries in ranked.items() if entries}):
         raise ConfigError(f"{path}: nothing to plot, no submission has all cases of a division")
     longest = max(map(len, shown.values()))
-    figure = Figure(figsize=(9.0, 0.9 + 0.28 * longest), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(9.0, 0.9 + 0.28 * longest)
     for axes, (division, entries) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown.items(), strict=True):
         middle, low, high = np.array([entry.scores.interval for entry in entries]).T
         at = np.arange(len(entries))
@@ -166,7 +162,7 @@ def plot(divisions: dict[str, list[Entry]], path: Path) -> None:
         axes.set_xlabel("score: 0 is fifo, 100 the lower bound")
         axes.spines[["top", "right"]].set_visible(False)
     with whole_file(path, "a plot", ConfigError) as unfinished:
-        figure.savefig(unfinished, dpi=DPI, format="png", metadata={"Software": None})
+        unfinished.write_bytes(png(figure))
 
 
 def _by_case(entries: Sequence[Entry], division: str) -> list[dict[str, str]]:

@@ -82,13 +82,11 @@ def read_rows(path: Path) -> list[Row]:
     expected = "results of rlpto bench"
     text = read_text(path, expected, CheckpointError)
     with parsing(path, expected, CheckpointError):
-        lines = list(csv.reader(io.StringIO(text)))
+        first, *lines = csv.reader(io.StringIO(text))
+    if first != header:
+        raise CheckpointError(f"{path}:1: header {one_line(','.join(first))}, expected {','.join(header)}")
     rows: list[Row] = []
-    for number, cells in enumerate(lines, 1):
-        if number == 1:
-            if cells != header:
-                raise CheckpointError(f"{path}:1: header {one_line(','.join(cells))}, expected {','.join(header)}")
-            continue
+    for number, cells in enumerate(lines, 2):
         try:
             *figures, cpu_ms = map(float, cells[len(_KEYS) :])
             row = Row(cells[0], cells[1], cells[2], cells[3], tuple(figures), cpu_ms)

@@ -32,8 +32,6 @@ from rlpto.policies.registry import make_policy
 from rlpto.policies.spec import parse_spec
 
 CARD, RESULTS = "card.yaml", "results.csv"
-CHECKED_SHARE = 0.05
-"""Share of the cells that are run again."""
 
 
 class Card(Settings):
@@ -130,11 +128,11 @@ def read_card(folder: Path) -> Card:
         raise ConfigError(f"{file.place(location)}: {said}") from None
 
 
-def verify(folder: Path, share: float = CHECKED_SHARE, seed: int | None = None) -> Iterator[str]:
+def verify(folder: Path, share: float = 0.05, seed: int | None = None) -> Iterator[str]:
     """Lines on what is wrong with a submission, after running a part of it again; none: it is right.
 
-    seed: of the choice of cells; None: the digest of its results, so that no one chooses. Raises ConfigError or
-    CheckpointError if its files cannot be read.
+    share: of the cells that are run again. seed: of their choice; None: the digest of its results, so that no one
+    chooses. Raises ConfigError or CheckpointError if its files cannot be read.
     """
     card, rows = read_card(folder), read_rows(folder / RESULTS)
     if card.suite != VERSION:

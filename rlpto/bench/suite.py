@@ -163,10 +163,8 @@ def _config(settings: Mapping[str, Any]) -> Config:
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Mappings merged key by key, `over` winning."""
-    both = {key: over.get(key, base.get(key)) for key in {**base, **over}}
-    return {
-        key: _merged(base[key], over[key])
-        if isinstance(base.get(key), Mapping) and isinstance(over.get(key), Mapping)
-        else value
-        for key, value in both.items()
-    }
+    found = dict(base)
+    for key, value in over.items():
+        both = isinstance(base.get(key), Mapping) and isinstance(value, Mapping)
+        found[key] = _merged(base[key], value) if both else value
+    return found

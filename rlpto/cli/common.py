@@ -105,7 +105,7 @@ def waiting(quiet: bool = False, console: Console | None = None) -> Iterator[Cal
     if quiet:
         yield lambda _: None
     elif not sys.stderr.isatty():
-        yield _print
+        yield lambda doing: print(f"rlpto: {doing}", file=sys.stderr, flush=True) if doing else None
     elif console is not None:
         yield lambda doing: console.print(doing, style="dim") if doing else None
     else:
@@ -120,11 +120,6 @@ def waiting(quiet: bool = False, console: Console | None = None) -> Iterator[Cal
                     status.stop()
 
             yield show
-
-
-def _print(doing: str) -> None:
-    if doing:
-        print(f"rlpto: {doing}", file=sys.stderr, flush=True)
 
 
 def read_config(path: Path, overrides: Sequence[str] | None, seed: int | None = None) -> Config:

@@ -1,14 +1,30 @@
-"""`rlpto export`: a trained agent as one small file."""
+"""`rlpto export` and `rlpto hub`: a trained agent as one small file, and on a hub of models by `huggingface_hub`, whose
+environment variables say where, and who asks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlpto import __version__
 from rlpto.cli.common import EXPERIMENTS, QuietOption, Verb, make_console
-from rlpto.io.errors import ConfigError
+from rlpto.io.errors import CheckpointError, ConfigError, RlptoError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+app = typer.Typer(help="Push exported agents to a model hub, and load them (extra `hub`).", no_args_is_help=True)
+
+AGENT_FILE, CARD_FILE = "agent.zip", "README.md"
+"""Their names in a repository."""
+LARGEST_BYTES = 8_000_000
+"""Bytes of a file that is loaded; an exported agent has at most 2,000,000, and its manifest."""
+
+RepoArgument = Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub.")]
 
 
 def export(
@@ -45,4 +61,139 @@ def export(
     make_console(quiet).print(f"{out}: {size / 1000:.0f} kB from {checkpoint} ({state}); use it as agent:file={out}")
 
 
-VERB = Verb(export, EXPERIMENTS, "rlpto export runs/philly -o philly.zip --card")
+@app.command(epilog="Example: rlpto hub push agent.zip OWNER/NAME")
+def push(
+    agent: Annotated[Path, typer.Argument(metavar="FILE", help="Agent that `rlpto export` has written.")],
+    repo: RepoArgument,
+    private: Annotated[bool, typer.Option("--private", help="Make a private repository if it is not there.")] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Upload an agent and its card, as agent.zip and README.md. The token in HF_TOKEN must allow it.
+
+    The card is that of `rlpto export --card` next to the file, which may have been edited, else a new one.
+    """
+    from rlpto.agents.card import card_of
+    from rlpto.io.files import digest, file_there
+    from rlpto.io.reading import LARGEST_YAML_BYTES, read_text
+
+    _check(agent)
+    text, written = card_of(agent), agent.with_suffix(".md")
+    if file_there(written):
+        text = read_text(written, "a model card", ConfigError, LARGEST_YAML_BYTES)
+        if digest(agent) not in text:
+            raise ConfigError(f"{written}: the card of another file, expected that of {agent}: rlpto export --card")
+    commit = upload(repo, {AGENT_FILE: agent.read_bytes(), CARD_FILE: text.encode()}, private)
+    make_console(quiet).print(f"{repo}: {agent} is there as {AGENT_FILE}, commit {commit}")
+
+
+@app.command(epilog="Example: rlpto hub load OWNER/NAME -o agent.zip")
+def load(
+    repo: RepoArgument,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write, such as agent.zip.")],
+    quiet: QuietOption = False,
+) -> None:
+    """Download an agent; it is put in place if this version can use it. HF_TOKEN opens private repositories."""
+    from rlpto.io.files import is_there, whole_file
+
+    content, commit = download(repo, AGENT_FILE, LARGEST_BYTES)
+    with whole_file(out, "the agent") as unfinished:
+        unfinished.write_bytes(content)
+        try:
+            _check(unfinished)
+        except CheckpointError as wrong:
+            raise CheckpointError(str(wrong).replace(str(unfinished), f"{repo}: {AGENT_FILE}")) from None
+        if is_there(out) and (not out.is_file() or out.read_bytes() != content):
+            raise ConfigError(f"{out}: there with other content, expected the name of a new file")
+    make_console(quiet).print(f"{out}: {AGENT_FILE} of {repo}, commit {commit}; use it as agent:file={out}")
+
+
+def _check(path: Path) -> None:
+    """Raise CheckpointError if a file is no exported agent that this version can use."""
+    from rlpto.agents.archive import AGENT, read_archive
+    from rlpto.agents.policy import Agent, AgentOptions
+
+    read_archive(path, (AGENT,))
+    Agent(AgentOptions(file=path))
+
+
+def upload(repo: str, files: Mapping[str, bytes], private: bool) -> str:
+    """Write files to a repository in one commit, and make the repository if it is not there. Returns the commit's id.
+
+    private: only with a token it can be read. Raises ConfigError if a public one is there, or the hub refuses.
+    """
+    with _asking(repo) as api:
+        from huggingface_hub import CommitOperationAdd
+
+        api.create_repo(repo, private=private or None, exist_ok=True)
+        if private and not api.model_info(repo).private:
+            raise ConfigError(f"{repo}: a public repository is there, expected a private one; nothing was uploaded")
+        added = [CommitOperationAdd(name, content) for name, content in files.items()]
+        return str(api.create_commit(repo, added, commit_message=f"Upload with RLPTO {__version__}").oid)
+
+
+def download(repo: str, name: str, largest: int) -> tuple[bytes, str]:
+    """Content of a file of a repository, and the id of the commit that it is of. largest: bytes.
+
+    Raises CheckpointError if the file is larger, ConfigError if the hub refuses.
+    """
+    from tempfile import TemporaryDirectory
+
+    with _asking(repo) as api, TemporaryDirectory() as folder:
+        from huggingface_hub import hf_hub_url
+
+        found = api.get_hf_file_metadata(url=hf_hub_url(repo, name))
+        if found.size is None or found.size > largest:
+            raise CheckpointError(f"{repo}: {name} has {found.size} bytes, expected at most {largest}")
+        # Of the same commit; past the user's cache, which would stand in for a hub that does not answer.
+        file = api.hf_hub_download(repo, name, revision=found.commit_hash, local_dir=folder)
+        return Path(file).read_bytes(), str(found.commit_hash)
+
+
+@contextmanager
+def _asking(repo: str) -> Iterator[HfApi]:
+    """A client, without output of its own; all that goes wrong with it is one of our errors."""
+    import logging
+
+    from rlpto.io.reading import one_line
+
+    try:
+        from huggingface_hub import HfApi, errors
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+    except ModuleNotFoundError as missing:
+        raise ConfigError(f"{missing.name} is not installed: pip install 'rlpto[hub]'") from None
+    if repo.count("/") != 1:
+        raise ConfigError(f"{repo}: expected a repository as OWNER/NAME")
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # retries
+    disable_progress_bars()
+    try:
+        yield HfApi(library_name="rlpto", library_version=__version__)
+    except RlptoError:
+        raise
+    except errors.HFValidationError as wrong:
+        raise ConfigError(f"{repo}: {one_line(wrong)}, expected a repository as OWNER/NAME") from None
+    except errors.HfHubHTTPError as refused:
+        raise ConfigError(f"{repo}: {_reason(refused)}") from None
+    except Exception as failed:  # of the HTTP client, whose classes differ between versions, or of the hub's storage
+        here = isinstance(failed, OSError) and not isinstance(failed, ConnectionError)
+        what = "a file here cannot be read or written" if here else "the hub gave no answer"
+        raise ConfigError(f"{repo}: {what} ({one_line(failed)})") from None
+
+
+def _reason(refused: Any) -> str:
+    """Why a hub refuses, by the code of its answer."""
+    from rlpto.io.reading import one_line
+
+    code, error = refused.response.status_code, refused.response.headers.get("X-Error-Code")
+    if error == "EntryNotFound":
+        return "no agent is there, expected a repository that `rlpto hub push` has written"
+    if error == "RepoNotFound" or code == 404:
+        return "no such repository, or a private one that the token in HF_TOKEN may not read"
+    if code in (401, 403):
+        return f"not authorised ({code}), expected a token in HF_TOKEN that may do this"
+    return f"the hub refused ({code}): {one_line(refused.server_message or refused)}"
+
+
+VERBS = {
+    "export": Verb(export, EXPERIMENTS, "rlpto export runs/philly -o philly.zip --card"),
+    "hub": Verb(app, EXPERIMENTS),
+}

@@ -1,21 +1,46 @@
-"""`rlpto profiles`: the measured models, the fit behind them, and their predictions for a training."""
+"""`rlpto profiles`: the measured models, the fit behind them, and their predictions for a training; `rlpto profile`:
+measure the training programs of an experiment on a Ray cluster."""
 
 from __future__ import annotations
 
+import math
+import os
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console, make_table
+from rlpto.cli.common import (
+    CLUSTERS,
+    INPUTS,
+    AddressOption,
+    ConfigArgument,
+    QuietOption,
+    SeedOption,
+    SetOption,
+    Verb,
+    make_console,
+    make_progress,
+    make_table,
+    read_config,
+    waiting,
+)
 from rlpto.io.errors import ConfigError, ProfileError
+from rlpto.io.interrupts import Interrupted
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
+    from rlpto.experiments.config import Config
     from rlpto.performance.metrics import UtilityBand
     from rlpto.performance.profiles import Profile
     from rlpto.performance.solo import TrainingEstimate
+    from rlpto.ray_cluster.measuring.commanded_job import Change
+    from rlpto.ray_cluster.measuring.profiling import MeasuringTimes
+    from rlpto.ray_cluster.settings import ProgramSettings
 
 app = typer.Typer(help="Show the profiles of models, or fit new ones to measurements.", no_args_is_help=True)
 
@@ -84,8 +109,7 @@ def plot_sizes(
     quiet: QuietOption = False,
 ) -> None:
     """Plot the throughput per GPU by number of GPUs of profiles by tables: a panel a model, a line a kind of GPU."""
-    from rlpto.evaluation.plots import Plot, write_plots
-    from rlpto.evaluation.profile_plots import throughput_panels
+    from rlpto.evaluation.plots import Plot, throughput_panels, write_plots
 
     found = _with_tables(folder)
     for model in models or ():
@@ -152,8 +176,7 @@ def preview(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model that has a profile.")],
     gpus: Annotated[str, typer.Option(metavar="RANGE", help="Numbers of GPUs, such as 1..16, or 1,2,4,8.")] = "1..16",
     metric: Annotated[
-        str,
-        typer.Option(metavar="METRIC", help="What the batch size is chosen by: goodput, throughput, efficiency, all."),
+        Literal["goodput", "throughput", "efficiency", "all"], typer.Option(help="What the batch size is chosen by.")
     ] = "all",
     profiles: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Profiles or measurements, instead of the built-in profiles.")
@@ -163,17 +186,11 @@ def preview(
     max_util: Annotated[float | None, typer.Option(help="Most utility of a GPU, likewise; both or none.")] = None,
 ) -> None:
     """Predict time and GPU-hours of a whole training that adapts its batch size, by metric and number of GPUs."""
-    from difflib import get_close_matches
-
     from rlpto.performance.compile import load_profiles
     from rlpto.performance.metrics import METRIC_NAMES
     from rlpto.performance.solo import parse_gpus, predict_training
 
-    chosen = METRIC_NAMES if metric == "all" else tuple(name for name in METRIC_NAMES if name == metric)
-    if not chosen:
-        near = get_close_matches(metric, METRIC_NAMES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"--metric {metric[:60]}: expected one of {', '.join(METRIC_NAMES)}, all{hint}")
+    chosen = METRIC_NAMES if metric == "all" else (metric,)
     counts, band = parse_gpus(gpus), _band(min_util, max_util)
     found = predict_training(load_profiles(profiles), model, counts, chosen, gpus_per_node, band)
     make_console().print(_preview_table(found))
@@ -215,4 +232,140 @@ def _preview_table(found: list[TrainingEstimate]) -> Table:
     return table
 
 
-VERB = Verb(app, INPUTS)
+def profile(
+    config: ConfigArgument,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="YAML file for the profiles.")],
+    address: AddressOption = None,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Seconds of training at every size and placement.")] = 10.0,
+    learning: Annotated[
+        float, typer.Option(min=1.0, help="Longest time in seconds for the training that measures the accuracy curve.")
+    ] = 300.0,
+    seed: SeedOption = None,
+    set_: SetOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Measure training programs: speed by workers and placement, start-up and pauses, accuracy, gradient noise.
+
+    Every program really trains: through all its epochs, and moved from one worker to as many as the cluster has and
+    back. The file is input for `profiles.folder` and `rlpto evaluate --profiles`. It is written after every program;
+    the same command measures programs that are missing from it, or whose settings have changed.
+    """
+    settings = read_config(config, set_, seed)
+    if out.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"--out {out}: expected a file that ends in .yaml")
+    from rlpto.ray_cluster.measuring.profiling import MeasuringTimes
+
+    if not settings.ray.programs:
+        raise ConfigError("ray.programs: there are none, expected at least one program to measure")
+    if split := sorted(name for name, program in settings.ray.programs.items() if program.model_parallel > 1):
+        raise ConfigError(f"ray.programs.{split[0]}.model_parallel: profiles begin with one worker, expected 1")
+    known = measured_before(out, settings.ray.programs)
+    missing = {name: program for name, program in settings.ray.programs.items() if name not in known}
+    console = make_console(quiet)
+    if missing:
+        try:
+            measure_programs(settings, missing, known, out, address, MeasuringTimes(seconds, learning), console)
+        except KeyboardInterrupt:
+            kept = ", ".join(sorted(known)) or "nothing"
+            raise Interrupted(f"measured and kept in {out}: {kept}; the same command measures the others") from None
+    console.print(f"{len(known)} profiles in {out}: {', '.join(sorted(known))}", style="bold")
+    console.print(f"use them:  rlpto evaluate {config} --profiles {out}")
+
+
+def measured_before(path: Path, programs: Mapping[str, ProgramSettings]) -> dict[str, Profile]:
+    """Profiles of a file that match the programs' current settings. Raises ProfileError for any other kind of file."""
+    from rlpto.io.files import is_there
+
+    if not is_there(path):
+        return {}
+    from rlpto.performance.profiles import load_file
+    from rlpto.ray_cluster.measuring.profiling import describe
+
+    return {
+        name: found
+        for name, found in load_file(path).items()
+        if name not in programs
+        or (found.description, found.samples, found.epochs)
+        == (describe(programs[name]), programs[name].samples, programs[name].epochs)
+    }
+
+
+def measure_programs(
+    config: Config,
+    missing: Mapping[str, ProgramSettings],
+    known: dict[str, Profile],
+    out: Path,
+    address: str | None,
+    times: MeasuringTimes,
+    console: Console,
+) -> None:
+    """Measure programs one after the other, each in the file as soon as it is measured, and in `known`.
+
+    address: of a Ray cluster that is there; None: a local one.
+    """
+    from rlpto.experiments.on_ray import real_nodes
+    from rlpto.io.files import write_text
+    from rlpto.performance.profiles import profiles_yaml
+    from rlpto.ray_cluster.measuring.profiling import fit_program, measure_program, stages
+    from rlpto.ray_cluster.scheduler.backend import RayBackend
+    from rlpto.ray_cluster.scheduler.connection import check_training
+    from rlpto.ray_cluster.settings import program_spec
+
+    with (
+        make_progress(console.quiet) as bar,
+        waiting(console.quiet, bar.console) as on_wait,
+        real_nodes(config, address, out.absolute().parent, on_wait),
+        tempfile.TemporaryDirectory(prefix="rlpto-profile-") as folder,
+    ):
+        gpus = {node.id: node.gpus for node in RayBackend("").nodes()}
+        session = f"profile-{os.getpid()}"
+        specs = {
+            name: program_spec(number, name, program, config.ray, session, Path(folder), config.seed)
+            for number, (name, program) in enumerate(missing.items())
+        }
+        on_wait("importing training programs on the cluster")
+        check_training(list(specs.values()))
+        on_wait("")
+        task = bar.add_task("starting", total=len(specs) * stages(gpus))
+        for name, spec in specs.items():
+
+            def advance(stage: str, name: str = name) -> None:
+                bar.update(task, advance=1, description=f"{name}: {stage}")
+
+            measured = measure_program(spec, gpus, times, advance)
+            known[name] = fit_program(name, missing[name], measured, measured_on(gpus))
+            write_text(out, profiles_yaml(known[key] for key in sorted(known)), "profiles", ProfileError)
+            console.print(summary(known[name]))
+            for change in measured.changes:
+                console.print(f"  {change_text(change)}", style="dim")
+
+
+def measured_on(gpus: Mapping[str, int]) -> str:
+    """Where a program was measured, in words. gpus: of every node."""
+    import ray
+    import torch
+
+    kind = "CUDA" if torch.cuda.is_available() else "logical"
+    return (
+        f"rlpto profile on {len(gpus)} nodes with {sum(gpus.values())} {kind} GPUs, "
+        f"Ray {ray.__version__}, torch {torch.__version__}"
+    )
+
+
+def summary(found: Profile) -> str:
+    """The measurements of a program in one line."""
+    errors, curve = found.errors, found.accuracy
+    return (
+        f"{found.name}: accuracy {curve.untrained:.3f} to {curve.final:.3f} (rmse {errors.accuracy_rmse:.3f}), "
+        f"step error median {errors.throughput_median:.1%}, p90 {errors.throughput_p90:.1%}, "
+        f"training {found.rescale_delay:.1f} s after a decision"
+    )
+
+
+def change_text(change: Change) -> str:
+    """A change of workers in one line."""
+    pause = "" if math.isnan(change.pause) else f"; {1000 * change.pause:.0f} ms without training"
+    return f"{change.kind} to {change.workers} workers, {change.new} new: {change.seconds:.1f} s{pause}"
+
+
+VERBS = {"profiles": Verb(app, INPUTS), "profile": Verb(profile, CLUSTERS, "rlpto profile ray -o profiles/here.yaml")}

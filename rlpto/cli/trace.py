@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console, make_table
 from rlpto.workloads.importers import detect_format, format_names, import_trace
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from rlpto.workloads.importers.base import ImportResult
 
 app = typer.Typer(help="Import, describe, generate and calibrate traces.", no_args_is_help=True)
 
@@ -45,11 +40,7 @@ def import_(
         name = "philly_csv"
     result = import_trace(name, path, skip_bad_lines)
     write_trace(result.trace, out)
-    if not quiet:
-        _print_import(result, out, make_console())
-
-
-def _print_import(result: ImportResult, out: Path, console: Console) -> None:
+    console = make_console(quiet)
     console.print(f"{out}: {len(result.trace):,} jobs")
     if result.cpu_jobs:
         console.print(f"  left out: {result.cpu_jobs:,} jobs without GPUs")

@@ -1,4 +1,4 @@
-"""`rlpto train`: train an agent, or several with different seeds."""
+"""`rlpto train` and `rlpto sweep`: train an agent, or several with different seeds or hyper-parameters."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from rlpto.cli.common import (
     EXPERIMENTS,
     AddressOption,
+    ConfigArgument,
     QuietOption,
     RunDirOption,
     SetOption,
@@ -106,7 +107,7 @@ def _train_all(folder: Path, jobs: int | None, quiet: bool) -> None:
             if at_once > 1:
                 task = bar.add_task(f"training {len(runs)} seeds", total=len(runs))
 
-                def finished(_: Path, summed: str | None) -> None:
+                def finished(summed: str | None) -> None:
                     bar.advance(task)
                     if summed is not None:
                         console.print(summed, soft_wrap=True)
@@ -177,4 +178,48 @@ def _show(bar: Progress, task: TaskID, status: Status) -> None:
     bar.update(task, description=f"{status.doing}{best}", completed=min(status.steps, status.total), total=status.total)
 
 
-VERB = Verb(train, EXPERIMENTS, "rlpto train quickstart --seeds 3")
+def sweep(
+    config: ConfigArgument,
+    space: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="YAML file: config keys with \\[a, b, c] to choose from, or {low: 1e-4, high: 1e-2, log: true}.",
+        ),
+    ],
+    trials: Annotated[int, typer.Option("--trials", "-n", min=1, help="Trainings in all.")] = 20,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Trainings side by side; one for each core if not given.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in the run's folder.")] = False,
+    set_: SetOption = None,
+    run_dir: RunDirOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Search hyper-parameters: train with values from a space, and rank the trials by validation reward.
+
+    Needs the extra `ray`. Every trial is a run of its own, and the sweep can be interrupted and resumed.
+    """
+    from rlpto.experiments.parallel import SPACE, TABLE, TRIALS, open_sweep, run_sweep, workers
+
+    chosen = read_config(config, set_)
+    folder = Path("runs") / f"{chosen.name}-sweep" if run_dir is None else run_dir
+    with waiting(quiet) as on_wait:
+        wanted = open_sweep(folder, config, set_ or (), space, on_wait, resume=resume)
+        on_wait("starting Ray Tune")
+    table = run_sweep(folder, wanted, trials, workers(jobs), chosen.seed, resume=resume, quiet=quiet)
+    if len(table) < trials:
+        raise Interrupted(f"{len(table)} of {trials} trials are finished; add --resume to the same command to go on")
+    best = table.iloc[0]
+    options = " ".join(f"--set {key}={best[key]}" for key in wanted)
+    make_console(quiet).print(
+        f"{folder / TABLE}: best validation reward per job {best['reward']:+.4f} with {options}\n"
+        f"its run: {folder / TRIALS / best['trial']}; its space: {folder / SPACE}",
+        soft_wrap=True,
+    )
+
+
+VERBS = {
+    "train": Verb(train, EXPERIMENTS, "rlpto train quickstart --seeds 3"),
+    "sweep": Verb(sweep, EXPERIMENTS, "rlpto sweep quickstart --space space.yaml --trials 20"),
+}

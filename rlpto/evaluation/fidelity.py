@@ -12,8 +12,7 @@ import pandas as pd
 from rich.markup import escape
 from rich.table import Table
 
-from rlpto.evaluation.formatting import NOTHING, scale_for
-from rlpto.evaluation.metrics import METRIC, completion_times
+from rlpto.evaluation.metrics import METRIC, NOTHING, completion_times, scale_for
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.tables import make_table, percent_change
 from rlpto.io.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Plots of an evaluation: figures without global state, one colour per policy throughout."""
+"""Plots of an evaluation, one colour per policy throughout, and of profiles; figures without global state."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
@@ -17,7 +18,15 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import BoundaryNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import (
+    EngFormatter,
+    FixedFormatter,
+    FixedLocator,
+    LogLocator,
+    NullLocator,
+    PercentFormatter,
+    StrMethodFormatter,
+)
 
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import HOUR, REWARD_PARTS
@@ -28,6 +37,7 @@ from rlpto.evaluation.tables import Results, Summary
 from rlpto.evaluation.timeline import gpus_by_accuracy, run_span, utilisation
 from rlpto.io.arrays import FloatArray
 from rlpto.io.files import whole_file
+from rlpto.performance.profiles import Profile
 
 COLOURS = (
     "#2f6db5", "#e07b28", "#3a9a5b", "#c8413b", "#8a63b8", "#8a5a44", "#d76fae",
@@ -66,19 +76,12 @@ class Plot:
     figure: Figure
 
 
-def palette(policies: Sequence[str]) -> dict[str, str]:
-    """Colour of every policy; grey for the lower bound."""
-    real = [policy for policy in policies if policy != LOWER_BOUND]
-    return {policy: COLOURS[i % len(COLOURS)] for i, policy in enumerate(real)} | {LOWER_BOUND: BOUND_COLOUR}
-
-
 def line_styles(policies: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Colour and pattern of the line of every policy."""
-    names = list(policies)
-    colours, patterns = palette(names), ("-", "--", ":")
+    patterns = ("-", "--", ":")
     return {
-        policy: {"color": colours[policy], "linestyle": patterns[i // len(COLOURS) % len(patterns)]}
-        for i, policy in enumerate(names)
+        policy: {"color": COLOURS[i % len(COLOURS)], "linestyle": patterns[i // len(COLOURS) % len(patterns)]}
+        for i, policy in enumerate(policies)
     }
 
 
@@ -260,6 +263,37 @@ def gpus_against_accuracy(records: Mapping[str, Sequence[RunRecord]], bins: int 
     return figure
 
 
+def throughput_panels(profiles: Mapping[str, Profile]) -> Figure:
+    """Samples per second and GPU at each measured size, on as few nodes as measured: a panel a model, a line a kind."""
+    columns = min(4, len(profiles))
+    rows = math.ceil(len(profiles) / columns)
+    figure = empty_figure(2.5 * columns, 1.8 * rows + 0.5)
+    lines: dict[str, Artist] = {}
+    for number, (name, profile) in enumerate(profiles.items(), 1):
+        axes = figure.add_subplot(rows, columns, number)
+        in_our_style(axes)
+        for kind, law in profile.tables().items():
+            seconds: dict[int, float] = {}
+            for _, gpus, step in law.steps:  # by nodes where a size has several
+                seconds.setdefault(gpus, step)
+            speeds = [profile.batch.base / step / gpus for gpus, step in seconds.items()]
+            known = list(lines).index(kind) if kind in lines else len(lines)
+            (line,) = axes.plot(list(seconds), speeds, "o-", color=COLOURS[known % len(COLOURS)], ms=3, lw=1.2)
+            lines.setdefault(kind, line)
+        axes.set_title(name, fontsize=9)
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(EngFormatter())
+        axes.tick_params(labelsize=7)
+    figure.supxlabel("GPUs", fontsize=9)
+    figure.supylabel("samples/s per GPU", fontsize=9)
+    figure.legend(list(lines.values()), list(lines), loc="outside upper center", ncols=6, frameon=False, fontsize=9)
+    return figure
+
+
 def png(figure: Figure) -> bytes:
     """The figure as PNG; the same figure gives the same bytes."""
     buffer = io.BytesIO()
@@ -267,22 +301,26 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def write_plots(plots: Sequence[Plot], folder: Path) -> list[Path]:
+def write_plots(plots: Sequence[Plot], folder: Path) -> None:
     """Write every plot as PNG to `folder`. Raises CheckpointError if a file cannot be written."""
-    paths = [folder / f"{plot.name}.png" for plot in plots]
-    for path, plot in zip(paths, plots, strict=True):
-        with whole_file(path, "a plot") as unfinished:
+    for plot in plots:
+        with whole_file(folder / f"{plot.name}.png", "a plot") as unfinished:
             unfinished.write_bytes(png(plot.figure))
-    return paths
 
 
 def new_figure(height: float = 3.7) -> tuple[Figure, Axes]:
     """An empty plot in the common style."""
-    figure = Figure(figsize=(6.8, height), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(6.8, height)
     axes = figure.add_subplot()
     in_our_style(axes)
     return figure, axes
+
+
+def empty_figure(width: float, height: float) -> Figure:
+    """A figure without axes. width, height: inches."""
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def in_our_style(axes: Axes) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from rlpto.evaluation.formatting import Scale, heading, scale_for
-from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
+from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS, Scale, heading, scale_for
 from rlpto.evaluation.plots import Plot, png
 from rlpto.evaluation.statistics import LEVEL
 from rlpto.evaluation.tables import Results, Summary, column_scale, warnings
-from rlpto.io.files import write_text
 
 PAIRED_METRICS = ("reward", "jct_mean", "jct_p95", "queueing_high", "gpu_hours")
 """Metrics of the table of paired differences."""
@@ -24,24 +21,15 @@ PAIRED_METRICS = ("reward", "jct_mean", "jct_p95", "queueing_high", "gpu_hours")
 
 @dataclass(frozen=True)
 class About:
-    """Description of a run for the reader.
-
-    title: heading. trace: where the jobs came from. config: the resolved configuration as text.
-    commands: what to type to get the same report. versions: of RLPTO, Python and libraries.
-    facts: anything further worth a line, by name.
-    """
+    """A run, for the reader. trace: where the jobs came from. config: the resolved configuration. commands: what to
+    type to get the same report. facts: anything further worth a line, by name."""
 
     title: str
     trace: str
     config: str
     commands: Sequence[str]
     versions: Mapping[str, str]
-    facts: Mapping[str, str] = field(default_factory=dict)
-
-
-def write_report(path: Path, results: Results, plots: Sequence[Plot], about: About) -> None:
-    """Write the report. Raises CheckpointError if `path` cannot be written."""
-    write_text(path, report_html(results, plots, about), "the report")
+    facts: Mapping[str, str]
 
 
 def report_html(results: Results, plots: Sequence[Plot], about: About) -> str:

@@ -1,4 +1,5 @@
-"""Runs policies on windows, cell by cell; finished cells are kept, so that a run can be resumed."""
+"""Runs policies on windows, cell by cell; finished cells are kept, so that a run can be resumed: figures as JSON, and
+records as NumPy archives of arrays and strings, which are never unpickled."""
 
 from __future__ import annotations
 
@@ -10,25 +11,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from rlpto import __version__
-from rlpto.core.records import RunRecord
-from rlpto.core.rewards import RewardWeights
+from rlpto.core.records import AllocationChanges, DecisionRecords, JobRecords, PolicySwitches, RunRecord
+from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.evaluation.metrics import METRIC, lower_bound, measure
-from rlpto.evaluation.record_files import load_record, save_record
+from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import CheckpointError, ConfigError
-from rlpto.io.files import file_there, is_there, write_text
+from rlpto.io.files import file_there, is_there, whole_file, write_text
 from rlpto.io.interrupts import Interrupted
-from rlpto.io.reading import read_text
+from rlpto.io.reading import parsing, read_arrays, read_text
 from rlpto.io.yaml_file import dotted_key
 
 CELLS_FILE = "cells.json"
@@ -102,10 +104,11 @@ def evaluate(
     folder = out / "cells"
     if fresh:
         _remove_cells(folder)
-    task = _Task(run_cell, folder, config_fingerprint(config), weights)
-    found = {cell: _read_cell(folder, cell, task.fingerprint) for cell in cells}
+    fingerprint = config_fingerprint(config)
+    task = partial(_run, run_cell, folder, fingerprint, weights)
+    found = {cell: _read_cell(folder, cell, fingerprint) for cell in cells}
     done = {cell: finished for cell, finished in found.items() if finished is not None}
-    listed = _CellList(fingerprint=task.fingerprint, cells=list(cells))
+    listed = _CellList(fingerprint=fingerprint, cells=list(cells))
     write_text(out / CELLS_FILE, listed.model_dump_json(indent=1) + "\n", "the list of cells")
     missing = [cell for cell in cells if cell not in done]
     try:
@@ -172,27 +175,21 @@ class _CellList(BaseModel):
 Stored = TypeVar("Stored", _StoredCell, _CellList)
 
 
-@dataclass(frozen=True)
-class _Task:
-    """The data a worker needs to run and store one cell."""
-
-    run_cell: Callable[[Cell], RunRecord]
-    folder: Path
-    fingerprint: str
-    weights: RewardWeights | None
-
-    def __call__(self, cell: Cell) -> FinishedCell:
-        record, archive = self.run_cell(cell), self.folder / f"{cell.key}.npz"
-        metrics, bound = measure(record), lower_bound(record, self.weights)
-        save_record(record, archive)
-        # The JSON file comes last: where it exists, the cell is finished.
-        stored = _StoredCell(fingerprint=self.fingerprint, cell=cell, metrics=metrics, bound=bound)
-        write_text(self.folder / f"{cell.key}.json", stored.model_dump_json(indent=1) + "\n", "a cell")
-        return FinishedCell(cell, metrics, bound, archive)
+def _run(
+    run_cell: Callable[[Cell], RunRecord], folder: Path, fingerprint: str, weights: RewardWeights | None, cell: Cell
+) -> FinishedCell:
+    """Run one cell, and store it."""
+    record, archive = run_cell(cell), folder / f"{cell.key}.npz"
+    metrics, bound = measure(record), lower_bound(record, weights)
+    save_record(record, archive)
+    # The JSON file comes last: where it exists, the cell is finished.
+    stored = _StoredCell(fingerprint=fingerprint, cell=cell, metrics=metrics, bound=bound)
+    write_text(folder / f"{cell.key}.json", stored.model_dump_json(indent=1) + "\n", "a cell")
+    return FinishedCell(cell, metrics, bound, archive)
 
 
 def _run_all(
-    task: _Task, cells: Sequence[Cell], jobs: int, tick: Callable[[Cell | None], None]
+    task: Callable[[Cell], FinishedCell], cells: Sequence[Cell], jobs: int, tick: Callable[[Cell | None], None]
 ) -> Iterator[FinishedCell]:
     """Finished cells in order of completion; `tick` gets each cell that begins, and None when one ends."""
     if jobs == 1 or len(cells) < 2:
@@ -214,8 +211,8 @@ def _run_all(
                 tick(None)
     except BrokenProcessPool as error:
         raise ConfigError(
-            f"a worker process died, perhaps for want of memory; finished cells are kept in {task.folder}: "
-            f"run the same command again with fewer than {jobs} jobs"
+            "a worker process died, perhaps for want of memory; finished cells are kept: run the same command again "
+            f"with fewer than {jobs} jobs"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -274,3 +271,56 @@ def _read_stored(path: Path, kind: type[Stored]) -> Stored:
 
 def _unusable(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(f"{path}: {reason}; use another run folder, or --fresh to replace")
+
+
+# Records --------------------------------------------------------------------------------------------------------
+
+_SCALARS: dict[str, type] = {"policy": str, "window": str, "seed": int, "capacity": int, "wall_seconds": float}
+_GROUPS: dict[str, type] = {"jobs": JobRecords, "decisions": DecisionRecords, "changes": AllocationChanges}
+_GROUPS |= {"switches": PolicySwitches}  # written only where policies were switched
+_KINDS = {"IntArray": "i", "FloatArray": "f"}
+_EXPECTED = "a run record"
+_STRINGS = {"jobs.names", "jobs.models", "switches.policy"}
+
+
+def save_record(record: RunRecord, path: Path) -> None:
+    """Write a record to `path` (.npz), atomically. Raises CheckpointError if that fails."""
+    arrays = {name: np.array(getattr(record, name)) for name in _SCALARS}
+    for group in (group for group in _GROUPS if group != "switches" or record.switches.policy):
+        part = getattr(record, group)
+        for field in fields(part):
+            value = getattr(part, field.name)
+            # An empty array of strings would otherwise become one of floats.
+            arrays[f"{group}.{field.name}"] = np.array(value, dtype=np.str_) if isinstance(value, tuple) else value
+    # NumPy's stubs take every keyword for the option allow_pickle.
+    save: Callable[..., None] = np.savez_compressed
+    with whole_file(path, "a record") as unfinished, unfinished.open("wb") as file:
+        save(file, allow_pickle=False, **arrays)
+
+
+def load_record(path: Path) -> RunRecord:
+    """Read what `save_record` has written. Raises CheckpointError if `path` is not that."""
+    arrays = read_arrays(path, _EXPECTED, CheckpointError)
+    with parsing(path, _EXPECTED, CheckpointError):
+        scalars: dict[str, Any] = {name: kind(arrays[name].item()) for name, kind in _SCALARS.items()}
+        there = {name.partition(".")[0] for name in arrays}
+        parts: dict[str, Any] = {group: _part(group, _GROUPS[group], arrays) for group in _GROUPS if group in there}
+        record = RunRecord(**scalars, **parts)
+        if not np.isin(record.changes.job, np.arange(len(record.jobs.names))).all():
+            raise ValueError("changes.job: jobs that there are not")
+        return record
+
+
+def _part(group: str, kind: type, arrays: dict[str, AnyArray]) -> object:
+    """One group of a record. All its arrays have one row per entry."""
+    values: dict[str, Any] = {}
+    rows = len(arrays[f"{group}.{fields(kind)[0].name}"])
+    for field in fields(kind):
+        key = f"{group}.{field.name}"
+        shape = (rows, len(REWARD_PARTS)) if field.name == "reward" else (rows,)
+        wanted = "U" if key in _STRINGS else _KINDS[str(field.type)]
+        array = arrays[key]
+        if array.shape != shape or array.dtype.kind != wanted:
+            raise ValueError(f"{key}: {array.dtype} of shape {array.shape}")
+        values[field.name] = tuple(array.tolist()) if key in _STRINGS else array
+    return kind(**values)

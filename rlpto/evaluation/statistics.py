@@ -22,7 +22,6 @@ from scipy.special import ndtr, stdtrit  # quantiles of `scipy.stats`, which tak
 
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC
 from rlpto.io.arrays import FloatArray
-from rlpto.io.errors import ConfigError
 
 LEVEL = 0.95
 FEWEST_FREEDOM = 5
@@ -66,8 +65,6 @@ class Comparison:
     """
 
     policy: str
-    reference: str
-    metric: str
     difference: Interval
     relative: float
     improvement: Interval
@@ -119,23 +116,14 @@ def compare(frame: pd.DataFrame, reference: str, metric: str, seed: int = 0) -> 
     """Every other policy of `frame` against `reference` in one metric, over the same (window, seed) cells.
 
     frame: columns policy, window, seed and the metric, as `rlpto.evaluation.tables.frame` makes it.
-    Cells where either policy's metric is not defined are left out; the lower bound is no policy. Raises ConfigError
-    for a reference that is not in the frame.
+    Cells where either policy's metric is not defined are left out; the lower bound is no policy.
     """
-    policies = [str(name) for name in frame["policy"].unique() if name != LOWER_BOUND]
-    if reference not in policies:
-        raise ConfigError(f"reference policy {reference!r} was not evaluated, expected one of: {', '.join(policies)}")
-    base = _by_cell(frame, reference, metric)
-    return [
-        _compare(base, _by_cell(frame, policy, metric), policy, reference, metric, seed)
-        for policy in policies
-        if policy != reference
-    ]
+    cells = frame.pivot(index=["window", "seed"], columns="policy", values=metric)
+    others = [str(name) for name in frame["policy"].unique() if name not in (reference, LOWER_BOUND)]
+    return [_compare(cells[reference], cells[policy], policy, metric, seed) for policy in others]
 
 
-def _compare(
-    base: pd.Series[float], other: pd.Series[float], policy: str, reference: str, metric: str, seed: int
-) -> Comparison:
+def _compare(base: pd.Series[float], other: pd.Series[float], policy: str, metric: str, seed: int) -> Comparison:
     reference_values = base.to_numpy(dtype=np.float64)
     difference = other.to_numpy(dtype=np.float64) - reference_values
     windows = list(base.index.get_level_values("window"))
@@ -147,8 +135,6 @@ def _compare(
     scale = abs(float(paired.mean())) if len(paired) else 0.0
     return Comparison(
         policy=policy,
-        reference=reference,
-        metric=metric,
         difference=interval,
         relative=interval.estimate / scale if scale > 0 else float("nan"),
         improvement=bootstrap_interval(improved, windows, seed=seed).within(0.0, 1.0),
@@ -165,12 +151,6 @@ def _verdict(metric: str, difference: FloatArray, interval: Interval) -> Verdict
     if METRIC[metric].better == "none" or not (interval.low > 0 or interval.high < 0):
         return "undecided"
     return "better" if (interval.estimate > 0) == (METRIC[metric].better == "higher") else "worse"
-
-
-def _by_cell(frame: pd.DataFrame, policy: str, metric: str) -> pd.Series[float]:
-    """The metric of one policy, indexed and sorted by (window, seed)."""
-    column: pd.Series[float] = frame[frame["policy"] == policy].set_index(["window", "seed"])[metric].sort_index()
-    return column
 
 
 def _units(values: FloatArray, windows: np.ndarray | None) -> FloatArray:

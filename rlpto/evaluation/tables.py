@@ -14,11 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rlpto.evaluation.formatting import NOTHING, Scale, heading, scale_for
-from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
+from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS, NOTHING, Scale, heading, scale_for
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.statistics import LEVEL, Comparison, Interval, bootstrap_interval, compare
-from rlpto.io.errors import ConfigError
 from rlpto.io.files import write_text
 
 KEY_METRICS = (
@@ -151,10 +149,7 @@ def results(
     """Summaries and paired differences of finished cells.
 
     reference: policy the others are compared with; None: the first one. knowledge, forecast, notes: as in `Results`.
-    Raises ConfigError without cells, and for an unknown reference.
     """
-    if not finished:
-        raise ConfigError("no finished cells: expected at least one policy, window and seed")
     cells = frame(finished, knowledge, forecast)
     reference = finished[0].cell.policy if reference is None else reference
     compared = [metric.name for metric in METRICS if metric.better != "none"]
@@ -251,7 +246,7 @@ def print_results(results: Results, console: Console) -> None:
         console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
 
 
-def write_csv(results: Results, folder: Path) -> list[Path]:
+def write_csv(results: Results, folder: Path) -> None:
     """Write cells.csv, summary.csv and paired.csv (one row per policy and metric) to `folder`.
 
     Raises CheckpointError if a file cannot be written.
@@ -263,7 +258,6 @@ def write_csv(results: Results, folder: Path) -> list[Path]:
     }
     for name, table in tables.items():
         write_text(folder / name, table.to_csv(index=False, lineterminator="\n"), "a table")
-    return [folder / name for name in tables]
 
 
 def column_scale(results: Results, name: str) -> Scale:
@@ -339,9 +333,9 @@ def _summary_rows(results: Results) -> list[dict[str, object]]:
 
 def _paired_rows(results: Results) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    for c in (comparison for comparisons in results.comparisons.values() for comparison in comparisons):
+    for name, c in ((name, comparison) for name, found in results.comparisons.items() for comparison in found):
         d, p = c.difference, c.improvement
-        found = (d.samples, d.estimate, d.low, d.high, c.relative, p.estimate, p.low, p.high, c.wins, c.ties, c.verdict)
-        setting = (c.policy, c.reference, results.knowledge, c.metric)
-        rows.append(dict(zip(_PAIRED_COLUMNS, (*setting, *found), strict=True)))
+        figures = (d.samples, d.estimate, d.low, d.high, c.relative, p.estimate, p.low, p.high, c.wins, c.ties)
+        setting = (c.policy, results.reference, results.knowledge, name)
+        rows.append(dict(zip(_PAIRED_COLUMNS, (*setting, *figures, c.verdict), strict=True)))
     return rows

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.arrivals.settings import ForecastSettings
@@ -164,14 +164,9 @@ class WorkloadSettings(Settings):
 class ProfileSettings(Settings):
     """How fast models train."""
 
-    folder: ConfigPath | None = None
+    folder: Annotated[ConfigPath, AfterValidator(shipped_folder)] | None = None
     """Folder of profiles: fitted ones (*.yaml) or measurements (a folder for each model); or a file of fitted ones, as
     `rlpto profile` writes it; llm: large models, built in; null: built in."""
-
-    @field_validator("folder")
-    @classmethod
-    def _shipped(cls, folder: Path | None) -> Path | None:
-        return None if folder is None else shipped_folder(folder)
 
 
 class KnowledgeSettings(Settings):

@@ -10,7 +10,6 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from pydantic import ValidationError
 
-from rlpto.core.jobs import Job
 from rlpto.core.rewards import HOUR
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.compiled_batch import Workload
@@ -27,7 +26,6 @@ from rlpto.io.settings_text import first_problem
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import IndexWeights, load_weights
-from rlpto.workloads.windows import Window
 
 SMALL = Config.model_validate(
     {
@@ -165,7 +163,7 @@ def _changed(settings: EnvSettings, changes: Mapping[str, Any]) -> EnvSettings:
         raise ConfigError(f"environment: {first_problem(error, EnvSettings, 'settings')[1]}") from None
 
 
-def workload_of(experiment: Experiment, window: str, seed: int, group: int = 0, prefix: str = "") -> Workload:
+def workload_of(experiment: Experiment, window: str, seed: int, group: int, prefix: str) -> Workload:
     """One window with one seed, with the failures and estimates that any other policy gets there.
 
     group: see `Workload`. prefix: of its name.
@@ -174,6 +172,13 @@ def workload_of(experiment: Experiment, window: str, seed: int, group: int = 0, 
     jobs = tuple(experiment.jobs(window, seed))
     own_seed = experiment.window_seed(window, seed)
     span = experiment.traces.by_name[window].window
+    ahead: dict[str, Any] = {}
+    if (forecasts := experiment.forecasts) is not None:
+        horizon = experiment.config.env.horizon
+        nothing = np.zeros(horizon * FORECAST_FEATURES, dtype=np.float32)
+        known = forecasts.known(span, jobs)
+        seen = [nothing if forecast is None else forecast_features(forecast, horizon) for forecast in known]
+        ahead = {"forecast": np.stack(seen), "forecast_step": forecasts.step}
     return Workload(
         name=f"{prefix}{window}/{seed}",
         jobs=jobs,
@@ -181,17 +186,5 @@ def workload_of(experiment: Experiment, window: str, seed: int, group: int = 0, 
         hours=(span.end - span.start) / HOUR,
         noise=estimate_noise(experiment.config.knowledge, len(jobs), own_seed),
         group=group,
-        **_ahead(experiment, span, jobs),
+        **ahead,
     )
-
-
-def _ahead(experiment: Experiment, window: Window, jobs: Sequence[Job]) -> dict[str, Any]:
-    """The fields of a workload with its forecasts, step by step; none without a forecast."""
-    forecasts = experiment.forecasts
-    if forecasts is None:
-        return {}
-    horizon = experiment.config.env.horizon
-    nothing = np.zeros(horizon * FORECAST_FEATURES, dtype=np.float32)
-    known = forecasts.known(window, jobs)
-    seen = [nothing if forecast is None else forecast_features(forecast, horizon) for forecast in known]
-    return {"forecast": np.stack(seen), "forecast_step": forecasts.step}

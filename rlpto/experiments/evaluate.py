@@ -13,12 +13,13 @@ from rlpto.agents.policy import run_file, shown_label
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import Cell, FinishedCell, evaluate, load_cells
 from rlpto.evaluation.tables import Results, results, write_csv
-from rlpto.experiments.cache_key import Result, differing_keys
 from rlpto.experiments.config import Config, resolved_yaml
 from rlpto.experiments.experiment import prepare, run_cell
 from rlpto.experiments.run_folder import (
+    Result,
     begin_run,
     command_line,
+    differing_keys,
     members,
     read_run_config,
     refuse_foreign,
@@ -26,6 +27,7 @@ from rlpto.experiments.run_folder import (
     versions,
 )
 from rlpto.io.errors import ConfigError
+from rlpto.io.files import write_text
 from rlpto.policies.spec import parse_spec, policy_label
 
 
@@ -115,7 +117,7 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     write_csv(found, folder)
     if report:
         from rlpto.evaluation.plots import all_plots, write_plots
-        from rlpto.evaluation.report import About, write_report
+        from rlpto.evaluation.report import About, report_html
 
         plots = all_plots(found, finished)
         write_plots(plots, folder / "plots")
@@ -127,7 +129,7 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
             versions=versions(),
             facts=run_facts(config) | ({} if repetition is None else {"Recorded jobs": repetition.text}),
         )
-        write_report(folder / "report.html", found, plots, about)
+        write_text(folder / "report.html", report_html(found, plots, about), "the report")
     return found
 
 

@@ -21,8 +21,8 @@ from rlpto.core.loop import run
 from rlpto.core.policy import LookaheadPolicy, Policy, chooses, reads_speeds
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import Cell
-from rlpto.experiments.cache_key import outcome_of
 from rlpto.experiments.config import Config, KnowledgeSettings
+from rlpto.experiments.run_folder import outcome_of
 from rlpto.experiments.window_traces import WindowTraces
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError, JobError, TraceError
@@ -182,18 +182,11 @@ class Experiment:
         factor = self.config.ray.arrivals
         return jobs if factor == 1 else [replace(job, submit_time=job.submit_time * factor) for job in jobs]
 
-    def cluster(
-        self, window: str, seed: int, policy: Policy | None = None, max_hours: float | None = None
-    ) -> SimulatedCluster:
-        """A simulated cluster with the jobs of a window.
-
-        policy: its speed tables cover what this policy may choose. max_hours: stop earlier than the settings say.
-        """
+    def cluster(self, window: str, seed: int, policy: Policy | None = None) -> SimulatedCluster:
+        """A simulated cluster with the jobs of a window. policy: its speed tables cover what this policy may choose."""
         self.check_simulated()
         settings, known, jobs = self.config.simulator, self.config.knowledge, self.jobs(window, seed)
         own_seed = self.window_seed(window, seed)
-        if max_hours is not None:
-            settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
         tables = self.tables(
             batch_sizes=policy is not None and chooses(policy, "batch_sizes"),
             servers=policy is not None and chooses(policy, "servers"),
@@ -249,11 +242,9 @@ class Experiment:
 
         return make_policy(spec, informed)
 
-    def run_policy(
-        self, policy: Policy, window: str, seed: int, max_hours: float | None = None, *, sealed: bool = False
-    ) -> RunRecord:
-        """Let a policy schedule the jobs of a window, for at most `max_hours`. sealed: see `rlpto.core.loop.run`."""
-        cluster = self.cluster(window, seed, policy, max_hours)
+    def run_policy(self, policy: Policy, window: str, seed: int, *, sealed: bool = False) -> RunRecord:
+        """Let a policy schedule the jobs of a window. sealed: see `rlpto.core.loop.run`."""
+        cluster = self.cluster(window, seed, policy)
         cut = self.traces.by_name[window].window
         forecaster = None if self.forecasts is None else self.forecasts.for_run(cut)
         queue, reward = self.config.queue, self.config.reward

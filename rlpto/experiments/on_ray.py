@@ -21,8 +21,13 @@ from rlpto.evaluation.runner import Cell, FinishedCell
 from rlpto.experiments.config import ClusterSettings, Config, NodeGroup
 from rlpto.experiments.evaluate import labelled, run_cells
 from rlpto.experiments.experiment import Experiment, estimate_noise, prepare
-from rlpto.experiments.session_loop import SessionLoop, session_predictor, session_rules
-from rlpto.experiments.switchable_policy import SCHEDULER, SwitchablePolicy
+from rlpto.experiments.session_loop import (
+    SCHEDULER,
+    SessionLoop,
+    SwitchablePolicy,
+    session_predictor,
+    session_rules,
+)
 from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.performance.tables import ONE_KIND
 from rlpto.planning.predictor import THREAD_SHARE, Predictor, predict, prediction_settings

@@ -1,4 +1,5 @@
-"""A run's folder: its configuration and versions, and whether a command may add to it."""
+"""A run's folder: its configuration and versions, the settings that decide its results, under which cells and trainings
+are kept, and whether a command may add to it."""
 
 from __future__ import annotations
 
@@ -7,23 +8,50 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rlpto import __version__
 from rlpto.agents.settings import LAST
-from rlpto.experiments.cache_key import Result, differing_keys
 from rlpto.experiments.config import Config, load_config, resolved_yaml, spec_files
 from rlpto.experiments.window_traces import Repetition
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.files import digest, file_there, folder_there, is_there, write_text
 from rlpto.io.reading import read_json
+from rlpto.io.settings import Settings
+from rlpto.workloads.files import KEYS
 
 CONFIG_FILE = "config.resolved.yaml"
 """The whole configuration of the run."""
 VERSIONS_FILE = "versions.json"
 """Versions of what made the run, and the command line."""
+
+
+class Result(Enum):
+    """What a key may decide."""
+
+    CELL = "a cell of an evaluation"
+    TRAINING = "a training that is resumed"
+    CHECKPOINT = "a checkpoint, for any command that continues from it"
+
+
+KEYS_WITHOUT_EFFECT: Mapping[str, tuple[Result, ...]] = {
+    "name": tuple(Result),
+    "description": tuple(Result),
+    "policies": tuple(Result),
+    "evaluation": tuple(Result),
+    "workload.windows.limit": (Result.CELL,),  # these two choose cells
+    "workload.windows.seed": (Result.CELL,),
+    "env": (Result.CELL,),  # these two are for training, whose result is a separate file
+    "agent": (Result.CELL,),
+    "agent.device": (Result.CHECKPOINT,),
+    "agent.threads": (Result.CHECKPOINT,),
+    "agent.seed": (Result.CHECKPOINT,),  # stored in the checkpoint separately from the deciding keys
+}
+"""The keys that do not decide a result, with the results they do not decide. A key stands for all below it."""
 
 
 def begin_run(folder: Path, config: Config, repetition: Repetition | None = None) -> None:
@@ -130,3 +158,60 @@ def run_facts(config: Config) -> dict[str, str]:
     if simulator.decide_on == "events":
         decisions += ", and when a job arrives or finishes or a node changes"
     return {"Cluster": f"{nodes}, {gpus:,} GPUs in all", "Decisions": decisions, "Seed": str(config.seed)}
+
+
+def free_keys(result: Result) -> list[str]:
+    """Keys that do not decide how a result comes out."""
+    return [key for key, undecided in KEYS_WITHOUT_EFFECT.items() if result in undecided]
+
+
+def deciding(config: Config, result: Result, unused: Sequence[str] = ()) -> dict[str, Any]:
+    """Settings that decide how a result comes out, as plain data. unused: further keys to leave out."""
+    settings = config.model_dump(mode="json")
+    for key in (*free_keys(result), *unused):
+        *above, last = key.split(".")
+        inside = settings
+        for part in above:
+            inside = inside[part]
+        del inside[last]
+    return settings
+
+
+def differing_keys(
+    mine: Settings, its: Settings, result: Result, around: str = ""
+) -> Iterator[tuple[str, object, object]]:
+    """Dotted keys in which two configurations differ, with both values, of those that decide how a result comes out."""
+    for name in type(mine).model_fields:
+        key = f"{around}{name}"
+        left, right = getattr(mine, name), getattr(its, name)
+        if key in free_keys(result) or _absolute(left) == _absolute(right):
+            continue
+        if isinstance(left, Settings) and isinstance(right, Settings):
+            yield from differing_keys(left, right, result, f"{key}.")
+        else:
+            yield key, left, right
+
+
+def outcome_of(config: Config, traces: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
+    """Plain data that decides how cells of a configuration come out: settings, and digests of the files they name.
+
+    traces: trace files by split. Raises ConfigError if a file cannot be read.
+    """
+    off = {"forecast": config.forecast.mode == "off", "ray": not config.ray.programs and config.ray.arrivals == 1}
+    settings = deciding(config, Result.CELL, [key for key, unused in off.items() if unused])
+    settings["workload"].update({key: [digest(path) for path in traces[split]] for split, key in KEYS.items()})
+    if config.workload.source == "synthetic" and "/" in config.workload.calibration:
+        settings["workload"]["calibration"] = digest(Path(config.workload.calibration))
+    if "forecast" in settings and config.forecast.model is not None:
+        settings["forecast"]["model"] = digest(config.forecast.model)
+    if (folder := config.profiles.folder) is not None:
+        files = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
+        settings["profiles"]["folder"] = [digest(path) for path in files]
+    return settings
+
+
+def _absolute(value: object) -> object:
+    """Paths are the same if they lead to the same place."""
+    if isinstance(value, Path):
+        return value.absolute()
+    return tuple(_absolute(entry) for entry in value) if isinstance(value, tuple) else value

@@ -16,11 +16,10 @@ from rlpto.agents.training_loop import Status
 from rlpto.core.cluster import Cluster
 from rlpto.envs.episodes import ExternalSetup
 from rlpto.evaluation.runner import Cell
-from rlpto.experiments.cache_key import Result, deciding
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment, prepare
 from rlpto.experiments.on_ray import check_programs, real_cluster, real_nodes
-from rlpto.experiments.run_folder import begin_run, members
+from rlpto.experiments.run_folder import Result, begin_run, deciding, members
 from rlpto.experiments.training_runs import digest_of, provenance, training_seed
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import digest, file_there

@@ -16,13 +16,15 @@ from rlpto.agents.training import train
 from rlpto.agents.training_loop import EVENTS, HISTORY, Status, TrainingResult
 from rlpto.agents.window_training import WEIGHTS, train_on_windows
 from rlpto.envs.episodes import EnvSetup
-from rlpto.experiments.cache_key import Result, deciding, differing_keys
 from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.environments import start_weights, training_setup
 from rlpto.experiments.experiment import Experiment, refuse_for_learning
 from rlpto.experiments.run_folder import (
     CONFIG_FILE,
+    Result,
     begin_run,
+    deciding,
+    differing_keys,
     git_commit,
     members,
     read_run_config,
@@ -176,16 +178,13 @@ def has_begun(run: Path) -> bool:
 def summary(run: Path, outcome: TrainingResult) -> str:
     """One line on how a training ended."""
     text = f"{run}: {outcome.steps} {outcome.unit}"
-    if outcome.best is not None and outcome.unit == "windows":
-        text += f", best validation gain over the start {outcome.best:+.2%}"
-    elif outcome.best is not None:
-        text += f", best validation reward per job {outcome.best:+.4f}"
-    if outcome.best is not None:
-        if outcome.best_steps == 0:
-            text += f" before the first one: {run / BEST} holds the {NOT_TRAINED}"
-        elif outcome.best_steps is not None:
-            text += f" after {outcome.best_steps} {outcome.unit}"
-    return text
+    if outcome.best is None:
+        return text
+    gained, earned = f"gain over the start {outcome.best:+.2%}", f"reward per job {outcome.best:+.4f}"
+    text += f", best validation {gained if outcome.unit == 'windows' else earned}"
+    if outcome.best_steps == 0:
+        return f"{text} before the first one: {run / BEST} holds the {NOT_TRAINED}"
+    return text if outcome.best_steps is None else f"{text} after {outcome.best_steps} {outcome.unit}"
 
 
 def how_to_go_on(folder: Path, kept: str = "") -> str:

@@ -215,17 +215,13 @@ class WindowTraces:
             trace = scale_load(trace, workload.load, self._shape.capacity, span, self._config.seed, cap)
         return trace, span, recorded
 
-    def local_start(self, window: Window) -> float:
-        """Local time at which a window begins [s since 1970-01-01]."""
-        origin = self.by_name[window.name].trace.origin
-        # Without local times, second 0 of the trace counts as midnight, as `rlpto forecast` does.
-        unknown = MONDAY + self._config.workload.skip_days * DAY + window.start
-        return unknown if origin is None else local_seconds(origin)
-
     def past(self, window: Window) -> Past:
         """Jobs submitted before a window, at the load of the windows; none if files are the windows."""
         mapping, step = self._config.workload.mapping, self._config.forecast.step
-        usual, start = np.array(mapping.priority_shares), self.local_start(window)
+        origin, usual = self.by_name[window.name].trace.origin, np.array(mapping.priority_shares)
+        # Without local times, second 0 of the trace counts as midnight, as `rlpto forecast` does.
+        unknown = MONDAY + self._config.workload.skip_days * DAY + window.start
+        start = unknown if origin is None else local_seconds(origin)
         if self._config.workload.source in ("files", "jobs", "frozen"):
             return Past(np.zeros((0, len(usual))), usual, start)
         trace, _, _ = self._scaled

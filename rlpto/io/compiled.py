@@ -156,9 +156,5 @@ def _is_compiled_in(node: ast.stmt) -> bool:
     if isinstance(node, ast.FunctionDef):
         return any(isinstance(mark, ast.Call) for mark in node.decorator_list)  # also rows of tables, see `chained`
     if isinstance(node, ast.ClassDef):
-        return any(_name(base) == "NamedTuple" for base in node.bases)
+        return any(isinstance(base, ast.Name) and base.id == "NamedTuple" for base in node.bases)
     return isinstance(node, ast.Assign | ast.AnnAssign)
-
-
-def _name(node: ast.expr) -> str:
-    return node.id if isinstance(node, ast.Name) else ""

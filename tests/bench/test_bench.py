@@ -1,6 +1,7 @@
-"""rlpto-bench: its cases are frozen, and submissions are what running them again gives."""
+"""rlpto-bench: its cases are frozen, and submissions, here and in the repository, are what running them again gives."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import gymnasium
@@ -194,9 +195,8 @@ def test_a_recorded_planner_earns_what_its_actions_earn_again(tmp_path: Path, mo
         env.reset(seed=seed)
         earned = [env.step(action)[1] for action in episode.actions]
         np.testing.assert_allclose(earned, episode.rewards, rtol=1e-6)
-    for policy, message in (("srtf", "weights of the index alone"), ("planner", "is there already")):
-        with pytest.raises(ConfigError, match=message):
-            record(SMALL, policy, "rlpto/test-v0" if policy == "planner" else "rlpto/other-v0", 1, **settings)
+    with pytest.raises(ConfigError, match="weights of the index alone"):
+        record(SMALL, "srtf", "rlpto/other-v0", 1, **settings)
     for name in ("no name", "noversion"):
         with pytest.raises(ConfigError, match=rf"data set {name}: .*expected NAMESPACE/NAME-vNUMBER"):
             record(SMALL, "index", name, 1, **settings)
@@ -204,3 +204,31 @@ def test_a_recorded_planner_earns_what_its_actions_earn_again(tmp_path: Path, mo
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="data set rlpto/other-v0: "):
         record(SMALL, "index", "rlpto/other-v0", 1, **settings)
+
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SUBMISSIONS = REPOSITORY / "submissions"
+jobs_of = cache(read_jobs)
+
+
+def few_jobs(rows: list[Row]) -> int:
+    """Of many seeds the one by which `verify` draws the cell with the fewest jobs."""
+
+    def jobs(seed: int) -> int:
+        row = rows[np.random.default_rng(seed).choice(len(rows), 1)[0]]
+        return len(jobs_of(FOLDER / "jobs" / f"{find_case(row.case).jobs}.parquet")[row.window])
+
+    return min(range(100), key=jobs)
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in SUBMISSIONS.glob(f"*/{CARD}")))
+def test_a_submission_comes_out_the_same_again(name: str) -> None:
+    rows = read_rows(SUBMISSIONS / name / RESULTS)
+    wrong = list(verify(SUBMISSIONS / name, 1 / len(rows), few_jobs(rows)))
+    assert wrong == [], "one cell; `rlpto bench verify` takes one in twenty"
+
+
+def test_the_leaderboard_is_that_of_the_submissions() -> None:
+    divisions, left_out = entries_of([SUBMISSIONS])
+    assert left_out == []
+    assert page(divisions) == (REPOSITORY / "docs" / "leaderboard.md").read_text(encoding="utf-8")

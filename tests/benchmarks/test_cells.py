@@ -13,8 +13,7 @@ from rlpto.io.errors import ConfigError
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
-import _cells  # noqa: E402
-import _plan  # noqa: E402
+import _studies  # noqa: E402
 import _study_agents as agents  # noqa: E402
 
 SMALL = """
@@ -32,16 +31,16 @@ MEMBERS = {"agent-0", "agent-1"}
 
 
 @pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _plan.Plan:
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _studies.Plan:
     """A small workload; agents of two seeds are the two-parameter index and one with other weights."""
     config = tmp_path / "small.yaml"
     weights = ROOT / "configs" / "tuned" / "quickstart.yaml"
     config.write_text(SMALL % weights)
-    monkeypatch.setattr(_plan, "config_file", lambda _: config)
+    monkeypatch.setattr(_studies, "config_file", lambda _: config)
 
     specs = ["index:label=agent-0", f"index:label=agent-1,weights={weights}"]
     monkeypatch.setattr(agents, "agents", lambda *_: specs)
-    return _plan.Plan(
+    return _studies.Plan(
         folder=tmp_path,
         cells=tmp_path / "cells",
         workloads=("synthetic",),
@@ -52,7 +51,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _plan.Plan:
     )
 
 
-def test_rewards_compare_the_mean_agent_and_no_cell_runs_twice(plan: _plan.Plan, monkeypatch) -> None:
+def test_rewards_compare_the_mean_agent_and_no_cell_runs_twice(plan: _studies.Plan, monkeypatch) -> None:
     found = agents.rewards(plan)
     assert [row["load"] for row in found.rows] == [0.5, 0.9]
     above = 0
@@ -62,11 +61,11 @@ def test_rewards_compare_the_mean_agent_and_no_cell_runs_twice(plan: _plan.Plan,
         here = cells.pivot_table(index="window", columns="policy", values="reward")
         np.testing.assert_allclose(here["agent"], (here["agent-0"] + here["agent-1"]) / 2)
         second = here[["fifo", "equal_share", "tuned_index"]].mean().idxmax()
-        ahead = _cells.difference(cells, "agent", second)
+        ahead = _studies.difference(cells, "agent", second)
         above += ahead.low > 0
         assert row["runner-up"].startswith(f"{second} ")
         assert ahead.estimate == pytest.approx((here["agent"] - here[second]).mean())
-        assert row["agent - runner-up"] == _cells.shown(ahead, "+.2f")
+        assert row["agent - runner-up"] == _studies.shown(ahead, "+.2f")
         assert row["windows x draws"] == "3 x 2"
         assert (here["lower bound"] >= here["agent"]).all()
     assert found.figures["cells where the agent's total reward is above every other policy's"] == above
@@ -81,7 +80,7 @@ def test_rewards_compare_the_mean_agent_and_no_cell_runs_twice(plan: _plan.Plan,
     assert float(means["lower bound"]["synthetic 0.9"]) >= float(means["agent"]["synthetic 0.9"])
 
 
-def test_other_sizes_of_cluster_are_compared_with_where_the_agents_were_trained(plan: _plan.Plan, monkeypatch) -> None:
+def test_other_sizes_of_cluster_are_compared_with_that_of_the_training(plan: _studies.Plan, monkeypatch) -> None:
     monkeypatch.setattr(agents, "SIZES", {4: 2, 8: 1})
     monkeypatch.setattr(agents, "HOME_NODES", 4)
     monkeypatch.setattr(agents, "decision_latency", lambda _: 7.0)
@@ -92,15 +91,7 @@ def test_other_sizes_of_cluster_are_compared_with_where_the_agents_were_trained(
     assert furthest == pytest.approx(abs(home - other), abs=2e-3)
 
 
-def test_ratios_divide_means_over_windows(plan: _plan.Plan) -> None:
-    cells = agents.cells_at(plan, "synthetic", 0.9)
-    found = _cells.ratio(cells, "tuned_index", ["fifo", "equal_share"], "jct_mean")
-    jct = cells.pivot_table(index="window", columns="policy", values="jct_mean").mean()
-    assert found.estimate == pytest.approx(jct["tuned_index"] / min(jct["fifo"], jct["equal_share"]))
-    assert found.low <= found.estimate <= found.high
-
-
-def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(plan: _plan.Plan, monkeypatch) -> None:
+def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(plan: _studies.Plan, monkeypatch) -> None:
     commands: list[list[str]] = []
 
     def process(command: list[str], check: bool) -> SimpleNamespace:
@@ -111,14 +102,14 @@ def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(plan: _p
         (run / "last.zip").write_text("a checkpoint")
         return SimpleNamespace(returncode=1 if len(commands) == 1 else 0)
 
-    monkeypatch.setattr(_cells.subprocess, "run", process)
+    monkeypatch.setattr(_studies.subprocess, "run", process)
     short = plan.model_copy(update={"training": 1000})
     with pytest.raises(ConfigError, match="synthetic-main-1: training ended with exit code 1"):
-        _cells.trained(short, "synthetic", _plan.MAIN, (), 1)
-    run = _cells.trained(short, "synthetic", _plan.MAIN, (), 1)
-    assert _cells.trained(short, "synthetic", _plan.MAIN, (), 1) == run
+        _studies.trained(short, "synthetic", _studies.MAIN, (), 1)
+    run = _studies.trained(short, "synthetic", _studies.MAIN, (), 1)
+    assert _studies.trained(short, "synthetic", _studies.MAIN, (), 1) == run
     assert len(commands) == 2
     assert {"agent.loads=[0.5,0.9]", "agent.whole_windows.windows=1000", "--seed"} <= set(commands[0])
     assert "--resume" in commands[1]
     with pytest.raises(ConfigError, match="a training with other settings is there"):
-        _cells.trained(plan, "synthetic", _plan.MAIN, (), 1)
+        _studies.trained(plan, "synthetic", _studies.MAIN, (), 1)

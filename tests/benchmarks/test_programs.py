@@ -9,9 +9,6 @@ from typing import NamedTuple
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.append(str(BENCHMARKS))
-
-import speed  # noqa: E402
 
 
 class Ended(NamedTuple):
@@ -59,22 +56,3 @@ def test_wrong_words_are_refused_in_one_line(words: list[str], complaint: str, c
     refused = call(*words)
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert complaint in refused.err
-
-
-def test_decisions_are_timed_of_policies_that_need_no_file(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    timed: list[str] = []
-
-    def latencies(_experiment: object, name: str, *_: object) -> list[float]:
-        timed.append(name)
-        return [1.0]
-
-    monkeypatch.setattr(speed, "latencies", latencies)
-    monkeypatch.setattr(speed, "crowd", lambda _: [])
-    monkeypatch.setattr(sys, "argv", ["speed.py", "large"])
-    with pytest.raises(SystemExit, match="0"):
-        speed.main()
-    assert {"fifo", "index"} <= set(timed)
-    assert not {"agent", "pretrained"} & set(timed)
-    assert "fifo, p99" in capsys.readouterr().out

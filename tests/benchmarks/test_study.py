@@ -12,12 +12,11 @@ from rlpto.io.errors import ConfigError
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
-import _cells  # noqa: E402
-import _plan  # noqa: E402
+import _studies  # noqa: E402
 import _study_ray_policies as real  # noqa: E402
 import study  # noqa: E402
 
-STUDIES = _plan.load_studies()
+STUDIES = _studies.load_studies()
 
 
 def page_lines(name: str) -> list[str]:
@@ -70,12 +69,12 @@ def test_a_measurement_is_kept_until_sources_or_settings_change(
 ) -> None:
     calls: list[int] = []
 
-    def rows(plan: _plan.Plan) -> _plan.Part:
+    def rows(plan: _studies.Plan) -> _studies.Part:
         calls.append(plan.windows)
-        return _plan.Part({"jobs": 3.0, "time": 9.0}, [{"windows": plan.windows}])
+        return _studies.Part({"jobs": 3.0, "time": 9.0}, [{"windows": plan.windows}])
 
     claims = [{"figure": "jobs", "least": 4, "most": 5}, {"figure": "t*", "unit": "s", "most": 5, "missed": True}]
-    row = _plan.Study.model_validate(
+    row = _studies.Study.model_validate(
         {"tables": {"Rows of {plan.windows}": "rows"}, "page": "page.md", "claims": claims, "settings": {"windows": 3}}
     )
     monkeypatch.setitem(sys.modules, "_study_some", SimpleNamespace(rows=rows))
@@ -105,19 +104,19 @@ def test_a_measurement_is_kept_until_sources_or_settings_change(
 
 def test_a_wrong_row_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "studies.yaml"
-    path.write_text(_plan.STUDIES.read_text().replace("  page: results.md", "  pgae: results.md", 1))
+    path.write_text(_studies.STUDIES.read_text().replace("  page: results.md", "  pgae: results.md", 1))
     with pytest.raises(ConfigError, match=r"studies\.yaml:\d+: agents\.pgae: "):
-        _plan.load_studies(path)
+        _studies.load_studies(path)
 
 
 def test_ratios_of_mean_jct_over_windows_and_over_jobs() -> None:
     windows = [np.array([10.0, 30.0]), np.array([20.0, 60.0]), np.array([5.0, 15.0])]
     halved = [window / 2 for window in windows]
     mine, its = np.concatenate(halved), np.concatenate(windows)
-    for ratio in (real.windows_ratio(halved, windows), _cells.ratio_of_means(mine, its)):
+    for ratio in (real.windows_ratio(halved, windows), _studies.ratio_of_means(mine, its)):
         assert (ratio.estimate, ratio.low, ratio.high) == pytest.approx((0.5, 0.5, 0.5))
     mixed = [windows[0] / 2, windows[1], windows[2]]
-    over_windows, over_jobs = real.windows_ratio(mixed, windows), _cells.ratio_of_means(np.concatenate(mixed), its)
+    over_windows, over_jobs = real.windows_ratio(mixed, windows), _studies.ratio_of_means(np.concatenate(mixed), its)
     assert over_windows.estimate == pytest.approx(0.5 ** (1 / 3))
     assert over_windows.high > 1
     assert over_jobs.estimate == pytest.approx(120 / 140)

@@ -1,4 +1,4 @@
-"""`rlpto cluster`, and what `evaluate --cluster ray` refuses before it starts anything."""
+"""`rlpto cluster`, and what `evaluate` and `train --cluster ray` refuse before they start anything."""
 
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +10,8 @@ from rlpto.ray_cluster.scheduler import session_folder
 from rlpto.store.database import Store
 from rlpto.store.requests import get_request, open_requests
 
-SMOKE = Path(__file__).resolve().parents[2] / "configs" / "ray_smoke.yaml"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+SMOKE = CONFIGS / "ray_smoke.yaml"
 
 
 @pytest.mark.parametrize(
@@ -65,3 +66,42 @@ def test_a_switch_that_is_not_answered_is_withdrawn(rlpto, tmp_path: Path, monke
         rlpto("cluster", "switch", "las", "--run", tmp_path).assert_refused("has not answered within 0 s")
         assert list(open_requests(store)) == []
         assert "withdrawn" in str(get_request(store, 1))
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Path:
+    """A run with an agent that comes with RLPTO."""
+    run = tmp_path / "agent"
+    run.mkdir()
+    (run / "best.zip").write_bytes((CONFIGS / "pretrained" / "synthetic.zip").read_bytes())
+    return run
+
+
+def test_an_agent_and_an_experiment_are_needed(rlpto, agent: Path, tmp_path: Path) -> None:
+    on_ray = ("train", "-q", "--cluster", "ray")
+    rlpto(*on_ray, SMOKE).assert_refused("expected --resume RUN with an agent")
+    rlpto(*on_ray, "--resume", agent).assert_refused("expected an experiment file")
+    rlpto(*on_ray, SMOKE, "--resume", tmp_path).assert_refused("no best.zip or last.zip there")
+    rlpto("train", SMOKE, "--address", "auto").assert_refused("--address: expected --cluster ray")
+    for seed in (0, 1):
+        (agent / f"seed-{seed}").mkdir()
+    rlpto(*on_ray, SMOKE, "--resume", agent).assert_refused("holds 2 trainings")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("agent.envs=8", "there is one real cluster"),
+        ("agent.loads=[0.5]", "expected null"),
+        ("forecast.mode=on", "expected off"),
+    ],
+)
+def test_settings_that_make_no_sense_there(rlpto, agent: Path, setting: str, message: str) -> None:
+    rlpto("train", SMOKE, "--cluster", "ray", "--resume", agent, "--set", setting, "-q").assert_refused(message)
+    assert not (agent / "ray").exists()
+
+
+def test_agents_do_not_learn_where_compiled_clusters_lack_what_is_known(rlpto, tmp_path: Path) -> None:
+    command = ("train", SMOKE, "--set", "knowledge.remaining=curve", "--run-dir", tmp_path / "run")
+    rlpto(*command).assert_refused("expected declared or learnt or unknown")
+    assert not (tmp_path / "run").exists()

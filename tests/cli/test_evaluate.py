@@ -66,7 +66,10 @@ def test_jobs_that_are_repeated_to_reach_a_load_are_said_to_be(rlpto, project: P
     assert answer.code == 0, answer.err
     sentence = "made of 60 recorded ones: each stands in it"
     assert sentence in " ".join(answer.out.split())
-    assert sentence in (project / "runs/small/report.html").read_text()
+    report = (project / "runs/small/report.html").read_text()
+    assert sentence in report
+    assert "Policy fifo on 2 windows and 1 seed" in report
+    assert "Paired differences from" not in report
     workload = json.loads((project / "runs/small/versions.json").read_text())["workload"]
     assert workload["recorded"] == 60
     assert workload["taken"] > 120

@@ -1,9 +1,14 @@
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
+
 from rlpto.cli.main import verbs
+from rlpto.io.interrupts import interrupts_kept
 
 HEAVY = {"numpy", "pandas", "scipy", "numba", "pyarrow", "matplotlib", "pydantic", "yaml", "torch", "ray"}
 HEAVY |= {"rich", "sqlite3", "rlpto.io.files"}
@@ -48,3 +53,41 @@ def test_a_thread_that_never_ends_does_not_hold_an_interrupted_command() -> None
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert (ended.returncode, ended.stderr) == (130, "")
+
+
+WAIT_S = 30.0
+
+
+class Interrupted:
+    """Ctrl-C comes while Python takes an object apart, which passes no exception on."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@interrupts_kept()
+def drop_and_go_on() -> None:
+    doomed = Interrupted()
+    del doomed
+    time.sleep(WAIT_S)
+
+
+def test_an_interrupt_that_is_raised_where_nobody_can_catch_it_comes_again() -> None:
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        drop_and_go_on()
+    assert time.monotonic() - began < WAIT_S, "it does not end a wait"
+
+
+def test_other_exceptions_there_are_printed_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: printed.append(lost.exc_type))
+
+    class Broken:
+        def __del__(self) -> None:
+            raise ZeroDivisionError
+
+    with interrupts_kept():
+        broken = Broken()
+        del broken
+    assert printed == [ZeroDivisionError]

@@ -111,7 +111,6 @@ def test_trainings_are_previewed_by_metric(rlpto) -> None:
     [
         (("cifar10", "--gpus", "8..1"), "expected numbers from 1 to 4,096 and ascending ranges"),
         (("cifar1",), "no profile of model 'cifar1'; known: bert, cifar10"),
-        (("cifar10", "--metric", "godput"), "expected one of goodput, throughput, efficiency, all; did you mean"),
         (("cifar10", "--min-util", "0.9", "--max-util", "0.6"), "expected 0 < min_util < max_util <= 1, got 0.9"),
         (("cifar10", "--max-util", "0.6"), "expected both or none"),
     ],

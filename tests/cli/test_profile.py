@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rlpto.cli.profile import change_text, measured_before, summary
+from rlpto.cli.profiles import measured_before
 from rlpto.experiments.config import load_config
 from rlpto.experiments.evaluate import run_cells
 from rlpto.io.errors import ProfileError
@@ -41,12 +41,10 @@ def experiment(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def profiles(tmp_path_factory: pytest.TempPathFactory) -> list[Profile]:
+@pytest.fixture
+def profiles(experiment: Path) -> list[Profile]:
     """Profiles of both programs."""
-    path = tmp_path_factory.mktemp("profiles") / "experiment.yaml"
-    path.write_text(EXPERIMENT)
-    programs = load_config(path).ray.programs
+    programs = load_config(experiment).ray.programs
     return [fit_program(name, programs[name], MEASURED, "a test") for name in programs]
 
 
@@ -64,13 +62,6 @@ def test_only_what_is_not_measured_already_needs_a_cluster(
     out.write_text("- no profile\n")
     with pytest.raises(ProfileError, match=r"here\.yaml: expected a profile in YAML"):
         measured_before(out, faster)
-
-
-def test_the_summary_says_what_was_found(profiles: list[Profile]) -> None:
-    assert summary(profiles[0]).startswith("one: accuracy 0.100 to 0.6")
-    assert "training 4.0 s after a decision" in summary(profiles[0])
-    grown = Change("grow", 4, 2, 4.44, 0.044)
-    assert change_text(grown) == "grow to 4 workers, 2 new: 4.4 s; 44 ms without training"
 
 
 def test_bad_input_is_one_line(rlpto, experiment: Path, tmp_path: Path) -> None:
@@ -105,5 +96,7 @@ def test_both_compares_what_the_two_evaluations_say(
     found = pd.read_csv(run / "fidelity_jobs.csv").set_index("policy")["difference"]
     for policy in ("fifo", "las"):  # they start 4 s after the command, there 9 s
         assert found[policy].tolist() == pytest.approx([-5.0, -5.0])
+    metrics = pd.read_csv(run / "fidelity.csv").set_index(["policy", "metric"])["difference"]
+    assert metrics["fifo", "jct_mean"] == pytest.approx(-5.0)
     assert (run / "real" / "cells.csv").is_file()
     assert (run / "simulated" / "cells.csv").is_file()

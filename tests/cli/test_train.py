@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from rlpto.agents.archive import CHECKPOINT, NOT_TRAINED, read_archive
-from rlpto.experiments.sweep import read_space
+from rlpto.experiments.parallel import read_space
 from rlpto.io.errors import ConfigError
 from rlpto.workloads.trace import make_trace, write_trace
 

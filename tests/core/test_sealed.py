@@ -62,10 +62,12 @@ OPEN_WAYS: dict[str, Callable[[ClusterState], Any]] = {
 """What a policy may call, which never says it."""
 
 
-@lru_cache(maxsize=3)
-def experiment(case: str) -> tuple[Experiment, str]:
-    """A case, and its window with the fewest jobs."""
-    found = Experiment(find_case(case).config())
+@lru_cache(maxsize=6)
+def experiment(case: str, max_hours: float = 100.0) -> tuple[Experiment, str]:
+    """A case that is over after some hours, and its window with the fewest jobs."""
+    config = find_case(case).config()
+    ends = config.simulator.model_copy(update={"max_hours": max_hours})
+    found = Experiment(config.model_copy(update={"simulator": ends}))
     return found, min(found.windows(), key=lambda window: len(found.jobs(window, found.config.seed)))
 
 
@@ -185,7 +187,7 @@ def test_what_a_policy_writes_changes_nothing(case: str) -> None:
     found, window = experiment(case)
 
     def outcome(policy: Policy, *, sealed: bool = True) -> FloatArray:
-        jobs = found.run_policy(policy, window, found.config.seed, max_hours=100, sealed=sealed).jobs
+        jobs = found.run_policy(policy, window, found.config.seed, sealed=sealed).jobs
         return np.concatenate([jobs.finish_time, jobs.final_accuracy])
 
     honest = outcome(make_policy("fifo"))
@@ -198,11 +200,10 @@ def test_what_a_policy_writes_changes_nothing(case: str) -> None:
 @pytest.mark.parametrize("case", [REALISTIC, EXACT, KINDS])
 @pytest.mark.parametrize("name", sorted({*BUILT_IN, "pretrained"} - {"agent"}))
 def test_policies_decide_as_without_the_seal(name: str, case: str) -> None:
-    found, window = experiment(case)
+    found, window = experiment(case, max_hours=2.0)
     spec = "pretrained:philly" if name == "pretrained" else name
     plain, sealed = (
-        found.run_policy(found.policy(spec), window, found.config.seed, max_hours=2, sealed=sealed)
-        for sealed in (False, True)
+        found.run_policy(found.policy(spec), window, found.config.seed, sealed=sealed) for sealed in (False, True)
     )
     np.testing.assert_array_equal(sealed.jobs.finish_time, plain.jobs.finish_time)
     np.testing.assert_array_equal(sealed.decisions.reward, plain.decisions.reward)

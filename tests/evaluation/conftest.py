@@ -11,7 +11,7 @@ from rlpto.evaluation.tables import Results, results
 
 from .helpers import toy_record
 
-POLICIES = ("fifo", "share", "<optimus> & co")
+POLICIES = ("fifo", "share", "[optimus] <&> co")
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,13 @@
 """Simulated against real: the comparison, and its sentences."""
 
-import io
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
-from rich.console import Console
 
-from rlpto.evaluation.fidelity import Fidelity, fidelity_table, simulated_against_real, verdicts, write_fidelity
+from rlpto.evaluation.fidelity import Fidelity, simulated_against_real, verdicts
 from rlpto.evaluation.metrics import measure
-from rlpto.evaluation.record_files import save_record
-from rlpto.evaluation.runner import Cell, FinishedCell
+from rlpto.evaluation.runner import Cell, FinishedCell, save_record
 from rlpto.io.errors import ConfigError
 
 from .helpers import tiny_record
@@ -27,20 +23,13 @@ def cell(folder: Path, policy: str, seed: int, *finish: float) -> FinishedCell:
 
 @pytest.fixture
 def fidelity(tmp_path: Path) -> Fidelity:
-    real, simulated = tmp_path / "real", tmp_path / "simulated"
+    """Two repetitions of both policies, that differ for one job, real, under fifo."""
+    ends = {"fifo": (110.0, 200.0, 350.0), "las": (90.0, 200.0, 390.0)}
+    runs = [(policy, seed) for policy in ends for seed in (0, 1)]
+    first = {run: 110.0 if run == ("fifo", 1) else 90.0 for run in runs}
     return simulated_against_real(
-        [
-            cell(simulated, "fifo", 0, 110.0, 200.0, 350.0),
-            cell(simulated, "fifo", 1, 110.0, 200.0, 350.0),
-            cell(simulated, "las", 0, 90.0, 200.0, 390.0),
-            cell(simulated, "las", 1, 90.0, 200.0, 390.0),
-        ],
-        [
-            cell(real, "fifo", 0, 90.0, 200.0, 350.0),
-            cell(real, "fifo", 1, 110.0, 200.0, 350.0),
-            cell(real, "las", 0, 90.0, 200.0, 350.0),
-            cell(real, "las", 1, 90.0, 200.0, 350.0),
-        ],
+        [cell(tmp_path / "simulated", policy, seed, *ends[policy]) for policy, seed in runs],
+        [cell(tmp_path / "real", policy, seed, first[policy, seed], 200.0, 350.0) for policy, seed in runs],
     )
 
 
@@ -69,16 +58,3 @@ def test_jobs_that_only_one_of_them_finished_are_named_and_other_cells_refused(t
     assert verdicts(found) == ["fifo: 1 jobs finished on one of the two only, and are not compared"]
     with pytest.raises(ConfigError, match="expected the same policies, windows and seeds"):
         simulated_against_real(simulated, [cell(tmp_path, "fifo", 1, 100.0, 200.0, 350.0)])
-
-
-def test_table_and_files_show_both_and_the_difference(fidelity: Fidelity, tmp_path: Path) -> None:
-    written = io.StringIO()
-    Console(file=written, width=140).print(fidelity_table(fidelity))
-    for part in ("+1.7 %", "203.3, 200.0", "0.0%, 10.0%"):
-        assert part in written.getvalue()
-    write_fidelity(fidelity, tmp_path)
-    metrics = pd.read_csv(tmp_path / "fidelity.csv", index_col=["policy", "metric"])
-    jobs = pd.read_csv(tmp_path / "fidelity_jobs.csv", index_col=["policy", "job"])
-    pd.testing.assert_frame_equal(metrics, fidelity.metrics)
-    pd.testing.assert_frame_equal(jobs, fidelity.jobs)
-    assert jobs.loc[("fifo", "w0/a")].to_dict() == {"simulated": 110, "real": 100, "difference": 10, "relative": 0.1}

@@ -17,10 +17,10 @@ from rlpto.evaluation.plots import (
     png,
     records_by_policy,
     reward_bars,
+    throughput_panels,
     utilisation_over_time,
     write_plots,
 )
-from rlpto.evaluation.profile_plots import throughput_panels
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.tables import Results
 from rlpto.performance.profiles import large_profiles
@@ -83,12 +83,11 @@ def test_plots_survive_runs_in_which_nothing_happens() -> None:
 def test_plots_are_written_and_reproducible(
     toy_plots: list[Plot], toy_results: Results, finished: list[FinishedCell], tmp_path: Path
 ) -> None:
-    paths = write_plots(toy_plots, tmp_path / "a")
-    again = write_plots(all_plots(toy_results, finished), tmp_path / "b")
-    assert {path.stem for path in paths} == {
-        "reward", "jct_cdf", "utilisation", "gantt", "gpus_by_accuracy"
-    }  # fmt: skip
-    assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again]
+    write_plots(toy_plots, tmp_path / "a")
+    write_plots(all_plots(toy_results, finished), tmp_path / "b")
+    first, again = ({path.stem: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in "ab")
+    assert first.keys() == {"reward", "jct_cdf", "utilisation", "gantt", "gpus_by_accuracy"}
+    assert again == first
 
 
 def test_a_panel_shows_a_models_throughput_per_gpu_by_kind() -> None:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from rlpto.evaluation.metrics import LOWER_BOUND, METRICS
 from rlpto.evaluation.plots import Plot
-from rlpto.evaluation.report import About, report_html, write_report
+from rlpto.evaluation.report import About, report_html
 from rlpto.evaluation.runner import Cell, FinishedCell, evaluate
 from rlpto.evaluation.tables import Results, results
 
@@ -91,16 +91,6 @@ def test_without_a_bound_nothing_names_it(finished: list[FinishedCell]) -> None:
     assert LOWER_BOUND not in text
     assert "online, shared fits, remaining learnt (policies see what was fitted" in " ".join(text.split())
     assert "alone on the cluster" not in text.partition("What the figures mean")[0]
-
-
-def test_report_of_one_policy_has_no_paired_part(tmp_path: Path) -> None:
-    done = evaluate([Cell("only", "w0", 0)], toy_record, tmp_path, False, config={})
-    alone = results(done, "exact")
-    path = tmp_path / "report.html"
-    write_report(path, alone, [], ABOUT)
-    text = Page(path.read_text()).text
-    assert "Paired differences from" not in text
-    assert "Policy only on 1 window and 1 seed, 40 jobs in all" in text
 
 
 HOSTILE = """<script>alert("1")</script>'&{{ 7 * 7 }}"""

@@ -8,18 +8,17 @@ import pytest
 from rich.console import Console
 
 from rlpto.core.records import RunRecord
-from rlpto.evaluation.formatting import NOTHING, scale_for
-from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS, measure
+from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS, NOTHING, measure, scale_for
 from rlpto.evaluation.runner import Cell, FinishedCell, evaluate
-from rlpto.evaluation.tables import Results, frame, print_results, results, warnings, write_csv
+from rlpto.evaluation.tables import Results, print_results, results, warnings, write_csv
 
 from .conftest import POLICIES
 from .helpers import tiny_record, toy_record
 
 
-def printed(shown: Results, width: int = 120) -> str:
+def printed(shown: Results) -> str:
     stream = io.StringIO()
-    print_results(shown, Console(file=stream, width=width))
+    print_results(shown, Console(file=stream, width=120))
     return stream.getvalue()
 
 
@@ -32,15 +31,6 @@ def cut_short(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
     cells = [Cell(policy, "w0", 0) for policy in ("fifo", "share")]
     return results(evaluate(cells, run, tmp_path_factory.mktemp("cut"), False, config={}), "exact")
-
-
-def test_frame_has_every_cell_and_the_bound_once_per_workload(finished: list[FinishedCell]) -> None:
-    cells = frame(finished, "noisy")
-    assert list(cells.columns) == ["policy", "knowledge", "window", "seed", *METRIC]
-    bound = cells[cells["policy"] == LOWER_BOUND]
-    assert len(bound) == 6
-    assert set(bound["knowledge"]) == {"exact"}
-    assert set(cells.loc[cells["policy"] != LOWER_BOUND, "knowledge"]) == {"noisy"}
 
 
 def test_the_reference_and_the_forecast_are_named(finished: list[FinishedCell], toy_results: Results) -> None:
@@ -61,18 +51,12 @@ def test_terminal_tables_fit_and_name_policies_setting_and_reference(toy_results
     text = printed(toy_results)
     lines = text.splitlines()
     assert max(map(len, lines)) <= 120
-    for policy in ("fifo", "share", LOWER_BOUND):
+    for policy in ("fifo", "share", "[optimus]", LOWER_BOUND):
         assert any(line.startswith(policy) for line in lines)
     assert text.count("knowledge: noisy") == 2
     assert "Paired differences from fifo" in text
     for word in ("reward", "makespan", "latency", "rescales", "GPU-hours", "95% interval"):
         assert word in text
-
-
-def test_markup_in_names_is_shown_as_it_is(tmp_path: Path) -> None:
-    cells = [Cell(policy, "w0", 0) for policy in ("fifo", "index[a=1]")]
-    shown = results(evaluate(cells, toy_record, tmp_path, False, config={}), "noisy")
-    assert "index[a=1]" in printed(shown, width=200)
 
 
 def test_warnings_name_unfinished_jobs_few_samples_one_window_and_oracle_knowledge(
@@ -91,9 +75,12 @@ def test_warnings_name_unfinished_jobs_few_samples_one_window_and_oracle_knowled
 
 
 def test_csv_files_hold_the_figures(toy_results: Results, tmp_path: Path) -> None:
-    paths = write_csv(toy_results, tmp_path)
-    cells, summary, paired = (pd.read_csv(path) for path in paths)
+    write_csv(toy_results, tmp_path)
+    cells, summary, paired = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("cells", "summary", "paired"))
     pd.testing.assert_frame_equal(cells, toy_results.cells, check_dtype=False)
+    assert list(cells.columns) == ["policy", "knowledge", "window", "seed", *METRIC]
+    bound = cells["policy"] == LOWER_BOUND
+    assert (bound.sum(), set(cells[bound]["knowledge"]), set(cells[~bound]["knowledge"])) == (6, {"exact"}, {"noisy"})
     assert len(summary) == 4 * len(METRICS)
     assert set(paired["policy"]) == set(POLICIES) - {"fifo"}
     for table in (cells, summary, paired):

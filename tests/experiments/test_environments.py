@@ -1,8 +1,6 @@
 """Environments from configurations, and by name through gymnasium."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,18 +47,6 @@ def test_gymnasium_makes_one_or_many_by_name():
     assert cuts == [False, True]
 
 
-def test_importing_the_package_is_light():
-    code = "import sys, envs; print(*sys.modules)"
-    root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    modules = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
-    ).stdout.split()
-    heavy = {"numba", "torch", "stable_baselines3", "matplotlib", "pandas", "scipy", "pydantic"}
-    assert not heavy & set(modules)
-    assert "gymnasium" in modules
-
-
 class TestSetup:
     def test_workloads_are_those_that_policies_are_compared_on(self):
         experiment = at_load(0.8, knowledge={"mode": "noisy"})
@@ -102,34 +88,23 @@ def test_the_start_is_the_plain_index_or_what_a_file_says(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("make", "arguments", "said"),
     [
-        ({"strat": "x.yaml"}, "environment: strat: unknown key, did you mean start?"),
-        ({"start": "~nobody-here/x.yaml"}, "environment: start: ~nobody-here/x.yaml: no home folder of that user"),
-        ({"split": "other"}, "split: expected train, validation or test, got 'other'"),
-        ({"seeds": 5}, "seeds: expected a list of integers, got 5"),
-        ({"config": 5}, "config: expected the path of an experiment file or the name of an example, got 5"),
-        ({"episode": {"min_hours": 9}}, "environment: episode: min_hours 9 is above max_hours 4"),
+        (cluster_env, {"strat": "x.yaml"}, "environment: strat: unknown key, did you mean start?"),
+        (cluster_env, {"start": "~nobody-here/x"}, "environment: start: ~nobody-here/x: no home folder of that user"),
+        (cluster_env, {"split": "other"}, "split: expected train, validation or test, got 'other'"),
+        (cluster_env, {"seeds": 5}, "seeds: expected a list of integers, got 5"),
+        (cluster_env, {"config": 5}, "config: expected the path of an experiment file"),
+        (cluster_env, {"episode": {"min_hours": 9}}, "environment: episode: min_hours 9 is above max_hours 4"),
+        # Zero environments ended the process by a segmentation fault.
+        (vector_env, {"num_envs": 0}, "num_envs: expected an integer, 1 to 10,000, got 0"),
+        (vector_env, {"num_envs": 1.5}, "num_envs: expected an integer, 1 to 10,000, got 1.5"),
+        (vector_env, {"seed": -1}, "seed: expected an integer, 0 to"),
+        (vector_env, {"max_episode_steps": 0}, "max_episode_steps: expected an integer, 1 to"),
+        (vector_env, {"autoreset_mode": "Disabled"}, "autoreset_mode: expected SameStep or NextStep, got 'Disabled'"),
     ],
 )
-def test_settings_that_are_wrong_are_named(settings: dict[str, object], said: str):
+def test_what_is_wrong_is_named(make: Callable[..., object], arguments: dict[str, object], said: str):
     with pytest.raises(ConfigError) as error:
-        cluster_env(**settings)
-    assert str(error.value).startswith(said)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"num_envs": 0}, "num_envs: expected an integer, 1 to 10,000, got 0"),
-        ({"num_envs": 1.5}, "num_envs: expected an integer, 1 to 10,000, got 1.5"),
-        ({"seed": -1}, "seed: expected an integer, 0 to"),
-        ({"max_episode_steps": 0}, "max_episode_steps: expected an integer, 1 to"),
-        ({"autoreset_mode": "Disabled"}, "autoreset_mode: expected SameStep or NextStep, got 'Disabled'"),
-    ],
-)
-def test_arguments_of_many_environments_that_are_wrong_are_named(arguments: dict[str, object], said: str):
-    # Zero environments ended the process by a segmentation fault.
-    with pytest.raises(ConfigError) as error:
-        vector_env(**{"num_envs": 2, **arguments})
+        make(**arguments)
     assert str(error.value).startswith(said)

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from rlpto.agents.archive import read_archive
 from rlpto.core.rewards import RewardWeights
-from rlpto.evaluation.record_files import load_record
 from rlpto.experiments.config import load_config
 from rlpto.io.errors import CheckpointError, ConfigError, RlptoError, TraceError
 from rlpto.io.reading import MIB, check_finite, parse_array, read_json, read_text
@@ -169,19 +168,6 @@ def test_json_is_bounded(tmp_path: Path, content: bytes, reason: str) -> None:
 def test_what_is_no_regular_file_is_not_waited_for() -> None:
     with pytest.raises(TraceError, match="/dev/zero: cannot read the file: no regular file"):
         read_text(Path("/dev/zero"), "a trace", TraceError)
-
-
-def test_a_record_whose_arrays_do_not_fit_together_is_refused(tmp_path: Path) -> None:
-    from rlpto.evaluation.record_files import save_record
-    from tests.evaluation.helpers import tiny_record
-
-    save_record(tiny_record(), tmp_path / "run.npz")
-    with np.load(tmp_path / "run.npz") as archive:
-        arrays = dict(archive)
-    for name, wrong in {"jobs.epochs": np.ones(2), "changes.job": np.full(6, 99), "jobs.priority": np.ones(3)}.items():
-        np.savez(tmp_path / "wrong.npz", **arrays | {name: wrong})
-        with pytest.raises(CheckpointError, match=rf"wrong\.npz: .*{name}"):
-            load_record(tmp_path / "wrong.npz")
 
 
 def test_numbers_that_mean_nothing_are_named() -> None:

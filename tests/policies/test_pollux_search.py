@@ -15,7 +15,7 @@ from rlpto.policies.pollux.search import least_cost
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from _study_pollux import Round, load
+from _study_pollux import Round, read_entries, stored_round
 
 STEPS = 40
 
@@ -33,7 +33,7 @@ def stored(shared_data: Path) -> list[Round]:
     path = shared_data / "pollux" / "pollux-objective-instances.json"
     if not path.is_file():
         pytest.skip(f"no stored rounds: {path} is missing")
-    return load(path)
+    return [stored_round(entry) for entry in read_entries(path)]
 
 
 def test_objective_and_bound_are_the_references_to_the_digit(stored: list[Round]) -> None:

@@ -21,8 +21,7 @@ from rlpto.evaluation.runner import Cell
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import prepare
 from rlpto.experiments.on_ray import compile_ahead, restored_policies, session_folder
-from rlpto.experiments.session_loop import SessionLoop
-from rlpto.experiments.switchable_policy import SCHEDULER, SwitchablePolicy
+from rlpto.experiments.session_loop import SCHEDULER, SessionLoop, SwitchablePolicy
 from rlpto.io.arrays import FloatArray
 from rlpto.planning.predictor import Predictions, Predictor, predict
 from rlpto.planning.snapshot import take_snapshot

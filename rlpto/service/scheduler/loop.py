@@ -13,8 +13,7 @@ from rlpto.arrivals.volume import VolumeForecast
 from rlpto.core.cluster import ClusterState
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights, reward_terms
-from rlpto.experiments.session_loop import SessionLoop
-from rlpto.experiments.switchable_policy import SwitchablePolicy
+from rlpto.experiments.session_loop import SessionLoop, SwitchablePolicy
 from rlpto.io.arrays import AnyArray, IntArray
 from rlpto.planning.predictor import Predictor, Sampled
 from rlpto.planning.snapshot import Snapshot

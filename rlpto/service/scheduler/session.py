@@ -12,8 +12,7 @@ from rlpto.core.cluster import ClusterShape
 from rlpto.core.jobs import Job
 from rlpto.core.policy import Policy
 from rlpto.experiments.config import Config
-from rlpto.experiments.session_loop import session_predictor, session_rules
-from rlpto.experiments.switchable_policy import SwitchablePolicy
+from rlpto.experiments.session_loop import SwitchablePolicy, session_predictor, session_rules
 from rlpto.io.errors import JobError, RlptoError
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend

@@ -1,4 +1,5 @@
-"""Cells of studies, each run once and kept: which policies run on which windows, and the trainings of agents."""
+"""What studies share: rows of studies.yaml, how large a study is, trainings and cells, each run once and kept, and
+figures of cells with their intervals."""
 
 from __future__ import annotations
 
@@ -7,29 +8,38 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import _common
 import numpy as np
 import pandas as pd
-from _plan import MAIN, Plan, config_file
+from pydantic import Field, ValidationError
 
-from rlpto.agents.window_training import WEIGHTS
+from rlpto.agents.settings import LAST
 from rlpto.evaluation.runner import Cell, FinishedCell, config_fingerprint
 from rlpto.evaluation.runner import evaluate as run_cells
 from rlpto.evaluation.statistics import Interval, bootstrap_interval
-from rlpto.experiments.config import Config, spec_files
+from rlpto.experiments.config import Config, load_config, spec_files
 from rlpto.experiments.experiment import prepare, run_cell
-from rlpto.experiments.training_runs import has_begun
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
-from rlpto.io.files import digest, write_text
+from rlpto.io.files import digest, file_there, write_text
 from rlpto.io.reading import read_json
+from rlpto.io.settings import Settings
+from rlpto.io.yaml_file import dotted_key, read_yaml
 from rlpto.policies.spec import policy_label
 
+STUDIES = Path(__file__).with_name("studies.yaml")
+Workload = Literal["synthetic", "philly", "pollux"]
+TIME_ONLY = ("reward.accuracy=0", "reward.resources=0", "reward.rescale=0")
+"""Overrides under which time alone is rewarded, for comparisons of JCT."""
+
+MAIN = "main"
+"""The training of the agents without other overrides."""
 AGENT, TUNED = "agent", "tuned_index"
 """Names in tables: the mean of the agents of all seeds, and the tuned index."""
 MEMBER = re.compile(rf"{AGENT}-\d+")
@@ -38,11 +48,108 @@ MORE = {"pollux": ("workload.draws=100",)}
 """Overrides of trainings: windows drawn from each file, which are fewer where policies are evaluated."""
 
 
+class Claim(Settings):
+    """What a page claims of a figure, or of all whose names match `figure` (* stands for anything)."""
+
+    figure: str
+    unit: str = ""
+    least: float | None = None
+    most: float | None = None
+    missed: bool = False
+
+
+class Study(Settings):
+    """One row of studies.yaml, which explains the keys."""
+
+    tables: dict[str, str] = Field(default_factory=dict)
+    needs: str = ""
+    page: str = ""
+    claims: tuple[Claim, ...] = ()
+    listed: bool = True
+    takes: str = ""
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class Plan(Settings):
+    """How large a study is, and where its cells are kept.
+
+    seeds: of training, or of a window's jobs. windows: of each workload and load, at most. draws: of every test window,
+    with other models and work of the jobs, where policies are compared by reward. training: windows that every
+    training plays; None: as many as the config says. jobs: processes. data: folder with real traces and profiles; None
+    where there is none.
+    """
+
+    folder: Path
+    cells: Path
+    data: Path | None = None
+    jobs: int = 1
+    workloads: tuple[Workload, ...] = ("synthetic", "philly", "pollux")
+    loads: tuple[float, ...] = (0.5, 0.7, 0.9, 1.1)
+    seeds: Annotated[int, Field(ge=1)] = 3
+    windows: Annotated[int, Field(ge=1)] = 26
+    draws: Annotated[int, Field(ge=1)] = 5
+    training: int | None = None
+    split: Literal["test", "validation", "train"] = "test"
+
+    def places(self) -> list[tuple[Workload, float]]:
+        """Workloads and loads of the study."""
+        return [(workload, load) for workload in self.workloads for load in self.loads]
+
+    def config(self, workload: Workload, load: float, *overrides: str, windows: int | None = None) -> Config:
+        """Configuration of a workload at a load, with at most that many windows."""
+        limit = min(self.windows, windows or self.windows)
+        return load_config(
+            config_file(workload), [f"workload.load={load}", f"workload.windows.limit={limit}", *overrides]
+        )
+
+
+Row = Mapping[str, object]
+"""A row of a table, by column."""
+
+
+@dataclass
+class Part:
+    """What one table of a study shows, and the figures that claims are about, by name.
+
+    limits: of claims that depend on the run.
+    """
+
+    figures: dict[str, float] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    limits: dict[str, float] = field(default_factory=dict)
+
+
+def config_file(workload: str) -> Path:
+    """The experiment file of a workload."""
+    return _common.CONFIGS / "results" / f"{workload}.yaml"
+
+
+def tuned(name: str) -> str:
+    """Spec of the index with a file of weights in configs/tuned."""
+    return f"index:weights={_common.CONFIGS / 'tuned' / name}.yaml"
+
+
+def load_studies(path: Path = STUDIES) -> dict[str, Study]:
+    """The studies by name. Raises ConfigError, naming file and line, if one is wrong."""
+    file = read_yaml(path)
+    found = {}
+    for name, given in file.data.items():
+        try:
+            found[name] = Study.model_validate(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = (name, *first["loc"])
+            raise ConfigError(f"{file.place(place)}: {dotted_key(place)}: {first['msg']}") from None
+    return found
+
+
 # Trainings ----------------------------------------------------------------------------------------------------------
 
 
 def agents(plan: Plan, workload: str) -> list[str]:
     """Specs of the agents of all seeds, labelled agent-0, agent-1 ..., each trained if that is not done yet."""
+    from rlpto.agents.window_training import WEIGHTS
+
     runs = [trained(plan, workload, MAIN, MORE.get(workload, ()), seed) for seed in range(plan.seeds)]
     return [f"index:label={AGENT}-{seed},weights={run / WEIGHTS}" for seed, run in enumerate(runs)]
 
@@ -69,7 +176,7 @@ def trained(plan: Plan, workload: str, variant: str, overrides: Sequence[str], s
 def _train(run: Path, config: Path, seed: int, overrides: Sequence[str]) -> None:
     """Train, or resume, by the command that users type, in a process of its own."""
     changes = [text for override in overrides for text in ("--set", override)]
-    given = ["--resume", run] if has_begun(run) else [config, "--run-dir", run, "--seed", str(seed), *changes]
+    given = ["--resume", run] if file_there(run / LAST) else [config, "--run-dir", run, "--seed", str(seed), *changes]
     _common.progress(f"training {run.name}")
     code = subprocess.run([sys.executable, "-m", "rlpto.cli.main", "train", *given], check=False).returncode
     if code < 0 or code == 130:
@@ -137,12 +244,6 @@ def difference(cells: pd.DataFrame, policy: str, other: str) -> Interval:
     return bootstrap_interval(by_window(cells, policy, "reward") - by_window(cells, other, "reward"))
 
 
-def ratio(cells: pd.DataFrame, policy: str, others: Sequence[str], metric: str) -> Interval:
-    """Mean of a metric over that of the best of `others` (the lowest mean), windows resampled in pairs."""
-    best = min(others, key=lambda name: by_window(cells, name, metric).mean())
-    return ratio_of_means(by_window(cells, policy, metric), by_window(cells, best, metric))
-
-
 def ratio_of_means(mine: FloatArray, its: FloatArray) -> Interval:
     """Mean of `mine` [n] over that of `its` [n], resampled in pairs."""
     every = np.arange(len(mine), dtype=np.float64)  # the statistic looks pairs up in order, by how often they are drawn
@@ -150,11 +251,6 @@ def ratio_of_means(mine: FloatArray, its: FloatArray) -> Interval:
 
 
 def geometric_mean(logs: FloatArray) -> Interval:
-    """Geometric mean of ratios, by their logarithms [n]."""
-    return bootstrap_interval(logs, statistic=lambda units, counts: np.exp(counts @ units / counts.sum(1)))
-
-
-def exponential(logs: FloatArray) -> Interval:
     """Geometric mean of ratios, by their logarithms [n], with the interval of the mean logarithm."""
     found = bootstrap_interval(logs)
     return Interval(*np.exp([found.estimate, found.low, found.high]).tolist(), found.samples)
