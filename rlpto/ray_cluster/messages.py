@@ -213,7 +213,6 @@ class JobReport:
         noticing to training again.
     failure: text of the newest failure, kept after recovery; empty if there was none.
     note: set if the job has stopped early, with the epoch; empty for all others.
-    staleness: mean number of updates between pull and push of a gradient (asynchronous parameter servers).
     kept_seconds, kept_gpu_seconds: s and GPU-s of the training that led to the present step.
     pid: of the controller's process. time: of the report, s since the epoch of `time.time`; that clock may jump.
     number: of the scheduler's request, counted up: it orders the reports of a job.
@@ -244,7 +243,6 @@ class JobReport:
     recovery_seconds: tuple[float, ...] = ()
     failure: str = ""
     note: str = ""
-    staleness: float = math.nan
     kept_seconds: float = 0.0
     kept_gpu_seconds: float = 0.0
     pid: int = 0

@@ -55,7 +55,7 @@ class TrainingStatistics:
     def __init__(self) -> None:
         self.step = self.batch_size = 0
         self.samples_done = 0.0
-        self.loss = self.accuracy = self.noise_scale = self.staleness = math.nan
+        self.loss = self.accuracy = self.noise_scale = math.nan
         self.kept_seconds = self.kept_gpu_seconds = 0.0
         self.curve: list[tuple[float, float]] = []
         self.speeds: dict[Size, tuple[float, float, int]] = {}
@@ -115,7 +115,7 @@ class TrainingStatistics:
         self.ended = first.ended
         self._losses.append((sum(chunk.loss for chunk in chunks) / len(chunks), first.steps))
         self.loss = sum(loss * steps for loss, steps in self._losses) / sum(steps for _, steps in self._losses)
-        self.noise_scale, self.staleness = first.noise_scale, first.staleness
+        self.noise_scale = first.noise_scale
 
     def _on_own_clock(self, chunk: Chunk) -> Chunk:
         """A chunk of rank 0 that has just come, with its moments on the clock of this process.
@@ -150,7 +150,7 @@ class TrainingStatistics:
 
     def figures(self) -> dict[str, Any]:
         """The training fields of a report, by their names in `JobReport`."""
-        plain = (*_COUNTS, "loss", "accuracy", "noise_scale", "staleness")
+        plain = (*_COUNTS, "loss", "accuracy", "noise_scale")
         return {name: getattr(self, name) for name in plain} | {
             "accuracy_curve": tuple(self.curve),
             "throughput": self.throughput(),

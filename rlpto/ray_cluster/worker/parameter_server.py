@@ -48,13 +48,11 @@ class Push:
 @dataclass(frozen=True)
 class Pull:
     """A server's part of the weights. local: mean of the workers' squared norms. mean: squared norm of the mean
-    gradient's part. stale: updates of others between this worker's last pull and its push.
-    """
+    gradient's part."""
 
     weights: Numbers
     local: float = 0.0
     mean: float = 0.0
-    stale: int = 0
 
 
 class ParameterServer:
@@ -68,7 +66,6 @@ class ParameterServer:
         self._pushes: dict[int, Push] = {}
         self._norms = (0.0, 0.0)
         self._steps: dict[int, int] = {}
-        self._pulled: dict[int, int] = {}
         self._version = 0
         self._changed = asyncio.Condition()
 
@@ -87,7 +84,7 @@ class ParameterServer:
         async with self._changed:
             if group > self._group:
                 self._group, self._world = group, world
-                self._pushes, self._steps, self._pulled = {}, {}, {}
+                self._pushes, self._steps = {}, {}
                 self._changed.notify_all()
             await self._changed.wait_for(lambda: self._loaded == group if reset else self._loaded >= 0)
         return self._weights
@@ -128,10 +125,8 @@ class ParameterServer:
         self._steps[push.rank] = push.step
         self._changed.notify_all()
         await self._until(group, lambda: push.step - self._slowest() <= MAX_STEPS_AHEAD)
-        stale = self._version - self._pulled.get(push.rank, self._version)
         self._update(push.gradient / self._world, push.options)
-        self._pulled[push.rank] = self._version
-        return Pull(self._weights, stale=stale)
+        return Pull(self._weights)
 
     async def _until(self, group: int, holds: Callable[[], bool]) -> None:
         """Wait until something holds. Raises RuntimeError if the group is over."""
@@ -186,11 +181,9 @@ class ParameterServerGroup(WorkerGroup):
         if len(optimizer.param_groups) != 1:
             raise JobError(f"parameter servers take one group of parameters, found {len(optimizer.param_groups)}")
         super().__init__(model, optimizer, rank, world)
-        self.staleness = 0.0
         self._program, self._servers = program, servers
         self._parameters = list(model.parameters())
         self._number = -1
-        self._pushes = 0
 
     def upload(self, number: int) -> None:
         """Give the servers this worker's weights and optimizer state, for group `number`."""
@@ -225,8 +218,6 @@ class ParameterServerGroup(WorkerGroup):
         calls = [server.exchange.remote(self._number, push) for server, push in zip(self._servers, pushes, strict=True)]
         pulls: list[Pull] = ray.get(calls)
         self._take([pull.weights for pull in pulls])
-        self._pushes += 1
-        self.staleness += (sum(pull.stale for pull in pulls) / len(pulls) - self.staleness) / self._pushes
         mean = sum(pull.mean for pull in pulls)
         return self._norms(pulls[0].local, mean) if measured and mean != 0.0 else None
 

@@ -109,7 +109,6 @@ class Chunk:
     finished: bool
     first: float
     ended: float
-    staleness: float = math.nan
     output: Lines = ()
 
 
@@ -218,7 +217,6 @@ class Trainer:
             finished=self.finished,
             first=first,
             ended=time.monotonic(),
-            staleness=self.group.staleness,
         )
 
     def step(self) -> tuple[Tensor, int]:

@@ -31,11 +31,8 @@ from rlpto.store.program_keys import LrRule
 
 class WorkerGroup:
     """A group for training. rank: of this worker among `world`; where teams hold the model, of its team among the
-    teams. model: the one that the loss calls. staleness: mean number of updates between pull and push of a gradient;
-    NaN where that is always 0.
-    """
+    teams. model: the one that the loss calls."""
 
-    staleness = math.nan
     team = ALONE
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, rank: int = 0, world: int = 1) -> None:
