@@ -157,4 +157,4 @@ def test_an_optimizer_with_several_groups_is_refused() -> None:
     groups: list[dict[str, Any]] = [{"params": [first], "lr": 0.1}, {"params": others}]
     optimizer = Adam(groups)
     with pytest.raises(JobError, match="one group of parameters, found 2"):
-        ParameterServerGroup(program, model, optimizer, [], 0, 1)
+        ParameterServerGroup(program, model, optimizer, [], 1, 0, 1)

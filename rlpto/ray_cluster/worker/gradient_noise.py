@@ -46,12 +46,12 @@ class NoiseMeter:
     trace: float = 0.0
     weight: float = 0.0
 
-    def add(self, norms: SquaredNorms, steps: int = MEASURE_EVERY_STEPS) -> None:
-        """Add one measurement that represents `steps` steps. Gradients that are not finite are ignored."""
+    def add(self, norms: SquaredNorms) -> None:
+        """Add a measurement, which stands for all steps until the next. Gradients that are not finite are ignored."""
         square, trace = estimate(norms)
         if not (math.isfinite(square) and math.isfinite(trace)):
             return
-        keep = SMOOTHING**steps
+        keep = SMOOTHING**MEASURE_EVERY_STEPS
         self.square = keep * self.square + (1 - keep) * square
         self.trace = keep * self.trace + (1 - keep) * trace
         self.weight = keep * self.weight + (1 - keep)

@@ -89,12 +89,10 @@ LOOKS_PER_WINDOW = 5
 class Chunk:
     """The work of one worker between two hand-overs.
 
-    position: its position in training. steps, samples: of all workers together. batch_size: samples of a step; chosen:
-    true if a scheduler chose it. loss: this worker's part
-    of the mean loss over the steps; the mean over workers is the job's. accuracy: of the last evaluation, with the
-    epochs of progress it was made at; NaN if there was none. finished: the job has all its epochs. first, ended:
-    `time.monotonic()` of its machine after the first step, and after the last. output: lines that were printed since
-    the chunk before.
+    steps, samples: of all workers together. batch_size: samples of a step; chosen: by a scheduler. loss: this worker's
+    part of the mean loss over the steps; the mean over workers is the job's. accuracy: of the last evaluation, at
+    `evaluated_at` epochs; NaN if there was none. finished: the job has all its epochs. first, ended: `time.monotonic()`
+    of its machine after the first step, and after the last. output: lines that were printed since the chunk before.
     """
 
     position: Position
@@ -124,7 +122,9 @@ class Trainer:
 
     def __init__(self, spec: JobSpec, program: TrainingProgram | None = None) -> None:
         self.spec = spec
-        seed_all(spec.seed)  # a script makes its model, and often splits its data, where it begins
+        random.seed(spec.seed)  # a script makes its model, and often splits its data, where it begins
+        np.random.seed(spec.seed % 2**32)
+        torch.manual_seed(spec.seed)
         self.program = program or load_program(spec.training, spec.options)
         has = self.program.data_size
         if self.program.trains_all and has != spec.data_size:
@@ -147,7 +147,7 @@ class Trainer:
         self._evaluation_due = 0.0
         self._evaluated_at = 0.0
         self._deadline = 0.0
-        self._paced = spec.pace is not None
+        self._pace = spec.pace
         self._draws = True
         self.leaves_out = False
 
@@ -225,10 +225,10 @@ class Trainer:
         batch_size = self.global_batch
         everyone = self.order.batch(self.position, batch_size)
         own = shard(everyone, group.rank, group.world)
-        weight = len(own) * group.world / len(everyone)
         self.phase = "own"
         self._seed()
-        self._guard()
+        if group.world > 1:  # the step can be interrupted, after it has changed buffers
+            self._interrupted = [buffer.detach().clone() for buffer in self.network.buffers()]
         group.begin(self.position.step, len(own), len(everyone))
         self.program.epoch, self.program.rank = self.position.epoch, group.rank
         # A worker without a sample takes part too, with gradients of weight 0.
@@ -237,8 +237,8 @@ class Trainer:
         together = DrawForWholeBatch(group.rank, group.world, len(everyone))
         with together if self._draws and group.world > 1 else nullcontext():
             loss = self.program.loss(group.model, self._placed(self.program.batch(taken)))
-        if weight != 1.0:
-            loss = loss * weight
+        if group.weight != 1.0:
+            loss = loss * group.weight
         self.phase = "shared"
         loss.backward()  # type: ignore[no-untyped-call]
         scale = batch_size / spec.batch_size
@@ -302,15 +302,7 @@ class Trainer:
             self.position = Position(**held["position"])
         except torch.OutOfMemoryError:
             raise  # says nothing about the state
-        except (
-            KeyError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-            EOFError,
-            AttributeError,
-            pickle.UnpicklingError,
-        ) as wrong:
+        except (KeyError, RuntimeError, TypeError, ValueError, EOFError, AttributeError, pickle.PickleError) as wrong:
             raise CheckpointError(f"job {self.spec.name!r}: state is not of {self.spec.training}: {wrong}") from wrong
         self._interrupted = None
 
@@ -326,7 +318,7 @@ class Trainer:
         """Run the slow first step and evaluation, and undo their effect. Returns seconds of a warm step and
         evaluation."""
         start = self.state()
-        self._paced = False
+        self._pace = None
         self._seed()
         seeded = self._random_state()
         self.step()
@@ -338,14 +330,9 @@ class Trainer:
         self.evaluate()
         evaluated = time.perf_counter()
         self.load(start)
-        self._paced = self.spec.pace is not None
+        self._pace = self.spec.pace
         self._evaluation_due = 0.0
         return stepped - began, evaluated - stepped
-
-    def _guard(self) -> None:
-        """Remember buffers that the step may change, as long as it can be interrupted."""
-        if self.group.world > 1:
-            self._interrupted = [buffer.detach().clone() for buffer in self.network.buffers()]
 
     def _seed(self) -> None:
         seed = step_seed(self.spec.seed, self.position.step)
@@ -378,25 +365,17 @@ class Trainer:
     def _keep_pace(self, began: float, scale: float) -> None:
         """Stretch the step to its pace, which is divided among workers; at most one step of lost time is made up
         for."""
-        if self.spec.pace is None or not self._paced:
+        if self._pace is None:
             return
-        due = self.spec.pace * scale / (self.group.world * self.group.team.parts)
+        due = self._pace * scale / (self.group.world * self.group.team.parts)
         now = time.perf_counter()
         self._deadline = max((self._deadline or began) + due, now - due)
         time.sleep(max(self._deadline - now, 0.0))
 
 
-def seed_all(seed: int) -> None:
-    """Seed the generators of Python, NumPy and torch."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
 def pick_device(spec: JobSpec) -> torch.device:
     """Where the job trains. Raises JobError if it asks for CUDA and there is none."""
-    if spec.device == "cpu" or (spec.device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
+    visible = torch.cuda.is_available()
+    if spec.device == "cuda" and not visible:
         raise JobError(f"job {spec.name!r}: device is cuda, but no CUDA device is visible to its worker")
-    return torch.device("cuda", 0)
+    return torch.device("cuda", 0) if visible and spec.device != "cpu" else torch.device("cpu")

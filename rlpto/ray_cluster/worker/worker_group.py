@@ -11,8 +11,8 @@ import stat
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -63,13 +63,28 @@ class WorkerGroup:
         return self.team.parts == 1 and self._step % MEASURE_EVERY_STEPS == 0 and self._samples >= self.world > 1
 
     @property
-    def _weight(self) -> float:
+    def weight(self) -> float:
         """Weight of this worker's gradients in the mean over workers."""
         return self._own * self.world / self._samples
 
     def _norms(self, local: float, mean: float) -> SquaredNorms:
         """Norms of a step of several workers, see `SquaredNorms`."""
         return SquaredNorms(local, mean, mean_inverse(self._samples, self.world), 1 / self._samples)
+
+    def _step_at(self, factor: float) -> None:
+        """Update the weights at learning rates times `factor`. Schedulers go on seeing the unscaled ones."""
+        if factor == 1.0:
+            self._optimizer.step()
+            return
+        groups = self._optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        try:
+            for group in groups:
+                group["lr"] = group["lr"] * factor
+            self._optimizer.step()
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
 
 
 class SingleWorker(WorkerGroup):
@@ -83,8 +98,7 @@ class SingleWorker(WorkerGroup):
     def update(self, factor: float) -> SquaredNorms | None:
         """Compare with the gradients of the previous step, if noise is measured in this step, and update."""
         norms = self._compare()
-        with scaled(self._optimizer, factor):
-            self._optimizer.step()
+        self._step_at(factor)
         return norms
 
     def _compare(self) -> SquaredNorms | None:
@@ -146,9 +160,8 @@ class AllReduceGroup(WorkerGroup):
         self._sockets = open_sockets() - before
         self._open, self._aborted = True, False
         self._device = device
-        self._local = torch.zeros((), device=device)
 
-    def wrap(self, model: nn.Module, optimizer: Optimizer, leaves_out: bool = False) -> None:
+    def wrap(self, model: nn.Module, optimizer: Optimizer, leaves_out: bool) -> None:
         """Start averaging gradients of a model. All workers already hold the same weights, so none are sent.
 
         leaves_out: steps may compute no gradients for some weights, which are looked for in each.
@@ -184,8 +197,8 @@ class AllReduceGroup(WorkerGroup):
         if self._measures:
             self._local = self._local + torch.dot(buffer, buffer)
         if not (self._measures and bucket.is_last()):
-            return _all_reduce(buffer.div_(self.world), self._averaging, _only)
-        own = self._local / self._weight**2 / self.world
+            return _all_reduce(buffer.div_(self.world), self._averaging, lambda done: done.value()[0])
+        own = self._local / self.weight**2 / self.world
         both = torch.cat([buffer.div_(self.world), own.to(buffer.dtype).reshape(1)])
 
         def apart(done: torch.futures.Future[list[Tensor]]) -> Tensor:
@@ -201,8 +214,7 @@ class AllReduceGroup(WorkerGroup):
         norms = None
         if self._measures:
             norms = self._norms(float(self._local), squared_norm(gradients_of(self._bare)))
-        with scaled(self._optimizer, factor):
-            self._optimizer.step()
+        self._step_at(factor)
         return norms
 
     def abort(self) -> None:
@@ -251,10 +263,6 @@ def _all_reduce(
     return future
 
 
-def _only(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-    return done.value()[0]
-
-
 def open_sockets() -> set[tuple[int, int]]:
     """Descriptor and inode of every socket of this process (Linux; elsewhere none)."""
     found = set()
@@ -289,27 +297,7 @@ def learning_rate_factor(rule: LrRule, scale: float, gain: float) -> float:
     linear: Goyal et al. (arXiv 1706.02677). sqrt: Krizhevsky (arXiv 1404.5997). adascale: Johnson et al. (ICML 2020),
     the gain itself.
     """
-    if rule == "linear":
-        return scale
-    if rule == "sqrt":
-        return math.sqrt(scale)
-    return gain if rule == "adascale" else 1.0
-
-
-@contextmanager
-def scaled(optimizer: Optimizer, factor: float) -> Iterator[None]:
-    """Learning rates times `factor` inside, where 1 touches nothing. Schedulers go on seeing the unscaled ones."""
-    if factor == 1.0:
-        yield
-        return
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = group["lr"] * factor
-    try:
-        yield
-    finally:
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+    return {"none": 1.0, "linear": scale, "sqrt": math.sqrt(scale), "adascale": gain}[rule]
 
 
 def start_store(host: str) -> TCPStore:
@@ -323,20 +311,12 @@ def start_store(host: str) -> TCPStore:
 
 def use_interface_of(address: str) -> None:
     """Have gloo and nccl talk through the network interface that has an IPv4 address, if there is one, and no other:
-    the loopback interface on a cluster that keeps to itself. What the user has set stays."""
-    for name, own in interfaces().items():
-        if own == address:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
-
-
-def interfaces() -> dict[str, str]:
-    """IPv4 address of every network interface that has one (Linux; elsewhere none)."""
+    the loopback interface on a cluster that keeps to itself (Linux). What the user has set stays."""
     get_interface_address = 0x8915
-    found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex() if sys.platform == "linux" else ():
             with suppress(OSError):  # it has none
                 said = fcntl.ioctl(asked, get_interface_address, struct.pack("256s", name.encode()[:15]))
-                found[name] = socket.inet_ntoa(said[20:24])
-    return found
+                if socket.inet_ntoa(said[20:24]) == address:
+                    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+                    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
