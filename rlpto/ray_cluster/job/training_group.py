@@ -14,9 +14,8 @@ import ray
 from rlpto.ray_cluster.controllers import kind_at
 from rlpto.ray_cluster.job.job_folder import Checkpointer, JobFolder
 from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
-from rlpto.ray_cluster.job.supervision import FaultError, collect
+from rlpto.ray_cluster.job.supervision import FaultError, WorkerRoster, collect
 from rlpto.ray_cluster.job.worker_actors import WORKER_CALL_TIMEOUT_S, ParameterServers, Worker, result_of, settle
-from rlpto.ray_cluster.job.worker_roster import WorkerRoster
 from rlpto.ray_cluster.messages import JobSpec, Plan, global_batch
 from rlpto.ray_cluster.worker.actor import GroupPlace
 from rlpto.ray_cluster.worker.model_parts import whole_of
@@ -73,8 +72,10 @@ class TrainingGroup:
         fresh = set() if rollback else self.fresh | set(arrived)
         if rollback:
             await self._load()
-        elif self._servers.handles and fresh:
-            await self._load_position(fresh)
+        elif self._servers.handles and fresh:  # servers have the weights, but not the job's position
+            _, state = await self.take_state()
+            newcomers = [worker for worker in self._roster.training if worker in fresh]
+            await self._ask(newcomers, "load", ray.put(state))
         self.number += 1
         self.ensure_servers(plan)
         ranks = tuple(rank for rank, worker in enumerate(self._roster.training) if worker in fresh)
@@ -122,12 +123,6 @@ class TrainingGroup:
                 if not self._job_folder.has_checkpoints:  # the job starts over, with workers that have loaded nothing
                     raise FaultError({}, [replace(failure, lasting=False) for failure in fault.failures]) from None
                 await self._ask(self._roster.training, "recover")
-
-    async def _load_position(self, fresh: set[Worker]) -> None:
-        """Send the job's position to new workers: servers provide its weights, but not its position."""
-        _, state = await self.take_state()
-        newcomers = [worker for worker in self._roster.training if worker in fresh]
-        await self._ask(newcomers, "load", ray.put(state))
 
     async def switch_servers(self, plan: Plan) -> None:
         """Switch to the servers of the plan, which get weights and optimizer state from the previous ones."""
