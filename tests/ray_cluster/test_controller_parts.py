@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.ray_cluster.controllers import HEARTBEAT_TIMEOUT_S, START_TIMEOUT_S, ControllerProcess
+from rlpto.ray_cluster.controllers import HEARTBEAT_TIMEOUT_S, START_TIMEOUT_S
 from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
 from rlpto.ray_cluster.job.supervision import FailureKind, RetryPolicy
 from rlpto.ray_cluster.job.worker_actors import Worker
@@ -123,7 +123,7 @@ def test_speeds_on_kinds_of_gpu_are_kept_apart_and_outlive_the_controller() -> N
 
 def test_a_controller_that_has_not_answered_yet_has_the_time_of_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the import of torch takes longer than an answer may."""
-    monkeypatch.setattr(backend, "process_of", lambda _: ControllerProcess(True, 1, "node"))
+    monkeypatch.setattr(backend, "is_alive", lambda _: True)
     asked_before = {"starts": HEARTBEAT_TIMEOUT_S + 1, "hangs": HEARTBEAT_TIMEOUT_S + 1, "never": START_TIMEOUT_S + 1}
     calls = {job: backend._Call(job, 1, time.monotonic() - s, time.monotonic() - s) for job, s in asked_before.items()}
     handles = {job: object() for job in calls}

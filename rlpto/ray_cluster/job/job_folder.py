@@ -31,7 +31,7 @@ FAILURES = "failures.log"
 
 
 class JobFolder:
-    """The job's folder. checkpoint: newest one. failure: text of the newest failure. log: of its output, if it is kept.
+    """The job's folder. checkpoint: newest one. failure: text of the newest failure.
 
     record: called for the state that a restarted controller needs. If the disk refuses a write, the failure is noted
     and training goes on.
@@ -39,7 +39,7 @@ class JobFolder:
 
     def __init__(self, spec: JobSpec, record: Callable[[], dict[str, Any]] = dict) -> None:
         self._folder, self._record = Path(spec.folder), record
-        self.log = OutputLog(self._folder) if spec.logs else None
+        self._log = OutputLog(self._folder) if spec.logs else None
         job = f"{spec.session}/{spec.id}"
         self._storage = CheckpointStorage(spec.storage, job, self._folder, self.log_failure) if spec.storage else None
         self.checkpoint: Checkpoint | None = None
@@ -139,14 +139,14 @@ class JobFolder:
     def write_record(self) -> None:
         """Write the record for a restarted controller."""
         try:
-            write_text(self._folder / RECORD, json.dumps(self._record(), allow_nan=False), "the controller's record")
+            write_text(self._folder / RECORD, json.dumps(self._record()), "the controller's record")
         except CheckpointError as refused:
             self.log_failure(str(refused))
 
     def say(self, text: str, at: float | None = None) -> None:
         """Append a line to the job's log, if its output is kept. at: when, on the clock of `time.time`."""
-        if self.log is not None:
-            self.log.write(text, at)
+        if self._log is not None:
+            self._log.write(text, at)
 
     def log_failure(self, text: str) -> None:
         """Keep the text of a failure, in the log too. Of a longer one than `LONGEST_FAILURE` the middle is left out."""

@@ -30,8 +30,8 @@ MAX_CHUNKS_IN_FLIGHT = 2
 LONG_STEP_S = 0.3
 """Seconds of a step above which waiting for the controller is negligible."""
 
-_COUNTS = ("step", "rescales", "rescale_seconds", "recoveries", "kept_seconds", "kept_gpu_seconds")
-"""Sums that reports have by the same names, and that outlive the controller."""
+_COUNTS = ("step", "rescales", "rescale_seconds", "recoveries", "kept_seconds", "kept_gpu_seconds", "accuracy")
+"""Figures that reports have by the same names, and that outlive the controller."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,12 @@ class TrainingStatistics:
         self.step, self.samples_done = first.position.step, first.position.progress
         self.kept_seconds, self.kept_gpu_seconds = first.position.seconds, first.position.gpu_seconds
         if not math.isnan(first.accuracy):
-            self._evaluated(first.evaluated_at, first.accuracy)
+            self.accuracy = first.accuracy
+            # After a fault the job may repeat epochs: the newer results count.
+            self.curve = [point for point in self.curve if point[0] < first.evaluated_at]
+            if len(self.curve) >= MAX_CURVE_POINTS:
+                self.curve = self.curve[::2]
+            self.curve.append((first.evaluated_at, first.accuracy))
         if first.steps == 0:
             return
         if first.batch_size != self.batch_size:
@@ -150,8 +155,7 @@ class TrainingStatistics:
 
     def figures(self) -> dict[str, Any]:
         """The training fields of a report, by their names in `JobReport`."""
-        plain = (*_COUNTS, "loss", "accuracy", "noise_scale")
-        return {name: getattr(self, name) for name in plain} | {
+        return {name: getattr(self, name) for name in (*_COUNTS, "loss", "noise_scale")} | {
             "accuracy_curve": tuple(self.curve),
             "throughput": self.throughput(),
             "pauses": tuple(self.pauses),
@@ -164,7 +168,6 @@ class TrainingStatistics:
             "samples_done": self.samples_done,
             "curve": self.curve,
             "speeds": [[astuple(size), *measured] for size, measured in self.speeds.items()],
-            "accuracy": self.accuracy if math.isfinite(self.accuracy) else None,
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
@@ -173,7 +176,6 @@ class TrainingStatistics:
             setattr(self, name, kept[name])
         self.curve = [(float(epochs), float(accuracy)) for epochs, accuracy in kept["curve"]]
         self.speeds = {Size(*size): (samples, seconds, count) for size, samples, seconds, count in kept["speeds"]}
-        self.accuracy = math.nan if kept["accuracy"] is None else kept["accuracy"]
 
     def _began(self, chunk: Chunk, step: float) -> None:
         """The first chunk of a group ends a pause, which includes the extra time of its first step over an ordinary
@@ -197,11 +199,3 @@ class TrainingStatistics:
             return  # speeds by size are those at the job's own batch sizes
         measured = self.speeds.get(self._size, (0.0, 0.0, 0))
         self.speeds[self._size] = (measured[0] + chunk.samples, measured[1] + seconds, measured[2] + chunk.steps)
-
-    def _evaluated(self, epochs: float, accuracy: float) -> None:
-        self.accuracy = accuracy
-        # After a fault the job may repeat epochs: the newer results count.
-        self.curve = [point for point in self.curve if point[0] < epochs]
-        if len(self.curve) >= MAX_CURVE_POINTS:
-            self.curve = self.curve[::2]
-        self.curve.append((epochs, accuracy))
