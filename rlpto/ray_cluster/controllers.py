@@ -142,7 +142,9 @@ def kill_controller(handle: Any) -> Any:
 
     known = actor_state(handle)
     ray.kill(handle, no_restart=True)  # so that its name is free
-    return kill_at(known["Address"]["NodeID"], known["Pid"], CONTROLLER_TITLE) if known.get("State") == "ALIVE" else None
+    return (
+        kill_at(known["Address"]["NodeID"], known["Pid"], CONTROLLER_TITLE) if known.get("State") == "ALIVE" else None
+    )
 
 
 def end_controllers(handles: Iterable[Any]) -> None:

@@ -1,8 +1,7 @@
 """Messages between the scheduler and job controllers: plain values, the interface of the two.
 
 A job's controller is an actor (`rlpto.ray_cluster.job.controller.JobController`) in namespace `NAMESPACE`, named by
-`controller_name`.
-It answers at once, also while its job trains, to
+`controller_name`. It answers at once, also while its job trains, to
 
     command(generation, plan) -> JobReport      one worker on each node of the `Plan`; none releases all. Older
                                                 generations are ignored; the report says which one was taken.
@@ -18,7 +17,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlpto.core.stopping import StopRule
@@ -76,26 +75,12 @@ class JobSpec:
 
     id: the job within its session, made by the scheduler (`job_id`): part of the names of actors and folders.
     name: a label for people, any text. session: the run of the scheduler that the job belongs to.
-    training: class of the training program, "package.module:Class". options: its keyword arguments.
     folder: of this job alone, on the controller's node: checkpoints and the log of failures.
-    architecture: workers average gradients among themselves, or through `servers` server actors, which apply every
-        gradient as it comes if `asynchronous`.
-    batch_size: samples of a step, all workers together, with one worker. batch_rule: that number for any number
-    of workers ("fixed"), or that number for each of them ("per_worker").
-    model_parallel: workers that hold one copy of the model together; a job trains on multiples of that many.
-    lr_rule: how the learning rate follows a global batch that differs from `batch_size`.
     epochs: scale-invariant epochs to train. data_size: samples of an epoch. seed: of initial weights, order of data
         and every random number of training.
-    checkpoint_interval: s between checkpoints. heartbeat_timeout: s without a sign of life after which a worker is
-        replaced. start_timeout: s to wait for new workers and servers; after that the job continues with
-        those it has. retries: failures in a row, without progress in between, after which the job has failed.
-        backoff: s before the first retry, doubled for each further one.
-    float64: train in double precision. device: where workers train ("auto": CUDA if available).
     stop: rule for finishing early once accuracy has flattened; None: never.
-    pace: s to which a step is stretched at one worker, for logical GPUs; None: full speed.
-    pip: requirements that workers and servers get besides what their node has.
-    storage: address of object storage for copies of the checkpoints, see `rlpto.store.object_storage`; empty: none.
     logs: keep the output of workers and the progress of training in the folder.
+    The others are what `rlpto.store.program_keys.ProgramKeys` says of a program, and `RaySettings` of all.
     """
 
     id: str
@@ -144,10 +129,9 @@ class JobSpec:
 
     def to_json(self) -> str:
         """As one line of JSON. Raises JobError if `options` holds values that JSON cannot represent."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        values["stop"] = None if self.stop is None else self.stop.model_dump()
+        plain = {"options": dict(self.options), "stop": None if self.stop is None else self.stop.model_dump()}
         try:
-            return json.dumps(values | {"options": dict(self.options)}, sort_keys=True, allow_nan=False)
+            return json.dumps(vars(self) | plain, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as wrong:
             raise JobError(f"job {self.name!r}: options cannot be written as JSON: {wrong}") from None
 

@@ -16,8 +16,8 @@ from rlpto.io.errors import CheckpointError
 from rlpto.io.files import write_text
 from rlpto.ray_cluster.job.worker_actors import WorkerLostError, result_of
 from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.programs.tensor_parallel import whole_of
 from rlpto.ray_cluster.worker.actor import Failure
-from rlpto.ray_cluster.worker.model_parts import whole_of
 from rlpto.store.checkpoints import Checkpoint, drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
 from rlpto.store.logs import OutputLog, encodable
 from rlpto.store.object_storage import CheckpointStorage

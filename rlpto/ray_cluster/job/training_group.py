@@ -17,8 +17,8 @@ from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
 from rlpto.ray_cluster.job.supervision import FaultError, WorkerRoster, collect
 from rlpto.ray_cluster.job.worker_actors import WORKER_CALL_TIMEOUT_S, ParameterServers, Worker, result_of, settle
 from rlpto.ray_cluster.messages import JobSpec, Plan, global_batch
+from rlpto.ray_cluster.programs.tensor_parallel import whole_of
 from rlpto.ray_cluster.worker.actor import GroupPlace
-from rlpto.ray_cluster.worker.model_parts import whole_of
 from rlpto.ray_cluster.worker.sampling import Position
 from rlpto.ray_cluster.worker.training import Chunk
 from rlpto.ray_cluster.worker.worker_group import start_store

@@ -20,8 +20,8 @@ from torch import Tensor
 from rlpto.io.errors import CheckpointError, JobError
 from rlpto.ray_cluster.messages import JobSpec, global_batch
 from rlpto.ray_cluster.programs.base import ALONE, Batch, Team, TrainingProgram, load_program
+from rlpto.ray_cluster.programs.tensor_parallel import SPLITS, part_of, splits_of
 from rlpto.ray_cluster.worker.gradient_noise import NoiseMeter
-from rlpto.ray_cluster.worker.model_parts import SPLITS, part_of, splits_of
 from rlpto.ray_cluster.worker.sampling import DataOrder, DrawForWholeBatch, Position, shard, step_seed
 from rlpto.ray_cluster.worker.worker_group import SingleWorker, WorkerGroup, learning_rate_factor
 
@@ -270,7 +270,7 @@ class Trainer:
 
     def state(self) -> bytes:
         """Everything that later steps depend on: model, optimizer, scheduler, noise and position; of a part of a model,
-        that part, see `model_parts.whole_of`."""
+        that part, see `tensor_parallel.whole_of`."""
         self.group.gather()
         written = io.BytesIO()
         held = {
