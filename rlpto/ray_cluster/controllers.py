@@ -142,9 +142,9 @@ def kill_controller(handle: Any) -> Any:
 
     known = actor_state(handle)
     ray.kill(handle, no_restart=True)  # so that its name is free
-    return (
-        kill_at(known["Address"]["NodeID"], known["Pid"], CONTROLLER_TITLE) if known.get("State") == "ALIVE" else None
-    )
+    if known.get("State") != "ALIVE":
+        return None
+    return kill_at(known["Address"]["NodeID"], known["Pid"], CONTROLLER_TITLE)
 
 
 def end_controllers(handles: Iterable[Any]) -> None:

@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.worker.training import Trainer
-from rlpto.ray_cluster.worker.worker_group import AllReduceGroup, SingleWorker, start_store
+from rlpto.ray_cluster.worker.worker_group import AllReduceGroup, start_store
 from tests.ray_cluster.programs import weights_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -85,7 +85,7 @@ def main(text: str, rank: int, port: int) -> None:
     trainer.join(group)
     state = group.share(trainer.state() if rank == 0 else None)
     trainer.load(state)
-    group.wrap(trainer.network, trainer.optimizer)
+    group.wrap(trainer.network, trainer.optimizer, trainer.leaves_out)
     trainer.run(10)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -98,9 +98,8 @@ def main(text: str, rank: int, port: int) -> None:
         waited = time.monotonic() - began
     else:
         raise AssertionError("it trained on with a worker that is frozen")
-    group.close()
+    trainer.join()
     trainer.undo()
-    trainer.join(SingleWorker(trainer.network, trainer.optimizer))
     assert torch.equal(weights_of(trainer.network), before), "half a step must not count"
     step = trainer.position.step
     trainer.run(20)

@@ -21,7 +21,7 @@ from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.worker.parameter_server import ParameterServerGroup
 from rlpto.ray_cluster.worker.sampling import Position
 from rlpto.ray_cluster.worker.training import Chunk, Lines, PrintedLines, Trainer
-from rlpto.ray_cluster.worker.worker_group import AllReduceGroup, SingleWorker, use_interface_of
+from rlpto.ray_cluster.worker.worker_group import AllReduceGroup, use_interface_of
 
 T = TypeVar("T")
 
@@ -117,9 +117,8 @@ class TrainWorker:
         trainer = self.trainer
         if not trainer.program.can_go_on:
             return None
-        trainer.group.close()
+        trainer.join()
         trainer.undo()
-        trainer.join(SingleWorker(trainer.network, trainer.optimizer))
         self._failure = None
         return trainer.position
 
@@ -155,22 +154,19 @@ class TrainWorker:
         return Ready(step, evaluation)
 
     def _join(self, place: GroupPlace) -> None:
-        trainer = self.trainer
-        trainer.group.close()
+        trainer, at = self.trainer, (place.rank, place.world)
+        trainer.join()
+        model, optimizer, parts = trainer.network, trainer.optimizer, self._spec.model_parallel
         if place.servers:
-            model, optimizer, at = trainer.network, trainer.optimizer, (place.number, place.rank, place.world)
-            group = ParameterServerGroup(trainer.program, model, optimizer, place.servers, *at)
+            group = ParameterServerGroup(trainer.program, model, optimizer, place.servers, place.number, *at)
             group.enter(place.reset)
             trainer.join(group)
-            return
-        if place.world == 1:
-            trainer.join(SingleWorker(trainer.network, trainer.optimizer))
+        if place.servers or place.world == 1:
             return
         if self._store is None:
             self._store = TCPStore(place.host, place.port, is_master=False)
         store = PrefixStore(f"group-{place.number}", self._store)
-        model, optimizer, parts = trainer.network, trainer.optimizer, self._spec.model_parallel
-        together = AllReduceGroup(model, optimizer, store, place.rank, place.world, place.timeout, parts)
+        together = AllReduceGroup(model, optimizer, store, *at, place.timeout, parts)
         # Visible to `abort` from here on, because the others may be lost while this worker waits for them.
         trainer.join(together)
         if place.fresh:
@@ -205,8 +201,7 @@ def warm_group(trainer: Trainer) -> None:
     group.wrap(trainer.network, trainer.optimizer, trainer.leaves_out)
     trainer.join(group)
     trainer.step()
-    group.close()
-    trainer.join(SingleWorker(trainer.network, trainer.optimizer))
+    trainer.join()
     trainer.load(start)
 
 

@@ -22,7 +22,7 @@ from rlpto.ray_cluster.messages import JobSpec, global_batch
 from rlpto.ray_cluster.programs.base import ALONE, Batch, Team, TrainingProgram, load_program
 from rlpto.ray_cluster.programs.tensor_parallel import SPLITS, part_of, splits_of
 from rlpto.ray_cluster.worker.gradient_noise import NoiseMeter
-from rlpto.ray_cluster.worker.sampling import DataOrder, DrawForWholeBatch, Position, shard, step_seed
+from rlpto.ray_cluster.worker.sampling import DrawForWholeBatch, Position, shard, step_seed
 from rlpto.ray_cluster.worker.worker_group import SingleWorker, WorkerGroup, learning_rate_factor
 
 MOST_LINES, LONGEST_LINE = 2000, 4000
@@ -137,7 +137,6 @@ class Trainer:
         if spec.model_parallel > 1 and not splits_of(self.network, self.optimizer)["model"]:
             wrong = f"model_parallel is {spec.model_parallel}, but {spec.training} splits no weights"
             raise JobError(f"job {spec.name!r}: {wrong}")
-        self.order = DataOrder(spec.data_size, spec.seed)
         self.position = Position()
         self.noise = NoiseMeter()
         self.phase = "own"
@@ -175,9 +174,10 @@ class Trainer:
         """Samples of a step, all workers together."""
         return global_batch(self.spec, self.group.world, self._batch_size)
 
-    def join(self, group: WorkerGroup) -> None:
-        """Train in `group` from the next step on."""
-        self.group = group
+    def join(self, group: WorkerGroup | None = None) -> None:
+        """Leave the present group, and train in another from the next step on; None: alone."""
+        self.group.close()
+        self.group = group or SingleWorker(self.network, self.optimizer)
         self._deadline = 0.0
 
     def run(self, until: int, batch_size: int | None = None) -> Chunk:
@@ -223,7 +223,7 @@ class Trainer:
         """One step: this worker's part of the mean loss, and the samples of all workers."""
         spec, group, began = self.spec, self.group, time.perf_counter()
         batch_size = self.global_batch
-        everyone = self.order.batch(self.position, batch_size)
+        everyone = self.position.batch(spec.data_size, spec.seed, batch_size)
         own = shard(everyone, group.rank, group.world)
         self.phase = "own"
         self._seed()
@@ -249,7 +249,7 @@ class Trainer:
             self.scheduler.step()
         if norms is not None:
             self.noise.add(norms)
-        self.position = self.order.after(self.position, len(everyone), gain / scale)
+        self.position = self.position.after(spec.data_size, len(everyone), gain / scale)
         self.phase = "own"
         self._keep_pace(began, scale)
         return loss.detach(), len(everyone)
