@@ -80,8 +80,7 @@ def hanging(
     workers: Sequence[Worker], heartbeats: Sequence[WorkerHeartbeat | BaseException], limit: float
 ) -> dict[Worker, str]:
     """Workers to give up, and why: those that do not answer; else, if no busy worker made progress for `limit`
-    seconds, those that the others wait for; all of them if that is unknown.
-    """
+    seconds, those that the others wait for; all of them if that is unknown."""
     pairs = list(zip(workers, heartbeats, strict=True))
     answers = [(worker, heartbeat) for worker, heartbeat in pairs if isinstance(heartbeat, WorkerHeartbeat)]
     if len(answers) < len(workers):

@@ -87,15 +87,10 @@ class TrainingGroup:
         nodes = len({worker.node for worker in self._roster.training})
         size = Size(workers, nodes, len(self._servers.handles), kind_at(self._roster.training[0].node))
         self._statistics.grouped(size, self._statistics.ended is not None, self.fault_since)
-        timeout = max(BETWEEN_STEPS_TIMEOUT_S, self._limit())
-        servers = self._servers.handles
-        places = [
-            GroupPlace(self.number, rank, workers, ranks, self._host, self._store.port, timeout, servers, self.reset)
-            for rank in range(workers)
-        ]
+        timeout, at = max(BETWEEN_STEPS_TIMEOUT_S, self._limit()), (self._host, self._store.port)
+        place = GroupPlace(self.number, workers, ranks, *at, timeout, self._servers.handles, self.reset)
         members = self._roster.training
-        calls = [worker.handle.join.remote(place) for worker, place in zip(members, places, strict=True)]
-        await self._answers(members, calls)
+        await self._answers(members, [worker.handle.join.remote(place, rank) for rank, worker in enumerate(members)])
         self._job_folder.say(f"training on {workers} GPU{'s' * (workers > 1)} of {nodes} node{'s' * (nodes > 1)}")
         self.fresh.clear()
         if not before or self.fault_since is not None:

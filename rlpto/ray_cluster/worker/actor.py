@@ -28,13 +28,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class GroupPlace:
-    """A place in a worker group. number: of the group, counted up by the controller. fresh: ranks without state,
-    which get that of rank 0. host, port: address of the controller's store. servers: parameter server actors, if any;
-    reset: they take their weights from rank 0.
-    """
+    """Where workers meet. number: of the group, counted up by the controller. world: how many they are. fresh: ranks
+    without state, which get that of rank 0. host, port: address of the controller's store. servers: parameter server
+    actors, if any; reset: they take their weights from rank 0."""
 
     number: int
-    rank: int
     world: int
     fresh: tuple[int, ...]
     host: str
@@ -100,9 +98,9 @@ class TrainWorker:
         """Take over the state of a checkpoint."""
         return self._guarded(lambda: self.trainer.load(state))
 
-    def join(self, place: GroupPlace) -> Failure | None:
+    def join(self, place: GroupPlace, rank: int) -> Failure | None:
         """Leave the present group and take a place in another one."""
-        return self._guarded(lambda: self._join(place))
+        return self._guarded(lambda: self._join(place, rank))
 
     def run(self, until: int, batch_size: int | None) -> Chunk | Failure:
         """Train until step `until` is done, or the job has finished. batch_size: see `Trainer.run`."""
@@ -153,12 +151,14 @@ class TrainWorker:
             warm_group(self._trainer)
         return Ready(step, evaluation)
 
-    def _join(self, place: GroupPlace) -> None:
-        trainer, at = self.trainer, (place.rank, place.world)
+    def _join(self, place: GroupPlace, rank: int) -> None:
+        trainer = self.trainer
         trainer.join()
         model, optimizer, parts = trainer.network, trainer.optimizer, self._spec.model_parallel
         if place.servers:
-            group = ParameterServerGroup(trainer.program, model, optimizer, place.servers, place.number, *at)
+            group = ParameterServerGroup(
+                trainer.program, model, optimizer, place.servers, place.number, rank, place.world
+            )
             group.enter(place.reset)
             trainer.join(group)
         if place.servers or place.world == 1:
@@ -166,12 +166,12 @@ class TrainWorker:
         if self._store is None:
             self._store = TCPStore(place.host, place.port, is_master=False)
         store = PrefixStore(f"group-{place.number}", self._store)
-        together = AllReduceGroup(model, optimizer, store, *at, place.timeout, parts)
+        together = AllReduceGroup(model, optimizer, store, rank, place.world, place.timeout, parts)
         # Visible to `abort` from here on, because the others may be lost while this worker waits for them.
         trainer.join(together)
         if place.fresh:
-            state = together.share(trainer.state() if place.rank == 0 else None)
-            if place.rank in place.fresh:
+            state = together.share(trainer.state() if rank == 0 else None)
+            if rank in place.fresh:
                 trainer.load(state)
         if parts > 1:
             trainer.load(trainer.state(), together.team)

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from rlpto.io.errors import JobError
 from rlpto.ray_cluster.programs.base import TrainingProgram
-from rlpto.ray_cluster.worker.gradient_noise import SquaredNorms
+from rlpto.ray_cluster.worker.gradient_noise import Estimate
 from rlpto.ray_cluster.worker.worker_group import WorkerGroup
 
 MAX_STEPS_AHEAD = 4
@@ -197,8 +197,8 @@ class ParameterServerGroup(WorkerGroup):
             calls.append(server.load.remote(self._number, optimizer))
         ray.get(calls)
 
-    def update(self, factor: float) -> SquaredNorms | None:
-        """Push and pull. Norms are those of a synchronous group."""
+    def update(self, factor: float) -> Estimate | None:
+        """Push and pull. Noise is that of a synchronous group."""
         measured = self._measures
         gradients = [torch.zeros_like(own) if own.grad is None else own.grad.detach() for own in self._parameters]
         gradient = torch.cat([own.flatten().cpu() for own in gradients])
@@ -210,7 +210,7 @@ class ParameterServerGroup(WorkerGroup):
         pulls: list[Pull] = ray.get(calls)
         self._take([pull.weights for pull in pulls])
         mean = sum(pull.mean for pull in pulls)
-        return self._norms(pulls[0].local, mean) if measured and mean != 0.0 else None
+        return self._noise(pulls[0].local, mean) if measured and mean != 0.0 else None
 
     def gather(self) -> None:
         """Bring the servers' weights and optimizer state here, as if this worker had made all updates itself."""

@@ -243,12 +243,12 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         scale = batch_size / spec.batch_size
         gain = self.noise.gain(scale, spec.batch_size)
-        norms = group.update(learning_rate_factor(spec.lr_rule, scale, gain))
+        noise = group.update(learning_rate_factor(spec.lr_rule, scale, gain))
         self._interrupted = None
         if self.scheduler is not None:
             self.scheduler.step()
-        if norms is not None:
-            self.noise.add(norms)
+        if noise is not None:
+            self.noise.add(noise)
         self.position = self.position.after(spec.data_size, len(everyone), gain / scale)
         self.phase = "own"
         self._keep_pace(began, scale)

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from rlpto.ray_cluster.programs.base import ALONE, Team
-from rlpto.ray_cluster.worker.gradient_noise import MEASURE_EVERY_STEPS, SquaredNorms
+from rlpto.ray_cluster.worker.gradient_noise import MEASURE_EVERY_STEPS, Estimate, estimate
 from rlpto.store.program_keys import LrRule
 
 
@@ -44,8 +44,8 @@ class WorkerGroup:
         """Before the gradients of `step`, in which this worker has `own` of `samples` samples."""
         self._step, self._own, self._samples = step, own, samples
 
-    def update(self, factor: float) -> SquaredNorms | None:
-        """After the gradients: change the weights, with the learning rate times `factor`. Norms, if measured."""
+    def update(self, factor: float) -> Estimate | None:
+        """After the gradients: change the weights, with the learning rate times `factor`. Their noise, if measured."""
         raise NotImplementedError
 
     def gather(self) -> None:
@@ -67,9 +67,9 @@ class WorkerGroup:
         """Weight of this worker's gradients in the mean over workers."""
         return self._own * self.world / self._samples
 
-    def _norms(self, local: float, mean: float) -> SquaredNorms:
-        """Norms of a step of several workers, see `SquaredNorms`."""
-        return SquaredNorms(local, mean, mean_inverse(self._samples, self.world), 1 / self._samples)
+    def _noise(self, local: float, mean: float) -> Estimate:
+        """Noise by a step of several workers, see `estimate`."""
+        return estimate(local, mean, mean_inverse(self._samples, self.world), 1 / self._samples)
 
     def _step_at(self, factor: float) -> None:
         """Update the weights at learning rates times `factor`. Schedulers go on seeing the unscaled ones."""
@@ -95,13 +95,13 @@ class SingleWorker(WorkerGroup):
         self._kept: list[Tensor] = []
         self._kept_step, self._kept_samples = -1, 0
 
-    def update(self, factor: float) -> SquaredNorms | None:
+    def update(self, factor: float) -> Estimate | None:
         """Compare with the gradients of the previous step, if noise is measured in this step, and update."""
-        norms = self._compare()
+        noise = self._compare()
         self._step_at(factor)
-        return norms
+        return noise
 
-    def _compare(self) -> SquaredNorms | None:
+    def _compare(self) -> Estimate | None:
         turn = self._step % MEASURE_EVERY_STEPS
         if turn == 0:
             self._keep(gradients_of(self.model))
@@ -117,7 +117,7 @@ class SingleWorker(WorkerGroup):
         share = sizes[0] / sum(sizes)
         mean = share**2 * first + (1 - share) ** 2 * second + 2 * share * (1 - share) * float(product)
         inverse = (1 / sizes[0] + 1 / sizes[1]) / 2
-        return SquaredNorms((first + second) / 2, mean, inverse, 1 / sum(sizes))
+        return estimate((first + second) / 2, mean, inverse, 1 / sum(sizes))
 
     def _keep(self, gradients: list[Tensor]) -> None:
         """Remember the gradients of this step, in the same memory as before: new memory costs more than the copy."""
@@ -175,15 +175,10 @@ class AllReduceGroup(WorkerGroup):
 
     def share(self, data: bytes | None) -> bytes:
         """Bytes of the first worker, on all workers. The others give None."""
-        size = torch.tensor([len(data) if data is not None else 0], device=self._device)
-        dist.broadcast(size, 0)
-        if data is not None:
-            content = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
-        else:
-            content = torch.empty(int(size), dtype=torch.uint8, device=self._device)
-        dist.broadcast(content, 0)
+        shared: list[bytes] = [data or b""]
+        dist.broadcast_object_list(shared, 0, device=self._device)
         self._wait()
-        return data if data is not None else content.cpu().numpy().tobytes()
+        return shared[0]
 
     def begin(self, step: int, own: int, samples: int) -> None:
         """The norms of this worker's own gradients are summed up bucket by bucket."""
@@ -208,14 +203,14 @@ class AllReduceGroup(WorkerGroup):
 
         return _all_reduce(both, self._averaging, apart)
 
-    def update(self, factor: float) -> SquaredNorms | None:
+    def update(self, factor: float) -> Estimate | None:
         """Every worker makes the same update of its own weights."""
         self._wait()
-        norms = None
+        noise = None
         if self._measures:
-            norms = self._norms(float(self._local), squared_norm(gradients_of(self._bare)))
+            noise = self._noise(float(self._local), squared_norm(gradients_of(self._bare)))
         self._step_at(factor)
-        return norms
+        return noise
 
     def abort(self) -> None:
         """End all waiting for other workers: nccl's own way, or by cutting the connections.
