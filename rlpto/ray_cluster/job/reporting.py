@@ -97,7 +97,10 @@ class TrainingStatistics:
 
     def add(self, chunks: Sequence[Chunk]) -> None:
         """Add the results of all workers of the group; `chunks[0]` is that of rank 0."""
-        first = self._on_own_clock(chunks[0])
+        # Within a group the two clocks differ by a constant; the delay of its first answer counts as part of that.
+        if self._behind is None:
+            self._behind = time.monotonic() - chunks[0].ended
+        first = replace(chunks[0], first=chunks[0].first + self._behind, ended=chunks[0].ended + self._behind)
         self.step, self.samples_done = first.position.step, first.position.progress
         self.kept_seconds, self.kept_gpu_seconds = first.position.seconds, first.position.gpu_seconds
         if not math.isnan(first.accuracy):
@@ -116,20 +119,16 @@ class TrainingStatistics:
         if self._first:
             self._began(first, rest)
         elif self.ended is not None:
-            self._measure(first, first.ended - self.ended)
+            seconds = first.ended - self.ended
+            self._recent.append((first.samples, seconds))
+            self.step_seconds = 0.7 * self.step_seconds + 0.3 * seconds / first.steps
+            if not first.chosen:  # speeds by size are those at the job's own batch sizes
+                known = self.speeds.get(self._size, (0.0, 0.0, 0))
+                self.speeds[self._size] = (known[0] + first.samples, known[1] + seconds, known[2] + first.steps)
         self.ended = first.ended
         self._losses.append((sum(chunk.loss for chunk in chunks) / len(chunks), first.steps))
         self.loss = sum(loss * steps for loss, steps in self._losses) / sum(steps for _, steps in self._losses)
         self.noise_scale = first.noise_scale
-
-    def _on_own_clock(self, chunk: Chunk) -> Chunk:
-        """A chunk of rank 0 that has just come, with its moments on the clock of this process.
-
-        Within a group the two clocks differ by a constant; the delay of the group's first answer counts as part of it.
-        """
-        if self._behind is None:
-            self._behind = time.monotonic() - chunk.ended
-        return replace(chunk, first=chunk.first + self._behind, ended=chunk.ended + self._behind)
 
     def flattened(self, spec: JobSpec) -> bool:
         """True if by its evaluations so far the job should stop early."""
@@ -191,11 +190,3 @@ class TrainingStatistics:
             self.recovery_seconds.append(chunk.first - self._recovering_since)
             self.recoveries += 1
         self._paused_since = self._recovering_since = None
-
-    def _measure(self, chunk: Chunk, seconds: float) -> None:
-        self._recent.append((chunk.samples, seconds))
-        self.step_seconds = 0.7 * self.step_seconds + 0.3 * seconds / chunk.steps
-        if chunk.chosen:
-            return  # speeds by size are those at the job's own batch sizes
-        measured = self.speeds.get(self._size, (0.0, 0.0, 0))
-        self.speeds[self._size] = (measured[0] + chunk.samples, measured[1] + seconds, measured[2] + chunk.steps)

@@ -154,19 +154,17 @@ class TrainWorker:
     def _join(self, place: GroupPlace, rank: int) -> None:
         trainer = self.trainer
         trainer.join()
-        model, optimizer, parts = trainer.network, trainer.optimizer, self._spec.model_parallel
+        model, optimizer, world, parts = trainer.network, trainer.optimizer, place.world, self._spec.model_parallel
         if place.servers:
-            group = ParameterServerGroup(
-                trainer.program, model, optimizer, place.servers, place.number, rank, place.world
-            )
+            group = ParameterServerGroup(trainer.program, model, optimizer, place.servers, place.number, rank, world)
             group.enter(place.reset)
             trainer.join(group)
-        if place.servers or place.world == 1:
+        if place.servers or world == 1:
             return
         if self._store is None:
             self._store = TCPStore(place.host, place.port, is_master=False)
         store = PrefixStore(f"group-{place.number}", self._store)
-        together = AllReduceGroup(model, optimizer, store, rank, place.world, place.timeout, parts)
+        together = AllReduceGroup(model, optimizer, store, rank, world, place.timeout, parts)
         # Visible to `abort` from here on, because the others may be lost while this worker waits for them.
         trainer.join(together)
         if place.fresh:
