@@ -11,7 +11,7 @@ from threading import Barrier, BrokenBarrierError
 import pytest
 
 from rlpto.io.errors import CheckpointError
-from rlpto.ray_cluster.job.job_folder import LONGEST_FAILURE, Checkpointer, JobFolder
+from rlpto.ray_cluster.job.job_folder import LONGEST_FAILURE, JobFolder
 from rlpto.store.checkpoints import drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
 from tests.ray_cluster.running import make_spec
 
@@ -87,8 +87,7 @@ def test_one_step_that_is_written_twice_is_written_by_turns(tmp_path: Path, monk
     monkeypatch.setattr(Path, "write_bytes", slowly)
 
     async def twice() -> None:
-        checkpointer = Checkpointer(folder, 30.0)
-        await asyncio.gather(*(checkpointer.write(5, b"state") for _ in range(2)))
+        await asyncio.gather(*(folder.save(5, b"state") for _ in range(2)))
 
     asyncio.run(twice())
     assert folder.failure == ""

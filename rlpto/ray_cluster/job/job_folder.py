@@ -34,7 +34,7 @@ class JobFolder:
     """The job's folder. checkpoint: newest one. failure: text of the newest failure.
 
     record: called for the state that a restarted controller needs. If the disk refuses a write, the failure is noted
-    and training goes on.
+    and training goes on. After a fault checkpoints are closer than the job's interval for a while, see `shorten`.
     """
 
     def __init__(self, spec: JobSpec, record: Callable[[], dict[str, Any]] = dict) -> None:
@@ -44,6 +44,10 @@ class JobFolder:
         self._storage = CheckpointStorage(spec.storage, job, self._folder, self.log_failure) if spec.storage else None
         self.checkpoint: Checkpoint | None = None
         self.failure = ""
+        self._interval = self._longest = spec.checkpoint_interval
+        self._saving: asyncio.Task[None] | None = None
+        self._saved_at = time.monotonic()
+        self._turn = asyncio.Lock()
 
     def begin(self, resume: bool) -> dict[str, Any] | None:
         """The record of the job's earlier controller if the job continues from it; else its files are removed.
@@ -125,6 +129,44 @@ class JobFolder:
         if self._storage is not None:
             self._storage.offer()
 
+    def due(self) -> bool:
+        """True if it is time for a checkpoint, and none is being written."""
+        idle = self._saving is None or self._saving.done()
+        return idle and time.monotonic() - self._saved_at >= self._interval
+
+    def shorten(self, trained: float) -> None:
+        """Workers have died after `trained` s of training: the next checkpoint comes in half of that time.
+
+        So a job whose workers keep dying still makes progress. Every checkpoint doubles the wait for the next one.
+        """
+        self._interval = min(self._interval, trained / 2)
+
+    def save_from(self, calls: Sequence[Any]) -> None:
+        """Save in the background the state that workers hand over between two chunks."""
+        self._saved_at = time.monotonic()
+
+        async def save() -> None:
+            try:
+                said = [await result_of(call) for call in calls]
+            except WorkerLostError:
+                return  # noticed where its training is waited for
+            if not any(isinstance(one, Failure) for one in said):
+                await self.save(*await asyncio.to_thread(whole_of, said))
+
+        self._saving = asyncio.ensure_future(save())
+
+    async def save(self, step: int, state: bytes) -> None:
+        """Write a checkpoint and the record, after any that is being written: both may be of one step, and so of one
+        name."""
+        async with self._turn:
+            try:
+                await asyncio.to_thread(self.write, step, state)
+            except CheckpointError as refused:
+                self.log_failure(str(refused))
+        self._saved_at = time.monotonic()
+        self._interval = min(max(2 * self._interval, SHORTEST_INTERVAL_S), self._longest)
+        self.write_record()
+
     def close(self) -> None:
         """Wait for the copy of the newest checkpoint, if copies are kept."""
         if self._storage is not None:
@@ -162,54 +204,3 @@ class JobFolder:
                 log.write(f"{stamp} {text.rstrip()}\n")
         except OSError as refused:
             self.failure = f"{text.rstrip()}\n(and the log cannot be written: {refused.strerror})"
-
-
-class Checkpointer:
-    """Writes checkpoints, with the controller's record, in the background or when asked to.
-
-    interval: longest s between two checkpoints; after a fault they are closer for a while (see `shorten`).
-    """
-
-    def __init__(self, job_folder: JobFolder, interval: float) -> None:
-        self._job_folder = job_folder
-        self._longest = self._interval = interval
-        self._saving: asyncio.Task[None] | None = None
-        self._saved_at = time.monotonic()
-        self._turn = asyncio.Lock()
-
-    def due(self) -> bool:
-        """True if it is time for a checkpoint, and none is being written."""
-        idle = self._saving is None or self._saving.done()
-        return idle and time.monotonic() - self._saved_at >= self._interval
-
-    def shorten(self, trained: float) -> None:
-        """Workers have died after `trained` s of training: the next checkpoint comes in half of that time.
-
-        So a job whose workers keep dying still makes progress. Every checkpoint doubles the wait for the next one.
-        """
-        self._interval = min(self._interval, trained / 2)
-
-    def save_from(self, calls: Sequence[Any]) -> None:
-        """Write a checkpoint in the background, of the state that workers hand over between two chunks."""
-        self._saved_at = time.monotonic()
-
-        async def save() -> None:
-            try:
-                said = [await result_of(call) for call in calls]
-            except WorkerLostError:
-                return  # noticed where its training is waited for
-            if not any(isinstance(one, Failure) for one in said):
-                await self.write(*await asyncio.to_thread(whole_of, said))
-
-        self._saving = asyncio.ensure_future(save())
-
-    async def write(self, step: int, state: bytes) -> None:
-        """Write a checkpoint, after any that is being written: both may be of one step, and so of one name."""
-        async with self._turn:
-            try:
-                await asyncio.to_thread(self._job_folder.write, step, state)
-            except CheckpointError as refused:
-                self._job_folder.log_failure(str(refused))
-        self._saved_at = time.monotonic()
-        self._interval = min(max(2 * self._interval, SHORTEST_INTERVAL_S), self._longest)
-        self._job_folder.write_record()

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from rlpto.ray_cluster.controllers import kind_at
-from rlpto.ray_cluster.job.job_folder import Checkpointer, JobFolder
+from rlpto.ray_cluster.job.job_folder import JobFolder
 from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
 from rlpto.ray_cluster.job.supervision import FaultError, WorkerRoster, collect
 from rlpto.ray_cluster.job.worker_actors import WORKER_CALL_TIMEOUT_S, ParameterServers, Worker, result_of, settle
@@ -51,7 +51,6 @@ class TrainingGroup:
     ) -> None:
         self._spec, self._roster, self._servers = spec, roster, servers
         self._statistics, self._job_folder = statistics, job_folder
-        self._checkpointer = Checkpointer(job_folder, spec.checkpoint_interval)
         self._host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._store = start_store(self._host)
         self.number = self.sent = 0
@@ -176,13 +175,13 @@ class TrainingGroup:
         """Step and state of the group, written as a checkpoint too."""
         answers = await self._ask(self._roster.training[: self._spec.model_parallel], "state")
         step, state = await asyncio.to_thread(whole_of, answers)
-        await self._checkpointer.write(step, state)
+        await self._job_folder.save(step, state)
         return step, state
 
     def saves_apart(self) -> bool:
         """True if a checkpoint is due that needs a pause of training, because servers would go on changing."""
         servers = bool(self._servers.handles) and self.state_is_whole()
-        return servers and bool(self._roster.training) and self._checkpointer.due()
+        return servers and bool(self._roster.training) and self._job_folder.due()
 
     def state_is_whole(self) -> bool:
         """True if a worker can hand over the whole state: not between a fault and the servers' new start."""
@@ -190,9 +189,9 @@ class TrainingGroup:
 
     def checkpoint_if_due(self) -> None:
         """Begin to write a checkpoint while the workers go on, if it is time for one."""
-        if self._checkpointer.due() and not self._servers.handles:
+        if self._job_folder.due() and not self._servers.handles:
             holders = self._roster.training[: self._spec.model_parallel]
-            self._checkpointer.save_from([worker.handle.state.remote() for worker in holders])
+            self._job_folder.save_from([worker.handle.state.remote() for worker in holders])
 
     async def keep_survivors(self, fault: FaultError) -> tuple[bool, bool, int]:
         """Keep healthy workers after a fault, and release the others.
@@ -202,7 +201,7 @@ class TrainingGroup:
         """
         now = time.monotonic()
         if fault.lost:
-            self._checkpointer.shorten(now - self.trains_since)
+            self._job_folder.shorten(now - self.trains_since)
         self.fault_since = self.fault_since or now
         members = list(self._roster.training)
         doubtful = [worker for worker in members if worker not in fault.lost]
