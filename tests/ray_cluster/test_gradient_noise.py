@@ -56,18 +56,6 @@ def test_one_worker_finds_them_from_successive_gradients() -> None:
     assert meter.noise_scale == pytest.approx(TRUE_TRACE / TRUE_SQUARE, rel=0.1)
 
 
-def test_only_successive_gradients_are_compared() -> None:
-    model = torch.nn.Linear(2, 1)
-    group = SingleWorker(model, SGD(model.parameters(), lr=0.0))
-    model(torch.ones(1, 2)).sum().backward()
-    compared = []
-    turn = MEASURE_EVERY_STEPS
-    for step in (0, 1, turn, 2 * turn + 1, 1, 3 * turn, 3 * turn + 1):
-        group.begin(step, 4, 4)
-        compared.append(group.update(1.0) is not None)
-    assert compared == [False, True, False, False, False, False, True]
-
-
 def test_a_larger_batch_is_worth_between_one_step_and_its_size() -> None:
     meter = NoiseMeter()
     for nothing in (math.inf, math.nan):

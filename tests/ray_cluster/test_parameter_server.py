@@ -17,7 +17,7 @@ from torch.optim import SGD, Adam
 from rlpto.io.errors import JobError
 from rlpto.ray_cluster.controllers import control_node
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.worker.parameter_server import MAX_STEPS_AHEAD, ParameterServer, ParameterServerGroup, Pull, Push
+from rlpto.ray_cluster.worker.parameter_server import MAX_STEPS_AHEAD, ParameterServer, ParameterServerGroup, Push
 from tests.ray_cluster.programs import Plain
 from tests.ray_cluster.running import KILL, Running, make_spec
 from tests.ray_cluster.test_controller import distance_to_one_process
@@ -104,19 +104,6 @@ async def server_with(weights: list[float], asynchronous: bool, world: int) -> P
     await server.load(1, SGD([nn.Parameter(torch.tensor(weights, dtype=torch.float64))], lr=1.0))
     await server.enter(1, world, reset=True)
     return server
-
-
-def test_a_synchronous_server_waits_for_all_and_takes_the_mean() -> None:
-    async def both() -> list[Pull]:
-        server = await server_with([1.0, 1.0], asynchronous=False, world=2)
-        first = asyncio.ensure_future(server.exchange(1, push(1, 0, [0.0, 2.0])))
-        await asyncio.sleep(0.01)
-        assert not first.done()
-        second = await server.exchange(1, push(0, 0, [1.0, 0.0]))
-        return [await first, second]
-
-    for pull in asyncio.run(both()):
-        assert pull.weights.tolist() == [0.5, 0.0]
 
 
 def test_a_worker_of_an_asynchronous_server_gets_only_so_far_ahead() -> None:
