@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from rlpto.io.errors import CheckpointError, JobError
+from rlpto.io.errors import JobError
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.programs.base import load_program
 from rlpto.ray_cluster.worker.sampling import DrawForWholeBatch, Position, shard, step_seed
@@ -55,19 +55,15 @@ def plain_torch(spec: JobSpec, steps: int) -> nn.Module:
     torch.manual_seed(spec.seed)
     model = program.model()
     optimizer = program.optimizer(model.parameters())
-    step, epoch = 0, 0
-    while step < steps:
+    starts = range(0, spec.data_size, spec.batch_size)
+    for step in range(steps):
+        epoch, start = step // len(starts), starts[step % len(starts)]
         order = np.random.default_rng((spec.seed, epoch)).permutation(spec.data_size)
-        for start in range(0, spec.data_size, spec.batch_size):
-            torch.manual_seed(step_seed(spec.seed, step))
-            loss = program.loss(model, program.batch(torch.from_numpy(order[start : start + spec.batch_size])))
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            step += 1
-            if step == steps:
-                break
-        epoch += 1
+        torch.manual_seed(step_seed(spec.seed, step))
+        loss = program.loss(model, program.batch(torch.from_numpy(order[start : start + spec.batch_size])))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
     return model
 
 
@@ -172,20 +168,6 @@ def test_a_batch_size_that_is_chosen_trains_as_a_job_of_that_size_and_counts_wha
     assert chosen.run(21).batch_size == 8
 
 
-@pytest.mark.parametrize("adam", [True, False], ids=["adam", "SGD with a falling rate"])
-def test_state_carries_over_to_another_process_in_the_middle_of_an_epoch(tmp_path: Path, adam: bool) -> None:
-    spec = make_spec(tmp_path, **TINY, options={"adam": adam}, epochs=6.0)
-    whole, half = Trainer(spec), Trainer(spec)
-    whole.run(40)
-    half.run(17)
-    other = Trainer(spec)
-    other.load(half.state())
-    other.run(40)
-    assert other.position == whole.position
-    assert torch.equal(weights_of(other.network), weights_of(whole.network))
-    assert 0 < other.noise.weight <= whole.noise.weight
-
-
 def test_an_interrupted_step_leaves_nothing_behind(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, **TINY)
     interrupted, other = Trainer(spec), Trainer(spec)
@@ -225,13 +207,6 @@ def test_jobs_and_programs_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(JobError, match=message):
         Trainer(make_spec(tmp_path, **more))
-
-
-def test_state_of_another_program_is_refused(tmp_path: Path) -> None:
-    state = Trainer(make_spec(tmp_path)).state()
-    other = Trainer(make_spec(tmp_path, **TINY))
-    with pytest.raises(CheckpointError, match=r"state is not of tests\.ray_cluster\.programs:Tiny"):
-        other.load(state)
 
 
 @pytest.mark.parametrize("found", [math.inf, math.nan])
