@@ -182,21 +182,18 @@ class Measured:
 class JobReport:
     """A controller's report on its job at one moment. Unknown numbers are NaN.
 
-    job: its id. generation: of the newest command taken. applied: newest generation that is completely in force.
+    generation: of the newest command taken. applied: newest generation that is completely in force.
     holding: node id of every worker that is alive or being started: the authoritative list of GPUs in use.
     training_on: node ids of the workers that train together now. serving_on: node ids of the parameter servers that are
         alive or being started. rolled_back: newest generation whose new workers and servers did not come up in time:
-        it was given up, and the job continues with those it had. batch_size: samples of their steps; 0: none yet.
-    step: steps done. progress: scale-invariant epochs. loss: mean over the newest steps. accuracy: of the newest
-        evaluation. samples_per_second: over the newest steps. noise_scale: gradient noise scale in samples.
-    accuracy_curve: (epochs, accuracy) of evaluations, thinned out to a bounded number.
-    throughput: measurements for each size so far, at batch sizes of the job's own choice.
+        it was given up, and the job continues with those it had. batch_size: samples of a step; 0: none yet.
+    progress: scale-invariant epochs. loss, samples_per_second: of the newest steps. accuracy: of the newest evaluation.
+    noise_scale: gradient noise scale in samples. accuracy_curve: (epochs, accuracy) of evaluations, thinned out to a
+        bounded number. throughput: of each size so far, at batch sizes of the job's own choice.
     rescales: changes of the group of workers while the job trained. rescale_seconds: time without a training step
-    during them. pauses: the newest of them, s each.
-    checkpoint: newest one on disk. recoveries: faults survived. recovery_seconds: the newest of them, s each, from
-        noticing to training again.
-    failure: text of the newest failure, kept after recovery; empty if there was none.
-    note: set if the job has stopped early, with the epoch; empty for all others.
+        during them; pauses: the newest of them, s each. recoveries: faults survived; recovery_seconds: the newest of
+        them, s each, from noticing to training again. failure: text of the newest, kept after recovery.
+    checkpoint: newest one on disk. note: set if the job has stopped early, with the epoch.
     kept_seconds, kept_gpu_seconds: s and GPU-s of the training that led to the present step.
     pid: of the controller's process. time: of the report, s since the epoch of `time.time`; that clock may jump.
     number: of the scheduler's request, counted up: it orders the reports of a job.
