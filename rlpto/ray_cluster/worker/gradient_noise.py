@@ -59,8 +59,10 @@ class NoiseMeter:
         return max(self.trace, 0.0) / self.square
 
     def gain(self, scale: float, batch_size: int) -> float:
-        """Number of steps of `batch_size` samples equivalent to one of `scale` times the size: 1 (all signal) to `scale`.
-        Without an estimate a larger batch counts as one step, a smaller one as its share of samples."""
+        """Steps of `batch_size` samples that one of `scale` times the size is worth: 1 (all signal) to `scale`.
+
+        Without an estimate a larger batch counts as one step, a smaller one as its share of samples.
+        """
         noise = self.noise_scale
         if scale == 1.0:
             return 1.0
