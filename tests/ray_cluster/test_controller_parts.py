@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from rlpto.ray_cluster.job.worker_roster import JOIN_WAIT_S, WorkerRoster
 
 from rlpto.ray_cluster.controllers import HEARTBEAT_TIMEOUT_S, START_TIMEOUT_S
 from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
-from rlpto.ray_cluster.job.supervision import FailureKind, RetryPolicy
+from rlpto.ray_cluster.job.supervision import JOIN_WAIT_S, FailureKind, RetryPolicy, WorkerRoster
 from rlpto.ray_cluster.job.worker_actors import Worker
 from rlpto.ray_cluster.scheduler import backend
 from rlpto.ray_cluster.worker.actor import Ready
