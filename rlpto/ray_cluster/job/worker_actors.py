@@ -42,7 +42,7 @@ class Worker:
     node: str
     handle: Any
     pid: int = 0
-    preparing: asyncio.Task[Ready | Failure] = field(init=False)
+    preparing: asyncio.Task[Ready | Failure | WorkerLostError] = field(init=False)
     ready: Ready | None = None
     warm_since: float = 0.0
 
