@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
 
@@ -40,7 +38,7 @@ class ElasticTrainer(Trainer):
             model,
             optimizer,
             data_size=len(data),
-            scheduler=self._scheduler,
+            scheduler=lambda optimizer, steps: self.create_scheduler(steps, optimizer),
             evaluate=self._accuracy if judged else None,
             epochs=given.num_train_epochs,
             batch_size=given.per_device_train_batch_size,
@@ -50,10 +48,6 @@ class ElasticTrainer(Trainer):
                 job.step(found)
                 loss, turns = float(found.detach()), turns + 1
         return TrainOutput(turns, loss, {})
-
-    def _scheduler(self, optimizer: Optimizer, steps: int) -> LRScheduler:
-        made: LRScheduler = self.create_scheduler(steps, optimizer)
-        return made
 
     def _accuracy(self, _: nn.Module) -> float | None:
         """That of `compute_metrics`, if it gives one."""

@@ -1,4 +1,4 @@
-"""What the project uses of Ray's private modules, which may change with any version: tested with Ray `TESTED_RAY`.
+"""What the project uses of Ray's private modules, which may change with any version: tested with Ray 2.60.
 
 Ray has no public call for these without its dashboard. Importing this module imports Ray.
 """
@@ -6,7 +6,7 @@ Ray has no public call for these without its dashboard. Importing this module im
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ from ray._private.parameter import RayParams as RayParams
 from ray.core.generated import autoscaler_pb2, gcs_service_pb2, gcs_service_pb2_grpc
 from ray.experimental import internal_kv
 
-TESTED_RAY = "2.60"
-"""Prefix of the Ray versions with which this was tested."""
 Node = node.Node
 """A head or a node of a cluster, started by this process."""
 
@@ -30,7 +28,6 @@ _requests: Any = gcs_service_pb2
 _services: Any = services
 _state: Any = state
 _stubs: Any = gcs_service_pb2_grpc
-_global: Any = state.state
 _drain: Any = autoscaler_pb2
 _utils: Any = utils  # these have no types
 
@@ -69,33 +66,19 @@ def takes_token(address: str, timeout: float) -> bool:
     return True
 
 
-def actor_states() -> dict[str, Any]:
-    """The head's records of all actors, by id."""
-    found: dict[str, Any] = _state.actors()
-    return found
+actor_states: Callable[[], dict[str, Any]] = _state.actors
+"""The head's records of all actors, by id."""
+drivers: Callable[[], Sequence[dict[str, Any]]] = _state.jobs
+"""Every driver that the cluster has had: JobID, IsDead, ..."""
+free_resources: Callable[[], dict[str, dict[str, float]]] = _state.available_resources_per_node
+"""Free resources of every node, by the node's id."""
+draining_nodes: Callable[[], dict[str, int]] = _state.state.get_draining_nodes
+"""Nodes that will go soon, by id, and when: ms of `time.time`; 0: that is not said."""
 
 
 def actor_state(handle: Any) -> dict[str, Any]:
     """The head's record of the actor with this handle; empty if it knows none."""
     found: dict[str, Any] = _state.actors(actor_id=handle._actor_id.hex())
-    return found
-
-
-def drivers() -> Sequence[dict[str, Any]]:
-    """Every driver that the cluster has had: JobID, IsDead, ..."""
-    found: Sequence[dict[str, Any]] = _state.jobs()
-    return found
-
-
-def free_resources() -> dict[str, dict[str, float]]:
-    """Free resources of every node, by the node's id."""
-    found: dict[str, dict[str, float]] = _state.available_resources_per_node()
-    return found
-
-
-def draining_nodes() -> dict[str, int]:
-    """Nodes that will go soon, by id, and when: ms of `time.time`; 0: that is not said."""
-    found: dict[str, int] = _global.get_draining_nodes()
     return found
 
 

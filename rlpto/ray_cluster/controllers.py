@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -32,19 +31,6 @@ CONTROLLER_TITLE = "JobController"
 """Text in the command line of a controller's process: Ray writes the actor's class there."""
 
 
-ACCELERATOR_RESOURCE = "accelerator_type:"
-"""Prefix of the name of Ray's resource for a node's type of accelerator."""
-
-
-@dataclass(frozen=True)
-class ControllerProcess:
-    """Ray's record of a controller. alive: it has started and has not ended. pid, node: of its process."""
-
-    alive: bool
-    pid: int
-    node: str
-
-
 def alive_nodes() -> list[dict[str, Any]]:
     """Ray's own account of every node that is alive."""
     import ray
@@ -60,7 +46,7 @@ def kind_of(node: Mapping[str, Any]) -> str:
         return [name.removeprefix(prefix) for name in node["Resources"] if name.startswith(prefix)]
 
     label = str(node["Labels"].get(KIND_LABEL, ""))
-    return next(kind for kind in (*of(KIND_RESOURCE), label, *of(ACCELERATOR_RESOURCE), ONE_KIND) if kind).lower()
+    return next(kind for kind in (*of(KIND_RESOURCE), label, *of("accelerator_type:"), ONE_KIND) if kind).lower()
 
 
 @cache
@@ -114,28 +100,25 @@ def find_controllers(session: str) -> dict[str, Any]:
     return {job: handle for (own, job), handle in all_controllers(session).items() if own == session}
 
 
-def answer_of(call: Any, timeout: float = START_TIMEOUT_S) -> JobReport:
-    """A controller's answer to a call. Raises JobError if none comes within `timeout` s, or the controller is gone."""
+def answer_of(call: Any) -> JobReport:
+    """A controller's answer to a call. Raises JobError if none comes in the time of a start, or it is gone."""
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError
 
     try:
-        report: JobReport = ray.get(call, timeout=timeout)
+        report: JobReport = ray.get(call, timeout=START_TIMEOUT_S)
     except GetTimeoutError:
-        raise JobError(f"a job controller has not answered within {timeout:.0f} s") from None
+        raise JobError(f"a job controller has not answered within {START_TIMEOUT_S:.0f} s") from None
     except RayActorError as gone:
         raise JobError(f"a job controller is gone: {reason_of(gone)}") from None
     return report
 
 
-def process_of(handle: Any) -> ControllerProcess:
-    """Ray's present record of a controller, whether it answers or not."""
+def is_alive(handle: Any) -> bool:
+    """True if by Ray's record a controller has started and has not ended, whether it answers or not."""
     from rlpto.ray_cluster.compat import actor_state
 
-    known = actor_state(handle)
-    if not known:
-        return ControllerProcess(False, 0, "")
-    return ControllerProcess(known["State"] == "ALIVE", known["Pid"], known["Address"]["NodeID"])
+    return actor_state(handle).get("State") == "ALIVE"
 
 
 def kill_at(node: str, pid: int, title: str) -> Any:
@@ -155,9 +138,13 @@ def kill_controller(handle: Any) -> Any:
     """Kill a controller and its workers; returns Ray's answer to wait for, None if it has no process."""
     import ray
 
-    process = process_of(handle)
+    from rlpto.ray_cluster.compat import actor_state
+
+    known = actor_state(handle)
     ray.kill(handle, no_restart=True)  # so that its name is free
-    return kill_at(process.node, process.pid, CONTROLLER_TITLE) if process.alive else None
+    if known.get("State") != "ALIVE":
+        return None
+    return kill_at(known["Address"]["NodeID"], known["Pid"], CONTROLLER_TITLE)
 
 
 def end_controllers(handles: Iterable[Any]) -> None:
@@ -169,7 +156,7 @@ def end_controllers(handles: Iterable[Any]) -> None:
         ray.wait(killed, num_returns=len(killed), timeout=KILL_TIMEOUT_S)
 
 
-def stop_controller(handle: Any, timeout: float = STOP_TIMEOUT_S) -> JobReport | None:
+def stop_controller(handle: Any) -> JobReport | None:
     """Have a controller stop and wait until it has: its last report, None if it was gone or gave none in time.
 
     One that does not answer in time is killed; its workers end with it.
@@ -178,13 +165,13 @@ def stop_controller(handle: Any, timeout: float = STOP_TIMEOUT_S) -> JobReport |
     from ray.exceptions import ActorDiedError, ActorUnavailableError
 
     try:
-        report: JobReport = ray.get(handle.stop.remote(), timeout=timeout)
+        report: JobReport = ray.get(handle.stop.remote(), timeout=STOP_TIMEOUT_S)
     except (ActorDiedError, ActorUnavailableError):
         return None
     except TimeoutError:
         end_controllers([handle])
         return None
     gone = time.monotonic() + KILL_TIMEOUT_S
-    while process_of(handle).alive and time.monotonic() < gone:
+    while is_alive(handle) and time.monotonic() < gone:
         time.sleep(0.05)
     return report

@@ -1,8 +1,7 @@
 """Messages between the scheduler and job controllers: plain values, the interface of the two.
 
 A job's controller is an actor (`rlpto.ray_cluster.job.controller.JobController`) in namespace `NAMESPACE`, named by
-`controller_name`.
-It answers at once, also while its job trains, to
+`controller_name`. It answers at once, also while its job trains, to
 
     command(generation, plan) -> JobReport      one worker on each node of the `Plan`; none releases all. Older
                                                 generations are ignored; the report says which one was taken.
@@ -18,7 +17,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlpto.core.stopping import StopRule
@@ -76,26 +75,12 @@ class JobSpec:
 
     id: the job within its session, made by the scheduler (`job_id`): part of the names of actors and folders.
     name: a label for people, any text. session: the run of the scheduler that the job belongs to.
-    training: class of the training program, "package.module:Class". options: its keyword arguments.
     folder: of this job alone, on the controller's node: checkpoints and the log of failures.
-    architecture: workers average gradients among themselves, or through `servers` server actors, which apply every
-        gradient as it comes if `asynchronous`.
-    batch_size: samples of a step, all workers together, with one worker. batch_rule: that number for any number
-    of workers ("fixed"), or that number for each of them ("per_worker").
-    model_parallel: workers that hold one copy of the model together; a job trains on multiples of that many.
-    lr_rule: how the learning rate follows a global batch that differs from `batch_size`.
     epochs: scale-invariant epochs to train. data_size: samples of an epoch. seed: of initial weights, order of data
         and every random number of training.
-    checkpoint_interval: s between checkpoints. heartbeat_timeout: s without a sign of life after which a worker is
-        replaced. start_timeout: s to wait for new workers and servers; after that the job continues with
-        those it has. retries: failures in a row, without progress in between, after which the job has failed.
-        backoff: s before the first retry, doubled for each further one.
-    float64: train in double precision. device: where workers train ("auto": CUDA if available).
     stop: rule for finishing early once accuracy has flattened; None: never.
-    pace: s to which a step is stretched at one worker, for logical GPUs; None: full speed.
-    pip: requirements that workers and servers get besides what their node has.
-    storage: address of object storage for copies of the checkpoints, see `rlpto.store.object_storage`; empty: none.
     logs: keep the output of workers and the progress of training in the folder.
+    The others are what `rlpto.store.program_keys.ProgramKeys` says of a program, and `RaySettings` of all.
     """
 
     id: str
@@ -144,10 +129,9 @@ class JobSpec:
 
     def to_json(self) -> str:
         """As one line of JSON. Raises JobError if `options` holds values that JSON cannot represent."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        values["stop"] = None if self.stop is None else self.stop.model_dump()
+        plain = {"options": dict(self.options), "stop": None if self.stop is None else self.stop.model_dump()}
         try:
-            return json.dumps(values | {"options": dict(self.options)}, sort_keys=True, allow_nan=False)
+            return json.dumps(vars(self) | plain, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as wrong:
             raise JobError(f"job {self.name!r}: options cannot be written as JSON: {wrong}") from None
 
@@ -198,22 +182,18 @@ class Measured:
 class JobReport:
     """A controller's report on its job at one moment. Unknown numbers are NaN.
 
-    job: its id. generation: of the newest command taken. applied: newest generation that is completely in force.
+    generation: of the newest command taken. applied: newest generation that is completely in force.
     holding: node id of every worker that is alive or being started: the authoritative list of GPUs in use.
     training_on: node ids of the workers that train together now. serving_on: node ids of the parameter servers that are
         alive or being started. rolled_back: newest generation whose new workers and servers did not come up in time:
-        it was given up, and the job continues with those it had. batch_size: samples of their steps; 0: none yet.
-    step: steps done. progress: scale-invariant epochs. loss: mean over the newest steps. accuracy: of the newest
-        evaluation. samples_per_second: over the newest steps. noise_scale: gradient noise scale in samples.
-    accuracy_curve: (epochs, accuracy) of evaluations, thinned out to a bounded number.
-    throughput: measurements for each size so far, at batch sizes of the job's own choice.
+        it was given up, and the job continues with those it had. batch_size: samples of a step; 0: none yet.
+    progress: scale-invariant epochs. loss, samples_per_second: of the newest steps. accuracy: of the newest evaluation.
+    noise_scale: gradient noise scale in samples. accuracy_curve: (epochs, accuracy) of evaluations, thinned out to a
+        bounded number. throughput: of each size so far, at batch sizes of the job's own choice.
     rescales: changes of the group of workers while the job trained. rescale_seconds: time without a training step
-    during them. pauses: the newest of them, s each.
-    checkpoint: newest one on disk. recoveries: faults survived. recovery_seconds: the newest of them, s each, from
-        noticing to training again.
-    failure: text of the newest failure, kept after recovery; empty if there was none.
-    note: set if the job has stopped early, with the epoch; empty for all others.
-    staleness: mean number of updates between pull and push of a gradient (asynchronous parameter servers).
+        during them; pauses: the newest of them, s each. recoveries: faults survived; recovery_seconds: the newest of
+        them, s each, from noticing to training again. failure: text of the newest, kept after recovery.
+    checkpoint: newest one on disk. note: set if the job has stopped early, with the epoch.
     kept_seconds, kept_gpu_seconds: s and GPU-s of the training that led to the present step.
     pid: of the controller's process. time: of the report, s since the epoch of `time.time`; that clock may jump.
     number: of the scheduler's request, counted up: it orders the reports of a job.
@@ -244,7 +224,6 @@ class JobReport:
     recovery_seconds: tuple[float, ...] = ()
     failure: str = ""
     note: str = ""
-    staleness: float = math.nan
     kept_seconds: float = 0.0
     kept_gpu_seconds: float = 0.0
     pid: int = 0

@@ -11,41 +11,32 @@ from threading import Barrier, BrokenBarrierError
 import pytest
 
 from rlpto.io.errors import CheckpointError
-from rlpto.ray_cluster.job.job_folder import LONGEST_FAILURE, Checkpointer, JobFolder
+from rlpto.ray_cluster.job.job_folder import LONGEST_FAILURE, JobFolder
 from rlpto.store.checkpoints import drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
 from tests.ray_cluster.running import make_spec
 
 
-def test_the_newest_two_stay(tmp_path: Path) -> None:
+def test_the_newest_two_stay_and_a_damaged_one_falls_back_to_the_one_before(tmp_path: Path) -> None:
+    foreign = {tmp_path / ".step-000000000001-aa.ckpt.7.part", tmp_path / "notes.txt"}
+    for path in foreign:
+        path.write_bytes(b"mine")
     assert read_newest(tmp_path / "none") is None
+    assert read_newest(tmp_path) is None
     for step in (5, 900, 77, 1000):
-        last = write_checkpoint(tmp_path, step, f"state of {step}".encode())
-    assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path)] == [1000, 900]
-    assert read_newest(tmp_path) == (last, b"state of 1000", [])
-    drop_checkpoints(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_damaged_one_falls_back_to_the_one_before(tmp_path: Path) -> None:
-    before = write_checkpoint(tmp_path, 1, b"one")
-    newest = write_checkpoint(tmp_path, 2, b"two")
-    Path(newest.path).write_bytes(b"twp")
+        newest = write_checkpoint(tmp_path, step, f"state of {step}".encode())
+    _, before = list_checkpoints(tmp_path)
+    assert before.step == 900
+    assert read_newest(tmp_path) == (newest, b"state of 1000", [])
+    Path(newest.path).write_bytes(b"state of 1001")
     found = read_newest(tmp_path)
     assert found is not None
-    assert found[:2] == (before, b"one")
-    assert len(found[2]) == 1
-    assert f"{newest.path}: damaged" in found[2][0]
+    assert found[:2] == (before, b"state of 900")
+    assert [text.split("damaged")[0] for text in found[2]] == [f"{newest.path}: "]
     Path(before.path).write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"damaged.*damaged"):
         read_newest(tmp_path)
-
-
-def test_unfinished_and_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:
-    (tmp_path / ".step-000000000001-aa.ckpt.7.part").write_bytes(b"half")
-    (tmp_path / "notes.txt").write_text("mine")
-    assert list_checkpoints(tmp_path) == []
     drop_checkpoints(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert set(tmp_path.iterdir()) == foreign
 
 
 def test_a_disk_that_refuses_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +68,10 @@ def test_checkpoints_that_somebody_deletes_are_noted(tmp_path: Path) -> None:
     assert "step-000000000020" in folder.failure
     assert folder.failure.endswith("the job starts over")
     assert "the checkpoint was deleted" in (tmp_path / "job" / "failures.log").read_text()
+    shutil.rmtree(tmp_path / "job")
+    again = JobFolder(make_spec(tmp_path / "job"))
+    assert again.begin(resume=True) is None
+    assert "files of the job's earlier controller are gone: it starts over" in again.failure
 
 
 def test_one_step_that_is_written_twice_is_written_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +87,7 @@ def test_one_step_that_is_written_twice_is_written_by_turns(tmp_path: Path, monk
     monkeypatch.setattr(Path, "write_bytes", slowly)
 
     async def twice() -> None:
-        checkpointer = Checkpointer(folder, 30.0)
-        await asyncio.gather(*(checkpointer.write(5, b"state") for _ in range(2)))
+        await asyncio.gather(*(folder.save(5, b"state") for _ in range(2)))
 
     asyncio.run(twice())
     assert folder.failure == ""
@@ -107,9 +101,3 @@ def test_whatever_a_script_raises_is_a_text_that_files_and_the_database_take(tmp
     assert len(folder.failure) < LONGEST_FAILURE + 100
     assert "characters are left out" in folder.failure
     assert (tmp_path / "job" / "failures.log").read_text().endswith("xx\n")
-
-
-def test_a_controller_that_goes_on_where_nothing_is_left_says_so(tmp_path: Path) -> None:
-    folder = JobFolder(make_spec(tmp_path / "job"))
-    assert folder.begin(resume=True) is None
-    assert "files of the job's earlier controller are gone: it starts over" in folder.failure

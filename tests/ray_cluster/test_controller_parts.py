@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 
-from rlpto.ray_cluster.controllers import HEARTBEAT_TIMEOUT_S, START_TIMEOUT_S, ControllerProcess
+from rlpto.ray_cluster.controllers import HEARTBEAT_TIMEOUT_S, START_TIMEOUT_S
 from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
-from rlpto.ray_cluster.job.supervision import FailureKind, RetryPolicy
+from rlpto.ray_cluster.job.supervision import JOIN_WAIT_S, FailureKind, RetryPolicy, WorkerRoster
 from rlpto.ray_cluster.job.worker_actors import Worker
-from rlpto.ray_cluster.job.worker_roster import JOIN_WAIT_S, WorkerRoster
 from rlpto.ray_cluster.scheduler import backend
 from rlpto.ray_cluster.worker.actor import Ready
 from rlpto.ray_cluster.worker.sampling import Position
@@ -24,12 +24,29 @@ def policy(tmp_path: Path) -> RetryPolicy:
     return RetryPolicy(make_spec(tmp_path, retries=3, backoff=0.0))
 
 
-def test_workers_that_keep_dying_fail_no_job_that_trains_in_between(policy: RetryPolicy) -> None:
-    step = 34
-    for _ in range(40):
-        assert not policy.failed("died", step + 5, lasting=False, trains=False)
-        step += 1  # it went back, and has not passed the step of the fault
-        policy.stepped(step, whole=True)
+@pytest.mark.parametrize(
+    ("events", "fails"),
+    [
+        ([event for step in range(34, 74) for event in (("died", step + 5), step + 1)], False),
+        ([("died", 7)] * 4, True),
+        ([("start", 7)] * 4, True),
+        ([("raised", 7)] * 4, True),
+        ([6, 7, ("raised", 7)] * 4, True),
+        ([event for step in range(0, 400, 10) for event in (step, ("raised", step))], False),
+    ],
+    ids=["dies again and again", "dies", "does not start", "raises", "raises at one step", "raises further on"],
+)
+def test_a_job_fails_for_failures_without_progress_in_between(
+    policy: RetryPolicy, events: list[int | tuple[FailureKind, int]], fails: bool
+) -> None:
+    """Numbers are steps that all workers have done. After a death any step counts, although the job went back."""
+    failed = []
+    for event in events:
+        if isinstance(event, int):
+            policy.stepped(event, whole=True)
+        else:
+            failed.append(policy.failed(*event, lasting=False, trains=False))
+    assert failed == [False] * (len(failed) - fails) + [True] * fails
     assert policy.may_start_workers()
 
 
@@ -40,26 +57,6 @@ def test_the_last_survivor_dies_after_other_starts_have_failed(policy: RetryPoli
     assert policy.gave_up
     assert not policy.failed("died", 14, lasting=False, trains=False), "it trained until then"
     assert not policy.gave_up
-
-
-@pytest.mark.parametrize("kind", ["died", "start", "raised"])
-def test_failures_without_a_step_in_between_fail_the_job(policy: RetryPolicy, kind: FailureKind) -> None:
-    assert [policy.failed(kind, 7, lasting=False, trains=False) for _ in range(4)] == [False, False, False, True]
-
-
-def test_code_that_raises_at_one_step_fails_the_job_although_it_trains_up_to_there(policy: RetryPolicy) -> None:
-    failed = []
-    for _ in range(4):
-        policy.stepped(6, whole=True)
-        policy.stepped(7, whole=True)
-        failed.append(policy.failed("raised", 7, lasting=False, trains=False))
-    assert failed == [False, False, False, True]
-
-
-def test_code_that_raises_further_on_each_time_is_tried_again(policy: RetryPolicy) -> None:
-    for step in range(0, 400, 10):
-        policy.stepped(step, whole=True)
-        assert not policy.failed("raised", step, lasting=False, trains=False)
 
 
 def test_newcomers_join_together_unless_one_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,35 +92,25 @@ def chunk(number: int, batch_size: int, chosen: bool) -> Chunk:
     )
 
 
-def test_speeds_by_size_are_those_at_the_jobs_own_batch_sizes() -> None:
+def test_speeds_by_kind_of_gpu_are_those_at_the_jobs_own_batch_sizes_and_outlive_the_controller() -> None:
     """They are what fits and online estimates rest on."""
-    statistics = TrainingStatistics()
-    statistics.grouped(Size(1, 1), rescaled=False, faulty_since=None)
-    for number in range(1, 4):
-        statistics.add([chunk(number, 8, chosen=False)])
-    assert (statistics.batch_size, statistics.samples_per_second) == (8, 80.0)
-    for number in range(4, 7):
-        statistics.add([chunk(number, 32, chosen=True)])
-    assert (statistics.batch_size, statistics.samples_per_second) == (32, 320.0)
-    (measured,) = statistics.throughput()
-    assert (measured.samples_per_second, measured.count) == (80.0, 20)
-
-
-def test_speeds_on_kinds_of_gpu_are_kept_apart_and_outlive_the_controller() -> None:
     statistics = TrainingStatistics()
     for at, gpu in enumerate(("t4", "a100")):
         statistics.grouped(Size(1, 1, gpu=gpu), rescaled=False, faulty_since=None)
-        for number in range(1, 4):
-            statistics.add([chunk(10 * at + number, 8 * (1 + at), chosen=False)])
+        for number in range(1, 7):
+            chosen = number > 3
+            statistics.add([chunk(10 * at + number, 32 if chosen else 8 * (1 + at), chosen)])
+        assert (statistics.batch_size, statistics.samples_per_second) == (32, 320.0)
     again = TrainingStatistics()
-    again.restore(statistics.lasting())
-    found = {size.gpu: size.samples_per_second for size in again.throughput()}
-    assert found == {"t4": 80.0, "a100": 160.0}
+    again.restore(json.loads(json.dumps(statistics.lasting())))
+    found = {size.gpu: (size.samples_per_second, size.count) for size in again.throughput()}
+    assert found == {"t4": (80.0, 20), "a100": (160.0, 20)}
+    assert again.figures()["accuracy_curve"] == ((1.0, 0.5),)
 
 
 def test_a_controller_that_has_not_answered_yet_has_the_time_of_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the import of torch takes longer than an answer may."""
-    monkeypatch.setattr(backend, "process_of", lambda _: ControllerProcess(True, 1, "node"))
+    monkeypatch.setattr(backend, "is_alive", lambda _: True)
     asked_before = {"starts": HEARTBEAT_TIMEOUT_S + 1, "hangs": HEARTBEAT_TIMEOUT_S + 1, "never": START_TIMEOUT_S + 1}
     calls = {job: backend._Call(job, 1, time.monotonic() - s, time.monotonic() - s) for job, s in asked_before.items()}
     handles = {job: object() for job in calls}

@@ -3,13 +3,11 @@ they talk through sockets, as those of several hosts do."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -18,8 +16,9 @@ from torch.distributed import PrefixStore, TCPStore
 
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.worker.training import Trainer
-from rlpto.ray_cluster.worker.worker_group import AllReduceGroup, SingleWorker, start_store
+from rlpto.ray_cluster.worker.worker_group import AllReduceGroup, start_store
 from tests.ray_cluster.programs import weights_of
+from tests.ray_cluster.running import make_spec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -27,18 +26,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU and a torch for it")
 def test_a_cuda_worker_gets_away_from_a_frozen_one_and_goes_on_exactly(tmp_path: Path) -> None:
     """Two workers, and one of them freezes: what the other one has in the end is what one process has."""
-    spec = JobSpec(
-        id="job-000000",
-        name="job",
-        session="cuda",
-        training="tests.ray_cluster.programs:Plain",
-        folder=str(tmp_path),
-        batch_size=16,
-        epochs=100.0,
-        data_size=101,
-        float64=True,
-        device="cuda",
-    )
+    spec = make_spec(tmp_path, epochs=100.0, device="cuda", pace=None)
     store = start_store("127.0.0.1")
     program = [sys.executable, "-m", "tests.ray_cluster.test_cuda", spec.to_json()]
     own = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", "PYTHONPATH": str(REPOSITORY)}
@@ -47,20 +35,15 @@ def test_a_cuda_worker_gets_away_from_a_frozen_one_and_goes_on_exactly(tmp_path:
             [*program, str(rank), str(store.port)],
             env={**os.environ, **own, "NCCL_HOSTID": f"host-{rank}"},
             cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            text=True,
         )
         for rank in range(2)
     )
     try:
-        said, _ = first.communicate(timeout=180.0)
-        assert first.returncode == 0
+        assert first.wait(180.0) == 0
     finally:
         for process in (first, second):
             process.kill()
-            process.communicate()
-    found = json.loads(said.splitlines()[-1])
-    assert (found["before"], found["after"]) == (10, 20)
+            process.wait()
     alone = Trainer(spec)
     alone.run(20)
     expected, reached = weights_of(alone.network), torch.load(tmp_path / "weights.pt")
@@ -74,8 +57,7 @@ def main(text: str, rank: int, port: int) -> None:
     """One of two workers of a group, in a process of its own: `python -m tests.ray_cluster.test_cuda SPEC RANK PORT`.
 
     Both train ten steps. Then the second one freezes itself, and the first one has to get away, and trains ten more
-    alone. It prints a line of JSON: steps done before and after the fault, and how long after `abort` its wait ended,
-    in s.
+    alone.
     """
     spec = JobSpec.from_json(text)
     trainer = Trainer(spec)
@@ -85,27 +67,20 @@ def main(text: str, rank: int, port: int) -> None:
     trainer.join(group)
     state = group.share(trainer.state() if rank == 0 else None)
     trainer.load(state)
-    group.wrap(trainer.network, trainer.optimizer)
+    group.wrap(trainer.network, trainer.optimizer, trainer.leaves_out)
     trainer.run(10)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     before = weights_of(trainer.network)
     threading.Timer(ABORT_AFTER_S, group.abort).start()
-    began = time.monotonic()
-    try:
+    with pytest.raises(RuntimeError):
         trainer.run(20)
-    except RuntimeError:
-        waited = time.monotonic() - began
-    else:
-        raise AssertionError("it trained on with a worker that is frozen")
-    group.close()
+    trainer.join()
     trainer.undo()
-    trainer.join(SingleWorker(trainer.network, trainer.optimizer))
     assert torch.equal(weights_of(trainer.network), before), "half a step must not count"
-    step = trainer.position.step
+    assert trainer.position.step == 10
     trainer.run(20)
     torch.save(weights_of(trainer.network), f"{spec.folder}/weights.pt")
-    print(json.dumps({"before": step, "after": trainer.position.step, "seconds": waited - ABORT_AFTER_S}), flush=True)
     os._exit(0)  # threads of an aborted group may still be about
 
 

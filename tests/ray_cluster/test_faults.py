@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.store.checkpoints import list_checkpoints, read_newest, write_checkpoint
+from rlpto.store.logs import LOG
+from rlpto.store.program_keys import SCRIPTS
 from tests.ray_cluster.running import FREEZE, KILL, Running, make_spec
 
 FAULTY = "tests.ray_cluster.programs:Faulty"
@@ -46,14 +48,17 @@ def test_training_code_that_raises_fails_its_job_alone(ray_cluster: LocalCluster
     once = make_spec(
         tmp_path / "b", id="once", training=FAULTY, options={"folder": str(counts[1]), "times": 1}, pace=0.05
     )
-    wrong = make_spec(tmp_path / "c", id="wrong", training="tests.ray_cluster.programs:Missing")
+    exits = {"source": "print('hello')\nimport sys\nsys.exit(3)\n", "name": "t.py"}
+    wrong = make_spec(tmp_path / "c", id="wrong", training=SCRIPTS, options=exits, logs=True)
     with Running(ray_cluster, always) as bad, Running(ray_cluster, once) as good, Running(ray_cluster, wrong) as none:
         bad.command([a], wait=False)
         good.command([b], wait=False)
         none.command([c], wait=False)
         report = none.until(lambda now: now.state == "failed" and not now.holding)
-        assert report.failure.startswith("training 'tests.ray_cluster.programs:Missing' cannot be imported")
-        assert "\n" not in report.failure
+        assert report.failure == "t.py exited with 3 (t.py, line 3)", (
+            "what is wrong with the input, without a traceback"
+        )
+        assert "hello" in (tmp_path / "c" / LOG).read_text()
         report = bad.until(lambda now: now.state == "failed" and not now.holding)
         assert "ValueError: this batch is cursed" in report.failure
         assert "programs.py" in report.failure, "the traceback is kept"

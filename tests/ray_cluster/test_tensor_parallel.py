@@ -18,11 +18,11 @@ from rlpto.io.arrays import IntArray
 from rlpto.io.errors import JobError
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.programs.base import Team
+from rlpto.ray_cluster.programs.tensor_parallel import whole_of
 from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.settings import ProgramSettings
-from rlpto.ray_cluster.worker.model_parts import whole_of
 from rlpto.ray_cluster.worker.training import Trainer
 from tests.builders import Scripted
 from tests.ray_cluster.fakes import FakeBackend, FakeTime

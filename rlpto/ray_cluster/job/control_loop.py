@@ -11,17 +11,17 @@ import math
 import os
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from rlpto.io.errors import CheckpointError
 from rlpto.ray_cluster.job.job_folder import JobFolder
 from rlpto.ray_cluster.job.reporting import TrainingStatistics
-from rlpto.ray_cluster.job.supervision import FailureKind, FaultError, RetryPolicy
+from rlpto.ray_cluster.job.supervision import FailureKind, FaultError, RetryPolicy, WorkerRoster
 from rlpto.ray_cluster.job.training_group import TrainingGroup
 from rlpto.ray_cluster.job.worker_actors import ParameterServers, Worker, WorkerLostError
-from rlpto.ray_cluster.job.worker_roster import Growth, WorkerRoster
 from rlpto.ray_cluster.messages import JobReport, JobSpec, JobState, Plan
 from rlpto.ray_cluster.worker.actor import Failure
 
@@ -46,7 +46,7 @@ class ControlLoop:
         self._servers = ParameterServers(spec, node)
         self._group = TrainingGroup(spec, self._roster, self._servers, self._statistics, self._job_folder)
         self._retry = RetryPolicy(spec)
-        self._growth = Growth(self._roster, self._servers, spec.start_timeout)
+        self._grows_since: float | None = None
         self._rolled_back = 0
         try:
             kept = self._job_folder.begin(resume or restarted)
@@ -69,7 +69,7 @@ class ControlLoop:
             self._generation = max(self._generation, generation)
             return
         self._generation, self._plan = generation, plan
-        self._growth.begin(plan)
+        self._grows_since = time.monotonic() if self._grows() else None
         self._retry.reset()
         self._job_folder.write_record()
         self._wake.set()
@@ -141,7 +141,7 @@ class ControlLoop:
         else:
             await self._release_all()
         self._wake.clear()
-        if self._roster.releasing or self._roster.starting or self._plan.nodes:
+        if self._roster.leaving or self._roster.starting or self._plan.nodes:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), TURN_S)
         else:
@@ -172,7 +172,7 @@ class ControlLoop:
 
     def _start_missing(self) -> None:
         """Start the commanded workers and servers when due; give them up if they take too long."""
-        self._roll_back_if_late()
+        self._give_up_growth()
         if self._plan.nodes and self._retry.may_start_workers():
             self._group.ensure_servers(self._plan)  # they are up by the time the workers are
             if gone := self._servers.failed():
@@ -181,13 +181,31 @@ class ControlLoop:
             self._servers.start_missing(self._plan)
             self._roster.start_missing(self._plan.nodes)
 
-    def _roll_back_if_late(self) -> None:
-        """Give up workers and servers that did not come up in time to join the training ones."""
-        kept = None if self._group.fault_since is not None else self._growth.given_up(self._plan, self._retry.gave_up)
-        if kept is not None:
-            self._plan, self._rolled_back = kept, self._generation
+    def _grows(self) -> bool:
+        """True if all workers and servers that train have a place in the plan, which asks for more."""
+        present = Counter(self._roster.training_on), Counter(self._servers.nodes)
+        wanted = Counter(self._plan.nodes), Counter(self._servers.wanted(self._plan))
+        return bool(present[0]) and present != wanted and all(a <= b for a, b in zip(present, wanted, strict=True))
+
+    def _give_up_growth(self) -> None:
+        """Go on with the workers and servers that train, if others did not come up in time or as often as tried."""
+        if self._grows_since is None or self._group.fault_since is not None or not self._roster.training:
+            return
+        waited = time.monotonic() - self._grows_since
+        if not self._grows():
+            self._grows_since = None
+        elif waited > self._spec.start_timeout or self._retry.gave_up:
+            self._grows_since = None
+            for worker in list(self._roster.starting):
+                self._roster.release(worker)
+            self._servers.drop_starting()
+            training, serving = self._roster.training_on, self._servers.nodes
+            self._plan = replace(self._plan, nodes=training, servers=serving if self._plan.servers else ())
+            self._rolled_back = self._generation
             self._retry.reset()
-            self._job_folder.log_failure(self._growth.why)
+            left = f"{len(training)} workers" + (f" and {len(serving)} servers" if serving else "")
+            late = f"new workers or servers did not come up within {waited:.0f} s: the job goes on with {left}"
+            self._job_folder.log_failure(late)
             self._job_folder.write_record()
 
     def _ready_to_join(self) -> list[Worker]:
@@ -209,7 +227,7 @@ class ControlLoop:
         if isinstance(reason, Failure):
             for at, line in reason.output:
                 self._job_folder.say(line, at)
-            self._count_failure(reason.text if reason.lasting else reason.trace, "start", reason.lasting)
+            self._count_failure(reason.text, "start", reason.lasting)
         elif not reason.unplaced:
             self._count_failure(str(reason), "start", lasting=False)
         else:
@@ -283,7 +301,7 @@ class ControlLoop:
 
     async def _recover(self, fault: FaultError) -> None:
         """Keep healthy workers, release the others, and continue from the newest remaining state."""
-        self._growth.cancel()
+        self._grows_since = None  # missing workers no longer count as growth
         for failure in fault.failures[:1]:
             for at, line in failure.output:
                 self._job_folder.say(line, at)
@@ -310,7 +328,7 @@ class ControlLoop:
             return not self._roster.holding
         settled = (
             not self._roster.starting
-            and not self._roster.releasing
+            and not self._roster.leaving
             and not self._group.regroup
             and self._group.fault_since is None
         )

@@ -16,8 +16,8 @@ from rlpto.io.errors import CheckpointError
 from rlpto.io.files import write_text
 from rlpto.ray_cluster.job.worker_actors import WorkerLostError, result_of
 from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.programs.tensor_parallel import whole_of
 from rlpto.ray_cluster.worker.actor import Failure
-from rlpto.ray_cluster.worker.model_parts import whole_of
 from rlpto.store.checkpoints import Checkpoint, drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
 from rlpto.store.logs import OutputLog, encodable
 from rlpto.store.object_storage import CheckpointStorage
@@ -31,19 +31,23 @@ FAILURES = "failures.log"
 
 
 class JobFolder:
-    """The job's folder. checkpoint: newest one. failure: text of the newest failure. log: of its output, if it is kept.
+    """The job's folder. checkpoint: newest one. failure: text of the newest failure.
 
     record: called for the state that a restarted controller needs. If the disk refuses a write, the failure is noted
-    and training goes on.
+    and training goes on. After a fault checkpoints are closer than the job's interval for a while, see `shorten`.
     """
 
     def __init__(self, spec: JobSpec, record: Callable[[], dict[str, Any]] = dict) -> None:
         self._folder, self._record = Path(spec.folder), record
-        self.log = OutputLog(self._folder) if spec.logs else None
+        self._log = OutputLog(self._folder) if spec.logs else None
         job = f"{spec.session}/{spec.id}"
         self._storage = CheckpointStorage(spec.storage, job, self._folder, self.log_failure) if spec.storage else None
         self.checkpoint: Checkpoint | None = None
         self.failure = ""
+        self._interval = self._longest = spec.checkpoint_interval
+        self._saving: asyncio.Task[None] | None = None
+        self._saved_at = time.monotonic()
+        self._turn = asyncio.Lock()
 
     def begin(self, resume: bool) -> dict[str, Any] | None:
         """The record of the job's earlier controller if the job continues from it; else its files are removed.
@@ -125,6 +129,44 @@ class JobFolder:
         if self._storage is not None:
             self._storage.offer()
 
+    def due(self) -> bool:
+        """True if it is time for a checkpoint, and none is being written."""
+        idle = self._saving is None or self._saving.done()
+        return idle and time.monotonic() - self._saved_at >= self._interval
+
+    def shorten(self, trained: float) -> None:
+        """Workers have died after `trained` s of training: the next checkpoint comes in half of that time.
+
+        So a job whose workers keep dying still makes progress. Every checkpoint doubles the wait for the next one.
+        """
+        self._interval = min(self._interval, trained / 2)
+
+    def save_from(self, calls: Sequence[Any]) -> None:
+        """Save in the background the state that workers hand over between two chunks."""
+        self._saved_at = time.monotonic()
+
+        async def save() -> None:
+            try:
+                said = [await result_of(call) for call in calls]
+            except WorkerLostError:
+                return  # noticed where its training is waited for
+            if not any(isinstance(one, Failure) for one in said):
+                await self.save(*await asyncio.to_thread(whole_of, said))
+
+        self._saving = asyncio.ensure_future(save())
+
+    async def save(self, step: int, state: bytes) -> None:
+        """Write a checkpoint and the record, after any that is being written: both may be of one step, and so of one
+        name."""
+        async with self._turn:
+            try:
+                await asyncio.to_thread(self.write, step, state)
+            except CheckpointError as refused:
+                self.log_failure(str(refused))
+        self._saved_at = time.monotonic()
+        self._interval = min(max(2 * self._interval, SHORTEST_INTERVAL_S), self._longest)
+        self.write_record()
+
     def close(self) -> None:
         """Wait for the copy of the newest checkpoint, if copies are kept."""
         if self._storage is not None:
@@ -139,14 +181,14 @@ class JobFolder:
     def write_record(self) -> None:
         """Write the record for a restarted controller."""
         try:
-            write_text(self._folder / RECORD, json.dumps(self._record(), allow_nan=False), "the controller's record")
+            write_text(self._folder / RECORD, json.dumps(self._record()), "the controller's record")
         except CheckpointError as refused:
             self.log_failure(str(refused))
 
     def say(self, text: str, at: float | None = None) -> None:
         """Append a line to the job's log, if its output is kept. at: when, on the clock of `time.time`."""
-        if self.log is not None:
-            self.log.write(text, at)
+        if self._log is not None:
+            self._log.write(text, at)
 
     def log_failure(self, text: str) -> None:
         """Keep the text of a failure, in the log too. Of a longer one than `LONGEST_FAILURE` the middle is left out."""
@@ -162,54 +204,3 @@ class JobFolder:
                 log.write(f"{stamp} {text.rstrip()}\n")
         except OSError as refused:
             self.failure = f"{text.rstrip()}\n(and the log cannot be written: {refused.strerror})"
-
-
-class Checkpointer:
-    """Writes checkpoints, with the controller's record, in the background or when asked to.
-
-    interval: longest s between two checkpoints; after a fault they are closer for a while (see `shorten`).
-    """
-
-    def __init__(self, job_folder: JobFolder, interval: float) -> None:
-        self._job_folder = job_folder
-        self._longest = self._interval = interval
-        self._saving: asyncio.Task[None] | None = None
-        self._saved_at = time.monotonic()
-        self._turn = asyncio.Lock()
-
-    def due(self) -> bool:
-        """True if it is time for a checkpoint, and none is being written."""
-        idle = self._saving is None or self._saving.done()
-        return idle and time.monotonic() - self._saved_at >= self._interval
-
-    def shorten(self, trained: float) -> None:
-        """Workers have died after `trained` s of training: the next checkpoint comes in half of that time.
-
-        So a job whose workers keep dying still makes progress. Every checkpoint doubles the wait for the next one.
-        """
-        self._interval = min(self._interval, trained / 2)
-
-    def save_from(self, calls: Sequence[Any]) -> None:
-        """Write a checkpoint in the background, of the state that workers hand over between two chunks."""
-        self._saved_at = time.monotonic()
-
-        async def save() -> None:
-            try:
-                said = [await result_of(call) for call in calls]
-            except WorkerLostError:
-                return  # noticed where its training is waited for
-            if not any(isinstance(one, Failure) for one in said):
-                await self.write(*await asyncio.to_thread(whole_of, said))
-
-        self._saving = asyncio.ensure_future(save())
-
-    async def write(self, step: int, state: bytes) -> None:
-        """Write a checkpoint, after any that is being written: both may be of one step, and so of one name."""
-        async with self._turn:
-            try:
-                await asyncio.to_thread(self._job_folder.write, step, state)
-            except CheckpointError as refused:
-                self._job_folder.log_failure(str(refused))
-        self._saved_at = time.monotonic()
-        self._interval = min(max(2 * self._interval, SHORTEST_INTERVAL_S), self._longest)
-        self._job_folder.write_record()

@@ -30,8 +30,8 @@ MAX_CHUNKS_IN_FLIGHT = 2
 LONG_STEP_S = 0.3
 """Seconds of a step above which waiting for the controller is negligible."""
 
-_COUNTS = ("step", "rescales", "rescale_seconds", "recoveries", "kept_seconds", "kept_gpu_seconds")
-"""Sums that reports have by the same names, and that outlive the controller."""
+_COUNTS = ("step", "rescales", "rescale_seconds", "recoveries", "kept_seconds", "kept_gpu_seconds", "accuracy")
+"""Figures that reports have by the same names, and that outlive the controller."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TrainingStatistics:
     def __init__(self) -> None:
         self.step = self.batch_size = 0
         self.samples_done = 0.0
-        self.loss = self.accuracy = self.noise_scale = self.staleness = math.nan
+        self.loss = self.accuracy = self.noise_scale = math.nan
         self.kept_seconds = self.kept_gpu_seconds = 0.0
         self.curve: list[tuple[float, float]] = []
         self.speeds: dict[Size, tuple[float, float, int]] = {}
@@ -97,11 +97,19 @@ class TrainingStatistics:
 
     def add(self, chunks: Sequence[Chunk]) -> None:
         """Add the results of all workers of the group; `chunks[0]` is that of rank 0."""
-        first = self._on_own_clock(chunks[0])
+        # Within a group the two clocks differ by a constant; the delay of its first answer counts as part of that.
+        if self._behind is None:
+            self._behind = time.monotonic() - chunks[0].ended
+        first = replace(chunks[0], first=chunks[0].first + self._behind, ended=chunks[0].ended + self._behind)
         self.step, self.samples_done = first.position.step, first.position.progress
         self.kept_seconds, self.kept_gpu_seconds = first.position.seconds, first.position.gpu_seconds
         if not math.isnan(first.accuracy):
-            self._evaluated(first.evaluated_at, first.accuracy)
+            self.accuracy = first.accuracy
+            # After a fault the job may repeat epochs: the newer results count.
+            self.curve = [point for point in self.curve if point[0] < first.evaluated_at]
+            if len(self.curve) >= MAX_CURVE_POINTS:
+                self.curve = self.curve[::2]
+            self.curve.append((first.evaluated_at, first.accuracy))
         if first.steps == 0:
             return
         if first.batch_size != self.batch_size:
@@ -111,20 +119,16 @@ class TrainingStatistics:
         if self._first:
             self._began(first, rest)
         elif self.ended is not None:
-            self._measure(first, first.ended - self.ended)
+            seconds = first.ended - self.ended
+            self._recent.append((first.samples, seconds))
+            self.step_seconds = 0.7 * self.step_seconds + 0.3 * seconds / first.steps
+            if not first.chosen:  # speeds by size are those at the job's own batch sizes
+                known = self.speeds.get(self._size, (0.0, 0.0, 0))
+                self.speeds[self._size] = (known[0] + first.samples, known[1] + seconds, known[2] + first.steps)
         self.ended = first.ended
         self._losses.append((sum(chunk.loss for chunk in chunks) / len(chunks), first.steps))
         self.loss = sum(loss * steps for loss, steps in self._losses) / sum(steps for _, steps in self._losses)
-        self.noise_scale, self.staleness = first.noise_scale, first.staleness
-
-    def _on_own_clock(self, chunk: Chunk) -> Chunk:
-        """A chunk of rank 0 that has just come, with its moments on the clock of this process.
-
-        Within a group the two clocks differ by a constant; the delay of the group's first answer counts as part of it.
-        """
-        if self._behind is None:
-            self._behind = time.monotonic() - chunk.ended
-        return replace(chunk, first=chunk.first + self._behind, ended=chunk.ended + self._behind)
+        self.noise_scale = first.noise_scale
 
     def flattened(self, spec: JobSpec) -> bool:
         """True if by its evaluations so far the job should stop early."""
@@ -150,8 +154,7 @@ class TrainingStatistics:
 
     def figures(self) -> dict[str, Any]:
         """The training fields of a report, by their names in `JobReport`."""
-        plain = (*_COUNTS, "loss", "accuracy", "noise_scale", "staleness")
-        return {name: getattr(self, name) for name in plain} | {
+        return {name: getattr(self, name) for name in (*_COUNTS, "loss", "noise_scale")} | {
             "accuracy_curve": tuple(self.curve),
             "throughput": self.throughput(),
             "pauses": tuple(self.pauses),
@@ -164,7 +167,6 @@ class TrainingStatistics:
             "samples_done": self.samples_done,
             "curve": self.curve,
             "speeds": [[astuple(size), *measured] for size, measured in self.speeds.items()],
-            "accuracy": self.accuracy if math.isfinite(self.accuracy) else None,
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
@@ -173,7 +175,6 @@ class TrainingStatistics:
             setattr(self, name, kept[name])
         self.curve = [(float(epochs), float(accuracy)) for epochs, accuracy in kept["curve"]]
         self.speeds = {Size(*size): (samples, seconds, count) for size, samples, seconds, count in kept["speeds"]}
-        self.accuracy = math.nan if kept["accuracy"] is None else kept["accuracy"]
 
     def _began(self, chunk: Chunk, step: float) -> None:
         """The first chunk of a group ends a pause, which includes the extra time of its first step over an ordinary
@@ -189,19 +190,3 @@ class TrainingStatistics:
             self.recovery_seconds.append(chunk.first - self._recovering_since)
             self.recoveries += 1
         self._paused_since = self._recovering_since = None
-
-    def _measure(self, chunk: Chunk, seconds: float) -> None:
-        self._recent.append((chunk.samples, seconds))
-        self.step_seconds = 0.7 * self.step_seconds + 0.3 * seconds / chunk.steps
-        if chunk.chosen:
-            return  # speeds by size are those at the job's own batch sizes
-        measured = self.speeds.get(self._size, (0.0, 0.0, 0))
-        self.speeds[self._size] = (measured[0] + chunk.samples, measured[1] + seconds, measured[2] + chunk.steps)
-
-    def _evaluated(self, epochs: float, accuracy: float) -> None:
-        self.accuracy = accuracy
-        # After a fault the job may repeat epochs: the newer results count.
-        self.curve = [point for point in self.curve if point[0] < epochs]
-        if len(self.curve) >= MAX_CURVE_POINTS:
-            self.curve = self.curve[::2]
-        self.curve.append((epochs, accuracy))

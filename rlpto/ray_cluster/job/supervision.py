@@ -1,16 +1,23 @@
-"""Faults of a job: distinguishing workers that are gone, hang or raised, and deciding when to retry the job."""
+"""The workers of one job: those that train, start and leave; which are gone, hang or raised; and when to try again."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+from rlpto.ray_cluster.job import worker_actors
 from rlpto.ray_cluster.job.worker_actors import Worker, WorkerLostError, result_of, settle
-from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.messages import JobSpec, Nodes
 from rlpto.ray_cluster.worker.actor import Failure, Ready, WorkerHeartbeat
+
+JOIN_WAIT_S = 5.0
+"""Longest time that a warm worker waits for others that are still starting."""
+
+STARTUP_HEARTBEAT_TIMEOUTS = 4.0
+"""Heartbeat timeouts for which a starting worker may be silent: imports often keep it from answering."""
 
 FAULT_GATHER_S = 0.5
 """Time for the other workers to notice a fault too, before they are aborted."""
@@ -31,25 +38,7 @@ class FaultError(Exception):
         """The reason why a worker is gone, else the first exception: later ones only follow from it."""
         if self.lost:
             return next(iter(self.lost.values()))
-        first = min(self.failures, key=lambda failure: failure.when)
-        return first.text if first.lasting else first.trace
-
-
-async def prepared(worker: Worker, heartbeat: float) -> Ready | Failure:
-    """Prepare a worker, without a time limit as long as it gives signs of life.
-
-    heartbeat: s without one after which it is given up. Raises WorkerLostError if it is gone, or was never there.
-    """
-    # Its process id comes first, so that it can be ended even if it stops in the middle.
-    worker.pid = await result_of(worker.handle.pid.remote())
-    try:
-        (ready,) = await collect([worker], [worker.handle.prepare.remote()], heartbeat, math.inf)
-    except FaultError as fault:
-        if fault.failures:
-            return fault.failures[0]
-        raise WorkerLostError(fault.text) from None
-    said: Ready = ready
-    return said
+        return min(self.failures, key=lambda failure: failure.when).text
 
 
 async def collect(workers: Sequence[Worker], calls: Sequence[Any], heartbeat: float, limit: float) -> list[Any]:
@@ -91,8 +80,7 @@ def hanging(
     workers: Sequence[Worker], heartbeats: Sequence[WorkerHeartbeat | BaseException], limit: float
 ) -> dict[Worker, str]:
     """Workers to give up, and why: those that do not answer; else, if no busy worker made progress for `limit`
-    seconds, those that the others wait for; all of them if that is unknown.
-    """
+    seconds, those that the others wait for; all of them if that is unknown."""
     pairs = list(zip(workers, heartbeats, strict=True))
     answers = [(worker, heartbeat) for worker, heartbeat in pairs if isinstance(heartbeat, WorkerHeartbeat)]
     if len(answers) < len(workers):
@@ -103,6 +91,119 @@ def hanging(
         return {}
     guilty = [worker for worker, heartbeat in busy if heartbeat.phase == "own"] or [worker for worker, _ in busy]
     return {worker: f"the worker on node {worker.node[:8]} hangs: no step within {limit:.1f} s" for worker in guilty}
+
+
+async def prepared(worker: Worker, heartbeat: float) -> Ready | Failure | WorkerLostError:
+    """Prepare a worker, without a time limit as long as it gives signs of life; what went wrong if it is not ready.
+
+    heartbeat: s without a sign after which it is given up.
+    """
+    try:
+        # Its process id comes first, so that it can be ended even if it stops in the middle.
+        worker.pid = (await result_of(worker.handle.heartbeat.remote())).pid
+        (ready,) = await collect([worker], [worker.handle.prepare.remote()], heartbeat, math.inf)
+    except WorkerLostError as lost:
+        return lost
+    except FaultError as fault:
+        return fault.failures[0] if fault.failures else WorkerLostError(fault.text)
+    said: Ready = ready
+    return said
+
+
+class WorkerRoster:
+    """Workers of one job. changed: is called when one that was released is gone.
+
+    training: those of the present group, by rank. starting: asked for, and not yet in a group. leaving: until they are
+    gone, with what waits for that.
+    """
+
+    def __init__(self, spec: JobSpec, changed: Callable[[], None]) -> None:
+        self._spec, self._changed = spec, changed
+        self.training: list[Worker] = []
+        self.starting: list[Worker] = []
+        self.leaving: dict[Worker, asyncio.Task[None]] = {}
+
+    @property
+    def holding(self) -> Nodes:
+        """Node of every worker that may have a GPU, those that leave until they are gone."""
+        return tuple(worker.node for worker in [*self.training, *self.starting, *self.leaving])
+
+    @property
+    def training_on(self) -> Nodes:
+        """Node of every worker that trains."""
+        return tuple(worker.node for worker in self.training)
+
+    def misplaced(self, nodes: Iterable[str]) -> list[Worker]:
+        """Workers without a place on `nodes` (one entry a worker); training workers have precedence."""
+        _, without, _ = worker_actors.matched([*self.training, *self.starting], nodes)
+        return without
+
+    def start_missing(self, nodes: Iterable[str]) -> None:
+        """Start missing workers, on no node more than in `nodes`, counting those that are about to leave."""
+        *_, missing = worker_actors.matched([*self.training, *self.starting, *self.leaving], nodes)
+        for node in missing:
+            worker = worker_actors.start_worker(self._spec, node)
+            worker.preparing = asyncio.ensure_future(
+                prepared(worker, STARTUP_HEARTBEAT_TIMEOUTS * self._spec.heartbeat_timeout)
+            )
+            self.starting.append(worker)
+
+    def failed_starts(self) -> list[tuple[Worker, Failure | WorkerLostError]]:
+        """Note the workers that are warm now; returns failed ones, which are released, with reasons."""
+        failed: list[tuple[Worker, Failure | WorkerLostError]] = []
+        for worker in [worker for worker in self.starting if worker.ready is None and worker.preparing.done()]:
+            said = worker.preparing.result()
+            if isinstance(said, Ready):
+                worker.ready, worker.warm_since = said, time.monotonic()
+            else:
+                failed.append((worker, said))
+                self.release(worker)
+        return failed
+
+    def ready_to_join(self) -> list[Worker]:
+        """Workers to take in now: all that are warm, once none is starting any more or they have waited long enough; of
+        a model that several hold together, as many as hold whole copies."""
+        warm = [worker for worker in self.starting if worker.ready is not None]
+        if not warm:
+            return []
+        waited = time.monotonic() - min(worker.warm_since for worker in warm)
+        whole = warm[: len(warm) - len(warm) % self._spec.model_parallel]
+        return whole if len(warm) == len(self.starting) or waited > JOIN_WAIT_S else []
+
+    def set_apart(self, workers: list[Worker]) -> None:
+        """Workers that trained wait, warm, until there are enough to hold the model."""
+        for worker in workers:
+            worker.warm_since = time.monotonic()
+        self.training = [worker for worker in self.training if worker not in workers]
+        self.starting = [*workers, *self.starting]
+
+    def add_to_group(self, arrived: list[Worker]) -> None:
+        """Let new workers train, ranked after the present ones."""
+        self.starting = [worker for worker in self.starting if worker not in arrived]
+        self.training = [*self.training, *arrived]
+
+    def release(self, worker: Worker) -> None:
+        """End a worker in the background; it counts as holding its GPU until it is gone."""
+        for group in (self.training, self.starting):
+            if worker in group:
+                group.remove(worker)
+
+        async def leave() -> None:
+            await worker_actors.release(worker)
+            del self.leaving[worker]
+            self._changed()
+
+        self.leaving[worker] = asyncio.ensure_future(leave())
+
+    def release_all(self) -> None:
+        """Release all."""
+        for worker in [*self.training, *self.starting]:
+            self.release(worker)
+
+    async def released(self) -> None:
+        """Wait until all that were released are gone."""
+        if self.leaving:
+            await asyncio.wait(self.leaving.values())
 
 
 NODE_GONE_RETRY_S = 2.0
@@ -122,12 +223,10 @@ class RetryPolicy:
     """
 
     def __init__(self, spec: JobSpec) -> None:
-        self._retries, self._backoff = spec.retries, spec.backoff
-        self._count = 0
-        self._start_after = 0.0
+        self._spec = spec
         self._must_pass = -1
         self._progress = False
-        self.gave_up = False
+        self.reset()
 
     def reset(self) -> None:
         """A new command resets the count of failures."""
@@ -151,11 +250,11 @@ class RetryPolicy:
                 self._count, self.gave_up = 0, False
             self._must_pass, self._progress = step if kind == "raised" else -1, False
         self._count += 1
-        if lasting or self._count > self._retries:
+        if lasting or self._count > self._spec.retries:
             self.gave_up = trains
             return not trains
         if self._count > 1 or not trains:
-            self._start_after = time.monotonic() + self._backoff * 2 ** (self._count - 1)
+            self._start_after = time.monotonic() + self._spec.backoff * 2 ** (self._count - 1)
         return False
 
     def stepped(self, step: int, whole: bool) -> None:

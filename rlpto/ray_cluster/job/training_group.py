@@ -12,14 +12,13 @@ from typing import Any
 import ray
 
 from rlpto.ray_cluster.controllers import kind_at
-from rlpto.ray_cluster.job.job_folder import Checkpointer, JobFolder
+from rlpto.ray_cluster.job.job_folder import JobFolder
 from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
-from rlpto.ray_cluster.job.supervision import FaultError, collect
+from rlpto.ray_cluster.job.supervision import FaultError, WorkerRoster, collect
 from rlpto.ray_cluster.job.worker_actors import WORKER_CALL_TIMEOUT_S, ParameterServers, Worker, result_of, settle
-from rlpto.ray_cluster.job.worker_roster import WorkerRoster
 from rlpto.ray_cluster.messages import JobSpec, Plan, global_batch
+from rlpto.ray_cluster.programs.tensor_parallel import whole_of
 from rlpto.ray_cluster.worker.actor import GroupPlace
-from rlpto.ray_cluster.worker.model_parts import whole_of
 from rlpto.ray_cluster.worker.sampling import Position
 from rlpto.ray_cluster.worker.training import Chunk
 from rlpto.ray_cluster.worker.worker_group import start_store
@@ -52,7 +51,6 @@ class TrainingGroup:
     ) -> None:
         self._spec, self._roster, self._servers = spec, roster, servers
         self._statistics, self._job_folder = statistics, job_folder
-        self._checkpointer = Checkpointer(job_folder, spec.checkpoint_interval)
         self._host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._store = start_store(self._host)
         self.number = self.sent = 0
@@ -73,8 +71,10 @@ class TrainingGroup:
         fresh = set() if rollback else self.fresh | set(arrived)
         if rollback:
             await self._load()
-        elif self._servers.handles and fresh:
-            await self._load_position(fresh)
+        elif self._servers.handles and fresh:  # servers have the weights, but not the job's position
+            _, state = await self.take_state()
+            newcomers = [worker for worker in self._roster.training if worker in fresh]
+            await self._ask(newcomers, "load", ray.put(state))
         self.number += 1
         self.ensure_servers(plan)
         ranks = tuple(rank for rank, worker in enumerate(self._roster.training) if worker in fresh)
@@ -86,15 +86,10 @@ class TrainingGroup:
         nodes = len({worker.node for worker in self._roster.training})
         size = Size(workers, nodes, len(self._servers.handles), kind_at(self._roster.training[0].node))
         self._statistics.grouped(size, self._statistics.ended is not None, self.fault_since)
-        timeout = max(BETWEEN_STEPS_TIMEOUT_S, self._limit())
-        servers = self._servers.handles
-        places = [
-            GroupPlace(self.number, rank, workers, ranks, self._host, self._store.port, timeout, servers, self.reset)
-            for rank in range(workers)
-        ]
+        timeout, at = max(BETWEEN_STEPS_TIMEOUT_S, self._limit()), (self._host, self._store.port)
+        place = GroupPlace(self.number, workers, ranks, *at, timeout, self._servers.handles, self.reset)
         members = self._roster.training
-        calls = [worker.handle.join.remote(place) for worker, place in zip(members, places, strict=True)]
-        await self._answers(members, calls)
+        await self._answers(members, [worker.handle.join.remote(place, rank) for rank, worker in enumerate(members)])
         self._job_folder.say(f"training on {workers} GPU{'s' * (workers > 1)} of {nodes} node{'s' * (nodes > 1)}")
         self.fresh.clear()
         if not before or self.fault_since is not None:
@@ -122,12 +117,6 @@ class TrainingGroup:
                 if not self._job_folder.has_checkpoints:  # the job starts over, with workers that have loaded nothing
                     raise FaultError({}, [replace(failure, lasting=False) for failure in fault.failures]) from None
                 await self._ask(self._roster.training, "recover")
-
-    async def _load_position(self, fresh: set[Worker]) -> None:
-        """Send the job's position to new workers: servers provide its weights, but not its position."""
-        _, state = await self.take_state()
-        newcomers = [worker for worker in self._roster.training if worker in fresh]
-        await self._ask(newcomers, "load", ray.put(state))
 
     async def switch_servers(self, plan: Plan) -> None:
         """Switch to the servers of the plan, which get weights and optimizer state from the previous ones."""
@@ -186,13 +175,13 @@ class TrainingGroup:
         """Step and state of the group, written as a checkpoint too."""
         answers = await self._ask(self._roster.training[: self._spec.model_parallel], "state")
         step, state = await asyncio.to_thread(whole_of, answers)
-        await self._checkpointer.write(step, state)
+        await self._job_folder.save(step, state)
         return step, state
 
     def saves_apart(self) -> bool:
         """True if a checkpoint is due that needs a pause of training, because servers would go on changing."""
         servers = bool(self._servers.handles) and self.state_is_whole()
-        return servers and bool(self._roster.training) and self._checkpointer.due()
+        return servers and bool(self._roster.training) and self._job_folder.due()
 
     def state_is_whole(self) -> bool:
         """True if a worker can hand over the whole state: not between a fault and the servers' new start."""
@@ -200,9 +189,9 @@ class TrainingGroup:
 
     def checkpoint_if_due(self) -> None:
         """Begin to write a checkpoint while the workers go on, if it is time for one."""
-        if self._checkpointer.due() and not self._servers.handles:
+        if self._job_folder.due() and not self._servers.handles:
             holders = self._roster.training[: self._spec.model_parallel]
-            self._checkpointer.save_from([worker.handle.state.remote() for worker in holders])
+            self._job_folder.save_from([worker.handle.state.remote() for worker in holders])
 
     async def keep_survivors(self, fault: FaultError) -> tuple[bool, bool, int]:
         """Keep healthy workers after a fault, and release the others.
@@ -212,7 +201,7 @@ class TrainingGroup:
         """
         now = time.monotonic()
         if fault.lost:
-            self._checkpointer.shorten(now - self.trains_since)
+            self._job_folder.shorten(now - self.trains_since)
         self.fault_since = self.fault_since or now
         members = list(self._roster.training)
         doubtful = [worker for worker in members if worker not in fault.lost]

@@ -42,7 +42,7 @@ class Worker:
     node: str
     handle: Any
     pid: int = 0
-    preparing: asyncio.Task[Ready | Failure] = field(init=False)
+    preparing: asyncio.Task[Ready | Failure | WorkerLostError] = field(init=False)
     ready: Ready | None = None
     warm_since: float = 0.0
 
@@ -158,7 +158,7 @@ class ParameterServers:
         """Start the plan's missing servers while the old ones serve; release others that were being started."""
         *_, due = matched(self._serving, self.wanted(plan))
         kept, without, missing = matched(self._starting, due)
-        _kill(without)
+        _end(without)
         self._starting = [*kept, *(self._start(node, plan) for node in missing)]
 
     def failed(self) -> str:
@@ -170,13 +170,12 @@ class ParameterServers:
     def switch(self, plan: Plan) -> None:
         """Switch to the plan's servers, which are all up; they still need the weights."""
         kept, without, _ = matched([*self._serving, *self._starting], self.wanted(plan))
-        _kill(without)
+        _end(without)
         self._serving, self._starting = kept, []
 
     def drop_starting(self) -> None:
         """Let go of servers that are being started."""
-        _kill(self._starting)
-        self._starting = []
+        _end(self._starting)
 
     def _start(self, node: str, plan: Plan) -> ServerActor:
         actor: Any = ray.remote(ParameterServer)
@@ -196,11 +195,10 @@ class ParameterServers:
 
     def kill(self) -> None:
         """Let all servers go."""
-        self.drop_starting()
-        _kill(self._serving)
-        self._serving = []
+        _end(self._starting)
+        _end(self._serving)
 
 
-def _kill(servers: Iterable[ServerActor]) -> None:
-    for server in servers:
-        ray.kill(server.handle)
+def _end(servers: list[ServerActor]) -> None:
+    while servers:
+        ray.kill(servers.pop().handle)

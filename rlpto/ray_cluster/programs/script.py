@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -48,24 +48,20 @@ class Turn:
     rank: int
 
 
+@dataclass(eq=False)
 class Session:
-    """One training by a loop of the user's own, see `rlpto.elastic.session`."""
+    """One training by a loop of the user's own, see `rlpto.elastic.session`. bare: the model as the user made it."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        data_size: int,
-        scheduler: MakeScheduler | None,
-        evaluate: Callable[[nn.Module], float | None] | None,
-    ) -> None:
-        self.bare, self.optimizer, self.data_size = model, optimizer, data_size
-        self.make_scheduler, self.evaluate = scheduler, evaluate
-        self._trainer: greenlet | None = None
-        self._turn: Turn | None = None
-        self._dealt: Turn | None = None
-        self._calls_model = False
-        self._watched = WeakSet[nn.Module]()
+    bare: nn.Module
+    optimizer: Optimizer
+    data_size: int
+    make_scheduler: MakeScheduler | None
+    evaluate: Callable[[nn.Module], float | None] | None
+    _trainer: greenlet | None = None
+    _turn: Turn | None = None
+    _dealt: Turn | None = None
+    _calls_model: bool = False
+    _watched: WeakSet[nn.Module] = field(default_factory=WeakSet)
 
     def begin(self, trainer: greenlet, first: Turn | None) -> None:
         """The trainer has been started, and wants the loss of the first turn."""
@@ -262,7 +258,9 @@ class Script(LoopProgram):
         self._source, self._name, self._arguments = source, name, list(arguments)
         self._file = os.path.join(folder, name)
         if folder:
-            self._unpack(Path(folder), files)
+            write_files(Path(folder), {**(unpack(files) if files else {}), name: source.encode()})
+            os.chdir(folder)
+            sys.path.insert(0, folder)
         loop = ScriptLoop(self._run)
         try:
             session = loop.switch()
@@ -271,11 +269,6 @@ class Script(LoopProgram):
         if not isinstance(session, Session):
             raise JobError(f"{name} ended without entering an elastic.session")
         super().__init__(session, loop)
-
-    def _unpack(self, folder: Path, files: str) -> None:
-        write_files(folder, {**(unpack(files) if files else {}), self._name: self._source.encode()})
-        os.chdir(folder)
-        sys.path.insert(0, str(folder))
 
     def _run(self) -> None:
         """Run the script as Python's command does, as the module `__main__`. Raises JobError for a syntax error, and if

@@ -17,9 +17,9 @@ from rlpto.ray_cluster.controllers import (
     control_node,
     controller_exists,
     find_controllers,
+    is_alive,
     kill_controller,
     kind_of,
-    process_of,
 )
 from rlpto.ray_cluster.messages import MARKET_LABEL, REGION_LABEL, ZONE_LABEL, JobReport, JobSpec, reason_of
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
@@ -251,7 +251,7 @@ class RayBackend:
             handle = self._handles.get(call.job)
             if handle is None:
                 continue
-            alive = process_of(handle).alive
+            alive = is_alive(handle)
             if not alive:
                 self._heard.discard(call.job)
             if alive and call.job in self._heard:

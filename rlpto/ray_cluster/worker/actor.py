@@ -21,21 +21,18 @@ from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.worker.parameter_server import ParameterServerGroup
 from rlpto.ray_cluster.worker.sampling import Position
 from rlpto.ray_cluster.worker.training import Chunk, Lines, PrintedLines, Trainer
-from rlpto.ray_cluster.worker.worker_group import AllReduceGroup, SingleWorker, use_interface_of
-from rlpto.store.program_keys import Device
+from rlpto.ray_cluster.worker.worker_group import AllReduceGroup, use_interface_of
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class GroupPlace:
-    """A place in a worker group. number: of the group, counted up by the controller. fresh: ranks without state,
-    which get that of rank 0. host, port: address of the controller's store. servers: parameter server actors, if any;
-    reset: they take their weights from rank 0.
-    """
+    """Where workers meet. number: of the group, counted up by the controller. world: how many they are. fresh: ranks
+    without state, which get that of rank 0. host, port: address of the controller's store. servers: parameter server
+    actors, if any; reset: they take their weights from rank 0."""
 
     number: int
-    rank: int
     world: int
     fresh: tuple[int, ...]
     host: str
@@ -55,11 +52,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception in a worker. lasting: bad input, so that a retry would fail too. when: `time.time()`. output: as
-    that of a `Chunk`."""
+    """An exception in a worker. lasting: bad input, so that a retry would fail too. text: its message then, else the
+    traceback. when: `time.time()`. output: as that of a `Chunk`."""
 
     text: str
-    trace: str
     lasting: bool
     when: float
     output: Lines = ()
@@ -67,11 +63,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class WorkerHeartbeat:
-    """Sign of life. busy: the call that the training thread is in, "" if none. phase: of its trainer. stalled: s since
-    a call began or a heartbeat saw a step done.
-    """
+    """Sign of life. pid: of the process. busy: whether the training thread is in a call. phase: of its trainer.
+    stalled: s since a call began or a heartbeat saw a step done."""
 
-    busy: str
+    pid: int
+    busy: bool
     phase: str
     stalled: float
 
@@ -88,7 +84,7 @@ class TrainWorker:
         self._trainer: Trainer | None = None
         self._failure: Failure | None = None
         self._store: TCPStore | None = None
-        self._busy, self._moved = "", time.monotonic()
+        self._busy, self._moved = False, time.monotonic()
         self._seen = 0
         self._printed = PrintedLines()
         if spec.logs:
@@ -96,49 +92,41 @@ class TrainWorker:
 
     def prepare(self) -> Ready | Failure:
         """Make the model and train two warm-up steps, which are undone."""
-        return self._guarded("prepare", self._prepare)
+        return self._guarded(self._prepare)
 
     def load(self, state: bytes) -> Failure | None:
         """Take over the state of a checkpoint."""
-        return self._guarded("load", lambda: self.trainer.load(state))
+        return self._guarded(lambda: self.trainer.load(state))
 
-    def join(self, place: GroupPlace) -> Failure | None:
+    def join(self, place: GroupPlace, rank: int) -> Failure | None:
         """Leave the present group and take a place in another one."""
-        return self._guarded("join", lambda: self._join(place))
+        return self._guarded(lambda: self._join(place, rank))
 
     def run(self, until: int, batch_size: int | None) -> Chunk | Failure:
         """Train until step `until` is done, or the job has finished. batch_size: see `Trainer.run`."""
-        return self._guarded("run", lambda: replace(self.trainer.run(until, batch_size), output=self._printed.take()))
+        return self._guarded(lambda: replace(self.trainer.run(until, batch_size), output=self._printed.take()))
 
     def state(self) -> tuple[int, bytes] | Failure:
         """Step, and the complete state that later steps depend on."""
-        return self._guarded("state", lambda: (self.trainer.position.step, self.trainer.state()))
+        return self._guarded(lambda: (self.trainer.position.step, self.trainer.state()))
 
     def recover(self) -> Position | None:
         """Leave the group, forget a step that was interrupted, and be ready for another group. None: it cannot be."""
         trainer = self.trainer
         if not trainer.program.can_go_on:
             return None
-        trainer.group.close()
+        trainer.join()
         trainer.undo()
-        trainer.join(SingleWorker(trainer.network, trainer.optimizer))
         self._failure = None
         return trainer.position
 
     @ray.method(concurrency_group="control")
-    def pid(self) -> int:
-        """Id of this process."""
-        return os.getpid()
-
-    @ray.method(concurrency_group="control")
     def heartbeat(self) -> WorkerHeartbeat:
         """The present activity of the training thread."""
-        if self._trainer is None:
-            return WorkerHeartbeat(self._busy, "own", time.monotonic() - self._moved)
-        step = self._trainer.position.step
+        step, phase = (0, "own") if self._trainer is None else (self._trainer.position.step, self._trainer.phase)
         if step != self._seen:
             self._seen, self._moved = step, time.monotonic()
-        return WorkerHeartbeat(self._busy, self._trainer.phase, time.monotonic() - self._moved)
+        return WorkerHeartbeat(os.getpid(), self._busy, phase, time.monotonic() - self._moved)
 
     @ray.method(concurrency_group="control")
     def abort(self) -> None:
@@ -154,7 +142,8 @@ class TrainWorker:
         return self._trainer
 
     def _prepare(self) -> Ready:
-        use_few_threads(self._spec.device)
+        if self._spec.device == "cpu" or not torch.cuda.is_available():  # workers share the cores of a machine
+            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         use_interface_of(str(ray.util.get_node_ip_address()))  # type: ignore[no-untyped-call]
         self._trainer = Trainer(self._spec)
         step, evaluation = self._trainer.warm_up()
@@ -162,62 +151,45 @@ class TrainWorker:
             warm_group(self._trainer)
         return Ready(step, evaluation)
 
-    def _join(self, place: GroupPlace) -> None:
+    def _join(self, place: GroupPlace, rank: int) -> None:
         trainer = self.trainer
-        trainer.group.close()
+        trainer.join()
+        model, optimizer, world, parts = trainer.network, trainer.optimizer, place.world, self._spec.model_parallel
         if place.servers:
-            model, optimizer = trainer.network, trainer.optimizer
-            group = ParameterServerGroup(trainer.program, model, optimizer, place.servers, place.rank, place.world)
-            if place.reset and place.rank == 0:
-                group.upload(place.number)
-            group.enter(place.number, place.reset)
+            group = ParameterServerGroup(trainer.program, model, optimizer, place.servers, place.number, rank, world)
+            group.enter(place.reset)
             trainer.join(group)
-            return
-        if place.world == 1:
-            trainer.join(SingleWorker(trainer.network, trainer.optimizer))
+        if place.servers or world == 1:
             return
         if self._store is None:
             self._store = TCPStore(place.host, place.port, is_master=False)
         store = PrefixStore(f"group-{place.number}", self._store)
-        model, optimizer, parts = trainer.network, trainer.optimizer, self._spec.model_parallel
-        together = AllReduceGroup(model, optimizer, store, place.rank, place.world, place.timeout, parts)
+        together = AllReduceGroup(model, optimizer, store, rank, world, place.timeout, parts)
         # Visible to `abort` from here on, because the others may be lost while this worker waits for them.
         trainer.join(together)
         if place.fresh:
-            state = together.share(trainer.state() if place.rank == 0 else None)
-            if place.rank in place.fresh:
+            state = together.share(trainer.state() if rank == 0 else None)
+            if rank in place.fresh:
                 trainer.load(state)
         if parts > 1:
             trainer.load(trainer.state(), together.team)
         together.wrap(trainer.network, trainer.optimizer, trainer.leaves_out)
 
-    def _guarded(self, what: str, call: Callable[[], T]) -> T | Failure:
+    def _guarded(self, call: Callable[[], T]) -> T | Failure:
         if self._failure is not None:
             return self._failure
-        self._busy, self._moved = what, time.monotonic()
+        self._busy, self._moved = True, time.monotonic()
         try:
             return call()
         except Exception as error:
-            lasting, said = isinstance(error, RlptoError), self._printed.take()
-            self._failure = Failure(describe(error), traceback.format_exc(), lasting, time.time(), said)
+            lasting = isinstance(error, RlptoError)
+            text = str(error) if lasting else traceback.format_exc()
+            self._failure = Failure(text, lasting, time.time(), self._printed.take())
             if self._trainer is not None:
                 self._trainer.group.close()
             return self._failure
         finally:
-            self._busy, self._moved = "", time.monotonic()
-
-
-def describe(error: BaseException) -> str:
-    """An error in one line."""
-    if isinstance(error, RlptoError):
-        return str(error)
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def use_few_threads(device: Device) -> None:
-    """Workers share a machine's cores: on the CPU each has one thread, or as many as OMP_NUM_THREADS says."""
-    if device == "cpu" or not torch.cuda.is_available():
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+            self._busy, self._moved = False, time.monotonic()
 
 
 def warm_group(trainer: Trainer) -> None:
@@ -227,8 +199,7 @@ def warm_group(trainer: Trainer) -> None:
     group.wrap(trainer.network, trainer.optimizer, trainer.leaves_out)
     trainer.join(group)
     trainer.step()
-    group.close()
-    trainer.join(SingleWorker(trainer.network, trainer.optimizer))
+    trainer.join()
     trainer.load(start)
 
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+Estimate = tuple[float, float]
+"""|G|^2 and tr(S); either may come out negative in a single step."""
+
 SMOOTHING = 0.999
 """Weight that an estimate keeps per step."""
 
@@ -18,24 +21,14 @@ MEASURE_EVERY_STEPS = 8
 """Steps from one measurement to the next: keeps its cost well below the noise of step times."""
 
 
-@dataclass(frozen=True)
-class SquaredNorms:
-    """Squared norms of gradients of one step.
+def estimate(local: float, mean: float, local_inverse: float, inverse: float) -> Estimate:
+    """Unbiased estimates by the gradients of one step.
 
     local: mean over workers of |g_i|^2. mean: |sum of g_i b_i / B|^2. local_inverse: mean over workers of 1/b_i.
     inverse: 1/B. b_i: samples of worker i; B: of all.
     """
-
-    local: float
-    mean: float
-    local_inverse: float
-    inverse: float
-
-
-def estimate(norms: SquaredNorms) -> tuple[float, float]:
-    """Unbiased |G|^2 and tr(S); either may come out negative in a single step."""
-    trace = (norms.local - norms.mean) / (norms.local_inverse - norms.inverse)
-    return norms.mean - trace * norms.inverse, trace
+    trace = (local - mean) / (local_inverse - inverse)
+    return mean - trace * inverse, trace
 
 
 @dataclass
@@ -46,12 +39,12 @@ class NoiseMeter:
     trace: float = 0.0
     weight: float = 0.0
 
-    def add(self, norms: SquaredNorms, steps: int = MEASURE_EVERY_STEPS) -> None:
-        """Add one measurement that represents `steps` steps. Gradients that are not finite are ignored."""
-        square, trace = estimate(norms)
+    def add(self, found: Estimate) -> None:
+        """Add estimates, which stand for all steps until the next. Those that are not finite are ignored."""
+        square, trace = found
         if not (math.isfinite(square) and math.isfinite(trace)):
             return
-        keep = SMOOTHING**steps
+        keep = SMOOTHING**MEASURE_EVERY_STEPS
         self.square = keep * self.square + (1 - keep) * square
         self.trace = keep * self.trace + (1 - keep) * trace
         self.weight = keep * self.weight + (1 - keep)
@@ -66,8 +59,7 @@ class NoiseMeter:
         return max(self.trace, 0.0) / self.square
 
     def gain(self, scale: float, batch_size: int) -> float:
-        """Number of steps of `batch_size` samples equivalent to one of `scale` times the size: 1 (all signal) to
-        `scale`.
+        """Steps of `batch_size` samples that one of `scale` times the size is worth: 1 (all signal) to `scale`.
 
         Without an estimate a larger batch counts as one step, a smaller one as its share of samples.
         """

@@ -9,6 +9,7 @@ asynchronous one updates with every gradient as it comes; a worker is held up on
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from torch.optim import Optimizer
 
 from rlpto.io.errors import JobError
 from rlpto.ray_cluster.programs.base import TrainingProgram
-from rlpto.ray_cluster.worker.gradient_noise import SquaredNorms
+from rlpto.ray_cluster.worker.gradient_noise import Estimate
 from rlpto.ray_cluster.worker.worker_group import WorkerGroup
 
 MAX_STEPS_AHEAD = 4
@@ -48,13 +49,11 @@ class Push:
 @dataclass(frozen=True)
 class Pull:
     """A server's part of the weights. local: mean of the workers' squared norms. mean: squared norm of the mean
-    gradient's part. stale: updates of others between this worker's last pull and its push.
-    """
+    gradient's part."""
 
     weights: Numbers
     local: float = 0.0
     mean: float = 0.0
-    stale: int = 0
 
 
 class ParameterServer:
@@ -62,13 +61,12 @@ class ParameterServer:
 
     def __init__(self, asynchronous: bool) -> None:
         self._asynchronous = asynchronous
-        self._optimizer: Optimizer | None = None
+        self._mine: Optimizer  # from `load` on
         self._group = self._loaded = -1
         self._world = 0
         self._pushes: dict[int, Push] = {}
         self._norms = (0.0, 0.0)
         self._steps: dict[int, int] = {}
-        self._pulled: dict[int, int] = {}
         self._version = 0
         self._changed = asyncio.Condition()
 
@@ -79,7 +77,7 @@ class ParameterServer:
     async def load(self, group: int, optimizer: Optimizer) -> None:
         """Start from the weights and the state of `optimizer`, made for this server's part."""
         async with self._changed:
-            self._optimizer, self._loaded = optimizer, group
+            self._mine, self._loaded = optimizer, group
             self._changed.notify_all()
 
     async def enter(self, group: int, world: int, reset: bool) -> Numbers:
@@ -87,7 +85,7 @@ class ParameterServer:
         async with self._changed:
             if group > self._group:
                 self._group, self._world = group, world
-                self._pushes, self._steps, self._pulled = {}, {}, {}
+                self._pushes, self._steps = {}, {}
                 self._changed.notify_all()
             await self._changed.wait_for(lambda: self._loaded == group if reset else self._loaded >= 0)
         return self._weights
@@ -127,20 +125,15 @@ class ParameterServer:
     async def _at_once(self, group: int, push: Push) -> Pull:
         self._steps[push.rank] = push.step
         self._changed.notify_all()
-        await self._until(group, lambda: push.step - self._slowest() <= MAX_STEPS_AHEAD)
-        stale = self._version - self._pulled.get(push.rank, self._version)
+        # A worker that has not begun delays no other.
+        await self._until(group, lambda: push.step - min(self._steps.values()) <= MAX_STEPS_AHEAD)
         self._update(push.gradient / self._world, push.options)
-        self._pulled[push.rank] = self._version
-        return Pull(self._weights, stale=stale)
+        return Pull(self._weights)
 
     async def _until(self, group: int, holds: Callable[[], bool]) -> None:
         """Wait until something holds. Raises RuntimeError if the group is over."""
         await self._changed.wait_for(lambda: group != self._group or holds())
         self._check(group)
-
-    def _slowest(self) -> int:
-        """Step that the slowest worker pushes or has pushed last; a worker that has not begun delays no other."""
-        return min(self._steps.values())
 
     def _update(self, gradient: Numbers, options: dict[str, Any]) -> None:
         (group,) = self._mine.param_groups
@@ -155,12 +148,6 @@ class ParameterServer:
             raise RuntimeError(f"group {group} of workers is over: {self._group} trains now")
 
     @property
-    def _mine(self) -> Optimizer:
-        if self._optimizer is None:
-            raise RuntimeError("the parameter server has no weights yet")
-        return self._optimizer
-
-    @property
     def _weights(self) -> Numbers:
         (weights,) = self._mine.param_groups[0]["params"]
         copied: Numbers = weights.detach().numpy().copy()
@@ -168,7 +155,7 @@ class ParameterServer:
 
 
 class ParameterServerGroup(WorkerGroup):
-    """A worker's side: pushes its gradients, and pulls the updated weights.
+    """A worker's side: pushes its gradients, and pulls the updated weights. number: of the group.
 
     The controller ends the servers' group, which wakes all waiting workers. Raises JobError if the optimizer treats
     parameters differently, because a part of the vector does not know its parameters.
@@ -180,20 +167,23 @@ class ParameterServerGroup(WorkerGroup):
         model: nn.Module,
         optimizer: Optimizer,
         servers: Sequence[Any],
+        number: int,
         rank: int,
         world: int,
     ) -> None:
         if len(optimizer.param_groups) != 1:
             raise JobError(f"parameter servers take one group of parameters, found {len(optimizer.param_groups)}")
         super().__init__(model, optimizer, rank, world)
-        self.staleness = 0.0
-        self._program, self._servers = program, servers
+        self._program, self._servers, self._number = program, servers, number
         self._parameters = list(model.parameters())
-        self._number = -1
-        self._pushes = 0
 
-    def upload(self, number: int) -> None:
-        """Give the servers this worker's weights and optimizer state, for group `number`."""
+    def enter(self, reset: bool) -> None:
+        """Begin with the servers' weights. reset: those and the state of the optimizer are the first worker's."""
+        if reset and self.rank == 0:
+            self._upload()
+        self._take(ray.get([server.enter.remote(self._number, self.world, reset) for server in self._servers]))
+
+    def _upload(self) -> None:
         weights = self._cut([parameter.detach() for parameter in self._parameters])
         own = [self._optimizer.state.get(parameter, {}) for parameter in self._parameters]
         cut = {key: self._cut([state[key] for state in own]) for key, value in own[0].items() if _is_cut(value)}
@@ -202,33 +192,25 @@ class ParameterServerGroup(WorkerGroup):
             part = nn.Parameter(weights[place].clone())
             optimizer = self._program.optimizer([part])
             optimizer.param_groups[0].update(self._options())
-            if own[0]:
-                state = {key: cut[key][place] if key in cut else value for key, value in own[0].items()}
-                optimizer.state[part] = {key: _copied(value) for key, value in state.items()}
-            calls.append(server.load.remote(number, optimizer))
+            for key, value in own[0].items():
+                optimizer.state[part][key] = cut[key][place].clone() if key in cut else value
+            calls.append(server.load.remote(self._number, optimizer))
         ray.get(calls)
 
-    def enter(self, number: int, reset: bool) -> None:
-        """Begin group `number`, with the servers' weights."""
-        self._number = number
-        self._take(ray.get([server.enter.remote(number, self.world, reset) for server in self._servers]))
-
-    def update(self, factor: float) -> SquaredNorms | None:
-        """Push and pull. Norms are those of a synchronous group."""
+    def update(self, factor: float) -> Estimate | None:
+        """Push and pull. Noise is that of a synchronous group."""
         measured = self._measures
         gradients = [torch.zeros_like(own) if own.grad is None else own.grad.detach() for own in self._parameters]
         gradient = torch.cat([own.flatten().cpu() for own in gradients])
-        square = float(torch.dot(gradient, gradient)) / self._weight**2 if measured else None
+        square = float(torch.dot(gradient, gradient)) / self.weight**2 if measured else None
         options = self._options()
         options["lr"] = options["lr"] * factor
         pushes = [Push(self.rank, self._step, part.numpy(), options, square) for part in self._cut([gradient])]
         calls = [server.exchange.remote(self._number, push) for server, push in zip(self._servers, pushes, strict=True)]
         pulls: list[Pull] = ray.get(calls)
         self._take([pull.weights for pull in pulls])
-        self._pushes += 1
-        self.staleness += (sum(pull.stale for pull in pulls) / len(pulls) - self.staleness) / self._pushes
         mean = sum(pull.mean for pull in pulls)
-        return self._norms(pulls[0].local, mean) if measured and mean != 0.0 else None
+        return self._noise(pulls[0].local, mean) if measured and mean != 0.0 else None
 
     def gather(self) -> None:
         """Bring the servers' weights and optimizer state here, as if this worker had made all updates itself."""
@@ -236,17 +218,11 @@ class ParameterServerGroup(WorkerGroup):
         held = [optimizer.param_groups[0]["params"][0] for optimizer in parts]
         self._take([weights.detach().numpy() for weights in held])
         states = [optimizer.state.get(weights, {}) for optimizer, weights in zip(parts, held, strict=True)]
-        if not states[0]:
-            return
-        sizes = [parameter.numel() for parameter in self._parameters]
         for key, value in states[0].items():
-            pieces: Sequence[Any] = [_copied(value) for _ in sizes]
-            if _is_cut(value):
-                pieces = torch.cat([state[key] for state in states]).split(sizes)  # type: ignore[no-untyped-call]
-            for parameter, piece in zip(self._parameters, pieces, strict=True):
-                if _is_cut(value):
-                    piece = piece.reshape(parameter.shape).to(parameter.device)
-                self._optimizer.state[parameter][key] = piece
+            whole = self._shaped(torch.cat([state[key] for state in states])) if _is_cut(value) else None
+            for at, parameter in enumerate(self._parameters):
+                own = copy.deepcopy(value) if whole is None else whole[at].to(parameter.device)
+                self._optimizer.state[parameter][key] = own
 
     def _options(self) -> dict[str, Any]:
         return {key: value for key, value in self._optimizer.param_groups[0].items() if key != "params"}
@@ -256,18 +232,17 @@ class ParameterServerGroup(WorkerGroup):
         return list(torch.tensor_split(torch.cat([part.flatten().cpu() for part in parts]), len(self._servers)))
 
     def _take(self, parts: Sequence[Numbers]) -> None:
-        row = torch.from_numpy(np.concatenate(parts))
-        start = 0
+        shaped = self._shaped(torch.from_numpy(np.concatenate(parts)))
         with torch.no_grad():
-            for parameter in self._parameters:
-                parameter.copy_(row[start : start + parameter.numel()].reshape(parameter.shape))
-                start += parameter.numel()
+            for parameter, own in zip(self._parameters, shaped, strict=True):
+                parameter.copy_(own)
+
+    def _shaped(self, vector: Tensor) -> list[Tensor]:
+        """What one vector has for each of the parameters, in its shape."""
+        parts = vector.split([one.numel() for one in self._parameters])  # type: ignore[no-untyped-call]
+        return [part.reshape(one.shape) for part, one in zip(parts, self._parameters, strict=True)]
 
 
 def _is_cut(value: Any) -> bool:
     """True for optimizer state kept for every element of a parameter; other state is common to all elements."""
     return isinstance(value, Tensor) and value.dim() > 0
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,38 +31,28 @@ class Position:
     seconds: float = field(default=0.0, compare=False)
     gpu_seconds: float = field(default=0.0, compare=False)
 
+    def batch(self, data_size: int, seed: int, batch_size: int) -> IntArray:
+        """Samples of the step that starts here: the next `batch_size` of the epoch; the last batch of an epoch may be
+        short, so that every sample is used once. [n] with 1 <= n <= batch_size."""
+        return _order(data_size, seed, self.epoch)[self.offset : self.offset + batch_size]
 
-class DataOrder:
-    """Order of the samples of every epoch, drawn from (seed, epoch) alone.
-
-    The global batch of a step is the next `batch_size` samples of the epoch; the last one of an epoch may be short,
-    so that every sample is used once. Worker r of k takes every k-th one of it, from the r-th on.
-    """
-
-    def __init__(self, data_size: int, seed: int) -> None:
-        self.data_size = data_size
-        self._seed = seed
-        self._epoch = -1
-        self._order: IntArray = np.empty(0, dtype=np.int64)
-
-    def batch(self, position: Position, batch_size: int) -> IntArray:
-        """Samples of the step that starts at `position`: [n] with 1 <= n <= batch_size."""
-        if position.epoch != self._epoch:
-            self._order = np.random.default_rng((self._seed, position.epoch)).permutation(self.data_size)
-            self._epoch = position.epoch
-        return self._order[position.offset : position.offset + batch_size]
-
-    def after(self, position: Position, samples: int, efficiency: float = 1.0) -> Position:
-        """Position after a step of `samples` samples, each worth `efficiency`."""
-        epoch, offset = position.epoch, position.offset + samples
-        if offset >= self.data_size:
+    def after(self, data_size: int, samples: int, efficiency: float = 1.0) -> Position:
+        """The position after a step of `samples` samples, each worth `efficiency`."""
+        epoch, offset = self.epoch, self.offset + samples
+        if offset >= data_size:
             epoch, offset = epoch + 1, 0
-        progress = position.progress + samples * efficiency
-        return replace(position, step=position.step + 1, epoch=epoch, offset=offset, progress=progress)
+        progress = self.progress + samples * efficiency
+        return replace(self, step=self.step + 1, epoch=epoch, offset=offset, progress=progress)
+
+
+@lru_cache(1)
+def _order(data_size: int, seed: int, epoch: int) -> IntArray:
+    """Order of the samples of an epoch, drawn from (seed, epoch) alone."""
+    return np.random.default_rng((seed, epoch)).permutation(data_size)
 
 
 def shard(batch: IntArray, rank: int, world: int) -> IntArray:
-    """The part of a global batch for worker `rank` of `world`; may be empty if there are fewer samples than workers."""
+    """The part of a global batch for worker `rank` of `world`: every `world`-th sample. It may be empty."""
     return batch[rank::world]
 
 

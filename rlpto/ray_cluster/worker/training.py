@@ -20,9 +20,9 @@ from torch import Tensor
 from rlpto.io.errors import CheckpointError, JobError
 from rlpto.ray_cluster.messages import JobSpec, global_batch
 from rlpto.ray_cluster.programs.base import ALONE, Batch, Team, TrainingProgram, load_program
+from rlpto.ray_cluster.programs.tensor_parallel import SPLITS, part_of, splits_of
 from rlpto.ray_cluster.worker.gradient_noise import NoiseMeter
-from rlpto.ray_cluster.worker.model_parts import SPLITS, part_of, splits_of
-from rlpto.ray_cluster.worker.sampling import DataOrder, DrawForWholeBatch, Position, shard, step_seed
+from rlpto.ray_cluster.worker.sampling import DrawForWholeBatch, Position, shard, step_seed
 from rlpto.ray_cluster.worker.worker_group import SingleWorker, WorkerGroup, learning_rate_factor
 
 MOST_LINES, LONGEST_LINE = 2000, 4000
@@ -89,12 +89,10 @@ LOOKS_PER_WINDOW = 5
 class Chunk:
     """The work of one worker between two hand-overs.
 
-    position: its position in training. steps, samples: of all workers together. batch_size: samples of a step; chosen:
-    true if a scheduler chose it. loss: this worker's part
-    of the mean loss over the steps; the mean over workers is the job's. accuracy: of the last evaluation, with the
-    epochs of progress it was made at; NaN if there was none. finished: the job has all its epochs. first, ended:
-    `time.monotonic()` of its machine after the first step, and after the last. output: lines that were printed since
-    the chunk before.
+    steps, samples: of all workers together. batch_size: samples of a step; chosen: by a scheduler. loss: this worker's
+    part of the mean loss over the steps; the mean over workers is the job's. accuracy: of the last evaluation, at
+    `evaluated_at` epochs; NaN if there was none. finished: the job has all its epochs. first, ended: `time.monotonic()`
+    of its machine after the first step, and after the last. output: lines that were printed since the chunk before.
     """
 
     position: Position
@@ -109,7 +107,6 @@ class Chunk:
     finished: bool
     first: float
     ended: float
-    staleness: float = math.nan
     output: Lines = ()
 
 
@@ -125,7 +122,9 @@ class Trainer:
 
     def __init__(self, spec: JobSpec, program: TrainingProgram | None = None) -> None:
         self.spec = spec
-        seed_all(spec.seed)  # a script makes its model, and often splits its data, where it begins
+        random.seed(spec.seed)  # a script makes its model, and often splits its data, where it begins
+        np.random.seed(spec.seed % 2**32)
+        torch.manual_seed(spec.seed)
         self.program = program or load_program(spec.training, spec.options)
         has = self.program.data_size
         if self.program.trains_all and has != spec.data_size:
@@ -138,7 +137,6 @@ class Trainer:
         if spec.model_parallel > 1 and not splits_of(self.network, self.optimizer)["model"]:
             wrong = f"model_parallel is {spec.model_parallel}, but {spec.training} splits no weights"
             raise JobError(f"job {spec.name!r}: {wrong}")
-        self.order = DataOrder(spec.data_size, spec.seed)
         self.position = Position()
         self.noise = NoiseMeter()
         self.phase = "own"
@@ -148,7 +146,7 @@ class Trainer:
         self._evaluation_due = 0.0
         self._evaluated_at = 0.0
         self._deadline = 0.0
-        self._paced = spec.pace is not None
+        self._pace = spec.pace
         self._draws = True
         self.leaves_out = False
 
@@ -176,9 +174,10 @@ class Trainer:
         """Samples of a step, all workers together."""
         return global_batch(self.spec, self.group.world, self._batch_size)
 
-    def join(self, group: WorkerGroup) -> None:
-        """Train in `group` from the next step on."""
-        self.group = group
+    def join(self, group: WorkerGroup | None = None) -> None:
+        """Leave the present group, and train in another from the next step on; None: alone."""
+        self.group.close()
+        self.group = group or SingleWorker(self.network, self.optimizer)
         self._deadline = 0.0
 
     def run(self, until: int, batch_size: int | None = None) -> Chunk:
@@ -218,19 +217,18 @@ class Trainer:
             finished=self.finished,
             first=first,
             ended=time.monotonic(),
-            staleness=self.group.staleness,
         )
 
     def step(self) -> tuple[Tensor, int]:
         """One step: this worker's part of the mean loss, and the samples of all workers."""
         spec, group, began = self.spec, self.group, time.perf_counter()
         batch_size = self.global_batch
-        everyone = self.order.batch(self.position, batch_size)
+        everyone = self.position.batch(spec.data_size, spec.seed, batch_size)
         own = shard(everyone, group.rank, group.world)
-        weight = len(own) * group.world / len(everyone)
         self.phase = "own"
         self._seed()
-        self._guard()
+        if group.world > 1:  # the step can be interrupted, after it has changed buffers
+            self._interrupted = [buffer.detach().clone() for buffer in self.network.buffers()]
         group.begin(self.position.step, len(own), len(everyone))
         self.program.epoch, self.program.rank = self.position.epoch, group.rank
         # A worker without a sample takes part too, with gradients of weight 0.
@@ -239,19 +237,19 @@ class Trainer:
         together = DrawForWholeBatch(group.rank, group.world, len(everyone))
         with together if self._draws and group.world > 1 else nullcontext():
             loss = self.program.loss(group.model, self._placed(self.program.batch(taken)))
-        if weight != 1.0:
-            loss = loss * weight
+        if group.weight != 1.0:
+            loss = loss * group.weight
         self.phase = "shared"
         loss.backward()  # type: ignore[no-untyped-call]
         scale = batch_size / spec.batch_size
         gain = self.noise.gain(scale, spec.batch_size)
-        norms = group.update(learning_rate_factor(spec.lr_rule, scale, gain))
+        noise = group.update(learning_rate_factor(spec.lr_rule, scale, gain))
         self._interrupted = None
         if self.scheduler is not None:
             self.scheduler.step()
-        if norms is not None:
-            self.noise.add(norms)
-        self.position = self.order.after(self.position, len(everyone), gain / scale)
+        if noise is not None:
+            self.noise.add(noise)
+        self.position = self.position.after(spec.data_size, len(everyone), gain / scale)
         self.phase = "own"
         self._keep_pace(began, scale)
         return loss.detach(), len(everyone)
@@ -272,7 +270,7 @@ class Trainer:
 
     def state(self) -> bytes:
         """Everything that later steps depend on: model, optimizer, scheduler, noise and position; of a part of a model,
-        that part, see `model_parts.whole_of`."""
+        that part, see `tensor_parallel.whole_of`."""
         self.group.gather()
         written = io.BytesIO()
         held = {
@@ -304,15 +302,7 @@ class Trainer:
             self.position = Position(**held["position"])
         except torch.OutOfMemoryError:
             raise  # says nothing about the state
-        except (
-            KeyError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-            EOFError,
-            AttributeError,
-            pickle.UnpicklingError,
-        ) as wrong:
+        except (KeyError, RuntimeError, TypeError, ValueError, EOFError, AttributeError, pickle.PickleError) as wrong:
             raise CheckpointError(f"job {self.spec.name!r}: state is not of {self.spec.training}: {wrong}") from wrong
         self._interrupted = None
 
@@ -328,7 +318,7 @@ class Trainer:
         """Run the slow first step and evaluation, and undo their effect. Returns seconds of a warm step and
         evaluation."""
         start = self.state()
-        self._paced = False
+        self._pace = None
         self._seed()
         seeded = self._random_state()
         self.step()
@@ -340,14 +330,9 @@ class Trainer:
         self.evaluate()
         evaluated = time.perf_counter()
         self.load(start)
-        self._paced = self.spec.pace is not None
+        self._pace = self.spec.pace
         self._evaluation_due = 0.0
         return stepped - began, evaluated - stepped
-
-    def _guard(self) -> None:
-        """Remember buffers that the step may change, as long as it can be interrupted."""
-        if self.group.world > 1:
-            self._interrupted = [buffer.detach().clone() for buffer in self.network.buffers()]
 
     def _seed(self) -> None:
         seed = step_seed(self.spec.seed, self.position.step)
@@ -380,25 +365,17 @@ class Trainer:
     def _keep_pace(self, began: float, scale: float) -> None:
         """Stretch the step to its pace, which is divided among workers; at most one step of lost time is made up
         for."""
-        if self.spec.pace is None or not self._paced:
+        if self._pace is None:
             return
-        due = self.spec.pace * scale / (self.group.world * self.group.team.parts)
+        due = self._pace * scale / (self.group.world * self.group.team.parts)
         now = time.perf_counter()
         self._deadline = max((self._deadline or began) + due, now - due)
         time.sleep(max(self._deadline - now, 0.0))
 
 
-def seed_all(seed: int) -> None:
-    """Seed the generators of Python, NumPy and torch."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
 def pick_device(spec: JobSpec) -> torch.device:
     """Where the job trains. Raises JobError if it asks for CUDA and there is none."""
-    if spec.device == "cpu" or (spec.device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
+    visible = torch.cuda.is_available()
+    if spec.device == "cuda" and not visible:
         raise JobError(f"job {spec.name!r}: device is cuda, but no CUDA device is visible to its worker")
-    return torch.device("cuda", 0)
+    return torch.device("cuda", 0) if visible and spec.device != "cpu" else torch.device("cpu")

@@ -11,8 +11,8 @@ import stat
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from rlpto.ray_cluster.programs.base import ALONE, Team
-from rlpto.ray_cluster.worker.gradient_noise import MEASURE_EVERY_STEPS, SquaredNorms
+from rlpto.ray_cluster.worker.gradient_noise import MEASURE_EVERY_STEPS, Estimate, estimate
 from rlpto.store.program_keys import LrRule
 
 
 class WorkerGroup:
     """A group for training. rank: of this worker among `world`; where teams hold the model, of its team among the
-    teams. model: the one that the loss calls. staleness: mean number of updates between pull and push of a gradient;
-    NaN where that is always 0.
-    """
+    teams. model: the one that the loss calls."""
 
-    staleness = math.nan
     team = ALONE
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, rank: int = 0, world: int = 1) -> None:
@@ -47,8 +44,8 @@ class WorkerGroup:
         """Before the gradients of `step`, in which this worker has `own` of `samples` samples."""
         self._step, self._own, self._samples = step, own, samples
 
-    def update(self, factor: float) -> SquaredNorms | None:
-        """After the gradients: change the weights, with the learning rate times `factor`. Norms, if measured."""
+    def update(self, factor: float) -> Estimate | None:
+        """After the gradients: change the weights, with the learning rate times `factor`. Their noise, if measured."""
         raise NotImplementedError
 
     def gather(self) -> None:
@@ -66,13 +63,28 @@ class WorkerGroup:
         return self.team.parts == 1 and self._step % MEASURE_EVERY_STEPS == 0 and self._samples >= self.world > 1
 
     @property
-    def _weight(self) -> float:
+    def weight(self) -> float:
         """Weight of this worker's gradients in the mean over workers."""
         return self._own * self.world / self._samples
 
-    def _norms(self, local: float, mean: float) -> SquaredNorms:
-        """Norms of a step of several workers, see `SquaredNorms`."""
-        return SquaredNorms(local, mean, mean_inverse(self._samples, self.world), 1 / self._samples)
+    def _noise(self, local: float, mean: float) -> Estimate:
+        """Noise by a step of several workers, see `estimate`."""
+        return estimate(local, mean, mean_inverse(self._samples, self.world), 1 / self._samples)
+
+    def _step_at(self, factor: float) -> None:
+        """Update the weights at learning rates times `factor`. Schedulers go on seeing the unscaled ones."""
+        if factor == 1.0:
+            self._optimizer.step()
+            return
+        groups = self._optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        try:
+            for group in groups:
+                group["lr"] = group["lr"] * factor
+            self._optimizer.step()
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
 
 
 class SingleWorker(WorkerGroup):
@@ -83,14 +95,13 @@ class SingleWorker(WorkerGroup):
         self._kept: list[Tensor] = []
         self._kept_step, self._kept_samples = -1, 0
 
-    def update(self, factor: float) -> SquaredNorms | None:
+    def update(self, factor: float) -> Estimate | None:
         """Compare with the gradients of the previous step, if noise is measured in this step, and update."""
-        norms = self._compare()
-        with scaled(self._optimizer, factor):
-            self._optimizer.step()
-        return norms
+        noise = self._compare()
+        self._step_at(factor)
+        return noise
 
-    def _compare(self) -> SquaredNorms | None:
+    def _compare(self) -> Estimate | None:
         turn = self._step % MEASURE_EVERY_STEPS
         if turn == 0:
             self._keep(gradients_of(self.model))
@@ -106,7 +117,7 @@ class SingleWorker(WorkerGroup):
         share = sizes[0] / sum(sizes)
         mean = share**2 * first + (1 - share) ** 2 * second + 2 * share * (1 - share) * float(product)
         inverse = (1 / sizes[0] + 1 / sizes[1]) / 2
-        return SquaredNorms((first + second) / 2, mean, inverse, 1 / sum(sizes))
+        return estimate((first + second) / 2, mean, inverse, 1 / sum(sizes))
 
     def _keep(self, gradients: list[Tensor]) -> None:
         """Remember the gradients of this step, in the same memory as before: new memory costs more than the copy."""
@@ -149,9 +160,8 @@ class AllReduceGroup(WorkerGroup):
         self._sockets = open_sockets() - before
         self._open, self._aborted = True, False
         self._device = device
-        self._local = torch.zeros((), device=device)
 
-    def wrap(self, model: nn.Module, optimizer: Optimizer, leaves_out: bool = False) -> None:
+    def wrap(self, model: nn.Module, optimizer: Optimizer, leaves_out: bool) -> None:
         """Start averaging gradients of a model. All workers already hold the same weights, so none are sent.
 
         leaves_out: steps may compute no gradients for some weights, which are looked for in each.
@@ -165,15 +175,10 @@ class AllReduceGroup(WorkerGroup):
 
     def share(self, data: bytes | None) -> bytes:
         """Bytes of the first worker, on all workers. The others give None."""
-        size = torch.tensor([len(data) if data is not None else 0], device=self._device)
-        dist.broadcast(size, 0)
-        if data is not None:
-            content = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
-        else:
-            content = torch.empty(int(size), dtype=torch.uint8, device=self._device)
-        dist.broadcast(content, 0)
+        shared: list[bytes] = [data or b""]
+        dist.broadcast_object_list(shared, 0, device=self._device)
         self._wait()
-        return data if data is not None else content.cpu().numpy().tobytes()
+        return shared[0]
 
     def begin(self, step: int, own: int, samples: int) -> None:
         """The norms of this worker's own gradients are summed up bucket by bucket."""
@@ -187,8 +192,8 @@ class AllReduceGroup(WorkerGroup):
         if self._measures:
             self._local = self._local + torch.dot(buffer, buffer)
         if not (self._measures and bucket.is_last()):
-            return _all_reduce(buffer.div_(self.world), self._averaging, _only)
-        own = self._local / self._weight**2 / self.world
+            return _all_reduce(buffer.div_(self.world), self._averaging, lambda done: done.value()[0])
+        own = self._local / self.weight**2 / self.world
         both = torch.cat([buffer.div_(self.world), own.to(buffer.dtype).reshape(1)])
 
         def apart(done: torch.futures.Future[list[Tensor]]) -> Tensor:
@@ -198,15 +203,14 @@ class AllReduceGroup(WorkerGroup):
 
         return _all_reduce(both, self._averaging, apart)
 
-    def update(self, factor: float) -> SquaredNorms | None:
+    def update(self, factor: float) -> Estimate | None:
         """Every worker makes the same update of its own weights."""
         self._wait()
-        norms = None
+        noise = None
         if self._measures:
-            norms = self._norms(float(self._local), squared_norm(gradients_of(self._bare)))
-        with scaled(self._optimizer, factor):
-            self._optimizer.step()
-        return norms
+            noise = self._noise(float(self._local), squared_norm(gradients_of(self._bare)))
+        self._step_at(factor)
+        return noise
 
     def abort(self) -> None:
         """End all waiting for other workers: nccl's own way, or by cutting the connections.
@@ -254,10 +258,6 @@ def _all_reduce(
     return future
 
 
-def _only(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-    return done.value()[0]
-
-
 def open_sockets() -> set[tuple[int, int]]:
     """Descriptor and inode of every socket of this process (Linux; elsewhere none)."""
     found = set()
@@ -292,27 +292,7 @@ def learning_rate_factor(rule: LrRule, scale: float, gain: float) -> float:
     linear: Goyal et al. (arXiv 1706.02677). sqrt: Krizhevsky (arXiv 1404.5997). adascale: Johnson et al. (ICML 2020),
     the gain itself.
     """
-    if rule == "linear":
-        return scale
-    if rule == "sqrt":
-        return math.sqrt(scale)
-    return gain if rule == "adascale" else 1.0
-
-
-@contextmanager
-def scaled(optimizer: Optimizer, factor: float) -> Iterator[None]:
-    """Learning rates times `factor` inside, where 1 touches nothing. Schedulers go on seeing the unscaled ones."""
-    if factor == 1.0:
-        yield
-        return
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = group["lr"] * factor
-    try:
-        yield
-    finally:
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+    return {"none": 1.0, "linear": scale, "sqrt": math.sqrt(scale), "adascale": gain}[rule]
 
 
 def start_store(host: str) -> TCPStore:
@@ -326,20 +306,12 @@ def start_store(host: str) -> TCPStore:
 
 def use_interface_of(address: str) -> None:
     """Have gloo and nccl talk through the network interface that has an IPv4 address, if there is one, and no other:
-    the loopback interface on a cluster that keeps to itself. What the user has set stays."""
-    for name, own in interfaces().items():
-        if own == address:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
-
-
-def interfaces() -> dict[str, str]:
-    """IPv4 address of every network interface that has one (Linux; elsewhere none)."""
+    the loopback interface on a cluster that keeps to itself (Linux). What the user has set stays."""
     get_interface_address = 0x8915
-    found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex() if sys.platform == "linux" else ():
             with suppress(OSError):  # it has none
                 said = fcntl.ioctl(asked, get_interface_address, struct.pack("256s", name.encode()[:15]))
-                found[name] = socket.inet_ntoa(said[20:24])
-    return found
+                if socket.inet_ntoa(said[20:24]) == address:
+                    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+                    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
