@@ -1,4 +1,4 @@
-"""Rolling-origin evaluation: forecasts from many moments of a series, each from what was known then; tables and plots."""
+"""Rolling-origin evaluation: forecasts from many moments of a series, each from what was known then, as tables, plots."""
 
 from __future__ import annotations
 

@@ -24,18 +24,8 @@ FIRST_JOBS = 64
 """Jobs that the tables have room for at first; twice as many whenever it runs out."""
 _OF_MODELS = ("accuracy", "epochs", "samples", "rescale_delay")
 """Columns of types that jobs have from their models."""
-_OTHERS = (
-    "batch_size",
-    "servers",
-    "most_servers",
-    "plan",
-    "fit",
-    "known_remaining",
-    "known_speed",
-    "sizes_seen",
-    "speed_sigma",
-    "written",
-)
+_CHOSEN = ("batch_size", "servers", "most_servers", "plan", "fit")
+_BELIEVED = ("known_remaining", "known_speed", "sizes_seen", "speed_sigma", "written")
 """Further columns of types."""
 
 
@@ -105,7 +95,7 @@ def with_job_types(base: SpeedTables, jobs: int, kinds: int = 1) -> SpeedTables:
     sizes = [base.node_gpus[base.kind == kind].max() for kind in range(kinds)]
 
     columns: dict[str, Any] = {}
-    for name in (*_OF_MODELS, *_OTHERS):
+    for name in (*_OF_MODELS, *_CHOSEN, *_BELIEVED):
         if (column := getattr(base, name)) is not None:
             columns[name] = np.concatenate([column, np.repeat(column[:1], count, axis=0)])
     for name in ("rates", "elapsed", "score_rates"):

@@ -79,14 +79,6 @@ def test_steps_that_were_seen_are_believed() -> None:
     assert np.quantile(errors, 0.9) < 0.05
 
 
-@given(sqr=st.floats(1e-6, 1e6), var=st.floats(0.0, 1e9), scale=st.floats(1.0, 1e4), slope=st.floats(0.0, 1.0))
-def test_larger_batches_are_less_efficient(sqr: float, var: float, scale: float, slope: float) -> None:
-    """The less so, the more the gradient noise grows with them."""
-    assert efficiency_seen(sqr, var, 1.0, slope) == pytest.approx(1.0)
-    assert efficiency_seen(sqr, var, 1.5 * scale, slope) <= efficiency_seen(sqr, var, scale, slope) * (1 + 1e-12)
-    assert efficiency_seen(sqr, var, scale, slope) >= efficiency_seen(sqr, var, scale, 0.0) * (1 - 1e-12)
-
-
 @given(
     gpus=st.integers(1, 64),
     base=st.integers(1, 512),

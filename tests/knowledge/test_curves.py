@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
-from rlpto.knowledge.curves import parts_done
+from rlpto.knowledge.remaining import parts_done
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.tables import JobType
@@ -29,12 +27,6 @@ def left_after(progress: float, how: str, epochs: float = EPOCHS) -> float:
 def test_a_curve_that_says_nothing_leaves_the_rule_of_unknown_work(model: str) -> None:
     assert parts_done(model, np.array([np.nan]), 1 / 3) == pytest.approx(1 / 3)
     assert left_after(0.0, "curve") == left_after(0.0, "unknown") == 1.0
-
-
-@given(model=st.sampled_from(MODELS), gain=st.floats(-8.0, 0.0), quantile=st.floats(0.05, 0.95))
-def test_a_part_is_a_part(model: str, gain: float, quantile: float) -> None:
-    low, high = (parts_done(model, np.array([gain]), q)[0] for q in (quantile / 2, quantile))
-    assert 0 < low <= high < 1
 
 
 def test_a_flat_curve_means_that_little_is_left() -> None:
