@@ -67,7 +67,7 @@ class FittedProfiles:
         """
         profile = self.profile(job_type.model).on(gpu)
         if job_type.servers is not None and isinstance(profile.throughput, ServerParams):
-            profile = replace(profile, throughput=profile.throughput.with_servers(job_type.servers))
+            profile = replace(profile, throughput=replace(profile.throughput, servers=job_type.servers))
         found, held = choices_by_size(profile, job_type, max_gpus), np.arange(max_gpus + 1)
         rates, score = ((part / profile.samples).reshape(SPANS * max_gpus, -1) for part in found[:2])
         row = np.arange(SPANS * max_gpus, dtype=np.int32).reshape(SPANS, max_gpus)

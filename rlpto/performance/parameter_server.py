@@ -10,7 +10,7 @@ paper's w / (a' + b' w/p + c' w + d' p) batches per second are the same with a' 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field
 
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.io.errors import ProfileError
 
 MOST_SERVERS = 1024
 """Largest number of parameter servers in a profile."""
@@ -66,10 +65,6 @@ class ServerParams:
         exchange = self.c * workers / self.servers + self.d * workers + self.e * self.servers
         return np.asarray(compute + exchange + 0.0 * np.asarray(nodes))
 
-    def with_servers(self, servers: int) -> ServerParams:
-        """The same law with another number of servers."""
-        return replace(self, servers=servers)
-
 
 @dataclass(frozen=True)
 class SpeedSurface:
@@ -101,7 +96,7 @@ class SpeedSurface:
 
 @dataclass(frozen=True)
 class Probes:
-    """N measured speeds: workers, servers [N] int64; speed [N] work per second."""
+    """N measured speeds: workers, servers [N] int64, 1 or more; speed [N] work per second, above 0."""
 
     workers: IntArray
     servers: IntArray
@@ -114,10 +109,8 @@ def fit_speed(form: Form, probes: Probes) -> SpeedSurface:
     Optimus's forms are linear in their parameters in the time of a step: nonnegative least squares of the relative
     error of that time. If the probes do not determine all parameters, the terms share the time as evenly as the probes
     allow. The parabola is fitted as in Coach: least squares of the speed, parameters of at least 0, all starting from
-    1; undetermined parameters stay near 1.
-    Deterministic. Raises ProfileError without probes, or if one of them is impossible.
+    1; undetermined parameters stay near 1. Deterministic.
     """
-    _check(probes)
     terms = _terms(form, probes.workers.astype(np.float64), probes.servers.astype(np.float64))
     scaled = terms if form == "parabola" else terms / terms.mean(axis=0)
     determined = bool(np.linalg.matrix_rank(scaled) == PARAMETERS[form])
@@ -196,15 +189,6 @@ def _terms(form: Form, w: FloatArray, p: FloatArray) -> FloatArray:
         "parabola": (one, w, w**2, p, p**2),
     }
     return np.stack(factors[form], axis=-1)
-
-
-def _check(probes: Probes) -> None:
-    if len(probes.speed) == 0:
-        raise ProfileError("no probes to fit a speed surface to")
-    if not (np.all(np.isfinite(probes.speed)) and np.all(probes.speed > 0)):
-        raise ProfileError("speeds of probes must be positive numbers")
-    if np.any(probes.workers < 1) or np.any(probes.servers < 1):
-        raise ProfileError("a probe needs at least 1 worker and 1 server")
 
 
 def _fit_terms(terms: FloatArray, seconds: FloatArray, determined: bool) -> FloatArray:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
@@ -34,6 +33,7 @@ DEFAULT_RESCALE_DELAY = 30.0
 """Seconds a rescale costs a model without a known delay."""
 LLM = "llm"
 """Name of the profiles of large models that come with RLPTO (docs/performance.md)."""
+_SHIPPED = Path(__file__).parent / "profiles"
 PLAN_MARK = "@"
 """Between the name of a model and that of the plan of parallelism that its jobs were written with."""
 LAWS: Mapping[str, type[ThroughputLaw]] = {
@@ -285,13 +285,12 @@ def most_gpus(job_type: JobType, batch: BatchLimits, max_gpus: int) -> int:
 @cache
 def builtin_profiles() -> Mapping[str, Profile]:
     """The profiles that come with RLPTO, by name."""
-    with resources.as_file(resources.files("rlpto.performance") / "profiles") as folder:
-        return MappingProxyType(load_folder(folder))
+    return MappingProxyType(load_folder(_SHIPPED))
 
 
 def shipped_folder(path: Path) -> Path:
     """The path itself; for one called `llm` where there is none, the folder of large models that come with RLPTO."""
-    return path if path.name != LLM or path.exists() else Path(__file__).parent / "profiles" / LLM
+    return path if path.name != LLM or path.exists() else _SHIPPED / LLM
 
 
 @cache

@@ -70,7 +70,7 @@ def test_metrics_become_accuracies() -> None:
 def test_measured_accuracies_are_followed_closely(application: str, shared_data: Path) -> None:
     measured = read_measurements(shared_data / "profiles" / application)
     metric = VALIDATION_METRICS[application]
-    accuracy = to_accuracy(metric, measured.stacked("metric"))
+    accuracy = to_accuracy(metric, measured.runs["metric"])
     fitted, rmse = fit_accuracy(accuracy, metric)
     assert rmse < 0.06
     assert fitted(measured.epochs) == pytest.approx(accuracy[:, -1].mean(), abs=0.03)
