@@ -325,17 +325,14 @@ class SpeedTables:
         If a type's kind of GPU has smaller nodes, their size applies. Computed once for each node size.
         """
         if gpus_per_node not in self._packed:
-            self._packed[gpus_per_node] = np.ascontiguousarray(self._find_packed_rows(gpus_per_node))
+            size = np.minimum(gpus_per_node, self.node_gpus)[:, None]
+            gpus = np.arange(self.max_gpus + 1)
+            nodes = np.clip(-(-gpus // size), 1, self.row.shape[1])
+            rows = self.row[np.arange(len(self.types))[:, None], nodes - 1, gpus].astype(np.int64)
+            for each in np.unique(size) if len(self.exact_keys) else ():
+                self._take_exact_rows(rows, np.flatnonzero(size[:, 0] == each), int(each))
+            self._packed[gpus_per_node] = np.ascontiguousarray(rows)
         return self._packed[gpus_per_node]
-
-    def _find_packed_rows(self, gpus_per_node: int) -> IntArray:
-        size = np.minimum(gpus_per_node, self.node_gpus)[:, None]
-        gpus = np.arange(self.max_gpus + 1)
-        nodes = np.clip(-(-gpus // size), 1, self.row.shape[1])
-        rows = self.row[np.arange(len(self.types))[:, None], nodes - 1, gpus].astype(np.int64)
-        for each in np.unique(size) if len(self.exact_keys) else ():
-            self._take_exact_rows(rows, np.flatnonzero(size[:, 0] == each), int(each))
-        return rows
 
     def _take_exact_rows(self, rows: IntArray, types: IntArray, gpus_per_node: int) -> None:
         """Put the rows measured for packed placements on nodes of `gpus_per_node` into rows [T, K + 1] of `types`."""
@@ -370,11 +367,8 @@ class SpeedTables:
         return self._delayed[seconds]
 
     def type_index(self, job_type: JobType) -> int:
-        """Position of a type on the first axis; KeyError if the tables do not hold it."""
-        try:
-            return self.types.index(job_type)
-        except ValueError:
-            raise KeyError(f"no speed table for {job_type}") from None
+        """Position of a type on the first axis; ValueError if the tables do not hold it."""
+        return self.types.index(job_type)
 
 
 def elapsed_from_rates(rates: FloatArray) -> FloatArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from rlpto.io.errors import ConfigError, TraceError
 from rlpto.io.files import file_there, is_there
 from rlpto.io.paths import example_trace, trace_names
+from rlpto.io.reading import one_line
 from rlpto.workloads.importers import detect_format, format_names, import_trace
 from rlpto.workloads.trace import Trace, is_trace_file, read_trace
 
@@ -61,17 +63,12 @@ def stem(path: Path) -> str:
 
 def _expand(pattern: Path) -> Iterable[Path]:
     """Files of a path with wildcards, numbers in natural order; a path without them as it is."""
-    parts = pattern.parts
-    first = next((i for i, part in enumerate(parts) if any(mark in part for mark in "*?[")), None)
-    if first is None or is_there(pattern):
+    if is_there(pattern) or not any(mark in str(pattern) for mark in "*?["):
         return [pattern]
-    try:
-        found = sorted(Path(*parts[:first]).glob(str(Path(*parts[first:]))), key=_natural)
-    except (OSError, ValueError) as error:  # a name that no file system takes, or ** within one
-        raise TraceError(f"{pattern!s:.80}: {getattr(error, 'strerror', error)}, expected at least one trace") from None
+    found = glob.glob(str(pattern), recursive=True, include_hidden=True)
     if not found:
-        raise TraceError(f"{pattern}: no such files, expected at least one trace")
-    return found
+        raise TraceError(f"{one_line(pattern)}: no such files, expected at least one trace")
+    return sorted(map(Path, found), key=_natural)
 
 
 def _refuse_namesakes(files: list[tuple[str, Path]]) -> None:

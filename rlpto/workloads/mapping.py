@@ -50,7 +50,7 @@ class MappingSettings(Settings):
     users: Literal["recorded", "clustered"] | None = None
     """duration, named: whose jobs are alike; in mode duration they have a model in common. recorded: those of each user
     in the trace; clustered: those of users that are made up, of jobs that took similar times
-    (`rlpto.workloads.users`). How long a job takes then shows in its epochs, which a scheduler may learn from the
+    (`rlpto.workloads.synthetic`). How long a job takes then shows in its epochs, which a scheduler may learn from the
     user's finished jobs, and in nothing else. null: each job draws a model of its own, and how long it takes shows in
     the size of its data set."""
     models: dict[str, float] | None = None
@@ -263,7 +263,7 @@ def _stop_rules(trace: Trace, settings: MappingSettings) -> list[StopRule | None
 def _users(trace: Trace, settings: MappingSettings, seed: int) -> list[str]:
     """User of every job; empty: not known."""
     if settings.users == "clustered":
-        from rlpto.workloads.users import cluster_users
+        from rlpto.workloads.synthetic import cluster_users
 
         return [f"user-{number}" for number in cluster_users(trace, seed)]
     users = trace.texts("user")
@@ -303,10 +303,8 @@ def _epochs_taking(part: FloatArray, rows: IntArray, kind: IntArray, tables: Spe
 
 def _type_index(tables: SpeedTables, model: str, batch_size: int | None) -> int:
     """Position of a type; ConfigError, with the nearest model, if the tables do not hold it."""
-    try:
-        return tables.type_index(JobType(model, batch_size))
-    except KeyError:
-        pass
+    if (kind := JobType(model, batch_size)) in tables.types:
+        return tables.type_index(kind)
     models = sorted({known.model for known in tables.types})
     if model in models:
         batch = "an adaptive batch size" if batch_size is None else f"batch size {batch_size}"
@@ -337,9 +335,7 @@ def _draw_by_weight(
         if tables.fit.size:
             usable &= tables.fit_anywhere[types, count] > 0
         efficiency = seconds[types, 1] / (seconds[types, count] * count)
-        efficiency = np.where((limits[types] >= count) & (weight > 0), efficiency, 0.0)
-        if tables.fit.size:
-            efficiency = np.where(usable, efficiency, 0.0)
+        efficiency = np.where((limits[types] >= count) & usable, efficiency, 0.0)
         sensible = usable & (efficiency >= min(LEAST_EFFICIENCY, float(efficiency.max())))
         if not sensible.any():
             raise ConfigError(f"mapping duration: no model of {', '.join(weights)} can run on {count} GPUs")

@@ -8,9 +8,8 @@ from rlpto.io.errors import TraceError
 from rlpto.workloads.calibration import LEVELS, Calibration, DurationCurve, GpuClass, load_calibration
 from rlpto.workloads.describe import hour_of_week_profile
 from rlpto.workloads.importers import import_trace
-from rlpto.workloads.synthetic import MONDAY, calibrate, generate
+from rlpto.workloads.synthetic import MONDAY, calibrate, cluster_users, generate
 from rlpto.workloads.trace import Trace, make_trace
-from rlpto.workloads.users import cluster_users
 
 HOUR, DAY = 3600.0, 86_400.0
 
