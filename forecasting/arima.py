@@ -137,8 +137,7 @@ class FourierArima(ArimaForecaster):
 
     def _seasonal(self, times: FloatArray) -> FloatArray:
         """[T] the calendar's part of the series, in log1p."""
-        seasonal: FloatArray = _design(times, *self._harmonics) @ self._coefficients
-        return seasonal
+        return np.asarray(_design(times, *self._harmonics) @ self._coefficients)
 
     def _state(self) -> State:
         state = super()._state()

@@ -248,8 +248,7 @@ class Forecaster:
 def targets(values: FloatArray, origins: IntArray, horizon: int) -> FloatArray:
     """[N, H] counts after each origin; NaN past the end of the series."""
     padded: FloatArray = np.concatenate([values, np.full(horizon, np.nan)])
-    following: FloatArray = padded[origins[:, None] + np.arange(horizon)]
-    return following
+    return np.asarray(padded[origins[:, None] + np.arange(horizon)])
 
 
 def _checked_levels(levels: Sequence[float]) -> FloatArray:

@@ -275,8 +275,7 @@ def spread_of(log_quantiles: FloatArray) -> FloatArray:
 
 def mean_of(log_quantiles: FloatArray) -> FloatArray:
     """[...] mean count of the distributions of [..., Q] quantiles in log1p."""
-    means: FloatArray = np.expm1(log_quantiles) @ MASSES
-    return means
+    return np.asarray(np.expm1(log_quantiles) @ MASSES)
 
 
 def at_levels(log_quantiles: FloatArray, levels: FloatArray) -> FloatArray:
@@ -289,8 +288,7 @@ def at_levels(log_quantiles: FloatArray, levels: FloatArray) -> FloatArray:
     share = (wanted - known[right - 1]) / (known[right] - known[right - 1])
     low, high = log_quantiles[..., right - 1], log_quantiles[..., right]
     # Beyond the outermost levels the line can reach far, so it must not decrease there.
-    counts: FloatArray = np.expm1(np.clip(low + share * (high - low), 0.0, 50.0))
-    return counts
+    return np.asarray(np.expm1(np.clip(low + share * (high - low), 0.0, 50.0)))
 
 
 def batch_of(log_quantiles: FloatArray, levels: FloatArray) -> Batch:

@@ -149,5 +149,4 @@ def _interpolated(
     """Seconds by GPUs: by `points` within their range, by `either` outside it."""
     at = np.log(gpus)
     inside: BoolArray = (at >= points[0][0] - 1e-9) & (at <= points[0][-1] + 1e-9)
-    found: FloatArray = np.exp(np.where(inside, np.interp(at, *points), np.interp(at, *either)))
-    return found
+    return np.asarray(np.exp(np.where(inside, np.interp(at, *points), np.interp(at, *either))))

@@ -316,8 +316,7 @@ class SpeedTables:
         at = np.minimum(progress, last)
         low = np.minimum(at.astype(np.int64), last - 1)
         start, end = self.accuracy[types, low], self.accuracy[types, low + 1]
-        accuracy: FloatArray = start + (at - low) * (end - start)
-        return accuracy
+        return np.asarray(start + (at - low) * (end - start))
 
     def packed_rows(self, gpus_per_node: int) -> IntArray:
         """[T, K + 1] rows of k GPUs placed as `packed_groups`, measured for exactly that placement or else by size.

@@ -85,8 +85,7 @@ def hour_of_week_profile(trace: Trace) -> FloatArray:
     counted = np.bincount(hours % HOURS_OF_WEEK, minlength=HOURS_OF_WEEK)
     covered = np.bincount(np.arange(hours[0], hours[-1] + 1) % HOURS_OF_WEEK, minlength=HOURS_OF_WEEK)
     with np.errstate(invalid="ignore"):
-        profile: FloatArray = np.where(covered > 0, counted / np.maximum(covered, 1), np.nan)
-    return profile
+        return np.where(covered > 0, counted / np.maximum(covered, 1), np.nan)
 
 
 def tables(trace: Trace, capacity: int | None = None) -> Group:

@@ -238,8 +238,7 @@ def requested_work(trace: Trace, tables: SpeedTables, settings: MappingSettings,
         return np.nan_to_num(np.clip(trace.duration, settings.min_duration, settings.max_duration)) * trace.gpus
     seconds = _seconds_packed(tables, gpus_per_node)
     gpus = np.minimum(trace.gpus, tables.max_gpus)
-    work: FloatArray = seconds[_given_types(trace, tables, settings), gpus] * gpus
-    return work
+    return np.asarray(seconds[_given_types(trace, tables, settings), gpus] * gpus)
 
 
 def _type_limit(kind: JobType, tables: SpeedTables, settings: MappingSettings, max_gpus_of: MaxGpus | None) -> int:
@@ -364,8 +363,7 @@ def _draw_by_category(
 def pick(types: IntArray, weight: FloatArray, chance: FloatArray) -> IntArray:
     """[n] one of `types` for every number in [0, 1), in proportion to its weight."""
     share = np.cumsum(weight)
-    picked: IntArray = types[np.searchsorted(share, chance * share[-1], side="right")]
-    return picked
+    return np.asarray(types[np.searchsorted(share, chance * share[-1], side="right")])
 
 
 def _given_types(trace: Trace, tables: SpeedTables, settings: MappingSettings) -> IntArray:

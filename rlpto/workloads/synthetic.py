@@ -259,8 +259,7 @@ def _jobs_of_class(
 
 def _at(quantiles: Sequence[float], level: FloatArray) -> FloatArray:
     """Values of a quantile curve, linear in the logarithm."""
-    values: FloatArray = np.exp(np.interp(level, LEVELS, np.log(quantiles)))
-    return values
+    return np.asarray(np.exp(np.interp(level, LEVELS, np.log(quantiles))))
 
 
 def mark_submissions(jobs: pd.DataFrame, pause: float = SUBMISSION_PAUSE_S) -> pd.DataFrame:

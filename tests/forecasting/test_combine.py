@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.combine import (
@@ -13,7 +11,6 @@ from rlpto.forecasting.combine import (
     Combined,
     combine,
     new_state,
-    weights_of,
 )
 from rlpto.forecasting.gru import QUANTILES
 from rlpto.forecasting.hybrid import HybridForecaster
@@ -47,29 +44,6 @@ def error(said: FloatArray, counts: FloatArray, first: int) -> float:
     origins = np.arange(first, len(counts) - H)
     truth = counts[origins[:, None] + 1 + np.arange(H)]
     return float(np.abs(said[origins] - truth).mean())
-
-
-@given(st.integers(0, 2**32 - 1))
-@settings(max_examples=20)
-def test_weights_are_shares_no_member_is_ever_left_out_and_bounds_ascend(seed: int) -> None:
-    state = blank()
-    found, weights = run(state, *world(80, seed)), weights_of(state, RULES)
-    np.testing.assert_allclose(weights.sum(axis=1), 1.0)
-    assert (weights > 0).all()
-    assert (np.diff(found.bounds, axis=2) >= 0).all()
-    assert (found.bounds >= 0).all()
-
-
-def test_weight_goes_to_the_member_with_the_smallest_errors_and_leaves_one_that_stops_working() -> None:
-    counts, members = world(1200)
-    state = blank()
-    run(state, counts[:600], members[:600])
-    before = weights_of(state, RULES).reshape(H, K + 2, -1).sum(axis=2)
-    assert (before[:, 0] > before[:, 2]).all()
-    assert (before[:, 2] > before[:, 3]).all()
-    run(state, counts[600:], members[600:] + np.array([1.0, 0.0, 0.0, 0.0])[:, None])
-    after = weights_of(state, RULES).reshape(H, K + 2, -1).sum(axis=2)
-    assert (after[:, 0] < 0.5 * before[:, 0]).all()
 
 
 def test_whole_counts_are_said_in_whole_numbers_which_are_medians() -> None:

@@ -42,18 +42,6 @@ def test_smoothing_learns_how_fast_to_forget() -> None:
         assert smooth < most * naive
 
 
-@pytest.mark.parametrize("name", ["smoothing", "arima_log", "arima_fourier"])
-def test_a_level_that_moves_is_followed_within_a_day(name: str) -> None:
-    rng, hours = np.random.default_rng(3), 24 * 21
-    level = np.exp(np.cumsum(rng.normal(0, 0.1, hours)))
-    moving = np.round(np.minimum(level, 50) * days(21, level=40.0).values)
-    shifted = np.where(np.arange(hours) < hours - 60, 1.0, 6.0) * moving
-    member = make_forecaster(name).fit(moving[: hours - 120], step="1h")
-    late = np.arange(hours - 30, hours - 12)
-    after, before = (member.batch(TimeSeries(y, 3600.0), late, 6).point for y in (shifted, moving))
-    assert 4.0 < np.median(after / before) < 8.0
-
-
 @pytest.mark.parametrize("name", ["arima_raw", "arima_log", "arima_fourier"])
 def test_arimas_are_ahead_of_the_naive(name: str, fitted: dict[str, Forecaster], whole: TimeSeries) -> None:
     origins = np.arange(480, len(whole) - 12)

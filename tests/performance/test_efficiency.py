@@ -23,7 +23,6 @@ from rlpto.performance.throughput import (
     fit_throughput,
     gradient_time,
     relative_errors,
-    sync_time,
 )
 
 from ..builders import measured_steps
@@ -163,15 +162,6 @@ def test_fit_refuses_times_that_are_not_positive(bad: float) -> None:
     rows.step_time[1] = bad
     with pytest.raises(ProfileError, match="positive seconds"):
         fit_throughput(rows)
-
-
-@given(params=params_strategy, gpus=st.integers(2, 64), nodes=st.integers(1, 16), batch=st.integers(1, 1000))
-def test_overlap_lies_between_the_longer_part_and_the_sum(
-    params: ThroughputParams, gpus: int, nodes: int, batch: int
-) -> None:
-    compute, synchronise = float(gradient_time(params, batch)), float(sync_time(params, nodes, gpus))
-    step = float(params.step_time(nodes, gpus, batch))
-    assert max(compute, synchronise) * (1 - 1e-12) <= step <= (compute + synchronise) * (1 + 1e-12)
 
 
 def test_step_time_follows_the_formula() -> None:

@@ -19,9 +19,8 @@ LAW = ThroughputParams(0.02, 0.0007, 0.12, 0.003, 0.04, 0.002, 2.0)
 MODELS = ("bert", "cifar10", "imagenet")
 
 
-def tables_of(metric: str, *, choose_batches: bool = False, batch_size: int | None = None) -> SpeedTables:
-    types = [JobType(model, batch_size, metric) for model in (MODELS if batch_size is None else ("cifar10",))]
-    return compile_tables(load_profiles(None), types, 16, 4, choose_batches=choose_batches)
+def tables_of(metric: str) -> SpeedTables:
+    return compile_tables(load_profiles(None), [JobType(model, None, metric) for model in MODELS], 16, 4)
 
 
 @given(noise=st.floats(1.0, 1e6), gpus=st.integers(1, 16), exponent=st.floats(0.0, 3.0))

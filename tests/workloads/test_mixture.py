@@ -55,16 +55,6 @@ def test_jobs_of_a_class_are_as_it_says_and_the_same_every_time() -> None:
     assert len({job.data_size for job in jobs if job.requested_gpus == 8}) == 1  # their length shows in their epochs
 
 
-def test_jobs_take_the_drawn_time_on_the_gpus_they_ask_for() -> None:
-    alone = {"name": "one", "share": 1, "minutes": [30, 30], "models": {"mpt-13b": {16: 1}}}
-    config = llm(mixture=[alone], load=0.02)
-    prompt = config.simulator.model_copy(update={"rescale_delay": 0.0})
-    experiment = Experiment(config.model_copy(update={"simulator": prompt}))
-    record = experiment.run_policy(experiment.policy("fifo"), experiment.windows("test")[0], 0)
-    times = record.jobs.finish_time - record.jobs.start_time
-    assert np.median(times) == pytest.approx(1800.0)
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

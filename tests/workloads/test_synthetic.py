@@ -77,16 +77,6 @@ def test_seed_rate_and_days() -> None:
         generate(plain_calibration(), 0.01, 1, rate_scale=1e-9)
 
 
-def test_busy_days_come_together() -> None:
-    calm = generate(plain_calibration(), 400, 0)
-    wild = generate(plain_calibration(day_sigma=0.5, day_correlation=0.8), 400, 0)
-    days = [np.log(np.bincount((trace.submit_time // DAY).astype(int), minlength=400)) for trace in (calm, wild)]
-    assert days[0].std() < 0.15
-    assert days[1].std() == pytest.approx(0.5, abs=0.12)
-    assert np.corrcoef(days[1][1:], days[1][:-1])[0, 1] > 0.6
-    assert len(wild) / len(calm) == pytest.approx(1, abs=0.2)
-
-
 def test_calibrating_a_generated_trace_gives_the_calibration_back() -> None:
     asked = plain_calibration(day_sigma=0.3, day_correlation=0.6)
     found = calibrate(generate(asked, 490, 5), name="again")
