@@ -1,7 +1,5 @@
 """The members of the combination: what each of them learns."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.gru import GruForecaster
 from rlpto.forecasting.naive import ExponentialSmoothing, MovingAverage, Naive, SeasonalNaive
-from rlpto.forecasting.registry import load, make_forecaster
+from rlpto.forecasting.registry import make_forecaster
 from rlpto.forecasting.series import TimeSeries
 from rlpto.forecasting.trees import TreesForecaster, add_up, forest_of
 from rlpto.io.arrays import FloatArray
@@ -101,12 +99,3 @@ def test_trees_say_what_scikit_learn_says(seed: int, trees: int) -> None:
     asked = np.round(2 * rng.normal(size=(100, 4)), 1)
     np.testing.assert_allclose(add_up(forest_of(model, trees), asked), model.predict(asked), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(add_up(forest_of(model, 0), asked), np.median(truth), atol=1e-9)
-
-
-@pytest.mark.parametrize("values", [np.arange(30.0), np.full(800, 5.0)], ids=["short", "constant"])
-def test_where_nothing_can_be_learnt_the_recent_level_is_said(values: FloatArray, tmp_path: Path) -> None:
-    fitted = TreesForecaster().fit(values, step="1h")
-    level = np.expm1(np.log1p(values[-3:]).mean())
-    np.testing.assert_allclose(fitted.predict(12).point, level, rtol=1e-12)
-    fitted.save(tmp_path / "f")
-    np.testing.assert_array_equal(load(tmp_path / "f").predict(12).point, fitted.predict(12).point)

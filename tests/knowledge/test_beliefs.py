@@ -7,8 +7,6 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlpto.core.job_store import JobStore
 from rlpto.knowledge.beliefs import ChoiceRule, ThroughputBelief, choose, efficiency_seen
@@ -77,38 +75,6 @@ def test_steps_that_were_seen_are_believed() -> None:
         errors.append(np.abs(believed / rows.step_time - 1).mean())
         assert fit == fit_observed(rows)
     assert np.quantile(errors, 0.9) < 0.05
-
-
-@given(
-    gpus=st.integers(1, 64),
-    base=st.integers(1, 512),
-    more=st.floats(1.0, 64.0),
-    low=st.integers(1, 64),
-    times=st.integers(1, 32),
-)
-def test_what_is_chosen_from_is_within_the_limits(gpus: int, base: int, more: float, low: int, times: int) -> None:
-    low = min(low, base)
-    limits = BatchLimits(base, int(base * more), low, low * times)
-    found = ThroughputBelief(limits, None, 64).candidates(gpus)
-    assert found.usable.any()
-    # A share is rounded up to whole samples of every computation.
-    assert (found.total <= np.maximum(limits.largest, gpus * (found.accumulation + 1))).all()
-    assert (found.total[1:] >= found.total[:-1] - gpus * (found.accumulation[1:] + 1)).all()
-
-
-@given(
-    throughput=st.lists(st.floats(1.0, 1e3), min_size=2, max_size=6),
-    held=st.integers(0, 1),
-    above=st.floats(1.0, 2.0),
-    noise=st.floats(0.0, 1e3),
-)
-def test_a_batch_in_use_is_left_for_a_notable_gain_alone(
-    throughput: list[float], held: int, above: float, noise: float
-) -> None:
-    scales = np.arange(1.0, len(throughput) + 1)
-    score = np.array([t * efficiency_seen(1.0, noise, s, 0.0) for t, s in zip(throughput, scales, strict=True)])
-    found = choose(np.array(throughput), scales, np.ones_like(scales), 1.0, noise, ChoiceRule(above=above), held)
-    assert found == (np.argmax(score) if score.max() > above * score[held] else held)
 
 
 def test_jobs_whose_batch_size_was_chosen_are_learnt_from() -> None:

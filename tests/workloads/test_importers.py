@@ -222,20 +222,12 @@ def test_a_missing_column_is_named(name, file) -> None:
         import_trace(name, path)
 
 
-@pytest.mark.parametrize("name", ["philly", "helios"])
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b" \n\n", "the file is empty"),
-        (gzip.compress(b"x" * 10_000, mtime=0)[:-9], "broken gzip data"),
-        (b"a,b\n\0", "UTF-8"),
-    ],
-    ids=["empty", "broken gzip data", "not UTF-8"],
-)
-def test_unreadable_files_give_one_clear_line(name, content, reason, tmp_path) -> None:
-    (tmp_path / "f").write_bytes(content)
-    with pytest.raises(TraceError, match=f"f:.*{reason}"):
-        import_trace(name, tmp_path / "f")
+def test_unreadable_files_give_one_clear_line(tmp_path) -> None:
+    broken = gzip.compress(b"x" * 10_000, mtime=0)[:-9]
+    for content, reason in ((b" \n\n", "the file is empty"), (broken, "broken gzip data"), (b"a,b\n\0", "UTF-8")):
+        (tmp_path / "f").write_bytes(content)
+        with pytest.raises(TraceError, match=f"f:.*{reason}"):
+            import_trace("philly", tmp_path / "f")
 
 
 def test_a_file_without_gpu_jobs_says_what_it_holds(file) -> None:
