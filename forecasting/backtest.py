@@ -1,4 +1,4 @@
-"""Rolling-origin evaluation: forecasts from many moments of a series, each from what was known then, as tables, plots."""
+"""Rolling-origin evaluation: forecasts from many moments of a series, each from what was known then; its report."""
 
 from __future__ import annotations
 
@@ -143,10 +143,8 @@ def _seasonal_error(series: TimeSeries) -> float:
 
 
 def write_report(result: Backtest, folder: Path) -> None:
-    """Write scores.csv, forecasts.csv (one step and all steps ahead) and plots into a folder. Raises ForecastError.
-
-    The combination is drawn if it is among the forecasters; else the first one.
-    """
+    """Write scores.csv, forecasts.csv (one step and all steps ahead) and plots into a folder. Raises ForecastError. The
+    combination is drawn if it is among the forecasters; else the first one."""
     forecasts = []
     for name, made in result.forecasts.items():
         for ahead in sorted({1, result.horizon}):

@@ -123,15 +123,15 @@ class Forecaster:
         """Arguments of the constructor, as JSON values."""
         return {name: getattr(self, name) for name in signature(type(self)).parameters}
 
-    def fit(self, y: Counts, *, step: float | str | None = None, start: Any = None) -> Self:
+    def fit(self, y: Counts, step: float | str | None = None) -> Self:
         """Learn from a series and keep it as the history; what was learnt before is dropped.
 
         y: [T] counts per interval: a pandas Series with a regular DatetimeIndex, a TimeSeries, or numbers with their
-        `step` (seconds or '10min') and, if known, their local `start`.
+        `step` (seconds or '10min').
 
         Raises ForecastError if the series is broken or has fewer than MIN_POINTS points.
         """
-        series = as_series(y, step, start, min_points=MIN_POINTS)
+        series = as_series(y, step, MIN_POINTS)
         self._history = series
         self._fit(series)
         self._spread = self._measure_spread(series)

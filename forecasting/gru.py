@@ -167,10 +167,8 @@ class QuantileGRU(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def encode(self, inputs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """States [B, T, hidden + inputs] at each step of inputs [B, T, inputs], and the last one to go on from.
-
-        The newest inputs are concatenated to the recurrent state, so the network need not learn to remember them.
-        """
+        """States [B, T, hidden + inputs] at each step of inputs [B, T, inputs], and the last one to go on from. The
+        newest inputs are concatenated to the recurrent state, so the network need not learn to remember them."""
         states, last = self.cell(inputs, state)
         return torch.cat([states, inputs], dim=-1), last
 
@@ -279,10 +277,8 @@ def mean_of(log_quantiles: FloatArray) -> FloatArray:
 
 
 def at_levels(log_quantiles: FloatArray, levels: FloatArray) -> FloatArray:
-    """[..., L] quantiles in counts at any levels, from [..., Q] at QUANTILES in log1p.
-
-    Between and beyond those levels on straight lines against the normal quantile.
-    """
+    """[..., L] quantiles in counts at any levels, from [..., Q] at QUANTILES in log1p. Between and beyond those levels
+    on straight lines against the normal quantile."""
     known, wanted = ndtri(np.array(QUANTILES)), ndtri(levels)
     right = np.clip(np.searchsorted(known, wanted), 1, len(known) - 1)
     share = (wanted - known[right - 1]) / (known[right] - known[right - 1])

@@ -133,9 +133,7 @@ class HybridForecaster(Forecaster):
 
     def _run(self, series: TimeSeries, members: Members) -> tuple[CombinationState, Combined]:
         """The state after the last of N origins of a series, and the combination at each, `horizon` steps or more.
-
-        Weights learn from the start of the part that no member was trained on.
-        """
+        Weights learn from the start of the part that no member was trained on."""
         values = series.values[: len(members.points)]
         learnt, (points, start) = self._blank(), self._fitted
         first = max(1, points - round(VALIDATION * points)) if series.start == start else 1

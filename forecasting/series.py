@@ -126,18 +126,14 @@ def seconds(step: float | str) -> float:
 
 
 def as_series(
-    y: TimeSeries | pd.Series[Any] | Values,
-    step: float | str | None = None,
-    start: Any = None,
-    min_points: int = 1,
+    y: TimeSeries | pd.Series[Any] | Values, step: float | str | None = None, min_points: int = 1
 ) -> TimeSeries:
     """A checked series from any supported holder of counts.
 
     y: a TimeSeries; a pandas Series with a DatetimeIndex on a regular grid (with a time zone, the
         wall-clock time continues from its first timestamp); or [T] numbers.
-    step: seconds, or text such as '10min'; needed for plain numbers, and for one dated value.
-    start: local time of the first interval (anything pandas reads as a timestamp), for plain
-        numbers only; a Monday 0:00 if not given.
+    step: seconds, or text such as '10min'; needed for plain numbers, which start on a Monday 0:00, and for one dated
+        value.
 
     Raises ForecastError, naming the place, for values that are not finite or below 0, timestamps
     that are duplicate, missing, out of order or off the grid, and too few points.
@@ -151,7 +147,7 @@ def as_series(
     else:
         if step is None:
             raise ForecastError("numbers without timestamps: give their step in seconds, or as text such as '10min'")
-        values, width, first = _numbers(y), seconds(step), MONDAY if start is None else local_seconds(start)
+        values, width, first = _numbers(y), seconds(step), MONDAY
     if not abs(first) <= LATEST_SECONDS:
         raise ForecastError(f"start {first:g} s: expected seconds since 1970-01-01, within 3,000 years of it")
     if len(values) > MOST_POINTS:

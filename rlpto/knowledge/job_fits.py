@@ -24,7 +24,7 @@ from rlpto.performance.tables import JobType, SpeedTables
 STAGES = 8
 """Parts of what a job has left, in each of which it is expected to see other gradient statistics."""
 PRIOR_WEIGHT = 0.5
-"""How much a slope's prior counts: as observations with this sum of squared deviations of the logarithm of the batch."""
+"""How much the prior of a slope counts: as observations with this sum of squared deviations of log batch."""
 
 
 class Statistics(NamedTuple):

@@ -83,9 +83,7 @@ class JobTypes(Generic[Key]):
 
 def with_job_types(base: SpeedTables, jobs: int, kinds: int = 1) -> SpeedTables:
     """The tables, and behind their types `kinds` types for each of `jobs` jobs, with rows for SPANS numbers of nodes.
-
-    The caller writes what these types hold; no two of them share a row. Types of a job are variants of its first.
-    """
+    The caller writes what these types hold; no two of them share a row. Types of a job are variants of its first."""
     types, rows, most, count = len(base.types), len(base.rates), base.max_gpus, jobs * kinds
     spans = np.arange(max(SPANS, base.row.shape[1]))
     row = np.zeros((types + count, len(spans), most + 1), dtype=np.int32)

@@ -179,10 +179,8 @@ class MeasuredProfiles:
         return measured_kinds(self.folder / name)
 
     def model(self, name: str, gpu: str = ONE_KIND) -> MeasuredModel:
-        """One application on one kind of GPU, read when first asked for.
-
-        Raises ProfileError if it is unknown, broken, or was measured on other kinds.
-        """
+        """One application on one kind of GPU, read when first asked for. Raises ProfileError if it is unknown, broken,
+        or was measured on other kinds."""
         kinds = self.kinds(name)
         if kinds and gpu not in kinds:
             raise unknown_kind(name, gpu, kinds)
@@ -329,10 +327,8 @@ def _size_rates(model: MeasuredModel, batch: int | None, nodes: IntArray, gpus: 
 def _placement_rates(
     model: MeasuredModel, batch: int | None, most: int, exponent: float
 ) -> tuple[list[tuple[int, ...]], Rates]:
-    """Measured placements of up to `most` GPUs, and the rates on each.
-
-    A placement without a measured split of the batch is left out, so the rates of its size apply.
-    """
+    """Measured placements of up to `most` GPUs, and the rates on each. A placement without a measured split of the
+    batch is left out, so the rates of its size apply."""
     placements = [placement for placement in model.measured.placements if sum(placement) <= most]
     gpus = np.array([sum(placement) for placement in placements], dtype=np.int64)
     split = splits(batch, gpus, model.limits)

@@ -77,9 +77,7 @@ def measured_kinds(folder: Path) -> tuple[str, ...]:
 
 def read_measurements(folder: Path, gpu: str = ONE_KIND) -> Measurements:
     """Read the measurements on the kind `gpu` from one application's folder, which is named after the application.
-
-    Raises ProfileError naming the file, line and column where something is missing or not a number.
-    """
+    Raises ProfileError naming the file, line and column where something is missing or not a number."""
     suffix = "" if gpu == ONE_KIND else f"-{gpu}"
     path = folder / f"placements{suffix}.csv"
     rows = _read_rows(path, ("placement", *_TIMES))

@@ -22,10 +22,8 @@ DEFAULT_METRIC: MetricName = "goodput"
 
 @dataclass(frozen=True)
 class UtilityBand:
-    """Bounds within which an allocator keeps the utility of a GPU: speed-up / GPUs, 1 if scaling is perfect.
-
-    Raises ValueError unless 0 < min_util < max_util <= 1.
-    """
+    """Bounds within which an allocator keeps the utility of a GPU: speed-up / GPUs, 1 if scaling is perfect. Raises
+    ValueError unless 0 < min_util < max_util <= 1."""
 
     min_util: float
     max_util: float

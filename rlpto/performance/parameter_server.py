@@ -57,9 +57,7 @@ class ServerParams:
         self, nodes: ArrayLike, replicas: ArrayLike, local_batch: ArrayLike, accumulation: ArrayLike = 0
     ) -> FloatArray:
         """See `rlpto.performance.throughput.ThroughputLaw`; servers have their own nodes, so `nodes` has no effect.
-
-        Every accumulated computation costs a and b; gradients are exchanged once a step.
-        """
+        Every accumulated computation costs a and b; gradients are exchanged once a step."""
         workers = np.asarray(replicas, dtype=np.float64)
         compute = (np.asarray(accumulation) + 1) * (self.a * np.asarray(local_batch, dtype=np.float64) + self.b)
         exchange = self.c * workers / self.servers + self.d * workers + self.e * self.servers
@@ -128,10 +126,8 @@ def speed_grid(surface: SpeedSurface, max_workers: int, max_servers: int) -> Flo
 
 
 def observed(grid: FloatArray, probes: Probes) -> FloatArray:
-    """A grid like that of `speed_grid` with observed speeds in place of predictions (as in Optimus).
-
-    A configuration probed several times gets its mean; probes beyond the grid are ignored.
-    """
+    """A grid like that of `speed_grid` with observed speeds in place of predictions (as in Optimus). A configuration
+    probed several times gets its mean; probes beyond the grid are ignored."""
     inside = (probes.workers < grid.shape[0]) & (probes.servers < grid.shape[1])
     at = (probes.workers[inside], probes.servers[inside])
     count, total = np.zeros(grid.shape), np.zeros(grid.shape)

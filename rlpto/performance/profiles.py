@@ -269,10 +269,8 @@ def unknown_kind(model: str, gpu: str, known: Iterable[str]) -> ProfileError:
 
 
 def most_gpus(job_type: JobType, batch: BatchLimits, max_gpus: int) -> int:
-    """Largest number of GPUs, up to `max_gpus`, over which a type's batch can be spread.
-
-    Raises ProfileError unless its fixed batch size lies between its model's base and largest, and fits one GPU.
-    """
+    """Largest number of GPUs, up to `max_gpus`, over which a type's batch can be spread. Raises ProfileError unless its
+    fixed batch size lies between its model's base and largest, and fits one GPU."""
     size = job_type.batch_size
     if size is not None and not batch.base <= size <= batch.largest:
         raise ProfileError(f"{job_type.model}: batch_size {size}, expected {batch.base} to {batch.largest} samples")

@@ -87,10 +87,8 @@ class SizeTable:
     def step_time(
         self, nodes: ArrayLike, replicas: ArrayLike, local_batch: ArrayLike, accumulation: ArrayLike = 0
     ) -> FloatArray:
-        """See ThroughputLaw. The batch is that of the measurements, however it is split.
-
-        Outside the measured sizes, where no job runs, speed is in proportion to GPUs below them and constant above.
-        """
+        """See ThroughputLaw. The batch is that of the measurements, however it is split. Outside the measured sizes,
+        where no job runs, speed is in proportion to GPUs below them and constant above."""
         nodes, gpus, _ = np.broadcast_arrays(nodes, np.asarray(replicas, dtype=np.float64), local_batch)
         *apart, either = self._points
         one, several = (_interpolated(points, either, gpus) for points in apart)

@@ -166,11 +166,6 @@ class SpeedTables:
         sizes = np.minimum(np.arange(self.max_gpus + 1), most[:, None])
         return replace(self, fit=np.take_along_axis(self.fit, sizes, axis=1))
 
-    @property
-    def rewritten(self) -> bool:
-        """Whether these are beliefs that are rewritten as jobs learn."""
-        return self.written is not None
-
     def take_over(self, other: SpeedTables, types: IntArray) -> None:
         """Copy `types` [n] and their variants of tables that these are a copy of, where they were written since."""
         if self.written is None or other.written is None:
@@ -319,10 +314,8 @@ class SpeedTables:
         return np.asarray(start + (at - low) * (end - start))
 
     def packed_rows(self, gpus_per_node: int) -> IntArray:
-        """[T, K + 1] rows of k GPUs placed as `packed_groups`, measured for exactly that placement or else by size.
-
-        If a type's kind of GPU has smaller nodes, their size applies. Computed once for each node size.
-        """
+        """[T, K + 1] rows of k GPUs placed as `packed_groups`, measured for exactly that placement or else by size. If
+        a type's kind of GPU has smaller nodes, their size applies. Computed once for each node size."""
         if gpus_per_node not in self._packed:
             size = np.minimum(gpus_per_node, self.node_gpus)[:, None]
             gpus = np.arange(self.max_gpus + 1)

@@ -74,10 +74,8 @@ def summary(trace: Trace, capacity: int | None = None) -> dict[str, str]:
 
 
 def hour_of_week_profile(trace: Trace) -> FloatArray:
-    """[168] mean jobs submitted in each hour of the week from Monday 0:00; NaN for hours the trace misses.
-
-    Counted from the first to the last submission. A trace without known origin is taken to begin on a Monday at 0:00.
-    """
+    """[168] mean jobs submitted in each hour of the week from Monday 0:00; NaN for hours the trace misses. Counted from
+    the first to the last submission. A trace without known origin is taken to begin on a Monday at 0:00."""
     begin = 0.0
     if trace.origin is not None:
         begin = trace.origin.weekday() * 24 + (trace.origin - trace.origin.normalize()).total_seconds() / HOUR

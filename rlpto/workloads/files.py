@@ -48,7 +48,12 @@ def files_by_split(paths: Mapping[str, Sequence[Path]], drawn: bool) -> dict[str
     # Draws from one file have separate numbers in every split, whole files do not.
     together = (("train",), ("validation",), ("test",)) if drawn else (tuple(KEYS),)
     for splits in together:
-        _refuse_namesakes([(KEYS[split], path) for split in splits for path in files[split]])
+        named: set[str] = set()
+        for key, path in ((KEYS[split], path) for split in splits for path in files[split]):
+            if stem(path) in named:
+                said = f"a second file called {stem(path)}, expected one for each window"
+                raise ConfigError(f"workload.{key}: {path}: {said}")
+            named.add(stem(path))
     for split in ("train", "validation"):
         seen = next((path for path in files[split] if stem(path) in map(stem, files["test"])), None)
         if seen is not None:
@@ -69,17 +74,6 @@ def _expand(pattern: Path) -> Iterable[Path]:
     if not found:
         raise TraceError(f"{one_line(pattern)}: no such files, expected at least one trace")
     return sorted(map(Path, found), key=_natural)
-
-
-def _refuse_namesakes(files: list[tuple[str, Path]]) -> None:
-    """Raise ConfigError, naming its key, for a file with the name of an earlier one: windows are named after files."""
-    names: set[str] = set()
-    for key, path in files:
-        if stem(path) in names:
-            raise ConfigError(
-                f"workload.{key}: {path}: a second file called {stem(path)}, expected one for each window"
-            )
-        names.add(stem(path))
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

@@ -155,10 +155,8 @@ def listed_trace(jobs: Sequence[Job]) -> Trace:
 
 
 def mix(trace: Trace, classes: Sequence[JobClass], seed: int) -> Trace:
-    """The trace with jobs of these classes at the times at which its own were submitted, same seed, same jobs.
-
-    Class, model, GPUs and duration of a job are drawn independently of what was recorded and of other jobs.
-    """
+    """The trace with jobs of these classes at the times at which its own were submitted, same seed, same jobs. Class,
+    model, GPUs and duration of a job are drawn independently of what was recorded and of other jobs."""
     from rlpto.workloads.trace import make_trace
 
     rng, count = np.random.default_rng([seed, 3]), len(trace)

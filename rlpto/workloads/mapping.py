@@ -387,10 +387,8 @@ def _given_pairs(trace: Trace, settings: MappingSettings) -> list[tuple[str, int
 def _max_gpus(
     gpus: IntArray, kind: IntArray, settings: MappingSettings, bound: int, limits: IntArray, bounded: bool
 ) -> IntArray:
-    """[M] most GPUs of every job, never fewer than it requests.
-
-    In mode given, a type's own bound replaces the multiple of the request, if there is one.
-    """
+    """[M] most GPUs of every job, never fewer than it requests. In mode given, a type's own bound replaces the multiple
+    of the request, if there is one."""
     if settings.rigid:
         return gpus
     most = np.minimum(settings.max_gpus, bound)

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from rlpto.forecasting.backtest import Backtest, backtest, write_report
-from rlpto.forecasting.naive import MovingAverage, Naive, SeasonalNaive
+from rlpto.forecasting.naive import Naive, SeasonalNaive
 from rlpto.forecasting.series import ForecastError, TimeSeries, as_series
 
 RNG = np.random.default_rng(0)
@@ -77,15 +77,6 @@ def test_the_start_chooses_origins() -> None:
     ):
         with pytest.raises(ForecastError, match=message):
             small(**options)
-
-
-def test_the_forecaster_itself_stays_as_it_is() -> None:
-    average = MovingAverage(3).fit(Y.iloc[:50])
-    expected = average.predict(2).point
-    done: list[str] = []
-    backtest({"a": average, "b": Naive()}, as_series(Y), 12, 320, on_done=done.append)
-    np.testing.assert_array_equal(average.predict(2).point, expected)
-    assert done == ["a", "b"]
 
 
 def test_tables_hold_what_was_measured(tmp_path: Path) -> None:

@@ -56,20 +56,6 @@ def test_policies_are_told_the_score_in_units_of_the_rate_with_one_gpu() -> None
     assert told[1] / told[0] == pytest.approx(found.score[1, 15, 0] / found.score[0, 0, 0])
 
 
-def test_steps_of_measurements_are_worth_what_the_metric_says(measured_folder: Path) -> None:
-    """Where speeds are known in steps, batch 64 against 8 is worth its samples, or its progress."""
-    found = {}
-    for metric in ("goodput", "throughput"):
-        types = [JobType("toy", 8, metric)]
-        tables = compile_tables(MeasuredProfiles(measured_folder), types, 4, 4, choose_batches=True)
-        kinds = tables.types_at(np.zeros(4, dtype=np.int64), np.array([0, 16, 32, 64]))
-        found[metric] = tables.shown_rates[tables.packed_rows(4)[kinds, 4], 0]
-    steps = found["throughput"] / [1, 2, 4, 8]
-    np.testing.assert_allclose(found["goodput"][0], found["throughput"][0])
-    assert np.all(np.diff(steps) < 0), "a larger step takes longer"
-    assert np.all(found["throughput"][1:] >= found["goodput"][1:])
-
-
 @pytest.mark.parametrize("batch", [None, 24])
 def test_measured_speeds_by_metric(measured_folder: Path, batch: int | None) -> None:
     profiles = MeasuredProfiles(measured_folder)

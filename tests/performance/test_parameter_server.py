@@ -74,14 +74,6 @@ def test_five_parameters_on_four_points_are_called_open(form: Form, determined: 
         assert fit.speed(*at) == pytest.approx(found.speed, rel=1e-3), "open, but in agreement with the probes"
 
 
-@given(count=st.integers(1, 12), lowest=st.integers(1, 4), more=st.integers(0, 9), servers=st.integers(1, 9))
-def test_spread_probes_are_different_and_within_limits(count: int, lowest: int, more: int, servers: int) -> None:
-    chosen = spread_probes(count, lowest + more, servers, lowest)
-    assert chosen[0] == (lowest, 1)
-    assert len(set(chosen)) == len(chosen) == min(count, (more + 1) * servers)
-    assert all(lowest <= w <= lowest + more and 1 <= p <= servers for w, p in chosen)
-
-
 def test_eight_spread_probes_determine_every_form() -> None:
     assert set(spread_probes(4, 10, 10)) == {(1, 1), (10, 10), (1, 10), (10, 1)}
     found = probes(surface("async", 1, 0.5, 0.1, 0.1), spread_probes(8, 10, 10))

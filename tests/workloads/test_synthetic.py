@@ -6,9 +6,8 @@ import pytest
 
 from rlpto.io.errors import TraceError
 from rlpto.workloads.calibration import LEVELS, Calibration, DurationCurve, GpuClass, load_calibration
-from rlpto.workloads.describe import hour_of_week_profile
 from rlpto.workloads.importers import import_trace
-from rlpto.workloads.synthetic import MONDAY, calibrate, cluster_users, generate
+from rlpto.workloads.synthetic import calibrate, cluster_users, generate
 from rlpto.workloads.trace import Trace, make_trace
 
 HOUR, DAY = 3600.0, 86_400.0
@@ -44,23 +43,6 @@ def plain_calibration(**changes: object) -> Calibration:
         ),
     }
     return Calibration.model_validate({**values, **changes})
-
-
-def test_a_generated_trace_has_the_statistics_it_was_asked_for() -> None:
-    trace = generate(plain_calibration(), days=70, seed=0)
-    assert trace.origin == MONDAY
-    assert MONDAY.day_name() == "Monday"
-    assert trace.submit_time[-1] < 70 * DAY
-    per_submission = 0.75 * 2 + 0.25
-    profile = hour_of_week_profile(trace).reshape(7, 24).mean(axis=0)
-    np.testing.assert_allclose(profile[8:20], 10 * per_submission, rtol=0.12)
-    np.testing.assert_allclose(profile[:8], 2 * per_submission, rtol=0.25)
-    assert np.mean(trace.gpus == 1) == pytest.approx(1.5 / 1.75, abs=0.01)
-    assert np.mean(trace.gpus == 3) == pytest.approx(0.125 / 1.75, abs=0.01)
-    ones = trace.duration[trace.gpus == 1]
-    for level in (0.1, 0.5, 0.9):
-        assert np.quantile(ones, level) == pytest.approx(100 * 10**level, rel=0.05)
-    np.testing.assert_allclose(trace.duration[trace.gpus > 1], 1000)
 
 
 def test_seed_rate_and_days() -> None:
