@@ -15,7 +15,6 @@ import numpy as np
 from rlpto.io.arrays import FloatArray, IntArray
 
 MetricName = Literal["goodput", "throughput", "efficiency"]
-"""Names of the metrics that a job can maximise."""
 METRIC_NAMES: tuple[MetricName, ...] = get_args(MetricName)
 DEFAULT_METRIC: MetricName = "goodput"
 
@@ -79,4 +78,3 @@ METRICS: Mapping[str, JobMetric] = {
     "throughput": JobMetric(0.0),
     "efficiency": JobMetric(1.0, EFFICIENCY_BAND),
 }
-"""Every metric by its name."""

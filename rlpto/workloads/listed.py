@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # pandas is slow to import, and settings are needed without i
     from rlpto.workloads.trace import Trace
 
 LISTED_WINDOW = "jobs"
-"""Name of the one window of listed jobs."""
 MINUTE = 60.0
 P90 = NormalDist().inv_cdf(0.9)
 """Standard deviations between median and 90 % quantile of a normal distribution."""

@@ -13,7 +13,6 @@ from rlpto.io.settings import LARGEST_SEED, Settings
 
 HOUR = 3600.0
 SPLITS = ("train", "validation", "test")
-"""Names of the splits, in order of time."""
 
 
 class WindowSettings(Settings):
