@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,16 +150,11 @@ def _read_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str | Non
 
 def _numbers(rows: list[dict[str, str | None]], path: Path, column: str) -> FloatArray:
     """[N] a column of the rows of a file."""
-    return np.array([_number(row[column], path, line, column) for line, row in enumerate(rows, start=2)])
-
-
-def _number(field: str | None, path: Path, line: int, column: str) -> float:
-    try:
-        number = float(field) if field is not None else float("nan")
-    except ValueError:
-        number = float("nan")
-    if not np.isfinite(number):
-        raise ProfileError(f"{path}, line {line}: {column} {field!r}, expected a number")
-    if column == "local_bsz" and not 1 <= number <= LARGEST_BATCH:
-        raise ProfileError(f"{path}, line {line}: {column} {field!r}, expected samples, 1 to {LARGEST_BATCH:,}")
-    return number
+    numbers = np.full(len(rows), np.nan)
+    for at, row in enumerate(rows):
+        with suppress(ValueError):
+            numbers[at] = float(row[column] or "nan")
+        expected = f"samples, 1 to {LARGEST_BATCH:,}" if column == "local_bsz" else "a number"
+        if not np.isfinite(numbers[at]) or (column == "local_bsz" and not 1 <= numbers[at] <= LARGEST_BATCH):
+            raise ProfileError(f"{path}, line {at + 2}: {column} {row[column]!r}, expected {expected}")
+    return numbers
