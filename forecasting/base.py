@@ -144,7 +144,14 @@ class Forecaster:
 
         Raises ForecastError if nothing was fitted, or the counts are broken or start elsewhere.
         """
-        self.take_in(self._following(self._observed(), new))
+        history = self._observed()
+        if isinstance(new, int | float | np.number):
+            new = [float(new)]
+        series, end = as_series(new, history.step), history.start + len(history) * history.step
+        if is_dated(new) and abs(series.start - end) > history.step / 1e3:
+            expected = history.shown(len(history))
+            raise ForecastError(f"update starts at {series.shown(0)}: expected {expected}, where the history ends")
+        self.take_in(TimeSeries(series.values, history.step, end))
         return self
 
     def take_in(self, new: TimeSeries) -> None:
@@ -232,17 +239,6 @@ class Forecaster:
         errors = np.log1p(targets(series.values, origins, horizon)) - np.log1p(predicted)
         spread = np.nanquantile(errors, SPREAD_LEVELS, axis=0)
         return np.pad(spread, ((0, 0), (0, SPREAD_HORIZON - horizon)), mode="edge")
-
-    def _following(self, history: TimeSeries, new: Counts | float) -> TimeSeries:
-        """New counts as a series that starts where the history ends."""
-        end = history.start + len(history) * history.step
-        if isinstance(new, int | float | np.number):
-            new = [float(new)]
-        series = as_series(new, history.step)
-        if is_dated(new) and abs(series.start - end) > history.step / 1e3:
-            expected = history.shown(len(history))
-            raise ForecastError(f"update starts at {series.shown(0)}: expected {expected}, where the history ends")
-        return TimeSeries(series.values, history.step, end)
 
 
 def targets(values: FloatArray, origins: IntArray, horizon: int) -> FloatArray:

@@ -133,9 +133,12 @@ class MeasuredModel:
         runs = self.measured.runs
         return self._between(runs["grad_sqr"], batch), self._between(runs["grad_var"], batch)
 
-    def iterations(self, batch: int) -> FloatArray:
-        """[epochs] iterations at the end of each epoch with a fixed total batch size."""
-        return self._between(self.measured.runs["iteration"], np.array([batch]))[0]
+    def remaining(self, batch: int) -> FloatArray:
+        """[epochs + 1] iterations left at the start of each epoch, the input of Pollux's Optimus; 1 at the end."""
+        iterations = self._between(self.measured.runs["iteration"], np.array([batch]))[0]
+        remaining = np.ones(self.epochs + 1)
+        remaining[: self.epochs - 1] = iterations[-1] - iterations[:-1]
+        return remaining
 
     def accuracy(self, batch: int | None) -> FloatArray:
         """[epochs + 1] accuracy by epoch, never falling: for that batch size, or the mean over all."""
@@ -262,7 +265,7 @@ class MeasuredProfiles:
             row=row,
             exact={placement: len(sized.rates) + i for i, placement in enumerate(placements)},
             accuracy=model.accuracy(batch),
-            known_remaining=None if batch is None else _known_remaining(model, batch),
+            known_remaining=None if batch is None else model.remaining(batch),
             known_speed=None if batch is None else _known_speed(model, batch, most, max_gpus, gpus_per_node),
             score=None if exponent == 1 else score,
         )
@@ -341,14 +344,6 @@ def _placement_rates(
     found = _best_rates(model, split, seconds, exponent)
     usable = np.isfinite(found.rates[:, 0])
     return [placement for i, placement in enumerate(placements) if usable[i]], Rates(*(part[usable] for part in found))
-
-
-def _known_remaining(model: MeasuredModel, batch: int) -> FloatArray:
-    """[epochs + 1] iterations left at the start of each epoch, the input of Pollux's Optimus; 1 at the end."""
-    iterations = model.iterations(batch)
-    remaining = np.ones(model.epochs + 1)
-    remaining[: model.epochs - 1] = iterations[-1] - iterations[:-1]
-    return remaining
 
 
 def _known_speed(model: MeasuredModel, batch: int, most: int, max_gpus: int, gpus_per_node: int) -> FloatArray:
