@@ -11,8 +11,11 @@ import pytest
 from rlpto.core.job_store import JobStore
 from rlpto.knowledge.beliefs import ChoiceRule, ThroughputBelief, choose, efficiency_seen
 from rlpto.knowledge.online_fit import fit_observed
-from rlpto.knowledge.remaining import RemainingKnowledge
+from rlpto.knowledge.remaining import RemainingKnowledge, parts_done
+from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import BatchLimits
+from rlpto.performance.profiles import builtin_profiles
+from rlpto.performance.tables import JobType
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams
 
 from ..builders import job, linear_tables, measured_steps, remaining_work, with_batch_sizes
@@ -121,3 +124,27 @@ def test_what_is_declared_or_learnt_is_known_and_what_is_guessed_is_not() -> Non
         "curve": [False, False],
         "unknown": [False, False],
     }
+
+
+EPOCHS = builtin_profiles()["deepspeech2"].epochs
+
+
+def left_after(progress: float, how: str) -> float:
+    tables = compile_tables(load_profiles(None), [JobType("deepspeech2")], 4, 4)
+    store = JobStore.from_jobs([job(0, model="deepspeech2", epochs=float(EPOCHS))], tables)
+    store.progress[0] = progress
+    return float(remaining_work(how, store, tables)(np.array([0]))[0])
+
+
+@pytest.mark.parametrize("model", sorted(builtin_profiles()))
+def test_a_curve_that_says_nothing_leaves_the_rule_of_unknown_work(model: str) -> None:
+    assert parts_done(model, np.array([np.nan]), 1 / 3) == pytest.approx(1 / 3)
+    assert left_after(0.0, "curve") == left_after(0.0, "unknown") == 1.0
+
+
+def test_a_flat_curve_means_that_little_is_left() -> None:
+    """Of its own model nothing is used: other models' curves alone say how far a job is."""
+    early, late = (left_after(part * EPOCHS, "curve") / (part * EPOCHS) for part in (0.1, 0.9))
+    assert late < 1.0 < early
+    curve, unknown = (np.log(left_after(0.9 * EPOCHS, how) / (0.1 * EPOCHS)) for how in ("curve", "unknown"))
+    assert abs(curve) < abs(unknown)
