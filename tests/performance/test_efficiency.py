@@ -45,24 +45,6 @@ def test_a_split_holds_the_batch_and_the_limits(batch: int, gpus: int) -> None:
     assert gpus > 1 or batch == LIMITS.base or split.accumulation >= 1
 
 
-@pytest.mark.parametrize(
-    ("batch", "gpus", "local", "accumulation"),
-    [
-        (4096, 4, 1024, 0),
-        (4096, 3, 683, 1),  # 1366 each, twice 683; 3 x 2 x 683 = 4098 is over, see below
-        (4096, 2, 1024, 1),
-        (4096, 1, 1024, 3),
-        (2048, 6, 342, 0),
-        (256, 1, 128, 1),  # two gradients are needed to see their noise
-        (128, 1, 128, 0),
-    ],
-)
-def test_splits_worked_out_by_hand(batch: int, gpus: int, local: int, accumulation: int) -> None:
-    split = split_batch(batch, gpus, LIMITS)
-    cap = LIMITS.largest // (gpus * (accumulation + 1))
-    assert (int(split.local), int(split.accumulation)) == (min(local, cap), accumulation)
-
-
 def test_adaptive_goodput_is_the_best_of_all_batch_sizes_tried_one_by_one() -> None:
     noise = np.array([10.0, 1000.0, 100_000.0])
     found = choose_batch(PARAMS, noise, LIMITS, 2, 16, None).progress
