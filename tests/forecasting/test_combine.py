@@ -4,49 +4,30 @@ import numpy as np
 import pytest
 
 from rlpto.forecasting.base import Forecaster
-from rlpto.forecasting.combine import (
-    FEATURES,
-    CombinationRules,
-    CombinationState,
-    Combined,
-    combine,
-    new_state,
-)
+from rlpto.forecasting.combine import FEATURES, CombinationRules, Combined, combine, new_state
 from rlpto.forecasting.gru import QUANTILES
 from rlpto.forecasting.hybrid import HybridForecaster
 from rlpto.forecasting.series import TimeSeries
 from rlpto.io.arrays import FloatArray
 
 H, K = 3, 4
-RULES = CombinationRules()
 
 
-def blank(whole: bool = True) -> CombinationState:
-    return new_state(H, K, [0, 1], np.array(QUANTILES), 4.0, whole, RULES)
-
-
-def run(state: CombinationState, counts: FloatArray, members: FloatArray) -> Combined:
-    spread = np.full((len(counts), members.shape[2], len(QUANTILES)), 0.3)
-    features = np.ones((len(counts), members.shape[2], FEATURES))
-    return combine(state, RULES, counts, members, spread, features, True)
-
-
-def world(points: int, seed: int = 0, level: float = 6.0) -> tuple[FloatArray, FloatArray]:
-    """Counts around a level, and members that are off by 0, 2, 3 and 4 counts or so."""
-    rng = np.random.default_rng(seed)
-    counts = rng.poisson(level, points).astype(float)
-    off = np.array([0.0, 2.0, 3.0, 4.0])[None, :, None]
-    return counts, np.log1p(level + off + rng.uniform(0, 0.1, (points, K, H)))
+def run(counts: FloatArray, members: FloatArray, whole: bool = True) -> Combined:
+    rules, levels = CombinationRules(), np.array(QUANTILES)
+    spread = np.full((len(counts), H, len(levels)), 0.3)
+    state = new_state(H, K, [0, 1], levels, 4.0, whole, rules)
+    return combine(state, rules, counts, members, spread, np.ones((len(counts), H, FEATURES)), True)
 
 
 def test_whole_counts_are_said_in_whole_numbers_which_are_medians() -> None:
-    counts, members = world(200)
-    said = run(blank(), counts, members).point
+    rng = np.random.default_rng(0)
+    counts, members = rng.poisson(6.0, 200).astype(float), np.log1p(6.0 + rng.uniform(0, 4, (200, K, H)))
+    said = run(counts, members).point
     np.testing.assert_array_equal(said, np.floor(said))
-    said = run(blank(whole=False), counts / 7, members / 7).point
+    said = run(counts / 7, members / 7, whole=False).point
     assert (said != np.floor(said)).any()
-    counts = np.random.default_rng(1).poisson(0.3, 600).astype(float)
-    said = run(blank(), counts, np.full((600, K, H), np.log1p(0.3))).point
+    said = run(rng.poisson(0.3, 600).astype(float), np.full((600, K, H), np.log1p(0.3))).point
     assert said[100:].max() == 0, "the median of Poisson counts with mean 0.3"
 
 
@@ -55,7 +36,7 @@ def test_intervals_cover_as_often_as_they_say_whatever_the_spread_they_are_given
     rng = np.random.default_rng(1)
     points = 1500
     newest = rng.normal(3, width, points).clip(0)
-    found = run(blank(whole=False), np.expm1(newest), np.full((points, K, H), 3.0))
+    found = run(np.expm1(newest), np.full((points, K, H), 3.0), whole=False)
     low, high = QUANTILES.index(0.1), QUANTILES.index(0.9)
     for h in range(H):
         actual, bounds = newest[500 + 1 + h :], found.bounds[500 : points - 1 - h, h]
