@@ -56,7 +56,7 @@ class Measurements:
     @property
     def epochs(self) -> int:
         """Epochs that every run has."""
-        return self.runs["progress"].shape[1]
+        return int(self.runs["progress"].shape[1])
 
     @property
     def progress(self) -> FloatArray:
