@@ -166,7 +166,7 @@ def _surface(seed: int) -> ServerParams:
 
 def _steps(law: ServerParams, workers: int, servers: int) -> float:
     """Seconds of a step."""
-    return float(law.with_servers(servers).step_time(1, workers, BATCH / workers))
+    return float(replace(law, servers=servers).step_time(1, workers, BATCH / workers))
 
 
 def _epoch_ratio(law: ServerParams) -> float:

@@ -29,7 +29,7 @@ RATIOS = {"jct_mean": "JCT", "gpu_hours": "GPU-hours"}
 
 def measured_runs(folder: Path, model: str) -> FloatArray:
     """[runs, epochs + 1] accuracy of every measured training of a model, from before the first epoch on."""
-    values = read_measurements(folder / model).stacked("metric")
+    values = read_measurements(folder / model).runs["metric"]
     metric = metric_of(model, values)
     return np.concatenate([np.full((len(values), 1), metric.untrained), to_accuracy(metric, values)], axis=1)
 

@@ -112,7 +112,7 @@ def one_seed(case: SeriesCase, seed: int) -> ForecastRun:
     series, model = case.series, HybridForecaster(seed=seed)
     fit = _common.timed(lambda: model.fit(series.head(case.test))).loops
     parts = model.parts(series, case.origins, HORIZON)
-    made = model.batch_forecasts(series, case.origins, HORIZON, (0.1, 0.9))
+    made = model.batch(series, case.origins, HORIZON, np.array([0.1, 0.9]))
     bounds = made.quantiles
     known = ~np.isnan(case.truth)
     inside = (case.truth >= bounds[..., 0] - 1e-9) & (case.truth <= bounds[..., 1] + 1e-9)

@@ -61,12 +61,12 @@ class ArimaForecaster(Forecaster):
 
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
         expected = self._model.forecasts(self._transformed(series), origins, horizon)
-        return self._counts(expected, _future(series, origins, horizon))
+        return self._counts(expected, series.times(origins[:, None] + np.arange(horizon)))
 
     def _predict(self, horizon: int, levels: FloatArray) -> Batch:
-        history, now = self._observed(), np.array([len(self._z)])
-        counts = self._counts(self._model.forecasts(self._z, now, horizon), _future(history, now, horizon))
-        return self._around(counts, levels)
+        now = np.array([len(self._z)])
+        times = self._observed().times(now[:, None] + np.arange(horizon))
+        return self._around(self._counts(self._model.forecasts(self._z, now, horizon), times), levels)
 
     def _state(self) -> State:
         model = self._model
@@ -122,9 +122,7 @@ class FourierArima(ArimaForecaster):
 
     def _estimate(self, series: TimeSeries) -> Arima:
         z = np.log1p(series.values)
-        self._harmonics, self._coefficients = (0, 0), np.empty(0)
-        allowed = _allowed_harmonics(series)
-        left = z
+        allowed, left = _allowed_harmonics(series), z
         for _ in range(ALTERNATIONS):
             model = fit_arima(left, 1, refined=0)
             self._harmonics, self._coefficients = _fit_harmonics(z, series.times(), model, allowed)
@@ -139,8 +137,7 @@ class FourierArima(ArimaForecaster):
 
     def _seasonal(self, times: FloatArray) -> FloatArray:
         """[T] the calendar's part of the series, in log1p."""
-        seasonal: FloatArray = _design(times, *self._harmonics) @ self._coefficients
-        return seasonal
+        return np.asarray(_design(times, *self._harmonics) @ self._coefficients)
 
     def _state(self) -> State:
         state = super()._state()
@@ -153,12 +150,6 @@ class FourierArima(ArimaForecaster):
         self._harmonics = (daily, weekly)
         self._coefficients = state.array("coefficients", (2 * (daily + weekly),))
         super()._restore(state)
-
-
-def _future(series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
-    """[N, H] local times [s] of the intervals that follow each origin."""
-    steps: FloatArray = (origins[:, None] + np.arange(horizon)).astype(np.float64)
-    return series.start + series.step * steps
 
 
 def _design(times: FloatArray, daily: int, weekly: int) -> FloatArray:

@@ -61,39 +61,23 @@ class Arima:
         """Coefficients of phi(B), lag 0 first."""
         return np.array([1.0, *(-c for c in self.ar)])
 
-    @cached_property
-    def moving_average(self) -> FloatArray:
-        """Coefficients of theta(B), lag 0 first."""
-        return np.array([1.0, *self.ma])
-
-    @cached_property
-    def value_lags(self) -> FloatArray:
-        """Coefficients of past z in its next value, by lag; that of lag 0 is not used."""
-        lags: FloatArray = -np.convolve([1.0, -1.0] if self.difference else [1.0], self.autoregression)
-        return lags
-
-    @cached_property
-    def constant(self) -> float:
-        """What the mean adds to the next value of z."""
-        return self.mean * float(self.autoregression.sum())
-
-    def rest(self, z: FloatArray) -> float:
-        """Value assumed before the start of the series: its mean if it has one, else its first value."""
-        return self.mean if self.difference == 0 else (float(z[0]) if len(z) else 0.0)
-
     def residuals(self, z: FloatArray) -> FloatArray:
         """[T] errors one step ahead; 0 while differencing has too few values."""
         errors = np.zeros(len(z))
         changes = np.diff(z, self.difference) - self.mean
         if len(changes):
             # A denominator of two terms keeps scipy from convolving instead, which rounds otherwise.
-            errors[self.difference :] = lfilter(self.autoregression, [*self.moving_average, 0.0], changes)
+            errors[self.difference :] = lfilter(self.autoregression, [1.0, *self.ma, 0.0], changes)
         return errors
 
     def forecasts(self, z: FloatArray, origins: IntArray, horizon: int) -> FloatArray:
         """[N, H] expected values after each origin, from z[:origin]."""
-        lags = self.value_lags, self.moving_average
-        found: FloatArray = _expected(z, self.residuals(z), origins, horizon, *lags, self.constant, self.rest(z))
+        value_lags: FloatArray = -np.convolve([1.0, -1.0] if self.difference else [1.0], self.autoregression)
+        constant = self.mean * float(self.autoregression.sum())
+        rest = float(z[0]) if self.difference and len(z) else self.mean
+        found: FloatArray = _expected(
+            z, self.residuals(z), origins, horizon, value_lags, np.array([1.0, *self.ma]), constant, rest
+        )
         return found
 
 
@@ -108,7 +92,8 @@ def _expected(
     constant: float,
     rest: float,
 ) -> FloatArray:
-    """See `Arima.forecasts`. rest: the value before the first one."""
+    """See `Arima.forecasts`. value_lags, error_lags: coefficients by lag, that of lag 0 is not used. constant: what the
+    mean adds. rest: the value before the first one, the mean if there is one, else the first one."""
     expected = np.empty((len(origins), horizon))
     for i, origin in enumerate(origins):
         for step in range(horizon):

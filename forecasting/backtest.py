@@ -1,23 +1,32 @@
-"""Rolling-origin evaluation: forecasts from many moments of a series, each from what was known then."""
+"""Rolling-origin evaluation: forecasts from many moments of a series, each from what was known then; its report."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
-from rlpto.forecasting.base import LONGEST_HORIZON, Batch, Counts, Forecaster, targets
-from rlpto.forecasting.series import DAY, ForecastError, TimeSeries, as_series, checked_integer
+from rlpto.forecasting.base import Batch, Forecaster, targets
+from rlpto.forecasting.series import DAY, HOUR, ForecastError, TimeSeries
 from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.files import whole_file
 
 LEVELS = (0.1, 0.5, 0.9)
 """Of the quantiles that are forecast."""
 NOMINAL = LEVELS[-1] - LEVELS[0]
 """Share of counts that should lie within the outermost ones."""
-TEST_SHARE = 0.2
-"""Default share of the series, at its end, whose origins are scored."""
+MOST_FORECASTS = 50_000_000
+"""Most origins times steps ahead."""
+SHOWN_DAYS = 7.0
+"""Days at the end of a backtest that are drawn."""
+STYLES = ("-", "--", ":", "-.")
+INK, LINE = "#1f2933", "#2f6db5"
 
 
 @dataclass(frozen=True)
@@ -102,43 +111,27 @@ class Backtest:
 
 def backtest(
     forecasters: Mapping[str, Forecaster],
-    y: Counts,
-    *,
-    horizon: int = 12,
-    start: int | None = None,
-    step: float | str | None = None,
+    series: TimeSeries,
+    horizon: int,
+    start: int,
     on_done: Callable[[str], None] | None = None,
 ) -> Backtest:
-    """Forecast a series from every origin in its last part with fresh copies of the forecasters, fitted once.
+    """Forecast a series from every origin from `start` on with fresh copies of the forecasters, fitted once before it.
 
-    forecasters: by their name in tables; only their settings are used.
-    y: [T] counts; plain numbers need `step`.
-    start: first origin, in points; forecasters are fitted on the points before it. None: all but the last 20 %.
-    on_done: called with the name of each forecaster that is done.
-
-    Only steps whose counts are in the series are scored. Raises ForecastError.
+    forecasters: by their name in tables; only their settings are used. on_done: called with the name of each that is
+    done. Only steps whose counts are in the series are scored. Raises ForecastError.
     """
-    series = as_series(y, step)
-    first = len(series) - round(TEST_SHARE * len(series)) if start is None else start
-    if not 1 <= first < len(series):
-        raise ForecastError(f"start {first}: expected 1 to {len(series) - 1}, points before the first origin")
-    checked_integer("horizon", horizon, 1, LONGEST_HORIZON)
-    if not forecasters:
-        raise ForecastError("no forecasters given, expected at least one")
-    origins = np.arange(first, len(series))
-    made = {}
+    if not 1 <= start < len(series):
+        raise ForecastError(f"start {start}: expected 1 to {len(series) - 1}, points before the first origin")
+    origins, before, made = np.arange(start, len(series)), series.head(start), {}
+    if len(origins) * horizon > MOST_FORECASTS:
+        raise ForecastError(f"{len(origins)} origins, {horizon} steps: expected {MOST_FORECASTS:g} forecasts at most")
     for name, forecaster in forecasters.items():
-        fitted = type(forecaster)(**forecaster.settings()).fit(series.head(first))
-        made[name] = fitted.batch_forecasts(series, origins, horizon, LEVELS)
+        fitted = type(forecaster)(**forecaster.settings()).fit(before)
+        made[name] = fitted.batch(series, origins, horizon, np.array(LEVELS))
         if on_done is not None:
             on_done(name)
-    return Backtest(
-        series=series,
-        origins=origins,
-        actual=targets(series.values, origins, horizon),
-        forecasts=made,
-        scale=_seasonal_error(series.head(first)),
-    )
+    return Backtest(series, origins, targets(series.values, origins, horizon), made, _seasonal_error(before))
 
 
 def _seasonal_error(series: TimeSeries) -> float:
@@ -147,3 +140,64 @@ def _seasonal_error(series: TimeSeries) -> float:
     lag = season if len(series) > season else 1
     differences = np.abs(series.values[lag:] - series.values[:-lag])
     return float(differences.mean()) if len(differences) else math.nan
+
+
+def write_report(result: Backtest, folder: Path) -> None:
+    """Write scores.csv, forecasts.csv (one step and all steps ahead) and plots into a folder. Raises ForecastError. The
+    combination is drawn if it is among the forecasters; else the first one."""
+    forecasts = []
+    for name, made in result.forecasts.items():
+        for ahead in sorted({1, result.horizon}):
+            times = result.series.index(result.origins + ahead - 1)
+            figures = {"actual": result.actual, "point": made.point, "mean": made.mean}
+            figures |= {f"q{level:g}": made.quantiles[..., place] for place, level in enumerate(LEVELS)}
+            columns = {column: figure[:, ahead - 1] for column, figure in figures.items()}
+            forecasts.append(pd.DataFrame({"forecaster": name, "ahead": ahead, "time": times.map(str), **columns}))
+    tables = {"scores": pd.DataFrame([asdict(score) for score in result.scores()]), "forecasts": pd.concat(forecasts)}
+    for what, table in tables.items():
+        with whole_file(folder / f"{what}.csv", what, ForecastError) as unfinished:
+            table.to_csv(unfinished, index=False, na_rep="nan", lineterminator="\n")
+    best = "hybrid" if "hybrid" in result.forecasts else next(iter(result.forecasts))
+    for name, figure in {"forecasts": _forecasts_figure(result, best), "errors": _errors_figure(result)}.items():
+        with whole_file(folder / f"{name}.png", "the plot", ForecastError) as unfinished:
+            figure.savefig(unfinished, format="png", dpi=120)
+
+
+def _forecasts_figure(result: Backtest, name: str) -> Figure:
+    """The last days of one forecaster with its interval, one step and all steps ahead."""
+    steps = sorted({1, result.horizon})
+    figure = _figure(4.2 * len(steps))
+    panels = figure.subplots(len(steps), 1, sharex=True, squeeze=False)[:, 0]
+    made, step = result.forecasts[name], result.series.step
+    shown = result.origins >= result.origins[-1] - result.series.lag(SHOWN_DAYS * DAY)
+    for axes, ahead in zip(panels, steps, strict=True):
+        days = (result.origins[shown] + ahead - 1 - result.origins[0]) * step / DAY
+        low, high = made.quantiles[shown, ahead - 1, 0], made.quantiles[shown, ahead - 1, -1]
+        axes.fill_between(days, low, high, color=LINE, alpha=0.2, lw=0, label=f"{NOMINAL:.0%} interval")
+        axes.plot(days, result.actual[shown, ahead - 1], color=INK, lw=0.8, label="actual")
+        axes.plot(days, made.point[shown, ahead - 1], color=LINE, lw=1.2, label="forecast")
+        axes.set(ylabel="counts per interval", ylim=(0, None), title=f"{ahead * step / HOUR:g} h ahead")
+        axes.set_xlabel("days of the test part")
+    panels[0].legend(loc="upper left", ncols=3, frameon=False)
+    figure.suptitle(f"{name}: forecast against actual")
+    return figure
+
+
+def _errors_figure(result: Backtest) -> Figure:
+    """The mean absolute error of every forecaster by distance."""
+    figure = _figure(5.0)
+    axes = figure.subplots()
+    hours = np.arange(1, result.horizon + 1) * result.series.step / HOUR
+    for place, name in enumerate(result.forecasts):
+        style = STYLES[place // 10 % len(STYLES)]
+        axes.plot(hours, result.errors_by_step(name), f"o{style}", color=f"C{place % 10}", markersize=3, label=name)
+    axes.set(xlabel="hours ahead", ylabel="mean absolute error [counts]", ylim=(0, None))
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    axes.set_title(f"Error by distance, {len(result.origins):,} origins")
+    return figure
+
+
+def _figure(height: float) -> Figure:
+    figure = Figure(figsize=(11, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure

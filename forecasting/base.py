@@ -46,8 +46,8 @@ SPREAD_ORIGINS = 1000
 LONGEST_HORIZON = 10_000
 """Most steps ahead in one forecast."""
 
-MOST_FORECASTS = 50_000_000
-"""Most origins times steps ahead in one call."""
+NO_LEVELS = np.empty(0)
+"""Where no quantiles are wanted."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,10 @@ class Batch:
 class Forecaster:
     """A method of forecasting counts.
 
-    Online: `fit`, then `update` with counts as they are observed, and `predict`. In a batch: `forecasts` gives the same
-    numbers for many origins of a series. Origin t is the moment at which y[:t] is known: its forecasts are of y[t],
-    y[t + 1] and so on. Nothing is fitted again.
+    Online: `fit`, then `update` with counts as they are observed, and `predict`. `batch` gives the same numbers for
+    many origins of a series. Origin t is the moment at which y[:t] is known: its forecasts are of y[t], y[t + 1], ...
 
-    A subclass defines what it learns (`_fit`, `_state`, `_restore`), and `_points`, or `_batch` if it has means
+    A subclass defines what it learns (`_fit`, `_state`, `_restore`), and `_points`, or `batch` if it has means
     and quantiles of its own; also `_update` and `_predict` where these are quicker than a batch of one. Its
     constructor's arguments are kept as attributes of the same names.
     """
@@ -93,10 +92,13 @@ class Forecaster:
 
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
         """[N, H] point forecasts in counts, 0 or more, for N origins (1 to T), from what is before each only."""
-        return self._batch(series, origins, horizon, np.empty(0)).point
+        return self.batch(series, origins, horizon).point
 
-    def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
-        """The same with means, and quantiles at `levels`."""
+    def batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray = NO_LEVELS) -> Batch:
+        """Forecasts from origins [N], 1 to T, of a series of the fitted step, each from what is before it only.
+
+        levels: ascending, of the quantiles. Nothing is fitted again.
+        """
         return self._around(self._points(series, origins, horizon), levels)
 
     def _fit(self, series: TimeSeries) -> None:
@@ -108,7 +110,7 @@ class Forecaster:
     def _predict(self, horizon: int, levels: FloatArray) -> Batch:
         """Forecast what follows the history, as a batch of one."""
         series = self._observed()
-        return self._batch(series, np.array([len(series)]), horizon, levels)
+        return self.batch(series, np.array([len(series)]), horizon, levels)
 
     def _state(self) -> State:
         """The learnt state, without settings and history."""
@@ -121,15 +123,15 @@ class Forecaster:
         """Arguments of the constructor, as JSON values."""
         return {name: getattr(self, name) for name in signature(type(self)).parameters}
 
-    def fit(self, y: Counts, *, step: float | str | None = None, start: Any = None) -> Self:
+    def fit(self, y: Counts, step: float | str | None = None) -> Self:
         """Learn from a series and keep it as the history; what was learnt before is dropped.
 
         y: [T] counts per interval: a pandas Series with a regular DatetimeIndex, a TimeSeries, or numbers with their
-        `step` (seconds or '10min') and, if known, their local `start`.
+        `step` (seconds or '10min').
 
         Raises ForecastError if the series is broken or has fewer than MIN_POINTS points.
         """
-        series = as_series(y, step, start, min_points=MIN_POINTS)
+        series = as_series(y, step, MIN_POINTS)
         self._history = series
         self._fit(series)
         self._spread = self._measure_spread(series)
@@ -142,7 +144,14 @@ class Forecaster:
 
         Raises ForecastError if nothing was fitted, or the counts are broken or start elsewhere.
         """
-        self.take_in(self._following(self._observed(), new))
+        history = self._observed()
+        if isinstance(new, int | float | np.number):
+            new = [float(new)]
+        series, end = as_series(new, history.step), history.start + len(history) * history.step
+        if is_dated(new) and abs(series.start - end) > history.step / 1e3:
+            expected = history.shown(len(history))
+            raise ForecastError(f"update starts at {series.shown(0)}: expected {expected}, where the history ends")
+        self.take_in(TimeSeries(series.values, history.step, end))
         return self
 
     def take_in(self, new: TimeSeries) -> None:
@@ -163,35 +172,12 @@ class Forecaster:
         end = series.start + len(series) * series.step
         return SeriesForecast(found.point[0], found.mean[0], levels, found.quantiles[0], series.step, end)
 
-    def forecasts(self, y: Counts, origins: Values, horizon: int) -> FloatArray:
-        """[N, H] point forecasts for N origins of a series, each from y[:origin] only; nothing is fitted again.
+    def moved(self, series: TimeSeries, updated: int = 0) -> Self:
+        """A copy of this forecaster with another series of the fitted step as its history.
 
-        y: [T] counts of the fitted step; plain numbers start where the fitted series started.
-        origins: [N] integers, 1 to T.
-
-        The numbers are those of `predict` after `update` up to the origin. Raises ForecastError.
+        updated: number of last points that the copy takes in one by one, as by `update`, to bring its state up to
+        date; earlier points, of which there must be some, are only its history.
         """
-        return self._points(*self._asked(y, origins, horizon))
-
-    def batch_forecasts(self, y: Counts, origins: Values, horizon: int, levels: Sequence[float] = ()) -> Batch:
-        """As `forecasts`, with means and quantiles at ascending levels in (0, 1)."""
-        return self._batch(*self._asked(y, origins, horizon), _checked_levels(levels))
-
-    def moved(self, y: TimeSeries, updated: int = 0) -> Self:
-        """A copy of this forecaster with another series as its history.
-
-        y: of the fitted step. updated: number of last points that the copy takes in one by one, as by `update`, to
-        bring its state up to date; earlier points are only its history.
-
-        Raises ForecastError if nothing was fitted, or the series is broken, of another step, or no longer than
-        `updated`.
-        """
-        history = self._observed()
-        series = as_series(y)
-        if abs(series.step - history.step) > history.step / 1e6:
-            raise ForecastError(f"series of {series.step:g} s a step: expected {history.step:g} s")
-        if not 0 <= updated < len(series):
-            raise ForecastError(f"updated {updated}: expected 0 to {len(series) - 1}, less than the series' points")
         head = series.head(len(series) - updated)
         other = copy.deepcopy(self)
         other._look_back_on(head)
@@ -254,36 +240,11 @@ class Forecaster:
         spread = np.nanquantile(errors, SPREAD_LEVELS, axis=0)
         return np.pad(spread, ((0, 0), (0, SPREAD_HORIZON - horizon)), mode="edge")
 
-    def _asked(self, y: Counts, origins: Values, horizon: int) -> tuple[TimeSeries, IntArray, int]:
-        """Checked arguments of the batched methods."""
-        history = self._observed()
-        series = as_series(y, history.step)
-        if not is_dated(y):
-            series = TimeSeries(series.values, series.step, history.start)
-        steps, checked = checked_integer("horizon", horizon, 1, LONGEST_HORIZON), _checked_origins(origins, len(series))
-        if len(checked) * steps > MOST_FORECASTS:
-            raise ForecastError(f"{len(checked)} origins, {steps} steps: expected {MOST_FORECASTS:g} forecasts at most")
-        return series, checked, steps
-
-    def _following(self, history: TimeSeries, new: Counts | float) -> TimeSeries:
-        """New counts as a series that starts where the history ends."""
-        end = history.start + len(history) * history.step
-        if isinstance(new, int | float | np.number):
-            new = [float(new)]
-        series = as_series(new, history.step)
-        if is_dated(new) and abs(series.start - end) > history.step / 1e3:
-            expected = TimeSeries(history.values, history.step, end).index(0, 1)[0]
-            raise ForecastError(
-                f"update starts at {series.index(0, 1)[0]}: expected {expected}, where the history ends"
-            )
-        return TimeSeries(series.values, history.step, end)
-
 
 def targets(values: FloatArray, origins: IntArray, horizon: int) -> FloatArray:
     """[N, H] counts after each origin; NaN past the end of the series."""
     padded: FloatArray = np.concatenate([values, np.full(horizon, np.nan)])
-    following: FloatArray = padded[origins[:, None] + np.arange(horizon)]
-    return following
+    return np.asarray(padded[origins[:, None] + np.arange(horizon)])
 
 
 def _checked_levels(levels: Sequence[float]) -> FloatArray:
@@ -294,12 +255,3 @@ def _checked_levels(levels: Sequence[float]) -> FloatArray:
     if not ((checked > 0) & (checked < 1)).all():
         raise ForecastError(f"quantiles {', '.join(f'{q:g}' for q in checked)}: expected levels between 0 and 1")
     return checked
-
-
-def _checked_origins(origins: Values, points: int) -> IntArray:
-    checked = np.asarray(origins)
-    if checked.ndim != 1 or not (np.issubdtype(checked.dtype, np.integer) or not len(checked)):
-        raise ForecastError("origins: expected a list of integers")
-    if len(checked) and (checked.min() < 1 or checked.max() > points):
-        raise ForecastError(f"origins {checked.min()} to {checked.max()}: expected 1 to {points}")
-    return checked.astype(np.int64)

@@ -1,8 +1,8 @@
 """Inputs of networks and trees: values relative to a recent level, lags, the calendar.
 
 Everything is a function of an origin t and of the log1p counts before it, x[:t]; step h of H has the target
-x[t + h]. Only the last `Layout.memory` values matter, so a forecaster fed value by value and one that computes all
-origins of a series at once see the same numbers.
+x[t + h]. A bounded number of last values matters, so a forecaster fed value by value and one that computes all origins
+of a series at once see the same numbers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlpto.forecasting.series import DAY, HOUR, WEEK, TimeSeries, calendar_features, day_of_week
+from rlpto.forecasting.series import DAY, HOUR, MONDAY, WEEK, TimeSeries, fourier
 from rlpto.io.arrays import FloatArray, IntArray
 
 DAILY_LAGS = 7
@@ -34,23 +34,6 @@ MOST_LEARNT = 1000
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Lags of a time axis. day, week: 24 h and 168 h [steps]; short: steps in the recent level; smooth: steps on
-    either side that are averaged with a daily or weekly lag; horizon: steps ahead that are learnt."""
-
-    day: int
-    week: int
-    short: int
-    smooth: int
-    horizon: int
-
-    @property
-    def memory(self) -> int:
-        """Number of values before an origin that its features can depend on."""
-        return max(self.week, DAILY_LAGS * self.day, SHORT_LAGS, self.short) + 2 * self.smooth + 2
-
-
-@dataclass(frozen=True)
 class Features:
     """Of N origins: level [N]; recent [N, RECENT]; targets [N, H, TARGETS], all but the last column relative to
     the level, in log1p; calendar [N, CALENDAR] at the origin and ahead [N, H, CALENDAR] at the targets."""
@@ -62,72 +45,55 @@ class Features:
     ahead: FloatArray
 
 
-def layout_of(series: TimeSeries, horizon: int) -> Layout:
-    """Lags for the step of a series."""
-    day = series.lag(DAY)
-    return Layout(day, series.lag(WEEK), max(3, series.lag(LEVEL_HOURS * HOUR)), day // 48, horizon)
+def describe(series: TimeSeries, origins: IntArray, horizon: int, learnt: int) -> Features:
+    """Features at N origins (1 to T) of a series for the next `horizon` steps, from the values before each.
 
-
-def describe(layout: Layout, series: TimeSeries, origins: IntArray, horizon: int) -> Features:
-    """Features at N origins (1 to T) of a series for the next `horizon` steps, from the values before each."""
-    first = 0 if len(origins) > 1 else max(0, int(origins[0]) - layout.memory)
+    learnt: steps ahead that are learnt; later ones get the features of the last of them, but with their own time.
+    """
+    day, week, short = series.lag(DAY), series.lag(WEEK), max(3, series.lag(LEVEL_HOURS * HOUR))
+    smooth = day // 48  # steps on either side that are averaged with a daily or weekly lag
+    memory = max(week, DAILY_LAGS * day, SHORT_LAGS, short) + 2 * smooth + 2
+    first = 0 if len(origins) > 1 else max(0, int(origins[0]) - memory)
     x = np.log1p(series.values[first : int(origins.max(initial=0))])
-    seen = _Seen(x, np.concatenate([[0.0], np.cumsum(x)]))
-    local = origins - first
-    level = seen.mean_before(local, layout.short)
+    total, local, ahead = np.concatenate([[0.0], np.cumsum(x)]), origins - first, np.arange(horizon)
+    level = _mean_before(total, local, short)
+
+    newest = local[:, None] - 1 - np.arange(SHORT_LAGS)
+    lags = np.where(newest >= 0, x[np.maximum(newest, 0)], level[:, None])
+    means = [_mean_before(total, local, lag) for lag in (day, week)]
+    same = [_mean_around(total, local - lag, 0, level) for lag in (day, week)]
+
+    recent = np.broadcast_to(level[:, None], (len(local), horizon))
+    target, back = local[:, None] + ahead, _observed_lag(day, ahead + smooth)
+    daily = _mean_around(total, target - back, smooth, recent)
+    weekly = _mean_around(total, target - _observed_lag(week, ahead + smooth), smooth, recent)
+    exact = _mean_around(total, target - _observed_lag(day, ahead), 0, recent)
+    profile = daily.copy()
+    for days in range(1, DAILY_LAGS):
+        profile += _mean_around(total, target - back - days * day, smooth, recent)
+    distance = np.broadcast_to(np.minimum((ahead + 1) / learnt, 1.0), recent.shape)
+    relative = [lagged - recent for lagged in (daily, weekly, exact, profile / DAILY_LAGS)]
     return Features(
         level,
-        _recent(layout, seen, local, level),
-        _targets(layout, seen, local, level, horizon),
+        np.concatenate([lags, np.stack(means + same, axis=1)], axis=1) - level[:, None],
+        np.stack([*relative, distance], axis=2),
         _calendar(series, origins),
-        _calendar(series, origins[:, None] + np.arange(horizon)),
+        _calendar(series, origins[:, None] + ahead),
     )
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """Values [T] and their running sum [T + 1]."""
-
-    x: FloatArray
-    total: FloatArray
-
-    def mean_before(self, ends: IntArray, length: int) -> FloatArray:
-        """Mean of the last `length` values, or as many as there are, before each end (1 or more)."""
-        starts = np.maximum(ends - length, 0)
-        return (self.total[ends] - self.total[starts]) / (ends - starts)
-
-    def around(self, places: IntArray, reach: int, missing: FloatArray) -> FloatArray:
-        """Mean over places - reach .. places + reach; `missing` where that begins before the series."""
-        known = places >= reach
-        low = np.where(known, places - reach, 0)
-        high = np.where(known, places + reach + 1, 1)
-        return np.where(known, (self.total[high] - self.total[low]) / (high - low), missing)
+def _mean_before(total: FloatArray, ends: IntArray, length: int) -> FloatArray:
+    """Mean of the last `length` values, or as many as there are, before each end (1 or more). total: [T + 1] sums."""
+    starts = np.maximum(ends - length, 0)
+    return (total[ends] - total[starts]) / (ends - starts)
 
 
-def _recent(layout: Layout, seen: _Seen, origins: IntArray, level: FloatArray) -> FloatArray:
-    newest = origins[:, None] - 1 - np.arange(SHORT_LAGS)
-    lags = np.where(newest >= 0, seen.x[np.maximum(newest, 0)], level[:, None])
-    means = [seen.mean_before(origins, layout.day), seen.mean_before(origins, layout.week)]
-    same = [seen.around(origins - layout.day, 0, level), seen.around(origins - layout.week, 0, level)]
-    return np.concatenate([lags, np.stack(means + same, axis=1)], axis=1) - level[:, None]
-
-
-def _targets(layout: Layout, seen: _Seen, origins: IntArray, level: FloatArray, horizon: int) -> FloatArray:
-    ahead = np.arange(horizon)
-    around = layout.smooth
-    recent = np.broadcast_to(level[:, None], (len(origins), horizon))
-    target = origins[:, None] + ahead
-    back = _observed_lag(layout.day, ahead + around)
-    daily = seen.around(target - back, around, recent)
-    weekly = seen.around(target - _observed_lag(layout.week, ahead + around), around, recent)
-    exact = seen.around(target - _observed_lag(layout.day, ahead), 0, recent)
-    profile = daily.copy()
-    for days in range(1, DAILY_LAGS):
-        profile += seen.around(target - back - days * layout.day, around, recent)
-    # Steps beyond those learnt get the features of the last learnt step, but with their own time.
-    distance = np.broadcast_to(np.minimum((ahead + 1) / layout.horizon, 1.0), recent.shape)
-    relative = [lagged - recent for lagged in (daily, weekly, exact, profile / DAILY_LAGS)]
-    return np.stack([*relative, distance], axis=2)
+def _mean_around(total: FloatArray, places: IntArray, reach: int, missing: FloatArray) -> FloatArray:
+    """Mean over places - reach .. places + reach; `missing` where that begins before the series. total: as above."""
+    known = places >= reach
+    low = np.where(known, places - reach, 0)
+    high = np.where(known, places + reach + 1, 1)
+    return np.where(known, (total[high] - total[low]) / (high - low), missing)
 
 
 def _observed_lag(lag: int, ahead: IntArray) -> IntArray:
@@ -136,7 +102,8 @@ def _observed_lag(lag: int, ahead: IntArray) -> IntArray:
 
 
 def _calendar(series: TimeSeries, places: IntArray) -> FloatArray:
-    times = series.start + series.step * places.ravel().astype(np.float64)
-    weekend = (day_of_week(times) >= 5).astype(np.float64)
-    columns = np.concatenate([calendar_features(times), weekend[:, None]], axis=1)
+    """[..., CALENDAR] sines and cosines of the hour of day, twice, and of the day of week; whether it is a weekend."""
+    times = series.times(places.ravel())
+    weekend = ((times - MONDAY) % WEEK / DAY >= 5).astype(np.float64)
+    columns = np.concatenate([fourier(times, DAY, 2), fourier(times, WEEK, 1), weekend[:, None]], axis=1)
     return columns.reshape(*places.shape, CALENDAR)

@@ -7,23 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 
 import numpy as np
 import torch
 from scipy.special import ndtri
 from torch import Tensor, nn
 
-from rlpto.forecasting.base import Batch, Forecaster, targets
-from rlpto.forecasting.features import (
-    CALENDAR,
-    MOST_LEARNT,
-    RECENT,
-    TARGETS,
-    VALIDATION,
-    Features,
-    describe,
-    layout_of,
-)
+from rlpto.forecasting.base import NO_LEVELS, Batch, Forecaster, targets
+from rlpto.forecasting.features import CALENDAR, MOST_LEARNT, RECENT, TARGETS, VALIDATION, Features, describe
 from rlpto.forecasting.series import TimeSeries, checked_integer
 from rlpto.forecasting.storage import State
 from rlpto.io.arrays import FloatArray, IntArray
@@ -87,20 +79,15 @@ class GruForecaster(Forecaster):
 
     def _fit(self, series: TimeSeries) -> None:
         origins = np.arange(1, len(series))
-        seen = describe(layout_of(series, self.horizon), series, origins, self.horizon)
+        seen = describe(series, origins, self.horizon, self.horizon)
         truth = np.log1p(targets(series.values, origins, self.horizon)) - seen.level[:, None]
         validation = len(series) - round(VALIDATION * len(series))
         self._scale = max(float(np.nanmean(np.abs(truth[:validation]))), 1e-3)
         self._network = network = self._blank()
-        train(
-            network,
-            [self._inputs(seen), self._targets(seen), truth / self._scale],
-            validation - 1,
-            self.updates,
-            self.seed,
-        )
-        every = describe(layout_of(series, self.horizon), series, np.arange(1, len(series) + 1), 1)
-        read, self._memory = run(network, self._inputs(every))
+        examples = [self._inputs(seen), self._targets(seen), truth / self._scale]
+        train(network, examples, validation - 1, self.updates, self.seed)
+        every = np.arange(1, len(series) + 1)
+        read, self._memory = run(network, self._inputs(describe(series, every, 1, self.horizon)))
         self._read = read[-1:]
 
     def _inputs(self, seen: Features) -> FloatArray:
@@ -116,28 +103,35 @@ class GruForecaster(Forecaster):
         """[N, H, Q] quantiles at QUANTILES in log1p for N origins of a series."""
         if not len(origins):
             return np.empty((0, horizon, len(QUANTILES)))
-        layout, every = layout_of(series, self.horizon), np.arange(1, int(origins.max()) + 1)
-        read, _ = run(self._network, self._inputs(describe(layout, series, every, 1)))
-        return self._decoded(read[origins - 1], describe(layout, series, origins, horizon))
+        every = np.arange(1, int(origins.max()) + 1)
+        read, _ = run(self._network, self._inputs(describe(series, every, 1, self.horizon)))
+        return self._decoded(read[origins - 1], describe(series, origins, horizon, self.horizon))
 
     def log_quantiles_now(self, horizon: int) -> FloatArray:
         """[1, H, Q] the same at the end of the history."""
         history = self._observed()
-        now = np.array([len(history)])
-        return self._decoded(self._read, describe(layout_of(history, self.horizon), history, now, horizon))
+        return self._decoded(self._read, describe(history, np.array([len(history)]), horizon, self.horizon))
 
     def _decoded(self, read: Tensor, seen: Features) -> FloatArray:
-        found = quantiles(self._network, read, self._targets(seen))
+        """[N, H, Q] quantiles in log1p at N origins with states [N, hidden + inputs]."""
+        targets = self._targets(seen)
+        found = np.empty((*targets.shape[:2], len(QUANTILES)))
+        with torch.no_grad():
+            for start in range(0, len(targets), 4096):
+                part = slice(start, start + 4096)
+                aim = torch.tensor(targets[part], dtype=torch.float32)
+                found[part] = self._network.decode(read[part], aim).numpy()
         return np.maximum(found * self._scale + seen.level[:, None, None], 0.0)
 
-    def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
+    def batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray = NO_LEVELS) -> Batch:
+        """See `Forecaster`."""
         return batch_of(self.log_quantiles(series, origins, horizon), levels)
 
     def _update(self, new: TimeSeries) -> None:
         history = self._observed()
         origins = np.arange(len(history) - len(new), len(history)) + 1
         for origin in origins:
-            seen = describe(layout_of(history, self.horizon), history, np.array([origin]), 1)
+            seen = describe(history, np.array([origin]), 1, self.horizon)
             self._read, self._memory = run(self._network, self._inputs(seen), self._memory)
 
     def _predict(self, horizon: int, levels: FloatArray) -> Batch:
@@ -173,10 +167,8 @@ class QuantileGRU(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def encode(self, inputs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """States [B, T, hidden + inputs] at each step of inputs [B, T, inputs], and the last one to go on from.
-
-        The newest inputs are concatenated to the recurrent state, so the network need not learn to remember them.
-        """
+        """States [B, T, hidden + inputs] at each step of inputs [B, T, inputs], and the last one to go on from. The
+        newest inputs are concatenated to the recurrent state, so the network need not learn to remember them."""
         states, last = self.cell(inputs, state)
         return torch.cat([states, inputs], dim=-1), last
 
@@ -206,10 +198,31 @@ def train(network: QuantileGRU, examples: list[FloatArray], validation: int, upd
     scale of the series, relative to the level of their origin. Those whose targets reach into the validation part are
     left out. updates: most of them. The same seed gives the same weights.
     """
-    data = [torch.tensor(part, dtype=torch.float32) for part in examples]
+    data, rng = [torch.tensor(part, dtype=torch.float32) for part in examples], np.random.default_rng(seed)
+    optimiser = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=DECAY)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, updates, eta_min=RATE / 20)
+    training = max(validation - data[2].shape[1], 1)  # their targets end before the validation part begins
     with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(seed)
-        _optimise(network, data, validation, updates, np.random.default_rng(seed))
+        best, best_loss, waited = deepcopy(network.state_dict()), _validation_loss(network, data, validation), 0
+        for update in range(1, updates + 1):
+            network.train()
+            starts = rng.integers(0, max(training - CHUNK, 0) + 1, BATCH)
+            loss = _chunk_loss(network, data, starts, training)
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimiser.step()
+            schedule.step()
+            if update % CHECK_UPDATES:
+                continue
+            reached = _validation_loss(network, data, validation)
+            waited = waited + 1 if reached >= best_loss else 0
+            if reached < best_loss:
+                best, best_loss = deepcopy(network.state_dict()), reached
+            if waited >= STOP_CHECKS:
+                break
+    network.load_state_dict(best)
     network.eval()
 
 
@@ -222,38 +235,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _optimise(
-    network: QuantileGRU, data: list[Tensor], validation: int, updates: int, rng: np.random.Generator
-) -> None:
-    optimiser = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=DECAY)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, updates, eta_min=RATE / 20)
-    best, best_loss, waited = _weights(network), _validation_loss(network, data, validation), 0
-    training = max(validation - data[2].shape[1], 1)  # their targets end before the validation part begins
-    last = training - CHUNK
-    for update in range(1, updates + 1):
-        network.train()
-        starts = rng.integers(0, max(last, 0) + 1, BATCH)
-        loss = _chunk_loss(network, data, starts, training)
-        optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimiser.step()
-        schedule.step()
-        if update % CHECK_UPDATES:
-            continue
-        reached = _validation_loss(network, data, validation)
-        waited = waited + 1 if reached >= best_loss else 0
-        if reached < best_loss:
-            best, best_loss = _weights(network), reached
-        if waited >= STOP_CHECKS:
-            break
-    network.load_state_dict(best)
-
-
-def _weights(network: QuantileGRU) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in network.state_dict().items()}
 
 
 def _chunk_loss(network: QuantileGRU, data: list[Tensor], starts: IntArray, end: int) -> Tensor:
@@ -283,16 +264,6 @@ def run(network: QuantileGRU, inputs: FloatArray, state: Tensor | None = None) -
     return states[0], last
 
 
-def quantiles(network: QuantileGRU, states: Tensor, targets: FloatArray) -> FloatArray:
-    """Quantiles [N, H, Q] at N origins with states [N, hidden + inputs] and targets [N, H, G]."""
-    found = np.empty((*targets.shape[:2], len(QUANTILES)))
-    with torch.no_grad():
-        for start in range(0, len(targets), 4096):
-            part = slice(start, start + 4096)
-            found[part] = network.decode(states[part], torch.tensor(targets[part], dtype=torch.float32)).numpy()
-    return found
-
-
 def spread_of(log_quantiles: FloatArray) -> FloatArray:
     """[..., Q] distances from the median in log1p, at least LEAST_SPREAD, 0 at the median itself."""
     spread: FloatArray = np.maximum(np.abs(log_quantiles - log_quantiles[..., MEDIAN : MEDIAN + 1]), LEAST_SPREAD)
@@ -302,22 +273,18 @@ def spread_of(log_quantiles: FloatArray) -> FloatArray:
 
 def mean_of(log_quantiles: FloatArray) -> FloatArray:
     """[...] mean count of the distributions of [..., Q] quantiles in log1p."""
-    means: FloatArray = np.expm1(log_quantiles) @ MASSES
-    return means
+    return np.asarray(np.expm1(log_quantiles) @ MASSES)
 
 
 def at_levels(log_quantiles: FloatArray, levels: FloatArray) -> FloatArray:
-    """[..., L] quantiles in counts at any levels, from [..., Q] at QUANTILES in log1p.
-
-    Between and beyond those levels on straight lines against the normal quantile.
-    """
+    """[..., L] quantiles in counts at any levels, from [..., Q] at QUANTILES in log1p. Between and beyond those levels
+    on straight lines against the normal quantile."""
     known, wanted = ndtri(np.array(QUANTILES)), ndtri(levels)
     right = np.clip(np.searchsorted(known, wanted), 1, len(known) - 1)
     share = (wanted - known[right - 1]) / (known[right] - known[right - 1])
     low, high = log_quantiles[..., right - 1], log_quantiles[..., right]
     # Beyond the outermost levels the line can reach far, so it must not decrease there.
-    counts: FloatArray = np.expm1(np.clip(low + share * (high - low), 0.0, 50.0))
-    return counts
+    return np.asarray(np.expm1(np.clip(low + share * (high - low), 0.0, 50.0)))
 
 
 def batch_of(log_quantiles: FloatArray, levels: FloatArray) -> Batch:

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.forecasting.base import SPREAD_HORIZON, SPREAD_LEVELS, Batch, Forecaster
+from rlpto.forecasting.base import NO_LEVELS, SPREAD_HORIZON, SPREAD_LEVELS, Batch, Forecaster
 from rlpto.forecasting.combine import FEATURES, FIXED, CombinationRules, CombinationState, Combined, combine, new_state
-from rlpto.forecasting.features import MOST_LEARNT, VALIDATION
-from rlpto.forecasting.gru import (
-    MEDIAN,
-    MOST_UNITS,
-    MOST_UPDATES,
-    QUANTILES,
-    GruForecaster,
-    at_levels,
-    mean_of,
-    spread_of,
-)
+from rlpto.forecasting.features import VALIDATION
+from rlpto.forecasting.gru import MEDIAN, QUANTILES, GruForecaster, at_levels, mean_of, spread_of
 from rlpto.forecasting.registry import make_forecaster
-from rlpto.forecasting.series import LARGEST_COUNT, LATEST_SECONDS, MOST_POINTS, TimeSeries, checked_integer
+from rlpto.forecasting.series import LARGEST_COUNT, LATEST_SECONDS, MOST_POINTS, TimeSeries
 from rlpto.forecasting.storage import State
 from rlpto.io.arrays import FloatArray, IntArray
 
@@ -79,11 +70,10 @@ class HybridForecaster(Forecaster):
 
     def __init__(self, seed: int = 0, horizon: int = 12, hidden: int = 24, updates: int = 400) -> None:
         super().__init__()
-        self.seed = checked_integer("seed", seed, 0, 2**32 - 1)
-        self.horizon = checked_integer("horizon", horizon, 1, MOST_LEARNT)
-        self.hidden = checked_integer("hidden", hidden, 1, MOST_UNITS)
-        self.updates = checked_integer("updates", updates, 1, MOST_UPDATES)
-        self._members: dict[str, Forecaster] = {}
+        network = {"horizon": horizon, "hidden": hidden, "updates": updates}
+        own = {"trees": {"horizon": horizon}, "gru": network}
+        self._members = {name: make_forecaster(name, seed, **own.get(name, {})) for name in NAMES}  # checks them
+        self.seed, self.horizon, self.hidden, self.updates = map(int, (seed, horizon, hidden, updates))
         self._fitted = (0, 0.0)  # points, and start, of the fitted series
         self._usual, self._variance, self._whole = 0.0, 0.0, True
 
@@ -92,27 +82,22 @@ class HybridForecaster(Forecaster):
         self._usual = float(series.values.mean())
         self._variance = max(float(series.values.var()), CONSTANT * self._usual**2)
         self._whole = bool((series.values == np.floor(series.values)).all())
-        self._members = {name: member.fit(series) for name, member in self._new_members()}
+        for member in self._members.values():
+            member.fit(series)
         self._learnt, found = self._run(series, self._members_on(series, self.horizon))
         self._now = Combined(*(part[-1:] for part in found))
 
-    def _new_members(self) -> Iterator[tuple[str, Forecaster]]:
-        own = {
-            "trees": {"horizon": self.horizon},
-            "gru": {"horizon": self.horizon, "hidden": self.hidden, "updates": self.updates},
-        }
-        for name in NAMES:
-            yield name, make_forecaster(name, self.seed, **own.get(name, {}))
+    def parts(self, series: TimeSeries, origins: IntArray, horizon: int) -> dict[str, FloatArray]:
+        """[N, H] point forecasts of every part by name; the arguments are those of `batch`."""
+        points, _ = self._members_on(series.head(int(origins.max())), horizon)
+        return {name: np.expm1(points[origins - 1, place]) for place, name in enumerate(NAMES)}
 
-    def parts(self, y: Any, origins: Any, horizon: int) -> dict[str, FloatArray]:
-        """[N, H] point forecasts of every part by name, as `forecasts` of the whole; the arguments are the same."""
-        series, checked, steps = self._asked(y, origins, horizon)
-        points, _ = self._members_on(series.head(int(checked.max(initial=1))), steps)
-        return {name: np.expm1(points[checked - 1, place]) for place, name in enumerate(NAMES)}
-
-    def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
-        found = self._combined(series, origins, horizon)
-        return Batch(found.point, found.mean, at_levels(found.bounds, levels))
+    def batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray = NO_LEVELS) -> Batch:
+        """See `Forecaster`."""
+        known = series.head(int(origins.max(initial=1)))
+        _, every = self._run(known, self._members_on(known, max(horizon, self.horizon)))
+        point, mean, bounds = (part[origins - 1, :horizon] for part in every)
+        return Batch(point, mean, at_levels(bounds, levels))
 
     def _measure_spread(self, series: TimeSeries) -> FloatArray:  # noqa: ARG002
         # The combination has intervals of its own.
@@ -126,10 +111,8 @@ class HybridForecaster(Forecaster):
 
     def _members_now(self, horizon: int) -> Members:
         """Forecasts of the members that follow what they have taken in."""
-        nothing = np.empty(0)
-        return self._joined(
-            self._gru().log_quantiles_now(horizon), lambda member: member._predict(horizon, nothing).point
-        )
+        quantiles = self._gru().log_quantiles_now(horizon)
+        return self._joined(quantiles, lambda member: member._predict(horizon, NO_LEVELS).point)
 
     def _joined(self, quantiles: FloatArray, points_of: Callable[[Forecaster], FloatArray]) -> Members:
         """The quantiles of the GRU, and the counts that all other members forecast."""
@@ -148,28 +131,19 @@ class HybridForecaster(Forecaster):
         levels, strong = np.array(QUANTILES), list(map(NAMES.index, STRONG))
         return new_state(self.horizon, len(NAMES), strong, levels, self._variance, self._whole, RULES)
 
-    def _warm_from(self, series: TimeSeries) -> int:
-        """First origin from which weights learn: the start of the part that no member was trained on."""
-        points, start = self._fitted
-        return max(1, points - round(VALIDATION * points)) if series.start == start else 1
-
     def _run(self, series: TimeSeries, members: Members) -> tuple[CombinationState, Combined]:
-        """The state after the last of N origins of a series, and the combination at each, `horizon` steps or more."""
+        """The state after the last of N origins of a series, and the combination at each, `horizon` steps or more.
+        Weights learn from the start of the part that no member was trained on."""
         values = series.values[: len(members.points)]
-        learnt = self._blank()
-        warm = min(self._warm_from(series) - 1, len(values))
+        learnt, (points, start) = self._blank(), self._fitted
+        first = max(1, points - round(VALIDATION * points)) if series.start == start else 1
+        warm = min(first - 1, len(values))
         learnt.top[0] = np.log1p(values[: max(warm, 1)].max())
         pieces = [
             run(learnt, values[some], Members(*(part[some] for part in members)), self._usual, learning)
             for some, learning in ((slice(warm), False), (slice(warm, None), True))
         ]
         return learnt, Combined(*(np.concatenate(pair) for pair in zip(*pieces, strict=True)))
-
-    def _combined(self, series: TimeSeries, origins: IntArray, horizon: int) -> Combined:
-        """The combination at N origins."""
-        known = series.head(int(origins.max(initial=1)))
-        _, found = self._run(known, self._members_on(known, max(horizon, self.horizon)))
-        return Combined(*(part[origins - 1, :horizon] for part in found))
 
     def _update(self, new: TimeSeries) -> None:
         for place in range(len(new)):
@@ -206,7 +180,7 @@ class HybridForecaster(Forecaster):
         self._variance = state.number("variance", 0, LARGEST_COUNT**2)
         self._whole = state.values["whole"] is True
         self._members = {
-            name: type(member).from_state(state.part(f"member.{name}"), name) for name, member in self._new_members()
+            name: type(member).from_state(state.part(f"member.{name}"), name) for name, member in self._members.items()
         }
         blank, steps = self._blank(), np.zeros((1, self.horizon))
         learnt = state.arrays_like("combined", blank)

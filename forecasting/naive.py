@@ -95,8 +95,7 @@ def _repeated(values: FloatArray, horizon: int) -> FloatArray:
 
 def _levels(logs: FloatArray, alpha: float) -> FloatArray:
     """[T] level after each value. The first value is the first level."""
-    levels: FloatArray = lfilter([alpha], [1.0, alpha - 1], logs, zi=[(1 - alpha) * logs[0]])[0]
-    return levels
+    return np.asarray(lfilter([alpha], [1.0, alpha - 1], logs, zi=[(1 - alpha) * logs[0]])[0])
 
 
 def _best_alpha(logs: FloatArray) -> float:

@@ -28,10 +28,8 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_forecaster(name: str, seed: int = 0, **settings: Any) -> Forecaster:
-    """A forecaster by its name in tables, with further settings; `seed` goes to those that draw.
-
-    Raises ForecastError if there is none of that name.
-    """
+    """A forecaster by its name in tables, with further settings; `seed` goes to those that draw. Raises ForecastError
+    if there is none of that name."""
     if name not in METHODS:
         raise ForecastError(f"method {name!r}: expected one of {', '.join(METHODS)}")
     place, own = METHODS[name]

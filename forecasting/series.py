@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
-from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import RlptoError
 
 if TYPE_CHECKING:
@@ -84,35 +84,25 @@ class TimeSeries:
         first = max(0, len(self) - points)
         return TimeSeries(self.values[first:], self.step, self.start + first * self.step)
 
-    def times(self, first: int = 0, count: int | None = None) -> FloatArray:
-        """[count] local starts of the intervals from `first` on [s since 1970-01-01]; may go past the end."""
-        places = np.arange(first, first + (len(self) if count is None else count), dtype=np.float64)
-        return self.start + self.step * places
+    def times(self, places: IntArray | None = None) -> FloatArray:
+        """Local starts [s since 1970-01-01] of the intervals at some places, also past the end; None: of all."""
+        return self.start + self.step * (np.arange(len(self)) if places is None else places).astype(np.float64)
 
-    def index(self, first: int = 0, count: int | None = None) -> pd.DatetimeIndex:
+    def index(self, places: IntArray | None = None) -> pd.DatetimeIndex:
         """The same as timestamps of pandas, without a time zone."""
         import pandas as pd
 
-        return pd.DatetimeIndex(np.round(self.times(first, count) * 1e3).astype("datetime64[ms]"))
+        return pd.DatetimeIndex(np.round(self.times(places) * 1e3).astype("datetime64[ms]"))
 
-
-def day_of_week(times: FloatArray) -> FloatArray:
-    """Days since Monday 0:00, 0 to 7 with fractions, of local times [s since 1970-01-01]."""
-    return ((times - MONDAY) % WEEK) / DAY
+    def shown(self, place: int) -> str:
+        """The start of the interval at a place, for messages."""
+        return str(self.index(np.array([place]))[0])
 
 
 def fourier(times: FloatArray, period: float, harmonics: int) -> FloatArray:
     """[T, 2 harmonics] sines, then cosines, of local times [s] with a period [s]."""
     angles = 2 * np.pi * np.outer(times % period, np.arange(1, harmonics + 1)) / period
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
-
-
-def calendar_features(times: FloatArray) -> FloatArray:
-    """[T, 6] calendar features of local times [s]: two harmonics of the day, one of the week; each -1 to 1.
-
-    Columns: sin, sin 2x, cos, cos 2x of the hour of day; sin, cos of the day of week.
-    """
-    return np.concatenate([fourier(times, DAY, 2), fourier(times, WEEK, 1)], axis=1)
 
 
 def seconds(step: float | str) -> float:
@@ -136,18 +126,14 @@ def seconds(step: float | str) -> float:
 
 
 def as_series(
-    y: TimeSeries | pd.Series[Any] | Values,
-    step: float | str | None = None,
-    start: Any = None,
-    min_points: int = 1,
+    y: TimeSeries | pd.Series[Any] | Values, step: float | str | None = None, min_points: int = 1
 ) -> TimeSeries:
     """A checked series from any supported holder of counts.
 
     y: a TimeSeries; a pandas Series with a DatetimeIndex on a regular grid (with a time zone, the
         wall-clock time continues from its first timestamp); or [T] numbers.
-    step: seconds, or text such as '10min'; needed for plain numbers, and for one dated value.
-    start: local time of the first interval (anything pandas reads as a timestamp), for plain
-        numbers only; a Monday 0:00 if not given.
+    step: seconds, or text such as '10min'; needed for plain numbers, which start on a Monday 0:00, and for one dated
+        value.
 
     Raises ForecastError, naming the place, for values that are not finite or below 0, timestamps
     that are duplicate, missing, out of order or off the grid, and too few points.
@@ -161,7 +147,7 @@ def as_series(
     else:
         if step is None:
             raise ForecastError("numbers without timestamps: give their step in seconds, or as text such as '10min'")
-        values, width, first = _numbers(y), seconds(step), MONDAY if start is None else local_seconds(start)
+        values, width, first = _numbers(y), seconds(step), MONDAY
     if not abs(first) <= LATEST_SECONDS:
         raise ForecastError(f"start {first:g} s: expected seconds since 1970-01-01, within 3,000 years of it")
     if len(values) > MOST_POINTS:
@@ -172,7 +158,7 @@ def as_series(
     bad = ~((values >= 0) & (values <= LARGEST_COUNT))
     if bad.any():
         at = int(np.argmax(bad))
-        place = f"entry {at} ({series.index(at, 1)[0]})"
+        place = f"entry {at} ({series.shown(at)})"
         raise ForecastError(f"value {values[at]:g} at {place}: expected a count, 0 to {LARGEST_COUNT:g}")
     return series
 
@@ -231,7 +217,7 @@ def _from_pandas(y: pd.Series[Any], step: float | str | None) -> tuple[FloatArra
     if off.any():
         at = int(np.argmax(off))
         raise ForecastError(
-            f"timestamp {stamps[at]}: expected {TimeSeries(values, width, start).index(at, 1)[0]}, as intervals are of "
+            f"timestamp {stamps[at]}: expected {TimeSeries(values, width, start).shown(at)}, as intervals are of "
             f"{width:g} s; y.asfreq(step, fill_value=0) fills gaps"
         )
     return values, width, start

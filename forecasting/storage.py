@@ -85,10 +85,8 @@ def write_state(path: Path, kind: str, state: State) -> None:
 
 
 def read_state(path: Path) -> tuple[str, State]:
-    """Kind and state from a file of bounded size. The caller checks each value.
-
-    Raises ForecastError if the file is missing, broken, not a forecaster's, or of another version.
-    """
+    """Kind and state from a file of bounded size. The caller checks each value. Raises ForecastError if the file is
+    missing, broken, not a forecaster's, or of another version."""
     arrays = read_arrays(path, _EXPECTED, ForecastError)
     header = arrays.pop(_HEADER, np.array(""))
     found = parse_json(str(header), path, _EXPECTED, ForecastError) if header.dtype.kind == "U" else None

@@ -9,8 +9,7 @@ import numpy.typing as npt
 from numba import njit
 
 from rlpto.forecasting.base import Forecaster, targets
-from rlpto.forecasting.compat import tree_nodes
-from rlpto.forecasting.features import CALENDAR, MOST_LEARNT, RECENT, TARGETS, VALIDATION, Features, describe, layout_of
+from rlpto.forecasting.features import CALENDAR, MOST_LEARNT, RECENT, TARGETS, VALIDATION, Features, describe
 from rlpto.forecasting.series import ForecastError, TimeSeries, checked_integer
 from rlpto.forecasting.storage import State
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
@@ -87,7 +86,7 @@ class TreesForecaster(Forecaster):
         if len(series) < LEAST_POINTS or not np.ptp(series.values):
             return
         origins = np.arange(1, len(series))
-        seen = describe(layout_of(series, self.horizon), series, origins, self.horizon)
+        seen = describe(series, origins, self.horizon, self.horizon)
         truth = np.log1p(targets(series.values, origins, self.horizon)) - seen.level[:, None]
         columns = _columns(seen)
         held_out = len(series) - round(VALIDATION * len(series))
@@ -128,7 +127,7 @@ class TreesForecaster(Forecaster):
         return forest_of(model, int(np.argmax(model.validation_score_)))
 
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
-        seen = describe(layout_of(series, self.horizon), series, origins, horizon)
+        seen = describe(series, origins, horizon, self.horizon)
         columns = _columns(seen)
         found = np.empty(columns.shape[:2])
         for place, steps in enumerate(_groups(columns.shape[1])):
@@ -149,13 +148,17 @@ class TreesForecaster(Forecaster):
 
 
 def forest_of(model: Any, trees: int) -> Forest:
-    """The first trees of a fitted HistGradientBoostingRegressor as plain arrays, which can be saved."""
-    start, nodes = tree_nodes(model, trees)
-    sizes = np.array([len(tree) for tree in nodes], dtype=np.int32)
-    roots = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32) if trees else np.empty(0, dtype=np.int32)
-    base = np.array([start])
-    if not trees:
+    """The first trees of a fitted HistGradientBoostingRegressor as plain arrays, which can be saved.
+
+    scikit-learn (tested with 1.9.1) documents no way to save boosted trees without pickle, and its own `predict` takes
+    a thousand times as long for one origin, most of it in checks.
+    """
+    base = np.asarray(model._baseline_prediction, dtype=np.float64).reshape(-1)[:1]
+    nodes = [grown[0].nodes for grown in model._predictors[:trees]]
+    if not nodes:
         return Forest.bare()._replace(base=base)
+    sizes = np.array([len(tree) for tree in nodes], dtype=np.int32)
+    roots = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32)
     whole, first = np.concatenate(nodes), np.repeat(roots, sizes)
     leaf, itself = whole["is_leaf"] == 1, np.arange(len(whole), dtype=np.int32)
     return Forest(

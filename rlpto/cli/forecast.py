@@ -60,8 +60,8 @@ def backtest(
     arrive. Writes scores.csv, forecasts.csv and plots.
     """
     from rlpto.forecasting.backtest import backtest as run
+    from rlpto.forecasting.backtest import write_report
     from rlpto.forecasting.registry import METHODS, make_forecaster
-    from rlpto.forecasting.report import write_report
     from rlpto.workloads.arrival_counts import error_named, read_series
 
     names = list(METHODS) if methods == "all" else list(dict.fromkeys(name.strip() for name in methods.split(",")))
@@ -112,7 +112,7 @@ def fit(
         forecaster.fit(series)
     forecaster.save(out)
     console = make_console(quiet)
-    until = "" if end is None else f", up to {series.index(len(series), 1)[0]:%Y-%m-%d %H:%M}"
+    until = "" if end is None else f", up to {series.shown(len(series))[:16]}"
     console.print(f"{out}: {method} fitted to {len(series):,} intervals of {every}{until}", markup=False)
 
 

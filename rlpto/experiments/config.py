@@ -29,9 +29,8 @@ from rlpto.performance.tables import ONE_KIND
 from rlpto.policies.spec import FILE_ENDINGS, parse_spec
 from rlpto.ray_cluster.settings import RaySettings
 from rlpto.simulator.settings import SimulatorSettings
-from rlpto.workloads.listed import ListedJob
+from rlpto.workloads.listed import JobClass, ListedJob
 from rlpto.workloads.mapping import MappingSettings
-from rlpto.workloads.mixture import JobClass
 from rlpto.workloads.windows import WindowSettings
 
 _LONGEST_POSITION = 10

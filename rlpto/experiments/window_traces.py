@@ -22,9 +22,8 @@ from rlpto.io.errors import ConfigError, TraceError
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.files import KEYS, files_by_split, read_any, stem
 from rlpto.workloads.frozen import read_jobs
-from rlpto.workloads.listed import LISTED_WINDOW, listed_trace
+from rlpto.workloads.listed import LISTED_WINDOW, listed_trace, mix
 from rlpto.workloads.load import draw_trace, offered_load, scale_load
-from rlpto.workloads.mixture import mix
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import Trace
 from rlpto.workloads.windows import Window, select, split_windows
@@ -111,10 +110,9 @@ class WindowTraces:
             ]
         else:
             trace, span, _ = self._scaled
-            settings = self._config.workload.windows.model_copy(update={"limit": None})
             found = [
                 WindowTrace(window, partial(trace.slice, window.start, window.end))
-                for windows in split_windows(span, settings).values()
+                for windows in split_windows(span, self._config.workload.windows).values()
                 for window in windows
             ]
         windows = {cut.window.name: cut for cut in found if cut.drawn or len(cut.trace)}

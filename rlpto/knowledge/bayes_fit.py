@@ -7,6 +7,7 @@ step far off the law that the others suggest, such as one in which a job paused,
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,9 @@ from scipy.linalg.lapack import dgesv
 
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.compiled import njit
-from rlpto.knowledge.prior import COORDINATES, LEAST_GAMMA, ThroughputPrior
+from rlpto.knowledge.prior import COORDINATES, LEAST_GAMMA, ThroughputPrior, prior_of, prior_without, reference_batch
+from rlpto.performance.profiles import PLAN_MARK, large_profiles
+from rlpto.performance.size_table import SizeTable
 from rlpto.performance.throughput import MAX_GAMMA, StepMeasurements
 
 STEP_ERROR = 0.05
@@ -24,6 +27,8 @@ MOST_ROWS = 30
 """Observations above which like ones are averaged, so that a fit stays fast."""
 ODD = 4.0
 """Standard deviations off the law beyond which a step counts the less the farther it is off."""
+FEWEST_SIZES = 3
+"""Measured sizes that say how a large model scales."""
 _ITERATIONS, _CONVERGED = 30, 1e-6
 _REWEIGHTINGS, _SETTLED = 20, 1e-3
 
@@ -239,3 +244,32 @@ def fill_log_speeds(
                         variance += slope[i] * covariance[i, j] * slope[j]
                 log_seconds[span, k, at] = np.log(seconds)
                 sigma[span, k, at] = np.sqrt(max(variance, 0.0))
+
+
+def prior_for(model: str, unit: int) -> ThroughputPrior:
+    """The prior of a model that runs on multiples of `unit` GPUs; 0: on any number."""
+    return size_prior_without(model) if unit else prior_without(model)
+
+
+@cache
+def size_prior_without(model: str) -> ThroughputPrior:
+    """The prior from the tables of sizes of all models that come with RLPTO, on all their kinds of GPU, but the one of
+    that name. A unit of GPUs, which all sizes of a model are multiples of, takes the place of one GPU."""
+    points = [
+        fit_with_prior(_rows(table, unit, limits.base), prior_without(model), reference_batch(limits, unit)).point
+        for name, profile in large_profiles().items()
+        if name != model.partition(PLAN_MARK)[0]
+        for limits, table in ((profile.on(kind).batch, speed.throughput) for kind, speed in profile.kinds.items())
+        if isinstance(table, SizeTable) and len(table.sizes) >= FEWEST_SIZES
+        for unit in (int(np.gcd.reduce(table.sizes)),)
+    ]
+    return prior_of(np.array(points))
+
+
+def _rows(table: SizeTable, unit: int, batch: int) -> StepMeasurements:
+    """The measured steps of a total batch, in units; how much of them is synchronising is not known."""
+    nodes, gpus, seconds = np.array(table.steps, dtype=np.float64).T
+    units = gpus / unit
+    return StepMeasurements(
+        np.where(units > 1.0, nodes, 1.0), units, batch / units, seconds, np.full(len(units), np.nan)
+    )

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from rlpto.io.arrays import FloatArray
+from rlpto.knowledge.bayes_fit import prior_for
 from rlpto.knowledge.beliefs import ThroughputBelief
 from rlpto.knowledge.job_fits import Statistics
 from rlpto.knowledge.known import BatchCache, BeliefRules
-from rlpto.knowledge.size_prior import prior_for
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.tables import SpeedTables, packed_groups

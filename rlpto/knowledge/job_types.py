@@ -24,18 +24,8 @@ FIRST_JOBS = 64
 """Jobs that the tables have room for at first; twice as many whenever it runs out."""
 _OF_MODELS = ("accuracy", "epochs", "samples", "rescale_delay")
 """Columns of types that jobs have from their models."""
-_OTHERS = (
-    "batch_size",
-    "servers",
-    "most_servers",
-    "plan",
-    "fit",
-    "known_remaining",
-    "known_speed",
-    "sizes_seen",
-    "speed_sigma",
-    "written",
-)
+_CHOSEN = ("batch_size", "servers", "most_servers", "plan", "fit")
+_BELIEVED = ("known_remaining", "known_speed", "sizes_seen", "speed_sigma", "written")
 """Further columns of types."""
 
 
@@ -93,9 +83,7 @@ class JobTypes(Generic[Key]):
 
 def with_job_types(base: SpeedTables, jobs: int, kinds: int = 1) -> SpeedTables:
     """The tables, and behind their types `kinds` types for each of `jobs` jobs, with rows for SPANS numbers of nodes.
-
-    The caller writes what these types hold; no two of them share a row. Types of a job are variants of its first.
-    """
+    The caller writes what these types hold; no two of them share a row. Types of a job are variants of its first."""
     types, rows, most, count = len(base.types), len(base.rates), base.max_gpus, jobs * kinds
     spans = np.arange(max(SPANS, base.row.shape[1]))
     row = np.zeros((types + count, len(spans), most + 1), dtype=np.int32)
@@ -105,7 +93,7 @@ def with_job_types(base: SpeedTables, jobs: int, kinds: int = 1) -> SpeedTables:
     sizes = [base.node_gpus[base.kind == kind].max() for kind in range(kinds)]
 
     columns: dict[str, Any] = {}
-    for name in (*_OF_MODELS, *_OTHERS):
+    for name in (*_OF_MODELS, *_CHOSEN, *_BELIEVED):
         if (column := getattr(base, name)) is not None:
             columns[name] = np.concatenate([column, np.repeat(column[:1], count, axis=0)])
     for name in ("rates", "elapsed", "score_rates"):

@@ -44,10 +44,8 @@ class ThroughputPrior:
 
 @cache
 def prior_without(model: str) -> ThroughputPrior:
-    """The prior from all built-in models on all their kinds of GPU but the one of that name, if there is one.
-
-    Raises ConfigError without two others.
-    """
+    """The prior from all built-in models on all their kinds of GPU but the one of that name, if there is one. Raises
+    ConfigError without two others."""
     profiles = others_than(model, least=2)
     rows = [
         coordinates(speed.throughput, reference_batch(profile.on(kind).batch))

@@ -1,8 +1,16 @@
-"""How much work jobs are believed to have left, from what a scheduler can see of them."""
+"""How much work jobs are believed to have left, from what a scheduler can see of them.
+
+By the curve of a job's accuracy is the idea of Optimus (Peng et al., EuroSys 2018) and SLAQ (Zhang et al., SoCC 2017),
+without a declared target: training ends after the curve flattens. The gain over the last half of a job's epochs, as a
+share of its whole gain, is compared with the curves of other models at every part of their training. The part is a
+distribution, uniform before anything is known (as for lengths with the heavy tail 1 / x), so that a curve which says
+nothing leaves the rule of unknown work.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -10,12 +18,18 @@ import numpy as np
 from rlpto.core.job_store import JobStore
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel
-from rlpto.knowledge.curves import parts_done, recent_gain
+from rlpto.knowledge.prior import others_than
 from rlpto.performance.tables import SpeedTables
 
 RemainingKnowledge = Literal["declared", "learnt", "curve", "learnt_or_curve", "unknown"]
 LEAST_EPOCHS = 1.0
 """Epochs that are believed to be left, at least, of a job of unknown length."""
+LEAST_GAIN = 1e-4
+"""Gain in accuracy, and share of all that was gained, that smaller ones count as."""
+SPREAD = 1.0
+"""Standard deviation of the logarithm of the recent gain, from one model's curve to another's at the same part."""
+_EDGES = np.linspace(0.0, 1.0, 51)
+_PARTS = (_EDGES[1:] + _EDGES[:-1]) / 2
 AccuracyAt = Callable[[IntArray, FloatArray], FloatArray]
 """[n] accuracy that jobs number [n] had after [n] epochs, no more than they have trained."""
 
@@ -24,7 +38,7 @@ class RemainingWork:
     """Epochs that jobs of a store are believed to have left.
 
     declared: the truth. unknown: `tail` times what they have done, which is what a heavy tail suggests. curve: by how
-    much their accuracy has flattened, see `rlpto.knowledge.curves`; where that says nothing it is the rule of unknown.
+    much their accuracy has flattened; where that says nothing it is the rule of unknown.
     learnt: up to the mean length of finished jobs of the same type and user that were longer than what the job has
     done, else of all users' jobs of the type; of a job that stopped early, what it trained until then. Users that are
     not known count as one. What is not learnt is as if unknown, with learnt_or_curve by the curve.
@@ -101,3 +115,36 @@ def fill_learnt(jobs: AnyArray, own: IntArray, index: IntArray, sums: FloatArray
             left[i] = sums[i, 2] / sums[i, 3] - jobs[index[i]].progress
         elif sums[i, 1]:
             left[i] = sums[i, 0] / sums[i, 1] - jobs[index[i]].progress
+
+
+def recent_gain(start: FloatArray, half: FloatArray, now: FloatArray) -> FloatArray:
+    """Logarithm of the gain in accuracy since half of the epochs, as a share of all that was gained; any shape.
+
+    start, half, now: accuracy at the beginning, at half of the epochs done and after them. NaN where nothing was
+    gained.
+    """
+    gained = now - start
+    share = np.divide(now - half, gained, out=np.full(np.shape(gained), np.nan), where=gained > LEAST_GAIN)
+    return np.asarray(np.log(np.clip(share, LEAST_GAIN, 1.0)))
+
+
+def parts_done(model: str, gain: FloatArray, quantile: float) -> FloatArray:
+    """[n] parts of its training that jobs of a model are believed to have done, by other models' curves.
+
+    gain: [n] as `recent_gain`, NaN: not known. quantile: of the distribution of that part; low ones believe in
+    more work left.
+    """
+    error = np.nan_to_num((gain[:, None, None] - _gains_without(model)) / SPREAD)
+    weight = np.exp(-0.5 * np.minimum(error**2, 50.0)).sum(axis=1)
+    below = np.cumsum(weight, axis=1)
+    return np.array([np.interp(quantile * row[-1], np.append(0.0, row), _EDGES) for row in below])
+
+
+@cache
+def _gains_without(model: str) -> FloatArray:
+    """[models, parts] recent gain of all built-in models but the one of that name, see `others_than`."""
+    gains = []
+    for profile in others_than(model, least=1):
+        done = _PARTS * profile.epochs
+        gains.append(recent_gain(*(profile.accuracy(part * done) for part in (0.0, 0.5, 1.0))))
+    return np.array(gains)

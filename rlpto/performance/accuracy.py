@@ -73,10 +73,8 @@ class AccuracyCurve:
 
 
 def metric_of(application: str, values: FloatArray) -> Metric:
-    """The application's metric; for an unknown application a guess from its values [runs, epochs].
-
-    A falling metric is treated as a loss, one that stays within [0, 1] as a share, any other as percent.
-    """
+    """The application's metric; for an unknown application a guess from its values [runs, epochs]. A falling metric is
+    treated as a loss, one that stays within [0, 1] as a share, any other as percent."""
     if application in VALIDATION_METRICS:
         return VALIDATION_METRICS[application]
     if values[:, -1].mean() < values[:, 0].mean():

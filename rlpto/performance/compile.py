@@ -87,13 +87,11 @@ def compile_tables(
     nodes = {ONE_KIND: gpus_per_node} if kinds is None else dict(kinds)
     if max_gpus < 1 or min(nodes.values(), default=0) < 1:
         raise ProfileError(f"expected at least 1 GPU, got max_gpus {max_gpus} and nodes of {nodes}")
-    variants: list[tuple[int, int, int | None, int]] = []
     plans = [profiles.facts(kind.model).plans for kind in types]
     planned = [1 + plans[own].index(kind.model) if kind.model in plans[own] else 0 for own, kind in enumerate(types)]
-    variants += [(own, 0, None, plan) for own, plan in enumerate(planned)]
+    variants: list[tuple[int, int, int | None, int]] = [(own, 0, None, plan) for own, plan in enumerate(planned)]
     for own, kind in enumerate(types):
-        sizes = [0, *(chosen_batch_sizes(profiles, kind) if choose_batches else ())]
-        facts = profiles.facts(kind.model)
+        sizes, facts = [0, *(chosen_batch_sizes(profiles, kind) if choose_batches else ())], profiles.facts(kind.model)
         numbers: list[int | None] = [None]
         if choose_servers:
             numbers += [number for number in range(1, facts.most_servers + 1) if number != facts.servers]
@@ -101,13 +99,9 @@ def compile_tables(
         if choose_plans and len(nodes) == 1:
             variants += [(own, 0, None, 1 + i) for i, model in enumerate(plans[own]) if model != kind.model]
     types = [
-        JobType(
-            plans[own][plan - 1] if plan else types[own].model,
-            size or types[own].batch_size,
-            types[own].metric,
-            servers,
-        )
+        JobType(plans[own][plan - 1] if plan else kind.model, size or kind.batch_size, kind.metric, servers)
         for own, size, servers, plan in variants
+        for kind in (types[own],)
     ]
     parts = [profiles.type_tables(job_type, max_gpus, size, gpu) for gpu, size in nodes.items() for job_type in types]
     on_each, several = len(types), len(nodes)

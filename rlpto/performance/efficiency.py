@@ -171,9 +171,7 @@ def useful_gpus(batch: int | None, max_gpus: int, limits: BatchLimits) -> int:
 
 def splits(batch: int | None, gpus: IntArray, limits: BatchLimits) -> BatchSplit:
     """[K, C] ways to split a fixed batch over `gpus` [K], C = 1, or the CANDIDATES of a job that adapts its batch.
-
-    These are geometric from the base batch (or the least that the GPUs compute) to the largest.
-    """
+    These are geometric from the base batch (or the least that the GPUs compute) to the largest."""
     if batch is not None:
         return split_batch(np.array([[batch]]), gpus[:, None], limits)
     start = np.minimum(np.maximum(limits.base, gpus * limits.min_local), limits.largest)
@@ -251,10 +249,8 @@ class BatchCandidates(NamedTuple):
 
 
 def batch_candidates(batch: int | None, gpus: int, limits: BatchLimits) -> BatchCandidates:
-    """The choices of a job that chooses its own batch (None), or of one with a fixed batch.
-
-    Totals are geometric from the least that `gpus` GPUs compute to the largest batch.
-    """
+    """The choices of a job that chooses its own batch (None), or of one with a fixed batch. Totals are geometric from
+    the least that `gpus` GPUs compute to the largest batch."""
     if batch is not None:
         split = split_batch(np.array([batch]), np.array([gpus]), limits)
         return BatchCandidates(gpus, split.local, split.accumulation, np.ones(1, dtype=np.bool_), split.local)

@@ -10,7 +10,7 @@ import numpy as np
 from rlpto.io.errors import ProfileError
 from rlpto.io.files import folder_there, write_text
 from rlpto.performance.accuracy import fit_accuracy, metric_of, to_accuracy
-from rlpto.performance.efficiency import BatchLimits, NoiseCurve, fit_noise
+from rlpto.performance.efficiency import NoiseCurve, fit_noise
 from rlpto.performance.measurements import Measurements, read_measurements
 from rlpto.performance.profiles import DEFAULT_RESCALE_DELAY, FitErrors, Profile, profile_yaml
 from rlpto.performance.throughput import fit_throughput, relative_errors
@@ -52,8 +52,8 @@ def fit_profile(measured: Measurements) -> Profile:
     """All fits of one application, rounded to significant digits."""
     description, rescale_delay = KNOWN.get(measured.name, (measured.name, DEFAULT_RESCALE_DELAY))
     params = fit_throughput(measured.steps).rounded(4)
-    noise, noise_error = fit_noise(measured.stacked("grad_sqr"), measured.stacked("grad_var"), measured.base_batch)
-    metrics = measured.stacked("metric")
+    noise, noise_error = fit_noise(measured.runs["grad_sqr"], measured.runs["grad_var"], measured.limits.base)
+    metrics = measured.runs["metric"]
     metric = metric_of(measured.name, metrics)
     curve, accuracy_error = fit_accuracy(to_accuracy(metric, metrics), metric)
     errors = relative_errors(params, measured.steps)
@@ -61,9 +61,9 @@ def fit_profile(measured: Measurements) -> Profile:
         name=measured.name,
         description=description,
         source=SOURCE,
-        samples=_digits(measured.base_batch * measured.progress[-1] / measured.epochs, 6),
+        samples=_digits(measured.samples, 6),
         epochs=measured.epochs,
-        batch=BatchLimits(measured.base_batch, measured.largest_batch, measured.min_local, measured.max_local),
+        batch=measured.limits,
         throughput=params,
         noise=NoiseCurve(noise.epochs, tuple(_digits(value, 4) for value in noise.noise_scale)),
         accuracy=replace(

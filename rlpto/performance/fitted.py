@@ -60,14 +60,11 @@ class FittedProfiles:
         return ModelLimits(profile.samples, profile.epochs, profile.batch, profile.rescale_delay, *servers, plans)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
-        """Compile one job type on GPUs of a kind; `choices_by_size` defines the rates.
-
-        Raises ProfileError if the model is unknown, has no speeds on that kind, or the type's batch size is outside its
-        limits.
-        """
+        """Compile one job type on GPUs of a kind; `choices_by_size` defines the rates. Raises ProfileError if the model
+        is unknown, has no speeds on that kind, or the type's batch size is outside its limits."""
         profile = self.profile(job_type.model).on(gpu)
         if job_type.servers is not None and isinstance(profile.throughput, ServerParams):
-            profile = replace(profile, throughput=profile.throughput.with_servers(job_type.servers))
+            profile = replace(profile, throughput=replace(profile.throughput, servers=job_type.servers))
         found, held = choices_by_size(profile, job_type, max_gpus), np.arange(max_gpus + 1)
         rates, score = ((part / profile.samples).reshape(SPANS * max_gpus, -1) for part in found[:2])
         row = np.arange(SPANS * max_gpus, dtype=np.int32).reshape(SPANS, max_gpus)
@@ -131,11 +128,8 @@ class FittedProfiles:
 
 
 def choices_by_size(profile: Profile, job_type: JobType, max_gpus: int) -> Choice:
-    """[2, max_gpus, epochs] rates of a job of a type on k + 1 GPUs, on one node and on several.
-
-    GPUs beyond those that the batch can be spread over idle. Raises ProfileError if the batch size is outside the
-    profile's limits.
-    """
+    """[2, max_gpus, epochs] rates of a job of a type on k + 1 GPUs, on one node and on several. GPUs beyond those that
+    the batch can be spread over idle. Raises ProfileError if the batch size is outside the profile's limits."""
     batch_size = job_type.batch_size
     limits = profile.batch if batch_size is None else profile.batch.with_chosen()
     most = most_gpus(job_type, limits, max_gpus)

@@ -15,17 +15,14 @@ import numpy as np
 from rlpto.io.arrays import FloatArray, IntArray
 
 MetricName = Literal["goodput", "throughput", "efficiency"]
-"""Names of the metrics that a job can maximise."""
 METRIC_NAMES: tuple[MetricName, ...] = get_args(MetricName)
 DEFAULT_METRIC: MetricName = "goodput"
 
 
 @dataclass(frozen=True)
 class UtilityBand:
-    """Bounds within which an allocator keeps the utility of a GPU: speed-up / GPUs, 1 if scaling is perfect.
-
-    Raises ValueError unless 0 < min_util < max_util <= 1.
-    """
+    """Bounds within which an allocator keeps the utility of a GPU: speed-up / GPUs, 1 if scaling is perfect. Raises
+    ValueError unless 0 < min_util < max_util <= 1."""
 
     min_util: float
     max_util: float
@@ -81,4 +78,3 @@ METRICS: Mapping[str, JobMetric] = {
     "throughput": JobMetric(0.0),
     "efficiency": JobMetric(1.0, EFFICIENCY_BAND),
 }
-"""Every metric by its name."""

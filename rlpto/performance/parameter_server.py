@@ -10,7 +10,7 @@ paper's w / (a' + b' w/p + c' w + d' p) batches per second are the same with a' 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field
 
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.io.errors import ProfileError
 
 MOST_SERVERS = 1024
 """Largest number of parameter servers in a profile."""
@@ -58,17 +57,11 @@ class ServerParams:
         self, nodes: ArrayLike, replicas: ArrayLike, local_batch: ArrayLike, accumulation: ArrayLike = 0
     ) -> FloatArray:
         """See `rlpto.performance.throughput.ThroughputLaw`; servers have their own nodes, so `nodes` has no effect.
-
-        Every accumulated computation costs a and b; gradients are exchanged once a step.
-        """
+        Every accumulated computation costs a and b; gradients are exchanged once a step."""
         workers = np.asarray(replicas, dtype=np.float64)
         compute = (np.asarray(accumulation) + 1) * (self.a * np.asarray(local_batch, dtype=np.float64) + self.b)
         exchange = self.c * workers / self.servers + self.d * workers + self.e * self.servers
         return np.asarray(compute + exchange + 0.0 * np.asarray(nodes))
-
-    def with_servers(self, servers: int) -> ServerParams:
-        """The same law with another number of servers."""
-        return replace(self, servers=servers)
 
 
 @dataclass(frozen=True)
@@ -101,7 +94,7 @@ class SpeedSurface:
 
 @dataclass(frozen=True)
 class Probes:
-    """N measured speeds: workers, servers [N] int64; speed [N] work per second."""
+    """N measured speeds: workers, servers [N] int64, 1 or more; speed [N] work per second, above 0."""
 
     workers: IntArray
     servers: IntArray
@@ -114,10 +107,8 @@ def fit_speed(form: Form, probes: Probes) -> SpeedSurface:
     Optimus's forms are linear in their parameters in the time of a step: nonnegative least squares of the relative
     error of that time. If the probes do not determine all parameters, the terms share the time as evenly as the probes
     allow. The parabola is fitted as in Coach: least squares of the speed, parameters of at least 0, all starting from
-    1; undetermined parameters stay near 1.
-    Deterministic. Raises ProfileError without probes, or if one of them is impossible.
+    1; undetermined parameters stay near 1. Deterministic.
     """
-    _check(probes)
     terms = _terms(form, probes.workers.astype(np.float64), probes.servers.astype(np.float64))
     scaled = terms if form == "parabola" else terms / terms.mean(axis=0)
     determined = bool(np.linalg.matrix_rank(scaled) == PARAMETERS[form])
@@ -135,10 +126,8 @@ def speed_grid(surface: SpeedSurface, max_workers: int, max_servers: int) -> Flo
 
 
 def observed(grid: FloatArray, probes: Probes) -> FloatArray:
-    """A grid like that of `speed_grid` with observed speeds in place of predictions (as in Optimus).
-
-    A configuration probed several times gets its mean; probes beyond the grid are ignored.
-    """
+    """A grid like that of `speed_grid` with observed speeds in place of predictions (as in Optimus). A configuration
+    probed several times gets its mean; probes beyond the grid are ignored."""
     inside = (probes.workers < grid.shape[0]) & (probes.servers < grid.shape[1])
     at = (probes.workers[inside], probes.servers[inside])
     count, total = np.zeros(grid.shape), np.zeros(grid.shape)
@@ -196,15 +185,6 @@ def _terms(form: Form, w: FloatArray, p: FloatArray) -> FloatArray:
         "parabola": (one, w, w**2, p, p**2),
     }
     return np.stack(factors[form], axis=-1)
-
-
-def _check(probes: Probes) -> None:
-    if len(probes.speed) == 0:
-        raise ProfileError("no probes to fit a speed surface to")
-    if not (np.all(np.isfinite(probes.speed)) and np.all(probes.speed > 0)):
-        raise ProfileError("speeds of probes must be positive numbers")
-    if np.any(probes.workers < 1) or np.any(probes.servers < 1):
-        raise ProfileError("a probe needs at least 1 worker and 1 server")
 
 
 def _fit_terms(terms: FloatArray, seconds: FloatArray, determined: bool) -> FloatArray:

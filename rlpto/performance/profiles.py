@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
@@ -34,6 +33,7 @@ DEFAULT_RESCALE_DELAY = 30.0
 """Seconds a rescale costs a model without a known delay."""
 LLM = "llm"
 """Name of the profiles of large models that come with RLPTO (docs/performance.md)."""
+_SHIPPED = Path(__file__).parent / "profiles"
 PLAN_MARK = "@"
 """Between the name of a model and that of the plan of parallelism that its jobs were written with."""
 LAWS: Mapping[str, type[ThroughputLaw]] = {
@@ -269,10 +269,8 @@ def unknown_kind(model: str, gpu: str, known: Iterable[str]) -> ProfileError:
 
 
 def most_gpus(job_type: JobType, batch: BatchLimits, max_gpus: int) -> int:
-    """Largest number of GPUs, up to `max_gpus`, over which a type's batch can be spread.
-
-    Raises ProfileError unless its fixed batch size lies between its model's base and largest, and fits one GPU.
-    """
+    """Largest number of GPUs, up to `max_gpus`, over which a type's batch can be spread. Raises ProfileError unless its
+    fixed batch size lies between its model's base and largest, and fits one GPU."""
     size = job_type.batch_size
     if size is not None and not batch.base <= size <= batch.largest:
         raise ProfileError(f"{job_type.model}: batch_size {size}, expected {batch.base} to {batch.largest} samples")
@@ -285,13 +283,12 @@ def most_gpus(job_type: JobType, batch: BatchLimits, max_gpus: int) -> int:
 @cache
 def builtin_profiles() -> Mapping[str, Profile]:
     """The profiles that come with RLPTO, by name."""
-    with resources.as_file(resources.files("rlpto.performance") / "profiles") as folder:
-        return MappingProxyType(load_folder(folder))
+    return MappingProxyType(load_folder(_SHIPPED))
 
 
 def shipped_folder(path: Path) -> Path:
     """The path itself; for one called `llm` where there is none, the folder of large models that come with RLPTO."""
-    return path if path.name != LLM or path.exists() else Path(__file__).parent / "profiles" / LLM
+    return path if path.name != LLM or path.exists() else _SHIPPED / LLM
 
 
 @cache

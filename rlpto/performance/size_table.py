@@ -8,6 +8,7 @@ tables may name the plans behind it, for jobs that keep one and for policies tha
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -78,30 +79,21 @@ class SizeTable:
 
     @cached_property
     def _points(self) -> tuple[tuple[FloatArray, FloatArray], ...]:
-        """Logarithms of GPUs and seconds on one node, and on several; each is the other where it has none."""
-        found = [_points_of([row for row in self.steps if (row[0] > 1) == several]) for several in (False, True)]
-        either = _points_of(list(self.steps))
-        return tuple(points if len(points[0]) else either for points in found)
+        """Logarithms of GPUs and seconds on one node, on several, and on either; each is the last where it has none."""
+        either = _points_of(self.steps)
+        apart = (_points_of([row for row in self.steps if (row[0] > 1) == several]) for several in (False, True))
+        return (*(points if len(points[0]) else either for points in apart), either)
 
     def step_time(
-        self,
-        nodes: ArrayLike,
-        replicas: ArrayLike,
-        local_batch: ArrayLike,
-        accumulation: ArrayLike = 0,
+        self, nodes: ArrayLike, replicas: ArrayLike, local_batch: ArrayLike, accumulation: ArrayLike = 0
     ) -> FloatArray:
-        """See ThroughputLaw. The batch is that of the measurements, however it is split.
-
-        Outside the measured sizes, where no job runs, speed is in proportion to GPUs below them and constant above.
-        """
+        """See ThroughputLaw. The batch is that of the measurements, however it is split. Outside the measured sizes,
+        where no job runs, speed is in proportion to GPUs below them and constant above."""
         nodes, gpus, _ = np.broadcast_arrays(nodes, np.asarray(replicas, dtype=np.float64), local_batch)
-        one, several = (_interpolated(points, self._either, gpus) for points in self._points)
+        *apart, either = self._points
+        one, several = (_interpolated(points, either, gpus) for points in apart)
         seconds = np.where(nodes > 1, several, one) * np.maximum(self.steps[0][1] / gpus, 1.0)
         return np.asarray(seconds * (1 + np.asarray(accumulation)))
-
-    @cached_property
-    def _either(self) -> tuple[FloatArray, FloatArray]:
-        return _points_of(list(self.steps))
 
     def fit(self, max_gpus: int) -> IntArray:
         """[max_gpus + 1] largest allowed size up to each number of GPUs; 0: none."""
@@ -116,13 +108,6 @@ class SizeTable:
                 others = np.delete(gpus, i), np.delete(seconds, i)
                 errors.append(abs(float(np.exp(np.interp(gpus[i], *others) - seconds[i])) - 1))
         return errors
-
-
-def held_out(errors: list[float]) -> tuple[int, float | None, float | None]:
-    """How many errors there are, their median and their 90 % quantile; None without any."""
-    if not errors:
-        return 0, None, None
-    return len(errors), float(np.quantile(errors, 0.5)), float(np.quantile(errors, 0.9))
 
 
 def largest_sizes(sizes: tuple[int, ...], max_gpus: int) -> IntArray:
@@ -148,7 +133,7 @@ def _best_of(plans: dict[str, _Steps]) -> _Steps:
     return tuple((nodes, gpus, seconds) for (gpus, nodes), seconds in sorted(best.items()))
 
 
-def _points_of(rows: list[tuple[int, int, float]]) -> tuple[FloatArray, FloatArray]:
+def _points_of(rows: Iterable[tuple[int, int, float]]) -> tuple[FloatArray, FloatArray]:
     """Logarithms of GPUs and seconds; of a size on several numbers of nodes the fewest count, as jobs are packed."""
     packed: dict[int, float] = {}
     for _, gpus, seconds in rows:
@@ -162,5 +147,4 @@ def _interpolated(
     """Seconds by GPUs: by `points` within their range, by `either` outside it."""
     at = np.log(gpus)
     inside: BoolArray = (at >= points[0][0] - 1e-9) & (at <= points[0][-1] + 1e-9)
-    found: FloatArray = np.exp(np.where(inside, np.interp(at, *points), np.interp(at, *either)))
-    return found
+    return np.asarray(np.exp(np.where(inside, np.interp(at, *points), np.interp(at, *either))))

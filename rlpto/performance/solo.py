@@ -77,8 +77,7 @@ def alone_bound(
         caps, which = np.unique(max_gpus[of_kind], return_inverse=True)
         variants = np.flatnonzero(tables.own == tables.own[kind])
         best = np.max([tables.best_rates(int(variant))[caps] for variant in variants], axis=0)
-        elapsed = np.zeros((len(caps), best.shape[1] + 1))
-        np.cumsum(1.0 / best, axis=1, out=elapsed[:, 1:])
+        elapsed = elapsed_from_rates(best)
         epoch = np.minimum(epochs[of_kind].astype(np.int64), best.shape[1] - 1)
         part = (epochs[of_kind] - epoch) / best[which, epoch]
         seconds[of_kind] = (elapsed[which, epoch] + part) / scale[of_kind]
@@ -89,8 +88,8 @@ def alone_bound(
 class TrainingEstimate:
     """A whole training of a model that adapts its batch size, alone on packed GPUs, without rescales.
 
-    gpus, nodes: held all the time. hours, gpu_hours: time and cost of the training. utility: per GPU, the speed-up over
-    one GPU by the metric's score divided by the GPUs. within_band: whether utility lies between the metric's bounds.
+    gpus: held all the time. hours, gpu_hours: time and cost of the training. utility: per GPU, the speed-up over one
+    GPU by the metric's score divided by the GPUs. within_band: whether utility lies between the metric's bounds.
     chosen: True for the number of GPUs, among those asked for, that an allocator within the bounds gives to the only
     job of an idle cluster.
     """
@@ -98,7 +97,6 @@ class TrainingEstimate:
     model: str
     metric: str
     gpus: int
-    nodes: int
     hours: float
     gpu_hours: float
     utility: float
@@ -132,7 +130,6 @@ def predict_training(
                 model=model,
                 metric=metric,
                 gpus=count,
-                nodes=-(-count // gpus_per_node),
                 hours=float(seconds[count]) / HOUR_S,
                 gpu_hours=float(seconds[count]) * count / HOUR_S,
                 utility=float(utility[count - 1]),

@@ -166,11 +166,6 @@ class SpeedTables:
         sizes = np.minimum(np.arange(self.max_gpus + 1), most[:, None])
         return replace(self, fit=np.take_along_axis(self.fit, sizes, axis=1))
 
-    @property
-    def rewritten(self) -> bool:
-        """Whether these are beliefs that are rewritten as jobs learn."""
-        return self.written is not None
-
     def take_over(self, other: SpeedTables, types: IntArray) -> None:
         """Copy `types` [n] and their variants of tables that these are a copy of, where they were written since."""
         if self.written is None or other.written is None:
@@ -316,26 +311,20 @@ class SpeedTables:
         at = np.minimum(progress, last)
         low = np.minimum(at.astype(np.int64), last - 1)
         start, end = self.accuracy[types, low], self.accuracy[types, low + 1]
-        accuracy: FloatArray = start + (at - low) * (end - start)
-        return accuracy
+        return np.asarray(start + (at - low) * (end - start))
 
     def packed_rows(self, gpus_per_node: int) -> IntArray:
-        """[T, K + 1] rows of k GPUs placed as `packed_groups`, measured for exactly that placement or else by size.
-
-        If a type's kind of GPU has smaller nodes, their size applies. Computed once for each node size.
-        """
+        """[T, K + 1] rows of k GPUs placed as `packed_groups`, measured for exactly that placement or else by size. If
+        a type's kind of GPU has smaller nodes, their size applies. Computed once for each node size."""
         if gpus_per_node not in self._packed:
-            self._packed[gpus_per_node] = np.ascontiguousarray(self._find_packed_rows(gpus_per_node))
+            size = np.minimum(gpus_per_node, self.node_gpus)[:, None]
+            gpus = np.arange(self.max_gpus + 1)
+            nodes = np.clip(-(-gpus // size), 1, self.row.shape[1])
+            rows = self.row[np.arange(len(self.types))[:, None], nodes - 1, gpus].astype(np.int64)
+            for each in np.unique(size) if len(self.exact_keys) else ():
+                self._take_exact_rows(rows, np.flatnonzero(size[:, 0] == each), int(each))
+            self._packed[gpus_per_node] = np.ascontiguousarray(rows)
         return self._packed[gpus_per_node]
-
-    def _find_packed_rows(self, gpus_per_node: int) -> IntArray:
-        size = np.minimum(gpus_per_node, self.node_gpus)[:, None]
-        gpus = np.arange(self.max_gpus + 1)
-        nodes = np.clip(-(-gpus // size), 1, self.row.shape[1])
-        rows = self.row[np.arange(len(self.types))[:, None], nodes - 1, gpus].astype(np.int64)
-        for each in np.unique(size) if len(self.exact_keys) else ():
-            self._take_exact_rows(rows, np.flatnonzero(size[:, 0] == each), int(each))
-        return rows
 
     def _take_exact_rows(self, rows: IntArray, types: IntArray, gpus_per_node: int) -> None:
         """Put the rows measured for packed placements on nodes of `gpus_per_node` into rows [T, K + 1] of `types`."""
@@ -370,11 +359,8 @@ class SpeedTables:
         return self._delayed[seconds]
 
     def type_index(self, job_type: JobType) -> int:
-        """Position of a type on the first axis; KeyError if the tables do not hold it."""
-        try:
-            return self.types.index(job_type)
-        except ValueError:
-            raise KeyError(f"no speed table for {job_type}") from None
+        """Position of a type on the first axis; ValueError if the tables do not hold it."""
+        return self.types.index(job_type)
 
 
 def elapsed_from_rates(rates: FloatArray) -> FloatArray:

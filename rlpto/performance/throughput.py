@@ -173,15 +173,11 @@ class _Problem:
         low, high = np.log(NO_COST), np.log(10 * float(rows.step_time.max()))
         self.bounds = np.array([low] * 6 + [1.0]), np.array([high] * 6 + [MAX_GAMMA])
         self._tie, self._offset = np.eye(6), np.zeros(6)
-        self._fix_undetermined(float(compute.mean()))
-
-    def _fix_undetermined(self, compute: float) -> None:
-        rows = self.rows
         has_nodes = bool(np.any((rows.nodes > 1) & (rows.replicas > 1)))
         has_local = bool(np.any((rows.nodes <= 1) & (rows.replicas > 1)))
         premium = np.log(_NODE_PREMIUM)
-        if len(np.unique(rows.local_batch)) == 1 and compute > 0:
-            self._fix([0], np.log(compute / 2))
+        if len(np.unique(rows.local_batch)) == 1 and compute.mean() > 0:
+            self._fix([0], np.log(compute.mean() / 2))
         if not has_nodes and not has_local:
             self._fix([2, 3, 4, 5], np.log(NO_COST))
         elif not np.any(rows.replicas > 2):

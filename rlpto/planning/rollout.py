@@ -127,7 +127,7 @@ class RolloutStates:
                 self._own = EstimatedJobs(tables, gpus_per_node)
             store.type_index[:] = store.believed_type[:] = self._own.types_of(index, believed)
             return self._own.tables, self._own.tables
-        if tables.rewritten:
+        if tables.written is not None:
             if self._elapsed.shape != (len(tables.rates), tables.rates.shape[1] + 1):
                 self._elapsed = np.zeros((len(tables.rates), tables.rates.shape[1] + 1))
                 self._elapsed[0, 1:] = np.inf

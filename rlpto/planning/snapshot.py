@@ -94,7 +94,7 @@ def known_speeds(believed: BelievedSpeeds, gpus_per_node: int) -> BelievedSpeeds
     Where the truth is known and the tables are not rewritten as jobs learn, these are the tables as they are.
     """
     tables, noise = believed.tables, believed.noise
-    rewritten = tables.rewritten  # so that a copy is needed
+    rewritten = tables.written is not None  # so that a copy is needed
     if noise is None and tables.known_speed is None and not rewritten:
         return believed
     count, gpus = len(believed.type_index), np.arange(1, tables.max_gpus + 1)

@@ -118,10 +118,8 @@ def built_in_calibrations() -> tuple[str, ...]:
 
 
 def load_calibration(name_or_path: str | Path) -> Calibration:
-    """A built-in calibration by name, or one from a YAML file.
-
-    Raises ConfigError for an unknown name or a file that is missing or is no calibration.
-    """
+    """A built-in calibration by name, or one from a YAML file. Raises ConfigError for an unknown name or a file that is
+    missing or is no calibration."""
     text = str(name_or_path)
     named = text in built_in_calibrations()
     path = _BUILT_IN / f"{text}.yaml" if named else Path(text)

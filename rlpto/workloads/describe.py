@@ -74,10 +74,8 @@ def summary(trace: Trace, capacity: int | None = None) -> dict[str, str]:
 
 
 def hour_of_week_profile(trace: Trace) -> FloatArray:
-    """[168] mean jobs submitted in each hour of the week from Monday 0:00; NaN for hours the trace misses.
-
-    Counted from the first to the last submission. A trace without known origin is taken to begin on a Monday at 0:00.
-    """
+    """[168] mean jobs submitted in each hour of the week from Monday 0:00; NaN for hours the trace misses. Counted from
+    the first to the last submission. A trace without known origin is taken to begin on a Monday at 0:00."""
     begin = 0.0
     if trace.origin is not None:
         begin = trace.origin.weekday() * 24 + (trace.origin - trace.origin.normalize()).total_seconds() / HOUR
@@ -85,8 +83,7 @@ def hour_of_week_profile(trace: Trace) -> FloatArray:
     counted = np.bincount(hours % HOURS_OF_WEEK, minlength=HOURS_OF_WEEK)
     covered = np.bincount(np.arange(hours[0], hours[-1] + 1) % HOURS_OF_WEEK, minlength=HOURS_OF_WEEK)
     with np.errstate(invalid="ignore"):
-        profile: FloatArray = np.where(covered > 0, counted / np.maximum(covered, 1), np.nan)
-    return profile
+        return np.where(covered > 0, counted / np.maximum(covered, 1), np.nan)
 
 
 def tables(trace: Trace, capacity: int | None = None) -> Group:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from rlpto.io.errors import ConfigError, TraceError
 from rlpto.io.files import file_there, is_there
 from rlpto.io.paths import example_trace, trace_names
+from rlpto.io.reading import one_line
 from rlpto.workloads.importers import detect_format, format_names, import_trace
 from rlpto.workloads.trace import Trace, is_trace_file, read_trace
 
@@ -46,7 +48,12 @@ def files_by_split(paths: Mapping[str, Sequence[Path]], drawn: bool) -> dict[str
     # Draws from one file have separate numbers in every split, whole files do not.
     together = (("train",), ("validation",), ("test",)) if drawn else (tuple(KEYS),)
     for splits in together:
-        _refuse_namesakes([(KEYS[split], path) for split in splits for path in files[split]])
+        named: set[str] = set()
+        for key, path in ((KEYS[split], path) for split in splits for path in files[split]):
+            if stem(path) in named:
+                said = f"a second file called {stem(path)}, expected one for each window"
+                raise ConfigError(f"workload.{key}: {path}: {said}")
+            named.add(stem(path))
     for split in ("train", "validation"):
         seen = next((path for path in files[split] if stem(path) in map(stem, files["test"])), None)
         if seen is not None:
@@ -61,28 +68,12 @@ def stem(path: Path) -> str:
 
 def _expand(pattern: Path) -> Iterable[Path]:
     """Files of a path with wildcards, numbers in natural order; a path without them as it is."""
-    parts = pattern.parts
-    first = next((i for i, part in enumerate(parts) if any(mark in part for mark in "*?[")), None)
-    if first is None or is_there(pattern):
+    if is_there(pattern) or not any(mark in str(pattern) for mark in "*?["):
         return [pattern]
-    try:
-        found = sorted(Path(*parts[:first]).glob(str(Path(*parts[first:]))), key=_natural)
-    except (OSError, ValueError) as error:  # a name that no file system takes, or ** within one
-        raise TraceError(f"{pattern!s:.80}: {getattr(error, 'strerror', error)}, expected at least one trace") from None
+    found = glob.glob(str(pattern), recursive=True, include_hidden=True)
     if not found:
-        raise TraceError(f"{pattern}: no such files, expected at least one trace")
-    return found
-
-
-def _refuse_namesakes(files: list[tuple[str, Path]]) -> None:
-    """Raise ConfigError, naming its key, for a file with the name of an earlier one: windows are named after files."""
-    names: set[str] = set()
-    for key, path in files:
-        if stem(path) in names:
-            raise ConfigError(
-                f"workload.{key}: {path}: a second file called {stem(path)}, expected one for each window"
-            )
-        names.add(stem(path))
+        raise TraceError(f"{one_line(pattern)}: no such files, expected at least one trace")
+    return sorted(map(Path, found), key=_natural)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

@@ -81,10 +81,8 @@ def _taken(trace: Trace, rows: IntArray, submit_time: FloatArray, names: list[st
 
 
 def choose_rows(work: FloatArray, target: float, rng: np.random.Generator) -> IntArray:
-    """Rows of `work` [M] in random order, whole rounds first, whose sum is as near to `target` as one job allows.
-
-    Every row appears n or n + 1 times. Rows without work come along as often as the others.
-    """
+    """Rows of `work` [M] in random order, whole rounds first, whose sum is as near to `target` as one job allows. Every
+    row appears n or n + 1 times. Rows without work come along as often as the others."""
     total = float(work.sum())
     rounds = int(target // total)
     order = rng.permutation(len(work))

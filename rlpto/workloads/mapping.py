@@ -24,10 +24,6 @@ HOUR = 3600.0
 MODELS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
 """Models a recorded job may be given unless the settings or the caller name others: the measured six."""
 
-MaxGpus = Callable[[JobType], int | None]
-"""Most GPUs a job of a type can use (batch size over smallest batch per GPU), or None if unbounded."""
-
-
 NAMING = ("given", "named")
 """Modes in which the trace names the model of every job."""
 BY_TIME = ("duration", "named")
@@ -50,7 +46,7 @@ class MappingSettings(Settings):
     users: Literal["recorded", "clustered"] | None = None
     """duration, named: whose jobs are alike; in mode duration they have a model in common. recorded: those of each user
     in the trace; clustered: those of users that are made up, of jobs that took similar times
-    (`rlpto.workloads.users`). How long a job takes then shows in its epochs, which a scheduler may learn from the
+    (`rlpto.workloads.synthetic`). How long a job takes then shows in its epochs, which a scheduler may learn from the
     user's finished jobs, and in nothing else. null: each job draws a model of its own, and how long it takes shows in
     the size of its data set."""
     models: dict[str, float] | None = None
@@ -126,7 +122,7 @@ def map_jobs(
     seed: int,
     capacity: int,
     gpus_per_node: int,
-    max_gpus_of: MaxGpus | None = None,
+    max_gpus_of: Callable[[JobType], int | None] | None = None,
     metric: MetricName = DEFAULT_METRIC,
 ) -> list[Job]:
     """Give every job of a trace a model and its work; the same seed gives the same jobs.
@@ -164,7 +160,9 @@ def map_jobs(
     gpus = np.minimum(trace.gpus, bound)
     duration = np.clip(trace.duration * trace.gpus / gpus, settings.min_duration, settings.max_duration)
     seconds = _seconds_packed(tables, gpus_per_node)
-    limits = np.array([_type_limit(kind, tables, settings, max_gpus_of) for kind in tables.types])
+    useful = [(max_gpus_of(kind) if max_gpus_of else None) or tables.max_gpus for kind in tables.types]
+    capped = (settings.model_max_gpus.get(kind.model, tables.max_gpus) for kind in tables.types)
+    limits = np.array([min(pair) for pair in zip(useful, capped, strict=True)])
     users = _users(trace, settings, seed)
     rng = np.random.default_rng([seed, 0])
     if settings.mode in NAMING:
@@ -183,7 +181,7 @@ def map_jobs(
         if settings.mode == "named" and tables.fit.size:
             _check_sizes(trace, tables, kind, gpus)
         data_size = data_size * usual / seconds[kind, gpus]
-    most = _max_gpus(gpus, kind, settings, bound, limits, max_gpus_of is not None)
+    most = _max_gpus(gpus, settings, bound, limits[kind])
     return [
         Job(
             name=name,
@@ -238,14 +236,7 @@ def requested_work(trace: Trace, tables: SpeedTables, settings: MappingSettings,
         return np.nan_to_num(np.clip(trace.duration, settings.min_duration, settings.max_duration)) * trace.gpus
     seconds = _seconds_packed(tables, gpus_per_node)
     gpus = np.minimum(trace.gpus, tables.max_gpus)
-    work: FloatArray = seconds[_given_types(trace, tables, settings), gpus] * gpus
-    return work
-
-
-def _type_limit(kind: JobType, tables: SpeedTables, settings: MappingSettings, max_gpus_of: MaxGpus | None) -> int:
-    """Most GPUs that a job of a type can use, as far as the caller, the settings and the tables know."""
-    useful = (max_gpus_of(kind) if max_gpus_of else None) or tables.max_gpus
-    return min(useful, settings.model_max_gpus.get(kind.model, useful))
+    return np.asarray(seconds[_given_types(trace, tables, settings), gpus] * gpus)
 
 
 def _metrics(trace: Trace, usual: MetricName) -> list[str]:
@@ -263,7 +254,7 @@ def _stop_rules(trace: Trace, settings: MappingSettings) -> list[StopRule | None
 def _users(trace: Trace, settings: MappingSettings, seed: int) -> list[str]:
     """User of every job; empty: not known."""
     if settings.users == "clustered":
-        from rlpto.workloads.users import cluster_users
+        from rlpto.workloads.synthetic import cluster_users
 
         return [f"user-{number}" for number in cluster_users(trace, seed)]
     users = trace.texts("user")
@@ -303,10 +294,8 @@ def _epochs_taking(part: FloatArray, rows: IntArray, kind: IntArray, tables: Spe
 
 def _type_index(tables: SpeedTables, model: str, batch_size: int | None) -> int:
     """Position of a type; ConfigError, with the nearest model, if the tables do not hold it."""
-    try:
-        return tables.type_index(JobType(model, batch_size))
-    except KeyError:
-        pass
+    if (kind := JobType(model, batch_size)) in tables.types:
+        return tables.type_index(kind)
     models = sorted({known.model for known in tables.types})
     if model in models:
         batch = "an adaptive batch size" if batch_size is None else f"batch size {batch_size}"
@@ -337,9 +326,7 @@ def _draw_by_weight(
         if tables.fit.size:
             usable &= tables.fit_anywhere[types, count] > 0
         efficiency = seconds[types, 1] / (seconds[types, count] * count)
-        efficiency = np.where((limits[types] >= count) & (weight > 0), efficiency, 0.0)
-        if tables.fit.size:
-            efficiency = np.where(usable, efficiency, 0.0)
+        efficiency = np.where((limits[types] >= count) & usable, efficiency, 0.0)
         sensible = usable & (efficiency >= min(LEAST_EFFICIENCY, float(efficiency.max())))
         if not sensible.any():
             raise ConfigError(f"mapping duration: no model of {', '.join(weights)} can run on {count} GPUs")
@@ -368,8 +355,7 @@ def _draw_by_category(
 def pick(types: IntArray, weight: FloatArray, chance: FloatArray) -> IntArray:
     """[n] one of `types` for every number in [0, 1), in proportion to its weight."""
     share = np.cumsum(weight)
-    picked: IntArray = types[np.searchsorted(share, chance * share[-1], side="right")]
-    return picked
+    return np.asarray(types[np.searchsorted(share, chance * share[-1], side="right")])
 
 
 def _given_types(trace: Trace, tables: SpeedTables, settings: MappingSettings) -> IntArray:
@@ -390,18 +376,13 @@ def _given_pairs(trace: Trace, settings: MappingSettings) -> list[tuple[str, int
     return [(model, batch if batch and (not adaptive or model in fixed) else None) for model, batch in named]
 
 
-def _max_gpus(
-    gpus: IntArray, kind: IntArray, settings: MappingSettings, bound: int, limits: IntArray, bounded: bool
-) -> IntArray:
-    """[M] most GPUs of every job, never fewer than it requests.
-
-    In mode given, a type's own bound replaces the multiple of the request, if there is one.
-    """
+def _max_gpus(gpus: IntArray, settings: MappingSettings, bound: int, limits: IntArray) -> IntArray:
+    """[M] most GPUs of every job, never fewer than it requests. limits: [M] of its type; in mode given they replace the
+    multiple of the request."""
     if settings.rigid:
         return gpus
-    most = np.minimum(settings.max_gpus, bound)
-    most = np.minimum(most, limits[kind])
-    if settings.mode != "given" or not bounded:
+    most = np.minimum(min(settings.max_gpus, bound), limits)
+    if settings.mode != "given":
         most = np.minimum(most, (settings.max_gpus_factor * gpus).astype(np.int64))
     return np.maximum(most, gpus)
 

@@ -158,11 +158,8 @@ class Trace:
 def make_trace(
     columns: Mapping[str, AnyArray | Sequence[Any]], source: str, origin: pd.Timestamp | None = None
 ) -> Trace:
-    """A trace from columns of equal length in any order of time; columns left out are unknown.
-
-    Jobs are sorted by submit_time, equal times stay in order. A name that repeats gets `#2`, `#3`...
-    Raises TraceError as Trace does.
-    """
+    """A trace from columns of equal length in any order of time; columns left out are unknown. Jobs are sorted by
+    submit_time, equal times stay in order. A name that repeats gets `#2`, `#3`... Raises TraceError as Trace does."""
     foreign = next((name for name in columns if name not in COLUMNS), None)
     if foreign is not None:
         raise TraceError(f"{source}: column {foreign} is none of {', '.join(COLUMNS)}")
@@ -210,10 +207,8 @@ def write_trace(trace: Trace, path: Path) -> None:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read what `write_trace` wrote.
-
-    Raises TraceError if the file is missing, is no parquet file, or was not written by `write_trace`.
-    """
+    """Read what `write_trace` wrote. Raises TraceError if the file is missing, is no parquet file, or was not written
+    by `write_trace`."""
     check_file(path, _EXPECTED, TraceError, LARGEST_TEXT_BYTES)
     with parsing(path, _EXPECTED, TraceError):
         file = pq.ParquetFile(path, thrift_string_size_limit=MIB, thrift_container_size_limit=MIB)

@@ -13,7 +13,6 @@ from rlpto.io.settings import LARGEST_SEED, Settings
 
 HOUR = 3600.0
 SPLITS = ("train", "validation", "test")
-"""Names of the splits, in order of time."""
 
 
 class WindowSettings(Settings):
@@ -54,7 +53,7 @@ def split_windows(span_seconds: float, settings: WindowSettings) -> dict[str, li
 
     A window never crosses the boundary of its split: what is left at the end of a split and is
     shorter than a window is not used. But a trace that is shorter than a window, and lies in a single split, is one
-    window. If settings.limit is given, `select` chooses.
+    window.
 
     Raises ConfigError if no split is long enough for a single window.
     """
@@ -69,9 +68,7 @@ def split_windows(span_seconds: float, settings: WindowSettings) -> dict[str, li
             f"windows of {settings.hours:g} h do not fit a trace of {span_seconds / HOUR:.4g} h "
             f"in shares {', '.join(f'{share:g}' for share in shares)}: expected a smaller windows.hours"
         )
-    if settings.limit is None:
-        return windows
-    return {split: select(found, settings.limit, settings.seed) for split, found in windows.items()}
+    return windows
 
 
 def _lay(split: str, start: float, end: float, length: float) -> list[Window]:

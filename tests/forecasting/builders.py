@@ -30,7 +30,7 @@ def changed(series: TimeSeries, first: int, counts: float) -> TimeSeries:
 
 def error(forecaster: Forecaster, series: TimeSeries, origins: IntArray, horizon: int = 1) -> float:
     """Mean absolute error at the last of the steps ahead."""
-    said = forecaster.forecasts(series, origins, horizon)[:, -1]
+    said = forecaster.batch(series, origins, horizon).point[:, -1]
     return float(np.abs(said - series.values[origins + horizon - 1]).mean())
 
 

@@ -1,108 +1,34 @@
 """The combination: its weights, what it says, and that it is close to its best part."""
 
-from copy import deepcopy
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rlpto.forecasting.base import Forecaster
-from rlpto.forecasting.combine import (
-    FEATURES,
-    CombinationRules,
-    CombinationState,
-    Combined,
-    combine,
-    new_state,
-    weights_of,
-)
+from rlpto.forecasting.combine import FEATURES, CombinationRules, Combined, combine, new_state
 from rlpto.forecasting.gru import QUANTILES
-from rlpto.forecasting.hybrid import NAMES, HybridForecaster
+from rlpto.forecasting.hybrid import HybridForecaster
 from rlpto.forecasting.series import TimeSeries
 from rlpto.io.arrays import FloatArray
 
 H, K = 3, 4
-RULES = CombinationRules()
 
 
-def blank(whole: bool = True) -> CombinationState:
-    return new_state(H, K, [0, 1], np.array(QUANTILES), 4.0, whole, RULES)
-
-
-def run(state: CombinationState, counts: FloatArray, members: FloatArray, learning: bool = True) -> Combined:
-    spread = np.full((len(counts), members.shape[2], len(QUANTILES)), 0.3)
-    features = np.ones((len(counts), members.shape[2], FEATURES))
-    return combine(state, RULES, counts, members, spread, features, learning)
-
-
-def world(points: int, seed: int = 0, level: float = 6.0) -> tuple[FloatArray, FloatArray]:
-    """Counts around a level, and members that are off by 0, 2, 3 and 4 counts or so."""
-    rng = np.random.default_rng(seed)
-    counts = rng.poisson(level, points).astype(float)
-    off = np.array([0.0, 2.0, 3.0, 4.0])[None, :, None]
-    return counts, np.log1p(level + off + rng.uniform(0, 0.1, (points, K, H)))
-
-
-def error(said: FloatArray, counts: FloatArray, first: int) -> float:
-    """Mean absolute error of all steps of the origins from `first` on; origin i knows counts[: i + 1]."""
-    origins = np.arange(first, len(counts) - H)
-    truth = counts[origins[:, None] + 1 + np.arange(H)]
-    return float(np.abs(said[origins] - truth).mean())
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(2, 60), st.booleans())
-@settings(max_examples=20)
-def test_value_by_value_is_the_same_as_all_at_once(seed: int, points: int, whole: bool) -> None:
-    counts, members = world(points, seed)
-    at_once, state = run(blank(whole), counts, members), blank(whole)
-    for i in range(points):
-        one = run(state, counts[i : i + 1], members[i : i + 1])
-        for together, alone in zip(at_once, one, strict=True):
-            np.testing.assert_array_equal(together[i : i + 1], alone)
-
-
-@given(st.integers(0, 2**32 - 1))
-@settings(max_examples=20)
-def test_weights_are_shares_no_member_is_ever_left_out_and_bounds_ascend(seed: int) -> None:
-    state = blank()
-    found, weights = run(state, *world(80, seed)), weights_of(state, RULES)
-    np.testing.assert_allclose(weights.sum(axis=1), 1.0)
-    assert (weights > 0).all()
-    assert (np.diff(found.bounds, axis=2) >= 0).all()
-    assert (found.bounds >= 0).all()
-
-
-def test_weight_goes_to_the_member_with_the_smallest_errors_and_leaves_one_that_stops_working() -> None:
-    counts, members = world(1200)
-    state = blank()
-    run(state, counts[:600], members[:600])
-    before = weights_of(state, RULES).reshape(H, K + 2, -1).sum(axis=2)
-    assert (before[:, 0] > before[:, 2]).all()
-    assert (before[:, 2] > before[:, 3]).all()
-    run(state, counts[600:], members[600:] + np.array([1.0, 0.0, 0.0, 0.0])[:, None])
-    after = weights_of(state, RULES).reshape(H, K + 2, -1).sum(axis=2)
-    assert (after[:, 0] < 0.5 * before[:, 0]).all()
+def run(counts: FloatArray, members: FloatArray, whole: bool = True) -> Combined:
+    rules, levels = CombinationRules(), np.array(QUANTILES)
+    spread = np.full((len(counts), H, len(levels)), 0.3)
+    state = new_state(H, K, [0, 1], levels, 4.0, whole, rules)
+    return combine(state, rules, counts, members, spread, np.ones((len(counts), H, FEATURES)), True)
 
 
 def test_whole_counts_are_said_in_whole_numbers_which_are_medians() -> None:
-    counts, members = world(200)
-    said = run(blank(), counts, members).point
+    rng = np.random.default_rng(0)
+    counts, members = rng.poisson(6.0, 200).astype(float), np.log1p(6.0 + rng.uniform(0, 4, (200, K, H)))
+    said = run(counts, members).point
     np.testing.assert_array_equal(said, np.floor(said))
-    said = run(blank(whole=False), counts / 7, members / 7).point
+    said = run(counts / 7, members / 7, whole=False).point
     assert (said != np.floor(said)).any()
-    counts = np.random.default_rng(1).poisson(0.3, 600).astype(float)
-    said = run(blank(), counts, np.full((600, K, H), np.log1p(0.3))).point
+    said = run(rng.poisson(0.3, 600).astype(float), np.full((600, K, H), np.log1p(0.3))).point
     assert said[100:].max() == 0, "the median of Poisson counts with mean 0.3"
-
-
-@pytest.mark.parametrize("scale", [1.0, 0.37])
-def test_a_member_that_is_always_right_is_followed_exactly(scale: float) -> None:
-    counts, members = world(900)
-    y = counts * scale
-    for h in range(H):
-        members[: -1 - h, 2, h] = np.log1p(y[1 + h :])
-    assert error(run(blank(scale == 1.0), y, members).point, y, 400) == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize("width", [0.3, 3.0])
@@ -110,7 +36,7 @@ def test_intervals_cover_as_often_as_they_say_whatever_the_spread_they_are_given
     rng = np.random.default_rng(1)
     points = 1500
     newest = rng.normal(3, width, points).clip(0)
-    found = run(blank(whole=False), np.expm1(newest), np.full((points, K, H), 3.0))
+    found = run(np.expm1(newest), np.full((points, K, H), 3.0), whole=False)
     low, high = QUANTILES.index(0.1), QUANTILES.index(0.9)
     for h in range(H):
         actual, bounds = newest[500 + 1 + h :], found.bounds[500 : points - 1 - h, h]
@@ -120,34 +46,15 @@ def test_intervals_cover_as_often_as_they_say_whatever_the_spread_they_are_given
 FITTED = 480
 
 
-@pytest.fixture
-def hybrid(fitted: dict[str, Forecaster]) -> HybridForecaster:
-    return HybridForecaster.from_state(deepcopy(fitted["hybrid"].state()), "copy")
-
-
-def test_a_count_changes_what_is_predicted_after_it(hybrid: HybridForecaster) -> None:
-    twin = HybridForecaster.from_state(deepcopy(hybrid.state()), "twin")
-    np.testing.assert_array_equal(hybrid.predict(6).point, twin.predict(6).point)
-    assert np.abs(hybrid.update(500.0).predict(6).point - twin.update(0.0).predict(6).point).max() > 0.1
-
-
-def test_parts_explain_the_forecast(hybrid: HybridForecaster, whole: TimeSeries) -> None:
-    origins = np.array([FITTED + 5, FITTED + 40])
-    parts = hybrid.parts(whole, origins, 6)
-    assert tuple(parts) == NAMES
-    # Between the smallest and the largest of its experts; corrected copies may lie a little outside the parts.
-    found, all_parts = hybrid.forecasts(whole, origins, 6), np.stack(list(parts.values()))
-    assert (found >= 0.5 * all_parts.min(axis=0)).all()
-    assert (found <= 2.0 * all_parts.max(axis=0)).all()
-
-
 @pytest.mark.parametrize(("factor", "first", "most"), [(1, 0, 1.05), (4, 48, 1.1)], ids=["as fitted", "level shift"])
 def test_it_is_close_to_its_best_part(
-    hybrid: HybridForecaster, whole: TimeSeries, factor: int, first: int, most: float
+    fitted: dict[str, Forecaster], whole: TimeSeries, factor: int, first: int, most: float
 ) -> None:
+    hybrid = fitted["hybrid"]
+    assert isinstance(hybrid, HybridForecaster)
     values = whole.values * np.where(np.arange(len(whole)) >= FITTED, factor, 1)
     series, origins = TimeSeries(values, whole.step, whole.start), np.arange(FITTED + first, len(whole) - 6)
     truth = np.stack([values[origins + h] for h in range(6)], axis=1)
-    error = np.abs(hybrid.forecasts(series, origins, 6) - truth).mean()
+    error = np.abs(hybrid.batch(series, origins, 6).point - truth).mean()
     best = min(np.abs(part - truth).mean() for part in hybrid.parts(series, origins, 6).values())
     assert error < most * best

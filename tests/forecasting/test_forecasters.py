@@ -31,17 +31,19 @@ def test_no_forecast_sees_the_future_and_the_past_matters(
     name: str, fitted: dict[str, Forecaster], whole: TimeSeries
 ) -> None:
     origins, forecaster = np.arange(1, len(whole) + 1), fitted[name]
-    before = forecaster.batch_forecasts(whole, origins, 6, [0.1, 0.9])
+    levels = np.array([0.1, 0.9])
+    before = forecaster.batch(whole, origins, 6, levels)
     for first in (FITTED + 30,) if name in LEARNT else (30, FITTED + 30):
         known = origins <= first
-        after = forecaster.batch_forecasts(changed(whole, first, 9999.0), origins, 6, [0.1, 0.9])
+        after = forecaster.batch(changed(whole, first, 9999.0), origins, 6, levels)
         for part in ("point", "mean", "quantiles"):
             one, two = getattr(before, part), getattr(after, part)
             tolerance = 1e-4 if name in LEARNT else 0.0
             np.testing.assert_allclose(one[known], two[known], rtol=tolerance, atol=tolerance)
     week = 24 * 7  # as far as the longest season
     last = changed(whole, len(whole) - 1, 900.0)
-    assert not np.array_equal(forecaster.forecasts(whole, [600], week), forecaster.forecasts(last, [600], week))
+    said = [forecaster.batch(series, np.array([600]), week).point for series in (whole, last)]
+    assert not np.array_equal(*said)
 
 
 @every_kind
@@ -52,14 +54,14 @@ def test_a_saved_forecaster_goes_on_online_with_the_numbers_of_the_batch(
     online = load(tmp_path / "folder" / "f.pt")
     assert online.settings() == fitted[name].settings()
     np.testing.assert_array_equal(online.predict(6).point, fitted[name].predict(6).point)
-    levels, known = [0.1, 0.5, 0.9], FITTED
+    levels, known = np.array([0.1, 0.5, 0.9]), FITTED
     tolerance = 1e-3 if name in LEARNT else 1e-9
     # One by one, several at once, and further ahead than was learnt.
     for origin, horizon in ((FITTED, 6), (FITTED + 1, 6), (FITTED + 2, 9), (FITTED + 6, 30)):
         if origin > known:
             online.update(whole.values[known:origin])
         known = origin
-        found, batch = online.predict(horizon, levels), fitted[name].batch_forecasts(whole, [origin], horizon, levels)
+        found, batch = online.predict(horizon, levels), fitted[name].batch(whole, np.array([origin]), horizon, levels)
         for one, other in ((found.point, batch.point), (found.mean, batch.mean), (found.values, batch.quantiles)):
             np.testing.assert_allclose(one, other[0], rtol=tolerance, atol=tolerance)
         assert (np.diff(found.values, axis=1) >= 0).all()
@@ -86,7 +88,7 @@ def test_odd_series_are_forecast_with_finite_counts(name: str, shape: str) -> No
     values = ODD[shape].astype(float)
     forecaster = tiny.get(name, MAKERS[name])().fit(values, step="1h")
     found = forecaster.update(values[-5:]).predict(12, [0.1, 0.9])
-    every = forecaster.forecasts(values, np.arange(1, len(values) + 1), 5)
+    every = forecaster.batch(TimeSeries(values, 3600.0), np.arange(1, len(values) + 1), 5).point
     for numbers in (found.point, found.mean, found.values, every):
         assert np.isfinite(numbers).all()
         assert (numbers >= 0).all()
@@ -132,10 +134,6 @@ def test_what_was_learnt_can_be_put_on_another_series() -> None:
         np.testing.assert_array_equal(found.point, [126, 127, 128])
         assert found.start == other.start + 50 * 3600
     np.testing.assert_array_equal(model.predict(1).point, [48])
-    with pytest.raises(ForecastError, match="series of 600 s a step: expected 3600 s"):
-        model.moved(TimeSeries(np.arange(50.0), 600.0))
-    with pytest.raises(ForecastError, match="updated 50: expected 0 to 49"):
-        model.moved(other, 50)
 
 
 def test_arguments_out_of_range_are_refused() -> None:
@@ -145,9 +143,7 @@ def test_arguments_out_of_range_are_refused() -> None:
         (lambda: naive.predict(0), "horizon 0: expected an integer, 1 to 10000"),
         (lambda: naive.predict(True), "horizon True"),
         (lambda: naive.predict(1, [0.0]), "between 0 and 1"),
-        (lambda: naive.forecasts(y, [0], 1), "origins 0 to 0: expected 1 to 20"),
-        (lambda: naive.forecasts(TimeSeries(y, 60.0), [5], 1), "step of 60 s: expected 3600 s"),
-        (lambda: naive.forecasts(np.ones(6000), np.arange(1, 6001), 9000), "expected 5e+07 forecasts at most"),
+        (lambda: naive.update(TimeSeries(y, 60.0)), "step of 60 s: expected 3600 s"),
         (lambda: naive.fit(np.ones(9), step="1h"), "9 points: expected at least 10"),
         (lambda: Naive().predict(1), "nothing fitted yet"),
         (lambda: MovingAverage(0), "hours 0"),

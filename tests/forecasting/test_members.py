@@ -1,7 +1,5 @@
 """The members of the combination: what each of them learns."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.gru import GruForecaster
 from rlpto.forecasting.naive import ExponentialSmoothing, MovingAverage, Naive, SeasonalNaive
-from rlpto.forecasting.registry import load, make_forecaster
+from rlpto.forecasting.registry import make_forecaster
 from rlpto.forecasting.series import TimeSeries
 from rlpto.forecasting.trees import TreesForecaster, add_up, forest_of
 from rlpto.io.arrays import FloatArray
@@ -20,15 +18,15 @@ from .builders import days, error
 
 
 def test_simple_members_are_what_they_say() -> None:
-    y = np.arange(1.0, 61.0)
-    assert Naive().fit(y, step="1h").predict(2).point.tolist() == [60, 60]
-    assert MovingAverage(3).fit(y, step="1h").predict(2).point.tolist() == [59, 59]
-    assert MovingAverage(1).fit(y, step="20min").predict(1).point.tolist() == [59]
-    assert MovingAverage(3).fit(y, step="1h").forecasts(y, [1, 2], 1).tolist() == [[1], [1.5]]
-    assert SeasonalNaive(24).fit(y, step="1h").predict(26).point.tolist() == [*range(37, 61), 37, 38]
+    y = TimeSeries(np.arange(1.0, 61.0), 3600.0)
+    assert Naive().fit(y).predict(2).point.tolist() == [60, 60]
+    assert MovingAverage(3).fit(y).predict(2).point.tolist() == [59, 59]
+    assert MovingAverage(1).fit(y.values, step="20min").predict(1).point.tolist() == [59]
+    assert MovingAverage(3).fit(y).batch(y, np.array([1, 2]), 1).point.tolist() == [[1], [1.5]]
+    assert SeasonalNaive(24).fit(y).predict(26).point.tolist() == [*range(37, 61), 37, 38]
     # Before a whole season is known, the last count.
-    assert SeasonalNaive(24).fit(y, step="1h").forecasts(y, [5], 2).tolist() == [[5, 5]]
-    levels = ExponentialSmoothing(0.5).fit(y, step="1h").forecasts(y, [1, 2], 1)
+    assert SeasonalNaive(24).fit(y).batch(y, np.array([5]), 2).point.tolist() == [[5, 5]]
+    levels = ExponentialSmoothing(0.5).fit(y).batch(y, np.array([1, 2]), 1).point
     np.testing.assert_allclose(levels, np.expm1([[np.log1p(1)], [(np.log1p(1) + np.log1p(2)) / 2]]))
 
 
@@ -40,18 +38,6 @@ def test_smoothing_learns_how_fast_to_forget() -> None:
         series = TimeSeries(y, 3600.0)
         smooth, naive = (error(member.fit(series), series, origins) for member in (ExponentialSmoothing(), Naive()))
         assert smooth < most * naive
-
-
-@pytest.mark.parametrize("name", ["smoothing", "arima_log", "arima_fourier"])
-def test_a_level_that_moves_is_followed_within_a_day(name: str) -> None:
-    rng, hours = np.random.default_rng(3), 24 * 21
-    level = np.exp(np.cumsum(rng.normal(0, 0.1, hours)))
-    moving = np.round(np.minimum(level, 50) * days(21, level=40.0).values)
-    shifted = np.where(np.arange(hours) < hours - 60, 1.0, 6.0) * moving
-    member = make_forecaster(name).fit(moving[: hours - 120], step="1h")
-    late = np.arange(hours - 30, hours - 12)
-    ratio = member.forecasts(shifted, late, 6) / member.forecasts(moving, late, 6)
-    assert 4.0 < np.median(ratio) < 8.0
 
 
 @pytest.mark.parametrize("name", ["arima_raw", "arima_log", "arima_fourier"])
@@ -75,9 +61,8 @@ def test_weekly_and_daily_terms_follow_the_clock_of_the_series_they_are_applied_
     fitted: dict[str, Forecaster], whole: TimeSeries
 ) -> None:
     values, fourier = np.full(48, 20.0), fitted["arima_fourier"]
-    there, later = (
-        fourier.forecasts(TimeSeries(values, 3600.0, whole.start + shift), [48], 24)[0] for shift in (0.0, 6 * 3600.0)
-    )
+    shifted = (TimeSeries(values, 3600.0, whole.start + shift) for shift in (0.0, 6 * 3600.0))
+    there, later = (fourier.batch(series, np.array([48]), 24).point[0] for series in shifted)
     assert np.argmax(there) != np.argmax(later)
 
 
@@ -85,7 +70,7 @@ def test_weekly_and_daily_terms_follow_the_clock_of_the_series_they_are_applied_
 def test_intervals_cover_about_their_share_while_nothing_changes(name: str) -> None:
     whole, origins = days(60, seed=4, level=60.0), np.arange(24 * 40, 24 * 60)
     member = make_forecaster(name).fit(whole.head(24 * 40))
-    bounds: FloatArray = member.batch_forecasts(whole, origins, 1, [0.1, 0.9]).quantiles[:, 0]
+    bounds: FloatArray = member.batch(whole, origins, 1, np.array([0.1, 0.9])).quantiles[:, 0]
     actual = whole.values[origins]
     assert 0.7 < np.mean((actual >= bounds[:, 0]) & (actual <= bounds[:, 1])) < 0.9
 
@@ -114,12 +99,3 @@ def test_trees_say_what_scikit_learn_says(seed: int, trees: int) -> None:
     asked = np.round(2 * rng.normal(size=(100, 4)), 1)
     np.testing.assert_allclose(add_up(forest_of(model, trees), asked), model.predict(asked), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(add_up(forest_of(model, 0), asked), np.median(truth), atol=1e-9)
-
-
-@pytest.mark.parametrize("values", [np.arange(30.0), np.full(800, 5.0)], ids=["short", "constant"])
-def test_where_nothing_can_be_learnt_the_recent_level_is_said(values: FloatArray, tmp_path: Path) -> None:
-    fitted = TreesForecaster().fit(values, step="1h")
-    level = np.expm1(np.log1p(values[-3:]).mean())
-    np.testing.assert_allclose(fitted.predict(12).point, level, rtol=1e-12)
-    fitted.save(tmp_path / "f")
-    np.testing.assert_array_equal(load(tmp_path / "f").predict(12).point, fitted.predict(12).point)

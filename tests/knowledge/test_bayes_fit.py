@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.knowledge.bayes_fit import MOST_ROWS, fit_with_prior, log_times
+from rlpto.knowledge.bayes_fit import MOST_ROWS, fit_with_prior
 from rlpto.knowledge.beliefs import ThroughputBelief
-from rlpto.knowledge.noise_slope import NoiseSlopes
+from rlpto.knowledge.job_fits import NoiseSlopes
 from rlpto.knowledge.prior import law_at, prior_without, reference_batch
 from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.tables import JobType
@@ -21,22 +21,6 @@ PROFILES = builtin_profiles()
 MODELS = sorted(PROFILES)
 ONE_NODE = [(1, 1), (1, 2), (1, 4)]
 SEVERAL = [*ONE_NODE, (2, 8), (4, 16)]
-
-
-@given(
-    point=st.lists(st.floats(-2.0, 2.0), min_size=7, max_size=7),
-    several=st.booleans(),
-    gpus=st.integers(1, 64),
-    local=st.floats(1.0, 1e3),
-)
-def test_slopes_are_the_derivatives_of_the_times(point: list[float], several: bool, gpus: int, local: float) -> None:
-    at, step = np.array(point), 1e-6
-    slopes, unused = np.zeros((2, 7)), np.zeros((2, 7))
-    log_times(at, 100.0, several, gpus, local, slopes)
-    for i, unit in enumerate(np.eye(7) * step):
-        above, below = (log_times(at + sign * unit, 100.0, several, gpus, local, unused) for sign in (1, -1))
-        numerical = (np.array(above) - np.array(below)) / (2 * step)
-        np.testing.assert_allclose(slopes[:, i], numerical, atol=1e-5)
 
 
 @pytest.mark.parametrize("model", MODELS)

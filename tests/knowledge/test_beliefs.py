@@ -7,14 +7,15 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlpto.core.job_store import JobStore
 from rlpto.knowledge.beliefs import ChoiceRule, ThroughputBelief, choose, efficiency_seen
 from rlpto.knowledge.online_fit import fit_observed
-from rlpto.knowledge.remaining import RemainingKnowledge
+from rlpto.knowledge.remaining import RemainingKnowledge, parts_done
+from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import BatchLimits
+from rlpto.performance.profiles import builtin_profiles
+from rlpto.performance.tables import JobType
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams
 
 from ..builders import job, linear_tables, measured_steps, remaining_work, with_batch_sizes
@@ -79,46 +80,6 @@ def test_steps_that_were_seen_are_believed() -> None:
     assert np.quantile(errors, 0.9) < 0.05
 
 
-@given(sqr=st.floats(1e-6, 1e6), var=st.floats(0.0, 1e9), scale=st.floats(1.0, 1e4), slope=st.floats(0.0, 1.0))
-def test_larger_batches_are_less_efficient(sqr: float, var: float, scale: float, slope: float) -> None:
-    """The less so, the more the gradient noise grows with them."""
-    assert efficiency_seen(sqr, var, 1.0, slope) == pytest.approx(1.0)
-    assert efficiency_seen(sqr, var, 1.5 * scale, slope) <= efficiency_seen(sqr, var, scale, slope) * (1 + 1e-12)
-    assert efficiency_seen(sqr, var, scale, slope) >= efficiency_seen(sqr, var, scale, 0.0) * (1 - 1e-12)
-
-
-@given(
-    gpus=st.integers(1, 64),
-    base=st.integers(1, 512),
-    more=st.floats(1.0, 64.0),
-    low=st.integers(1, 64),
-    times=st.integers(1, 32),
-)
-def test_what_is_chosen_from_is_within_the_limits(gpus: int, base: int, more: float, low: int, times: int) -> None:
-    low = min(low, base)
-    limits = BatchLimits(base, int(base * more), low, low * times)
-    found = ThroughputBelief(limits, None, 64).candidates(gpus)
-    assert found.usable.any()
-    # A share is rounded up to whole samples of every computation.
-    assert (found.total <= np.maximum(limits.largest, gpus * (found.accumulation + 1))).all()
-    assert (found.total[1:] >= found.total[:-1] - gpus * (found.accumulation[1:] + 1)).all()
-
-
-@given(
-    throughput=st.lists(st.floats(1.0, 1e3), min_size=2, max_size=6),
-    held=st.integers(0, 1),
-    above=st.floats(1.0, 2.0),
-    noise=st.floats(0.0, 1e3),
-)
-def test_a_batch_in_use_is_left_for_a_notable_gain_alone(
-    throughput: list[float], held: int, above: float, noise: float
-) -> None:
-    scales = np.arange(1.0, len(throughput) + 1)
-    score = np.array([t * efficiency_seen(1.0, noise, s, 0.0) for t, s in zip(throughput, scales, strict=True)])
-    found = choose(np.array(throughput), scales, np.ones_like(scales), 1.0, noise, ChoiceRule(above=above), held)
-    assert found == (np.argmax(score) if score.max() > above * score[held] else held)
-
-
 def test_jobs_whose_batch_size_was_chosen_are_learnt_from() -> None:
     tables = with_batch_sizes(linear_tables(), {100: 0.9})
     store = JobStore.from_jobs([job(0, epochs=7.0), job(1, epochs=3.0)], tables)
@@ -163,3 +124,27 @@ def test_what_is_declared_or_learnt_is_known_and_what_is_guessed_is_not() -> Non
         "curve": [False, False],
         "unknown": [False, False],
     }
+
+
+EPOCHS = builtin_profiles()["deepspeech2"].epochs
+
+
+def left_after(progress: float, how: str) -> float:
+    tables = compile_tables(load_profiles(None), [JobType("deepspeech2")], 4, 4)
+    store = JobStore.from_jobs([job(0, model="deepspeech2", epochs=float(EPOCHS))], tables)
+    store.progress[0] = progress
+    return float(remaining_work(how, store, tables)(np.array([0]))[0])
+
+
+@pytest.mark.parametrize("model", sorted(builtin_profiles()))
+def test_a_curve_that_says_nothing_leaves_the_rule_of_unknown_work(model: str) -> None:
+    assert parts_done(model, np.array([np.nan]), 1 / 3) == pytest.approx(1 / 3)
+    assert left_after(0.0, "curve") == left_after(0.0, "unknown") == 1.0
+
+
+def test_a_flat_curve_means_that_little_is_left() -> None:
+    """Of its own model nothing is used: other models' curves alone say how far a job is."""
+    early, late = (left_after(part * EPOCHS, "curve") / (part * EPOCHS) for part in (0.1, 0.9))
+    assert late < 1.0 < early
+    curve, unknown = (np.log(left_after(0.9 * EPOCHS, how) / (0.1 * EPOCHS)) for how in ("curve", "unknown"))
+    assert abs(curve) < abs(unknown)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from rlpto.knowledge.bayes_fit import prior_for
 from rlpto.knowledge.beliefs import ThroughputBelief
 from rlpto.knowledge.prior import prior_without
-from rlpto.knowledge.size_prior import prior_for
 from rlpto.performance.profiles import large_profiles
 from rlpto.performance.size_table import SizeTable
 

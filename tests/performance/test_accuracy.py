@@ -1,7 +1,5 @@
 """Accuracy curves: their fit, what metrics mean, and how steeply accuracy rises ahead."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,7 +17,6 @@ from rlpto.performance.accuracy import (
     metric_of,
     to_accuracy,
 )
-from rlpto.performance.measurements import read_measurements
 
 SHARE = Metric("a share", "share", 0.1)
 
@@ -31,18 +28,6 @@ def test_fit_finds_the_curve_behind_the_accuracies(final: float, scale: float, s
     fitted, rmse = fit_accuracy(np.tile(truth, (runs, 1)), SHARE)
     assert rmse < 0.01
     np.testing.assert_allclose(fitted(np.arange(1, 101)), truth, atol=0.03)
-
-
-@given(
-    final=st.floats(0.2, 1.0), scale=st.floats(0.1, 100.0), shape=st.floats(0.05, 5.0), untrained=st.floats(0.0, 0.2)
-)
-def test_curves_start_untrained_never_fall_and_stay_below_the_final_accuracy(
-    final: float, scale: float, shape: float, untrained: float
-) -> None:
-    accuracy = AccuracyCurve("", untrained, final, scale, shape)(np.linspace(0, 300, 1000))
-    assert accuracy[0] == pytest.approx(untrained)
-    assert np.all(np.diff(accuracy) >= -1e-15)
-    assert accuracy.max() <= final
 
 
 @pytest.mark.parametrize("untrained", [0.9985, 1.0])
@@ -64,16 +49,6 @@ def test_metrics_become_accuracies() -> None:
     assert metric_of("new", np.array([[0.1, 0.9]])).kind == "share"
     assert metric_of("new", np.array([[10.0, 90.0]])).kind == "percent"
     assert metric_of("new", np.array([[4.0, 2.0]])).kind == "loss"
-
-
-@pytest.mark.parametrize("application", sorted(VALIDATION_METRICS))
-def test_measured_accuracies_are_followed_closely(application: str, shared_data: Path) -> None:
-    measured = read_measurements(shared_data / "profiles" / application)
-    metric = VALIDATION_METRICS[application]
-    accuracy = to_accuracy(metric, measured.stacked("metric"))
-    fitted, rmse = fit_accuracy(accuracy, metric)
-    assert rmse < 0.06
-    assert fitted(measured.epochs) == pytest.approx(accuracy[:, -1].mean(), abs=0.03)
 
 
 NO_WORK = np.zeros((0, 0))

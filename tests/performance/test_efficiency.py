@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.io.errors import ProfileError
@@ -23,7 +23,6 @@ from rlpto.performance.throughput import (
     fit_throughput,
     gradient_time,
     relative_errors,
-    sync_time,
 )
 
 from ..builders import measured_steps
@@ -32,13 +31,6 @@ LIMITS = BatchLimits(base=128, largest=4096, min_local=32, max_local=1024)
 PARAMS = ThroughputParams(0.02, 0.0007, 0.12, 0.003, 0.04, 0.002, 2.0)
 noise_scales = st.floats(0.1, 1e7)
 batches = st.integers(LIMITS.base, LIMITS.largest)
-
-
-@given(noise=noise_scales, batch=batches, larger=batches)
-def test_efficiency_is_one_at_the_base_batch_and_falls_beyond(noise: float, batch: int, larger: int) -> None:
-    assert efficiency(noise, LIMITS.base, LIMITS.base) == 1
-    batch, larger = sorted((batch, larger))
-    assert 0 < efficiency(noise, larger, LIMITS.base) <= efficiency(noise, batch, LIMITS.base) <= 1
 
 
 @given(batch=batches, gpus=st.integers(1, 200))
@@ -51,24 +43,6 @@ def test_a_split_holds_the_batch_and_the_limits(batch: int, gpus: int) -> None:
     assert split.total >= min(batch, LIMITS.largest - computations + 1)
     assert split.total < batch + 2 * computations
     assert gpus > 1 or batch == LIMITS.base or split.accumulation >= 1
-
-
-@pytest.mark.parametrize(
-    ("batch", "gpus", "local", "accumulation"),
-    [
-        (4096, 4, 1024, 0),
-        (4096, 3, 683, 1),  # 1366 each, twice 683; 3 x 2 x 683 = 4098 is over, see below
-        (4096, 2, 1024, 1),
-        (4096, 1, 1024, 3),
-        (2048, 6, 342, 0),
-        (256, 1, 128, 1),  # two gradients are needed to see their noise
-        (128, 1, 128, 0),
-    ],
-)
-def test_splits_worked_out_by_hand(batch: int, gpus: int, local: int, accumulation: int) -> None:
-    split = split_batch(batch, gpus, LIMITS)
-    cap = LIMITS.largest // (gpus * (accumulation + 1))
-    assert (int(split.local), int(split.accumulation)) == (min(local, cap), accumulation)
 
 
 def test_adaptive_goodput_is_the_best_of_all_batch_sizes_tried_one_by_one() -> None:
@@ -112,36 +86,12 @@ def test_estimates_that_are_not_positive_are_left_out() -> None:
 LAW = ThroughputParams(0.05, 0.002, 0.2, 0.005, 0.06, 0.002, 1.8)
 
 
-def positive(low: float, high: float) -> st.SearchStrategy[float]:
-    return st.floats(low, high, allow_nan=False)
-
-
-params_strategy = st.builds(
-    ThroughputParams,
-    alpha_c=positive(0.01, 0.3),
-    beta_c=positive(1e-4, 0.02),
-    alpha_n=positive(0.05, 1.0),
-    beta_n=positive(1e-4, 0.01),
-    alpha_r=positive(0.02, 0.3),
-    beta_r=positive(1e-4, 0.005),
-    gamma=positive(1.0, 3.0),
-)
-
-
 SIZES = [(1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (2, 4), (2, 8), (4, 8), (4, 16), (8, 16), (8, 32), (16, 64)]
 
 
-@settings(max_examples=4)
-@given(params=params_strategy)
-def test_fit_recovers_the_throughput_of_the_parameters_behind_the_measurements(params: ThroughputParams) -> None:
-    rows = measured_steps(params, SIZES, [8, 32, 128])
-    fitted = fit_throughput(rows)
-    sizes = rows.nodes, rows.replicas, rows.local_batch
-    np.testing.assert_allclose(1 / fitted.step_time(*sizes), 1 / params.step_time(*sizes), rtol=0.05)
-
-
-def test_fit_is_not_bent_by_a_few_wild_rows() -> None:
+def test_fit_finds_the_law_and_is_not_bent_by_a_few_wild_rows() -> None:
     rows = measured_steps(LAW, SIZES, [8, 32, 128])
+    assert relative_errors(fit_throughput(rows), rows).max() < 0.05
     wild = rows.step_time.copy()
     wild[[3, 20]] *= 10
     fitted = fit_throughput(replace(rows, step_time=wild))
@@ -163,15 +113,6 @@ def test_fit_refuses_times_that_are_not_positive(bad: float) -> None:
     rows.step_time[1] = bad
     with pytest.raises(ProfileError, match="positive seconds"):
         fit_throughput(rows)
-
-
-@given(params=params_strategy, gpus=st.integers(2, 64), nodes=st.integers(1, 16), batch=st.integers(1, 1000))
-def test_overlap_lies_between_the_longer_part_and_the_sum(
-    params: ThroughputParams, gpus: int, nodes: int, batch: int
-) -> None:
-    compute, synchronise = float(gradient_time(params, batch)), float(sync_time(params, nodes, gpus))
-    step = float(params.step_time(nodes, gpus, batch))
-    assert max(compute, synchronise) * (1 - 1e-12) <= step <= (compute + synchronise) * (1 + 1e-12)
 
 
 def test_step_time_follows_the_formula() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from rlpto.io.errors import ProfileError
 from rlpto.performance.compile import compile_tables
-from rlpto.performance.interpolation import MeasuredModel
-from rlpto.performance.measured import MeasuredProfiles
+from rlpto.performance.efficiency import BatchLimits
+from rlpto.performance.measured import MeasuredModel, MeasuredProfiles
 from rlpto.performance.measurements import read_measurements
 from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.tables import JobType, SpeedTables, placement_key
@@ -16,7 +16,7 @@ from rlpto.performance.tables import JobType, SpeedTables, placement_key
 
 def test_reads_limits_and_progress(measured_folder: Path) -> None:
     toy = read_measurements(measured_folder / "toy")
-    assert (toy.name, toy.base_batch, toy.largest_batch, toy.min_local, toy.max_local) == ("toy", 8, 64, 2, 16)
+    assert (toy.name, toy.limits) == ("toy", BatchLimits(8, 64, 2, 16))
     assert toy.epochs == 4
     # The smallest over the runs: the first one's.
     assert toy.progress.tolist() == [0, 100, 200, 300, 400]

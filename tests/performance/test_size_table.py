@@ -4,8 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlpto.io.errors import ProfileError
 from rlpto.performance.compile import compile_tables, load_profiles
@@ -20,17 +18,6 @@ def test_measured_sizes_are_as_measured_and_those_between_in_between() -> None:
     assert table.step_time(1, 6, 1) == pytest.approx(5.0 * (8 / 6) ** (np.log(8 / 5) / np.log(2)))
     assert table.step_time(1, 4, 1, 2) == pytest.approx(24.0), "two more gradient computations"
     assert table.fit(20).tolist() == [0] * 4 + [4] * 4 + [8] * 8 + [16] * 5
-
-
-@given(st.lists(st.floats(0.01, 1e4), min_size=1, max_size=8), st.integers(1, 3))
-def test_between_two_sizes_the_time_is_between_theirs(seconds: list[float], stride: int) -> None:
-    table = SizeTable(tuple((1, 1 + stride * i, value) for i, value in enumerate(seconds)))
-    gpus = np.arange(1, 1 + stride * (len(seconds) - 1) + 1)
-    low, high = (gpus - 1) // stride, np.minimum(-(-(gpus - 1) // stride), len(seconds) - 1)
-    ends = np.array([np.array(seconds)[low], np.array(seconds)[high]])
-    found = table.step_time(1, gpus, 1)
-    assert (found >= ends.min(axis=0) * (1 - 1e-9)).all()
-    assert (found <= ends.max(axis=0) * (1 + 1e-9)).all()
 
 
 @pytest.mark.parametrize(

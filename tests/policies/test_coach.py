@@ -74,7 +74,7 @@ def train(
 
 
 def speed(model: str, workers: int, servers: int) -> float:
-    return float(1 / LAWS[model].with_servers(servers).step_time(1, workers, BATCH / workers))
+    return float(1 / replace(LAWS[model], servers=servers).step_time(1, workers, BATCH / workers))
 
 
 class TestServers:

@@ -5,8 +5,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rlpto.forecasting.series import MONDAY, local_seconds
 from rlpto.workloads.arrival_counts import arrivals_per_interval, read_series
@@ -35,12 +33,3 @@ def test_counts_are_read_by_the_clock_or_in_utc_where_that_is_changed(tmp_path: 
     # In Berlin the clock is an hour ahead, and changes within these days.
     assert found.start == local_seconds("2020-03-26 23:00" if zone == "Europe/Berlin" else "2020-03-27")
     assert found.values.tolist() == list(range(96))
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.sampled_from([60.0, 600.0, 3600.0, 86400.0]))
-@settings(max_examples=50)
-def test_no_job_is_lost_and_ends_are_not_empty(times: list[float], step: float) -> None:
-    counts = arrivals_per_interval(trace(sorted(times)), step).values
-    assert counts.sum() == len(times)
-    assert counts[0] > 0
-    assert counts[-1] > 0

@@ -2,16 +2,7 @@ import pytest
 
 from rlpto.io.errors import ConfigError
 from rlpto.io.settings_text import described_yaml
-from rlpto.workloads.calibration import built_in_calibrations, load_calibration, write_calibration
-
-
-def test_philly_is_built_in_and_names_source_and_licence() -> None:
-    assert "philly" in built_in_calibrations()
-    philly = load_calibration("philly")
-    assert philly.name == "philly"
-    for part in ("msr-fiddle/philly-traces", "CC-BY-4.0", "statistics only"):
-        assert part in philly.source
-    assert sum(group.submissions for group in philly.classes) == pytest.approx(1, abs=1e-3)
+from rlpto.workloads.calibration import load_calibration, write_calibration
 
 
 def test_yaml_round_trip_and_unknown_names(tmp_path) -> None:

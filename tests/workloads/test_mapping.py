@@ -211,19 +211,15 @@ class TestListed:
         assert trace.submit_time.tolist() == [3.0, 9.0]
         assert trace.priority.tolist() == [0, 1]
 
-    def test_a_metric_is_the_jobs_own_or_the_usual_one(self) -> None:
-        entries = [ListedJob(model="m"), ListedJob(model="m", metric="efficiency", submit=1)]
+    def test_a_metric_and_a_rule_to_stop_are_the_jobs_own_or_the_usual_ones(self) -> None:
+        entries = [ListedJob(model="m"), ListedJob(model="m", metric="efficiency", submit=1, stop=StopRule(after=0.5))]
         jobs = listed_jobs(entries, facts, 4, "throughput")
+        assert [job.stop for job in jobs] == [None, StopRule(gain=0.001, over=0.05, after=0.5)]
+        assert listed_trace(jobs).texts("stop") == ["", "0.001/0.05/0.5"]
         assert [job.metric for job in jobs] == listed_trace(jobs).texts("metric") == ["throughput", "efficiency"]
         assert listed_jobs(entries, facts, 4)[0].metric == "goodput"
         with pytest.raises(ValidationError, match="'goodput', 'throughput' or 'efficiency'"):
             ListedJob.model_validate({"model": "m", "metric": "speed"})
-
-    def test_a_job_may_stop_early(self) -> None:
-        entries = [ListedJob(model="m"), ListedJob.model_validate({"model": "m", "submit": 1, "stop": {"after": 0.5}})]
-        jobs = listed_jobs(entries, facts, 4)
-        assert [job.stop for job in jobs] == [None, StopRule(gain=0.001, over=0.05, after=0.5)]
-        assert listed_trace(jobs).texts("stop") == ["", "0.001/0.05/0.5"]
 
     def test_what_makes_no_sense_is_refused(self) -> None:
         with pytest.raises(JobError, match="two jobs are called a, expected a name of its own"):

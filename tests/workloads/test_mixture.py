@@ -55,31 +55,19 @@ def test_jobs_of_a_class_are_as_it_says_and_the_same_every_time() -> None:
     assert len({job.data_size for job in jobs if job.requested_gpus == 8}) == 1  # their length shows in their epochs
 
 
-def test_jobs_take_the_drawn_time_on_the_gpus_they_ask_for() -> None:
-    alone = {"name": "one", "share": 1, "minutes": [30, 30], "models": {"mpt-13b": {16: 1}}}
-    config = llm(mixture=[alone], load=0.02)
-    prompt = config.simulator.model_copy(update={"rescale_delay": 0.0})
-    experiment = Experiment(config.model_copy(update={"simulator": prompt}))
-    record = experiment.run_policy(experiment.policy("fifo"), experiment.windows("test")[0], 0)
-    times = record.jobs.finish_time - record.jobs.start_time
-    assert np.median(times) == pytest.approx(1800.0)
-
-
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("wrong", "says"),
     [
-        ({"mixture": [{"name": "a", "share": 1, "minutes": [9, 3], "models": {"mpt-7b": {8: 1}}}]}, "a median above 0"),
-        (
-            {"mixture": [{"name": "a", "share": 1, "minutes": [3, 9], "models": {"mpt-7b": {0: 1}}}]},
-            "GPUs of 1 or more",
-        ),
-        ({"mixture": [{"name": "a", "share": 0, "minutes": [3, 9], "models": {"mpt-7b": {8: 1}}}]}, "greater than 0"),
-        ({"mapping": {"mode": "duration"}}, "mapping.mode named"),
+        ({"minutes": [9, 3]}, "a median above 0"),
+        ({"models": {"mpt-7b": {0: 1}}}, "GPUs of 1 or more"),
+        ({"share": 0}, "greater than 0"),
     ],
 )
-def test_a_wrong_mixture_is_refused(changes: dict[str, object], says: str) -> None:
+def test_a_wrong_mixture_is_refused(wrong: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        llm(**changes)
+        llm(mixture=[{"name": "a", "share": 1, "minutes": [3, 9], "models": {"mpt-7b": {8: 1}}} | wrong])
+    with pytest.raises(ValueError, match=r"mapping\.mode named"):
+        llm(mapping={"mode": "duration"})
 
 
 def test_a_size_at_which_a_model_does_not_run_is_named() -> None:

@@ -54,9 +54,3 @@ def test_calibrations_are_measured_on_them_and_generate_jobs_of_like_sizes(name:
     shares = [[np.mean(trace.gpus == gpus) for gpus in (1, 2, 4, 8, 16, 32, 64)] for trace in (recorded, drawn)]
     np.testing.assert_allclose(shares[1], shares[0], atol=0.06)
     assert set(drawn.gpus) <= set(recorded.gpus)
-
-
-def test_clusters_with_too_few_submissions_have_no_calibration() -> None:
-    numbers = [name.removeprefix("microsoft") for name in CALIBRATIONS]
-    assert numbers == ["02", "03", "04", "05", "07", "09"]
-    assert set(generate(load_calibration("microsoft09"), 30.0, seed=0).gpus) == {1}

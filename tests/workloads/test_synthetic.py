@@ -6,11 +6,9 @@ import pytest
 
 from rlpto.io.errors import TraceError
 from rlpto.workloads.calibration import LEVELS, Calibration, DurationCurve, GpuClass, load_calibration
-from rlpto.workloads.describe import hour_of_week_profile
 from rlpto.workloads.importers import import_trace
-from rlpto.workloads.synthetic import MONDAY, calibrate, generate
+from rlpto.workloads.synthetic import calibrate, cluster_users, generate
 from rlpto.workloads.trace import Trace, make_trace
-from rlpto.workloads.users import cluster_users
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -47,23 +45,6 @@ def plain_calibration(**changes: object) -> Calibration:
     return Calibration.model_validate({**values, **changes})
 
 
-def test_a_generated_trace_has_the_statistics_it_was_asked_for() -> None:
-    trace = generate(plain_calibration(), days=70, seed=0)
-    assert trace.origin == MONDAY
-    assert MONDAY.day_name() == "Monday"
-    assert trace.submit_time[-1] < 70 * DAY
-    per_submission = 0.75 * 2 + 0.25
-    profile = hour_of_week_profile(trace).reshape(7, 24).mean(axis=0)
-    np.testing.assert_allclose(profile[8:20], 10 * per_submission, rtol=0.12)
-    np.testing.assert_allclose(profile[:8], 2 * per_submission, rtol=0.25)
-    assert np.mean(trace.gpus == 1) == pytest.approx(1.5 / 1.75, abs=0.01)
-    assert np.mean(trace.gpus == 3) == pytest.approx(0.125 / 1.75, abs=0.01)
-    ones = trace.duration[trace.gpus == 1]
-    for level in (0.1, 0.5, 0.9):
-        assert np.quantile(ones, level) == pytest.approx(100 * 10**level, rel=0.05)
-    np.testing.assert_allclose(trace.duration[trace.gpus > 1], 1000)
-
-
 def test_seed_rate_and_days() -> None:
     first, again, other = (generate(plain_calibration(), 3, seed) for seed in (1, 1, 2))
     assert first.jobs.equals(again.jobs)
@@ -76,16 +57,6 @@ def test_seed_rate_and_days() -> None:
         generate(plain_calibration(), 0, 1)
     with pytest.raises(TraceError, match="not a single job"):
         generate(plain_calibration(), 0.01, 1, rate_scale=1e-9)
-
-
-def test_busy_days_come_together() -> None:
-    calm = generate(plain_calibration(), 400, 0)
-    wild = generate(plain_calibration(day_sigma=0.5, day_correlation=0.8), 400, 0)
-    days = [np.log(np.bincount((trace.submit_time // DAY).astype(int), minlength=400)) for trace in (calm, wild)]
-    assert days[0].std() < 0.15
-    assert days[1].std() == pytest.approx(0.5, abs=0.12)
-    assert np.corrcoef(days[1][1:], days[1][:-1])[0, 1] > 0.6
-    assert len(wild) / len(calm) == pytest.approx(1, abs=0.2)
 
 
 def test_calibrating_a_generated_trace_gives_the_calibration_back() -> None:

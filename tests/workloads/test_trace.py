@@ -84,6 +84,7 @@ def test_slice_starts_anew_at_its_start_and_moves_the_origin() -> None:
         ("gpus", [1, 0], "job b: gpus 0, expected 1 to 1,000,000"),
         ("metric", ["", "speed"], "job b: metric speed, expected one of goodput, throughput, efficiency"),
         ("stop", ["0.1/0.1/0", "-1/0.1"], "job b: stop -1/0.1, expected gain/over or gain/over/after"),
+        ("gpus", [[1], [2]], "test: .*dimension"),
     ],
 )
 def test_values_out_of_range_name_the_job(column, values, reason) -> None:
@@ -109,12 +110,6 @@ def test_foreign_files_are_refused_in_one_line(tmp_path) -> None:
     for path, reason in ((foreign, "not a trace"), (newer, "schema 99, expected 1")):
         with pytest.raises(TraceError, match=rf"{path.name}.*{reason}"):
             read_trace(path)
-
-
-@pytest.mark.parametrize("gpus", [[[]], [[1]], [[1, 2]]])
-def test_a_column_of_several_dimensions_is_refused(gpus: list[list[int]]) -> None:
-    with pytest.raises(TraceError, match=r"made up: .*dimension"):
-        make_trace({"name": ["a"], "submit_time": [0.0], "gpus": gpus}, "made up")
 
 
 @pytest.mark.parametrize("folder", ["9" * 3000, "nowhere", "**where"])

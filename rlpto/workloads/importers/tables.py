@@ -146,4 +146,3 @@ TABLES: Mapping[str, Table] = {
         unknown=False,
     ),
 }
-"""Formats by their name for `rlpto trace import`."""
