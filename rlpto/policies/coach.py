@@ -20,7 +20,7 @@ from rlpto.core.policy import BasePolicy
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.settings import Settings
 from rlpto.performance.parameter_server import Form, corner_probes, fitted_grid, spread_probes
-from rlpto.policies.greedy import grow_singly, size_steps
+from rlpto.policies.greedy import grow_from_lowest, single_steps, size_steps
 
 SPREAD_PROBES = 8
 """Number of spread probes: enough to determine five parameters in spite of noise."""
@@ -109,10 +109,11 @@ class Coach(BasePolicy[CoachOptions]):
         """Grow jobs until nothing is gained or nothing is free; probes come before growth."""
         jobs = state.jobs
         if not jobs.has_servers:
-            gain = np.diff(jobs.speed, append=jobs.speed[:, -1:])
-            steps = None if jobs.fit is None else size_steps(jobs.speed, jobs.fit, jobs.max_gpus)
-            own = (jobs.min_gpus, jobs.max_gpus)
-            return Allocation(grow_singly(np.arange(len(jobs)), *own, gain, state.capacity, steps=steps))
+            if jobs.fit is None:
+                steps = single_steps(np.diff(jobs.speed, append=jobs.speed[:, -1:]), jobs.max_gpus)
+            else:
+                steps = size_steps(jobs.speed, jobs.fit, jobs.max_gpus)
+            return Allocation(grow_from_lowest(np.arange(len(jobs)), jobs.min_gpus, steps, state.capacity))
         self._observe(jobs)
         limits = Limits(
             jobs.min_gpus,

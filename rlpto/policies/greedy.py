@@ -194,22 +194,14 @@ def size_steps(value: FloatArray, fit: IntArray, highest: IntArray) -> GrowthSte
     return GrowthSteps(target, np.where(np.isfinite(gain), gain, 0.0))
 
 
-def grow_singly(
-    order: IntArray,
-    lowest: IntArray,
-    highest: IntArray,
-    score: FloatArray,
-    capacity: int,
-    threshold: float = 0.0,
-    steps: GrowthSteps | None = None,
-) -> IntArray:
-    """GPUs [n]: each row of `order` in turn gets its lowest number, if that fits, then single GPUs go by score.
+def single_steps(gain: FloatArray, highest: IntArray) -> GrowthSteps:
+    """Steps of one GPU up to highest [n] for rows that have some; the others have no room to start."""
+    gpus = np.arange(gain.shape[1])
+    return GrowthSteps(np.where((gpus > 0) & (gpus < highest[:, None]), gpus + 1, gpus), gain)
 
-    A row that got none has no room to start. score, threshold: as for `grow`. steps: taken in place of single GPUs, by
-    their gain in place of `score`.
-    """
-    if steps is not None:
-        return grow(fit_in_order(order, lowest, capacity), steps.target, steps.gain, lowest, capacity, threshold)
-    gpus = np.arange(score.shape[1])
-    target = np.where((gpus > 0) & (gpus < highest[:, None]), gpus + 1, gpus)
-    return grow(fit_in_order(order, lowest, capacity), target, score, lowest, capacity, threshold)
+
+def grow_from_lowest(
+    order: IntArray, lowest: IntArray, steps: GrowthSteps, capacity: int, threshold: float = 0.0
+) -> IntArray:
+    """GPUs [n]: each row of `order` in turn gets its lowest number, if that fits, then steps go by their gain."""
+    return grow(fit_in_order(order, lowest, capacity), steps.target, steps.gain, lowest, capacity, threshold)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlpto.core.cluster import ClusterShape, ClusterState, Node, Placement, nowhere
 from rlpto.io.arrays import IntArray
-from rlpto.policies.one_node import place_waiting, where_kept
+from rlpto.policies.filling import place_waiting, where_kept
 from rlpto.policies.registry import make_policy
 
 from .builders import J, make_state, power, states
