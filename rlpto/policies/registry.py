@@ -18,7 +18,6 @@ from rlpto.policies.coach import Coach
 from rlpto.policies.configuration_manager import ConfigurationManager
 from rlpto.policies.elastic import EqualShare, Hesrpt, MaxThroughput, Optimus, RandomPolicy, Rubick
 from rlpto.policies.elastic_fifo import ElasticFifo
-from rlpto.policies.gavel import Gavel
 from rlpto.policies.index import Index
 from rlpto.policies.pollux.policy import Pollux
 from rlpto.policies.reward_greedy import RewardGreedy
@@ -27,7 +26,7 @@ from rlpto.policies.shockwave import Shockwave
 from rlpto.policies.sia import Sia
 from rlpto.policies.spec import UNNAMED, PolicySpec, parse_spec
 from rlpto.policies.switching import SwitchingPolicy
-from rlpto.policies.time_shares import Allox, GandivaFair, MaxSumThroughput, MinDuration, Themis
+from rlpto.policies.time_shares import Allox, GandivaFair, Gavel, MaxSumThroughput, MinDuration, Themis
 
 ENTRY_POINTS = "rlpto.policies"
 """Group of entry points under which an installed package offers policies: name = class."""

@@ -16,9 +16,9 @@ from rlpto.core.loop import starved
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.io.arrays import FloatArray
 from rlpto.performance.tables import elapsed_from_rates
-from rlpto.policies.gavel import fair_shares
 from rlpto.policies.registry import make_policy
 from rlpto.policies.sia import Choices, configurations, solve
+from rlpto.policies.time_shares import fair_shares
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
