@@ -69,28 +69,8 @@ def walk_hull(
 
 
 @kernel()
-def heapify(heap: IntArray, size: int, key: FloatArray) -> None:
-    """Order `heap[:size]`, row numbers, so that the row with the largest key, first of equals, is on top."""
-    for at in range(size // 2 - 1, -1, -1):
-        _sift_down(heap, size, key, at)
-
-
-@kernel()
-def replace_top(heap: IntArray, size: int, key: FloatArray) -> None:
-    """Put the top row where it belongs after its key has changed."""
-    _sift_down(heap, size, key, 0)
-
-
-@kernel()
-def shrink_top(heap: IntArray, size: int, key: FloatArray) -> int:
-    """Drop the top row; returns the new size."""
-    heap[0] = heap[size - 1]
-    _sift_down(heap, size - 1, key, 0)
-    return size - 1
-
-
-@kernel()
 def _sift_down(heap: IntArray, size: int, key: FloatArray, at: int) -> None:
+    """Put a row of `heap[:size]` where it belongs: the row with the largest key, first of equals, is on top."""
     row = heap[at]
     while 2 * at + 1 < size:
         child = 2 * at + 1
@@ -136,7 +116,8 @@ def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
                 if key[row] > threshold:
                     heap[size] = row
                     size += 1
-        heapify(heap, size, key)
+        for at in range(size // 2 - 1, -1, -1):
+            _sift_down(heap, size, key, at)
         while free > 0 and size > 0:
             row = heap[0]
             after = target[row, gpus[row]]
@@ -148,9 +129,11 @@ def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
                 if target[row, after] > after:
                     key[row] = score(row, after, *known)
                     if key[row] > threshold:
-                        replace_top(heap, size, key)
+                        _sift_down(heap, size, key, 0)
                         continue
-            size = shrink_top(heap, size, key)
+            size -= 1
+            heap[0] = heap[size]
+            _sift_down(heap, size, key, 0)
 
     @closure(_nrt=True)
     def grow(

@@ -196,5 +196,4 @@ class Index(BasePolicy[IndexOptions]):
         return vector
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Score all steps and take the best."""
         return Allocation(steer(state.time, state.capacity, state.jobs.records, state.jobs.speed, self._weights))

@@ -53,14 +53,12 @@ class SwitchingPolicy:
             policy.reset(seed)
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Decide as the policy in force does."""
         policy = self.present(state.time)
         if not self._decided or self._decided[-1][1] != policy.name:
             self._decided.append((state.time, policy.name))
         return policy(state)
 
     def stands_until(self, state: ClusterState) -> float:
-        """Time [s] until which the decision stands: that of the active policy, and no later than the next switch."""
         policy = self.present(state.time)
         if not isinstance(policy, StandingPolicy):
             return state.time
