@@ -70,8 +70,7 @@ def predict(snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: 
     """
     if not len(snapshot.index):
         return JobForecast(snapshot.time, snapshot.index, np.zeros(0), np.zeros(0))
-    scratch = snapshot.restore(settings.model_copy(update={"max_hours": None}))
-    start, finish = _run_forward(scratch, frozen(policy), queue, len(snapshot.index))
+    start, finish = _run_forward(snapshot.restore(settings), frozen(policy), queue, len(snapshot.index))
     return JobForecast(snapshot.time, snapshot.index, start, finish)
 
 
@@ -230,11 +229,7 @@ def _end_with_parent() -> None:
 
 
 def look_ahead(
-    snapshot: Snapshot,
-    policy: Policy,
-    queue: QueueSettings,
-    settings: SimulatorSettings,
-    sampled: Sampled | None = None,
+    snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: SimulatorSettings, sampled: Sampled | None
 ) -> tuple[JobForecast, FloatArray | None]:
     """The prediction without arrivals, and [2, 2, n] the bounds of start and finish over futures; None without any.
 
@@ -264,7 +259,7 @@ def run_in(
     factor = np.exp(sampled.spread * common + OWN * rng.standard_normal(count))
     columns = snapshot.columns.take(np.arange(count))
     columns.scale[:] *= factor
-    scratch = replace(snapshot, columns=columns).restore(settings.model_copy(update={"max_hours": None}))
+    scratch = replace(snapshot, columns=columns).restore(settings)
     scratch.append(sampled.jobs(one))
     return _run_forward(scratch, policy, queue, count, MOST_POINTS)
 

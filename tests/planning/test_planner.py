@@ -21,9 +21,8 @@ from rlpto.knowledge.known import Knowledge
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning.compiled_loop import Loop
-from rlpto.planning.planner import Planner, PlannerOptions
+from rlpto.planning.planner import Planner, PlannerOptions, Start
 from rlpto.planning.predictor import predict
-from rlpto.planning.rollout import Start
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.index import Index
 from rlpto.policies.registry import make_policy
