@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.arrivals.online import (
-    ClassForecasts,
-    TotalForecaster,
-    window_forecasts,
-)
-from rlpto.arrivals.past import Past, load_model, past_of
+from rlpto.arrivals.online import ClassForecasts, Past, load_model, past_of, window_forecasts
 from rlpto.core.cluster import Forecast
 from rlpto.core.jobs import Job
 from rlpto.forecasting.base import Forecaster
@@ -36,8 +31,8 @@ def quiet_past(steps: int, jobs: float) -> Past:
     return Past(np.tile(jobs * USUAL, (steps, 1)), USUAL)
 
 
-def source_of(past: Past, horizon: int = 3, fitted: Forecaster | None = None) -> ClassForecasts:
-    return ClassForecasts(TotalForecaster(past, STEP, horizon, fitted), past, STEP)
+def source_of(past: Past) -> ClassForecasts:
+    return ClassForecasts(past, STEP, 3)
 
 
 def arrivals(steps: list[list[int]]) -> list[Job]:
@@ -140,11 +135,8 @@ class TestModel:
         np.testing.assert_array_equal(before.values, again.values)
 
     def test_it_waits_for_two_counts(self, hybrid: Forecaster) -> None:
-        total = TotalForecaster(NOTHING, 3600.0, 2, hybrid)
-        seen = [total.predict()]
-        for count in (3.0, 4.0, 5.0):
-            total.update(count)
-            seen.append(total.predict())
+        jobs = arrivals([[0] * count for count in (3, 4, 5)])
+        seen = window_forecasts(ClassForecasts(NOTHING, STEP, 2, hybrid), jobs, 3)
         assert seen[:2] == [None, None]
         assert all(look is not None and np.isfinite(look.mean).all() for look in seen[2:])
 

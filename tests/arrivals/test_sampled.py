@@ -5,8 +5,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.arrivals.online import ClassForecasts, sampling_forecasts
-from rlpto.arrivals.past import Past
+from rlpto.arrivals.online import ClassForecasts, Past, sampling_forecasts
 from rlpto.arrivals.sampled import LEAST_ORIGINS, Futures, PathMemory, as_believed, sample_arrivals, sample_paths
 from rlpto.core.cluster import Forecast
 from rlpto.core.jobs import Job
