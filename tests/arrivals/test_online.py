@@ -135,8 +135,9 @@ class TestModel:
         np.testing.assert_array_equal(before.values, again.values)
 
     def test_it_waits_for_two_counts(self, hybrid: Forecaster) -> None:
-        jobs = arrivals([[0] * count for count in (3, 4, 5)])
-        seen = window_forecasts(ClassForecasts(NOTHING, STEP, 2, hybrid), jobs, 3)
+        source = ClassForecasts(NOTHING, 3600.0, 2, hybrid)
+        source.arrived(3600.0 * np.repeat(np.arange(3), [3, 4, 5]), np.zeros(12, dtype=np.int64))
+        seen = [source.forecast(known) for known in range(4)]
         assert seen[:2] == [None, None]
         assert all(look is not None and np.isfinite(look.mean).all() for look in seen[2:])
 
