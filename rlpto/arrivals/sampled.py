@@ -82,20 +82,14 @@ def sample_paths(
     beyond = (np.square(past_counts - past_mean) - past_mean).sum(axis=(0, 1))
     # [K] excess of the variance over the mean, in units of the squared mean.
     excess = np.clip(beyond / np.maximum(np.square(past_mean).sum(axis=(0, 1)), LEAST_MEAN), *DISPERSION)
-    ranks = _ranks(past_mean, past_counts, excess, rng)
+    likely = _negative_binomial(past_mean, excess)
+    below, upto = likely.cdf(past_counts - 1), likely.cdf(past_counts)
+    levels = below + rng.random(past_mean.shape) * (upto - below)  # of counts relative to their forecasts
+    ranks = np.argsort(np.argsort(levels, axis=0), axis=0)
     order = np.argsort(ranks.sum(axis=(1, 2)), kind="stable")
     chosen = order[((np.arange(paths) + rng.random()) * len(order) / paths).astype(np.int64)]
     levels = (ranks[chosen] + rng.random((paths, *mean.shape))) / len(order)
     found: IntArray = np.clip(_negative_binomial(mean, excess).ppf(levels), 0, MOST_COUNT).astype(np.int64)
-    return found
-
-
-def _ranks(mean: FloatArray, counts: FloatArray, excess: FloatArray, rng: np.random.Generator) -> IntArray:
-    """[N, H, K] rank, among the origins, of counts relative to their forecasts; ties are broken at random."""
-    likely = _negative_binomial(mean, excess)
-    below, upto = likely.cdf(counts - 1), likely.cdf(counts)
-    levels = below + rng.random(mean.shape) * (upto - below)
-    found: IntArray = np.argsort(np.argsort(levels, axis=0), axis=0)
     return found
 
 

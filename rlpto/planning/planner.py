@@ -36,7 +36,7 @@ from rlpto.planning.compiled_loop import Loop, build_loop, decide_and_run, look_
 from rlpto.policies.greedy import GrowthSteps
 from rlpto.policies.index import Index, steer
 from rlpto.policies.index_weights import SLOPE_FEATURES, STEERING_FEATURES, IndexWeights, load_weights
-from rlpto.simulator.arrays import World, build_world
+from rlpto.simulator.arrays import build_world
 from rlpto.simulator.kernels import is_over, take_up_all
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
@@ -57,7 +57,7 @@ NO_NOISE = np.zeros((1, 0, 0))
 
 
 class Start(NamedTuple):
-    """Where rollouts begin: one cluster's state, see `World`, B = 1 each."""
+    """Where rollouts begin: a copy of one cluster's state, see `World`, B = 1 each."""
 
     jobs: AnyArray
     nodes: AnyArray
@@ -65,11 +65,6 @@ class Start(NamedTuple):
     active: AnyArray
     machines: AnyArray
     free: AnyArray
-
-
-def start_of(world: World) -> Start:
-    """A copy of the state of cluster 0 of a world."""
-    return Start(*(getattr(world, name)[:1].copy() for name in Start._fields))
 
 
 def copy_of(loop: Loop) -> Loop:
@@ -144,22 +139,19 @@ class Planner(BasePolicy[PlannerOptions]):
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Plan if it is time to, and decide by the plan."""
-        seen = (state.capacity, *sorted(state.jobs.index.tolist()))
+        jobs, rule = state.jobs, self.options
+        seen = (state.capacity, *sorted(jobs.index.tolist()))
         if seen != self._seen or state.time >= self._due:
-            self._seen, self._due = seen, state.time + self.options.every
-            self._plan = self._best(state) if self._worth_planning(state) else self._base
-        jobs = state.jobs
+            self._seen, self._due = seen, state.time + rule.every
+            chooses = state.capacity > 0 and 1 < len(jobs) <= rule.jobs
+            # With fewer known, rollouts would end mostly when guesses say so.
+            plans = chooses and float(jobs.remaining_known.mean()) >= rule.known
+            self._plan = self._best(state) if plans else self._base
         return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, self._plan[None]))
 
     def frozen(self) -> Index:
         """The index with the weights of the present plan."""
         return Index(steering=self._plan)
-
-    def _worth_planning(self, state: ClusterState) -> bool:
-        """Whether there is something to choose, and rollouts would not end mostly when guesses say so."""
-        if not state.capacity or not 1 < len(state.jobs) <= self.options.jobs:
-            return False
-        return float(state.jobs.remaining_known.mean()) >= self.options.known
 
     def _best(self, state: ClusterState) -> FloatArray:
         """[STEERING_FEATURES] weights that come out cheapest from a state on.
@@ -193,7 +185,7 @@ class Planner(BasePolicy[PlannerOptions]):
         by_kind = shown.fit.size and shown.by_kind.shape[1] == len(shown.kinds)  # else a type stands for all kinds
         kinds = Kinds.of(state.shape, shown) if by_kind else None
         loop = build_loop(world, shown, self._queue, state.gpus_per_node, NO_NOISE, kinds=kinds)
-        return loop, start_of(world)
+        return loop, Start(*(getattr(world, name)[:1].copy() for name in Start._fields))
 
     def _tables(
         self, believed: BelievedSpeeds, index: IntArray, store: JobStore, gpus_per_node: int
