@@ -80,13 +80,14 @@ def speed(model: str, workers: int, servers: int) -> float:
 class TestServers:
     def test_a_job_tries_spread_configurations_and_then_the_best(self, tables: SpeedTables) -> None:
         policy = Watched()
-        train(tables, ["m0"], policy)
+        first = train(tables, ["m0"], policy)
         tried = [plan[0] for _, plan in policy.plans if 0 in plan]
         assert len(set(tried[:-1])) >= SPREAD_PROBES
         best = max(speed("m0", w, p) for w in range(1, MOST + 1) for p in range(1, MOST + 1))
         assert speed("m0", *tried[-1]) >= 0.99 * best
         assert tried[len(tried) // 2 :] == [tried[-1]] * len(tried[len(tried) // 2 :]), "and stays there"
-        policy = Watched()
+        again = train(tables, ["m0"], policy)
+        assert first.jobs.finish_time.tolist() == again.jobs.finish_time.tolist(), "what was seen before is forgotten"
         train(tables, ["m2"], policy)
         assert policy.plans[-1][1] == {0: (1, 1)}, "it gains nothing"
 
@@ -95,14 +96,6 @@ class TestServers:
         policy = Watched(CoachOptions.model_validate({"form": form, "probes": "corners"}))
         train(tables, ["m0"], policy)
         assert max(max(plan[0]) for _, plan in policy.plans) == 2, "nothing is said of what was not seen"
-
-    def test_what_was_seen_of_earlier_workloads_is_forgotten(self, tables: SpeedTables) -> None:
-        policy = Watched()
-        first = train(tables, ["m0"], policy)
-        again = train(tables, ["m0"], policy)
-        assert first.jobs.finish_time.tolist() == again.jobs.finish_time.tolist()
-        plans = [plan for _, plan in policy.plans]
-        assert plans[: len(plans) // 2] == plans[len(plans) // 2 :]
 
     @settings(max_examples=15, deadline=None)
     @given(

@@ -23,7 +23,7 @@ from rlpto.performance.tables import JobType, elapsed_from_rates
 from rlpto.policies.registry import make_policy
 from rlpto.policies.shockwave import BASES, LOGS, Outlook, ShockwaveOptions, outlook, plan_rounds
 from rlpto.policies.sia import Choices, configurations, solve
-from rlpto.policies.time_shares import centre, fair_shares, first_on_workers
+from rlpto.policies.time_shares import centre, first_on_workers
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
@@ -205,11 +205,6 @@ class TestSia:
         cluster.advance()
         assert cluster.store.rescale_left[0] > 0
         assert decide(cluster, sia)[0] == first
-
-
-def test_gavel_gives_each_of_two_jobs_the_kind_on_which_it_is_faster() -> None:
-    share = fair_shares(np.array([[1.0, 4.0], [2.0, 1.0]]), np.array([1, 1]), np.array([1, 1]))
-    assert share == pytest.approx(np.array([[0.0, 1.0], [1.0, 0.0]]), abs=1e-6)
 
 
 def test_gavel_takes_turns_in_proportion_to_the_programme() -> None:
