@@ -121,10 +121,10 @@ def _described(settings: Settings) -> Iterator[str]:
                 yield f"  - {lines[first]}"
                 yield from (f"    {line}" for line in lines[first + 1 :])
         else:
-            yield f"{name}: {_inline(value)}"
+            yield f"{name}: {inline_yaml(value)}"
 
 
-def _inline(value: object) -> str:
+def inline_yaml(value: object) -> str:
     """A plain value or a list of them on one line of YAML."""
     escaped = isinstance(value, str) and not value.isprintable()
     text = yaml.safe_dump(

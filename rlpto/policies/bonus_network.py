@@ -18,21 +18,8 @@ from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.compiled import kernel, njit
 
 JOB_FEATURES: tuple[str, ...] = (
-    "work_left",
-    "work_left_squared",
-    "age",
-    "attained",
-    "waiting",
-    "share_of_most",
-    "most_gpus",
-    "speed_up",
-    "part_done",
-    "accuracy_left",
-    "priority",
-    "rescale_delay",
-    "pausing",
-    "rescales",
-    "left_above_mean",
+    *("work_left", "work_left_squared", "age", "attained", "waiting", "share_of_most", "most_gpus", "speed_up"),
+    *("part_done", "accuracy_left", "priority", "rescale_delay", "pausing", "rescales", "left_above_mean"),
 )
 """What the network sees of a job; `job_features` says what each is."""
 CLUSTER_FEATURES: tuple[str, ...] = ("load", "jobs", "share_waiting", "mean_left", "spread_left", "share_held")

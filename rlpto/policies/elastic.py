@@ -1,4 +1,4 @@
-"""Elastic policies that divide GPUs by one rule: evenly, by speed-up, by time saved, by rank in size, or at random."""
+"""Elastic policies that divide GPUs by one rule: evenly, by speed-up, time saved or rank in size, or at random."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from rlpto.core.policy import BasePolicy, NoOptions, StandsUntilEvent, unit_spee
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.settings import Settings
 from rlpto.policies.filling import fill_evenly, fit_in_order
-from rlpto.policies.greedy import grow, grow_singly, hull_steps, size_steps
+from rlpto.policies.greedy import grow, grow_from_lowest, hull_steps, single_steps, size_steps
+
+KEEP = 0.9
+"""Probability that `random` leaves a running job its GPUs at a decision; otherwise it draws another number."""
+EQUAL = 1e-9
+"""Relative difference of speeds that are the same."""
 
 
 class EqualShare(BasePolicy[NoOptions], StandsUntilEvent):
@@ -29,7 +34,6 @@ class EqualShare(BasePolicy[NoOptions], StandsUntilEvent):
     source = "Ghodsi et al., NSDI 2011 (DRF)"
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Raise one common level until the GPUs are gone."""
         jobs = state.jobs
         return Allocation(fill_evenly(jobs.min_gpus, jobs.max_gpus, jobs.gpus, state.capacity))
 
@@ -69,9 +73,7 @@ class MaxThroughput(BasePolicy[MaxThroughputOptions]):
         return self.options.choose_batch_size
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Take the step with the largest gain in speed-up per GPU; ties in queue order."""
-        jobs = state.jobs
-        lowest = jobs.min_gpus
+        jobs, lowest = state.jobs, state.jobs.min_gpus
         speeds = jobs.speed_at_batch_sizes if self.chooses_batch_sizes else jobs.speed[None]
         steps = hull_steps(speeds.max(axis=0), lowest, jobs.max_gpus)
         score = steps.gain / unit_speed(jobs)[:, None]
@@ -98,19 +100,19 @@ class Optimus(BasePolicy[NoOptions]):
     source = "Peng et al., EuroSys 2018; as in Qiao et al., OSDI 2021 (Pollux simulator)"
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Grow jobs until nothing is gained or no GPU is free; small jobs are placed first.
-
-        gain of GPU k + 1 = (1 / speed(k) - 1 / speed(k + 1)) x remaining work, in seconds.
-        """
+        """gain of GPU k + 1 = (1 / speed(k) - 1 / speed(k + 1)) x remaining work, in seconds; small jobs are placed
+        first."""
         jobs = state.jobs
         gain = np.zeros_like(jobs.speed)
         with np.errstate(divide="ignore", invalid="ignore"):
             seconds = 1.0 / jobs.speed
             np.subtract(seconds[:, 1:-1], seconds[:, 2:], out=gain[:, 1:-1])
             gain *= jobs.remaining[:, None]
-        steps = None if jobs.fit is None else size_steps(-seconds * jobs.remaining[:, None], jobs.fit, jobs.max_gpus)
-        limits = (jobs.min_gpus, jobs.max_gpus)
-        grown = grow_singly(np.arange(len(jobs)), *limits, gain, state.capacity, steps=steps)
+        if jobs.fit is None:
+            steps = single_steps(gain, jobs.max_gpus)
+        else:
+            steps = size_steps(-seconds * jobs.remaining[:, None], jobs.fit, jobs.max_gpus)
+        grown = grow_from_lowest(np.arange(len(jobs)), jobs.min_gpus, steps, state.capacity)
         return Allocation(grown, np.argsort(grown, kind="stable"))
 
 
@@ -138,29 +140,14 @@ class Hesrpt(BasePolicy[HesrptOptions]):
     Options = HesrptOptions
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Rank by class and remaining time on one GPU over its weight, then give each rank its share."""
-        jobs = state.jobs
+        jobs, count = state.jobs, len(state.jobs)
         exponent = self.options.p or fit_exponent(jobs)
-        order = jobs.ranked(jobs.remaining / unit_speed(jobs) / jobs.class_weight)
-        share = np.empty(len(jobs))
-        share[order] = optimal_shares(len(jobs), exponent)[::-1]
-        return Allocation(apportion(share, order, jobs.min_gpus, jobs.max_gpus, state.capacity))
-
-
-def apportion(share: FloatArray, order: IntArray, lowest: IntArray, highest: IntArray, capacity: int) -> IntArray:
-    """[n] whole GPUs in proportion to `share` [n], by Webster's method (divisors 1/2, 3/2, ...).
-
-    Each row of `order` in turn first gets its lowest number, if that fits. Then GPUs go one by one to the row with the
-    largest share / (GPUs it has + 1/2), the first of equals, until rows reach their highest number.
-    """
-    score = share[:, None] / (np.arange(int(highest.max(initial=0)) + 1) + 0.5)
-    return grow_singly(order, lowest, highest, score, capacity, -np.inf)
-
-
-def optimal_shares(count: int, exponent: float) -> FloatArray:
-    """theta [count] for jobs in descending order of remaining size; they sum to 1."""
-    cumulated = (np.arange(count + 1) / max(count, 1)) ** (1.0 / (1.0 - exponent))
-    return np.diff(cumulated)
+        order, share = jobs.ranked(jobs.remaining / unit_speed(jobs) / jobs.class_weight), np.empty(count)
+        share[order] = np.diff((np.arange(count + 1) / max(count, 1)) ** (1.0 / (1.0 - exponent)))[::-1]
+        # Whole GPUs in proportion to the shares, by Webster's method (divisors 1/2, 3/2, ...).
+        score = share[:, None] / (np.arange(int(jobs.max_gpus.max(initial=0)) + 1) + 0.5)
+        steps = single_steps(score, jobs.max_gpus)
+        return Allocation(grow_from_lowest(order, jobs.min_gpus, steps, state.capacity, -np.inf))
 
 
 def fit_exponent(jobs: JobTable) -> float:
@@ -181,8 +168,45 @@ def fit_exponent(jobs: JobTable) -> float:
     return float(np.clip(slope, 0.05, 0.95))
 
 
-KEEP = 0.9
-"""Probability that `random` leaves a running job its GPUs at a decision; otherwise it draws another number."""
+class Rubick(BasePolicy[NoOptions]):
+    """Every job its fewest GPUs, from those who lose least speed by it; what is free to those who gain most.
+
+    Speeds are those of a job's best plan at each size, relative to the one that it was submitted for: with the GPUs
+    that it asks for and its own plan. A job submitted with class high never gets fewer GPUs than reach that speed.
+    Public code: AlibabaPAI/reconfigurable-dl-scheduler. Adapted: speeds are those of the tables, not of its performance
+    model; GPUs are the one resource; jobs of class high are the guaranteed ones; placement is the cluster's.
+    docs/systems/rubick.md says what else differs.
+    """
+
+    name = "rubick"
+    summary = "GPUs and plans of parallelism by gain in normalised speed (Rubick), elastic; knows no remaining work"
+    source = "Zhang et al., MLSys 2025 (Rubick)"
+    chooses_plans = True
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        """Running jobs shrink until the waiting ones have started or nothing is left to give; then jobs grow.
+
+        A job's plan changes with its GPUs only.
+        """
+        jobs = state.jobs
+        rows, speeds = np.arange(len(jobs)), jobs.speed_at_plans
+        best, asked = speeds.max(axis=0), speeds[0, rows, jobs.requested_gpus]
+        asked = np.where(asked > 0, asked, best[rows, jobs.requested_gpus])  # its plan may not run on that number
+        value = best / asked[:, None]
+        lowest = self._fewest(jobs, value)
+        order = np.lexsort((-value[rows, lowest] / lowest, jobs.waiting, jobs.class_rank))
+        gpus = fit_in_order(order, lowest, state.capacity)
+        for most in (np.maximum(jobs.keepable, lowest), jobs.max_gpus):
+            steps = hull_steps(value, lowest, most)
+            gpus = grow(gpus, steps.target, steps.gain, lowest, state.capacity, 0.0)
+        plan = jobs.plans[rows, speeds[:, rows, gpus].argmax(axis=0)]
+        return Allocation(gpus, plan=np.where(gpus == jobs.gpus, jobs.plan, plan))
+
+    def _fewest(self, jobs: JobTable, value: FloatArray) -> IntArray:
+        """[n] min_gpus; of jobs submitted with class high, the fewest GPUs at which `value` [n, K + 1] is 1 or more."""
+        gpus = np.arange(value.shape[1])
+        enough = (value >= 1 - EQUAL) & (gpus >= jobs.min_gpus[:, None]) & (gpus <= jobs.max_gpus[:, None])
+        return np.where((jobs.priority == 0) & enough.any(axis=1), enough.argmax(axis=1), jobs.min_gpus)
 
 
 class RandomPolicy(BasePolicy[NoOptions]):
@@ -194,11 +218,9 @@ class RandomPolicy(BasePolicy[NoOptions]):
     source = "control, no source"
 
     def reset(self, seed: int) -> None:
-        """Start the stream of random numbers of `seed`."""
         self._random = np.random.default_rng(seed)
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Let jobs that keep their GPUs go first, then the others in random order."""
         jobs = state.jobs
         held = jobs.keepable
         keeps = (held > 0) & (self._random.random(len(jobs)) < KEEP)

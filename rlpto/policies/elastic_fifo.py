@@ -14,9 +14,9 @@ import numpy as np
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.job_table import JobTable, seconds_for
 from rlpto.core.policy import BasePolicy, OneNodeOptions
-from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.compiled import njit
-from rlpto.policies.one_node import largest_node, where_kept
+from rlpto.policies.filling import largest_node, where_kept
 
 MIN_REMAINING_DELAYS = 3.0
 """A running job no longer grows once it will finish within this many times the delay of the change."""
@@ -31,40 +31,29 @@ class ElasticFifo(BasePolicy[OneNodeOptions]):
     Options = OneNodeOptions
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Requests first, then the surplus that jobs hold, then more of it."""
+        """Requests first, then the surplus that jobs hold, then more of it.
+
+        With `one_node` a job that an earlier policy spread over nodes keeps its GPUs there.
+        """
+        jobs, kept, backfill, delay = state.jobs, state.jobs.keepable, self.options.backfill, state.jobs.rescale_delay
+        seconds = seconds_for(jobs.remaining[:, None], jobs.speed)  # [n, K + 1] to finish; infinity with no GPUs
+        most = fastest(seconds, jobs)
         if self.options.one_node:
-            return on_one_node_each(state, self.options.backfill)
-        jobs = state.jobs
-        kept, backfill = jobs.keepable, self.options.backfill
+            placement = where_kept(state)
+            held, free = placement.copy(), state.shape.offered - placement.sum(axis=0)
+            limits = jobs.requested_gpus, jobs.min_gpus
+            serve_on_nodes(placement, *limits, seconds, delay, free, largest_node(state), backfill)
+            grow_on_nodes(placement, held, most, seconds, delay, free)
+            return Allocation(placement.sum(axis=1), placement=placement)
         guaranteed = serve_requests(kept, jobs.requested_gpus, jobs.min_gpus, state.capacity, backfill)
-        seconds = finishing_times(jobs)
-        return Allocation(
-            grant_surplus(guaranteed, kept, fastest(seconds, jobs), seconds, jobs.rescale_delay, state.capacity)
-        )
-
-
-def on_one_node_each(state: ClusterState, backfill: bool) -> Allocation:
-    """The same without jobs across nodes; a job that an earlier policy spread over nodes keeps its GPUs there."""
-    jobs = state.jobs
-    placement, seconds = where_kept(state), finishing_times(jobs)
-    held, free = placement.copy(), state.shape.offered - placement.sum(axis=0)
-    largest, delay = largest_node(state), jobs.rescale_delay
-    serve_on_nodes(placement, jobs.requested_gpus, jobs.min_gpus, seconds, delay, free, largest, backfill)
-    grow_on_nodes(placement, held, fastest(seconds, jobs), seconds, delay, free)
-    return Allocation(placement.sum(axis=1), placement=placement)
-
-
-def finishing_times(jobs: JobTable) -> FloatArray:
-    """[n, K + 1] seconds to finish with 0..K GPUs at the present speed; infinity with 0."""
-    return seconds_for(jobs.remaining[:, None], jobs.speed)
+        return Allocation(grant_surplus(guaranteed, kept, most, seconds, delay, state.capacity))
 
 
 def fastest(seconds: FloatArray, jobs: JobTable) -> IntArray:
     """[n] fewest GPUs within a job's limits with which nothing is faster."""
     gpus = np.arange(seconds.shape[1])
-    possible: BoolArray = (gpus >= jobs.min_gpus[:, None]) & (gpus <= jobs.max_gpus[:, None])
-    best: IntArray = np.argmin(np.where(possible, seconds, np.inf), axis=1)
-    return np.maximum(best, jobs.min_gpus)
+    possible = (gpus >= jobs.min_gpus[:, None]) & (gpus <= jobs.max_gpus[:, None])
+    return np.maximum(np.argmin(np.where(possible, seconds, np.inf), axis=1), jobs.min_gpus)
 
 
 @njit()

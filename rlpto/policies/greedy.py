@@ -69,28 +69,8 @@ def walk_hull(
 
 
 @kernel()
-def heapify(heap: IntArray, size: int, key: FloatArray) -> None:
-    """Order `heap[:size]`, row numbers, so that the row with the largest key, first of equals, is on top."""
-    for at in range(size // 2 - 1, -1, -1):
-        _sift_down(heap, size, key, at)
-
-
-@kernel()
-def replace_top(heap: IntArray, size: int, key: FloatArray) -> None:
-    """Put the top row where it belongs after its key has changed."""
-    _sift_down(heap, size, key, 0)
-
-
-@kernel()
-def shrink_top(heap: IntArray, size: int, key: FloatArray) -> int:
-    """Drop the top row; returns the new size."""
-    heap[0] = heap[size - 1]
-    _sift_down(heap, size - 1, key, 0)
-    return size - 1
-
-
-@kernel()
 def _sift_down(heap: IntArray, size: int, key: FloatArray, at: int) -> None:
+    """Put a row of `heap[:size]` where it belongs: the row with the largest key, first of equals, is on top."""
     row = heap[at]
     while 2 * at + 1 < size:
         child = 2 * at + 1
@@ -136,7 +116,8 @@ def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
                 if key[row] > threshold:
                     heap[size] = row
                     size += 1
-        heapify(heap, size, key)
+        for at in range(size // 2 - 1, -1, -1):
+            _sift_down(heap, size, key, at)
         while free > 0 and size > 0:
             row = heap[0]
             after = target[row, gpus[row]]
@@ -148,9 +129,11 @@ def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
                 if target[row, after] > after:
                     key[row] = score(row, after, *known)
                     if key[row] > threshold:
-                        replace_top(heap, size, key)
+                        _sift_down(heap, size, key, 0)
                         continue
-            size = shrink_top(heap, size, key)
+            size -= 1
+            heap[0] = heap[size]
+            _sift_down(heap, size, key, 0)
 
     @closure(_nrt=True)
     def grow(
@@ -194,22 +177,14 @@ def size_steps(value: FloatArray, fit: IntArray, highest: IntArray) -> GrowthSte
     return GrowthSteps(target, np.where(np.isfinite(gain), gain, 0.0))
 
 
-def grow_singly(
-    order: IntArray,
-    lowest: IntArray,
-    highest: IntArray,
-    score: FloatArray,
-    capacity: int,
-    threshold: float = 0.0,
-    steps: GrowthSteps | None = None,
-) -> IntArray:
-    """GPUs [n]: each row of `order` in turn gets its lowest number, if that fits, then single GPUs go by score.
+def single_steps(gain: FloatArray, highest: IntArray) -> GrowthSteps:
+    """Steps of one GPU up to highest [n] for rows that have some; the others have no room to start."""
+    gpus = np.arange(gain.shape[1])
+    return GrowthSteps(np.where((gpus > 0) & (gpus < highest[:, None]), gpus + 1, gpus), gain)
 
-    A row that got none has no room to start. score, threshold: as for `grow`. steps: taken in place of single GPUs, by
-    their gain in place of `score`.
-    """
-    if steps is not None:
-        return grow(fit_in_order(order, lowest, capacity), steps.target, steps.gain, lowest, capacity, threshold)
-    gpus = np.arange(score.shape[1])
-    target = np.where((gpus > 0) & (gpus < highest[:, None]), gpus + 1, gpus)
-    return grow(fit_in_order(order, lowest, capacity), target, score, lowest, capacity, threshold)
+
+def grow_from_lowest(
+    order: IntArray, lowest: IntArray, steps: GrowthSteps, capacity: int, threshold: float = 0.0
+) -> IntArray:
+    """GPUs [n]: each row of `order` in turn gets its lowest number, if that fits, then steps go by their gain."""
+    return grow(fit_in_order(order, lowest, capacity), steps.target, steps.gain, lowest, capacity, threshold)

@@ -182,19 +182,12 @@ class Index(BasePolicy[IndexOptions]):
     Options = IndexOptions
 
     def __init__(self, options: IndexOptions | None = None, steering: FloatArray | None = None) -> None:
-        """steering: [STEERING_FEATURES] used instead of the weights in `options`."""
+        """steering: [STEERING_FEATURES], or longer, used instead of the weights in `options`."""
         super().__init__(options)
         file = self.options.weights
         if steering is None:
             steering = IndexWeights().vector() if file is None else load_weights(file)
-        self._weights = np.atleast_2d(steering)
-
-    @property
-    def weights(self) -> FloatArray:
-        """[STEERING_FEATURES], or longer: the vector that it decides by."""
-        vector: FloatArray = self._weights[0]
-        return vector
+        self.weights = steering
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Score all steps and take the best."""
-        return Allocation(steer(state.time, state.capacity, state.jobs.records, state.jobs.speed, self._weights))
+        return Allocation(steer(state.time, state.capacity, state.jobs.records, state.jobs.speed, self.weights[None]))

@@ -86,14 +86,7 @@ SLOPE_FEATURES: tuple[str, ...] = ("slope", "slope_start")
 """The weights that depend on accuracy: learnt where the reward counts its shortfall; the planner leaves them."""
 STEERING_FEATURES: tuple[str, ...] = (
     *(name for name in INDEX_FEATURES if name not in SLOPE_FEATURES),
-    "gain_remaining",
-    "gain_load",
-    "pace",
-    "pace_remaining",
-    "start_remaining",
-    "start_load",
-    "price",
-    "patience",
+    *("gain_remaining", "gain_load", "pace", "pace_remaining", "start_remaining", "start_load", "price", "patience"),
     *SLOPE_FEATURES,
 )
 """Names of the weights in the order of every vector of them."""

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import yaml
 from pydantic import ValidationError
 
 from rlpto.core.policy import Policy, PolicyClass
 from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
+from rlpto.io.settings_text import first_problem, inline_yaml
 from rlpto.policies.coach import Coach
 from rlpto.policies.configuration_manager import ConfigurationManager
-from rlpto.policies.elastic import EqualShare, Hesrpt, MaxThroughput, Optimus, RandomPolicy
+from rlpto.policies.elastic import EqualShare, Hesrpt, MaxThroughput, Optimus, RandomPolicy, Rubick
 from rlpto.policies.elastic_fifo import ElasticFifo
-from rlpto.policies.gavel import Gavel
 from rlpto.policies.index import Index
 from rlpto.policies.pollux.policy import Pollux
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.rigid import Fifo, Las, RoundRobin, Sjf, Srtf, Tiresias
-from rlpto.policies.rubick import Rubick
 from rlpto.policies.shockwave import Shockwave
 from rlpto.policies.sia import Sia
 from rlpto.policies.spec import UNNAMED, PolicySpec, parse_spec
 from rlpto.policies.switching import SwitchingPolicy
-from rlpto.policies.time_shares import Allox, GandivaFair, MaxSumThroughput, MinDuration, Themis
+from rlpto.policies.time_shares import Allox, GandivaFair, Gavel, MaxSumThroughput, MinDuration, Themis
 
 ENTRY_POINTS = "rlpto.policies"
 """Group of entry points under which an installed package offers policies: name = class."""
@@ -68,7 +65,7 @@ def is_complete(policy: PolicyClass) -> bool:
 def options_of(policy: PolicyClass) -> list[tuple[str, str, str]]:
     """Options of a policy: name, default as text, and what it means."""
     return [
-        (name, "" if field.is_required() else _as_text(field.default), " ".join((field.description or "").split()))
+        (name, "" if field.is_required() else inline_yaml(field.default), " ".join((field.description or "").split()))
         for name, field in policy.Options.model_fields.items()
     ]
 
@@ -77,7 +74,6 @@ def make_policy(spec: str, adapt: Callable[[Policy], Policy] = lambda policy: po
     """A new policy from `name` or `name:option=value,...`.
 
     A class may have an option whose name need not be given, `POSITIONAL`: `pretrained:synthetic`.
-    The policy's `name` is its option `label`, else the spec, which differs between variants.
     `fifo>3600:las` are two policies one after the other, see `rlpto.policies.switching`.
     adapt: applied to each new policy, such as setting the weights of an experiment's reward.
     Raises ConfigError for a name or an option that does not exist, a value an option cannot have, or
@@ -95,14 +91,20 @@ def _single(spec: PolicySpec, adapt: Callable[[Policy], Policy]) -> Policy:
     if label is not None and not (isinstance(label, str) and label):
         raise ConfigError(f"policy {name}: label: expected a name, got {label!r}")
     policy_class = _find(name)
-    unnamed = None
     if UNNAMED in options:
         unnamed = getattr(policy_class, "POSITIONAL", None)
         if unnamed is None or unnamed in options:
             raise ConfigError(f"policy {spec}: expected name:option=value,option=value, got {options[UNNAMED]!r}")
-        options = {unnamed: options.pop(UNNAMED), **options}
-    policy = adapt(policy_class(_checked(name, policy_class.Options, options)))
-    policy.name = label or _label(name, options, unnamed)
+        options[unnamed] = options.pop(UNNAMED)
+    try:
+        checked = policy_class.Options.model_validate(options)
+    except ValidationError as error:
+        said = first_problem(error, policy_class.Options, "values")[1]
+        raise ConfigError(f"policy {name}: option {said}") from None
+    except RlptoError as error:
+        raise ConfigError(f"policy {name}: {error}") from None
+    policy = adapt(policy_class(checked))
+    policy.name = spec.label
     return policy
 
 
@@ -114,7 +116,8 @@ def _find(name: str) -> PolicyClass:
     if name in plugins:
         return _load(plugins[name])
     known = [*BUILT_IN, *sorted(plugins)]
-    raise ConfigError(f"no policy {name!r}; did you mean {_nearest(name, known)}? known: {', '.join(known)}")
+    near = difflib.get_close_matches(name, known, 1, 0.0)[0]
+    raise ConfigError(f"no policy {name!r}; did you mean {near}? known: {', '.join(known)}")
 
 
 def _plugins() -> dict[str, metadata.EntryPoint]:
@@ -137,50 +140,3 @@ def _load(point: metadata.EntryPoint) -> PolicyClass:
             "`reset` and `__call__`, as in rlpto.core.policy.PolicyClass"
         )
     return cast(PolicyClass, loaded)
-
-
-def _checked(name: str, settings: type[Settings], options: Mapping[str, object]) -> Settings:
-    """Typed options, or a ConfigError that names the wrong one."""
-    try:
-        return settings.model_validate(options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        if first["type"] == "extra_forbidden":
-            known = _known_at(settings, first["loc"])
-            hint = f"did you mean {_nearest(str(first['loc'][-1]), known)}?" if known else "it has none"
-            raise ConfigError(f"policy {name}: unknown option {key}; {hint}") from None
-        raise ConfigError(f"policy {name}: option {key}: {first['msg']}, got {first['input']!r}") from None
-    except RlptoError as error:
-        raise ConfigError(f"policy {name}: {error}") from None
-
-
-def _known_at(settings: type[Settings], location: tuple[int | str, ...]) -> list[str]:
-    """Options that exist where `location` does not."""
-    for part in location[:-1]:
-        inner: Any = settings.model_fields[str(part)].annotation
-        settings = inner
-    return list(settings.model_fields)
-
-
-def _as_text(value: object) -> str:
-    """A value as it would be written in a spec."""
-    if isinstance(value, Settings):
-        value = value.model_dump()
-    elif isinstance(value, tuple):
-        value = list(value)
-    elif isinstance(value, Path):
-        value = str(value)
-    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")
-
-
-def _label(name: str, options: Mapping[str, object], unnamed: str | None) -> str:
-    """`name:option=value,...` with the options as given; unnamed: the option given without its name."""
-    given = ",".join(
-        _as_text(value) if key == unnamed else f"{key}={_as_text(value)}" for key, value in options.items()
-    )
-    return f"{name}:{given}" if given else name
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    return difflib.get_close_matches(name, list(known), 1, 0.0)[0]

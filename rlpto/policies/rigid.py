@@ -11,8 +11,7 @@ from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.policy import BackfillOptions, BasePolicy, NoOptions, OneNodeOptions, StandsUntilEvent
 from rlpto.io.arrays import IntArray
 from rlpto.io.settings import Settings
-from rlpto.policies.filling import first_to_reach, fit_in_order, fit_waiting
-from rlpto.policies.one_node import start_on_nodes
+from rlpto.policies.filling import first_to_reach, fit_in_order, fit_waiting, start_on_nodes
 
 
 class Fifo(BasePolicy[OneNodeOptions], StandsUntilEvent):
@@ -29,13 +28,12 @@ class Fifo(BasePolicy[OneNodeOptions], StandsUntilEvent):
     Options = OneNodeOptions
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Start waiting jobs in row order."""
         jobs = state.jobs
         if self.options.one_node:
             placement, _ = start_on_nodes(state, 0, rotates=False, backfill=self.options.backfill)
             return Allocation(placement.sum(axis=1), placement=placement)
-        order = np.arange(len(jobs))
-        return Allocation(fit_waiting(order, jobs.keepable, jobs.requested_gpus, state.capacity, self.options.backfill))
+        order, backfill = np.arange(len(jobs)), self.options.backfill
+        return Allocation(fit_waiting(order, jobs.keepable, jobs.requested_gpus, state.capacity, backfill))
 
 
 class RoundRobin(BasePolicy[BackfillOptions], StandsUntilEvent):
@@ -53,11 +51,9 @@ class RoundRobin(BasePolicy[BackfillOptions], StandsUntilEvent):
     Options = BackfillOptions
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
-        """The first node of the shape is next."""
-        self._turn = 0
+        self._turn = 0  # number of the node that is next
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Start waiting jobs in row order, from the node on whose turn it is."""
         turn = self._turn if self._turn < len(state.shape) else 0
         placement, self._turn = start_on_nodes(state, turn, rotates=True, backfill=self.options.backfill)
         return Allocation(placement.sum(axis=1), placement=placement)
@@ -75,7 +71,6 @@ class Sjf(BasePolicy[BackfillOptions], StandsUntilEvent):
     Options = BackfillOptions
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Start waiting jobs by rank of their class, then by length over its weight."""
         jobs = state.jobs
         order = jobs.ranked(jobs.remaining_time(jobs.requested_gpus) / jobs.class_weight)
         gpus = fit_waiting(order, jobs.keepable, jobs.requested_gpus, state.capacity, self.options.backfill)
@@ -95,10 +90,18 @@ class Srtf(BasePolicy[NoOptions], StandsUntilEvent):
     source = "Schrage, Operations Research 16(3), 1968"
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Serve jobs by rank of their class, then by remaining time over its weight."""
         jobs = state.jobs
         order = jobs.ranked(jobs.remaining_time(jobs.requested_gpus) / jobs.class_weight)
         return Allocation(fit_in_order(order, jobs.requested_gpus, state.capacity), order)
+
+
+class StandsUntilLimit:
+    """A decision that stands until the first job that got GPUs reaches a limit of attained service, or an event."""
+
+    _until: float
+
+    def stands_until(self, state: ClusterState) -> float:  # noqa: ARG002
+        return self._until
 
 
 class LasOptions(Settings):
@@ -115,7 +118,7 @@ class LasOptions(Settings):
         return levels
 
 
-class Las(BasePolicy[LasOptions]):
+class Las(BasePolicy[LasOptions], StandsUntilLimit):
     """Jobs by level of attained service, then in queue order; all that still fit run.
 
     Adapted: attained service is divided into levels, so that jobs with similar service do not alternate at every
@@ -129,12 +132,9 @@ class Las(BasePolicy[LasOptions]):
     Options = LasOptions
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
-        """Forget the last decision."""
-        self._until = float("inf")
         self._limits = np.array([*self.options.levels, np.inf])
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Serve jobs by rank of their class, level and queue order."""
         jobs = state.jobs
         attained, weight = jobs.attained_service, jobs.class_weight
         level = self._limits[:-1].searchsorted(attained / weight, side="right")
@@ -142,10 +142,6 @@ class Las(BasePolicy[LasOptions]):
         gpus = fit_in_order(order, jobs.requested_gpus, state.capacity)
         self._until = state.time + first_to_reach(self._limits[level] * weight, attained, gpus)
         return Allocation(gpus, order)
-
-    def stands_until(self, state: ClusterState) -> float:  # noqa: ARG002
-        """Until the first job that got GPUs reaches the next level."""
-        return self._until
 
 
 class TiresiasOptions(Settings):
@@ -155,7 +151,7 @@ class TiresiasOptions(Settings):
     """Attained service in GPU-seconds at which a job moves to the second queue for good."""
 
 
-class Tiresias(BasePolicy[TiresiasOptions]):
+class Tiresias(BasePolicy[TiresiasOptions], StandsUntilLimit):
     """Discretised 2D-LAS with two queues: the first in order of arrival, the second in order of demotion.
 
     Every decision serves the first queue, then the second; each job that still fits runs on its
@@ -170,42 +166,22 @@ class Tiresias(BasePolicy[TiresiasOptions]):
     Options = TiresiasOptions
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
-        """Forget the demotions."""
         self._turn: IntArray = np.zeros(64, dtype=np.int64)  # by job: 0, or its place among the demoted
         self._demoted = 0
-        self._until = float("inf")
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Demote jobs that have reached the threshold, then serve both queues."""
-        jobs = state.jobs
-        turns = self._demote(state)
-        order = jobs.ranked(turns)
-        gpus = fit_in_order(order, jobs.requested_gpus, state.capacity)
-        limits = np.where(turns == 0, self.options.threshold * jobs.class_weight, np.inf)
-        self._until = state.time + first_to_reach(limits, jobs.attained_service, gpus)
-        return Allocation(gpus, order)
-
-    def stands_until(self, state: ClusterState) -> float:  # noqa: ARG002
-        """Until the first job of the first queue that got GPUs reaches the threshold."""
-        return self._until
-
-    def _demote(self, state: ClusterState) -> IntArray:
-        """[n] place of each job among the demoted, counted from 1; 0 in the first queue."""
-        jobs = state.jobs
-        index, turns = jobs.index, self._turns(jobs.index)
-        rows = np.flatnonzero((turns == 0) & (jobs.attained_service >= self.options.threshold * jobs.class_weight))
+        jobs, index = state.jobs, state.jobs.index
+        if (last := int(index.max(initial=0))) >= len(self._turn):
+            self._turn = np.concatenate([self._turn, np.zeros(last + 1, dtype=np.int64)])
+        turns, threshold = self._turn[index], self.options.threshold * jobs.class_weight
+        rows = np.flatnonzero((turns == 0) & (jobs.attained_service >= threshold))
         if len(rows):
             rows = rows[np.argsort(index[rows])]
             turns[rows] = self._demoted + 1 + np.arange(len(rows))
             self._turn[index[rows]] = turns[rows]
             self._demoted += len(rows)
-        return turns
-
-    def _turns(self, index: IntArray) -> IntArray:
-        """[n] entries of the memory for jobs `index`, which grows as needed."""
-        last = int(index.max(initial=0))
-        if last >= len(self._turn):
-            grown = np.zeros(2 * last + 1, dtype=np.int64)
-            grown[: len(self._turn)] = self._turn
-            self._turn = grown
-        return self._turn[index]
+        order = jobs.ranked(turns)
+        gpus = fit_in_order(order, jobs.requested_gpus, state.capacity)
+        limits = np.where(turns == 0, threshold, np.inf)
+        self._until = state.time + first_to_reach(limits, jobs.attained_service, gpus)
+        return Allocation(gpus, order)

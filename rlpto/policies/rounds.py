@@ -55,7 +55,6 @@ class RoundPolicy(BasePolicy[OptionsT]):
     """Whole GPUs for a round, by the `ranks` of a policy."""
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
-        """Forget the round."""
         self._round_ends = -np.inf
 
     def observe(self, state: ClusterState) -> None:
@@ -66,7 +65,6 @@ class RoundPolicy(BasePolicy[OptionsT]):
         raise NotImplementedError
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Assign all GPUs at the end of a round, and only free ones between."""
         jobs, shape = state.jobs, state.shape
         if len(jobs) == 0:
             return Allocation(jobs.gpus, placement=state.held_nodes)
@@ -83,8 +81,8 @@ class RoundPolicy(BasePolicy[OptionsT]):
             kept = np.where(stays, jobs.keepable, 0)
             return Allocation(kept, placement=place_on_kinds(shape, held, kept, np.where(stays, kind, NO_KIND)))
         speed = np.stack([jobs.speed_on_gpu(gpu)[np.arange(len(jobs)), wish] for gpu in shape.kinds], axis=1)
-        share, received, owed, waits = self.ranks(state, speed, begins)
-        chosen = give_by_priority(share, received, speed, wish, room, stays | waits, owed)
+        ranks = self.ranks(state, speed, begins)
+        chosen = give_by_priority(ranks, speed, wish, room, stays | ranks.waits)
         gpus = np.where(stays, jobs.keepable, np.where(chosen == NO_KIND, 0, wish))
         return Allocation(gpus, placement=place_on_kinds(shape, held, gpus, np.where(stays, kind, chosen)))
 
@@ -92,8 +90,9 @@ class RoundPolicy(BasePolicy[OptionsT]):
 class SharePolicy(RoundPolicy[ShareT]):
     """GPUs go to the jobs furthest behind their shares of time, which `shares` computes."""
 
+    Options = ShareOptions
+
     def reset(self, seed: int) -> None:
-        """Forget the service of all jobs, and their shares."""
         super().reset(seed)
         self._received: dict[int, FloatArray] = {}  # by job: seconds on every kind
         self._owed: dict[int, FloatArray] = {}  # seconds due by earlier shares, less those received then
@@ -106,7 +105,6 @@ class SharePolicy(RoundPolicy[ShareT]):
         raise NotImplementedError
 
     def ranks(self, state: ClusterState, speed: FloatArray, begins: bool) -> Ranks:
-        """By the shares of now, or by those that stand."""
         room, index = room_of(state.shape), state.jobs.index.tolist()
         if self.options.renew == 0:
             life = np.maximum(state.time - state.jobs.submit_time, 1.0)[:, None]
@@ -141,21 +139,13 @@ class SharePolicy(RoundPolicy[ShareT]):
         return np.stack([known.get(job, nothing) for job in state.jobs.index.tolist()])
 
 
-def give_by_priority(
-    share: FloatArray,
-    received: FloatArray,
-    speed: FloatArray,
-    gpus: IntArray,
-    room: IntArray,
-    served: BoolArray,
-    owed: FloatArray,
-) -> IntArray:
+def give_by_priority(ranks: Ranks, speed: FloatArray, gpus: IntArray, room: IntArray, served: BoolArray) -> IntArray:
     """[n] kind on which each job gets its gpus [n]; NO_KIND where none has room.
 
-    First the jobs furthest behind, by share wanted over share received, [n, G] each. Then the remaining jobs, on the
-    fastest kind with room. Equals: who is owed more [n, G], then queue order. served: [n] jobs to skip. room: [G] free
-    GPUs; changed in place.
+    First the jobs furthest behind, by share wanted over share received. Then the remaining jobs, on the fastest kind
+    with room. Equals: who is owed more, then queue order. served: [n] jobs to skip. room: [G] free GPUs; changed.
     """
+    share, received, owed, _ = ranks
     with np.errstate(divide="ignore", invalid="ignore"):
         priority = np.where(share > 0, share / received, 0.0)
     # A job without service on a kind where it has a share comes first, by that share.

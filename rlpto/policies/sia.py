@@ -14,11 +14,11 @@ import numpy as np
 from pydantic import Field
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState
-from rlpto.core.gpu_kinds import kinds_of, place_on_kinds, room_of
+from rlpto.core.gpu_kinds import NO_KIND, kinds_of, place_on_kinds, room_of
 from rlpto.core.policy import BasePolicy
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.settings import Settings
-from rlpto.policies.pollux import policy as pollux
+from rlpto.policies.pollux.policy import restart_factor
 
 LARGEST_COST = 3000.0
 """Costs are cut off here."""
@@ -73,7 +73,7 @@ class Sia(BasePolicy[SiaOptions]):
         np.subtract.at(room, kind[pinned], gpus[pinned])
         choices = find_choices(state, gpus, kind, ~pinned, self.options)
         chosen = solve(choices, room, self.options.waiting)
-        gpus, kind = np.where(pinned, gpus, 0), np.where(pinned, kind, -1)
+        gpus, kind = np.where(pinned, gpus, 0), np.where(pinned, kind, NO_KIND)
         gpus[choices.row[chosen]], kind[choices.row[chosen]] = choices.gpus[chosen], choices.kind[chosen]
         placement = place_on_kinds(shape, held, gpus, kind, make_room=True)
         return Allocation(gpus, placement=placement)
@@ -89,54 +89,34 @@ def configurations(shape: ClusterShape) -> list[list[int]]:
     return found
 
 
-def restart_factor(age: FloatArray, restarts: IntArray, seconds: FloatArray) -> FloatArray:
-    """[n] factor on a job's speed-up after a change: the share of its life, including one more restart, that it
-    trained.
-
-    age [s] since it was submitted; seconds: that a restart takes. 1 for a job no older than a restart takes.
-    """
-    return np.where(age <= seconds, 1.0, pollux.restart_factor(age, restarts, seconds))
-
-
 def find_choices(state: ClusterState, gpus: IntArray, kind: IntArray, free: BoolArray, options: SiaOptions) -> Choices:
     """The possible allocations of a state's jobs, with costs. gpus, kind: [n] held now; free: [n] may change."""
     jobs, shape = state.jobs, state.shape
-    grid = configurations(shape)
     most = np.clip((options.growth * jobs.peak_gpus).astype(np.int64), np.maximum(jobs.min_gpus, gpus), jobs.max_gpus)
+    speeds, fits = np.stack([jobs.speed_on_gpu(gpu) for gpu in shape.kinds]), jobs.fit_on(shape.kinds)
+    at = np.arange(speeds.shape[2])
+    if fits is None:
+        allowed = np.zeros(speeds.shape, dtype=bool)
+        for number, sizes in enumerate(configurations(shape)):
+            allowed[number][:, [size for size in sizes if size < len(at)]] = True
+        own, least = np.flatnonzero((kind != NO_KIND) & (gpus > 0)), np.flatnonzero(jobs.min_gpus > 1)
+        allowed[kind[own], own, gpus[own]] = True
+        allowed[:, least, jobs.min_gpus[least]] = True
+    else:
+        allowed = (fits == at) & (at > 0)
+        most = np.maximum(most, allowed.argmax(axis=2))  # the fewest on a kind may be more than on others
+    limit = np.minimum(most, room_of(shape)[:, None])
+    allowed &= (at >= jobs.min_gpus[:, None]) & (at <= limit[..., None]) & free[:, None]
+    of_kind, row, count = np.nonzero(allowed)
+    speed, lowest = speeds[of_kind, row, count], np.full(len(jobs), np.inf)
+    np.minimum.at(lowest, row, np.where(speed > 0, speed, np.inf))
     restarts = np.where(gpus > 0, jobs.rescales, 0)  # a job that has lost its GPUs must not wait for ever
     seconds = jobs.rescale_delay if options.restart is None else np.full(len(jobs), options.restart)
-    factor = restart_factor(state.time - jobs.submit_time, restarts, seconds)
-    rows, kinds, counts, speeds, fits = [], [], [], [], jobs.fit_on(shape.kinds)
-    for number, (gpu, sizes) in enumerate(zip(shape.kinds, grid, strict=True)):
-        room = int(room_of(shape)[number])
-        width = jobs.speed_on_gpu(gpu).shape[1]
-        allowed = np.zeros((len(jobs), width), dtype=bool)
-        allowed[:, [size for size in sizes if size < width]] = True
-        own = np.flatnonzero((kind == number) & (gpus > 0))
-        allowed[own, gpus[own]] = True
-        least = np.flatnonzero(jobs.min_gpus > 1)
-        allowed[least, jobs.min_gpus[least]] = True
-        at, limit = np.arange(width), most
-        if fits is not None:
-            allowed = (fits[number] == at) & (at > 0)
-            limit = np.maximum(most, allowed.argmax(axis=1))  # the fewest on this kind may be more than on others
-        allowed &= (at >= jobs.min_gpus[:, None]) & (at <= np.minimum(limit, room)[:, None]) & free[:, None]
-        row, count = np.nonzero(allowed)
-        rows.append(row)
-        counts.append(count)
-        kinds.append(np.full(len(row), number))
-        speeds.append(jobs.speed_on_gpu(gpu)[row, count])
-    row, of_kind, count, speed = map(np.concatenate, (rows, kinds, counts, speeds))
+    age = state.time - jobs.submit_time
+    factor = np.where(age <= seconds, 1.0, restart_factor(age, restarts, seconds))
     present = (gpus[row] == count) & (kind[row] == of_kind)
-    value = np.where(present, 1.0, factor[row]) * _speed_up(len(jobs), row, speed)
+    value = np.where(present, 1.0, factor[row]) * np.where(speed > 0, speed / lowest[row], 0.0)
     return Choices(row, of_kind, count, costs(value, options.power))
-
-
-def _speed_up(count: int, row: IntArray, speed: FloatArray) -> FloatArray:
-    """[C] speed of each choice by the lowest that its job, one of `count`, has among its choices; 0 for no speed."""
-    lowest = np.full(count, np.inf)
-    np.minimum.at(lowest, row, np.where(speed > 0, speed, np.inf))
-    return np.where(speed > 0, speed / lowest[row], 0.0)
 
 
 def costs(value: FloatArray, power: float) -> FloatArray:

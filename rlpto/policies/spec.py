@@ -84,22 +84,19 @@ def parse_spec(text: str) -> PolicySpec:
     Raises ConfigError for a spec without a name, for options that are not `key=value`, and for later policies without a
     time or not in order of time.
     """
-    first, *parts = text.split(SWITCH)
-    later: list[tuple[float, PolicySpec]] = []
-    for part in parts:
-        later.append(parse_switch(part.strip()))
-        if len(later) > 1 and later[-1][0] <= later[-2][0]:
-            raise ConfigError(
-                f"policy switch {part.strip()}: expected a time later than that before it, {later[-2][0]:g} s"
-            )
-    return replace(_parse_single(first.strip()), later=tuple(later))
+    first, *parts = map(str.strip, text.split(SWITCH))
+    later = tuple(map(parse_switch, parts))
+    for part, (before, _), (time, _) in zip(parts[1:], later, later[1:], strict=False):
+        if time <= before:
+            raise ConfigError(f"policy switch {part}: expected a time later than that before it, {before:g} s")
+    return replace(_parse_single(first), later=later)
 
 
 def parse_switch(part: str) -> tuple[float, PolicySpec]:
     """Time [s] and policy of `SECONDS:POLICY`. Raises ConfigError for any other form."""
-    text, colon, policy = part.partition(":")
+    text, _, policy = part.partition(":")
     try:
-        time = float(text) if colon else math.nan
+        time = float(text)
     except ValueError:
         time = math.nan
     if not (math.isfinite(time) and time > 0 and policy.strip() and SWITCH not in policy):
@@ -148,13 +145,7 @@ def policy_label(spec: str) -> str:
 
 def _schedule(first: str, later: list[tuple[float, str]]) -> str:
     """Policies that take over from each other, as text."""
-    return "".join([first, *(f"{SWITCH}{time_text(time)}:{name}" for time, name in later)])
-
-
-def time_text(time: float) -> str:
-    """A time [s] in the fewest digits that parse to the same number."""
-    short = f"{time:.15g}"
-    return short if float(short) == time else repr(time)
+    return "".join([first, *(f"{SWITCH}{repr(time).removesuffix('.0')}:{name}" for time, name in later)])
 
 
 def _split(text: str) -> list[str]:

@@ -19,48 +19,41 @@ class SwitchingPolicy:
     """Delegates to the active policy: `first`, and from each time [s] of `later` the policy listed there.
 
     name: of the whole, in tables. later: in order of time. The active policy depends on the time alone, so a
-    scheduler that is started again finds the same one.
+    scheduler that is started again finds the same one. policies: all that decide at some time, in order of time.
     """
 
     def __init__(self, name: str, first: Policy, later: Sequence[tuple[float, Policy]] = ()) -> None:
         self.name = name
         self._starts = [-np.inf, *(time for time, _ in later)]
-        self._policies = [first, *(policy for _, policy in later)]
+        self.policies = [first, *(policy for _, policy in later)]
         self._seed = 0
         self._decided: list[tuple[float, str]] = []
 
     def present(self, time: float) -> Policy:
         """The policy in force at a time [s]."""
-        return self._policies[bisect_right(self._starts, time) - 1]
-
-    @property
-    def policies(self) -> tuple[Policy, ...]:
-        """All policies that decide at some time, in order of time."""
-        return tuple(self._policies)
+        return self.policies[bisect_right(self._starts, time) - 1]
 
     def switch(self, policy: Policy, time: float) -> None:
         """Let another policy decide from `time` [s] on, until the next set time."""
         policy.reset(self._seed)
         at = bisect_right(self._starts, time)
         self._starts.insert(at, time)
-        self._policies.insert(at, policy)
+        self.policies.insert(at, policy)
 
     def reset(self, seed: int) -> None:
         """Forget everything except the times of the policies."""
         self._seed = seed
         self._decided = []
-        for policy in self._policies:
+        for policy in self.policies:
             policy.reset(seed)
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Decide as the policy in force does."""
         policy = self.present(state.time)
         if not self._decided or self._decided[-1][1] != policy.name:
             self._decided.append((state.time, policy.name))
         return policy(state)
 
     def stands_until(self, state: ClusterState) -> float:
-        """Time [s] until which the decision stands: that of the active policy, and no later than the next switch."""
         policy = self.present(state.time)
         if not isinstance(policy, StandingPolicy):
             return state.time
@@ -70,7 +63,7 @@ class SwitchingPolicy:
 
     def frozen(self) -> SwitchingPolicy:
         """The same policies at the same times, all without looking ahead."""
-        first, *later = map(frozen, self._policies)
+        first, *later = map(frozen, self.policies)
         return SwitchingPolicy(self.name, first, list(zip(self._starts[1:], later, strict=True)))
 
     def switches(self) -> PolicySwitches:

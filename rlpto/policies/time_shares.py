@@ -1,14 +1,14 @@
-"""Shares of time by other aims than Gavel's: finish-time fairness, most throughput, least duration, AlloX, equal time.
+"""Shares of time by several aims: Gavel's fairness, finish-time fairness, throughput, duration, AlloX, equal time.
 
-Sources: Narayanan et al., OSDI 2020 (Gavel), appendix A, states the programmes; the aims are those of Themis (Mahajan
-et al., NSDI 2020), AlloX (Le et al., EuroSys 2020) and Gandiva-fair (Chaudhary et al., EuroSys 2020).
+Source: Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", OSDI 2020
+(Gavel), whose appendix A states the programmes.
 Where many shares are equally good, those with most throughput are taken; with one kind of GPU, where all have the same,
 the analytic centre, to which interior-point solvers come. docs/systems/shockwave.md compares them with published runs.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -16,7 +16,6 @@ from pydantic import Field
 from rlpto.core.cluster import ClusterState
 from rlpto.core.job_table import JobTable
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.policies.gavel import best_shares
 from rlpto.policies.rounds import ShareOptions, SharePolicy
 
 LEAST_WORK = 1e-9
@@ -29,6 +28,19 @@ HALVINGS = 40
 """Of an interval in which a share lies."""
 DIGITS = 9
 """Decimal places of shares, so that rounding errors do not rank jobs that are alike."""
+TOTAL_WEIGHT = 1e-3
+"""Weight of the mean normalised throughput relative to the least one: it decides what fairness leaves undetermined."""
+
+
+class Gavel(SharePolicy[ShareOptions]):
+    """Max-min fair throughput over kinds of GPU: "least attained service, heterogeneity-aware", a linear programme."""
+
+    name = "gavel"
+    summary = "max-min fair shares of time over kinds of GPU (Gavel), requested GPUs, in rounds"
+    source = "Narayanan et al., OSDI 2020 (Gavel)"
+
+    def shares(self, state: ClusterState, speed: FloatArray, room: IntArray) -> FloatArray:
+        return fair_shares(speed, state.jobs.requested_gpus, room)
 
 
 class Themis(SharePolicy[ShareOptions]):
@@ -41,10 +53,8 @@ class Themis(SharePolicy[ShareOptions]):
     name = "themis"
     summary = "shares of time for the smallest worst finish-time fairness (Themis), requested GPUs, in rounds"
     source = "Mahajan et al., NSDI 2020 (Themis); as in Narayanan et al., OSDI 2020 (Gavel)"
-    Options = ShareOptions
 
     def reset(self, seed: int) -> None:
-        """Forget the progress of all jobs."""
         super().reset(seed)
         self._alone: dict[int, tuple[float, float, float]] = {}  # seconds of equal share, work left, speed on it
 
@@ -84,10 +94,8 @@ class MinDuration(SharePolicy[ShareOptions]):
     name = "min_duration"
     summary = "shares of time for the earliest end of all present jobs, requested GPUs, in rounds"
     source = "Narayanan et al., OSDI 2020 (Gavel)"
-    Options = ShareOptions
 
     def shares(self, state: ClusterState, speed: FloatArray, room: IntArray) -> FloatArray:
-        """The largest least share of its remaining work that a job does per second."""
         value = speed / np.maximum(state.jobs.remaining, LEAST_WORK)[:, None]
         gpus = state.jobs.requested_gpus
         share, least, _ = best_shares(value, gpus, room)
@@ -111,11 +119,8 @@ class MaxSumThroughput(SharePolicy[MaxSumOptions]):
     Options = MaxSumOptions
 
     def shares(self, state: ClusterState, speed: FloatArray, room: IntArray) -> FloatArray:
-        """One linear programme.
-
-        A job that has no share gets one so small that it only ranks those left over: the larger, the less it lacks, as
-        interior-point solvers leave it.
-        """
+        """A job that has no share gets one so small that it only ranks those left over: the larger, the less it lacks,
+        as interior-point solvers leave it."""
         jobs = state.jobs
         worth = speed * jobs.data_size[:, None]
         if self.options.unit == "steps":
@@ -132,10 +137,8 @@ class GandivaFair(SharePolicy[ShareOptions]):
     name = "gandiva_fair"
     summary = "equal shares of time for all jobs (Gandiva-fair without trading), requested GPUs, in rounds"
     source = "Chaudhary et al., EuroSys 2020 (Gandiva-fair); as in Zheng et al., NSDI 2023 (Shockwave)"
-    Options = ShareOptions
 
     def shares(self, state: ClusterState, speed: FloatArray, room: IntArray) -> FloatArray:  # noqa: ARG002
-        """GPUs by jobs, at most all of a job's time."""
         return equal_shares(np.where(speed > 0, room / len(speed), 0.0))
 
 
@@ -160,7 +163,6 @@ class Allox(SharePolicy[AlloxOptions]):
     Options = AlloxOptions
 
     def reset(self, seed: int) -> None:
-        """Forget the assignment."""
         super().reset(seed)
         self._assigned: dict[int, FloatArray] = {}
 
@@ -182,6 +184,49 @@ class Allox(SharePolicy[AlloxOptions]):
                 share[row, kind] = 1.0 / gpus[row]
         self._assigned = dict(zip(index, share.copy(), strict=True))
         return share
+
+
+def fair_shares(speed: FloatArray, gpus: IntArray, room: IntArray) -> FloatArray:
+    """[n, G] share of its time that each job should spend on every kind.
+
+    The least normalised throughput over jobs is as large as can be: sum_k share x speed, by that of a job whose time is
+    spread over kinds in proportion to their GPUs, times its GPUs. speed: [n, G] on `gpus` [n] GPUs. room: [G] GPUs.
+    """
+    equal = np.maximum(speed @ (room / max(room.sum(), 1)), 1e-300)
+    share, _, _ = best_shares(speed / equal[:, None] * gpus[:, None], gpus, room)
+    return np.where(share > TINY, share, 0.0)
+
+
+def best_shares(
+    value: FloatArray, gpus: IntArray, room: IntArray, *, fair: bool = True
+) -> tuple[FloatArray, float, FloatArray]:
+    """Shares for which the least sum_k share x value over jobs is as large as can be; not fair: the sum over all jobs.
+
+    Returns shares [n, G], that least sum, and what each share lacks [n, G]: its reduced cost.
+    value: [n, G], 0 where a job does not fit; a job that fits nowhere does not count. gpus: [n]. room: [G] GPUs.
+    """
+    from scipy.optimize import linprog  # a third of a second, for these policies alone
+    from scipy.sparse import block_array, csr_array
+
+    count, kinds = value.shape
+    fits = (gpus[:, None] <= room) & (value > 0)
+    value = np.where(fits, value, 0.0)
+    runs = fits.any(axis=1) & fair
+    of_job, variable = np.repeat(np.arange(count), kinds), np.arange(count * kinds)
+    least = csr_array((-value.ravel(), (of_job, variable)), shape=(count, count * kinds))
+    once = csr_array((np.ones(count * kinds), (of_job, variable)), shape=(count, count * kinds))
+    within = csr_array((np.repeat(gpus, kinds).astype(np.float64), (variable % kinds, variable)))
+    lowest = csr_array(np.asarray(runs, dtype=np.float64).reshape(-1, 1))
+    limited: Any = block_array([[least, lowest], [once, None], [within, None]], format="csr")
+    found = linprog(  # the last variable is the least sum
+        np.append(-(TOTAL_WEIGHT / count if fair else 1.0) * value.ravel(), -1.0),
+        A_ub=limited,
+        b_ub=np.concatenate([np.zeros(count), np.ones(count), room]),
+        bounds=[*((0.0, float(fit)) for fit in fits.ravel()), (0.0, np.inf if runs.any() else 0.0)],
+    )
+    assert found.x is not None, "shares of 0 are always possible"
+    lacks = found.lower.marginals[:-1].reshape(count, kinds)
+    return found.x[:-1].reshape(count, kinds), float(found.x[-1]), lacks
 
 
 def equal_shares(share: FloatArray) -> FloatArray:

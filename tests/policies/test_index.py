@@ -8,11 +8,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlpto.core.cluster import ClusterState
 from rlpto.io.errors import CheckpointError
 from rlpto.io.paths import example_config, example_names
-from rlpto.policies.greedy import hull_steps
-from rlpto.policies.index import SCORE_INPUTS, Index, fill_score_inputs, step_score
+from rlpto.policies.index import Index
 from rlpto.policies.index_weights import (
     FORMAT,
     INDEX_FEATURES,
@@ -58,6 +56,8 @@ CASES: dict[str, tuple[list[J], int, dict[str, float], list[int]]] = {
         {"remaining": -2.0, "priority": -5.0, "held": 4.0}, [1, 7],
     ),
     "attained service": ([J(attained=1e6), J()], 1, {"attained": -1.0}, [0, 1]),
+    "size squared": ([J(work=3600.0), J(work=36.0)], 1, {"remaining_squared": -1.0}, [1, 0]),
+    "long first under load": (LONG_FIRST, 1, {"load_remaining": 1.0}, [1, 0]),
     "age": ([J(), J(submitted=3600.0)], 1, {"age": -1.0}, [0, 1]),
     "fixed jobs start whole": ([J(lowest=3, requested=3, highest=3)] * 2, 5, {"gain": 1.0}, [3, 0]),
 }  # fmt: skip
@@ -70,46 +70,23 @@ def test_a_decision_by_hand(case: str) -> None:
     assert Index(steering=IndexWeights(**(ZERO | weights)).vector())(state).gpus.tolist() == expected
 
 
-def test_score_is_the_weighted_sum_of_the_documented_features() -> None:
-    scored = J(work=7200, speed=(1.0, 1.5, 1.8), held=2, attained=3600.0 * 3, priority=0)
-    state = make_state([scored, J(speed=power(1, 3))], 4, time=1800.0)
-    weights = IndexWeights(
-        gain=1.1, remaining=-0.3, remaining_squared=0.05, load_remaining=0.07, priority=1.3, age=0.2,
-        attained=-0.1, start=0.6, held=0.4, held_remaining=0.15,
-    )  # fmt: skip
-    jobs = state.jobs
-    steps = hull_steps(jobs.speed, jobs.min_gpus, jobs.max_gpus)
-    facts = np.zeros(len(jobs), SCORE_INPUTS)
-    fill_score_inputs(state.time, state.capacity, jobs.records, weights.vector()[None], jobs.speed, facts)
-    facts["class_start"] = 0.0
-    scores = [step_score(0, held, jobs.records, jobs.speed, steps, facts) for held in range(4)]
-    r, load = np.log(2.0), np.log(1 + 6 / 4)
-    base = -0.3 * r + 0.05 * r * r + 0.07 * r * load + 1.3 + 0.2 * np.log(1.5) - 0.1 * np.log(4.0)
-    sticky = 0.4 + 0.15 * r
-    expected = [base + 0.6 + sticky, base + 1.1 * np.log(0.5) + sticky, base + 1.1 * np.log(0.3), -np.inf]
-    assert scores == pytest.approx(expected)
+def test_slope_gives_gpus_of_a_converged_job_to_one_that_has_yet_to_learn() -> None:
+    """Alike in all else, since work that is left is not looked at here."""
 
-
-class TestSlopeOfAccuracy:
-    CURVE = np.array([0.1, 0.7, 0.85, 0.89, 0.9])
-    GAIN = ZERO | {"gain": 1.0}
-
-    def state(self, progress: list[float], gpus: int = 8) -> ClusterState:
-        """Jobs of one type that have done these of four epochs."""
-        tables = make_tables([[[[0.01 * k**0.7] * 4 for k in range(1, 9)]]], accuracy=self.CURVE)
-        cluster = make_cluster([job(i, epochs=4.0, max_gpus=8) for i in range(len(progress))], tables, [gpus])
+    def given_to(progress: list[float], gpus: int, **weights: float) -> list[int]:
+        """GPUs of jobs of one type that have done these of four epochs."""
+        curve = np.array([0.1, 0.7, 0.85, 0.89, 0.9])
+        tables = make_tables([[[[0.01 * k**0.7] * 4 for k in range(1, 9)]]], accuracy=curve)
+        cluster = make_cluster([job(i, epochs=4.0, max_gpus=8) for i in range(2)], tables, [gpus])
         cluster.store.progress[:] = progress
-        return cluster.state()
+        steering = IndexWeights(**(ZERO | {"gain": 1.0} | weights)).vector()
+        return Index(steering=steering)(cluster.state()).gpus.tolist()
 
-    def test_gpus_go_from_a_converged_job_to_one_that_has_yet_to_learn(self) -> None:
-        """Alike in all else, since work that is left is not looked at here."""
-        state = self.state([0.0, 3.5])
-        assert list(Index(steering=IndexWeights(**self.GAIN).vector())(state).gpus) == [4, 4]
-        early, late = Index(steering=IndexWeights(**(self.GAIN | {"slope": 1.0})).vector())(state).gpus
-        assert early >= 6
-        assert late == 8 - early
-        starts = Index(steering=IndexWeights(**(self.GAIN | {"slope_start": 1.0})).vector())
-        assert list(starts(self.state([3.5, 0.0], 1)).gpus) == [0, 1]
+    assert given_to([0.0, 3.5], 8) == [4, 4]
+    early, late = given_to([0.0, 3.5], 8, slope=1.0)
+    assert early >= 6
+    assert late == 8 - early
+    assert given_to([3.5, 0.0], 1, slope_start=1.0) == [0, 1]
 
 
 class TestFile:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from rlpto.core.cluster import ClusterShape, ClusterState, Node, Placement, nowhere
 from rlpto.io.arrays import IntArray
-from rlpto.policies.one_node import place_waiting, where_kept
+from rlpto.policies.filling import where_kept
 from rlpto.policies.registry import make_policy
 
 from .builders import J, make_state, power, states
 
-FIFO, ELASTIC = "fifo:one_node=true", "elastic_fifo:one_node=true"
+FIFO, ELASTIC, ROUND_ROBIN = "fifo:one_node=true", "elastic_fifo:one_node=true", "round_robin"
 CURVE = power(0.9, 4, 0.1)
 """Speed of jobs that run for 1,000 s alone, and gain much by further GPUs."""
 GROWS = J(requested=2, speed=CURVE)
@@ -45,6 +45,14 @@ def state_on(jobs: list[J], held: list[list[int]], sizes: tuple[int, ...] = (4, 
         (FIFO + ",backfill=true", [J(requested=3), J(requested=3), J(requested=2), J()], [[3, 0], [0, 3]],
          [[3, 0], [0, 3], [0, 0], [1, 0]]),
         (FIFO, [J(requested=6)], [], [[4, 2]]),  # no node could hold it
+        # In rotation each goes to the next node with room; one larger than any empties nodes in turn.
+        (ROUND_ROBIN, [J(), J(requested=2), J(), J()], [], [[1, 0], [0, 2], [1, 0], [0, 1]]),
+        (ROUND_ROBIN, [J(requested=2), J(requested=3)], [[2, 0]], [[2, 0], [0, 3]]),
+        (ROUND_ROBIN, [J(requested=3), J(requested=3), J(requested=2), J()], [[3, 0], [0, 3]],
+         [[3, 0], [0, 3], [0, 0], [0, 0]]),
+        (ROUND_ROBIN + ":backfill=true", [J(requested=3), J(requested=3), J(requested=2), J()], [[3, 0], [0, 3]],
+         [[3, 0], [0, 3], [0, 0], [1, 0]]),
+        (ROUND_ROBIN, [J(), J(requested=6)], [], [[1, 0], [2, 4]]),
         # A job alone grows to its node; only as much surplus as needed is taken back, from the last job first.
         (ELASTIC, [GROWS], [], [[4, 0]]),
         (ELASTIC, [SMALL, J(requested=3, speed=CURVE, highest=3), GROWS], [[4, 0], [0, 3]], [[2, 0], [0, 3], [2, 0]]),
@@ -72,7 +80,7 @@ def test_a_placement_by_hand(spec: str, jobs: list[J], held: list[list[int]], pl
 
 
 @settings(max_examples=60)
-@given(case=states(), spec=st.sampled_from([FIFO, ELASTIC, ELASTIC + ",backfill=true", "round_robin"]))
+@given(case=states(), spec=st.sampled_from([FIFO, ELASTIC, ELASTIC + ",backfill=true", ROUND_ROBIN]))
 def test_nodes_are_never_overfull_no_job_is_moved_or_falls_below_its_request(
     case: tuple[list[J], int], spec: str
 ) -> None:
@@ -93,31 +101,15 @@ def test_nodes_are_never_overfull_no_job_is_moved_or_falls_below_its_request(
     assert (second.sum(axis=1) >= count_on).all()
 
 
-def turns(requests: list[int], free: list[int], turn: int = 0, backfill: bool = False) -> tuple[list[list[int]], int]:
-    """Where waiting jobs go on nodes of four GPUs, and on whose turn it is then."""
-    placement = np.zeros((len(requests), len(free)), dtype=np.int64)
-    waiting = np.ones(len(requests), dtype=np.bool_)
-    after = place_waiting(np.array(requests), waiting, np.array(free), 4, turn, True, backfill, placement)
-    return placement.tolist(), after
-
-
-class TestRoundRobin:
-    def test_jobs_go_round_and_wait_for_room_on_one_node_unless_they_are_larger_than_any(self) -> None:
-        assert turns([1, 2, 1, 1], [4, 4, 4]) == ([[1, 0, 0], [0, 2, 0], [0, 0, 1], [1, 0, 0]], 1)
-        assert turns([3], [2, 4, 4]) == ([[0, 3, 0]], 2), "a node without room is passed"
-        assert turns([4, 1], [3, 3, 3]) == ([[0, 0, 0], [0, 0, 0]], 0), "it stops those behind it"
-        assert turns([4, 1], [3, 3, 3], backfill=True) == ([[0, 0, 0], [1, 0, 0]], 1)
-        assert turns([6], [4, 3, 1], turn=1) == ([[2, 3, 1]], 1), "it empties nodes in turn"
-
-    def test_turns_pass_a_node_that_is_down_and_go_on_until_a_reset(self) -> None:
-        policy, starts = make_policy("round_robin"), []
-        state = make_state([J(requested=2), J(requested=2), J(requested=2)], 24)
-        down = replace(state, shape=ClusterShape([Node(8), Node(8, up=False), Node(8)]))
-        placement = policy(down).placement
-        assert placement.tolist() == [[2, 0, 0], [0, 0, 2], [2, 0, 0]]
-        for again in (True, False, True):
-            if again:
-                policy.reset(0)
-            placement = policy(make_state([J()], 24)).placement
-            starts.append(int(placement[0].argmax()))
-        assert starts == [0, 1, 0]
+def test_turns_pass_a_node_that_is_down_and_go_on_until_a_reset() -> None:
+    policy, starts = make_policy(ROUND_ROBIN), []
+    state = make_state([J(requested=2), J(requested=2), J(requested=2)], 24)
+    down = replace(state, shape=ClusterShape([Node(8), Node(8, up=False), Node(8)]))
+    placement = policy(down).placement
+    assert placement.tolist() == [[2, 0, 0], [0, 0, 2], [2, 0, 0]]
+    for again in (True, False, True):
+        if again:
+            policy.reset(0)
+        placement = policy(make_state([J()], 24)).placement
+        starts.append(int(placement[0].argmax()))
+    assert starts == [0, 1, 0]

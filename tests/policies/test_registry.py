@@ -40,11 +40,11 @@ def test_a_variant_is_named_by_its_spec_or_its_label() -> None:
     ("spec", "message"),
     [
         ("sfrt", r"no policy 'sfrt'; did you mean srtf\?"),
-        ("coach:from=sync", r"policy coach: unknown option from; did you mean form\?"),
+        ("coach:from=sync", r"policy coach: option from: unknown key, .* form"),
         ("coach:form=cubic", r"policy coach: option form: .*'cubic'"),
         ("las:levels=[3,2]", r"policy las: option levels: .*ascending"),
         ("coach:form=sync,form=sync", r"option form is given twice"),
-        ("reward_greedy:weights={tme: 1.0}", r"unknown option weights.tme; did you mean time\?"),
+        ("reward_greedy:weights={tme: 1.0}", r"option weights.tme: unknown key, did you mean weights.time\?"),
     ],
 )
 def test_wrong_specs_are_answered_with_one_clear_line(spec: str, message: str) -> None:

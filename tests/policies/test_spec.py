@@ -71,15 +71,6 @@ def test_every_spec_reads_back_as_itself(first: PolicySpec, later: tuple[tuple[f
         assert parse_switch(f"{time!r}:{single}") == (time, single)
 
 
-@given(st.text(alphabet="ab>:,=[]{} 123.", max_size=25))
-def test_a_text_is_refused_or_its_spec_reads_back_as_itself(text: str) -> None:
-    try:
-        spec = parse_spec(text)
-    except ConfigError:
-        return
-    assert parse_spec(str(spec)) == spec
-
-
 class TestDecisions:
     def test_each_decides_from_the_first_decision_at_or_after_its_time(self) -> None:
         asked: list[tuple[str, float]] = []
