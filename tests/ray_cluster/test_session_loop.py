@@ -32,9 +32,8 @@ from rlpto.policies.spec import policy_label
 from rlpto.policies.switching import switching
 from rlpto.ray_cluster.messages import raised_in
 from rlpto.ray_cluster.scheduler.placement import known_placement
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, decision_records, policy_switches
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE
-from rlpto.ray_cluster.scheduler.session_records import decision_records, policy_switches
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.store.requests import add_switch, ask, get_request
 from tests.builders import Scripted

@@ -16,11 +16,10 @@ from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
-from rlpto.ray_cluster.scheduler.autoscaling import GpuRequests
 from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
 from rlpto.ray_cluster.scheduler.clock import SessionRules
 from rlpto.ray_cluster.scheduler.job_tracker import JobTracker, PolicyKnowledge
-from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory, usable_nodes
+from rlpto.ray_cluster.scheduler.node_inventory import GpuRequests, NodeInventory, usable_nodes
 from rlpto.ray_cluster.scheduler.orders import OrderSource, Reclass, Withdraw
 from rlpto.ray_cluster.scheduler.placement import allocated_plans, known_placement
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase

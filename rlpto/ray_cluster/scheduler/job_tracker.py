@@ -25,7 +25,6 @@ from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import remaining_plans
 from rlpto.ray_cluster.scheduler.session_database import CANCELLED, SessionDatabase
-from rlpto.ray_cluster.scheduler.session_records import note_events
 
 STARTS = "starts"
 """Key of the fact with the seconds from the decision that gave a job its first GPUs to its first step, of the newest
@@ -142,12 +141,22 @@ class JobTracker:
         at = self._reported_at(report)
         if before is None or report.applied > before.applied:
             self.database.applied(job, report.applied, at)
-        note_events(self.database, at, before or JobReport(job), report)
+        self._note_events(at, before or JobReport(job), report)
         if report.ended:  # before it lets go: it does not wait for GPUs again
             self._end(number, report)
             self._hold(number, report.holding)
         elif claims.rolled_back(job, report.rolled_back):
             self._roll_back(job, report)
+
+    def _note_events(self, at: float, before: JobReport, report: JobReport) -> None:
+        """Enter pauses, recoveries and failures that are new in a report, as far as they were kept."""
+        job, pauses, recoveries = report.job, report.rescales - before.rescales, report.recoveries - before.recoveries
+        for pause in report.pauses[-pauses:] if pauses > 0 else ():
+            self.database.event(at, "rescale", job, value=pause, detail=f"{len(report.training_on)} workers")
+        for seconds in report.recovery_seconds[-recoveries:] if recoveries > 0 else ():
+            self.database.event(at, "recovery", job, value=seconds)
+        if report.failure and report.failure != before.failure and not report.ended:
+            self.database.event(at, "fault", job, detail=report.failure)
 
     def _reported_at(self, report: JobReport) -> float:
         """When a report was made: after the last look, even where the clock of its machine has jumped."""

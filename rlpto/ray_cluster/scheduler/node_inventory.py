@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,11 @@ from rlpto.ray_cluster.scheduler.backend import NodeInfo
 from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 from rlpto.ray_cluster.scheduler.placement import shape_with
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.settings import AutoscaleSettings
 from rlpto.store.status import nodes
+
+RENEW_S = 60.0
+"""Time after which the same number of GPUs is asked for again: a head that was restarted may have forgotten it."""
 
 
 def usable_nodes(nodes: Iterable[NodeInfo], kinds: Sequence[str]) -> list[NodeInfo]:
@@ -92,3 +97,23 @@ class NodeInventory:
         up = [self.offered(self._known[node]) for node in self.claims.capacity]
         going = [replace(self.offered(self._known[node]), up=False) for node in self._going]
         self.shape = shape_with(self.shape, up, going)
+
+
+class GpuRequests:
+    """Asks Ray's autoscaler for as many GPUs as are wanted, `most_gpus` at most, and for fewer once that has held for
+    `idle_seconds`: its nodes come and go like all others. request: takes the number of GPUs in all."""
+
+    def __init__(self, settings: AutoscaleSettings, request: Callable[[int], None]) -> None:
+        self._settings, self._request = settings, request
+        self._asked, self._needed, self._renewed = 0, -math.inf, -math.inf
+
+    def want(self, gpus: int, now: float) -> None:
+        """gpus: that jobs hold or wait for at `now` [s]."""
+        gpus = min(gpus, self._settings.most_gpus)
+        if gpus >= self._asked:
+            self._needed = now
+        if gpus > self._asked or now - self._needed >= self._settings.idle_seconds:
+            self._asked, self._needed, self._renewed = gpus, now, -math.inf
+        if now - self._renewed >= RENEW_S:
+            self._request(self._asked)
+            self._renewed = now

@@ -12,9 +12,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from rlpto.core.records import DecisionRecords, PolicySwitches, intervals
+from rlpto.core.rewards import RewardWeights, reward_terms
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan, raised_in
@@ -307,11 +312,6 @@ class SessionDatabase(Store):
             (*passed["accuracy_gain"][0].tolist(), *sums, *passed["shortfall"][0].tolist()),
         )
 
-    def decisions(self) -> list[tuple[float, ...]]:
-        """Time, latency, capacity, held, active, waiting and what is in `FOLLOWED`, of all decisions in order."""
-        columns = ("time", "latency", "capacity", "held", "active", "waiting", *FOLLOWED)
-        return self.rows(f"SELECT {', '.join(columns)} FROM decisions ORDER BY seq")
-
     def change(self, time: float, job: str, gpus: int, accuracy: float, nodes: Nodes) -> None:
         """A job holds other GPUs from now on."""
         at = self._began + time
@@ -377,3 +377,22 @@ class SessionDatabase(Store):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def decision_records(database: SessionDatabase, weights: RewardWeights) -> DecisionRecords:
+    """All decisions of a session, those of schedulers that are gone included; latency: of the policy alone."""
+    columns = ("time", "latency", "capacity", "held", "active", "waiting", *FOLLOWED)
+    found = database.rows(f"SELECT {', '.join(columns)} FROM decisions ORDER BY seq")
+    rows = np.array(found, dtype=np.float64).reshape(-1, len(columns))
+    shortfall = rows[:, 12:]
+    terms = reward_terms(intervals(rows[:, 6:9], rows[:, 9], rows[:, 10], rows[:, 11], shortfall), weights)
+    return DecisionRecords.from_rows(rows[:, :6], terms, shortfall.sum(axis=1), np.zeros(len(rows)))
+
+
+def policy_switches(database: SessionDatabase) -> PolicySwitches:
+    """Which policy took the decisions of a session when; empty if one took them all."""
+    taken = database.rows("SELECT time, policy FROM decisions ORDER BY seq")
+    firsts = [next(group) for _, group in groupby(taken, key=lambda row: row[1])]
+    if len(firsts) < 2:
+        return PolicySwitches()
+    return PolicySwitches(np.array([time for time, _ in firsts]), tuple(name for _, name in firsts))
