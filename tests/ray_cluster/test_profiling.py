@@ -15,9 +15,8 @@ from rlpto.performance.fitted import choices_by_size
 from rlpto.performance.profiles import load_file, profiles_yaml
 from rlpto.performance.tables import JobType
 from rlpto.ray_cluster.controllers import find_controllers
-from rlpto.ray_cluster.measuring.commanded_job import Change
-from rlpto.ray_cluster.measuring.profiling import (
-    MeasuringTimes,
+from rlpto.ray_cluster.measuring import (
+    Change,
     ProgramMeasurements,
     by_epoch,
     fit_program,
@@ -121,7 +120,7 @@ def test_a_real_program_is_measured_and_leaves_no_controller(ray_cluster: LocalC
     a, b, *_ = ray_cluster.node_ids
     spec = make_spec(tmp_path, session="measured", epochs=3.0, pace=0.05, float64=False)
     announced: list[str] = []
-    measured = measure_program(spec, {a: 1, b: 1}, MeasuringTimes(1.0, 60.0), announced.append)
+    measured = measure_program(spec, {a: 1, b: 1}, 1.0, 60.0, announced.append)
     assert len(announced) == stages({a: 1, b: 1})
     assert [(size.workers, size.nodes) for size in measured.sizes] == [(1, 1), (2, 2)]
     for size in measured.sizes:  # never faster than the pace; how much slower, this machine decides

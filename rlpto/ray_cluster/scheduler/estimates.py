@@ -34,7 +34,7 @@ from rlpto.performance.parameter_server import PARAMETERS, Probes, ServerParams,
 from rlpto.performance.profiles import ModelLimits, Profile, TypeTables
 from rlpto.performance.tables import ONE_KIND, JobType
 from rlpto.performance.throughput import StepMeasurements, ThroughputLaw, ThroughputParams, fit_throughput
-from rlpto.ray_cluster.measuring.profiling import batch_limits, by_epoch, steps_of
+from rlpto.ray_cluster.measuring import batch_limits, by_epoch, steps_of
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
 from rlpto.ray_cluster.settings import ProgramSettings
 
