@@ -83,10 +83,8 @@ class CommandedJob(AbstractContextManager["CommandedJob"]):
     def command(
         self, nodes: Sequence[str], wait: bool = True, batch_size: int | None = None, servers: Sequence[str] = ()
     ) -> JobReport:
-        """Command workers on `nodes`. wait: until the command is completely in force and all of them train.
-
-        batch_size: of all workers together; None: the job's own choice. servers: as in `Plan`.
-        """
+        """Command workers on `nodes`. wait: until the command is completely in force and all of them train. batch_size:
+        of all workers together; None: the job's own choice. servers: as in `Plan`."""
         self.generation += 1
         self.nodes = tuple(nodes)
         plan = Plan(self.nodes, batch_size, tuple(servers))
@@ -343,10 +341,8 @@ def start_delay(changes: tuple[Change, ...]) -> float:
 
 
 def by_epoch(name: str, points: Points) -> FloatArray:
-    """Values at the end of every whole epoch, linear between (epochs, value) points, which need not be regular.
-
-    Raises ProfileError if they do not reach the end of one epoch.
-    """
+    """Values at the end of every whole epoch, linear between (epochs, value) points, which need not be regular. Raises
+    ProfileError if they do not reach the end of one epoch."""
     last = points[-1][0] if points else 0.0
     if last < 1.0:
         raise ProfileError(f"{name}: trained for {last:.2f} epochs in the time given, expected at least one")

@@ -113,10 +113,8 @@ class RayNode(compat.Node):
 
 
 def start_node(head_address: str | None = None, **options: Any) -> RayNode:
-    """A `RayNode`. One that does not come up is started afresh, with other ports.
-
-    Raises ClusterError in one line for any exception of Ray.
-    """
+    """A `RayNode`. One that does not come up is started afresh, with other ports. Raises ClusterError in one line for
+    any exception of Ray."""
     for _ in range(START_ATTEMPTS - 1):
         with suppress(Exception):  # Ray raises nothing more specific
             return RayNode(head_address, **options)

@@ -152,9 +152,7 @@ def start_cluster(
 
 def restart_head(started: StartedCluster, on_progress: Callable[[str], None] = lambda _: None) -> StartedCluster:
     """Start the head of a durable cluster again after it has died; nodes, job controllers and jobs go on meanwhile.
-
-    Raises ClusterError if the cluster is not durable, its head is alive, or Ray does not come up.
-    """
+    Raises ClusterError if the cluster is not durable, its head is alive, or Ray does not come up."""
     if not started.durable:
         raise ClusterError(
             f"the cluster at {started.address} cannot go on with another head: expected one of `cluster up --durable`"
@@ -170,9 +168,7 @@ def restart_head(started: StartedCluster, on_progress: Callable[[str], None] = l
 
 def stop_cluster() -> StartedCluster | None:
     """End every process of the noted cluster, remove its folder, and forget it; returns it, None if there was none.
-
-    Raises ClusterError if the state file is broken, or another command is at work on the cluster.
-    """
+    Raises ClusterError if the state file is broken, or another command is at work on the cluster."""
     with _only_command():
         found = noted_cluster()
         if found is not None:
@@ -264,10 +260,8 @@ def _start_nodes(
 
 
 def _variables(started: StartedCluster) -> AbstractContextManager[None]:
-    """Inside, this process has the variables of a cluster's nodes.
-
-    Those of a durable one: Ray's own fault tolerance of the head without a second database (alpha in Ray 2.60).
-    """
+    """Inside, this process has the variables of a cluster's nodes. Those of a durable one: Ray's own fault tolerance of
+    the head without a second database (alpha in Ray 2.60)."""
     durable = {
         "RAY_gcs_storage": "rocksdb",
         "RAY_gcs_storage_path": str(Path(started.folder, "gcs")),

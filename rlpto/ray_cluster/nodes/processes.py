@@ -176,11 +176,8 @@ EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different ports on which no process listens now.
-
-    If possible they lie below the ephemeral ports: any of those may be taken before the node listens on it. Ray needs
-    half a minute to give up a node that cannot listen.
-    """
+    """`count` different ports on which no process listens now. If possible they lie below the ephemeral ports: any of
+    those may be taken before the node listens on it. Ray needs half a minute to give up a node that cannot listen."""
     lowest = int(EPHEMERAL.read_text().split()[0]) if EPHEMERAL.exists() else 0
     below = range(max(lowest - 10_000, 10_000), lowest)
     drawn = random.SystemRandom().sample(below, len(below))

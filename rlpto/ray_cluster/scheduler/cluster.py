@@ -226,10 +226,8 @@ class RayCluster(JobTracker):
         return passed
 
     def close(self, keep: bool = False) -> None:
-        """Leave the session. keep: its controllers go on training; otherwise they write a checkpoint and end.
-
-        Raises ClusterError if jobs are left and the disk is full: a scheduler that is stopped does not wait for room.
-        """
+        """Leave the session. keep: its controllers go on training; otherwise they write a checkpoint and end. Raises
+        ClusterError if jobs are left and the disk is full: a scheduler that is stopped does not wait for room."""
         if not self.done:
             self.database.wait_no_more()
         try:
@@ -250,10 +248,8 @@ class RayCluster(JobTracker):
         self._take_beliefs()
 
     def forget_ended(self, kept: Collection[str] = ()) -> tuple[str, ...]:
-        """Forget jobs that have ended and whose controllers are gone: their ids. The others get new numbers.
-
-        kept: ids of jobs to remember. A policy that remembers jobs by their numbers has to be reset.
-        """
+        """Forget jobs that have ended and whose controllers are gone: their ids. The others get new numbers. kept: ids
+        of jobs to remember. A policy that remembers jobs by their numbers has to be reset."""
         there = np.array([self._commands.has_controller(job) or job in kept for job in self.ids], dtype=np.bool_)
         ended = ~self.columns.active & (self.columns.held == 0) & ~there & (np.arange(len(self.ids)) < self._next)
         lost, left = tuple(self.ids[number] for number in np.flatnonzero(ended).tolist()), np.flatnonzero(~ended)
@@ -276,10 +272,8 @@ class RayCluster(JobTracker):
     # looking at the cluster
 
     def _look(self, heard: Iterable[JobReport], until: float) -> None:
-        """Take in everything that has happened since the last look.
-
-        until: new jobs join only once it is that late; infinity: whenever they are submitted.
-        """
+        """Take in everything that has happened since the last look. until: new jobs join only once it is that late;
+        infinity: whenever they are submitted."""
         alive, heard = usable_nodes(self._backend.nodes(), self.tables.kinds), list(heard)
         gone = self._backend.gone()
         now = max(self._clock.now(), self.time)

@@ -21,10 +21,8 @@ ATTACH_TIMEOUT_S = 5.0
 
 
 class CommandLog:
-    """Sends controllers the commands that were planned, in time and in order.
-
-    claims: who may use which GPU. specs: what each job's controller needs, by job.
-    """
+    """Sends controllers the commands that were planned, in time and in order. claims: who may use which GPU. specs:
+    what each job's controller needs, by job."""
 
     def __init__(
         self, backend: Backend, database: SessionDatabase, specs: Mapping[str, JobSpec], claims: GpuClaims
@@ -95,9 +93,7 @@ class CommandLog:
 
     def reopen(self, controllers: Collection[str]) -> list[str]:
         """Take over what the database says, and the controllers that were found; those that are not needed are ended.
-
-        Returns jobs that had a controller which is gone; they go on from their checkpoints.
-        """
+        Returns jobs that had a controller which is gone; they go on from their checkpoints."""
         rows = self._database.jobs()
         active = [row.id for row in rows if row.state in ACTIVE]
         self._ever = {row.id for row in rows if row.launched}

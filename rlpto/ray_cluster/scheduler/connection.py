@@ -153,10 +153,8 @@ def _reach(address: str) -> bool:
 
 
 def lacks_code() -> bool:
-    """True if a node of the cluster that this process is connected to cannot import this version of the package.
-
-    True as well if there is no node with GPUs to ask: what those that come will have is not known.
-    """
+    """True if a node of the cluster that this process is connected to cannot import this version of the package. True
+    as well if there is no node with GPUs to ask: what those that come will have is not known."""
     import ray
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -173,10 +171,8 @@ def lacks_code() -> bool:
 
 
 def check_training(specs: Sequence[JobSpec]) -> None:
-    """Let a worker of the cluster import the training program of every job.
-
-    Raises JobError for the first that cannot be imported there. Takes no GPU, so that running jobs go on.
-    """
+    """Let a worker of the cluster import the training program of every job. Raises JobError for the first that cannot
+    be imported there. Takes no GPU, so that running jobs go on."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
@@ -240,10 +236,8 @@ def schedulers() -> list[SchedulerProcess]:
 
 @contextmanager
 def only_scheduler(folder: Path) -> Iterator[None]:
-    """This process is the scheduler of the cluster that it is connected to. folder: where its run is kept.
-
-    Raises ClusterError if another one is at work there, which does not notice.
-    """
+    """This process is the scheduler of the cluster that it is connected to. folder: where its run is kept. Raises
+    ClusterError if another one is at work there, which does not notice."""
     import ray
 
     from rlpto.ray_cluster.compat import drop_value, put_value

@@ -77,8 +77,7 @@ class LiveCurves:
 
 class EventFile:
     """A new file of TensorBoard events in `folder`. Where the disk refuses them they wait, up to `MAX_WAITING_BYTES`,
-    and `say` is called once: curves are no reason to disturb jobs. TensorBoard's own writer ends its thread then.
-    """
+    and `say` is called once: curves are no reason to disturb jobs. TensorBoard's own writer ends its thread then."""
 
     def __init__(self, folder: Path, say: Callable[[str], object]) -> None:
         # Rather than torch's: a scheduler needs no torch, which takes seconds to import.

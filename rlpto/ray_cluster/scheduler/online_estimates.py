@@ -154,10 +154,8 @@ class OnlineEstimates:
         self._compile()
 
     def learn(self) -> bool:
-        """Take in reports until one job needs a new fit, which may take some tenths of a second.
-
-        True if that changed anything; what is left waits for the next call.
-        """
+        """Take in reports until one job needs a new fit, which may take some tenths of a second. True if that changed
+        anything; what is left waits for the next call."""
         for job in list(self._news):
             before = self._estimates[job]
             after = before.after(self._news.pop(job), self._fit_of(before))

@@ -52,10 +52,8 @@ def place(
 def place_as_chosen(
     gpus: Iterable[str], present: Mapping[str, Sequence[str]], chosen: Mapping[str, IntArray]
 ) -> dict[str, list[str]]:
-    """New places of jobs whose GPUs on every node [N or more] a policy has chosen, by node id; those that change.
-
-    gpus: node ids in the order of their numbers. Workers that stay keep their order, so that ranks do.
-    """
+    """New places of jobs whose GPUs on every node [N or more] a policy has chosen, by node id; those that change. gpus:
+    node ids in the order of their numbers. Workers that stay keep their order, so that ranks do."""
     names, placed = list(gpus), {}
     for job, row in chosen.items():
         now = present.get(job, ())
@@ -147,10 +145,8 @@ def allocated_plans(claims: GpuClaims, present: Mapping[str, Plan], allocation: 
 
 
 def remaining_plans(claims: GpuClaims, left: Mapping[str, Plan], keeps: Callable[[str, int], int]) -> dict[str, Plan]:
-    """Plans of jobs that have lost nodes: to go on with what is left, or to wait if that is less than they need.
-
-    left: what is left of their plans, by job. keeps: how many of a number of GPUs a job can go on with, 0: with none.
-    """
+    """Plans of jobs that have lost nodes: to go on with what is left, or to wait if that is less than they need. left:
+    what is left of their plans, by job. keeps: how many of a number of GPUs a job can go on with, 0: with none."""
     planned = {job: claims.entry(job).planned.servers for job in claims.entries}
     served = place_servers(claims.slots, planned, {job: len(planned[job]) for job in left})
     after = {}

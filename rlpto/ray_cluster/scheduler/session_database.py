@@ -182,10 +182,8 @@ class SessionDatabase(Store):
                 self._show(job, self._began + time, {"state": "running"})
 
     def end(self, job: str, time: float, kind: str, detail: str = "") -> None:
-        """A job is over: kind is finished, failed or `CANCELLED`. detail: why, the whole of it.
-
-        Requests to cancel it are answered by that, its predictions are void.
-        """
+        """A job is over: kind is finished, failed or `CANCELLED`. detail: why, the whole of it. Requests to cancel it
+        are answered by that, its predictions are void."""
         at, state, row = self._began + time, _ENDS[kind], get_job(self, job)
         if row is None:
             return
@@ -207,10 +205,8 @@ class SessionDatabase(Store):
     # allocations
 
     def plan(self, jobs: Collection[str], commands: Sequence[Command], time: float) -> None:
-        """Enter commands before any is sent; what was planned for `jobs` and never sent is superseded.
-
-        A job without a new command goes on by its last one.
-        """
+        """Enter commands before any is sent; what was planned for `jobs` and never sent is superseded. A job without a
+        new command goes on by its last one."""
         with self.transaction():
             for job in jobs:
                 self.write("UPDATE allocations SET state = 'superseded' WHERE job = ? AND state = 'planned'", (job,))

@@ -54,9 +54,7 @@ def _run_name(run: Path) -> str:
 
 def refuse_lost_database(path: Path, specs: Sequence[JobSpec], controllers: Collection[str]) -> None:
     """Raise ClusterError if there was a session before: what its jobs have done is not to be thrown away unasked.
-
-    Without its database they could go on, but what they had cost and when they had begun would be unknown.
-    """
+    Without its database they could go on, but what they had cost and when they had begun would be unknown."""
     left = sum(Path(spec.folder).exists() for spec in specs)
     if controllers:
         there = f"{len(controllers)} jobs of the session are at work"
@@ -71,11 +69,8 @@ def refuse_lost_database(path: Path, specs: Sequence[JobSpec], controllers: Coll
 
 
 class SessionLock(FileLock):
-    """Holds the lock of the session database at `path`.
-
-    The content of its file, the process that holds it, is only for people. Raises ClusterError if another process holds
-    it, it is a link, or cannot be made.
-    """
+    """Holds the lock of the session database at `path`. The content of its file, the process that holds it, is only for
+    people. Raises ClusterError if another process holds it, it is a link, or cannot be made."""
 
     def __init__(self, path: Path) -> None:
         lock = lock_of(path)
