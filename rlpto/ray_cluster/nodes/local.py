@@ -19,7 +19,7 @@ from rlpto.ray_cluster.messages import KIND_RESOURCE
 from rlpto.ray_cluster.nodes.environment import LOOPBACK, driver, ray_environment
 from rlpto.ray_cluster.nodes.processes import (
     TITLE,
-    agent_ports,
+    free_ports,
     load_factor,
     make_folder,
     remove_cluster,
@@ -36,6 +36,9 @@ REGISTER_TIMEOUT_S = 60.0
 """Longest wait, on an idle machine, for a node to join its cluster."""
 START_ATTEMPTS = 3
 """Attempts to start a node."""
+AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+"""Ports of a node's agents, by the names of Ray's parameters. They are set, because a raylet that has to learn them
+from its agents waits 15 s for these to start and then aborts, which is too short on a busy machine."""
 WORKER_PROGRAM = "RLPTO_WORKER_PROGRAM"
 """Environment variable: path of a program that nodes run for each of their processes, with the arguments of Ray's own
 `default_worker.py`, in its place."""
@@ -76,7 +79,7 @@ class RayNode(compat.Node):
             "include_dashboard": False,
             "no_monitor": True,  # that of an autoscaler
             "include_log_monitor": False,  # the monitor of printed output, which no driver of ours shows
-            **agent_ports(),
+            **dict(zip(AGENT_PORTS, free_ports(len(AGENT_PORTS)), strict=True)),
         }
         if port:
             parameters["gcs_server_port"] = port

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,6 @@ from rlpto.ray_cluster.nodes.processes import (
     is_folder_of,
     make_folder,
     mark_of,
-    new_token,
     of_folder,
     remove_dead_folders,
     started_for,
@@ -133,7 +133,7 @@ def start_cluster(
                 )
             _remove(present)
         remove_dead_folders()
-        token = new_token()
+        token = secrets.token_hex(32)
         started = StartedCluster("", str(unused_folder()), tuple(gpus), cpus, durable, mark_of(token), tuple(zones))
         _note(started)
         try:
@@ -150,7 +150,7 @@ def start_cluster(
     return started
 
 
-def restart_head(started: StartedCluster, on_progress: Callable[[str], None] = lambda _: None) -> StartedCluster:
+def restart_head(started: StartedCluster, on_progress: Callable[[str], None] = lambda _: None) -> None:
     """Start the head of a durable cluster again after it has died; nodes, job controllers and jobs go on meanwhile.
     Raises ClusterError if the cluster is not durable, its head is alive, or Ray does not come up."""
     if not started.durable:
@@ -163,7 +163,6 @@ def restart_head(started: StartedCluster, on_progress: Callable[[str], None] = l
         # Remaining processes of the head would look like a live head.
         end_processes(head_family(started.folder))
         _start_nodes(started, [], int(started.address.rpartition(":")[2]), on_progress)
-    return started
 
 
 def stop_cluster() -> StartedCluster | None:
