@@ -239,7 +239,7 @@ class JobTracker:
     def _let_in_until(self, time: float, least: int = 0) -> None:
         """Let jobs in that have been submitted by a time, and in any case the first `least`: they come in order."""
         while self._next < len(self.jobs) and (self._next < least or self.jobs[self._next].submit_time <= time):
-            self.columns.arrive(self._next)
+            self.columns.active[self._next] = True
             self.database.let_in(self.ids[self._next], self.time)
             self._next += 1
             self.changed = True

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from rlpto.core.records import intervals
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights, reward_terms
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import say_on_stderr
@@ -53,10 +52,16 @@ class LiveCurves:
                 "noise_scale": report.noise_scale,
             }
             self._write(f"jobs/{job.name}", curves, step)
-        self._write("cluster", _counts(cluster), step)
-        *gains, unfinished, gpu_seconds, delay, high, normal, low = cluster.columns.totals.tolist()
-        passed = intervals(np.array([gains]), unfinished, gpu_seconds, delay, np.array([[high, normal, low]]))
-        parts = reward_terms(passed, self._weights)[0]
+        held, active = cluster.columns.held, cluster.columns.active
+        counts = {
+            "jobs_running": float(np.count_nonzero(active & (held > 0))),
+            "jobs_waiting": float(np.count_nonzero(active & (held == 0))),
+            "gpus_up": float(cluster.up_gpus),
+            "gpus_held": float(held.sum()),
+            "rescales": float(cluster.store.rescales.sum()),
+        }
+        self._write("cluster", counts, step)
+        parts = reward_terms(cluster.columns.totals, self._weights)[0]
         reward = {"sum": float(parts.sum()), **dict(zip(REWARD_PARTS, parts.tolist(), strict=True))}
         self._write("reward", reward, step)
 
@@ -119,15 +124,3 @@ class EventFile:
         self._refused = False
         self._waiting.seek(0)
         self._waiting.truncate()
-
-
-def _counts(cluster: RayCluster) -> dict[str, float]:
-    """GPUs and jobs of a cluster as they are now."""
-    held, active = cluster.columns.held, cluster.columns.active
-    return {
-        "jobs_running": float(np.count_nonzero(active & (held > 0))),
-        "jobs_waiting": float(np.count_nonzero(active & (held == 0))),
-        "gpus_up": float(cluster.up_gpus),
-        "gpus_held": float(held.sum()),
-        "rescales": float(cluster.store.rescales.sum()),
-    }
