@@ -8,10 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
+from rlpto.ray_cluster.messages import Command, JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
 from rlpto.ray_cluster.scheduler.clock import Clock
-from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.store.checkpoints import Checkpoint
 

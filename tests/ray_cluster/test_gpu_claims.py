@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlpto.io.errors import ClusterError
-from rlpto.ray_cluster.messages import Plan
-from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
+from rlpto.ray_cluster.messages import Command, Plan
+from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 from rlpto.ray_cluster.scheduler.placement import place, place_as_chosen
 from tests.ray_cluster.fakes import said
 

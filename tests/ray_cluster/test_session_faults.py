@@ -20,9 +20,9 @@ from tensorboard.compat.proto.event_pb2 import Event
 from rlpto.core.stopping import StopRule
 from rlpto.io.errors import ClusterError
 from rlpto.io.interrupts import interrupts_kept
-from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
+from rlpto.ray_cluster.messages import Command, JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
-from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
+from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 from rlpto.ray_cluster.scheduler.live_curves import EventFile
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import (

@@ -25,8 +25,7 @@ from rlpto.ray_cluster.controllers import (
     kind_of,
     process_of,
 )
-from rlpto.ray_cluster.messages import MARKET_LABEL, REGION_LABEL, ZONE_LABEL, JobReport, JobSpec, reason_of
-from rlpto.ray_cluster.scheduler.gpu_claims import Command
+from rlpto.ray_cluster.messages import MARKET_LABEL, REGION_LABEL, ZONE_LABEL, Command, JobReport, JobSpec, reason_of
 
 NOTICE_LOOK_S = 1.0
 """Time between two looks for the file of a notice, and until it is read: it may still be written then."""

@@ -8,14 +8,13 @@ import numpy as np
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Placement
 from rlpto.core.gpu_kinds import kinds_of
-from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
 from rlpto.core.records import AllocationChanges
 from rlpto.core.server_slots import check_servers_fit
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
-from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
+from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
 from rlpto.ray_cluster.scheduler.clock import SessionRules
 from rlpto.ray_cluster.scheduler.job_tracker import JobTracker, PolicyKnowledge
@@ -74,12 +73,13 @@ class RayCluster(JobTracker):
         whole = ClusterShape(map(nodes.offered, found))
         if whole.most_gpus == 0:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
-        self._check_fit(jobs, tables, whole)
         began, left = database.number("began"), database.number("beat") or 0.0
         super().__init__(jobs, specs, tables, database, nodes, backend, knowledge or PolicyKnowledge())
+        if source is None:  # with a source such a job waits
+            self._check_fit(whole)
         self._backend, self._rules = backend, rules
         self._observers, self._reported = tuple(observers), reported
-        self._policy = ("", 0.0)
+        self._policy = "", 0.0
         self._written = -np.inf
         self.held_gpus = self.active_jobs = 0
         controllers = backend.find()
@@ -94,20 +94,17 @@ class RayCluster(JobTracker):
         self._nodes.take_in(found, self.time)
         self._reopen(sorted(controllers))
 
-    def _check_fit(self, jobs: Sequence[Job], tables: SpeedTables, shape: ClusterShape) -> None:
-        """Raise JobError for a job that needs more than the cluster can ever give; with a source such a job waits."""
-        if self._source is not None:
-            return
+    def _check_fit(self, shape: ClusterShape) -> None:
+        """Raise JobError for a job that needs more than the cluster can ever give."""
         most = max(shape.most_gpus, self._most)
-        large = next((job for job in jobs if job.requested_gpus > most), None)
-        if large is not None:
-            gpus = f"{large.requested_gpus} GPUs, but the Ray cluster has {most} in all"
-            raise JobError(f"job {large.name} wants {gpus}")
+        for job in self.jobs:
+            if job.requested_gpus > most:
+                raise JobError(f"job {job.name} wants {job.requested_gpus} GPUs, but the Ray cluster has {most} in all")
         most = max(int(np.bincount(shape.node_zones, shape.offered).max(initial=0)), self._most)
-        large = next((job for job in jobs if job.min_gpus > most), None)
-        if large is not None:
-            raise JobError(f"job {large.name} needs {large.min_gpus} GPUs, and no zone has more than {most}")
-        check_servers_fit(jobs, JobStore.from_jobs(jobs, tables), tables, shape)
+        for job in self.jobs:
+            if job.min_gpus > most:
+                raise JobError(f"job {job.name} needs {job.min_gpus} GPUs, and no zone has more than {most}")
+        check_servers_fit(self.jobs, self.store, self.tables, shape)
 
     # what the scheduler sees
 
@@ -143,11 +140,11 @@ class RayCluster(JobTracker):
         """The table of active jobs as it stands now, in order of submission."""
         active = np.flatnonzero(self.columns.active)
         table, interval = self.table_of(active), self._rules.interval
-        return ClusterState(self.time, table, self.shape, interval, placement=self.placement, notices=self.leaves_in)
 
-    def leaves_in(self) -> FloatArray:
-        """[N] seconds until nodes go, as announced; jobs leave them at once, so that they offer nothing any more."""
-        return self._nodes.leaves_in(self.database.wall(self.time))
+        def notices() -> FloatArray:
+            return self._nodes.leaves_in(self.database.wall(self.time))
+
+        return ClusterState(self.time, table, self.shape, interval, placement=self.placement, notices=notices)
 
     def placement(self, index: IntArray) -> Placement:
         """Where the plan in force puts active jobs, and what of it trains."""
@@ -158,13 +155,10 @@ class RayCluster(JobTracker):
 
     def changes(self) -> AllocationChanges:
         """Every change of the GPUs that a job's controller has reported to hold, restarts of the scheduler included."""
-        rows = self.database.changes()
-        return AllocationChanges(
-            time=np.array([row[0] for row in rows], dtype=np.float64),
-            job=np.array([self._number[row[1]] for row in rows], dtype=np.int64),
-            gpus=np.array([row[2] for row in rows], dtype=np.int64),
-            accuracy=np.array([row[3] for row in rows], dtype=np.float64),
-        )
+        rows = self.database.rows("SELECT job, time, gpus, accuracy FROM changes ORDER BY time, id")
+        job = np.array([self._number[row[0]] for row in rows], dtype=np.int64)
+        time, gpus, accuracy = np.array([row[1:] for row in rows], dtype=np.float64).reshape(-1, 3).T
+        return AllocationChanges(time=time, job=job, gpus=gpus.astype(np.int64), accuracy=accuracy)
 
     # what the scheduler does
 
@@ -358,17 +352,18 @@ class RayCluster(JobTracker):
 
     def _reopen(self, controllers: Sequence[str]) -> None:
         """Take over the state in the database and the controllers, and look at the cluster for the first time."""
-        rows, held = self.database.jobs(), self.database.held()
+        rows = self.database.jobs()
         for number, row in enumerate(rows):
-            self.columns.restore(number, row, held.get(row.id, 0))
+            self.columns.restore(number, row)
         self._next = sum(row.state not in EXPECTED for row in rows)
         left, at = self.time, self._clock.now()
         for job in self._commands.reopen(controllers):
             self._hold(self._number[job], ())
             self.database.event(left, "controller_lost", job)
-        for job in held.keys() - set(controllers):  # of jobs that are over: they let go while no scheduler was there
-            self._hold(self._number[job], ())
-        planned: dict[str, Plan] = {job: entry.planned for job, entry in self._commands.claims.entries.items()}
+        for row in rows:  # of jobs that are over: they let go while no scheduler was there
+            if row.gpus_held and row.id not in controllers:
+                self._hold(self._number[row.id], ())
+        planned = {job: entry.planned for job, entry in self._commands.claims.entries.items()}
         for job, plan in planned.items():
             self.columns.give_again(self._number[job], len(plan.nodes))
         self._take_planned_types(planned)

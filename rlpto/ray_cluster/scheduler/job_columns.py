@@ -88,14 +88,14 @@ class JobColumns:
         """[M] jobs that have reached their epochs, or stopped early."""
         return ~np.isnan(self.store.finish_time)
 
-    def restore(self, job: int, row: SessionJob, held: int) -> None:
-        """A job as the database has it, with the GPUs it held last; what it has gained so far was counted before."""
+    def restore(self, job: int, row: SessionJob) -> None:
+        """A job as the database has it; what it has gained so far was counted before."""
         store = self.store
         self.active[job] = row.state in ACTIVE
         self.failed[job] = row.state in ENDED and row.state != "finished"
         store.progress[job], store.attained_service[job] = row.progress, row.gpu_seconds
         store.rescales[job], self.rescale_seconds[job] = row.rescales, row.rescale_seconds
-        store.peak_gpus[job], store.kept[job], self.held[job] = row.peak_gpus, row.kept_seconds, held
+        store.peak_gpus[job], store.kept[job], self.held[job] = row.peak_gpus, row.kept_seconds, row.gpus_held
         numbers = (row.start_time, row.finish_time, row.accuracy, row.lost_gpu_seconds)
         known = np.array((*numbers, row.reached_90, row.reached_95, row.reached_99), dtype=np.float64)  # NaN for None
         store.start_time[job], store.finish_time[job], self.accuracy[job], store.lost[job] = known[:4]

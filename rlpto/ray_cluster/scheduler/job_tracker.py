@@ -19,7 +19,7 @@ from rlpto.performance.tables import NO_TYPE, SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan, raised_in
 from rlpto.ray_cluster.scheduler.backend import Backend
 from rlpto.ray_cluster.scheduler.clock import Clock
-from rlpto.ray_cluster.scheduler.command_log import CommandLog
+from rlpto.ray_cluster.scheduler.gpu_claims import CommandLog
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates

@@ -94,9 +94,9 @@ class NodeInventory:
     def _reshape(self) -> None:
         """Take over which nodes are up."""
         self._going = tuple(node for node in self.announced if node in self._known and node not in self.claims.capacity)
-        up = [self.offered(self._known[node]) for node in self.claims.capacity]
-        going = [replace(self.offered(self._known[node]), up=False) for node in self._going]
-        self.shape = shape_with(self.shape, up, going)
+        there = (*self.claims.capacity, *self._going)
+        nodes = [replace(self.offered(self._known[node]), up=node in self.claims.capacity) for node in there]
+        self.shape = shape_with(self.shape, nodes)
 
 
 class GpuRequests:

@@ -112,13 +112,13 @@ def place_servers(
     return {job: tuple(nodes) for job, nodes in placed.items()}
 
 
-def shape_with(before: ClusterShape, up: Sequence[Node], going: Sequence[Node] = ()) -> ClusterShape:
-    """The cluster with these nodes up, and those down. Capacity of a kind is the most that was up at once: what is
-    missing is down."""
-    nodes = [*up, *going]
+def shape_with(before: ClusterShape, present: Sequence[Node]) -> ClusterShape:
+    """The cluster with these nodes, up or down. Capacity of a kind is the most that was up at once: what is missing is
+    down."""
+    nodes = list(present)
     for kind in dict.fromkeys(node.gpu for node in (*before, *nodes)):
         known = [node.gpus for node in before if node.gpu == kind]
-        here = [node.gpus for node in (*up, *going) if node.gpu == kind]
+        here = [node.gpus for node in present if node.gpu == kind]
         missing, largest = sum(known) - sum(here), max(known + here)
         while missing > 0:
             nodes.append(Node(min(missing, largest), gpu=kind, up=False))

@@ -22,9 +22,8 @@ from rlpto.core.records import DecisionRecords, PolicySwitches, intervals
 from rlpto.core.rewards import RewardWeights, reward_terms
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import ClusterError
-from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan, raised_in
+from rlpto.ray_cluster.messages import Command, JobReport, JobSpec, Nodes, Plan, raised_in
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
-from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.session_folder import SessionLock
 from rlpto.store.curves import close_spans
 from rlpto.store.database import Store
@@ -336,15 +335,6 @@ class SessionDatabase(Store):
                 for node, count in Counter(nodes).items():
                     insert(self, "spans", job=job, owner=row.owner, node=node, gpus=count, started=at)
         return row
-
-    def changes(self) -> list[tuple[float, str, int, float, Nodes]]:
-        """All such changes, in order of time."""
-        rows = self.rows("SELECT time, job, gpus, accuracy, nodes FROM changes ORDER BY time, id")
-        return [(time, job, gpus, accuracy, tuple(json.loads(nodes))) for time, job, gpus, accuracy, nodes in rows]
-
-    def held(self) -> dict[str, int]:
-        """GPUs that each job held last; jobs that hold none may be missing."""
-        return dict(self.rows("SELECT id, gpus_held FROM jobs WHERE number IS NOT NULL AND gpus_held > 0"))
 
     def node_up(self, node: NodeInfo, time: float) -> None:
         """A node has come."""

@@ -26,7 +26,7 @@ DATABASE = "state.sqlite"
 def session_name(run: Path, key: str) -> str:
     """Name by which the controllers of a session are found: the same for the same key in the same run folder, by any
     path to it, and no other. key: of the session in its run, letters and digits."""
-    return f"{_run_name(run)}-{key}"
+    return f"{hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:12]}-{key}"
 
 
 def remove_sessions(run: Path) -> None:
@@ -39,17 +39,13 @@ def remove_sessions(run: Path) -> None:
     with ExitStack() as locked:
         for session in sorted(path for path in folder.glob("*") if path.is_dir()):
             locked.enter_context(closing(SessionLock((session / DATABASE).resolve())))
-        end_controllers(all_controllers(_run_name(run) + "-").values())
+        end_controllers(all_controllers(session_name(run, "")).values())
         try:
             shutil.rmtree(folder)
         except FileNotFoundError:
             return
         except OSError as error:
             raise CheckpointError(f"{folder}: cannot be removed: {error.strerror or error}") from None
-
-
-def _run_name(run: Path) -> str:
-    return hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:12]
 
 
 def refuse_lost_database(path: Path, specs: Sequence[JobSpec], controllers: Collection[str]) -> None:
