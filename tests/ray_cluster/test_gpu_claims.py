@@ -66,7 +66,7 @@ class TestClaims:
         claims = GpuClaims({"n": 1})
         assert claims.reported(said("a", 2, 2, (), 5))
         assert not claims.reported(said("a", 1, 1, ("n",), 4))
-        assert claims.entry("a").holding == ()
+        assert claims.entry("a").heard.holding == ()
 
     def test_a_controller_that_forgot_gets_its_command_again(self) -> None:
         planned = Planned(n=1)

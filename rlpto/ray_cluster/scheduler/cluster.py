@@ -357,7 +357,7 @@ class RayCluster(JobTracker):
             self.columns.restore(number, row)
         self._next = sum(row.state not in EXPECTED for row in rows)
         left, at = self.time, self._clock.now()
-        for job in self._commands.reopen(controllers):
+        for job in self._commands.reopen(rows, controllers):
             self._hold(self._number[job], ())
             self.database.event(left, "controller_lost", job)
         for row in rows:  # of jobs that are over: they let go while no scheduler was there

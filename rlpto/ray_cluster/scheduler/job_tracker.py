@@ -145,7 +145,7 @@ class JobTracker:
         if report.ended:  # before it lets go: it does not wait for GPUs again
             self._end(number, report)
             self._hold(number, report.holding)
-        elif claims.rolled_back(job, report.rolled_back):
+        elif claims.rolled_back(job):
             self._roll_back(job, report)
 
     def _note_events(self, at: float, before: JobReport, report: JobReport) -> None:
@@ -284,7 +284,10 @@ class JobTracker:
                 hours = self._unseen_hours * self.store.scale[unseen]
                 self.estimates.show_unseen(self._work(unseen) / (3600 * hours))
             own, types = self.estimates.tables, self.estimates.type_of
-        self.believed = with_starts(own, self._starts)
+        self.believed = own
+        if self._starts:  # the median of the seconds that jobs have taken to start here, and of what the tables say
+            seen = np.repeat(np.array(self._starts)[:, None], len(own.types), axis=1)
+            self.believed = replace(own, rescale_delay=np.median(np.vstack([own.rescale_delay, seen]), axis=0))
         self.columns.delay[:] = self.believed.rescale_delay[types]
         self._learned = False
         if self.estimates is not None:
@@ -324,12 +327,3 @@ class JobTracker:
         served, lost = float(self.store.attained_service[number]), float(self.store.lost[number])
         reached = [None if np.isnan(at) else float(at) for at in self.store.reached[number]]
         self.database.note_report(report, served, int(self.store.peak_gpus[number]), reached, lost)
-
-
-def with_starts(tables: SpeedTables, starts: Sequence[float]) -> SpeedTables:
-    """The tables with the delay by which jobs of this session have started: the median of `starts` [s] and of the
-    delay that the tables have for the type."""
-    if not starts:
-        return tables
-    seen = np.repeat(np.array(starts)[:, None], len(tables.types), axis=1)
-    return replace(tables, rescale_delay=np.median(np.vstack([tables.rescale_delay, seen]), axis=0))

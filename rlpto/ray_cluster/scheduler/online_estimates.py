@@ -14,7 +14,6 @@ from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.knowledge.known import FitMethod
 from rlpto.knowledge.prior import prior_without
 from rlpto.performance.compile import compile_tables
-from rlpto.performance.profiles import Profile
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
 from rlpto.ray_cluster.scheduler.estimates import (
@@ -183,10 +182,6 @@ class OnlineEstimates:
         self._shared = {key: afters.get(id(estimate), estimate) for key, estimate in self._shared.items()}
         self._estimates = [afters.get(id(estimate), estimate) for estimate in self._estimates]
         return bool(afters)
-
-    def profile(self, job: int) -> Profile:
-        """What is believed of a job now."""
-        return self._estimates[job].profile
 
     def is_measured(self, job: int) -> bool:
         """Whether the speed of a job, or of like ones, was measured."""
