@@ -130,7 +130,7 @@ class FakeBackend:
     kinds: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     drained: list[tuple[str, float]] = field(default_factory=list)
-    going: dict[str, float] = field(default_factory=dict)
+    announced: dict[str, float] = field(default_factory=dict)
     zones: dict[str, str] = field(default_factory=dict)
     requested: list[int] = field(default_factory=list)
     clock_jumps: tuple[float, float] = (math.inf, 0.0)
@@ -145,14 +145,11 @@ class FakeBackend:
             for node, gpus in self.gpus.items()
         ]
 
-    def announced(self) -> dict[str, float]:
-        return self.going
-
     def drain(self, node: str, seconds: float) -> str:
         self.drained.append((node, seconds))
         if not self.gpus.pop(node, 0):
             return "there is no such node"
-        self.going[node] = self.world.wall + seconds
+        self.announced[node] = self.world.wall + seconds
         return ""
 
     def request(self, gpus: int) -> None:

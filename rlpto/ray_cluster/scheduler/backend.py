@@ -64,13 +64,13 @@ class NodeInfo:
 
 
 class Backend(Protocol):
-    """Where controllers live: Ray, or a test's idea of it."""
+    """Where controllers live: Ray, or a test's idea of it. announced: nodes that were announced to go when `nodes` was
+    called last, by id, and when: s of `time.time`; 0: soon."""
+
+    announced: Mapping[str, float]
 
     def nodes(self) -> list[NodeInfo]:
         """Nodes with GPUs that are alive and not announced to go: jobs leave those in order, before they are gone."""
-
-    def announced(self) -> Mapping[str, float]:
-        """Nodes that were announced to go when `nodes` was called last, by id, and when: s of `time.time`; 0: soon."""
 
     def drain(self, node: str, seconds: float) -> str:
         """Announce that a node will go in `seconds`: what there is against that; empty: nothing."""
@@ -140,6 +140,7 @@ class RayBackend:
     period: float = 0.2
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_S
     notice_file: str = ""
+    announced: Mapping[str, float] = field(default_factory=dict)
     _handles: dict[str, Any] = field(default_factory=dict)
     _heard: set[str] = field(default_factory=set)
     _asked: dict[Any, _Call] = field(default_factory=dict)
@@ -147,22 +148,17 @@ class RayBackend:
     _ending: dict[str, _Ending] = field(default_factory=dict)
     _gone: dict[str, str] = field(default_factory=dict)
     _calls: int = 0
-    _going: Mapping[str, float] = field(default_factory=dict)
 
     def nodes(self) -> list[NodeInfo]:
         """Nodes with GPUs that are alive and not announced to go, in an order that stays."""
         from rlpto.ray_cluster.compat import draining_nodes
 
-        self._going = {node: at / 1000 for node, at in draining_nodes().items()}
-        found = [NodeInfo.of(entry) for entry in alive_nodes() if entry["NodeID"] not in self._going]
+        self.announced = {node: at / 1000 for node, at in draining_nodes().items()}
+        found = [NodeInfo.of(entry) for entry in alive_nodes() if entry["NodeID"] not in self.announced]
         found = sorted((node for node in found if node.gpus), key=lambda node: (node.address, node.id))
         for node in found if self.notice_file else ():
             watch_node(node.id, self.notice_file)
         return found
-
-    def announced(self) -> Mapping[str, float]:
-        """Nodes that were announced to go when `nodes` was called last, and when."""
-        return self._going
 
     def drain(self, node: str, seconds: float) -> str:
         """Announce to Ray that a node will go in `seconds`: what Ray has against that; empty: nothing."""

@@ -298,7 +298,7 @@ class RayCluster(JobTracker):
             raise self._fatal
 
     def _look_at_nodes(self, alive: Sequence[NodeInfo]) -> None:
-        self._nodes.announced = self._backend.announced()
+        self._nodes.announced = self._backend.announced
         if dead := self._nodes.missing(alive):
             self._nodes_down(dead)
         if self._nodes.take_in(alive, self.time):
@@ -368,7 +368,7 @@ class RayCluster(JobTracker):
             self.columns.give_again(self._number[job], len(plan.nodes))
         self._take_planned_types(planned)
         gone = {node for plan in planned.values() for node in plan.nodes} - self._commands.claims.capacity.keys()
-        self._nodes.announced = self._backend.announced()
+        self._nodes.announced = self._backend.announced
         if gone:
             self._nodes_down(sorted(gone))
         self._nodes.note_lost(left)

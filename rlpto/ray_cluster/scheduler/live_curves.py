@@ -10,7 +10,6 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,8 @@ FLUSH_INTERVAL_S = 5.0
 """How long a curve may lag behind."""
 MAX_WAITING_BYTES = 1_000_000
 """Most bytes of events that wait for a full disk; what comes after them is dropped."""
+REPORTED = "loss", "accuracy", "progress", "samples_per_second", "noise_scale"
+"""Curves of a job that its reports give."""
 
 
 class LiveCurves:
@@ -43,15 +44,8 @@ class LiveCurves:
             report = cluster.reports.get(key)
             if report is None:
                 continue
-            curves = {
-                "loss": report.loss,
-                "accuracy": report.accuracy,
-                "progress": report.progress,
-                "gpus": float(cluster.columns.held[number]),
-                "samples_per_second": report.samples_per_second,
-                "noise_scale": report.noise_scale,
-            }
-            self._write(f"jobs/{job.name}", curves, step)
+            curves = {name: getattr(report, name) for name in REPORTED}
+            self._write(f"jobs/{job.name}", {**curves, "gpus": float(cluster.columns.held[number])}, step)
         held, active = cluster.columns.held, cluster.columns.active
         counts = {
             "jobs_running": float(np.count_nonzero(active & (held > 0))),
@@ -69,10 +63,10 @@ class LiveCurves:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        event: Any = Event(wall_time=time.time(), step=step)
-        scalar: Any = Summary.Value
-        finite = [scalar(tag=f"{group}/{name}", simple_value=x) for name, x in values.items() if math.isfinite(x)]
-        event.summary.value.extend(finite)
+        event = Event(wall_time=time.time(), step=step)
+        for name, value in values.items():
+            if math.isfinite(value):
+                event.summary.value.append(Summary.Value(tag=f"{group}/{name}", simple_value=value))
         self._file.add(event.SerializeToString())
 
     def close(self) -> None:
@@ -92,11 +86,9 @@ class EventFile:
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
         self._path, self._say = folder / name, say
         self._waiting = io.BytesIO()
-        writer: Any = RecordWriter
-        self._records = writer(self._waiting)
+        self._records = RecordWriter(self._waiting)
         self._flushed_at, self._refused = time.monotonic(), False
-        first: Any = Event
-        self.add(first(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        self.add(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
     def add(self, event: bytes) -> None:
         """Append an event; it is in the file within `FLUSH_INTERVAL_S`, if there is room."""
