@@ -277,7 +277,6 @@ def real_cluster(
             session_rules(config),
             observers,
             PolicyKnowledge(noise, online, known.remaining, known.tail, known.unseen_hours),
-            autoscale=config.ray.autoscale,
         )
     except KeyboardInterrupt:  # the caller has no cluster to close yet
         if not keep:

@@ -35,9 +35,9 @@ NO_PREDICTIONS = "no_predictions"
 
 def session_rules(config: Config, clock: Callable[[float | None, float], Clock] = Clock) -> SessionRules:
     """When the scheduler of an experiment's session decides, and what else it obeys. clock: as in `SessionRules`."""
-    times, ray = config.simulator, config.ray
+    times = config.simulator
     limit = math.inf if times.max_hours is None else times.max_hours * HOUR
-    return SessionRules(times.interval, times.decide_on, limit, ray.poll, ray.without_gpus, clock, ray.one_zone)
+    return SessionRules(times.interval, times.decide_on, limit, config.ray, clock)
 
 
 def session_predictor(

@@ -17,7 +17,7 @@ from rlpto.ray_cluster.nodes.processes import free_ports
 from rlpto.ray_cluster.scheduler.clock import SessionRules
 from rlpto.ray_cluster.scheduler.node_inventory import RENEW_S, GpuRequests
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.ray_cluster.settings import AutoscaleSettings
+from rlpto.ray_cluster.settings import AutoscaleSettings, RaySettings
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.joined import REPOSITORY, Joined, joined
@@ -69,10 +69,10 @@ def test_jobs_wait_for_nodes_and_idle_ones_go(database: SessionDatabase) -> None
     backend = OnDemand(FakeTime(), {"n0": NODE_GPUS})
     jobs = [make_job(0, 0.0, 4.0, gpus=MOST, max_gpus=MOST), make_job(1, 2000.0, 4.0, gpus=1, max_gpus=1)]
     scale = AutoscaleSettings(most_gpus=MOST, idle_seconds=30)
-    rules = SessionRules(10.0, without_gpus=60.0)
     with pytest.raises(JobError, match="wants 4 GPUs, but the Ray cluster has 2 in all"):
-        make_cluster(backend, jobs, database, rules)
-    cluster = make_cluster(backend, jobs, database, rules, autoscale=scale)
+        make_cluster(backend, jobs, database)
+    rules = SessionRules(10.0, ray=RaySettings(without_gpus=60.0, autoscale=scale))
+    cluster = make_cluster(backend, jobs, database, rules)
     record = play(cluster, "fifo")
     assert np.isfinite(record.jobs.finish_time).all(), "no node with GPUs for long is no fault while no job wants any"
     assert list(dict.fromkeys(backend.requested)) == [MOST, 0, 1]

@@ -27,6 +27,7 @@ from rlpto.ray_cluster.scheduler.clock import Clock, SessionRules
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.settings import RaySettings
 from rlpto.store.curves import spans_between
 from tests.builders import Scripted, linear_tables, with_batch_sizes
 from tests.builders import job as make_job
@@ -224,7 +225,9 @@ class TestFaults:
 
     def test_without_any_node_for_long_there_is_one_clear_error(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"m": 1})
-        cluster = make_cluster(backend, [elastic(0, epochs=10.0)], database, SessionRules(10.0, without_gpus=30.0))
+        cluster = make_cluster(
+            backend, [elastic(0, epochs=10.0)], database, SessionRules(10.0, ray=RaySettings(without_gpus=30.0))
+        )
         stopped = Interrupted(cluster, 12.0, lambda: backend.kill_node("m"))
         with pytest.raises(ClusterError, match="no node with GPUs has been alive for 30 s while 1 jobs wait"):
             play(stopped, "fifo")

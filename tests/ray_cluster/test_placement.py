@@ -27,6 +27,7 @@ from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 from rlpto.ray_cluster.scheduler.placement import place_servers, shape_with
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.settings import RaySettings
 from tests.builders import Scripted, job, linear_tables, with_kinds, with_servers
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of, said
 from tests.ray_cluster.test_cluster import elastic, make_cluster, play
@@ -87,7 +88,7 @@ def test_what_is_missing_of_a_kind_is_down() -> None:
 
 def test_no_job_spans_zones_and_one_that_fits_none_is_refused(database: SessionDatabase) -> None:
     backend = FakeBackend(FakeTime(), dict(NODES), zones={"n1": "a", "n2": "b", "n3": "a"})
-    rules = SessionRules(10.0, one_zone=True)
+    rules = SessionRules(10.0, ray=RaySettings(one_zone=True))
     with pytest.raises(JobError, match="job job0 needs 5 GPUs, and no zone has more than 4"):
         make_cluster(backend, [job(0, gpus=5)], database, rules)
     jobs = [job(number, submit=5.0 * number, epochs=30.0, gpus=1, max_gpus=8) for number in range(3)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from rlpto.ray_cluster.settings import RaySettings
 
 
 class Clock:
@@ -34,21 +36,17 @@ class Clock:
 
 @dataclass(frozen=True)
 class SessionRules:
-    """When decisions are due, how long to put up with what does not happen, in seconds, and where jobs may be.
+    """When decisions are due, and what else the scheduler of a session obeys.
 
-    interval, decide_on: as in the simulator's settings. limit: end the run then, even if jobs remain.
-    poll: longest time between two looks at the cluster. without_gpus: raise ClusterError once jobs have waited so long
-    for a cluster that has no GPU alive. clock: of the session, given what a `Clock` is. one_zone: all GPUs of a job are
-    in one zone.
+    interval [s], decide_on: as in the simulator's settings. limit [s]: end the run then, even if jobs remain. ray: what
+    of it is about the cluster. clock: of the session, given what a `Clock` is.
     """
 
     interval: float = 60.0
     decide_on: Literal["interval", "events"] = "events"
     limit: float = math.inf
-    poll: float = 0.1
-    without_gpus: float = 300.0
+    ray: RaySettings = field(default_factory=RaySettings)
     clock: Callable[[float | None, float], Clock] = Clock
-    one_zone: bool = False
 
     def due(self, time: float) -> float:
         """End of the interval that `time` lies in."""

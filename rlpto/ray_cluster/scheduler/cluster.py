@@ -23,7 +23,6 @@ from rlpto.ray_cluster.scheduler.orders import OrderSource, Reclass, Withdraw
 from rlpto.ray_cluster.scheduler.placement import allocated_plans, known_placement
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import refuse_lost_database
-from rlpto.ray_cluster.settings import AutoscaleSettings
 from rlpto.store.jobs import EXPECTED
 
 WRITE_INTERVAL_S = 1.0
@@ -39,8 +38,7 @@ class RayCluster(JobTracker):
     checkpoints. knowledge: what policies know.
     source: where further jobs and orders come from while the session lasts; with one, nothing that fails ends it.
     observers: called about once a second, and after every event and decision. reported: called with each report that is
-    written, in the same transaction, and whether it is the last of its job. autoscale: whether, and how many, nodes
-    come on demand.
+    written, in the same transaction, and whether it is the last of its job.
 
     held_gpus: those that the decision in force gives to jobs; some may still be on their way. active_jobs: submitted,
     and neither finished nor failed.
@@ -64,19 +62,18 @@ class RayCluster(JobTracker):
         knowledge: PolicyKnowledge | None = None,
         source: OrderSource | None = None,
         reported: Callable[[RayCluster, JobReport, bool], None] = lambda *_: None,
-        autoscale: AutoscaleSettings | None = None,
     ) -> None:
-        self._source, self._most = source, 0 if autoscale is None else autoscale.most_gpus
-        self._requests = None if autoscale is None else GpuRequests(autoscale, backend.request)
+        self._source, scale = source, rules.ray.autoscale
+        self._requests = None if scale is None else GpuRequests(scale, backend.request)
         found = usable_nodes(backend.nodes(), tables.kinds)
-        nodes = NodeInventory(database, rules.one_zone)
+        nodes = NodeInventory(database, rules.ray.one_zone)
         whole = ClusterShape(map(nodes.offered, found))
         if whole.most_gpus == 0:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
         began, left = database.number("began"), database.number("beat") or 0.0
         super().__init__(jobs, specs, tables, database, nodes, backend, knowledge or PolicyKnowledge())
         if source is None:  # with a source such a job waits
-            self._check_fit(whole)
+            self._check_fit(whole, 0 if scale is None else scale.most_gpus)
         self._backend, self._rules = backend, rules
         self._observers, self._reported = tuple(observers), reported
         self._policy = "", 0.0
@@ -94,13 +91,13 @@ class RayCluster(JobTracker):
         self._nodes.take_in(found, self.time)
         self._reopen(sorted(controllers))
 
-    def _check_fit(self, shape: ClusterShape) -> None:
-        """Raise JobError for a job that needs more than the cluster can ever give."""
-        most = max(shape.most_gpus, self._most)
+    def _check_fit(self, shape: ClusterShape, on_demand: int) -> None:
+        """Raise JobError for a job that needs more than the cluster can ever give. on_demand: most GPUs that come."""
+        most = max(shape.most_gpus, on_demand)
         for job in self.jobs:
             if job.requested_gpus > most:
                 raise JobError(f"job {job.name} wants {job.requested_gpus} GPUs, but the Ray cluster has {most} in all")
-        most = max(int(np.bincount(shape.node_zones, shape.offered).max(initial=0)), self._most)
+        most = max(int(np.bincount(shape.node_zones, shape.offered).max(initial=0)), on_demand)
         for job in self.jobs:
             if job.min_gpus > most:
                 raise JobError(f"job {job.name} needs {job.min_gpus} GPUs, and no zone has more than {most}")
@@ -211,7 +208,7 @@ class RayCluster(JobTracker):
         self.changed = False
         while not self.done and self.time < due and not (self.changed and on_events):
             now = self._clock.now()
-            ahead = [due - now, rules.poll, rules.limit - now]
+            ahead = [due - now, rules.ray.poll, rules.limit - now]
             if on_events and self._next < len(self.jobs):
                 ahead.append(self.jobs[self._next].submit_time - now)
             self._look(self._backend.reports(max(min(ahead), 0.0)), until=np.inf if on_events else due)
@@ -305,10 +302,10 @@ class RayCluster(JobTracker):
             self.changed = True
         if self.up_gpus or not self.active_jobs:
             self._gpus_seen = self.time
-        elif self.time - self._gpus_seen > self._rules.without_gpus:
+        elif self.time - self._gpus_seen > self._rules.ray.without_gpus:
             self._fatal = ClusterError(
-                f"no node with GPUs has been alive for {self._rules.without_gpus:.0f} s while {self.active_jobs} jobs "
-                "wait: expected one to come back"
+                f"no node with GPUs has been alive for {self._rules.ray.without_gpus:.0f} s while "
+                f"{self.active_jobs} jobs wait: expected one to come back"
             )
 
     def _take_in(self) -> None:

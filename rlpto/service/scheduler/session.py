@@ -117,7 +117,6 @@ def open_session(
         ),
         source=source,
         reported=CurveWriter(settings.retention.points_per_job),
-        autoscale=config.ray.autoscale,
     )
     known = catalogue_of(settings.scheduler.policies)
     put_all(database, PolicyEntry, [entry for _, entry in known.values()])
