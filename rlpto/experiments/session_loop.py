@@ -18,9 +18,9 @@ from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import PolicyError
 from rlpto.planning.predictor import BUSY_SHARE, INTERVAL_S, Predictions, Predictor, Sampled, prediction_settings
 from rlpto.planning.snapshot import Snapshot
-from rlpto.ray_cluster.scheduler.clock import Clock, SessionRules
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_rules import Clock, SessionRules
 from rlpto.store.database import StoreError
 from rlpto.store.requests import Request, open_requests
 from rlpto.store.rows import put_all

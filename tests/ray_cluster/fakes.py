@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from rlpto.ray_cluster.messages import Command, JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
-from rlpto.ray_cluster.scheduler.clock import Clock
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_rules import Clock
 from rlpto.store.checkpoints import Checkpoint
 
 

@@ -14,9 +14,9 @@ from rlpto.experiments.on_ray import real_nodes
 from rlpto.io.errors import ConfigError, JobError
 from rlpto.ray_cluster.nodes.environment import EXTERNAL_ADDRESS
 from rlpto.ray_cluster.nodes.processes import free_ports
-from rlpto.ray_cluster.scheduler.clock import SessionRules
-from rlpto.ray_cluster.scheduler.node_inventory import RENEW_S, GpuRequests
+from rlpto.ray_cluster.scheduler.placement import RENEW_S, GpuRequests
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_rules import SessionRules
 from rlpto.ray_cluster.settings import AutoscaleSettings, RaySettings
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime

@@ -22,11 +22,11 @@ from rlpto.ray_cluster.controllers import control_node, kind_of
 from rlpto.ray_cluster.messages import Plan
 from rlpto.ray_cluster.nodes.environment import CONTROL
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
-from rlpto.ray_cluster.scheduler.clock import SessionRules
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 from rlpto.ray_cluster.scheduler.placement import place_servers, shape_with
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_rules import SessionRules
 from rlpto.ray_cluster.settings import RaySettings
 from tests.builders import Scripted, job, linear_tables, with_kinds, with_servers
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of, said

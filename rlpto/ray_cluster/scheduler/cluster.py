@@ -16,13 +16,17 @@ from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
-from rlpto.ray_cluster.scheduler.clock import SessionRules
 from rlpto.ray_cluster.scheduler.job_tracker import JobTracker, PolicyKnowledge
-from rlpto.ray_cluster.scheduler.node_inventory import GpuRequests, NodeInventory, usable_nodes
-from rlpto.ray_cluster.scheduler.orders import OrderSource, Reclass, Withdraw
-from rlpto.ray_cluster.scheduler.placement import allocated_plans, known_placement
+from rlpto.ray_cluster.scheduler.placement import (
+    GpuRequests,
+    NodeInventory,
+    allocated_plans,
+    known_placement,
+    usable_nodes,
+)
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import refuse_lost_database
+from rlpto.ray_cluster.scheduler.session_rules import OrderSource, Reclass, SessionRules, Withdraw
 from rlpto.store.jobs import EXPECTED
 
 WRITE_INTERVAL_S = 1.0

@@ -19,8 +19,8 @@ import numpy as np
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import Command, JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.backend import Backend
-from rlpto.ray_cluster.scheduler.clock import Clock
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_rules import Clock
 from rlpto.store.jobs import ACTIVE, SessionJob
 
 COMMAND_REPEAT_INTERVAL_S = 2.0

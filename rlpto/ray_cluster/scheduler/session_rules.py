@@ -1,13 +1,15 @@
-"""Time of a session: its clock, when decisions are due, and how long it waits for what does not happen."""
+"""What a session obeys: its clock, when decisions are due, and what users ask of it while it lasts."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol, TypeAlias
 
+from rlpto.core.jobs import Job
+from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.settings import RaySettings
 
 
@@ -51,3 +53,42 @@ class SessionRules:
     def due(self, time: float) -> float:
         """End of the interval that `time` lies in."""
         return (math.floor(time / self.interval + 1e-9) + 1) * self.interval
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """End the job of this id: it was cancelled."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reclass:
+    """The job of this id belongs to another priority class from now on."""
+
+    job: str
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecideNow:
+    """A decision is due at once, although nothing has happened to jobs or nodes: another policy takes it."""
+
+
+Order: TypeAlias = Withdraw | Reclass | DecideNow
+"""What a source may ask of a cluster other than to take jobs."""
+
+
+class OrderSource(Protocol):
+    """Where jobs and orders come from. A session whose source is open is never done, however idle it is."""
+
+    @property
+    def closed(self) -> bool:
+        """True once nothing further will be given."""
+
+    def poll(self) -> list[tuple[Job, JobSpec]]:
+        """The jobs that have become known since this was last asked, and what their controllers need; none was
+        submitted before those given earlier."""
+
+    def orders(self) -> Sequence[Order]:
+        """What has been asked for since this was last asked."""
