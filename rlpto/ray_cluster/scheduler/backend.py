@@ -114,17 +114,14 @@ class _Call:
 
 @dataclass
 class _Ending:
-    """A controller that ends. answer: to `stop`; None: it will be killed. by: when that takes too long, on the
-    monotonic clock. reason: why it had to end. answered: it has. killed: Ray has been asked to kill it. killing: answer
-    to that."""
+    """A controller that ends. answer: to `stop`, or, once it was `killed`, to that; None: there is nothing to wait for.
+    by: when that takes too long, on the monotonic clock. reason: why it had to end."""
 
     handle: Any
     answer: Any
     by: float
     reason: str = ""
-    answered: bool = False
     killed: bool = False
-    killing: Any = None
 
 
 @dataclass
@@ -285,17 +282,16 @@ class RayBackend:
 
         for job, ending in list(self._ending.items()):
             now = time.monotonic()
-            if not ending.answered and ending.answer is not None and ray.wait([ending.answer], timeout=0)[0]:
+            answered = ending.answer is None or bool(ray.wait([ending.answer], timeout=0)[0])
+            if answered and not ending.killed:
                 # It ends without help now; one that is killed meanwhile is a fault to Ray, which reports it at length.
-                ending.answered, ending.by = True, min(ending.by, now + KILL_TIMEOUT_S)
+                ending.by = min(ending.by, now + KILL_TIMEOUT_S)
             if not ending.killed and now >= ending.by:
                 ending.killed, ending.by = True, now + KILL_TIMEOUT_S
-                ending.killing = kill_controller(ending.handle)
-            if not (ending.killed or ending.answered):
-                continue
-            killing = ending.killing is not None and not ray.wait([ending.killing], timeout=0)[0]
+                ending.answer = kill_controller(ending.handle)
+                answered = ending.answer is None
             given_up = ending.killed and now >= ending.by
-            if given_up or not (killing or controller_exists(self.session, job)):
+            if given_up or (answered and not controller_exists(self.session, job)):
                 del self._ending[job]
                 self._gone[job] = ending.reason
 
