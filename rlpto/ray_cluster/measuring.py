@@ -42,8 +42,6 @@ ENDLESS = 1e9
 Points = tuple[tuple[float, float], ...]
 """Values by epochs of training: (epochs, value)."""
 
-ChangeKind = Literal["start", "restart", "grow", "shrink", "move"]
-
 
 @dataclass(frozen=True)
 class Change:
@@ -51,7 +49,7 @@ class Change:
     workers started for it. seconds: from the decision until all of them train. pause: seconds without a training step,
     NaN if the job did not train before."""
 
-    kind: ChangeKind
+    kind: Literal["start", "restart", "grow", "shrink", "move"]
     workers: int
     new: int
     seconds: float
@@ -148,11 +146,8 @@ class CommandedJob(AbstractContextManager["CommandedJob"]):
 
 @dataclass(frozen=True)
 class ProgramMeasurements:
-    """All measurements of one program.
-
-    sizes: speed by workers and nodes. changes: of workers. untrained: accuracy before training. accuracy: by epochs.
-    noise_scale: in samples, by epochs. complete: the training that measured them finished all epochs.
-    """
+    """All measurements of one program. sizes: speed by workers and nodes. untrained: accuracy before training.
+    accuracy, noise_scale [samples]: by epochs. complete: the training that measured them finished all epochs."""
 
     sizes: tuple[Measured, ...]
     changes: tuple[Change, ...]
@@ -163,8 +158,7 @@ class ProgramMeasurements:
 
 
 def placements(gpus: Mapping[str, int]) -> list[Nodes]:
-    """Placements to measure: every size on as few nodes as possible, and sizes that fit on one node also spread over
-    two.
+    """Placements to measure: every size on as few nodes as possible; those that fit on one node also spread over two.
 
     Sizes are powers of two, those halfway between them from 3 on, and all GPUs. gpus: of every node. A size follows the
     smaller ones, and keeps their workers in place as far as nodes allow.

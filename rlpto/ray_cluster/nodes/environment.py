@@ -61,11 +61,9 @@ def ray_environment(
 ) -> Iterator[None]:
     """Inside, this process has the variables with which Ray is started or joined: `VARIABLES` where they are not set.
 
-    folder: of a local cluster (see `nodes.processes`), whose token and interface replace those that are set. None: a
-    cluster started by others; if the user sets a token in Ray's own variables, it is used.
-    loopback: that cluster can be reached from this machine only, like all clusters with a folder. more: further
-    variables.
-    Raises ClusterError if this process is connected to a cluster.
+    folder: of a local cluster (see `nodes.processes`), whose token and interface replace those that are set; None: a
+    cluster started by others, with the token of Ray's own variables, if there is one. loopback: that one, too, can be
+    reached from this machine only. Raises ClusterError if this process is connected to a cluster.
     """
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         raise ClusterError("this process is connected to a Ray cluster already, expected none")

@@ -133,8 +133,7 @@ def start_nodes(
 ) -> Iterator[RayNode]:
     """Start a head without GPUs, then the nodes that join it, and yield each. It needs their `ray_environment`.
 
-    nodes: options of each as of `RayNode`. cpus: CPU slots of the head. port: of the head; 0: any. stays: they outlive
-    this process. on_progress: called with each next step.
+    nodes: options of each as of `RayNode`. cpus, port: of the head. stays: they outlive this process.
     """
     on_progress("starting the head of a local Ray cluster")
     head = start_node(cpus=cpus, port=port, stays=stays)
@@ -147,12 +146,10 @@ def start_nodes(
 class LocalCluster(ExitStack):
     """Starts a head without GPUs and one raylet for each of `nodes`, and connects this process to it.
 
-    nodes: with logical GPUs. cpus: CPU slots of each that names none, and of the head. on_progress: called with each
-    next step. The cluster cannot be reached from another machine, or without its token.
-    Use it with `with`, or end it by `close`: all its processes and its folder are then gone. Raises ClusterError if
-    this process is connected to Ray already, or a node does not start.
-
-    folder: of the token, and of Ray's sockets and logs. address: HOST:PORT that other drivers connect to.
+    nodes: with logical GPUs. cpus: CPU slots of each that names none, and of the head. folder: of the token, and of
+    Ray's sockets and logs. address: HOST:PORT. The cluster cannot be reached from another machine, or without its
+    token. With `close` all its processes and its folder are gone. Raises ClusterError if this process is connected to
+    Ray already, or a node does not start.
     """
 
     def __init__(self, nodes: Iterable[Node], cpus: int = CPU_SLOTS, on_progress: Progress = lambda _: None) -> None:

@@ -100,11 +100,8 @@ def end_processes(family: Mapping[int, int]) -> None:
 
 
 def end_cluster(folder: Path) -> None:
-    """End all processes of the cluster with a folder of ours, including those started meanwhile.
-
-    Ray's own shutdown knows no processes of a node whose raylet was killed, and on a busy machine leaves agents
-    behind; and the head may be gone.
-    """
+    """End all processes of the cluster with a folder of ours, also those started meanwhile. Ray's own shutdown needs
+    the head, forgets nodes whose raylet was killed, and on a busy machine leaves agents behind."""
     for _ in range(END_ROUNDS):
         family = family_of(str(folder))
         if not family:
@@ -206,11 +203,9 @@ def started_for(folder: str) -> Iterator[None]:
 
 
 def of_folder(folder: str) -> set[int]:
-    """Processes that were started for the cluster with this folder; a process that only names it in an argument is
-    none.
+    """Processes that were started for the cluster with this folder; one that only names it in an argument is none.
 
-    Ray's agents and workers overwrite their environment with their title; they are recognised by their open files of
-    the folder.
+    Ray's agents and workers overwrite their environment with their title: they are known by their open files there.
     """
     mark, inside = f"\0{CLUSTER_VARIABLE}={folder}\0".encode(), f"{folder}/"
     found = set()

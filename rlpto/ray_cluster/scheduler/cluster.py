@@ -36,19 +36,15 @@ WRITE_INTERVAL_S = 1.0
 class RayCluster(JobTracker):
     """Runs `jobs` on the nodes that `backend` finds; the same `Cluster` as the simulator's, in wall-clock time.
 
-    jobs: sorted by submit time [s since the session's start]. specs: what the controller of each job needs, in the same
-    order. tables: speeds that policies know. database: what the session has come to so far; if it is not
-    empty, the session goes on: its controllers are taken over, and jobs whose controller is gone go on from their
-    checkpoints. knowledge: what policies know.
-    source: where further jobs and orders come from while the session lasts; with one, nothing that fails ends it.
-    observers: called about once a second, and after every event and decision. reported: called with each report that is
-    written, in the same transaction, and whether it is the last of its job.
+    jobs, specs: sorted by submit time [s of the session]. database: if it is not empty, the session goes on: its
+    controllers are taken over, and jobs whose controller is gone go on from their checkpoints. source: where further
+    jobs and orders come from; with one, nothing that fails ends the session. observers: called about once a second, and
+    after every event and decision. reported: called with each report that is written, in the same transaction, and
+    whether it is the last of its job.
 
-    held_gpus: those that the decision in force gives to jobs; some may still be on their way. active_jobs: submitted,
-    and neither finished nor failed.
-
-    Placement: a job that keeps GPUs keeps them where they are; others span few nodes. A job that is given fewer GPUs
-    gives them up before another one gets them (`rlpto.ray_cluster.scheduler.gpu_claims`).
+    A job that keeps GPUs keeps them where they are; others span few nodes. One that is given fewer GPUs gives them up
+    before another one gets them (`rlpto.ray_cluster.scheduler.gpu_claims`): of `held_gpus`, which the decision in force
+    gives to jobs, some may still be on their way.
 
     Raises ClusterError if no node has GPUs, JobError for a job that wants more than all nodes have together; later
     ClusterError if all nodes are gone for too long, JobError once all jobs have failed.

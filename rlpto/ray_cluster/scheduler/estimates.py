@@ -62,11 +62,8 @@ Fit = Callable[[ProgramSettings, tuple[Measured, ...]], SpeedFit]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a job has reported so far.
-
-    speeds: of every size with enough steps, on every kind of GPU. noise_scale: samples, NaN if unknown. accuracy:
-        (epochs, accuracy) pairs.
-    """
+    """What a job has reported so far. speeds: of every size with enough steps, on every kind of GPU. noise_scale:
+    samples, NaN if unknown. accuracy: (epochs, accuracy) pairs."""
 
     speeds: tuple[Measured, ...] = ()
     noise_scale: float = math.nan

@@ -141,8 +141,8 @@ class JobColumns:
     def heard(self, job: int, report: JobReport, time: float, settled: bool) -> float | None:
         """Take in a report at `time` [s]. settled: what was decided last is wholly in force.
 
-        Returns the seconds from the decision that gave the job its first GPUs to its first step, with the report that
-        is the first to show one; else None.
+        With the report that first shows a step: the seconds from the decision that gave the job its first GPUs to that
+        step; else None.
         """
         store = self.store
         if report.kept_gpu_seconds > 0:  # where a job is not as far as it was, a fault has taken back the rest
@@ -197,11 +197,8 @@ class JobColumns:
         return known if not np.isnan(known) else float(self._curve.accuracy_at(self.store.progress)[job])
 
     def _note_gain(self, job: int, time: float) -> None:
-        """Accuracy counts once, as a share of what the job can gain: all of it once it has all its epochs, not what was
-        measured then; what was measured of a job that has stopped early.
-
-        time [s]: when that was heard; levels that it has come to were reached then.
-        """
+        """Accuracy counts once, as a share of what the job can gain, and levels of it as reached at `time` [s]: all of
+        it once the job has all its epochs, not what was measured then; of one that has stopped early what was."""
         whole = self.finished[job] and self.store.progress[job] >= self.store.epochs[job] * (1 - ROUNDING)
         share = 1.0 if whole else (self.accuracy_of(job) - self._first[job]) / self._gainable[job]
         gained = min(max(share, self._gained[job]), 1.0)

@@ -31,9 +31,7 @@ def usable_nodes(nodes: Iterable[NodeInfo], kinds: Sequence[str]) -> list[NodeIn
 
 
 class NodeInventory:
-    """Nodes by their ids; none at first.
-
-    one_zone: jobs must not leave the zones of their nodes.
+    """Nodes by their ids; none at first. one_zone: jobs must not leave the zones of their nodes.
 
     claims: who may use what nodes offer. shape: the nodes as they are now, those that will go after those that are up;
     what was up at some time and is missing is down. announced: nodes that will go, as `Backend.announced` has them.

@@ -1,8 +1,5 @@
-"""What the scheduler of a session writes to the database: what stands here is what a restarted scheduler believes, and
-what users of a service see of their jobs, in the same transactions.
-
-One scheduler at a time writes it; others may look, and ask for another policy.
-"""
+"""What the scheduler of a session writes to the database: what a restarted scheduler believes, and what users of a
+service see of their jobs, in the same transactions. One scheduler at a time writes; others may look, and ask."""
 
 from __future__ import annotations
 
