@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from types import MappingProxyType
 from typing import Any
 
 from rlpto.core.cluster import Node
@@ -60,7 +59,7 @@ class RayNode(compat.Node):
         gpus: int = 0,
         cpus: int = CPU_SLOTS,
         resources: dict[str, float] | None = None,
-        labels: Mapping[str, str] = MappingProxyType({}),
+        labels: dict[str, str] | None = None,
         port: int = 0,
         stays: bool = False,
     ) -> None:
@@ -70,7 +69,7 @@ class RayNode(compat.Node):
             "num_cpus": cpus,
             "num_gpus": gpus,
             "resources": resources or {},
-            "labels": dict(labels),
+            "labels": labels or {},
             "object_store_memory": OBJECT_STORE_BYTES,
             # Several nodes of one machine must not share a range of ports; 0 lets the system choose.
             "min_worker_port": 0,
@@ -79,20 +78,14 @@ class RayNode(compat.Node):
             "include_dashboard": False,
             "no_monitor": True,  # that of an autoscaler
             "include_log_monitor": False,  # the monitor of printed output, which no driver of ours shows
+            "gcs_server_port": port or None,
+            "worker_path": os.environ.get(WORKER_PROGRAM) or None,
             **dict(zip(AGENT_PORTS, free_ports(len(AGENT_PORTS)), strict=True)),
         }
-        if port:
-            parameters["gcs_server_port"] = port
-        if program := os.environ.get(WORKER_PROGRAM):
-            parameters["worker_path"] = program
         try:
             with started_for(os.environ["RAY_TMPDIR"]):
-                super().__init__(
-                    RayParams(**parameters),
-                    head=head_address is None,
-                    shutdown_at_exit=not stays,
-                    spawn_reaper=not stays,
-                )
+                ray, head = RayParams(**parameters), head_address is None
+                super().__init__(ray, head=head, shutdown_at_exit=not stays, spawn_reaper=not stays)
         except BaseException:
             self.kill_all_processes(check_alive=False, wait=True)
             raise

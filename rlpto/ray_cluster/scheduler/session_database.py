@@ -35,10 +35,8 @@ CANCELLED = "withdrawn"
 """Kind of the event that ends a job which its user has cancelled."""
 _ENDS: dict[str, State] = {"finished": "finished", "failed": "failed", CANCELLED: "cancelled"}
 _LONGEST_REASON = 500
-_GAINS = ("gain_high", "gain_normal", "gain_low")
 _SUMS = ("unfinished", "gpu_seconds", "rescale_seconds")
-_SHORT = ("short_high", "short_normal", "short_low")
-FOLLOWED = _GAINS + _SUMS + _SHORT
+FOLLOWED = ("gain_high", "gain_normal", "gain_low", *_SUMS, "short_high", "short_normal", "short_low")
 """Columns of a decision with what has happened after it: accuracy gained by class, sums, accuracy missing by class."""
 _ENTER = (
     "INSERT INTO jobs (id, name, epochs, submitted, changed, spec, submit_time, number) "
@@ -116,13 +114,11 @@ class SessionDatabase(Store):
 
     def add_jobs(self, jobs: Sequence[tuple[JobSpec, float]]) -> None:
         """Enter further jobs, what each one's controller needs and its submit time, behind those that are there."""
-        first = int(self.rows("SELECT COALESCE(MAX(number), -1) + 1 FROM jobs")[0][0])
-        rows = []
-        for number, (spec, submit) in enumerate(jobs, first):
-            at = self._began + submit
-            rows.append((spec.id, spec.name, spec.epochs, at, at, spec.to_json(), submit, number))
-        if rows:
-            self.write(_ENTER, *rows)
+        ((first,),) = self.rows("SELECT COALESCE(MAX(number), -1) + 1 FROM jobs")
+        with self.transaction():
+            for number, (spec, submit) in enumerate(jobs, first):
+                at = self.wall(submit)
+                self.write(_ENTER, (spec.id, spec.name, spec.epochs, at, at, spec.to_json(), submit, number))
 
     def forget(self, jobs: Collection[str]) -> None:
         """Remove what only the session needs of these jobs, and old plans."""
@@ -206,18 +202,10 @@ class SessionDatabase(Store):
         with self.transaction():
             for job in jobs:
                 self.write("UPDATE allocations SET state = 'superseded' WHERE job = ? AND state = 'planned'", (job,))
-            for command in commands:
-                insert(
-                    self,
-                    "allocations",
-                    generation=command.generation,
-                    job=command.job,
-                    nodes=json.dumps(command.plan.nodes),
-                    batch_size=command.plan.batch_size,
-                    servers=json.dumps(command.plan.servers),
-                    state="planned",
-                    planned_at=time,
-                )
+            for one in commands:
+                places = {"nodes": json.dumps(one.plan.nodes), "servers": json.dumps(one.plan.servers)}
+                asked = {"generation": one.generation, "job": one.job, "batch_size": one.plan.batch_size, **places}
+                insert(self, "allocations", **asked, state="planned", planned_at=time)
 
     def commanded(self, generation: int, time: float) -> None:
         """A command has been sent."""
