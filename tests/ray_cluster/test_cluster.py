@@ -186,7 +186,7 @@ class TestBatchSizes:
         jobs = [elastic(0, epochs=50.0, most=2), elastic(1, 5.0, epochs=50.0, most=2)]
         with SessionDatabase(tmp_path / "state.sqlite") as database:
             run_until(make_cluster(backend, jobs, database, tables=self.TABLES), 15.0, CHOOSING)
-            assert {job: one.batch_size for job, one in backend.controllers.items()} == {"job0": 16, "job1": 16}
+            assert {job: one.plan.batch_size for job, one in backend.controllers.items()} == {"job0": 16, "job1": 16}
             ((action, sizes),) = database.rows("SELECT action, batch_sizes FROM decisions ORDER BY seq LIMIT 1")
             assert (json.loads(action), json.loads(sizes)) == ({"job0": 2}, {"job0": 16})
         generation = max(controller.generation for controller in backend.controllers.values())
