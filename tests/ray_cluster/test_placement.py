@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions
 from rlpto.policies.registry import make_policy
-from rlpto.ray_cluster.controllers import control_node, kind_of
+from rlpto.ray_cluster.controllers import control_node
 from rlpto.ray_cluster.messages import Plan
 from rlpto.ray_cluster.nodes.environment import CONTROL
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
@@ -104,35 +105,26 @@ def test_no_job_spans_zones_and_one_that_fits_none_is_refused(database: SessionD
     assert frozenset(["n1", "n3"]) in on
 
 
-@pytest.mark.parametrize(
-    ("resources", "labels", "kind"),
-    [
-        ({"CPU": 4}, {}, "gpu"),
-        ({"accelerator_type:A100": 1.0}, {}, "a100"),
-        ({"accelerator_type:A100": 1.0}, {"ray.io/accelerator-type": "H100"}, "h100"),
-        ({"accelerator_type:A100": 1.0, "gpu_kind:Mine": 1.0}, {"ray.io/accelerator-type": "H100"}, "mine"),
-    ],
-)
-def test_what_names_a_kind(resources: Mapping[str, float], labels: Mapping[str, str], kind: str) -> None:
-    assert kind_of({"Resources": resources, "Labels": labels}) == kind
+A100, REGION = {"accelerator_type:A100": 1.0}, {"ray.io/availability-region": "us"}
 
 
 @pytest.mark.parametrize(
-    ("labels", "zone", "spot"),
+    ("resources", "labels", "expected"),
     [
-        ({}, "", False),
-        ({"ray.io/availability-region": "us-east-1", "ray.io/market-type": "on-demand"}, "us-east-1", False),
-        (
-            {"ray.io/availability-region": "us", "ray.io/availability-zone": "a", "ray.io/market-type": "spot"},
-            "a",
-            True,
-        ),
+        ({}, {}, {}),
+        (A100, {}, {"gpu": "a100"}),
+        (A100, {"ray.io/accelerator-type": "H100"}, {"gpu": "h100"}),
+        ({**A100, "gpu_kind:Mine": 1.0}, {"ray.io/accelerator-type": "H100"}, {"gpu": "mine"}),
+        ({}, {**REGION, "ray.io/market-type": "on-demand"}, {"zone": "us"}),
+        ({}, {**REGION, "ray.io/availability-zone": "a", "ray.io/market-type": "spot"}, {"zone": "a", "spot": True}),
     ],
 )
-def test_zone_and_market_of_a_node_stand_in_the_labels_of_ray(labels: Mapping[str, str], zone: str, spot: bool) -> None:
+def test_kind_zone_and_market_of_a_node_stand_in_what_ray_says_of_it(
+    resources: Mapping[str, float], labels: Mapping[str, str], expected: dict[str, Any]
+) -> None:
     entry = {"NodeID": "n", "NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": "h", "Labels": labels}
-    found = NodeInfo.of({**entry, "Resources": {"GPU": 8.0, "CPU": 4.0, "accelerator_type:T4": 1.0}})
-    assert found == NodeInfo("n", 8, "10.0.0.1", 4, "t4", "h", zone, spot)
+    found = NodeInfo.of({**entry, "Resources": {"GPU": 8.0, "CPU": 4.0, **resources}})
+    assert found == NodeInfo("n", 8, "10.0.0.1", 4, host="h", **expected)
 
 
 HEAD: Mapping[str, float] = {"node:__internal_head__": 1.0}
@@ -155,15 +147,12 @@ def test_controllers_live_where_workers_need_the_room_least(
     alive = [{"NodeID": str(number), "Resources": own} for number, own in enumerate(resources)]
     monkeypatch.setattr("rlpto.ray_cluster.controllers.alive_nodes", lambda: alive)
     assert control_node() == str(expected)
-
-
-def test_a_cluster_without_nodes_has_no_place_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlpto.ray_cluster.controllers.alive_nodes", list)
+    alive.clear()
     with pytest.raises(ClusterError, match="no node that is alive"):
         control_node()
 
 
-class TestPlacementOfServers:
+class TestServers:
     @given(
         slots=st.dictionaries(st.sampled_from("mnop"), st.integers(0, 4), min_size=1),
         held=st.lists(st.integers(0, 3), min_size=1, max_size=4),
@@ -183,12 +172,8 @@ class TestPlacementOfServers:
             assert placed[name][:common] == present[name][:common]
         if sum(targets.values()) <= sum(slots.values()):
             assert [len(placed[name]) for name in jobs] == [targets[name] for name in jobs]
+        assert Counter(place_servers({"m": 2, "n": 2}, {}, {"a": 4})["a"]) == {"m": 2, "n": 2}, "they spread"
 
-    def test_they_spread_over_nodes(self) -> None:
-        assert Counter(place_servers({"m": 2, "n": 2}, {}, {"a": 4})["a"]) == {"m": 2, "n": 2}
-
-
-class TestClaimsOfServers:
     def test_a_slot_is_given_on_once_its_server_is_gone(self) -> None:
         claims, numbers = GpuClaims({"m": 2}, {"m": 2}), iter(range(1, 99))
         claims.plan({"a": Plan(("m",), None, ("m", "m"))}, lambda: next(numbers))
