@@ -16,9 +16,6 @@ from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.jobs import Job
-from rlpto.core.loop import run
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.experiments import on_ray
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
@@ -40,7 +37,7 @@ from rlpto.store.program_keys import GuessSettings
 from tests.builders import Scripted, linear_tables
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
-from tests.ray_cluster.test_cluster import make_cluster, specs
+from tests.ray_cluster.test_cluster import make_cluster, play, specs
 
 SAMPLES, BATCH, MOST, PER_NODE = 1000.0, 50, 8, 2
 PROGRAM = ProgramSettings(training="some.module:Program", samples=1000, epochs=20, batch_size=BATCH, pace=0.1)
@@ -324,7 +321,7 @@ class TestCluster:
             seen.append((state.time, again.speed.copy(), again.remaining_time(again.requested_gpus)))
             return policy(state)
 
-        run(cluster, Scripted(look), QueueSettings(), RewardWeights())
+        play(cluster, Scripted(look))
         first, last = seen[0], seen[-1]
         scale = 100.0 / jobs[0].data_size
         guess = made[0].batch_size / 2.0 / jobs[0].data_size
@@ -345,7 +342,7 @@ class TestCluster:
             seen.append(dict(zip(state.jobs.index.tolist(), state.jobs.remaining_known.tolist(), strict=True)))
             return policy(state)
 
-        run(cluster, Scripted(look), QueueSettings(), RewardWeights())
+        play(cluster, Scripted(look))
         assert not any(seen[0].values())
         assert any(known.get(1) for known in seen), "one that has finished had trained for longer"
         assert not seen[-1][1], "and then this one has trained for longer than any"

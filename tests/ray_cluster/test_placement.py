@@ -13,9 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
-from rlpto.core.loop import run
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions
 from rlpto.policies.registry import make_policy
@@ -56,7 +53,7 @@ def test_no_job_is_on_two_kinds_and_all_finish(policy: str, database: SessionDat
         return asked(state)
 
     asked.reset(0)
-    run(cluster, Scripted(watched), QueueSettings(), RewardWeights())
+    play(cluster, Scripted(watched))
     assert cluster.columns.finished.all()
     assert "fast" in on
 
@@ -100,7 +97,7 @@ def test_no_job_spans_zones_and_one_that_fits_none_is_refused(database: SessionD
         on.update(frozenset(cluster.nodes_of(cluster.ids[number])) for number in state.jobs.index.tolist())
         return asked(state)
 
-    run(cluster, Scripted(watched), QueueSettings(), RewardWeights())
+    play(cluster, Scripted(watched))
     assert on <= {frozenset(there) for there in ([], ["n2"], ["n1", "n3"], ["n1"], ["n3"])}
     assert frozenset(["n1", "n3"]) in on
 
@@ -203,7 +200,7 @@ def test_jobs_share_the_slots_of_real_nodes(database: SessionDatabase) -> None:
 
     tables = with_servers(linear_tables(0.1, 8), 3)
     cluster = make_cluster(backend, [elastic(i, epochs=12.0) for i in range(3)], database, tables=tables)
-    record = run(cluster, Scripted(decide), QueueSettings(), RewardWeights())
+    record = play(cluster, Scripted(decide))
     assert np.isfinite(record.jobs.finish_time).all()
     counts = [len(plan.servers) for plans in backend.commanded.values() for plan in plans if plan.nodes]
     assert min(counts) >= 1
@@ -235,7 +232,7 @@ def test_a_job_whose_growth_is_rolled_back_keeps_what_trains(database: SessionDa
     tables = linear_tables(0.02, 8)
     cluster = make_cluster(backend, [job], database, tables=tables)
     policy = ConfigurationManager(ConfigurationManagerOptions(period=10.0, retry=1e6))
-    record = run(cluster, policy, QueueSettings(), RewardWeights())
+    record = play(cluster, policy)
     assert np.isfinite(record.jobs.finish_time).all()
     assert [event.after for event in policy.events] == [(3, 0)]
     rolled = [event for event in events_of(database) if event[1] == "rolled_back"]
