@@ -273,51 +273,52 @@ class Reporting(FakeBackend):
         return replace(super().report(controller), throughput=tuple(speeds.values()))
 
 
-class TestCluster:
-    def test_policies_know_what_jobs_report_and_nothing_of_the_profile(self, database: SessionDatabase) -> None:
-        jobs: list[Job] = [make_job(0, 0.0, 20.0, max_gpus=4), make_job(1, 30.0, 20.0, max_gpus=4)]
-        backend = Reporting(FakeTime(), {"n": 4})
-        program = PROGRAM.model_copy(update={"pace": 2.0})
-        tables = linear_tables(7.0, 8)  # far from the 0.1 epochs/s of these jobs
-        made = specs(jobs)
-        learned = OnlineEstimates(jobs, made, {jobs[0].model: program}, tables, {"gpu": 4})
-        cluster = make_cluster(
-            backend, jobs, database, tables=tables, given=made, knowledge=PolicyKnowledge(estimates=learned)
-        )
-        seen: list[tuple[float, np.ndarray, np.ndarray]] = []
+def give(cluster: RayCluster, *gpus: int) -> None:
+    """Once that number of jobs are there, give them these GPUs, and let them train."""
+    while len(cluster.state().jobs) < len(gpus):
+        cluster.advance()
+    cluster.apply(cluster.state(), Allocation(np.array(gpus)))
+    for _ in range(5):
+        cluster.advance()
 
-        policy = make_policy("optimus")
 
-        def look(state: ClusterState) -> Allocation:
-            again = state.jobs.reordered(np.arange(len(state.jobs)), state.jobs.effective_priority)
-            seen.append((state.time, again.speed.copy(), again.remaining_time(again.requested_gpus)))
-            return policy(state)
+def test_policies_know_what_jobs_report_and_nothing_of_the_profile(database: SessionDatabase) -> None:
+    jobs: list[Job] = [make_job(0, 0.0, 20.0, max_gpus=4), make_job(1, 30.0, 20.0, max_gpus=4)]
+    program, made = PROGRAM.model_copy(update={"pace": 2.0}), specs(jobs)
+    tables = linear_tables(7.0, 8)  # far from the 0.1 epochs/s of these jobs
+    knowledge = PolicyKnowledge(estimates=OnlineEstimates(jobs, made, {jobs[0].model: program}, tables, {"gpu": 4}))
+    backend = Reporting(FakeTime(), {"n": 4})
+    cluster = make_cluster(backend, jobs, database, tables=tables, given=made, knowledge=knowledge)
+    policy, seen = make_policy("optimus"), list[tuple[np.ndarray, np.ndarray]]()
 
-        play(cluster, Scripted(look))
-        first, last = seen[0], seen[-1]
-        scale = 100.0 / jobs[0].data_size
-        guess = made[0].batch_size / 2.0 / jobs[0].data_size
-        assert first[1][0, 1] == pytest.approx(guess), "before anything is known: the guess of the settings"
-        assert last[1][0, 4] == pytest.approx(0.4 * scale, rel=0.05)
-        assert math.isfinite(last[2][0])
-        assert cluster.columns.finished.all()
+    def look(state: ClusterState) -> Allocation:
+        again = state.jobs.reordered(np.arange(len(state.jobs)), state.jobs.effective_priority)
+        seen.append((again.speed.copy(), again.remaining_time(again.requested_gpus)))
+        return policy(state)
 
-    def test_policies_see_whose_remaining_work_is_learnt(self, database: SessionDatabase) -> None:
-        jobs = [make_job(0, 0.0, 2.0, max_gpus=4), make_job(1, 0.0, 20.0, max_gpus=4), make_job(2, 0.0, 2.0, gpus=4)]
-        backend, seen = Reporting(FakeTime(), {"n": 8}), []
-        cluster = make_cluster(
-            backend, jobs, database, tables=linear_tables(0.1, 8), knowledge=PolicyKnowledge(remaining="learnt")
-        )
-        policy = make_policy("fifo")
+    play(cluster, Scripted(look))
+    (first, _), (last, left) = seen[0], seen[-1]
+    guess = made[0].batch_size / 2.0 / jobs[0].data_size
+    assert first[0, 1] == pytest.approx(guess), "before anything is known: the guess of the settings"
+    assert last[0, 4] == pytest.approx(0.4 * 100.0 / jobs[0].data_size, rel=0.05)
+    assert math.isfinite(left[0])
+    assert cluster.columns.finished.all()
 
-        def look(state: ClusterState) -> Allocation:
-            seen.append(dict(zip(state.jobs.index.tolist(), state.jobs.remaining_known.tolist(), strict=True)))
-            return policy(state)
 
-        play(cluster, Scripted(look))
-        assert not any(seen[0].values())
-        assert any(known.get(1) for known in seen), "one that has finished had trained for longer"
-        assert not seen[-1][1], "and then this one has trained for longer than any"
+def test_policies_see_whose_remaining_work_is_learnt(database: SessionDatabase) -> None:
+    jobs = [make_job(0, 0.0, 2.0, max_gpus=4), make_job(1, 0.0, 20.0, max_gpus=4), make_job(2, 0.0, 2.0, gpus=4)]
+    backend, knowledge = Reporting(FakeTime(), {"n": 8}), PolicyKnowledge(remaining="learnt")
+    cluster = make_cluster(backend, jobs, database, tables=linear_tables(0.1, 8), knowledge=knowledge)
+    policy, seen = make_policy("fifo"), list[dict[int, bool]]()
+
+    def look(state: ClusterState) -> Allocation:
+        seen.append(dict(zip(state.jobs.index.tolist(), state.jobs.remaining_known.tolist(), strict=True)))
+        return policy(state)
+
+    play(cluster, Scripted(look))
+    assert not any(seen[0].values())
+    assert any(known.get(1) for known in seen), "one that has finished had trained for longer"
+    assert not seen[-1][1], "and then this one has trained for longer than any"
 
 
 @pytest.mark.parametrize(("remaining", "hours"), [("declared", UNSEEN_HOURS), ("unknown", 0.001)])
@@ -335,9 +336,7 @@ def test_a_real_job_that_nothing_is_known_of_looks_short(
     shown = cluster.state().jobs
     np.testing.assert_allclose(shown.remaining / shown.speed[:, 1] / 3600, hours)
     assert shown.sizes_seen.tolist() == [0.0, 0.0]
-    cluster.apply(cluster.state(), Allocation(np.array([1, 0])))
-    for _ in range(5):
-        cluster.advance()
+    give(cluster, 1, 0)
     shown = cluster.state().jobs
     assert shown.sizes_seen.tolist() == [1.0, 0.0]
     assert shown.speed_sigma[1] > shown.speed_sigma[0] > 0
@@ -363,11 +362,7 @@ def test_real_jobs_of_a_program_share_what_they_observe_if_that_is_wanted(
     entry = {"model": "digits_mlp", "count": 2, "epochs": 2000, "gpus": 1}
     experiment = smoke(f"knowledge.fits={fits}", "knowledge.mode=online", f"workload.jobs={json.dumps([entry])}")
     cluster = real_cluster(experiment, "jobs", 0, Reporting(time, {"n": 4}), database, "session")
-    while len(cluster.state().jobs) < 2:
-        cluster.advance()
-    cluster.apply(cluster.state(), Allocation(np.array([1, 0])))
-    for _ in range(5):
-        cluster.advance()
+    give(cluster, 1, 0)
     assert (cluster.state().jobs.sizes_seen > 0).sum() == known
 
 
