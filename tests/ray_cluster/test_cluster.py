@@ -154,6 +154,7 @@ class TestRun:
         deaf = Interrupted(cluster, 4.0, lambda: backend.deaf.add("job0"))
         play(Interrupted(deaf, 6.0, look))
         assert seen == [(("n", "n"), 0)], "the second job has a controller, and no command to take what is not free"
+        # What was not heard is sent again.
         assert cluster.columns.finished.all()
 
     def test_policies_see_measured_accuracies(self, database: SessionDatabase) -> None:
@@ -246,12 +247,6 @@ class TestFaults:
             assert np.isnan(play(cluster, "fifo").jobs.finish_time).tolist() == [True, False]
         first = database.jobs()[0]
         assert (first.state, first.failure) == ("failed", "Traceback\nValueError: no good")
-
-    def test_a_command_that_was_not_heard_is_sent_again(self, database: SessionDatabase) -> None:
-        backend = FakeBackend(FakeTime(), {"n": 2}, deaf={"job0"})
-        cluster = make_cluster(backend, [elastic(0)], database)
-        play(Interrupted(cluster, 5.0, backend.deaf.clear), "fifo")
-        assert cluster.columns.finished.all()
 
     def test_a_cluster_without_gpus_is_refused(self, database: SessionDatabase) -> None:
         with pytest.raises(ClusterError, match="no node of the Ray cluster has GPUs"):

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -234,26 +235,24 @@ def spec(job: str, epochs: float = 1.0) -> JobSpec:
 class TestSessionDatabase:
     def test_who_looks_while_a_database_is_made_finds_none_or_all_of_their_tables(self, tmp_path: Path) -> None:
         paths = [tmp_path / f"{number}.sqlite" for number in range(20)]
-        wrong: list[str] = []
 
-        def look() -> None:
+        def look() -> int:
+            looks = 0
             for path in paths:
                 found = False
                 while not found:
+                    looks += 1
                     try:
-                        read_table(path, "jobs")
-                        found = True
+                        found = bool(read_table(path, "jobs"))
                     except ClusterError as error:
-                        if "no such file" not in str(error):
-                            wrong.append(str(error))
-                            return
+                        assert "no such file" in str(error)
+            return looks
 
-        looking = threading.Thread(target=look)
-        looking.start()
-        for path in paths:
-            SessionDatabase(path).close()
-        looking.join()
-        assert wrong == []
+        with ThreadPoolExecutor(1) as pool:
+            looking = pool.submit(look)
+            for path in paths:
+                SessionDatabase(path).close()
+            assert looking.result() >= len(paths)
 
     def test_other_jobs_in_the_same_file_are_refused(self, database: SessionDatabase) -> None:
         database.enter_jobs([(spec("a"), 0.0)])
