@@ -37,22 +37,14 @@ LISTS = (
 
 
 def test_fewer_gpus_are_asked_for_once_they_were_idle() -> None:
+    """At most 8, and fewer once that has held for 30 s; the same number again after a while: a head may be new."""
     asked: list[int] = []
     requests = GpuRequests(AutoscaleSettings(most_gpus=8, idle_seconds=30), asked.append)
-
-    def want(time: float, gpus: int) -> list[int]:
+    wanted = [(0, 3, [3]), (1, 20, [8]), (30, 2, []), (31, 2, [2]), (60, 5, [5]), (89, 1, []), (89.5, 5, [])]
+    for time, gpus, expected in (*wanted, (90 + RENEW_S, 5, [5]), (125 + RENEW_S, 0, [0])):
         requests.want(gpus, time)
-        return asked
-
-    assert want(0, 3) == [3]
-    assert want(1, 20) == [3, 8], "no more than the bound"
-    assert want(30, 2) == [3, 8], "not idle for long"
-    assert want(31, 2) == [3, 8, 2]
-    assert want(60, 5) == [3, 8, 2, 5]
-    assert want(89, 1) == [3, 8, 2, 5]
-    assert want(89.5, 5) == [3, 8, 2, 5]
-    assert want(90 + RENEW_S, 5) == [3, 8, 2, 5, 5], "a new head has to be asked again"
-    assert want(125 + RENEW_S, 0) == [3, 8, 2, 5, 5, 0], "the autoscaler may end all nodes"
+        assert asked == expected, time
+        asked.clear()
 
 
 class OnDemand(FakeBackend):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlpto.io.errors import ClusterError
-from rlpto.ray_cluster.messages import Command, Plan
+from rlpto.ray_cluster.messages import Command, JobReport, Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 from rlpto.ray_cluster.scheduler.placement import place, place_as_chosen
 from tests.ray_cluster.fakes import said
@@ -103,7 +103,7 @@ class Controller:
     """As slow and as late as it may be: commands wait in its mailbox, workers start and end when they like."""
 
     inbox: deque[Command] = field(default_factory=deque)
-    outbox: deque[tuple[int, int, int, tuple[str, ...]]] = field(default_factory=deque)
+    outbox: deque[JobReport] = field(default_factory=deque)
     generation: int = 0
     wanted: Plan = field(default_factory=Plan)
     workers: Counter[str] = field(default_factory=Counter)
@@ -174,15 +174,14 @@ class Machine(RuleBasedStateMachine):
         controller = self.controllers.get(job)
         if controller is not None:
             self.asked += 1
-            holding = tuple((+controller.workers).elements())
-            controller.outbox.append((self.asked, controller.generation, controller.generation, holding))
+            holding, known = tuple((+controller.workers).elements()), controller.generation
+            controller.outbox.append(said(job, known, known, holding, self.asked))
 
     @rule(job=st.sampled_from(JOBS), late=st.booleans())
     def hear_report(self, job: str, late: bool) -> None:
         controller = self.controllers.get(job)
         if controller is not None and controller.outbox:
-            number, generation, applied, holding = controller.outbox.pop() if late else controller.outbox.popleft()
-            self.claims.reported(said(job, generation, applied, holding, number))
+            self.claims.reported(controller.outbox.pop() if late else controller.outbox.popleft())
             self.send()
 
     @rule(job=st.sampled_from(JOBS))
