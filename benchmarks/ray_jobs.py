@@ -17,7 +17,7 @@ import numpy as np
 from _common import Check, Found
 
 from rlpto.core.cluster import Node
-from rlpto.ray_cluster.measuring.commanded_job import CommandedJob
+from rlpto.ray_cluster.measuring import CommandedJob
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.nodes.environment import ray_environment
 from rlpto.ray_cluster.nodes.local import LocalCluster

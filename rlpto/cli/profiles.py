@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from rlpto.performance.metrics import UtilityBand
     from rlpto.performance.profiles import Profile
     from rlpto.performance.solo import TrainingEstimate
-    from rlpto.ray_cluster.measuring.commanded_job import Change
-    from rlpto.ray_cluster.measuring.profiling import MeasuringTimes
+    from rlpto.ray_cluster.measuring import Change
     from rlpto.ray_cluster.settings import ProgramSettings
 
 app = typer.Typer(help="Show the profiles of models, or fit new ones to measurements.", no_args_is_help=True)
@@ -252,8 +251,6 @@ def profile(
     settings = read_config(config, set_, seed)
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out}: expected a file that ends in .yaml")
-    from rlpto.ray_cluster.measuring.profiling import MeasuringTimes
-
     if not settings.ray.programs:
         raise ConfigError("ray.programs: there are none, expected at least one program to measure")
     if split := sorted(name for name, program in settings.ray.programs.items() if program.model_parallel > 1):
@@ -263,7 +260,7 @@ def profile(
     console = make_console(quiet)
     if missing:
         try:
-            measure_programs(settings, missing, known, out, address, MeasuringTimes(seconds, learning), console)
+            measure_programs(settings, missing, known, out, address, seconds, learning, console)
         except KeyboardInterrupt:
             kept = ", ".join(sorted(known)) or "nothing"
             raise Interrupted(f"measured and kept in {out}: {kept}; the same command measures the others") from None
@@ -278,7 +275,7 @@ def measured_before(path: Path, programs: Mapping[str, ProgramSettings]) -> dict
     if not is_there(path):
         return {}
     from rlpto.performance.profiles import load_file
-    from rlpto.ray_cluster.measuring.profiling import describe
+    from rlpto.ray_cluster.measuring import describe
 
     return {
         name: found
@@ -295,17 +292,18 @@ def measure_programs(
     known: dict[str, Profile],
     out: Path,
     address: str | None,
-    times: MeasuringTimes,
+    seconds: float,
+    learning: float,
     console: Console,
 ) -> None:
     """Measure programs one after the other, each in the file as soon as it is measured, and in `known`.
 
-    address: of a Ray cluster that is there; None: a local one.
+    address: of a Ray cluster that is there; None: a local one. seconds, learning: as in `measure_program`.
     """
     from rlpto.experiments.on_ray import real_nodes
     from rlpto.io.files import write_text
     from rlpto.performance.profiles import profiles_yaml
-    from rlpto.ray_cluster.measuring.profiling import fit_program, measure_program, stages
+    from rlpto.ray_cluster.measuring import fit_program, measure_program, stages
     from rlpto.ray_cluster.scheduler.backend import RayBackend
     from rlpto.ray_cluster.scheduler.connection import check_training
     from rlpto.ray_cluster.settings import program_spec
@@ -331,7 +329,7 @@ def measure_programs(
             def advance(stage: str, name: str = name) -> None:
                 bar.update(task, advance=1, description=f"{name}: {stage}")
 
-            measured = measure_program(spec, gpus, times, advance)
+            measured = measure_program(spec, gpus, seconds, learning, advance)
             known[name] = fit_program(name, missing[name], measured, measured_on(gpus))
             write_text(out, profiles_yaml(known[key] for key in sorted(known)), "profiles", ProfileError)
             console.print(summary(known[name]))

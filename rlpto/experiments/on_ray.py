@@ -42,9 +42,13 @@ from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.live_curves import LiveCurves
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import place
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, say_on_stderr
+from rlpto.ray_cluster.scheduler.session_database import (
+    SessionDatabase,
+    decision_records,
+    policy_switches,
+    say_on_stderr,
+)
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, read_table, remove_sessions, session_name
-from rlpto.ray_cluster.scheduler.session_records import decision_records, policy_switches
 from rlpto.ray_cluster.settings import job_specs
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.store.database import looking
@@ -278,7 +282,6 @@ def real_cluster(
             session_rules(config),
             observers,
             PolicyKnowledge(noise, online, known.remaining, known.tail, known.unseen_hours),
-            autoscale=config.ray.autoscale,
         )
     except KeyboardInterrupt:  # the caller has no cluster to close yet
         if not keep:

@@ -20,9 +20,9 @@ from rlpto.io.errors import PolicyError, RlptoError
 from rlpto.planning.predictor import BUSY_SHARE, INTERVAL_S, Predictions, Predictor, Sampled, prediction_settings
 from rlpto.planning.snapshot import Snapshot
 from rlpto.policies.switching import SwitchingPolicy
-from rlpto.ray_cluster.scheduler.clock import Clock, SessionRules
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_rules import Clock, SessionRules
 from rlpto.store.database import StoreError
 from rlpto.store.events import add_event
 from rlpto.store.requests import (
@@ -49,9 +49,9 @@ SCHEDULER = "scheduler"
 
 def session_rules(config: Config, clock: Callable[[float | None, float], Clock] = Clock) -> SessionRules:
     """When the scheduler of an experiment's session decides, and what else it obeys. clock: as in `SessionRules`."""
-    times, ray = config.simulator, config.ray
+    times = config.simulator
     limit = math.inf if times.max_hours is None else times.max_hours * HOUR
-    return SessionRules(times.interval, times.decide_on, limit, ray.poll, ray.without_gpus, clock, ray.one_zone)
+    return SessionRules(times.interval, times.decide_on, limit, config.ray, clock)
 
 
 def session_predictor(

@@ -69,6 +69,15 @@ class Plan:
     servers: Nodes = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command to a controller: from `generation` on, job trains by `plan`."""
+
+    job: str
+    generation: int
+    plan: Plan
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """Everything a controller needs to know about its job. Raises JobError for invalid values.

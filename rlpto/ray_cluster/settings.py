@@ -111,10 +111,7 @@ class RaySettings(Settings):
 
 def job_specs(jobs: Sequence[Job], settings: RaySettings, session: str, folder: Path, seed: int) -> list[JobSpec]:
     """What the controller of every job needs. folder: holds a folder for each job. seed: of the run; every job has its
-    own.
-
-    Ids count the jobs in the order given. Raises ConfigError for a model without a program.
-    """
+    own. Ids count the jobs in the order given. Raises ConfigError for a model without a program."""
     missing = next((job for job in jobs if job.model not in settings.programs), None)
     if missing is not None:
         known = ", ".join(sorted(settings.programs)) or "none"

@@ -10,7 +10,7 @@ from rlpto.experiments.config import load_config
 from rlpto.experiments.evaluate import run_cells
 from rlpto.io.errors import ProfileError
 from rlpto.performance.profiles import Profile, profiles_yaml
-from rlpto.ray_cluster.measuring.profiling import Change, ProgramMeasurements, fit_program
+from rlpto.ray_cluster.measuring import Change, ProgramMeasurements, fit_program
 from rlpto.ray_cluster.messages import Measured
 
 EXPERIMENT = """

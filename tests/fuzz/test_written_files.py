@@ -25,13 +25,11 @@ from rlpto.experiments.environments import cluster_env
 from rlpto.experiments.run_folder import begin_run, read_run_config, refuse_foreign
 from rlpto.forecasting.registry import load as load_forecaster
 from rlpto.forecasting.registry import make_forecaster
-from rlpto.ray_cluster.messages import JobSpec, Plan
+from rlpto.ray_cluster.messages import Command, JobSpec, Plan
 from rlpto.ray_cluster.nodes.persistent_cluster import noted_cluster
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
-from rlpto.ray_cluster.scheduler.gpu_claims import Command
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, decision_records, policy_switches
 from rlpto.ray_cluster.scheduler.session_folder import read_table
-from rlpto.ray_cluster.scheduler.session_records import decision_records, policy_switches
 from tests.evaluation.helpers import tiny_record
 from tests.fuzz.harness import Draw, fuzzed, put_file
 from tests.fuzz.mutations import NASTY, as_json, broken_archive, broken_bytes, broken_json, broken_yaml

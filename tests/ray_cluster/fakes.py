@@ -8,11 +8,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
+from rlpto.ray_cluster.messages import Command, JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
-from rlpto.ray_cluster.scheduler.clock import Clock
-from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_rules import Clock
 from rlpto.store.checkpoints import Checkpoint
 
 
@@ -45,67 +44,56 @@ def said(
 class FakeController:
     """A controller that obeys after `delay` s: gives up at once, takes and trains later. rate: epochs/s a worker.
 
-    A job that may stop early does as soon as it may.
+    A job that may stop early does as soon as it may. broken: nodes on which nothing comes up.
     """
 
     spec: JobSpec
     delay: float
     rate: float
+    broken: Collection[str] = ()
+    progress: float = 0.0
     generation: int = 0
     applied: int = 0
-    nodes: tuple[str, ...] = ()
-    batch_size: int | None = None
+    plan: Plan = field(default_factory=Plan)
     holding: tuple[str, ...] = ()
     training_on: tuple[str, ...] = ()
+    serving_on: tuple[str, ...] = ()
     ready_at: float = 0.0
-    progress: float = 0.0
     state: str = "waiting"
     failure: str = ""
     note: str = ""
     rescales: int = 0
-    servers: tuple[str, ...] = ()
-    serving_on: tuple[str, ...] = ()
     rolled_back: int = 0
-    broken: Collection[str] = ()
 
     def take(self, command: Command, now: float) -> None:
         if command.generation <= self.generation or self.state in ("finished", "failed"):
             return
-        self.generation, self.nodes, self.batch_size = command.generation, command.plan.nodes, command.plan.batch_size
-        self.servers = command.plan.servers
-        kept = tuple((Counter(self.training_on) & Counter(command.plan.nodes)).elements())
-        self.holding = command.plan.nodes
-        self.training_on = kept
-        self.ready_at = now + self.delay if len(kept) < len(command.plan.nodes) else now
+        self.generation, self.plan, self.holding = command.generation, command.plan, command.plan.nodes
+        self.training_on = tuple((Counter(self.training_on) & Counter(self.holding)).elements())
+        self.ready_at = now + self.delay if len(self.training_on) < len(self.holding) else now
 
     @property
     def speed(self) -> float:
         """Epochs per second."""
         return self.rate * len(self.training_on)
 
-    @property
-    def ends_at(self) -> float:
-        return self.spec.epochs * (1.0 if self.spec.stop is None else self.spec.stop.after)
-
     def live(self, seconds: float, now: float) -> None:
         if self.state in ("finished", "failed"):
             return
-        if now >= self.ready_at and self.applied != self.generation and self._grows_into_broken():
-            self.nodes, self.servers, self.holding = self.training_on, self.serving_on, self.training_on
-            self.applied = self.rolled_back = self.generation
-            self.failure = "new workers or servers did not come up"
         if now >= self.ready_at and self.applied != self.generation:
-            self.serving_on = self.servers
-            self.rescales += bool(self.training_on)
-            self.applied, self.training_on = self.generation, self.nodes
+            if self.training_on and {*self.plan.nodes, *self.plan.servers} & set(self.broken):
+                self.plan = Plan(self.training_on, self.plan.batch_size, self.serving_on)
+                self.holding, self.rolled_back = self.training_on, self.generation
+                self.failure = "new workers or servers did not come up"
+            else:
+                self.rescales += bool(self.training_on)
+                self.training_on, self.serving_on = self.plan.nodes, self.plan.servers
+            self.applied = self.generation
         self.progress += self.speed * seconds
         self.state = "running" if self.training_on else "waiting"
-        if self.progress >= self.ends_at:
+        if self.progress >= self.spec.epochs * (1.0 if self.spec.stop is None else self.spec.stop.after):
             self.note = "" if self.spec.stop is None else f"stopped early at epoch {self.progress:g}"
             self.state, self.holding, self.training_on = "finished", (), ()
-
-    def _grows_into_broken(self) -> bool:
-        return bool(self.training_on) and bool({*self.nodes, *self.servers} & set(self.broken))
 
 
 @dataclass
@@ -131,7 +119,7 @@ class FakeBackend:
     kinds: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     drained: list[tuple[str, float]] = field(default_factory=list)
-    going: dict[str, float] = field(default_factory=dict)
+    announced: dict[str, float] = field(default_factory=dict)
     zones: dict[str, str] = field(default_factory=dict)
     requested: list[int] = field(default_factory=list)
     clock_jumps: tuple[float, float] = (math.inf, 0.0)
@@ -146,14 +134,11 @@ class FakeBackend:
             for node, gpus in self.gpus.items()
         ]
 
-    def announced(self) -> dict[str, float]:
-        return self.going
-
     def drain(self, node: str, seconds: float) -> str:
         self.drained.append((node, seconds))
         if not self.gpus.pop(node, 0):
             return "there is no such node"
-        self.going[node] = self.world.wall + seconds
+        self.announced[node] = self.world.wall + seconds
         return ""
 
     def request(self, gpus: int) -> None:
@@ -184,40 +169,30 @@ class FakeBackend:
         for controller in self.controllers.values():
             controller.live(seconds, self.world.wall)
             self.saved[controller.spec.id] = controller.progress
-        for job in list(self._ending):
-            del self._ending[job]
-            self._gone[job] = ""
+        self._gone |= dict.fromkeys(self._ending, "")
+        self._ending.clear()
         self._count()
 
     def report(self, controller: FakeController) -> JobReport:
+        same = ("generation", "applied", "state", "holding", "training_on", "serving_on", "rolled_back", "progress")
+        step, paused = int(100 * controller.progress), 0.05
         return JobReport(
             controller.spec.id,
-            generation=controller.generation,
-            applied=controller.applied,
-            state=controller.state,  # type: ignore[arg-type]
-            holding=controller.holding,
-            training_on=controller.training_on,
-            serving_on=controller.serving_on,
-            rolled_back=controller.rolled_back,
-            step=int(100 * controller.progress),
-            progress=controller.progress,
+            **{name: getattr(controller, name) for name in (*same, "rescales", "failure", "note")},
+            step=step,
             accuracy=min(0.1 + 0.2 * controller.progress, 0.9),
-            rescales=controller.rescales,
-            pauses=(0.05,) * controller.rescales,
-            rescale_seconds=0.05 * controller.rescales,
-            checkpoint=Checkpoint(int(100 * controller.progress), "checkpoint", "0" * 64),
-            failure=controller.failure,
-            note=controller.note,
+            pauses=(paused,) * controller.rescales,
+            rescale_seconds=paused * controller.rescales,
+            checkpoint=Checkpoint(step, "checkpoint", "0" * 64),
             time=self.world.wall + (self.clock_jumps[1] if self.world.wall >= self.clock_jumps[0] else 0.0),
             number=self.asked,
         )
 
     def end(self, job: str) -> None:
-        controller = self.controllers.pop(job, None)
-        if controller is None:
-            self._gone[job] = ""
+        if job in self.controllers:
+            self._ending[job] = self.controllers.pop(job)
         else:
-            self._ending[job] = controller
+            self._gone[job] = ""
 
     def end_all(self) -> None:
         for job in list(self.controllers):
@@ -229,31 +204,25 @@ class FakeBackend:
 
     def kill_node(self, node: str) -> None:
         del self.gpus[node]
-        for controller in self.controllers.values():
-            controller.holding = tuple(other for other in controller.holding if other != node)
-            controller.training_on = tuple(other for other in controller.training_on if other != node)
+        for one in self.controllers.values():
+            one.holding = tuple(other for other in one.holding if other != node)
+            one.training_on = tuple(other for other in one.training_on if other != node)
 
     def _count(self) -> None:
         """Remember the most GPUs that were ever in use on a node, and refuse more than it has."""
-        used = Counter(
-            node for controller in self.controllers.values() for node in controller.holding if node in self.gpus
-        )
+        used, served = Counter[str](), Counter[str]()
+        for one in self.controllers.values():
+            used.update(node for node in one.holding if node in self.gpus)
+            served.update(Counter(one.plan.servers) | Counter(one.serving_on))
         self.most |= used
-        for node, gpus in used.items():
-            assert gpus <= self.gpus[node], f"{gpus} workers on {node}, which has {self.gpus[node]} GPUs"
-        served = Counter(
-            node
-            for controller in self.controllers.values()
-            for node in (Counter(controller.servers) | Counter(controller.serving_on)).elements()
-        )
-        for node, slots in served.items():
-            assert slots <= self.cpus.get(node, 0), f"{slots} servers on {node}, which has {self.cpus.get(node)} slots"
+        assert used <= Counter(self.gpus), "more workers on a node than it has GPUs"
+        assert served <= Counter(self.cpus), "more servers on a node than it has CPU slots"
 
 
 def events_of(database: SessionDatabase) -> list[tuple[float, str, str, str, float | None, str]]:
     """Time, kind, job, node, value and detail of all events of a session, in order."""
     rows = database.rows("SELECT time, job, body FROM events WHERE time IS NOT NULL ORDER BY seq")
-    found = [(time, job or "", json.loads(body)) for time, job, body in rows]
+    found = ((time, job or "", json.loads(body)) for time, job, body in rows)
     return [
         (time, body["what"], job, body.get("node", ""), body.get("value"), body.get("detail", ""))
         for time, job, body in found

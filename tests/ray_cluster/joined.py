@@ -31,7 +31,7 @@ ATTEMPTS = 3
 """Starts of a node: on a busy machine the 30 s that Ray gives it may be short."""
 RAY = ("-c", "from ray.scripts.scripts import main; main()")
 AGENTS = "metrics-export", "dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "ray-client-server"
-"""Ports that are set as in `nodes.processes.AGENT_PORTS`: a node would else give up on a busy machine, and a head where
+"""Ports that are set as in `nodes.local.AGENT_PORTS`: a node would else give up on a busy machine, and a head where
 there is another one."""
 WITHOUT = {"RAY_ADDRESS", AUTH_TOKEN, AUTH_TOKEN_PATH, WORKER_PROGRAM, "PYTHONPATH"}
 

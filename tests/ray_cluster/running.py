@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlpto.ray_cluster.measuring.commanded_job import CommandedJob
+from rlpto.ray_cluster.measuring import CommandedJob
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import load_factor

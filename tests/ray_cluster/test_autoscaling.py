@@ -14,10 +14,10 @@ from rlpto.experiments.on_ray import real_nodes
 from rlpto.io.errors import ConfigError, JobError
 from rlpto.ray_cluster.nodes.environment import EXTERNAL_ADDRESS
 from rlpto.ray_cluster.nodes.processes import free_ports
-from rlpto.ray_cluster.scheduler.autoscaling import RENEW_S, GpuRequests
-from rlpto.ray_cluster.scheduler.clock import SessionRules
+from rlpto.ray_cluster.scheduler.placement import RENEW_S, GpuRequests
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.ray_cluster.settings import AutoscaleSettings
+from rlpto.ray_cluster.scheduler.session_rules import SessionRules
+from rlpto.ray_cluster.settings import AutoscaleSettings, RaySettings
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.joined import REPOSITORY, Joined, joined
@@ -37,22 +37,14 @@ LISTS = (
 
 
 def test_fewer_gpus_are_asked_for_once_they_were_idle() -> None:
+    """At most 8, and fewer once that has held for 30 s; the same number again after a while: a head may be new."""
     asked: list[int] = []
     requests = GpuRequests(AutoscaleSettings(most_gpus=8, idle_seconds=30), asked.append)
-
-    def want(time: float, gpus: int) -> list[int]:
+    wanted = [(0, 3, [3]), (1, 20, [8]), (30, 2, []), (31, 2, [2]), (60, 5, [5]), (89, 1, []), (89.5, 5, [])]
+    for time, gpus, expected in (*wanted, (90 + RENEW_S, 5, [5]), (125 + RENEW_S, 0, [0])):
         requests.want(gpus, time)
-        return asked
-
-    assert want(0, 3) == [3]
-    assert want(1, 20) == [3, 8], "no more than the bound"
-    assert want(30, 2) == [3, 8], "not idle for long"
-    assert want(31, 2) == [3, 8, 2]
-    assert want(60, 5) == [3, 8, 2, 5]
-    assert want(89, 1) == [3, 8, 2, 5]
-    assert want(89.5, 5) == [3, 8, 2, 5]
-    assert want(90 + RENEW_S, 5) == [3, 8, 2, 5, 5], "a new head has to be asked again"
-    assert want(125 + RENEW_S, 0) == [3, 8, 2, 5, 5, 0], "the autoscaler may end all nodes"
+        assert asked == expected, time
+        asked.clear()
 
 
 class OnDemand(FakeBackend):
@@ -69,10 +61,10 @@ def test_jobs_wait_for_nodes_and_idle_ones_go(database: SessionDatabase) -> None
     backend = OnDemand(FakeTime(), {"n0": NODE_GPUS})
     jobs = [make_job(0, 0.0, 4.0, gpus=MOST, max_gpus=MOST), make_job(1, 2000.0, 4.0, gpus=1, max_gpus=1)]
     scale = AutoscaleSettings(most_gpus=MOST, idle_seconds=30)
-    rules = SessionRules(10.0, without_gpus=60.0)
     with pytest.raises(JobError, match="wants 4 GPUs, but the Ray cluster has 2 in all"):
-        make_cluster(backend, jobs, database, rules)
-    cluster = make_cluster(backend, jobs, database, rules, autoscale=scale)
+        make_cluster(backend, jobs, database)
+    rules = SessionRules(10.0, ray=RaySettings(without_gpus=60.0, autoscale=scale))
+    cluster = make_cluster(backend, jobs, database, rules)
     record = play(cluster, "fifo")
     assert np.isfinite(record.jobs.finish_time).all(), "no node with GPUs for long is no fault while no job wants any"
     assert list(dict.fromkeys(backend.requested)) == [MOST, 0, 1]

@@ -15,6 +15,7 @@ import pytest
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.jobs import Job
 from rlpto.core.loop import run
+from rlpto.core.policy import Policy
 from rlpto.core.queues import QueueSettings
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
@@ -23,10 +24,11 @@ from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import JobReport, JobSpec
-from rlpto.ray_cluster.scheduler.clock import Clock, SessionRules
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_rules import Clock, SessionRules
+from rlpto.ray_cluster.settings import RaySettings
 from rlpto.store.curves import spans_between
 from tests.builders import Scripted, linear_tables, with_batch_sizes
 from tests.builders import job as make_job
@@ -58,8 +60,9 @@ def make_cluster(
     return RayCluster(backend, jobs, given or specs(jobs), believed, database, timing, **more)
 
 
-def play(cluster: Any, policy: str = "equal_share") -> RunRecord:
-    return run(cluster, make_policy(policy), QueueSettings(), RewardWeights(), window="w")
+def play(cluster: Any, policy: str | Policy = "equal_share") -> RunRecord:
+    asked = make_policy(policy) if isinstance(policy, str) else policy
+    return run(cluster, asked, QueueSettings(), RewardWeights(), window="w")
 
 
 def elastic(i: int, submit: float = 0.0, epochs: float = 4.0, most: int = 4) -> Job:
@@ -73,9 +76,8 @@ class TestClocks:
     ) -> None:
         world = FakeTime()
         backend = FakeBackend(world, {"n": 2}, clock_jumps=(world.wall + 20.0, jump))
-        cluster = make_cluster(
-            backend, [elastic(0, epochs=20.0), elastic(1, epochs=20.0)], database, SessionRules(limit=1e4)
-        )
+        jobs = [elastic(0, epochs=20.0), elastic(1, epochs=20.0)]
+        cluster = make_cluster(backend, jobs, database, SessionRules(limit=1e4))
         record = play(cluster)
         assert np.isfinite(record.jobs.finish_time).all(), "reports from before the jump hide all that come after it"
         assert record.jobs.finish_time.max() == pytest.approx(cluster.time, abs=0.2)
@@ -116,17 +118,15 @@ class TestRun:
         assert -parts[1] == pytest.approx(weights.time * completion / 3600, rel=0.05)
         assert not backend.controllers
 
-    def test_levels_of_accuracy_are_noted_as_they_are_measured(self, tmp_path: Path) -> None:
+    def test_levels_of_accuracy_are_noted_as_they_are_measured(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 4})
-        with SessionDatabase(tmp_path / "state.sqlite") as database:
-            record = play(make_cluster(backend, [elastic(0), elastic(1, 3.0)], database))
+        record = play(make_cluster(backend, [elastic(0), elastic(1, 3.0)], database))
         jobs = record.jobs
         times = np.stack([jobs.start_time, jobs.reached_90, jobs.reached_95, jobs.reached_99, jobs.finish_time])
         assert (np.diff(times, axis=0) >= 0).all()
         most = (jobs.reached_90 - jobs.submit_time).sum() + 0.1 * (jobs.finish_time - jobs.reached_90).sum()
         assert 0.1 * (jobs.reached_90 - jobs.submit_time).sum() < record.decisions.shortfall.sum() < 1.05 * most
-        with SessionDatabase(tmp_path / "state.sqlite") as database:  # a scheduler that comes back still knows
-            cluster = make_cluster(backend, [elastic(0), elastic(1, 3.0)], database)
+        cluster = make_cluster(backend, [elastic(0), elastic(1, 3.0)], database)  # a scheduler that comes back knows
         assert cluster.store.reached.T.tolist() == times[1:4].tolist()
 
     def test_decisions_on_intervals_come_at_their_ends_only(self, database: SessionDatabase) -> None:
@@ -137,9 +137,8 @@ class TestRun:
 
     def test_a_limit_ends_the_run_with_jobs_left(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 1})
-        record = play(
-            make_cluster(backend, [elastic(0, epochs=100.0, most=1)], database, SessionRules(10.0, limit=25.0))
-        )
+        rules = SessionRules(10.0, limit=25.0)
+        record = play(make_cluster(backend, [elastic(0, epochs=100.0, most=1)], database, rules))
         assert np.isnan(record.jobs.finish_time).all()
         assert record.decisions.time.max() <= 25.0
 
@@ -155,6 +154,7 @@ class TestRun:
         deaf = Interrupted(cluster, 4.0, lambda: backend.deaf.add("job0"))
         play(Interrupted(deaf, 6.0, look))
         assert seen == [(("n", "n"), 0)], "the second job has a controller, and no command to take what is not free"
+        # What was not heard is sent again.
         assert cluster.columns.finished.all()
 
     def test_policies_see_measured_accuracies(self, database: SessionDatabase) -> None:
@@ -166,7 +166,7 @@ class TestRun:
             seen.append(state)
             return policy(state)
 
-        run(cluster, Scripted(look), QueueSettings(), RewardWeights())
+        play(cluster, Scripted(look))
         last = seen[-1].jobs
         assert last.accuracy[0] == pytest.approx(0.1 + 0.2 * last.progress[0], abs=0.01)
         again = last.reordered(np.array([0]), last.effective_priority)  # as things stand now, at the end
@@ -179,22 +179,20 @@ class TestBatchSizes:
     TABLES = with_batch_sizes(linear_tables(0.1, 8), {16: 2.0})
 
     def test_controllers_get_what_the_policy_chose_and_a_scheduler_that_comes_back_knows_it(
-        self, tmp_path: Path
+        self, database: SessionDatabase
     ) -> None:
         backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
         jobs = [elastic(0, epochs=50.0, most=2), elastic(1, 5.0, epochs=50.0, most=2)]
-        with SessionDatabase(tmp_path / "state.sqlite") as database:
-            run_until(make_cluster(backend, jobs, database, tables=self.TABLES), 15.0, CHOOSING)
-            assert {job: one.batch_size for job, one in backend.controllers.items()} == {"job0": 16, "job1": 16}
-            ((action, sizes),) = database.rows("SELECT action, batch_sizes FROM decisions ORDER BY seq LIMIT 1")
-            assert (json.loads(action), json.loads(sizes)) == ({"job0": 2}, {"job0": 16})
+        run_until(make_cluster(backend, jobs, database, tables=self.TABLES), 15.0, CHOOSING)
+        assert {job: one.plan.batch_size for job, one in backend.controllers.items()} == {"job0": 16, "job1": 16}
+        ((action, sizes),) = database.rows("SELECT action, batch_sizes FROM decisions ORDER BY seq LIMIT 1")
+        assert (json.loads(action), json.loads(sizes)) == ({"job0": 2}, {"job0": 16})
         generation = max(controller.generation for controller in backend.controllers.values())
-        with SessionDatabase(tmp_path / "state.sqlite") as database:
-            again = make_cluster(backend, jobs, database, tables=self.TABLES)
-            seen = again.state().jobs
-            assert seen.type_index.tolist() == [1, 1]
-            assert seen.speed[:, 1].tolist() == pytest.approx([0.2, 0.2])
-            run_until(again, again.time + 15.0, CHOOSING)
+        again = make_cluster(backend, jobs, database, tables=self.TABLES)
+        seen = again.state().jobs
+        assert seen.type_index.tolist() == [1, 1]
+        assert seen.speed[:, 1].tolist() == pytest.approx([0.2, 0.2])
+        run_until(again, again.time + 15.0, CHOOSING)
         assert max(controller.generation for controller in backend.controllers.values()) == generation
 
     def test_a_new_batch_size_alone_is_no_rescale_and_stops_no_worker(self, database: SessionDatabase) -> None:
@@ -205,7 +203,7 @@ class TestBatchSizes:
         def decide(_: ClusterState) -> Allocation:
             return Allocation(np.array([2]), batch_size=np.array([next(sizes, 0)]))
 
-        record = run(cluster, Scripted(decide), QueueSettings(), RewardWeights())
+        record = play(cluster, Scripted(decide))
         assert [command.batch_size for command in backend.commanded["job0"]] == [None, 16, None, 16, None]
         assert (record.jobs.rescales.tolist(), record.changes.gpus.tolist()) == ([0], [2, 0])
 
@@ -224,37 +222,31 @@ class TestFaults:
 
     def test_without_any_node_for_long_there_is_one_clear_error(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"m": 1})
-        cluster = make_cluster(backend, [elastic(0, epochs=10.0)], database, SessionRules(10.0, without_gpus=30.0))
+        cluster = make_cluster(
+            backend, [elastic(0, epochs=10.0)], database, SessionRules(10.0, ray=RaySettings(without_gpus=30.0))
+        )
         stopped = Interrupted(cluster, 12.0, lambda: backend.kill_node("m"))
         with pytest.raises(ClusterError, match="no node with GPUs has been alive for 30 s while 1 jobs wait"):
             play(stopped, "fifo")
 
-    @staticmethod
-    def fail(backend: FakeBackend) -> None:
-        """Job 0 fails."""
-        controller = backend.controllers["job0"]
-        controller.state, controller.holding, controller.failure = "failed", (), "Traceback\nValueError: no good"
-
-    def test_a_job_that_fails_is_counted_and_the_others_finish(self, database: SessionDatabase) -> None:
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_a_job_that_fails_is_counted_and_once_all_have_there_is_one_clear_error(
+        self, count: int, database: SessionDatabase
+    ) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
-        cluster = make_cluster(backend, [elastic(0), elastic(1)], database)
-        record = play(Interrupted(cluster, 12.0, lambda: self.fail(backend)), "fifo")
-        assert np.isnan(record.jobs.finish_time).tolist() == [True, False]
+
+        def fail() -> None:
+            controller = backend.controllers["job0"]
+            controller.state, controller.holding, controller.failure = "failed", (), "Traceback\nValueError: no good"
+
+        cluster = Interrupted(make_cluster(backend, list(map(elastic, range(count))), database), 3.0, fail)
+        if count == 1:
+            with pytest.raises(JobError, match="all 1 jobs have failed, the last one of: ValueError: no good"):
+                play(cluster, "fifo")
+        else:
+            assert np.isnan(play(cluster, "fifo").jobs.finish_time).tolist() == [True, False]
         first = database.jobs()[0]
         assert (first.state, first.failure) == ("failed", "Traceback\nValueError: no good")
-
-    def test_when_all_jobs_fail_there_is_one_clear_error(self, database: SessionDatabase) -> None:
-        backend = FakeBackend(FakeTime(), {"n": 2})
-        cluster = make_cluster(backend, [elastic(0)], database)
-        with pytest.raises(JobError, match="all 1 jobs have failed, the last one of: ValueError: no good"):
-            play(Interrupted(cluster, 3.0, lambda: self.fail(backend)), "fifo")
-        assert database.jobs()[0].state == "failed"
-
-    def test_a_command_that_was_not_heard_is_sent_again(self, database: SessionDatabase) -> None:
-        backend = FakeBackend(FakeTime(), {"n": 2}, deaf={"job0"})
-        cluster = make_cluster(backend, [elastic(0)], database)
-        play(Interrupted(cluster, 5.0, backend.deaf.clear), "fifo")
-        assert cluster.columns.finished.all()
 
     def test_a_cluster_without_gpus_is_refused(self, database: SessionDatabase) -> None:
         with pytest.raises(ClusterError, match="no node of the Ray cluster has GPUs"):
@@ -280,25 +272,23 @@ class TestRestart:
             record = play(again)
             assert len(backend.started) == len(jobs)
             assert np.isfinite(record.jobs.finish_time).all()
-            held = sum(
-                record.changes.gpus[record.changes.job == 0][:-1]
-                * np.diff(record.changes.time[record.changes.job == 0])
-            )
+            mine = record.changes.job == 0
+            held = record.changes.gpus[mine][:-1] @ np.diff(record.changes.time[mine])
             assert held == pytest.approx(record.jobs.gpu_seconds[0], abs=1.0)
 
-    def test_without_controllers_it_goes_on_from_checkpoints_and_no_time_has_passed(self, tmp_path: Path) -> None:
+    def test_without_controllers_it_goes_on_from_checkpoints_and_no_time_has_passed(
+        self, database: SessionDatabase
+    ) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
         jobs = [elastic(0, epochs=8.0), elastic(1, 100.0)]
-        with SessionDatabase(tmp_path / "state.sqlite") as database:
-            cluster = make_cluster(backend, jobs, database)
-            run_until(cluster, 15.0)
-            cluster.close()
+        cluster = make_cluster(backend, jobs, database)
+        run_until(cluster, 15.0)
+        cluster.close()
         assert not backend.controllers
         backend.world.wall += 10_000.0
-        with SessionDatabase(tmp_path / "state.sqlite") as database:
-            again = make_cluster(backend, jobs, database)
-            assert again.time == pytest.approx(cluster.time, abs=0.2)
-            record = play(again)
+        again = make_cluster(backend, jobs, database)
+        assert again.time == pytest.approx(cluster.time, abs=0.2)
+        record = play(again)
         assert ("job0", True) in backend.started
         assert record.jobs.finish_time[0] < 100.0
 

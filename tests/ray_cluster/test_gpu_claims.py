@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,22 +14,30 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlpto.io.errors import ClusterError
-from rlpto.ray_cluster.messages import Plan
-from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
+from rlpto.ray_cluster.messages import Command, JobReport, Plan
+from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 from rlpto.ray_cluster.scheduler.placement import place, place_as_chosen
 from tests.ray_cluster.fakes import said
 
 JOBS = ("a", "b", "c")
 
 
-class TestPlace:
-    def test_who_shrinks_gives_up_where_it_came_last(self) -> None:
-        gpus = {"m": 1, "n": 1, "o": 2}
-        assert place(gpus, {"a": ("n", "m")}, {"a": 1}) == {"a": ["n"]}
-        assert place(gpus, {"a": ("m", "n")}, {"a": 1}) == {"a": ["m"]}
+@pytest.mark.parametrize(
+    ("present", "left"),
+    [
+        (("n", "m"), ["n"]),  # it gives up where it came last
+        (("m", "n"), ["m"]),
+        (("m", "o", "o"), ["o", "o"]),  # and empties the node with fewest of its GPUs
+    ],
+)
+def test_who_shrinks_keeps_what_it_came_to_first_and_holds_most_of(present: tuple[str, ...], left: list[str]) -> None:
+    assert place({"m": 1, "n": 1, "o": 2}, {"a": present}, {"a": len(left)}) == {"a": left}
 
-    def test_who_shrinks_empties_the_node_with_fewest_of_its_gpus(self) -> None:
-        assert place({"m": 1, "o": 2}, {"a": ("m", "o", "o")}, {"a": 2}) == {"a": ["o", "o"]}
+
+def test_workers_that_a_policy_leaves_on_their_nodes_keep_their_order() -> None:
+    present = {"a": ("n2", "n1", "n2"), "b": ("n1",)}
+    chosen = {"a": np.array([1, 1, 1]), "b": np.array([1, 0, 0]), "c": np.array([0, 0, 2])}
+    assert place_as_chosen(["n1", "n2", "n3"], present, chosen) == {"a": ["n2", "n1", "n3"], "c": ["n3", "n3"]}
 
 
 class Planned:
@@ -62,21 +71,15 @@ class TestClaims:
             planned.plan(b=Plan(("n",)))
         assert planned.claims.entry("b").planned == Plan()
 
-    def test_an_older_report_that_comes_late_is_ignored(self) -> None:
-        claims = GpuClaims({"n": 1})
-        assert claims.reported(said("a", 2, 2, (), 5))
-        assert not claims.reported(said("a", 1, 1, ("n",), 4))
-        assert claims.entry("a").holding == ()
-
-    def test_a_controller_that_forgot_gets_its_command_again(self) -> None:
+    def test_older_reports_are_ignored_and_a_controller_that_forgot_gets_its_command_again(self) -> None:
         planned = Planned(n=1)
         planned.send(a=Plan(("n",)))
-        planned.claims.reported(said("a", 1, 1, ("n",), 1))
-        assert planned.claims.unconfirmed("a") is None
-        planned.claims.reported(said("a", 0, 0, (), 2))  # restarted
-        again = planned.claims.unconfirmed("a")
-        assert again is not None
-        assert again.plan == Plan(("n",))
+        claims = planned.claims
+        assert claims.reported(said("a", 1, 1, ("n",), 2))
+        assert not claims.reported(said("a", 0, 0, (), 1))
+        assert claims.unconfirmed("a") is None
+        claims.reported(said("a", 0, 0, (), 3))  # restarted
+        assert claims.unconfirmed("a") == Command("a", 1, Plan(("n",)))
 
     def test_a_step_that_was_left_out_is_not_sent_after_a_restart(self) -> None:
         planned = Planned(m=1, n=1)
@@ -100,18 +103,10 @@ class Controller:
     """As slow and as late as it may be: commands wait in its mailbox, workers start and end when they like."""
 
     inbox: deque[Command] = field(default_factory=deque)
-    outbox: deque[tuple[int, int, int, tuple[str, ...]]] = field(default_factory=deque)
+    outbox: deque[JobReport] = field(default_factory=deque)
     generation: int = 0
     wanted: Plan = field(default_factory=Plan)
     workers: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass
-class Row:
-    """A command in the database."""
-
-    command: Command
-    state: str = "planned"
 
 
 class Machine(RuleBasedStateMachine):
@@ -125,7 +120,8 @@ class Machine(RuleBasedStateMachine):
         self.generation = 0
         self.asked = 0
         self.controllers: dict[str, Controller] = {}
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[int, Command] = {}  # of the database, those that are not superseded
+        self.sent: set[int] = set()
 
     def next_generation(self) -> int:
         self.generation += 1
@@ -133,16 +129,16 @@ class Machine(RuleBasedStateMachine):
 
     def plan(self, targets: dict[str, Plan]) -> None:
         steps = self.claims.plan(targets, self.next_generation)
-        for row in self.rows.values():
-            if row.command.job in targets and row.state == "planned":
-                row.state = "superseded"
-        for step in steps:
-            self.rows[step.generation] = Row(step)
+        self.supersede(lambda one: one.job in targets and one.generation not in self.sent)
+        self.rows |= {step.generation: step for step in steps}
         self.send()
+
+    def supersede(self, over: Callable[[Command], bool]) -> None:
+        self.rows = {generation: one for generation, one in self.rows.items() if not over(one)}
 
     def send(self) -> None:
         for command in list(self.claims.due()):
-            self.rows[command.generation].state = "commanded"
+            self.sent.add(command.generation)
             self.controllers.setdefault(command.job, Controller()).inbox.append(command)
 
     @rule(data=st.data())
@@ -178,15 +174,14 @@ class Machine(RuleBasedStateMachine):
         controller = self.controllers.get(job)
         if controller is not None:
             self.asked += 1
-            holding = tuple((+controller.workers).elements())
-            controller.outbox.append((self.asked, controller.generation, controller.generation, holding))
+            holding, known = tuple((+controller.workers).elements()), controller.generation
+            controller.outbox.append(said(job, known, known, holding, self.asked))
 
     @rule(job=st.sampled_from(JOBS), late=st.booleans())
     def hear_report(self, job: str, late: bool) -> None:
         controller = self.controllers.get(job)
         if controller is not None and controller.outbox:
-            number, generation, applied, holding = controller.outbox.pop() if late else controller.outbox.popleft()
-            self.claims.reported(said(job, generation, applied, holding, number))
+            self.claims.reported(controller.outbox.pop() if late else controller.outbox.popleft())
             self.send()
 
     @rule(job=st.sampled_from(JOBS))
@@ -200,9 +195,7 @@ class Machine(RuleBasedStateMachine):
         if self.controllers.pop(job, None) is not None:
             planned = self.claims.entry(job).planned
             self.claims.released(job)
-            for row in self.rows.values():
-                if row.command.job == job:
-                    row.state = "superseded"
+            self.supersede(lambda one: one.job == job)
             self.plan({job: planned})
 
     @precondition(lambda self: len(self.nodes) > 1)
@@ -223,20 +216,11 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def scheduler_restarts(self) -> None:
-        commands: dict[str, list[Command]] = {}
-        for _, row in sorted(self.rows.items()):
-            if row.state != "superseded":
-                commands.setdefault(row.command.job, []).append(row.command)
-        unsent = {generation for generation, row in self.rows.items() if row.state == "planned"}
-        there = [job for job in JOBS if job in self.controllers]
+        self.supersede(lambda one: one.job not in self.controllers)
         self.claims = GpuClaims(self.nodes)
-        for job in JOBS:
-            if job in there:
-                self.claims.adopt(job, commands.get(job, ()), unsent)
-            else:
-                for row in self.rows.values():
-                    if row.command.job == job:
-                        row.state = "superseded"
+        for job in self.controllers:
+            commands = [one for _, one in sorted(self.rows.items()) if one.job == job]
+            self.claims.adopt(job, commands, self.rows.keys() - self.sent)
         gone = {node for entry in self.claims.entries.values() for node in entry.planned.nodes} - self.nodes.keys()
         self.plan(self.claims.remove_nodes(gone))
 
@@ -272,9 +256,3 @@ class Machine(RuleBasedStateMachine):
 
 TestNoGpuIsUsedTwice = Machine.TestCase
 TestNoGpuIsUsedTwice.settings = settings(max_examples=100, stateful_step_count=40)
-
-
-def test_workers_that_a_policy_leaves_on_their_nodes_keep_their_order() -> None:
-    present = {"a": ("n2", "n1", "n2"), "b": ("n1",)}
-    chosen = {"a": np.array([1, 1, 1]), "b": np.array([1, 0, 0]), "c": np.array([0, 0, 2])}
-    assert place_as_chosen(["n1", "n2", "n3"], present, chosen) == {"a": ["n2", "n1", "n3"], "c": ["n3", "n3"]}

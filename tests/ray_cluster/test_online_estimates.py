@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,15 +18,12 @@ from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.jobs import Job
-from rlpto.core.loop import run
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.experiments import on_ray
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.experiments.on_ray import real_cluster
 from rlpto.experiments.session_loop import session_rules
-from rlpto.knowledge.known import UNSEEN_HOURS, FitMethod
+from rlpto.knowledge.known import UNSEEN_HOURS
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.accuracy import AccuracyCurve
 from rlpto.performance.tables import SpeedTables
@@ -40,7 +39,7 @@ from rlpto.store.program_keys import GuessSettings
 from tests.builders import Scripted, linear_tables
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
-from tests.ray_cluster.test_cluster import make_cluster, specs
+from tests.ray_cluster.test_cluster import make_cluster, play, specs
 
 SAMPLES, BATCH, MOST, PER_NODE = 1000.0, 50, 8, 2
 PROGRAM = ProgramSettings(training="some.module:Program", samples=1000, epochs=20, batch_size=BATCH, pace=0.1)
@@ -48,31 +47,17 @@ REAL = PROGRAM.model_copy(update={"pace": None})
 """Steps take as long as they take, and the settings say nothing of that."""
 
 
-def alike(*_: str) -> float:
-    return 1.0
-
-
 def estimates(
     program: ProgramSettings = PROGRAM,
     count: int = 1,
     metric: str = "goodput",
-    kinds: dict[str, int] | None = None,
-    ratio: Callable[[str, str, str], float] = alike,
-    pooled: bool = False,
-    method: FitMethod = "bayes",
+    kinds: Mapping[str, int] = MappingProxyType({"gpu": PER_NODE}),
+    **more: Any,
 ) -> OnlineEstimates:
+    """more: as of `OnlineEstimates`."""
     jobs = [replace(make_job(i, 0.0, 20.0, max_gpus=MOST), model="m", metric=metric) for i in range(count)]
     made = [JobSpec(job.name, job.name, "s", program.training, "f", BATCH, job.epochs, 1000) for job in jobs]
-    return OnlineEstimates(
-        jobs,
-        made,
-        {"m": program},
-        profiles(jobs[0]),
-        kinds or {"gpu": PER_NODE},
-        ratio,
-        pooled=pooled,
-        method=method,
-    )
+    return OnlineEstimates(jobs, made, {"m": program}, profiles(jobs[0]), kinds, **more)
 
 
 def profiles(job: Job) -> SpeedTables:
@@ -93,7 +78,12 @@ def after(found: OnlineEstimates, job: int = 0, **report: object) -> OnlineEstim
 
 
 def sizes(*speeds: tuple[int, int, float]) -> tuple[Measured, ...]:
-    return tuple(Measured(workers, nodes, speed, 100) for workers, nodes, speed in speeds)
+    return tuple(Measured(*size, 100) for size in speeds)
+
+
+def on_few(workers: int, speed: float) -> tuple[int, int, float]:
+    """A size on as few nodes as possible."""
+    return workers, -(-workers // PER_NODE), speed
 
 
 class TestSpeed:
@@ -106,18 +96,13 @@ class TestSpeed:
 
     @settings(max_examples=30)
     @given(workers=st.integers(1, MOST), speed=st.floats(1.0, 1e5))
-    def test_a_job_that_was_seen_at_one_size_scales_perfectly_from_there(self, workers: int, speed: float) -> None:
-        """By Pollux's rules."""
-        found = after(estimates(method="pollux"), throughput=sizes((workers, -(-workers // PER_NODE), speed)))
-        assert packed(found) == pytest.approx(speed / workers / SAMPLES * np.arange(1, MOST + 1), rel=0.01)
-
-    @settings(max_examples=30)
-    @given(workers=st.integers(1, MOST), speed=st.floats(1.0, 1e5))
-    def test_with_a_prior_it_is_believed_to_scale_as_others_do(self, workers: int, speed: float) -> None:
-        found = after(estimates(REAL), throughput=sizes((workers, -(-workers // PER_NODE), speed)))
-        shown = packed(found) * SAMPLES
+    def test_a_job_that_was_seen_at_one_size_scales_as_others_do_or_perfectly(self, workers: int, speed: float) -> None:
+        """With a prior, and by Pollux's rules."""
+        seen, perfect = sizes(on_few(workers, speed)), speed / workers * np.arange(1, MOST + 1)
+        pollux = after(estimates(method="pollux"), throughput=seen)
+        assert packed(pollux) * SAMPLES == pytest.approx(perfect, rel=0.01)
+        shown = packed(after(estimates(REAL), throughput=seen)) * SAMPLES
         assert shown[workers - 1] == pytest.approx(speed)
-        perfect = speed / workers * np.arange(1, MOST + 1)
         assert (shown[workers:] < perfect[workers:]).all()
         assert (shown[: workers - 1] > perfect[: workers - 1]).all()
         paced = after(estimates(), throughput=sizes((1, 1, speed)))
@@ -126,21 +111,15 @@ class TestSpeed:
     @pytest.mark.parametrize("slow", [1, 2, 4])
     def test_a_pause_while_one_size_was_measured_hardly_changes_what_is_believed_of_others(self, slow: int) -> None:
         """A step of 0.02 s for any number of workers, and 0.08 s of samples; at one size ten times as long."""
-        step = {workers: 0.02 + 0.08 / workers for workers in (1, 2, 3, 4, 6)}
-        fine, off = (
-            after(
-                estimates(REAL),
-                throughput=sizes(
-                    *(
-                        (workers, -(-workers // PER_NODE), BATCH / seconds / (longer if workers == slow else 1.0))
-                        for workers, seconds in step.items()
-                    )
-                ),
-            )
-            for longer in (1.0, 10.0)
-        )
-        assert packed(off)[7] == pytest.approx(packed(fine)[7], rel=0.2)
-        assert packed(fine)[7] * SAMPLES == pytest.approx(BATCH / 0.03, rel=0.15)
+
+        def believed(longer: float) -> float:
+            speed = {workers: BATCH / (0.02 + 0.08 / workers) for workers in (1, 2, 3, 4, 6)}
+            speed[slow] /= longer
+            found = after(estimates(REAL), throughput=sizes(*(on_few(*one) for one in speed.items())))
+            return float(packed(found)[7]) * SAMPLES
+
+        assert believed(10.0) == pytest.approx(believed(1.0), rel=0.2)
+        assert believed(1.0) == pytest.approx(BATCH / 0.03, rel=0.15)
 
     def test_beliefs_say_how_sure_they_are(self) -> None:
         found = estimates(REAL)
@@ -154,12 +133,10 @@ class TestSpeed:
         assert sigma[0] > sigma[1] > sigma[2] > 0
 
     def test_sizes_that_were_seen_have_the_speed_that_was_measured(self) -> None:
-        """Workers that are spread do not show how fast packed ones are."""
+        """Workers that are spread do not show how fast packed ones are. Without a single worker fewer scale well."""
         seen = sizes((1, 1, 500.0), (2, 2, 600.0), (2, 1, 950.0), (4, 2, 1200.0))
         speed = packed(after(estimates(), throughput=seen)) * SAMPLES
         assert speed[[0, 1, 3]] == pytest.approx([500.0, 950.0, 1200.0])
-
-    def test_a_fit_without_a_single_worker_takes_fewer_to_scale_perfectly(self) -> None:
         speed = packed(after(estimates(), throughput=sizes((2, 1, 1000.0), (4, 2, 1500.0)))) * SAMPLES
         assert speed[0] == pytest.approx(550.0, rel=0.1)
 
@@ -188,6 +165,7 @@ class TestSpeed:
 
 
 KINDS = {"slow": 2, "fast": 4}
+SLOW = ("slow", 1, 1, 500.0), ("slow", 2, 1, 900.0), ("slow", 4, 2, 1200.0)
 
 
 class TestKinds:
@@ -209,20 +187,16 @@ class TestKinds:
     def test_a_kind_that_a_job_has_not_trained_on_is_projected(self) -> None:
         untrained = estimates(kinds=KINDS)
         assert self.speeds(untrained, "slow") == pytest.approx(self.speeds(untrained, "fast"))
-        found = self.learned(("slow", 1, 1, 500.0), ("slow", 2, 1, 900.0), ("slow", 4, 2, 1200.0))
+        found = self.learned(*SLOW)
         assert self.speeds(found, "slow")[[0, 1, 3]] == pytest.approx([500.0, 900.0, 1200.0])
         assert self.speeds(found, "fast")[[0, 1]] == pytest.approx([1500.0, 2700.0])
-
-    def test_what_was_seen_on_one_node_of_a_kind_says_nothing_of_several_of_another(self) -> None:
         found = self.learned(("fast", 1, 1, 900.0), ("fast", 2, 1, 1700.0), ("fast", 4, 1, 3300.0))
         assert self.speeds(found, "fast")[3] == pytest.approx(3300.0)
         assert self.speeds(found, "slow")[1] == pytest.approx(1700.0 / 3)
         assert self.speeds(found, "slow")[3] < 3300.0 / 3, "there, on two nodes"
 
     def test_every_kind_has_a_fit_of_its_own(self) -> None:
-        seen = [("slow", 1, 1, 500.0), ("slow", 2, 1, 900.0), ("slow", 4, 2, 1200.0)]
-        before = self.learned(*seen)
-        after = self.learned(*seen, ("fast", 1, 1, 4000.0))
+        before, after = self.learned(*SLOW), self.learned(*SLOW, ("fast", 1, 1, 4000.0))
         assert self.speeds(after, "fast") == pytest.approx(4000.0 * np.arange(1, MOST + 1), rel=0.2)
         assert self.speeds(after, "fast")[0] == pytest.approx(4000.0)
         assert self.speeds(after, "slow") == pytest.approx(self.speeds(before, "slow"))
@@ -260,24 +234,19 @@ class TestUnseen:
         assert not len(estimates(REAL.model_copy(update=said)).unseen)
 
 
-class TestPooled:
-    def test_jobs_that_wait_know_what_like_ones_have_seen(self) -> None:
-        found = after(estimates(count=500, pooled=True), 3, throughput=sizes((1, 1, 1000.0)))
-        assert len(found.tables.types) == 2
-        assert [packed(found, job)[0] for job in (3, 0, 499)] == pytest.approx([1.0] * 3)
-        after(found, 7, throughput=sizes((1, 1, 2000.0)), noise_scale=300.0)
-        assert len(found.tables.types) == 3
-        assert [packed(found, job)[0] for job in (3, 0)] == pytest.approx([2.0] * 2)
-
-    def test_a_job_that_comes_later_knows_what_like_ones_have_seen(self) -> None:
-        found = after(estimates(count=2, pooled=True), 0, throughput=sizes((1, 1, 1000.0)))
-        new = replace(make_job(2, 0.0, 20.0, max_gpus=MOST), model="m")
-        spec = JobSpec("later", "later", "s", PROGRAM.training, "f", BATCH, new.epochs, 1000)
-        found.append([new], [spec], profiles(new))
-        assert packed(found, 2)[0] == pytest.approx(1.0)
-        found.keep(np.array([1, 2]))
-        assert packed(found, 0)[0] == pytest.approx(1.0)
-        assert packed(found, 1)[0] == pytest.approx(1.0)
+def test_jobs_that_wait_or_come_later_know_what_like_ones_have_seen() -> None:
+    found = after(estimates(count=500, pooled=True), 3, throughput=sizes((1, 1, 1000.0)))
+    assert len(found.tables.types) == 2
+    assert [packed(found, job)[0] for job in (3, 0, 499)] == pytest.approx([1.0] * 3)
+    after(found, 7, throughput=sizes((1, 1, 2000.0)), noise_scale=300.0)
+    assert len(found.tables.types) == 3
+    assert [packed(found, job)[0] for job in (3, 0)] == pytest.approx([2.0] * 2)
+    new = replace(make_job(500, 0.0, 20.0, max_gpus=MOST), model="m")
+    spec = JobSpec("later", "later", "s", PROGRAM.training, "f", BATCH, new.epochs, 1000)
+    found.append([new], [spec], profiles(new))
+    assert packed(found, 500)[0] == pytest.approx(2.0)
+    found.keep(np.array([1, 500]))
+    assert [packed(found, job)[0] for job in (0, 1)] == pytest.approx([2.0] * 2)
 
 
 def test_the_end_of_an_accuracy_curve_is_known_early_and_better_later() -> None:
@@ -285,10 +254,10 @@ def test_the_end_of_an_accuracy_curve_is_known_early_and_better_later() -> None:
     found = {}
     for epochs in (3, 6, 12):
         points = tuple((float(epoch), float(truth(epoch))) for epoch in range(1, epochs + 1))
-        found[epochs] = after(estimates(), accuracy_curve=points).profile(0).accuracy
-    assert found[3] == estimates().profile(0).accuracy, "a few epochs show no curve"
-    assert found[6](20) == pytest.approx(truth(20), abs=0.05)
-    assert found[12](20) == pytest.approx(truth(20), abs=0.01)
+        found[epochs] = after(estimates(), accuracy_curve=points).tables.accuracy[0]
+    assert found[3].tolist() == estimates().tables.accuracy[0].tolist(), "a few epochs show no curve"
+    assert found[6][20] == pytest.approx(truth(20), abs=0.05)
+    assert found[12][20] == pytest.approx(truth(20), abs=0.01)
 
 
 @dataclass
@@ -304,51 +273,52 @@ class Reporting(FakeBackend):
         return replace(super().report(controller), throughput=tuple(speeds.values()))
 
 
-class TestCluster:
-    def test_policies_know_what_jobs_report_and_nothing_of_the_profile(self, database: SessionDatabase) -> None:
-        jobs: list[Job] = [make_job(0, 0.0, 20.0, max_gpus=4), make_job(1, 30.0, 20.0, max_gpus=4)]
-        backend = Reporting(FakeTime(), {"n": 4})
-        program = PROGRAM.model_copy(update={"pace": 2.0})
-        tables = linear_tables(7.0, 8)  # far from the 0.1 epochs/s of these jobs
-        made = specs(jobs)
-        learned = OnlineEstimates(jobs, made, {jobs[0].model: program}, tables, {"gpu": 4})
-        cluster = make_cluster(
-            backend, jobs, database, tables=tables, given=made, knowledge=PolicyKnowledge(estimates=learned)
-        )
-        seen: list[tuple[float, np.ndarray, np.ndarray]] = []
+def give(cluster: RayCluster, *gpus: int) -> None:
+    """Once that number of jobs are there, give them these GPUs, and let them train."""
+    while len(cluster.state().jobs) < len(gpus):
+        cluster.advance()
+    cluster.apply(cluster.state(), Allocation(np.array(gpus)))
+    for _ in range(5):
+        cluster.advance()
 
-        policy = make_policy("optimus")
 
-        def look(state: ClusterState) -> Allocation:
-            again = state.jobs.reordered(np.arange(len(state.jobs)), state.jobs.effective_priority)
-            seen.append((state.time, again.speed.copy(), again.remaining_time(again.requested_gpus)))
-            return policy(state)
+def test_policies_know_what_jobs_report_and_nothing_of_the_profile(database: SessionDatabase) -> None:
+    jobs: list[Job] = [make_job(0, 0.0, 20.0, max_gpus=4), make_job(1, 30.0, 20.0, max_gpus=4)]
+    program, made = PROGRAM.model_copy(update={"pace": 2.0}), specs(jobs)
+    tables = linear_tables(7.0, 8)  # far from the 0.1 epochs/s of these jobs
+    knowledge = PolicyKnowledge(estimates=OnlineEstimates(jobs, made, {jobs[0].model: program}, tables, {"gpu": 4}))
+    backend = Reporting(FakeTime(), {"n": 4})
+    cluster = make_cluster(backend, jobs, database, tables=tables, given=made, knowledge=knowledge)
+    policy, seen = make_policy("optimus"), list[tuple[np.ndarray, np.ndarray]]()
 
-        run(cluster, Scripted(look), QueueSettings(), RewardWeights())
-        first, last = seen[0], seen[-1]
-        scale = 100.0 / jobs[0].data_size
-        guess = made[0].batch_size / 2.0 / jobs[0].data_size
-        assert first[1][0, 1] == pytest.approx(guess), "before anything is known: the guess of the settings"
-        assert last[1][0, 4] == pytest.approx(0.4 * scale, rel=0.05)
-        assert math.isfinite(last[2][0])
-        assert cluster.columns.finished.all()
+    def look(state: ClusterState) -> Allocation:
+        again = state.jobs.reordered(np.arange(len(state.jobs)), state.jobs.effective_priority)
+        seen.append((again.speed.copy(), again.remaining_time(again.requested_gpus)))
+        return policy(state)
 
-    def test_policies_see_whose_remaining_work_is_learnt(self, database: SessionDatabase) -> None:
-        jobs = [make_job(0, 0.0, 2.0, max_gpus=4), make_job(1, 0.0, 20.0, max_gpus=4), make_job(2, 0.0, 2.0, gpus=4)]
-        backend, seen = Reporting(FakeTime(), {"n": 8}), []
-        cluster = make_cluster(
-            backend, jobs, database, tables=linear_tables(0.1, 8), knowledge=PolicyKnowledge(remaining="learnt")
-        )
-        policy = make_policy("fifo")
+    play(cluster, Scripted(look))
+    (first, _), (last, left) = seen[0], seen[-1]
+    guess = made[0].batch_size / 2.0 / jobs[0].data_size
+    assert first[0, 1] == pytest.approx(guess), "before anything is known: the guess of the settings"
+    assert last[0, 4] == pytest.approx(0.4 * 100.0 / jobs[0].data_size, rel=0.05)
+    assert math.isfinite(left[0])
+    assert cluster.columns.finished.all()
 
-        def look(state: ClusterState) -> Allocation:
-            seen.append(dict(zip(state.jobs.index.tolist(), state.jobs.remaining_known.tolist(), strict=True)))
-            return policy(state)
 
-        run(cluster, Scripted(look), QueueSettings(), RewardWeights())
-        assert not any(seen[0].values())
-        assert any(known.get(1) for known in seen), "one that has finished had trained for longer"
-        assert not seen[-1][1], "and then this one has trained for longer than any"
+def test_policies_see_whose_remaining_work_is_learnt(database: SessionDatabase) -> None:
+    jobs = [make_job(0, 0.0, 2.0, max_gpus=4), make_job(1, 0.0, 20.0, max_gpus=4), make_job(2, 0.0, 2.0, gpus=4)]
+    backend, knowledge = Reporting(FakeTime(), {"n": 8}), PolicyKnowledge(remaining="learnt")
+    cluster = make_cluster(backend, jobs, database, tables=linear_tables(0.1, 8), knowledge=knowledge)
+    policy, seen = make_policy("fifo"), list[dict[int, bool]]()
+
+    def look(state: ClusterState) -> Allocation:
+        seen.append(dict(zip(state.jobs.index.tolist(), state.jobs.remaining_known.tolist(), strict=True)))
+        return policy(state)
+
+    play(cluster, Scripted(look))
+    assert not any(seen[0].values())
+    assert any(known.get(1) for known in seen), "one that has finished had trained for longer"
+    assert not seen[-1][1], "and then this one has trained for longer than any"
 
 
 @pytest.mark.parametrize(("remaining", "hours"), [("declared", UNSEEN_HOURS), ("unknown", 0.001)])
@@ -366,9 +336,7 @@ def test_a_real_job_that_nothing_is_known_of_looks_short(
     shown = cluster.state().jobs
     np.testing.assert_allclose(shown.remaining / shown.speed[:, 1] / 3600, hours)
     assert shown.sizes_seen.tolist() == [0.0, 0.0]
-    cluster.apply(cluster.state(), Allocation(np.array([1, 0])))
-    for _ in range(5):
-        cluster.advance()
+    give(cluster, 1, 0)
     shown = cluster.state().jobs
     assert shown.sizes_seen.tolist() == [1.0, 0.0]
     assert shown.speed_sigma[1] > shown.speed_sigma[0] > 0
@@ -394,11 +362,7 @@ def test_real_jobs_of_a_program_share_what_they_observe_if_that_is_wanted(
     entry = {"model": "digits_mlp", "count": 2, "epochs": 2000, "gpus": 1}
     experiment = smoke(f"knowledge.fits={fits}", "knowledge.mode=online", f"workload.jobs={json.dumps([entry])}")
     cluster = real_cluster(experiment, "jobs", 0, Reporting(time, {"n": 4}), database, "session")
-    while len(cluster.state().jobs) < 2:
-        cluster.advance()
-    cluster.apply(cluster.state(), Allocation(np.array([1, 0])))
-    for _ in range(5):
-        cluster.advance()
+    give(cluster, 1, 0)
     assert (cluster.state().jobs.sizes_seen > 0).sum() == known
 
 

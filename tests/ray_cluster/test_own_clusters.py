@@ -54,12 +54,7 @@ ONE_GPU = ("--set", "cluster.nodes=[{count: 1, gpus: 1}]")
 
 
 PACE = 0.2
-
-
-@pytest.fixture
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's own cluster is left alone."""
-    monkeypatch.setenv("RLPTO_STATE", str(tmp_path / "cluster.json"))
+Remains = tuple[StartedCluster, subprocess.Popen[bytes]]
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +86,8 @@ def durable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedCluster
         assert not Path(started.folder).exists()
 
 
-@pytest.mark.usefixtures("own_state")
-def test_a_forged_state_file_ends_and_removes_nothing(tmp_path: Path) -> None:
+def test_a_forged_state_file_ends_and_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLPTO_STATE", str(tmp_path / "cluster.json"))
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.tex").write_text("three years")
@@ -117,9 +112,7 @@ def test_a_forged_state_file_ends_and_removes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def remains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[StartedCluster, subprocess.Popen[bytes]]]:
+def remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Remains]:
     """A noted cluster of which one process lives, which does not listen at its address."""
     monkeypatch.setenv("RLPTO_STATE", str(tmp_path / "cluster.json"))
     folder = unused_folder()
@@ -137,9 +130,7 @@ def remains(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_cluster_without_a_head_is_ended_by_the_next_start(
-    remains: tuple[StartedCluster, subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_without_a_head_is_ended_by_the_next_start(remains: Remains, monkeypatch: pytest.MonkeyPatch) -> None:
     noted, left = remains
 
     def no_ray(*_: object) -> str:
@@ -154,12 +145,12 @@ def test_a_cluster_without_a_head_is_ended_by_the_next_start(
     assert noted_cluster() is None
 
 
-def test_a_durable_cluster_without_a_head_or_one_whose_head_listens_is_kept(
-    remains: tuple[StartedCluster, subprocess.Popen[bytes]],
-) -> None:
+def test_a_durable_cluster_without_a_head_or_one_whose_head_listens_is_kept(remains: Remains) -> None:
     noted, _ = remains
     with socket.create_server(("127.0.0.1", int(noted.address.rpartition(":")[2]))):
         assert running_cluster() == noted
+    with pytest.raises(ClusterError, match="expected one of `cluster up --durable`"):
+        restart_head(noted)
     durable = replace(noted, durable=True)
     state_file().write_text(json.dumps(asdict(durable)))
     assert running_cluster() == durable
@@ -167,9 +158,7 @@ def test_a_durable_cluster_without_a_head_or_one_whose_head_listens_is_kept(
         start_cluster([1])
 
 
-def test_what_an_end_that_was_killed_has_left_is_no_cluster(
-    remains: tuple[StartedCluster, subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_end_that_was_killed_has_left_is_no_cluster(remains: Remains, monkeypatch: pytest.MonkeyPatch) -> None:
     noted, left = remains
 
     def killed(_: Path) -> None:
@@ -232,24 +221,14 @@ def test_a_head_that_is_killed_comes_back_and_training_never_stops(durable: Star
         said(second, 130)
 
 
-def test_only_a_durable_cluster_can_go_on_with_another_head() -> None:
-    with pytest.raises(ClusterError, match="expected one of `cluster up --durable`"):
-        restart_head(StartedCluster("127.0.0.1:1", "folder", (1,)))
-
-
-def cluster_folders(pid: int) -> set[str]:
-    """Folders of the clusters that a process has started: they are among the arguments of its raylets."""
-    arguments = [one for child in with_children({pid}) for one in arguments_of(child)]
-    return {match[1] for one in arguments if (match := re.match(r"--raylet_socket_name=(.+?)/ray/session", one))}
-
-
 @pytest.mark.cluster
 def test_an_evaluation_with_a_cluster_of_its_own_that_is_terminated_ends_all_of_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
     evaluate = ("evaluate", str(experiment(tmp_path)), "--cluster", "ray", "--run-dir", str(run), "--no-report")
     with command(*evaluate, *ONE_GPU, *ONE_JOB) as started:
         once(started, lambda: bool(column(run, "state")))
-        (folder,) = cluster_folders(started.pid)
+        arguments = " ".join(one for child in with_children({started.pid}) for one in arguments_of(child))
+        (folder,) = set(re.findall(r"--raylet_socket_name=(\S+?)/ray/session", arguments))
         family = family_of(folder)
         assert family
         started.terminate()

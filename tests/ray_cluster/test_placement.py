@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,21 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
-from rlpto.core.loop import run
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions
 from rlpto.policies.registry import make_policy
-from rlpto.ray_cluster.controllers import control_node, kind_of
+from rlpto.ray_cluster.controllers import control_node
 from rlpto.ray_cluster.messages import Plan
 from rlpto.ray_cluster.nodes.environment import CONTROL
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
-from rlpto.ray_cluster.scheduler.clock import SessionRules
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 from rlpto.ray_cluster.scheduler.placement import place_servers, shape_with
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_rules import SessionRules
+from rlpto.ray_cluster.settings import RaySettings
 from tests.builders import Scripted, job, linear_tables, with_kinds, with_servers
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of, said
 from tests.ray_cluster.test_cluster import elastic, make_cluster, play
@@ -54,7 +53,7 @@ def test_no_job_is_on_two_kinds_and_all_finish(policy: str, database: SessionDat
         return asked(state)
 
     asked.reset(0)
-    run(cluster, Scripted(watched), QueueSettings(), RewardWeights())
+    play(cluster, Scripted(watched))
     assert cluster.columns.finished.all()
     assert "fast" in on
 
@@ -87,7 +86,7 @@ def test_what_is_missing_of_a_kind_is_down() -> None:
 
 def test_no_job_spans_zones_and_one_that_fits_none_is_refused(database: SessionDatabase) -> None:
     backend = FakeBackend(FakeTime(), dict(NODES), zones={"n1": "a", "n2": "b", "n3": "a"})
-    rules = SessionRules(10.0, one_zone=True)
+    rules = SessionRules(10.0, ray=RaySettings(one_zone=True))
     with pytest.raises(JobError, match="job job0 needs 5 GPUs, and no zone has more than 4"):
         make_cluster(backend, [job(0, gpus=5)], database, rules)
     jobs = [job(number, submit=5.0 * number, epochs=30.0, gpus=1, max_gpus=8) for number in range(3)]
@@ -98,40 +97,31 @@ def test_no_job_spans_zones_and_one_that_fits_none_is_refused(database: SessionD
         on.update(frozenset(cluster.nodes_of(cluster.ids[number])) for number in state.jobs.index.tolist())
         return asked(state)
 
-    run(cluster, Scripted(watched), QueueSettings(), RewardWeights())
+    play(cluster, Scripted(watched))
     assert on <= {frozenset(there) for there in ([], ["n2"], ["n1", "n3"], ["n1"], ["n3"])}
     assert frozenset(["n1", "n3"]) in on
 
 
-@pytest.mark.parametrize(
-    ("resources", "labels", "kind"),
-    [
-        ({"CPU": 4}, {}, "gpu"),
-        ({"accelerator_type:A100": 1.0}, {}, "a100"),
-        ({"accelerator_type:A100": 1.0}, {"ray.io/accelerator-type": "H100"}, "h100"),
-        ({"accelerator_type:A100": 1.0, "gpu_kind:Mine": 1.0}, {"ray.io/accelerator-type": "H100"}, "mine"),
-    ],
-)
-def test_what_names_a_kind(resources: Mapping[str, float], labels: Mapping[str, str], kind: str) -> None:
-    assert kind_of({"Resources": resources, "Labels": labels}) == kind
+A100, REGION = {"accelerator_type:A100": 1.0}, {"ray.io/availability-region": "us"}
 
 
 @pytest.mark.parametrize(
-    ("labels", "zone", "spot"),
+    ("resources", "labels", "expected"),
     [
-        ({}, "", False),
-        ({"ray.io/availability-region": "us-east-1", "ray.io/market-type": "on-demand"}, "us-east-1", False),
-        (
-            {"ray.io/availability-region": "us", "ray.io/availability-zone": "a", "ray.io/market-type": "spot"},
-            "a",
-            True,
-        ),
+        ({}, {}, {}),
+        (A100, {}, {"gpu": "a100"}),
+        (A100, {"ray.io/accelerator-type": "H100"}, {"gpu": "h100"}),
+        ({**A100, "gpu_kind:Mine": 1.0}, {"ray.io/accelerator-type": "H100"}, {"gpu": "mine"}),
+        ({}, {**REGION, "ray.io/market-type": "on-demand"}, {"zone": "us"}),
+        ({}, {**REGION, "ray.io/availability-zone": "a", "ray.io/market-type": "spot"}, {"zone": "a", "spot": True}),
     ],
 )
-def test_zone_and_market_of_a_node_stand_in_the_labels_of_ray(labels: Mapping[str, str], zone: str, spot: bool) -> None:
+def test_kind_zone_and_market_of_a_node_stand_in_what_ray_says_of_it(
+    resources: Mapping[str, float], labels: Mapping[str, str], expected: dict[str, Any]
+) -> None:
     entry = {"NodeID": "n", "NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": "h", "Labels": labels}
-    found = NodeInfo.of({**entry, "Resources": {"GPU": 8.0, "CPU": 4.0, "accelerator_type:T4": 1.0}})
-    assert found == NodeInfo("n", 8, "10.0.0.1", 4, "t4", "h", zone, spot)
+    found = NodeInfo.of({**entry, "Resources": {"GPU": 8.0, "CPU": 4.0, **resources}})
+    assert found == NodeInfo("n", 8, "10.0.0.1", 4, host="h", **expected)
 
 
 HEAD: Mapping[str, float] = {"node:__internal_head__": 1.0}
@@ -154,15 +144,12 @@ def test_controllers_live_where_workers_need_the_room_least(
     alive = [{"NodeID": str(number), "Resources": own} for number, own in enumerate(resources)]
     monkeypatch.setattr("rlpto.ray_cluster.controllers.alive_nodes", lambda: alive)
     assert control_node() == str(expected)
-
-
-def test_a_cluster_without_nodes_has_no_place_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlpto.ray_cluster.controllers.alive_nodes", list)
+    alive.clear()
     with pytest.raises(ClusterError, match="no node that is alive"):
         control_node()
 
 
-class TestPlacementOfServers:
+class TestServers:
     @given(
         slots=st.dictionaries(st.sampled_from("mnop"), st.integers(0, 4), min_size=1),
         held=st.lists(st.integers(0, 3), min_size=1, max_size=4),
@@ -182,12 +169,8 @@ class TestPlacementOfServers:
             assert placed[name][:common] == present[name][:common]
         if sum(targets.values()) <= sum(slots.values()):
             assert [len(placed[name]) for name in jobs] == [targets[name] for name in jobs]
+        assert Counter(place_servers({"m": 2, "n": 2}, {}, {"a": 4})["a"]) == {"m": 2, "n": 2}, "they spread"
 
-    def test_they_spread_over_nodes(self) -> None:
-        assert Counter(place_servers({"m": 2, "n": 2}, {}, {"a": 4})["a"]) == {"m": 2, "n": 2}
-
-
-class TestClaimsOfServers:
     def test_a_slot_is_given_on_once_its_server_is_gone(self) -> None:
         claims, numbers = GpuClaims({"m": 2}, {"m": 2}), iter(range(1, 99))
         claims.plan({"a": Plan(("m",), None, ("m", "m"))}, lambda: next(numbers))
@@ -217,7 +200,7 @@ def test_jobs_share_the_slots_of_real_nodes(database: SessionDatabase) -> None:
 
     tables = with_servers(linear_tables(0.1, 8), 3)
     cluster = make_cluster(backend, [elastic(i, epochs=12.0) for i in range(3)], database, tables=tables)
-    record = run(cluster, Scripted(decide), QueueSettings(), RewardWeights())
+    record = play(cluster, Scripted(decide))
     assert np.isfinite(record.jobs.finish_time).all()
     counts = [len(plan.servers) for plans in backend.commanded.values() for plan in plans if plan.nodes]
     assert min(counts) >= 1
@@ -249,7 +232,7 @@ def test_a_job_whose_growth_is_rolled_back_keeps_what_trains(database: SessionDa
     tables = linear_tables(0.02, 8)
     cluster = make_cluster(backend, [job], database, tables=tables)
     policy = ConfigurationManager(ConfigurationManagerOptions(period=10.0, retry=1e6))
-    record = run(cluster, policy, QueueSettings(), RewardWeights())
+    record = play(cluster, policy)
     assert np.isfinite(record.jobs.finish_time).all()
     assert [event.after for event in policy.events] == [(3, 0)]
     rolled = [event for event in events_of(database) if event[1] == "rolled_back"]

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,15 +37,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def owner(here: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process with a folder."""
-    command = [sys.executable, "-c", OWNER, str(here)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-        process.kill()
-
-
 def test_a_folder_is_for_its_user_alone_and_its_token_too() -> None:
     folder = unused_folder()
     make_folder(folder)
@@ -59,17 +49,16 @@ def test_a_folder_is_for_its_user_alone_and_its_token_too() -> None:
     assert all(len(token) == 64 for token in tokens)
 
 
-def test_the_folder_of_a_process_that_was_killed_is_removed_and_no_other(
-    here: Path, owner: subprocess.Popen[str]
-) -> None:
-    assert owner.stdout is not None
-    folder = Path(owner.stdout.readline().strip())
+def test_the_folder_of_a_process_that_was_killed_is_removed_and_no_other(here: Path) -> None:
+    command = [sys.executable, "-c", OWNER, str(here)]
     foreign = here / "rl-of-another"
     foreign.mkdir()
-    remove_dead_folders()
-    assert folder.is_dir(), "its owner lives"
-    owner.kill()
-    owner.wait()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        folder = Path(owner.stdout.readline().strip())
+        remove_dead_folders()
+        assert folder.is_dir(), "its owner lives"
+        owner.kill()
     with started_for(str(folder)):
         user = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     remove_dead_folders()

@@ -15,9 +15,8 @@ from rlpto.performance.fitted import choices_by_size
 from rlpto.performance.profiles import load_file, profiles_yaml
 from rlpto.performance.tables import JobType
 from rlpto.ray_cluster.controllers import find_controllers
-from rlpto.ray_cluster.measuring.commanded_job import Change
-from rlpto.ray_cluster.measuring.profiling import (
-    MeasuringTimes,
+from rlpto.ray_cluster.measuring import (
+    Change,
     ProgramMeasurements,
     by_epoch,
     fit_program,
@@ -54,28 +53,23 @@ def test_sizes_are_powers_of_two_and_what_lies_between_and_those_that_fit_on_one
     assert visits({"a": 2, "b": 2})[-3:] == [("a",), (), ("a", "b")]
 
 
-def measurements() -> ProgramMeasurements:
-    """A program whose step takes 0.4 s divided by its workers, and 0.01 s more if there are several."""
-    sizes = [(1, 1), (2, 1), (2, 2), (3, 2), (4, 2), (6, 3), (8, 4)]
-    seconds = [0.4 / workers + (0.01 if workers > 1 else 0.0) for workers, _ in sizes]
-    return ProgramMeasurements(
-        sizes=tuple(Measured(*size, 120 / step, 100) for size, step in zip(sizes, seconds, strict=True)),
-        changes=(
-            Change("start", 1, 1, 4.0),
-            Change("grow", 2, 1, 3.0, 0.05),
-            Change("move", 2, 1, 90.0, 0.05),
-            Change("shrink", 1, 0, 0.1, 0.02),
-            Change("restart", 2, 2, 5.0),
-        ),
-        untrained=0.1,
-        accuracy=((1.0, 0.6), (2.5, 0.8), (4.0, 0.9)),
-        noise_scale=((0.5, 100.0), (4.0, 400.0)),
-        complete=True,
-    )
+def seconds(workers: int) -> float:
+    """Of a step: 0.4 s divided by its workers, and 0.01 s more if there are several."""
+    return 0.4 / workers + (0.01 if workers > 1 else 0.0)
 
 
 def test_a_profile_tells_what_was_measured(tmp_path: Path) -> None:
-    profile = fit_program("mine", PROGRAM, measurements(), "here")
+    sizes = (1, 1), (2, 1), (2, 2), (3, 2), (4, 2), (6, 3), (8, 4)
+    changes = (
+        Change("start", 1, 1, 4.0),
+        Change("grow", 2, 1, 3.0, 0.05),
+        Change("move", 2, 1, 90.0, 0.05),
+        Change("shrink", 1, 0, 0.1, 0.02),
+        Change("restart", 2, 2, 5.0),
+    )
+    speeds = tuple(Measured(*size, 120 / seconds(size[0]), 100) for size in sizes)
+    accuracy, noise = ((1.0, 0.6), (2.5, 0.8), (4.0, 0.9)), ((0.5, 100.0), (4.0, 400.0))
+    profile = fit_program("mine", PROGRAM, ProgramMeasurements(speeds, changes, 0.1, accuracy, noise, True), "here")
     assert profile.rescale_delay == 4.0
     assert profile.errors.throughput_p90 < 0.03
     assert profile.accuracy.untrained == 0.1
@@ -83,8 +77,7 @@ def test_a_profile_tells_what_was_measured(tmp_path: Path) -> None:
     assert profile.noise(0) < profile.noise(3)
     rates = choices_by_size(profile, JobType(profile.name), 8).progress / profile.samples
     for workers, nodes in ((1, 1), (2, 1), (2, 2), (4, 2), (8, 4)):
-        seconds = 0.4 / workers + (0.01 if workers > 1 else 0.0)
-        assert rates[min(nodes, 2) - 1, workers - 1] == pytest.approx(120 / seconds / 1000, rel=0.04)
+        assert rates[min(nodes, 2) - 1, workers - 1] == pytest.approx(120 / seconds(workers) / 1000, rel=0.04)
     path = tmp_path / "here.yaml"
     path.write_text(profiles_yaml([profile]))
     assert load_file(path) == {"mine": profile}
@@ -101,15 +94,11 @@ def test_a_batch_for_each_worker_grows_with_them() -> None:
     assert profile.source.endswith("trained for 2.0 of its epochs only")
 
 
-def test_accuracy_is_read_at_the_end_of_every_whole_epoch() -> None:
-    assert by_epoch("mine", ((1.0, 0.5), (3.0, 0.7), (3.6, 0.9))).tolist() == pytest.approx([0.5, 0.6, 0.7])
-    with pytest.raises(ProfileError, match=r"mine: trained for 0\.40 epochs in the time given, expected at least one"):
-        by_epoch("mine", ((0.4, 0.5),))
-    with pytest.raises(ProfileError, match=r"trained for 0\.00 epochs"):
-        by_epoch("mine", ())
-
-
 def test_what_was_not_measured_is_an_error() -> None:
+    assert by_epoch("mine", ((1.0, 0.5), (3.0, 0.7), (3.6, 0.9))).tolist() == pytest.approx([0.5, 0.6, 0.7])
+    for points, epochs in (((0.4, 0.5),), "0.40"), ((), "0.00"):
+        with pytest.raises(ProfileError, match=f"mine: trained for {epochs} epochs in the time given, expected at"):
+            by_epoch("mine", points)
     with pytest.raises(ProfileError, match="no start of a worker was measured"):
         start_delay((Change("shrink", 1, 0, 0.1),))
     lacking = ProgramMeasurements((Measured(2, 1, 100.0, 9),), (), 0.1, ((1.0, 0.5),), (), True)
@@ -121,7 +110,7 @@ def test_a_real_program_is_measured_and_leaves_no_controller(ray_cluster: LocalC
     a, b, *_ = ray_cluster.node_ids
     spec = make_spec(tmp_path, session="measured", epochs=3.0, pace=0.05, float64=False)
     announced: list[str] = []
-    measured = measure_program(spec, {a: 1, b: 1}, MeasuringTimes(1.0, 60.0), announced.append)
+    measured = measure_program(spec, {a: 1, b: 1}, 1.0, 60.0, announced.append)
     assert len(announced) == stages({a: 1, b: 1})
     assert [(size.workers, size.nodes) for size in measured.sizes] == [(1, 1), (2, 2)]
     for size in measured.sizes:  # never faster than the pace; how much slower, this machine decides

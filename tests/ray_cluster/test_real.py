@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.loop import run
 from rlpto.core.policy import Policy
 from rlpto.core.queues import Queue, QueueSettings
@@ -31,15 +33,16 @@ from rlpto.planning.predictor import predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.controllers import find_controllers
-from rlpto.ray_cluster.messages import JobReport
+from rlpto.ray_cluster.messages import KIND_LABEL, MARKET_LABEL, ZONE_LABEL, JobReport
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import load_factor
-from rlpto.ray_cluster.scheduler.backend import RayBackend
+from rlpto.ray_cluster.scheduler.backend import NodeInfo, RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.connection import Connection, check_training
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, read_table, remove_sessions
-from rlpto.store.status import PredictionRow
+from rlpto.store.status import PredictionRow, nodes
+from tests.builders import Scripted
 from tests.ray_cluster.conftest import CELL, GPUS, NODES
 from tests.ray_cluster.fakes import events_of
 from tests.ray_cluster.running import make_spec
@@ -221,16 +224,65 @@ def test_jobs_of_a_node_that_dies_go_on_and_a_new_node_counts(
 
     try:
         with session(settings, tmp_path, interfere) as cluster:
-            schedule(cluster)
-            kinds = [event[1] for event in events_of(cluster.database)]
-            assert kinds.count("node_down") == 1
-            assert kinds.count("node_up") == 5
-            assert cluster.columns.finished.all()
+            assert np.isfinite(schedule(cluster).jobs.finish_time).all()
+            kinds = Counter(event[1] for event in events_of(cluster.database))
+            assert (kinds["node_down"], kinds["node_up"]) == (1, 5)
             assert cluster.up_gpus == 4 * GPUS
             assert [row.step for row in cluster.database.jobs()] == [100 * STEPS]
     finally:
         while len(no_controller_is_left.node_ids) < 4:
             no_controller_is_left.add_node(GPUS)
+
+
+def test_a_file_on_a_node_drains_it_and_jobs_lose_no_step(
+    no_controller_is_left: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One job goes on with the workers that it has elsewhere, the other one moves."""
+    notice, released = tmp_path / "notice", tmp_path / "released"
+    with monkeypatch.context() as patch:
+        patch.setenv("RLPTO_TEST_NOTICE", str(notice))
+        added = no_controller_is_left.add_node(GPUS, **{ZONE_LABEL: "oslo", MARKET_LABEL: "spot", KIND_LABEL: "T4"})
+    (info,) = (node for node in RayBackend("").nodes() if node.id == added)
+    assert info == NodeInfo(added, GPUS, info.address, info.cpus, "t4", info.host, "oslo", spot=True)
+    jobs = [{"name": name, "gpus": gpus, "max_gpus": gpus, "epochs": 100} for name, gpus in (("a", 3), ("b", 1))]
+    seen, steps = list[float](), list[int]()
+
+    def on_the_node(state: ClusterState) -> Allocation:
+        """A GPU of the node for each, as long as it is there."""
+        seen.append(float(state.leaves_in.min()))
+        gpus = state.jobs.requested_gpus
+        if added not in cluster.node_ids:
+            return Allocation(gpus.copy())
+        rows, node = np.zeros((len(gpus), len(state.shape)), dtype=np.int64), cluster.node_ids.index(added)
+        rows[:, node], rows[:, node - 1] = 1, gpus - 1
+        return Allocation(gpus.copy(), placement=rows)
+
+    def interfere(cluster: RayCluster) -> None:
+        """Once both train there the file appears, and once both train elsewhere they may end."""
+        reports = [cluster.reports.get(job) for job in cluster.ids]
+        first, second = (report.training_on if report and report.state == "running" else () for report in reports)
+        if len(first) < 3 or not second or (added in (*first, *second)) == notice.exists():
+            return
+        steps.append(sum(report.step for report in reports if report))
+        if notice.exists():
+            released.touch()
+        else:
+            notice.write_text("600\n")
+
+    try:
+        with session(config(jobs, None, released), tmp_path, interfere, notice_file="$RLPTO_TEST_NOTICE") as cluster:
+            schedule(cluster, Scripted(on_the_node))
+            database = cluster.database
+            assert steps == sorted(steps)
+            assert [(row.step, row.recoveries) for row in database.jobs()] == [(100 * STEPS, 0)] * 2, "no step is lost"
+            assert [event[1] for event in events_of(database) if event[3] == added] == ["node_up", "node_down"]
+            assert seen[0] == np.inf
+            assert 500.0 < min(seen) <= 600.0, "the policy sees when the node goes"
+            (going,) = (node for node in nodes(database) if node.id == added)
+            assert going.leaves is not None
+            assert {(node.zone, node.spot) for node in nodes(database)} == {("", False), ("oslo", True)}
+    finally:
+        no_controller_is_left.kill_node(added)
 
 
 class TestErrors:

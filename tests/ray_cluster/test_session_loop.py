@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.runner import Cell
@@ -31,14 +30,13 @@ from rlpto.policies.spec import policy_label
 from rlpto.policies.switching import switching
 from rlpto.ray_cluster.messages import raised_in
 from rlpto.ray_cluster.scheduler.placement import known_placement
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, decision_records, policy_switches
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE
-from rlpto.ray_cluster.scheduler.session_records import decision_records, policy_switches
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.store.requests import add_switch, ask, get_request
 from tests.builders import Scripted
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of
-from tests.ray_cluster.test_cluster import Interrupted, elastic, make_cluster
+from tests.ray_cluster.test_cluster import Interrupted, elastic, make_cluster, play
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMES = SimulatorSettings(interval=10.0, growth="overlap")
@@ -83,26 +81,22 @@ def test_what_is_predicted_while_jobs_run_comes_true(tmp_path: Path) -> None:
         assert [row.finish for row in rows] == pytest.approx((1000.0 + found.finish).tolist())
 
 
-def test_how_long_jobs_take_to_start_is_learned_from_those_that_have_started(tmp_path: Path) -> None:
+def test_how_long_jobs_take_to_start_is_learned_from_those_that_have_started(database: SessionDatabase) -> None:
     """The profile says that they start at once; here they take half a minute."""
     jobs = [elastic(number, submit=200.0 * number, epochs=4.0, most=1) for number in range(4)]
-    predicted = []
-    with SessionDatabase(tmp_path / "state.sqlite") as database:
-        cluster = make_cluster(FakeBackend(FakeTime(), {"m": 2}, delay=30.0), jobs, database)
-        fifo = make_policy("fifo")
+    cluster = make_cluster(FakeBackend(FakeTime(), {"m": 2}, delay=30.0), jobs, database)
+    fifo, predicted = make_policy("fifo"), list[float]()
 
-        def decide(state: ClusterState) -> Allocation:
-            found = predict(take_snapshot(cluster, state), fifo, QueueSettings(), TIMES)
-            if not state.jobs.gpus.any():
-                predicted.append(float(found.finish[0]))
-            return fifo(state)
+    def decide(state: ClusterState) -> Allocation:
+        found = predict(take_snapshot(cluster, state), fifo, QueueSettings(), TIMES)
+        if not state.jobs.gpus.any():
+            predicted.append(float(found.finish[0]))
+        return fifo(state)
 
-        record = run(cluster, Scripted(decide), QueueSettings(), RewardWeights())
-    late = record.jobs.finish_time - predicted
+    late = play(cluster, Scripted(decide)).jobs.finish_time - predicted
     assert late == pytest.approx([30.0, 15.0, 0.0, 0.0], abs=2.0)
-    with SessionDatabase(tmp_path / "state.sqlite") as database:  # a scheduler that comes back still knows
-        again = make_cluster(FakeBackend(FakeTime(), {"m": 2}), jobs, database)
-        assert again.believed.rescale_delay == pytest.approx([30.0], abs=1.0)
+    again = make_cluster(FakeBackend(FakeTime(), {"m": 2}), jobs, database)  # a scheduler that comes back still knows
+    assert again.believed.rescale_delay == pytest.approx([30.0], abs=1.0)
 
 
 class CannotBeCopied(Fifo):
@@ -113,9 +107,10 @@ class CannotBeCopied(Fifo):
         self.lock = threading.Lock()
 
 
-def test_what_cannot_be_copied_or_goes_wrong_is_said_and_ends_nothing(database: SessionDatabase) -> None:
-    made: list[Predictions] = []
-    said: list[str] = []
+def test_what_cannot_be_copied_or_goes_wrong_is_said_and_ends_nothing(
+    database: SessionDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, said = list[Predictions](), list[str]()
     predictor = Predictor(QueueSettings(), TIMES, made.append, said.append, 0.0, AtOnce(), share=1.0)
     cluster = make_cluster(FakeBackend(FakeTime(), {"m": 2}), [elastic(0)], database)
     state, wrong = Queue(QueueSettings()).order(cluster.state()), Fifo()
@@ -127,10 +122,7 @@ def test_what_cannot_be_copied_or_goes_wrong_is_said_and_ends_nothing(database: 
     assert made == []
     assert said[0].startswith("policy fifo cannot be copied")
     assert "one_node" in said[1]
-
-
-def test_a_policy_that_cannot_be_copied_is_no_hindrance_to_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BUILT_IN, "uncopied", CannotBeCopied)
+    monkeypatch.setitem(BUILT_IN, "uncopied", CannotBeCopied)  # no hindrance to a run
     compile_ahead(prepare(load_config(ROOT / "configs" / "ray_smoke.yaml")), ["uncopied"])
 
 
@@ -198,7 +190,9 @@ def test_nothing_is_compiled_while_jobs_train(tmp_path: Path) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def play(database: SessionDatabase, at: float, request: str, spec: str = "fifo") -> tuple[SwitchablePolicy, str | None]:
+def asked(
+    database: SessionDatabase, at: float, request: str, spec: str = "fifo"
+) -> tuple[SwitchablePolicy, str | None]:
     """A session that is asked for another policy at a time [s], and what the scheduler said to that."""
     jobs = [elastic(0, epochs=8.0), elastic(1, 2.0), elastic(2, 3.0)]
     cluster = make_cluster(FakeBackend(FakeTime(), {"m": 2, "n": 2}), jobs, database)
@@ -208,15 +202,15 @@ def play(database: SessionDatabase, at: float, request: str, spec: str = "fifo")
     loop = SessionLoop(asking, policy, QueueSettings())
     while not cluster.done:
         loop.step()
-    asked = get_request(database, 1)
-    assert asked is not None
+    found = get_request(database, 1)
+    assert found is not None
     assert np.isfinite(cluster.store.finish_time).all()
-    return policy, asked.problem
+    return policy, found.problem
 
 
 class TestSwitching:
     def test_requests_and_set_times_are_noted_and_hold_until_the_next_one(self, database: SessionDatabase) -> None:
-        policy, problem = play(database, 4.0, "srtf", "fifo>20:equal_share")
+        policy, problem = asked(database, 4.0, "srtf", "fifo>20:equal_share")
         assert problem == ""
         switches = [(event[0], event[5]) for event in events_of(database) if event[1] == "policy"]
         assert [detail for _, detail in switches] == ["fifo -> srtf", "srtf -> equal_share"]
@@ -229,12 +223,12 @@ class TestSwitching:
         assert policy.name == "fifo>20:equal_share"
 
     def test_a_policy_that_does_not_exist_changes_nothing_and_is_answered(self, database: SessionDatabase) -> None:
-        _, problem = play(database, 10.0, "no_such")
+        _, problem = asked(database, 10.0, "no_such")
         assert str(problem).startswith("no policy 'no_such'")
         assert not [event for event in events_of(database) if event[1] == "policy"]
 
     def test_a_restarted_scheduler_takes_up_the_policy_it_was_switched_to(self, database: SessionDatabase) -> None:
-        play(database, 10.0, "equal_share")
+        asked(database, 10.0, "equal_share")
         again = switching(make_policy("fifo"))
         SwitchablePolicy(database, make_policy, again).reset(0)
         (switched,) = [event[0] for event in events_of(database) if event[1] == "policy"]
@@ -245,7 +239,7 @@ class TestSwitching:
 def test_decisions_in_the_database_are_those_of_the_loop(database: SessionDatabase) -> None:
     backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
     jobs = [elastic(0, epochs=8.0), elastic(1, 2.0), elastic(2, 3.0)]
-    record = run(make_cluster(backend, jobs, database), make_policy("fifo"), QueueSettings(), RewardWeights())
+    record = play(make_cluster(backend, jobs, database), "fifo")
     kept = decision_records(database, RewardWeights())
     assert kept.time.tolist() == record.decisions.time.tolist()
     assert kept.held.tolist() == record.decisions.held.tolist()

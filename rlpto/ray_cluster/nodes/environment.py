@@ -61,11 +61,9 @@ def ray_environment(
 ) -> Iterator[None]:
     """Inside, this process has the variables with which Ray is started or joined: `VARIABLES` where they are not set.
 
-    folder: of a local cluster (see `nodes.processes`), whose token and interface replace those that are set. None: a
-    cluster started by others; if the user sets a token in Ray's own variables, it is used.
-    loopback: that cluster can be reached from this machine only, like all clusters with a folder. more: further
-    variables.
-    Raises ClusterError if this process is connected to a cluster.
+    folder: of a local cluster (see `nodes.processes`), whose token and interface replace those that are set; None: a
+    cluster started by others, with the token of Ray's own variables, if there is one. loopback: that one, too, can be
+    reached from this machine only. Raises ClusterError if this process is connected to a cluster.
     """
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         raise ClusterError("this process is connected to a Ray cluster already, expected none")
@@ -104,37 +102,23 @@ def refuses(address: str, timeout: float) -> bool:
     return False
 
 
-class HeadWatch(threading.Thread):
-    """Until `stop`, ends this process with a one-line message once nothing listens at the head's `address`.
+def watch_head(address: str, on_lost: Callable[[], None], left: threading.Event) -> None:
+    """End this process with a one-line message once nothing listens at the head's `address`, unless it has `left`.
 
     Otherwise every Ray call would wait a minute for the head, ignoring signals, and then abort the process.
-    on_lost: called before.
     """
-
-    def __init__(self, address: str, on_lost: Callable[[], None]) -> None:
-        super().__init__(daemon=True)
-        self._address, self._on_lost = address, on_lost
-        self._stopped = threading.Event()
-        self.start()
-
-    def stop(self) -> None:
-        """The process leaves the cluster."""
-        self._stopped.set()
-
-    def run(self) -> None:
-        """Look until the head is gone, or the process has left."""
-        refused = 0
-        while not self._stopped.wait(HEAD_LOOK_S):
-            refused = refused + 1 if refuses(self._address, HEAD_LOOK_S) else 0
-            if refused >= HEAD_LOOKS and not self._stopped.is_set():
-                print(
-                    f"rlpto: the head of the Ray cluster at {self._address} is gone. If it is a durable one, start it "
-                    "again with `rlpto cluster restart-head`, then this command: its jobs go on.",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                self._on_lost()
-                os._exit(EXIT_WITHOUT_HEAD)
+    refused = 0
+    while not left.wait(HEAD_LOOK_S):
+        refused = refused + 1 if refuses(address, HEAD_LOOK_S) else 0
+        if refused >= HEAD_LOOKS and not left.is_set():
+            print(
+                f"rlpto: the head of the Ray cluster at {address} is gone. If it is a durable one, start it again with "
+                "`rlpto cluster restart-head`, then this command: its jobs go on.",
+                file=sys.stderr,
+                flush=True,
+            )
+            on_lost()
+            os._exit(EXIT_WITHOUT_HEAD)
 
 
 @contextmanager
@@ -153,12 +137,12 @@ def driver(
     options: dict[str, Any] = {} if runtime_env is None else {"runtime_env": dict(runtime_env)}
     context: Any = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     _on_sigterm(signal.default_int_handler)
-    found = str(context.address_info["gcs_address"])
-    watch = HeadWatch(found, on_lost)
+    found, left = str(context.address_info["gcs_address"]), threading.Event()
+    threading.Thread(target=watch_head, args=(found, on_lost, left), daemon=True).start()
     try:
         yield found
     finally:
-        watch.stop()
+        left.set()
         ray.shutdown()
         _on_sigterm(before)
 

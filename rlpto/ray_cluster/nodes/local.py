@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from types import MappingProxyType
 from typing import Any
 
 from rlpto.core.cluster import Node
@@ -19,7 +18,7 @@ from rlpto.ray_cluster.messages import KIND_RESOURCE
 from rlpto.ray_cluster.nodes.environment import LOOPBACK, driver, ray_environment
 from rlpto.ray_cluster.nodes.processes import (
     TITLE,
-    agent_ports,
+    free_ports,
     load_factor,
     make_folder,
     remove_cluster,
@@ -36,6 +35,9 @@ REGISTER_TIMEOUT_S = 60.0
 """Longest wait, on an idle machine, for a node to join its cluster."""
 START_ATTEMPTS = 3
 """Attempts to start a node."""
+AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+"""Ports of a node's agents, by the names of Ray's parameters. They are set, because a raylet that has to learn them
+from its agents waits 15 s for these to start and then aborts, which is too short on a busy machine."""
 WORKER_PROGRAM = "RLPTO_WORKER_PROGRAM"
 """Environment variable: path of a program that nodes run for each of their processes, with the arguments of Ray's own
 `default_worker.py`, in its place."""
@@ -57,7 +59,7 @@ class RayNode(compat.Node):
         gpus: int = 0,
         cpus: int = CPU_SLOTS,
         resources: dict[str, float] | None = None,
-        labels: Mapping[str, str] = MappingProxyType({}),
+        labels: dict[str, str] | None = None,
         port: int = 0,
         stays: bool = False,
     ) -> None:
@@ -67,7 +69,7 @@ class RayNode(compat.Node):
             "num_cpus": cpus,
             "num_gpus": gpus,
             "resources": resources or {},
-            "labels": dict(labels),
+            "labels": labels or {},
             "object_store_memory": OBJECT_STORE_BYTES,
             # Several nodes of one machine must not share a range of ports; 0 lets the system choose.
             "min_worker_port": 0,
@@ -76,20 +78,14 @@ class RayNode(compat.Node):
             "include_dashboard": False,
             "no_monitor": True,  # that of an autoscaler
             "include_log_monitor": False,  # the monitor of printed output, which no driver of ours shows
-            **agent_ports(),
+            "gcs_server_port": port or None,
+            "worker_path": os.environ.get(WORKER_PROGRAM) or None,
+            **dict(zip(AGENT_PORTS, free_ports(len(AGENT_PORTS)), strict=True)),
         }
-        if port:
-            parameters["gcs_server_port"] = port
-        if program := os.environ.get(WORKER_PROGRAM):
-            parameters["worker_path"] = program
         try:
             with started_for(os.environ["RAY_TMPDIR"]):
-                super().__init__(
-                    RayParams(**parameters),
-                    head=head_address is None,
-                    shutdown_at_exit=not stays,
-                    spawn_reaper=not stays,
-                )
+                ray, head = RayParams(**parameters), head_address is None
+                super().__init__(ray, head=head, shutdown_at_exit=not stays, spawn_reaper=not stays)
         except BaseException:
             self.kill_all_processes(check_alive=False, wait=True)
             raise
@@ -113,10 +109,8 @@ class RayNode(compat.Node):
 
 
 def start_node(head_address: str | None = None, **options: Any) -> RayNode:
-    """A `RayNode`. One that does not come up is started afresh, with other ports.
-
-    Raises ClusterError in one line for any exception of Ray.
-    """
+    """A `RayNode`. One that does not come up is started afresh, with other ports. Raises ClusterError in one line for
+    any exception of Ray."""
     for _ in range(START_ATTEMPTS - 1):
         with suppress(Exception):  # Ray raises nothing more specific
             return RayNode(head_address, **options)
@@ -132,8 +126,7 @@ def start_nodes(
 ) -> Iterator[RayNode]:
     """Start a head without GPUs, then the nodes that join it, and yield each. It needs their `ray_environment`.
 
-    nodes: options of each as of `RayNode`. cpus: CPU slots of the head. port: of the head; 0: any. stays: they outlive
-    this process. on_progress: called with each next step.
+    nodes: options of each as of `RayNode`. cpus, port: of the head. stays: they outlive this process.
     """
     on_progress("starting the head of a local Ray cluster")
     head = start_node(cpus=cpus, port=port, stays=stays)
@@ -146,12 +139,10 @@ def start_nodes(
 class LocalCluster(ExitStack):
     """Starts a head without GPUs and one raylet for each of `nodes`, and connects this process to it.
 
-    nodes: with logical GPUs. cpus: CPU slots of each that names none, and of the head. on_progress: called with each
-    next step. The cluster cannot be reached from another machine, or without its token.
-    Use it with `with`, or end it by `close`: all its processes and its folder are then gone. Raises ClusterError if
-    this process is connected to Ray already, or a node does not start.
-
-    folder: of the token, and of Ray's sockets and logs. address: HOST:PORT that other drivers connect to.
+    nodes: with logical GPUs. cpus: CPU slots of each that names none, and of the head. folder: of the token, and of
+    Ray's sockets and logs. address: HOST:PORT. The cluster cannot be reached from another machine, or without its
+    token. With `close` all its processes and its folder are gone. Raises ClusterError if this process is connected to
+    Ray already, or a node does not start.
     """
 
     def __init__(self, nodes: Iterable[Node], cpus: int = CPU_SLOTS, on_progress: Progress = lambda _: None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,6 @@ from rlpto.ray_cluster.nodes.processes import (
     is_folder_of,
     make_folder,
     mark_of,
-    new_token,
     of_folder,
     remove_dead_folders,
     started_for,
@@ -133,7 +133,7 @@ def start_cluster(
                 )
             _remove(present)
         remove_dead_folders()
-        token = new_token()
+        token = secrets.token_hex(32)
         started = StartedCluster("", str(unused_folder()), tuple(gpus), cpus, durable, mark_of(token), tuple(zones))
         _note(started)
         try:
@@ -150,11 +150,9 @@ def start_cluster(
     return started
 
 
-def restart_head(started: StartedCluster, on_progress: Callable[[str], None] = lambda _: None) -> StartedCluster:
+def restart_head(started: StartedCluster, on_progress: Callable[[str], None] = lambda _: None) -> None:
     """Start the head of a durable cluster again after it has died; nodes, job controllers and jobs go on meanwhile.
-
-    Raises ClusterError if the cluster is not durable, its head is alive, or Ray does not come up.
-    """
+    Raises ClusterError if the cluster is not durable, its head is alive, or Ray does not come up."""
     if not started.durable:
         raise ClusterError(
             f"the cluster at {started.address} cannot go on with another head: expected one of `cluster up --durable`"
@@ -165,14 +163,11 @@ def restart_head(started: StartedCluster, on_progress: Callable[[str], None] = l
         # Remaining processes of the head would look like a live head.
         end_processes(head_family(started.folder))
         _start_nodes(started, [], int(started.address.rpartition(":")[2]), on_progress)
-    return started
 
 
 def stop_cluster() -> StartedCluster | None:
     """End every process of the noted cluster, remove its folder, and forget it; returns it, None if there was none.
-
-    Raises ClusterError if the state file is broken, or another command is at work on the cluster.
-    """
+    Raises ClusterError if the state file is broken, or another command is at work on the cluster."""
     with _only_command():
         found = noted_cluster()
         if found is not None:
@@ -264,10 +259,8 @@ def _start_nodes(
 
 
 def _variables(started: StartedCluster) -> AbstractContextManager[None]:
-    """Inside, this process has the variables of a cluster's nodes.
-
-    Those of a durable one: Ray's own fault tolerance of the head without a second database (alpha in Ray 2.60).
-    """
+    """Inside, this process has the variables of a cluster's nodes. Those of a durable one: Ray's own fault tolerance of
+    the head without a second database (alpha in Ray 2.60)."""
     durable = {
         "RAY_gcs_storage": "rocksdb",
         "RAY_gcs_storage_path": str(Path(started.folder, "gcs")),

@@ -17,7 +17,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -41,12 +41,7 @@ def make_folder(folder: Path, token: str | None = None) -> None:
     folder.mkdir(mode=0o700)
     descriptor = os.open(folder / TOKEN_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="ascii") as file:
-        file.write(token or new_token())
-
-
-def new_token() -> str:
-    """A random token."""
-    return secrets.token_hex(32)
+        file.write(token or secrets.token_hex(32))
 
 
 def mark_of(token: str) -> str:
@@ -96,19 +91,17 @@ def end_processes(family: Mapping[int, int]) -> None:
     """End processes, given by id and start time: asked first, then killed; waits until they are gone."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         for pid, ticks in family.items():
-            if start_time(pid) == ticks:
-                signal_to(pid, how)
+            with suppress(ProcessLookupError):  # it has ended
+                if start_time(pid) == ticks:
+                    os.kill(pid, how)
         by = time.monotonic() + TERMINATE_TIMEOUT_S
         while any(start_time(pid) == ticks for pid, ticks in family.items()) and time.monotonic() < by:
             time.sleep(0.05)
 
 
 def end_cluster(folder: Path) -> None:
-    """End all processes of the cluster with a folder of ours, including those started meanwhile.
-
-    Ray's own shutdown knows no processes of a node whose raylet was killed, and on a busy machine leaves agents
-    behind; and the head may be gone.
-    """
+    """End all processes of the cluster with a folder of ours, also those started meanwhile. Ray's own shutdown needs
+    the head, forgets nodes whose raylet was killed, and on a busy machine leaves agents behind."""
     for _ in range(END_ROUNDS):
         family = family_of(str(folder))
         if not family:
@@ -124,12 +117,12 @@ def remove_cluster(folder: Path) -> None:
 
 def family_of(folder: str) -> dict[int, int]:
     """Id and start time of the processes of a cluster with this folder, and of all they have started."""
-    return _timed(with_children(of_folder(folder)))
+    return with_children(of_folder(folder))
 
 
 def head_family(folder: str) -> dict[int, int]:
     """Id and start time of the processes of a cluster's head, and of all they have started; none of other nodes."""
-    return _timed(with_children({pid for pid in of_folder(folder) if _is_of_head(arguments_of(pid))}))
+    return with_children({pid for pid in of_folder(folder) if _is_of_head(arguments_of(pid))})
 
 
 def head_is_alive(folder: str) -> bool:
@@ -140,11 +133,6 @@ def head_is_alive(folder: str) -> bool:
 def load_factor() -> float:
     """Runnable processes per core; at least 1. Timeouts for an idle machine are multiplied by it."""
     return max(1.0, os.getloadavg()[0] / cores())
-
-
-def _timed(pids: Collection[int]) -> dict[int, int]:
-    found = {pid: start_time(pid) for pid in pids}
-    return {pid: ticks for pid, ticks in found.items() if ticks is not None and pid != os.getpid()}
 
 
 def _is_of_head(arguments: list[str]) -> bool:
@@ -168,7 +156,8 @@ TITLE = "TrainWorker"
 def kill_titled(pid: int, title: str) -> None:
     """Kill process `pid` of this machine if its command line has `title` in it."""
     if title in "\0".join(arguments_of(pid)):
-        signal_to(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -176,11 +165,8 @@ EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different ports on which no process listens now.
-
-    If possible they lie below the ephemeral ports: any of those may be taken before the node listens on it. Ray needs
-    half a minute to give up a node that cannot listen.
-    """
+    """`count` different ports on which no process listens now. If possible they lie below the ephemeral ports: any of
+    those may be taken before the node listens on it. Ray needs half a minute to give up a node that cannot listen."""
     lowest = int(EPHEMERAL.read_text().split()[0]) if EPHEMERAL.exists() else 0
     below = range(max(lowest - 10_000, 10_000), lowest)
     drawn = random.SystemRandom().sample(below, len(below))
@@ -194,16 +180,6 @@ def free_ports(count: int) -> list[int]:
             if len(found) == count:
                 break
     return found
-
-
-AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
-"""Ports of a node's agents, by the names of Ray's parameters. They are set, because a raylet that has to learn them
-from its agents waits 15 s for these to start and then aborts, which is too short on a busy machine."""
-
-
-def agent_ports() -> dict[str, int]:
-    """Free ports for the agents of one node."""
-    return dict(zip(AGENT_PORTS, free_ports(len(AGENT_PORTS)), strict=True))
 
 
 CLUSTER_VARIABLE = "RLPTO_CLUSTER_FOLDER"
@@ -227,11 +203,9 @@ def started_for(folder: str) -> Iterator[None]:
 
 
 def of_folder(folder: str) -> set[int]:
-    """Processes that were started for the cluster with this folder; a process that only names it in an argument is
-    none.
+    """Processes that were started for the cluster with this folder; one that only names it in an argument is none.
 
-    Ray's agents and workers overwrite their environment with their title; they are recognised by their open files of
-    the folder.
+    Ray's agents and workers overwrite their environment with their title: they are known by their open files there.
     """
     mark, inside = f"\0{CLUSTER_VARIABLE}={folder}\0".encode(), f"{folder}/"
     found = set()
@@ -252,25 +226,18 @@ def _files_of_titled(process: Path) -> Iterator[str]:
                 yield os.readlink(entry)
 
 
-def with_children(pids: set[int]) -> set[int]:
-    """Processes, and those that they have started, and so on."""
-    children = _children()
-    found, todo = set(), list(pids)
-    while todo:
-        pid = todo.pop()
-        if pid not in found:
-            found.add(pid)
-            todo += children.get(pid, [])
-    return found
-
-
-def _children() -> dict[int, list[int]]:
-    """Processes of this machine by the one that has started them."""
+def with_children(pids: Iterable[int]) -> dict[int, int]:
+    """Id and start time of processes, of those that they have started, and so on; never of this process."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and (fields := _stat(int(entry.name))) is not None:
             children.setdefault(int(fields[1]), []).append(int(entry.name))
-    return children
+    todo, found = list(pids), set[int]()
+    while todo:
+        if (pid := todo.pop()) not in found:
+            found.add(pid)
+            todo += children.get(pid, [])
+    return {pid: ticks for pid in found - {os.getpid()} if (ticks := start_time(pid)) is not None}
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -285,11 +252,3 @@ def start_time(pid: int) -> int | None:
     """When a process was started, in ticks; None if it has ended (or waits to be reaped)."""
     fields = _stat(pid)
     return None if fields is None or fields[0] == "Z" else int(fields[19])
-
-
-def signal_to(pid: int, how: signal.Signals) -> None:
-    """Send a signal to a process, unless it has ended."""
-    try:
-        os.kill(pid, how)
-    except ProcessLookupError:
-        return  # it has already ended

@@ -38,16 +38,8 @@ def batch_script(
     command: what runs on the first node, with RAY_ADDRESS and a token of this cluster's own in its environment. gpus:
     of each node. hours: time limit. logical: the GPUs are Ray's alone, for nodes without any. more: options of sbatch.
     """
-    minutes = math.ceil(hours * 60)
-    asked = [
-        "--job-name=rlpto",
-        f"--nodes={nodes}",
-        "--ntasks-per-node=1",
-        "--exclusive",
-        f"--time={minutes}",
-        _LAST_CALL,
-    ]
-    asked += [] if logical else [f"--gpus-per-node={gpus}"]
-    head = ["#!/bin/bash", *(f"#SBATCH {option}" for option in [*asked, *more])]
+    asked = ["--job-name=rlpto", f"--nodes={nodes}", "--ntasks-per-node=1", "--exclusive", _LAST_CALL]
+    asked += [f"--time={math.ceil(hours * 60)}", *([] if logical else [f"--gpus-per-node={gpus}"]), *more]
+    head = ["#!/bin/bash", *(f"#SBATCH {option}" for option in asked)]
     rest = _SCRIPT.format(first=_FIRST_PORT, ports=_PORTS, gpus=gpus, command=shlex.join(command))
     return "\n".join([*head, rest])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 from rlpto.performance.tables import ONE_KIND
@@ -21,9 +25,12 @@ from rlpto.ray_cluster.controllers import (
     kill_controller,
     kind_of,
 )
-from rlpto.ray_cluster.messages import MARKET_LABEL, REGION_LABEL, ZONE_LABEL, JobReport, JobSpec, reason_of
-from rlpto.ray_cluster.scheduler.gpu_claims import Command
-from rlpto.ray_cluster.scheduler.notices import watch_node
+from rlpto.ray_cluster.messages import MARKET_LABEL, REGION_LABEL, ZONE_LABEL, Command, JobReport, JobSpec, reason_of
+
+NOTICE_LOOK_S = 1.0
+"""Time between two looks for the file of a notice, and until it is read: it may still be written then."""
+NOTICE_S = 120.0
+"""Notice, where the file does not say how long it is."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +64,13 @@ class NodeInfo:
 
 
 class Backend(Protocol):
-    """Where controllers live: Ray, or a test's idea of it."""
+    """Where controllers live: Ray, or a test's idea of it. announced: nodes that were announced to go when `nodes` was
+    called last, by id, and when: s of `time.time`; 0: soon."""
+
+    announced: Mapping[str, float]
 
     def nodes(self) -> list[NodeInfo]:
         """Nodes with GPUs that are alive and not announced to go: jobs leave those in order, before they are gone."""
-
-    def announced(self) -> Mapping[str, float]:
-        """Nodes that were announced to go when `nodes` was called last, by id, and when: s of `time.time`; 0: soon."""
 
     def drain(self, node: str, seconds: float) -> str:
         """Announce that a node will go in `seconds`: what there is against that; empty: nothing."""
@@ -107,17 +114,14 @@ class _Call:
 
 @dataclass
 class _Ending:
-    """A controller that ends. answer: to `stop`; None: it will be killed. by: when that takes too long, on the
-    monotonic clock. reason: why it had to end. answered: it has. killed: Ray has been asked to kill it. killing: answer
-    to that."""
+    """A controller that ends. answer: to `stop`, or, once it was `killed`, to that; None: there is nothing to wait for.
+    by: when that takes too long, on the monotonic clock. reason: why it had to end."""
 
     handle: Any
     answer: Any
     by: float
     reason: str = ""
-    answered: bool = False
     killed: bool = False
-    killing: Any = None
 
 
 @dataclass
@@ -133,6 +137,7 @@ class RayBackend:
     period: float = 0.2
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_S
     notice_file: str = ""
+    announced: Mapping[str, float] = field(default_factory=dict)
     _handles: dict[str, Any] = field(default_factory=dict)
     _heard: set[str] = field(default_factory=set)
     _asked: dict[Any, _Call] = field(default_factory=dict)
@@ -140,22 +145,17 @@ class RayBackend:
     _ending: dict[str, _Ending] = field(default_factory=dict)
     _gone: dict[str, str] = field(default_factory=dict)
     _calls: int = 0
-    _going: Mapping[str, float] = field(default_factory=dict)
 
     def nodes(self) -> list[NodeInfo]:
         """Nodes with GPUs that are alive and not announced to go, in an order that stays."""
         from rlpto.ray_cluster.compat import draining_nodes
 
-        self._going = {node: at / 1000 for node, at in draining_nodes().items()}
-        found = [NodeInfo.of(entry) for entry in alive_nodes() if entry["NodeID"] not in self._going]
+        self.announced = {node: at / 1000 for node, at in draining_nodes().items()}
+        found = [NodeInfo.of(entry) for entry in alive_nodes() if entry["NodeID"] not in self.announced]
         found = sorted((node for node in found if node.gpus), key=lambda node: (node.address, node.id))
         for node in found if self.notice_file else ():
             watch_node(node.id, self.notice_file)
         return found
-
-    def announced(self) -> Mapping[str, float]:
-        """Nodes that were announced to go when `nodes` was called last, and when."""
-        return self._going
 
     def drain(self, node: str, seconds: float) -> str:
         """Announce to Ray that a node will go in `seconds`: what Ray has against that; empty: nothing."""
@@ -176,7 +176,7 @@ class RayBackend:
 
     def find(self) -> set[str]:
         """Look for controllers of this session by their names."""
-        self._handles = dict(find_controllers(self.session))
+        self._handles = find_controllers(self.session)
         self._heard = set(self._handles)
         return set(self._handles)
 
@@ -282,17 +282,16 @@ class RayBackend:
 
         for job, ending in list(self._ending.items()):
             now = time.monotonic()
-            if not ending.answered and ending.answer is not None and ray.wait([ending.answer], timeout=0)[0]:
+            answered = ending.answer is None or bool(ray.wait([ending.answer], timeout=0)[0])
+            if answered and not ending.killed:
                 # It ends without help now; one that is killed meanwhile is a fault to Ray, which reports it at length.
-                ending.answered, ending.by = True, min(ending.by, now + KILL_TIMEOUT_S)
+                ending.by = min(ending.by, now + KILL_TIMEOUT_S)
             if not ending.killed and now >= ending.by:
                 ending.killed, ending.by = True, now + KILL_TIMEOUT_S
-                ending.killing = kill_controller(ending.handle)
-            if not (ending.killed or ending.answered):
-                continue
-            killing = ending.killing is not None and not ray.wait([ending.killing], timeout=0)[0]
+                ending.answer = kill_controller(ending.handle)
+                answered = ending.answer is None
             given_up = ending.killed and now >= ending.by
-            if given_up or not (killing or controller_exists(self.session, job)):
+            if given_up or (answered and not controller_exists(self.session, job)):
                 del self._ending[job]
                 self._gone[job] = ending.reason
 
@@ -308,3 +307,31 @@ class RayBackend:
         while self._ending:
             self._see_to_endings()
             time.sleep(0.02)
+
+
+@cache
+def watch_node(node: str, path: str) -> None:
+    """Have a task wait on a node for the file by which a cloud says that it takes the node away: started once in the
+    life of this process, with which it ends. Where it fails, the node goes without notice."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    task: Any = ray.remote(num_cpus=0, max_retries=3, retry_exceptions=True)(wait_for_notice)
+    task.options(scheduling_strategy=there).remote(path)
+
+
+def wait_for_notice(path: str) -> None:
+    """Wait for the file on this node, then announce to Ray that the node goes."""
+    import ray
+
+    from rlpto.ray_cluster.compat import drain_node
+
+    file, seconds = Path(os.path.expandvars(path)), NOTICE_S
+    while not file.exists():
+        time.sleep(NOTICE_LOOK_S)
+    time.sleep(NOTICE_LOOK_S)
+    with suppress(OSError, ValueError):
+        seconds = float(file.read_text(encoding="utf-8"))
+    context = ray.get_runtime_context()
+    drain_node(context.gcs_address, context.get_node_id(), seconds if 0.0 <= seconds <= 86_400.0 else NOTICE_S)

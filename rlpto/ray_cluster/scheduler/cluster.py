@@ -8,23 +8,24 @@ import numpy as np
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Placement, check_servers_fit
 from rlpto.core.gpu_kinds import kinds_of
-from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
 from rlpto.core.records import AllocationChanges
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
-from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
-from rlpto.ray_cluster.scheduler.autoscaling import GpuRequests
+from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
-from rlpto.ray_cluster.scheduler.clock import SessionRules
 from rlpto.ray_cluster.scheduler.job_tracker import JobTracker, PolicyKnowledge
-from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory, usable_nodes
-from rlpto.ray_cluster.scheduler.orders import OrderSource, Reclass, Withdraw
-from rlpto.ray_cluster.scheduler.placement import allocated_plans, known_placement
+from rlpto.ray_cluster.scheduler.placement import (
+    GpuRequests,
+    NodeInventory,
+    allocated_plans,
+    known_placement,
+    usable_nodes,
+)
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import refuse_lost_database
-from rlpto.ray_cluster.settings import AutoscaleSettings
+from rlpto.ray_cluster.scheduler.session_rules import OrderSource, Reclass, SessionRules, Withdraw
 from rlpto.store.jobs import EXPECTED
 
 WRITE_INTERVAL_S = 1.0
@@ -34,20 +35,15 @@ WRITE_INTERVAL_S = 1.0
 class RayCluster(JobTracker):
     """Runs `jobs` on the nodes that `backend` finds; the same `Cluster` as the simulator's, in wall-clock time.
 
-    jobs: sorted by submit time [s since the session's start]. specs: what the controller of each job needs, in the same
-    order. tables: speeds that policies know. database: what the session has come to so far; if it is not
-    empty, the session goes on: its controllers are taken over, and jobs whose controller is gone go on from their
-    checkpoints. knowledge: what policies know.
-    source: where further jobs and orders come from while the session lasts; with one, nothing that fails ends it.
-    observers: called about once a second, and after every event and decision. reported: called with each report that is
-    written, in the same transaction, and whether it is the last of its job. autoscale: whether, and how many, nodes
-    come on demand.
+    jobs, specs: sorted by submit time [s of the session]. database: if it is not empty, the session goes on: its
+    controllers are taken over, and jobs whose controller is gone go on from their checkpoints. source: where further
+    jobs and orders come from; with one, nothing that fails ends the session. observers: called about once a second, and
+    after every event and decision. reported: called with each report that is written, in the same transaction, and
+    whether it is the last of its job.
 
-    held_gpus: those that the decision in force gives to jobs; some may still be on their way. active_jobs: submitted,
-    and neither finished nor failed.
-
-    Placement: a job that keeps GPUs keeps them where they are; others span few nodes. A job that is given fewer GPUs
-    gives them up before another one gets them (`rlpto.ray_cluster.scheduler.gpu_claims`).
+    A job that keeps GPUs keeps them where they are; others span few nodes. One that is given fewer GPUs gives them up
+    before another one gets them (`rlpto.ray_cluster.scheduler.gpu_claims`): of `held_gpus`, which the decision in force
+    gives to jobs, some may still be on their way.
 
     Raises ClusterError if no node has GPUs, JobError for a job that wants more than all nodes have together; later
     ClusterError if all nodes are gone for too long, JobError once all jobs have failed.
@@ -65,21 +61,21 @@ class RayCluster(JobTracker):
         knowledge: PolicyKnowledge | None = None,
         source: OrderSource | None = None,
         reported: Callable[[RayCluster, JobReport, bool], None] = lambda *_: None,
-        autoscale: AutoscaleSettings | None = None,
     ) -> None:
-        self._source, self._most = source, 0 if autoscale is None else autoscale.most_gpus
-        self._requests = None if autoscale is None else GpuRequests(autoscale, backend.request)
+        self._source, scale = source, rules.ray.autoscale
+        self._requests = None if scale is None else GpuRequests(scale, backend.request)
         found = usable_nodes(backend.nodes(), tables.kinds)
-        nodes = NodeInventory(database, rules.one_zone)
+        nodes = NodeInventory(database, rules.ray.one_zone)
         whole = ClusterShape(map(nodes.offered, found))
         if whole.most_gpus == 0:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
-        self._check_fit(jobs, tables, whole)
         began, left = database.number("began"), database.number("beat") or 0.0
         super().__init__(jobs, specs, tables, database, nodes, backend, knowledge or PolicyKnowledge())
+        if source is None:  # with a source such a job waits
+            self._check_fit(whole, 0 if scale is None else scale.most_gpus)
         self._backend, self._rules = backend, rules
         self._observers, self._reported = tuple(observers), reported
-        self._policy = ("", 0.0)
+        self._policy = "", 0.0
         self._written = -np.inf
         self.held_gpus = self.active_jobs = 0
         controllers = backend.find()
@@ -94,20 +90,17 @@ class RayCluster(JobTracker):
         self._nodes.take_in(found, self.time)
         self._reopen(sorted(controllers))
 
-    def _check_fit(self, jobs: Sequence[Job], tables: SpeedTables, shape: ClusterShape) -> None:
-        """Raise JobError for a job that needs more than the cluster can ever give; with a source such a job waits."""
-        if self._source is not None:
-            return
-        most = max(shape.most_gpus, self._most)
-        large = next((job for job in jobs if job.requested_gpus > most), None)
-        if large is not None:
-            gpus = f"{large.requested_gpus} GPUs, but the Ray cluster has {most} in all"
-            raise JobError(f"job {large.name} wants {gpus}")
-        most = max(int(np.bincount(shape.node_zones, shape.offered).max(initial=0)), self._most)
-        large = next((job for job in jobs if job.min_gpus > most), None)
-        if large is not None:
-            raise JobError(f"job {large.name} needs {large.min_gpus} GPUs, and no zone has more than {most}")
-        check_servers_fit(jobs, JobStore.from_jobs(jobs, tables), tables, shape)
+    def _check_fit(self, shape: ClusterShape, on_demand: int) -> None:
+        """Raise JobError for a job that needs more than the cluster can ever give. on_demand: most GPUs that come."""
+        most = max(shape.most_gpus, on_demand)
+        for job in self.jobs:
+            if job.requested_gpus > most:
+                raise JobError(f"job {job.name} wants {job.requested_gpus} GPUs, but the Ray cluster has {most} in all")
+        most = max(int(np.bincount(shape.node_zones, shape.offered).max(initial=0)), on_demand)
+        for job in self.jobs:
+            if job.min_gpus > most:
+                raise JobError(f"job {job.name} needs {job.min_gpus} GPUs, and no zone has more than {most}")
+        check_servers_fit(self.jobs, self.store, self.tables, shape)
 
     # what the scheduler sees
 
@@ -143,11 +136,11 @@ class RayCluster(JobTracker):
         """The table of active jobs as it stands now, in order of submission."""
         active = np.flatnonzero(self.columns.active)
         table, interval = self.table_of(active), self._rules.interval
-        return ClusterState(self.time, table, self.shape, interval, placement=self.placement, notices=self.leaves_in)
 
-    def leaves_in(self) -> FloatArray:
-        """[N] seconds until nodes go, as announced; jobs leave them at once, so that they offer nothing any more."""
-        return self._nodes.leaves_in(self.database.wall(self.time))
+        def notices() -> FloatArray:
+            return self._nodes.leaves_in(self.database.wall(self.time))
+
+        return ClusterState(self.time, table, self.shape, interval, placement=self.placement, notices=notices)
 
     def placement(self, index: IntArray) -> Placement:
         """Where the plan in force puts active jobs, and what of it trains."""
@@ -158,13 +151,10 @@ class RayCluster(JobTracker):
 
     def changes(self) -> AllocationChanges:
         """Every change of the GPUs that a job's controller has reported to hold, restarts of the scheduler included."""
-        rows = self.database.changes()
-        return AllocationChanges(
-            time=np.array([row[0] for row in rows], dtype=np.float64),
-            job=np.array([self._number[row[1]] for row in rows], dtype=np.int64),
-            gpus=np.array([row[2] for row in rows], dtype=np.int64),
-            accuracy=np.array([row[3] for row in rows], dtype=np.float64),
-        )
+        rows = self.database.rows("SELECT job, time, gpus, accuracy FROM changes ORDER BY time, id")
+        job = np.array([self._number[row[0]] for row in rows], dtype=np.int64)
+        time, gpus, accuracy = np.array([row[1:] for row in rows], dtype=np.float64).reshape(-1, 3).T
+        return AllocationChanges(time=time, job=job, gpus=gpus.astype(np.int64), accuracy=accuracy)
 
     # what the scheduler does
 
@@ -217,7 +207,7 @@ class RayCluster(JobTracker):
         self.changed = False
         while not self.done and self.time < due and not (self.changed and on_events):
             now = self._clock.now()
-            ahead = [due - now, rules.poll, rules.limit - now]
+            ahead = [due - now, rules.ray.poll, rules.limit - now]
             if on_events and self._next < len(self.jobs):
                 ahead.append(self.jobs[self._next].submit_time - now)
             self._look(self._backend.reports(max(min(ahead), 0.0)), until=np.inf if on_events else due)
@@ -226,10 +216,8 @@ class RayCluster(JobTracker):
         return passed
 
     def close(self, keep: bool = False) -> None:
-        """Leave the session. keep: its controllers go on training; otherwise they write a checkpoint and end.
-
-        Raises ClusterError if jobs are left and the disk is full: a scheduler that is stopped does not wait for room.
-        """
+        """Leave the session. keep: its controllers go on training; otherwise they write a checkpoint and end. Raises
+        ClusterError if jobs are left and the disk is full: a scheduler that is stopped does not wait for room."""
         if not self.done:
             self.database.wait_no_more()
         try:
@@ -250,10 +238,8 @@ class RayCluster(JobTracker):
         self._take_beliefs()
 
     def forget_ended(self, kept: Collection[str] = ()) -> tuple[str, ...]:
-        """Forget jobs that have ended and whose controllers are gone: their ids. The others get new numbers.
-
-        kept: ids of jobs to remember. A policy that remembers jobs by their numbers has to be reset.
-        """
+        """Forget jobs that have ended and whose controllers are gone: their ids. The others get new numbers. kept: ids
+        of jobs to remember. A policy that remembers jobs by their numbers has to be reset."""
         there = np.array([self._commands.has_controller(job) or job in kept for job in self.ids], dtype=np.bool_)
         ended = ~self.columns.active & (self.columns.held == 0) & ~there & (np.arange(len(self.ids)) < self._next)
         lost, left = tuple(self.ids[number] for number in np.flatnonzero(ended).tolist()), np.flatnonzero(~ended)
@@ -276,10 +262,8 @@ class RayCluster(JobTracker):
     # looking at the cluster
 
     def _look(self, heard: Iterable[JobReport], until: float) -> None:
-        """Take in everything that has happened since the last look.
-
-        until: new jobs join only once it is that late; infinity: whenever they are submitted.
-        """
+        """Take in everything that has happened since the last look. until: new jobs join only once it is that late;
+        infinity: whenever they are submitted."""
         alive, heard = usable_nodes(self._backend.nodes(), self.tables.kinds), list(heard)
         gone = self._backend.gone()
         now = max(self._clock.now(), self.time)
@@ -310,17 +294,17 @@ class RayCluster(JobTracker):
             raise self._fatal
 
     def _look_at_nodes(self, alive: Sequence[NodeInfo]) -> None:
-        self._nodes.announced = self._backend.announced()
+        self._nodes.announced = self._backend.announced
         if dead := self._nodes.missing(alive):
             self._nodes_down(dead)
         if self._nodes.take_in(alive, self.time):
             self.changed = True
         if self.up_gpus or not self.active_jobs:
             self._gpus_seen = self.time
-        elif self.time - self._gpus_seen > self._rules.without_gpus:
+        elif self.time - self._gpus_seen > self._rules.ray.without_gpus:
             self._fatal = ClusterError(
-                f"no node with GPUs has been alive for {self._rules.without_gpus:.0f} s while {self.active_jobs} jobs "
-                "wait: expected one to come back"
+                f"no node with GPUs has been alive for {self._rules.ray.without_gpus:.0f} s while "
+                f"{self.active_jobs} jobs wait: expected one to come back"
             )
 
     def _take_in(self) -> None:
@@ -364,22 +348,23 @@ class RayCluster(JobTracker):
 
     def _reopen(self, controllers: Sequence[str]) -> None:
         """Take over the state in the database and the controllers, and look at the cluster for the first time."""
-        rows, held = self.database.jobs(), self.database.held()
+        rows = self.database.jobs()
         for number, row in enumerate(rows):
-            self.columns.restore(number, row, held.get(row.id, 0))
+            self.columns.restore(number, row)
         self._next = sum(row.state not in EXPECTED for row in rows)
         left, at = self.time, self._clock.now()
-        for job in self._commands.reopen(controllers):
+        for job in self._commands.reopen(rows, controllers):
             self._hold(self._number[job], ())
             self.database.event(left, "controller_lost", job)
-        for job in held.keys() - set(controllers):  # of jobs that are over: they let go while no scheduler was there
-            self._hold(self._number[job], ())
-        planned: dict[str, Plan] = {job: entry.planned for job, entry in self._commands.claims.entries.items()}
+        for row in rows:  # of jobs that are over: they let go while no scheduler was there
+            if row.gpus_held and row.id not in controllers:
+                self._hold(self._number[row.id], ())
+        planned = {job: entry.planned for job, entry in self._commands.claims.entries.items()}
         for job, plan in planned.items():
             self.columns.give_again(self._number[job], len(plan.nodes))
         self._take_planned_types(planned)
         gone = {node for plan in planned.values() for node in plan.nodes} - self._commands.claims.capacity.keys()
-        self._nodes.announced = self._backend.announced()
+        self._nodes.announced = self._backend.announced
         if gone:
             self._nodes_down(sorted(gone))
         self._nodes.note_lost(left)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import platform
 import re
 import socket
@@ -18,7 +19,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import rlpto
 from rlpto.io.errors import ClusterError, ConfigError, JobError
+from rlpto.ray_cluster.controllers import alive_nodes
 from rlpto.ray_cluster.messages import JobSpec, reason_of
 from rlpto.ray_cluster.nodes.environment import (
     AUTH_MODE,
@@ -30,7 +33,6 @@ from rlpto.ray_cluster.nodes.environment import (
 )
 from rlpto.ray_cluster.nodes.persistent_cluster import running_cluster
 from rlpto.ray_cluster.nodes.processes import load_factor
-from rlpto.ray_cluster.scheduler.shipped_code import code_to_ship, lacks_code
 from rlpto.ray_cluster.settings import ShipCode
 
 AUTO = "auto"
@@ -38,47 +40,49 @@ AUTO = "auto"
 noted. Ray itself would also take a cluster of another user whose processes it finds here, and wait for it."""
 REACH_TIMEOUT_S = 5.0
 """Longest wait for a head to answer at all."""
-IMPORT_TIMEOUT_S = 120.0
-"""Longest wait of a quiet machine for workers to import all training programs."""
+IMPORT_TIMEOUT_S, PROBE_TIMEOUT_S = 120.0, 20.0
+"""Longest wait of a quiet machine for workers to import all training programs, and for all nodes to name their
+version."""
 
 
 class Connection(ExitStack):
-    """This process as a driver of the cluster at `address` (HOST:PORT or auto), until `close`.
+    """This process as a driver of the cluster at `address` (HOST:PORT or auto), until `close`; then `address` is
+    HOST:PORT.
 
     The token of a protected cluster is taken from its folder if `rlpto cluster up` has started it, else from Ray's own
     variables, RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN, or from the file where Ray's commands keep this user's.
 
-    address: HOST:PORT. ship_code: whether this package's code goes along to the nodes; auto: where one of a cluster
-    that `rlpto` has not started lacks it. on_lost: called before this process ends because the head is gone.
-    Raises ConfigError for text that is no address; ClusterError if no cluster answers there, or one of another version
-    or with another token.
+    ship_code: whether this package's code goes along to the nodes; auto: where one of a cluster that `rlpto` has not
+    started lacks it. on_lost: called before this process ends because the head is gone. Raises ConfigError for text
+    that is no address; ClusterError if no cluster answers there, or one of another version or with another token.
     """
 
     def __init__(
         self, address: str = AUTO, ship_code: ShipCode = "never", on_lost: Callable[[], None] = lambda: None
     ) -> None:
         super().__init__()
-        self._on_lost = on_lost
-        found = running_cluster()
-        folder = None
+        found, folder = running_cluster(), None
         if found is not None and address in {AUTO, found.address}:
             address, folder = found.address, found.folder
         elif address == AUTO:
             address = _usual_address()
-        _reach(address)
-        loopback = folder is None and _is_loopback_only(address)
+        loopback = _reach(address)
         try:
             self.enter_context(ray_environment(folder, loopback=loopback))
-            self.address = self._connect(address, "never" if folder and ship_code == "auto" else ship_code)
+            self.address = self._connect(address, "never" if folder and ship_code == "auto" else ship_code, on_lost)
         except BaseException:
             self.close()
             raise
 
-    def _connect(self, address: str, ship_code: ShipCode) -> str:
+    def _connect(self, address: str, ship_code: ShipCode, on_lost: Callable[[], None]) -> str:
         from ray.exceptions import AuthenticationError
 
         from rlpto.ray_cluster.compat import takes_token
 
+        refused = (
+            f"the Ray cluster at {address} asks for its token: expected the file that holds it in {AUTH_TOKEN_PATH}, "
+            f"or the token itself in {AUTH_TOKEN}"
+        )
         try:
             taken = takes_token(address, REACH_TIMEOUT_S)
             usual = Path.home() / ".ray" / "auth_token"
@@ -86,18 +90,22 @@ class Connection(ExitStack):
                 self.enter_context(ray_environment(more={AUTH_MODE: "token", AUTH_TOKEN_PATH: str(usual)}))
                 taken = takes_token(address, REACH_TIMEOUT_S)
             if not taken:
-                raise ClusterError(_refused(address))
+                raise ClusterError(refused)
             ships = ship_code == "always"
             if ship_code == "auto":  # what a driver ships is settled when it connects
-                with driver(address, self._on_lost):
+                with driver(address, on_lost):
                     ships = lacks_code()
-            return self.enter_context(driver(address, self._on_lost, code_to_ship() if ships else None))
-        except AuthenticationError:
-            raise ClusterError(_refused(address)) from None
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            if isinstance(error.__cause__, AuthenticationError):
-                raise ClusterError(_refused(address)) from None
-            raise ClusterError(_explain(address, error)) from error
+            # Ray keeps the code, and each node unpacks it once. It matches names below the package, and "." for itself;
+            # data stay here: jobs need none.
+            code = {"py_modules": [str(Path(rlpto.__file__).parent)], "excludes": ["__pycache__", "?*.*", "!*.py"]}
+            return self.enter_context(driver(address, on_lost, code if ships else None))
+        except (AuthenticationError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+            if any(isinstance(one, AuthenticationError) for one in (error, error.__cause__)):
+                raise ClusterError(refused) from None
+            said = " ".join(str(error).split())
+            if "ersion mismatch" in said:
+                raise ClusterError(f"the Ray cluster at {address} is of another version: {said}") from error
+            raise ClusterError(f"no Ray cluster at {address}: {said}") from error
 
     @property
     def protected(self) -> bool:
@@ -122,60 +130,49 @@ def _usual_address() -> str:
     return address
 
 
-def _reach(address: str) -> None:
-    """Find out within seconds whether a process listens: Ray itself would try for a minute."""
-    host, port = _split(address)
+def _reach(address: str) -> bool:
+    """Find out within seconds whether a process listens, which takes Ray a minute: True if one does at a loopback
+    address of this machine, and none at the external one. Raises ConfigError for text that is no address."""
+    match = re.fullmatch(r"(\[?[\w.:-]+\]?):(\d{1,5})", address)
+    if match is None or not 0 < int(match[2]) < 65_536:
+        raise ConfigError(f"--address {address}: expected auto or HOST:PORT, such as 127.0.0.1:6379")
+    host, port = match[1].strip("[]"), int(match[2])
     try:
         socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()
     except OSError as error:
         raise ClusterError(f"no Ray cluster at {address}: {(error.strerror or str(error)).lower()}") from None
-
-
-def _split(address: str) -> tuple[str, int]:
-    """Host and port of an address. Raises ConfigError if it is none."""
-    match = re.fullmatch(r"(\[?[\w.:-]+\]?):(\d{1,5})", address)
-    if match is None or not 0 < int(match[2]) < 65_536:
-        raise ConfigError(f"--address {address}: expected auto or HOST:PORT, such as 127.0.0.1:6379")
-    return match[1].strip("[]"), int(match[2])
-
-
-def _is_loopback_only(address: str) -> bool:
-    """True if a process listens at a loopback address of this machine, and none at its external one."""
-    host, port = _split(address)
     if host not in {"localhost", LOOPBACK, "::1"}:
         return False
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, socket.socket() as outside:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing: only the route is looked up
-            external = str(probe.getsockname()[0])
         except OSError:
             return True
-    with socket.socket() as outside:
         outside.settimeout(REACH_TIMEOUT_S)
-        return outside.connect_ex((external, port)) != 0
+        return outside.connect_ex((str(probe.getsockname()[0]), port)) != 0
 
 
-def _refused(address: str) -> str:
-    """What to do about a cluster that asks for another token."""
-    return (
-        f"the Ray cluster at {address} asks for its token: expected the file that holds it in {AUTH_TOKEN_PATH}, "
-        f"or the token itself in {AUTH_TOKEN}"
-    )
+def lacks_code() -> bool:
+    """True if a node of the cluster that this process is connected to cannot import this version of the package. True
+    as well if there is no node with GPUs to ask: what those that come will have is not known."""
+    import ray
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-
-def _explain(address: str, error: Exception) -> str:
-    """One line about why there is no connection."""
-    text = " ".join(str(error).split())
-    if "ersion mismatch" in text:
-        return f"the Ray cluster at {address} is of another version: {text}"
-    return f"no Ray cluster at {address}: {text}"
+    nodes = alive_nodes()
+    version: Any = ray.remote(num_cpus=0, max_retries=1)(pkgutil.resolve_name)  # a function that every node has
+    there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    asked = [version.options(scheduling_strategy=node).remote("rlpto:__version__") for node in there]
+    try:
+        found = set(ray.get(asked, timeout=PROBE_TIMEOUT_S * load_factor()))
+    except RayError:
+        return True
+    return found != {rlpto.__version__} or not any(node["Resources"].get("GPU") for node in nodes)
 
 
 def check_training(specs: Sequence[JobSpec]) -> None:
-    """Let a worker of the cluster import the training program of every job.
-
-    Raises JobError for the first that cannot be imported there. Takes no GPU, so that running jobs go on.
-    """
+    """Let a worker of the cluster import the training program of every job. Raises JobError for the first that cannot
+    be imported there. Takes no GPU, so that running jobs go on."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
@@ -239,10 +236,8 @@ def schedulers() -> list[SchedulerProcess]:
 
 @contextmanager
 def only_scheduler(folder: Path) -> Iterator[None]:
-    """This process is the scheduler of the cluster that it is connected to. folder: where its run is kept.
-
-    Raises ClusterError if another one is at work there, which does not notice.
-    """
+    """This process is the scheduler of the cluster that it is connected to. folder: where its run is kept. Raises
+    ClusterError if another one is at work there, which does not notice."""
     import ray
 
     from rlpto.ray_cluster.compat import drop_value, put_value

@@ -1,4 +1,9 @@
-"""What is believed of a job that was never measured before, from what it, or like ones, have reported.
+"""What is believed of a job that was never measured before: laws fitted to what it, or like ones, have reported.
+
+Sizes that were seen have the speed that was measured; others that of a fit, with the same prior as simulated jobs have
+(`rlpto.knowledge.bayes_fit`), or by Pollux's rules (Qiao et al., OSDI 2021, section 4.1): perfect scaling until a job
+has trained with several numbers of workers, then a fit without a prior. Real jobs report whole steps, by number of
+nodes and of parameter servers: what of a step is synchronising is not known.
 
 Before a job has trained at all, the `guess` in its program's settings stands in; where they say nothing of a step's
 time, the job looks short, as simulated ones do (`rlpto.knowledge.known.UNSEEN_HOURS`).
@@ -13,26 +18,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray
-from rlpto.knowledge.prior import LEVEL_SIGMA
+from rlpto.knowledge.bayes_fit import fill_log_speeds, fit_with_prior
+from rlpto.knowledge.prior import LEVEL_SIGMA, ThroughputPrior, coordinates, law_at
+from rlpto.performance.accuracy import AccuracyCurve, Metric, fit_accuracy
 from rlpto.performance.efficiency import NoiseCurve, efficiency
 from rlpto.performance.fitted import SPANS, FittedProfiles
 from rlpto.performance.metrics import METRICS
+from rlpto.performance.parameter_server import PARAMETERS, Probes, ServerParams, fit_speed
 from rlpto.performance.profiles import ModelLimits, Profile, TypeTables
 from rlpto.performance.tables import ONE_KIND, JobType
-from rlpto.ray_cluster.measuring.profiling import batch_limits
+from rlpto.performance.throughput import StepMeasurements, ThroughputLaw, ThroughputParams, fit_throughput
+from rlpto.ray_cluster.measuring import batch_limits, by_epoch, steps_of
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
-from rlpto.ray_cluster.scheduler.speed_fits import SpeedFit, estimated_curve
 from rlpto.ray_cluster.settings import ProgramSettings
 
-Ratio = Callable[[str, str], float]
-"""How many times as fast one GPU of a kind is as one of another, given both."""
-Fit = Callable[[ProgramSettings, tuple[Measured, ...]], SpeedFit]
-"""As `rlpto.ray_cluster.scheduler.speed_fits.estimated_throughput`, of a certain model."""
+Ratio = Callable[[str, str, str], float]
+"""How many times as fast one GPU of a kind is as one of another, given the model, the kind and the other."""
 ENOUGH_STEPS = 5
 """Steps of a size before its speed counts as measured."""
 SPEED_CHANGE, NOISE_CHANGE, CURVE_CHANGE = 0.05, 0.2, 0.1
@@ -41,13 +48,22 @@ SHAPE_EPOCHS = 4.0
 """Epochs from which on an accuracy curve can be fitted to its points; until then the guess stands."""
 
 
+class SpeedFit(NamedTuple):
+    """A law of throughput, and [SPANS, K] the standard deviation of the logarithm of its speed with 1 to K workers on
+    one node and on several; None: not known."""
+
+    law: ThroughputLaw
+    sigma: FloatArray | None = None
+
+
+Fit = Callable[[ProgramSettings, tuple[Measured, ...]], SpeedFit]
+"""As `estimated_throughput`, of a certain model."""
+
+
 @dataclass(frozen=True)
 class Evidence:
-    """What a job has reported so far.
-
-    speeds: of every size with enough steps, on every kind of GPU. noise_scale: samples, NaN if unknown. accuracy:
-        (epochs, accuracy) pairs.
-    """
+    """What a job has reported so far. speeds: of every size with enough steps, on every kind of GPU. noise_scale:
+    samples, NaN if unknown. accuracy: (epochs, accuracy) pairs."""
 
     speeds: tuple[Measured, ...] = ()
     noise_scale: float = math.nan
@@ -65,12 +81,13 @@ def evidence_of(report: JobReport) -> Evidence:
 class Estimate:
     """What is believed of one job, or of like ones, and the evidence that it rests on.
 
-    like: the same for jobs that share evidence. program: with the job's own batch size. profile: its throughput is that
-    on the first kind of GPU that the job has trained on. ratio: of the job's model. metric: of its speeds. fits: to its
-    speed on every kind that it has trained on, the first of them first. rate: epochs per second of the profile that are
-    shown at any size while nothing was measured; None: as the profile says.
+    model: the job's. like: the same for jobs that share evidence. program: with the job's own batch size. profile: its
+    throughput is that on the first kind of GPU that the job has trained on. metric: of its speeds. fits: to its speed
+    on every kind that it has trained on, the first of them first. rate: epochs per second of the profile that are shown
+    at any size while nothing was measured; None: as the profile says.
     """
 
+    model: str
     like: str
     program: ProgramSettings
     profile: Profile
@@ -140,7 +157,7 @@ class Estimate:
                 rates[row] = self._measured_rate(size, 1.0)
                 if score is not None:
                     score[row] = self._measured_rate(size, METRICS[self.metric].exponent)
-        factor = 1.0 if seen == gpu else self.ratio(gpu, seen)
+        factor = 1.0 if seen == gpu else self.ratio(self.model, gpu, seen)
         return replace(found, rates=factor * rates, score=None if score is None else factor * score)
 
     def _measured_rate(self, size: Measured, exponent: float) -> FloatArray:
@@ -187,16 +204,10 @@ def first_estimate(
 ) -> Estimate:
     """What is believed of a job that has not trained: its guess, and that it scales perfectly."""
     own = program.model_copy(update={"batch_size": spec.batch_size})
-    guess = own.guessed_profile(job.name)
-    step = own.guess.step_seconds if own.pace is None else own.pace
-    profile = replace(
-        guess,
-        samples=samples,
-        epochs=epochs,
-        batch=batch_limits(own, job.max_gpus),
-        throughput=own.law(step / own.batch_size),
-    )
-    return Estimate(like, own, profile, ratio, job.metric)
+    alone = own.law((own.guess.step_seconds if own.pace is None else own.pace) / own.batch_size)
+    guess, batch = own.guessed_profile(job.name), batch_limits(own, job.max_gpus)
+    profile = replace(guess, samples=samples, epochs=epochs, batch=batch, throughput=alone)
+    return Estimate(job.model, like, own, profile, ratio, job.metric)
 
 
 def _by_kind(speeds: Iterable[Measured]) -> dict[str, tuple[Measured, ...]]:
@@ -224,3 +235,66 @@ def _near(old: float, new: float, tolerance: float) -> bool:
 def _trained(evidence: Evidence) -> float:
     """Epochs that the accuracy curve covers."""
     return evidence.accuracy[-1][0] if evidence.accuracy else 0.0
+
+
+def estimated_throughput(
+    program: ProgramSettings, speeds: tuple[Measured, ...], prior: ThroughputPrior | None, most: int
+) -> SpeedFit:
+    """The law fitted to speeds of a program on one kind of GPU; most: workers of a job.
+
+    Without a prior a single number of workers means perfect scaling from there. With parameter servers the law is
+    Optimus's, once the numbers of workers and servers that were seen determine it, and scaling is perfect before.
+    """
+    smallest = min(speeds, key=lambda size: (size.workers, size.nodes))
+    alone = smallest.samples_per_second / smallest.workers
+    if program.has_servers:
+        return SpeedFit(_server_law(program, speeds) or program.law(1.0 / alone))
+    if prior is not None:
+        return _fit_with_prior(program, speeds, prior, most)
+    if len({size.workers for size in speeds}) == 1:
+        return SpeedFit(program.law(1.0 / alone))
+    if smallest.workers > 1:  # the fit needs to know what a single worker takes
+        speeds = (Measured(1, 1, alone, smallest.count), *speeds)
+    return SpeedFit(fit_throughput(steps_of(program, speeds)))
+
+
+def _fit_with_prior(
+    program: ProgramSettings, speeds: tuple[Measured, ...], prior: ThroughputPrior, most: int
+) -> SpeedFit:
+    """As simulated jobs fit their speed, where of several workers whole steps alone are known."""
+    batch, fixed = float(program.batch_size), program.batch_rule == "fixed"
+    sizes = np.array([(size.nodes, size.workers, size.samples_per_second) for size in speeds], dtype=np.float64)
+    nodes, workers, speed = sizes.T
+    local = batch / workers if fixed else np.full(len(workers), batch)
+    if program.pace is not None:  # steps are stretched in proportion to the samples: that is no guess
+        perfect = program.law(program.pace / batch)
+        assert isinstance(perfect, ThroughputParams)
+        prior = replace(prior, mean=coordinates(perfect, batch))
+    rows = StepMeasurements(nodes, workers, local, workers * local / speed, np.where(workers > 1, np.nan, 0.0))
+    fit = fit_with_prior(rows, prior, batch)
+    each = np.ceil(batch / np.arange(1, most + 1) if fixed else np.full(most, batch)).astype(np.int64)[:, None]
+    log_seconds, sigma = np.empty((2, SPANS, most, 1))
+    fill_log_speeds(*fit, batch, each, np.zeros_like(each), log_seconds, sigma)
+    return SpeedFit(law_at(fit.point, batch), sigma[:, :, 0])
+
+
+def estimated_curve(program: ProgramSettings, points: tuple[tuple[float, float], ...]) -> AccuracyCurve:
+    """The saturating curve closest to what was evaluated; it may yet rise to 1."""
+    metric = Metric("validation accuracy", "share", program.guess.untrained)
+    return fit_accuracy(by_epoch(program.training, points)[None], metric, headroom=1.0)[0]
+
+
+def _server_law(program: ProgramSettings, speeds: tuple[Measured, ...]) -> ServerParams | None:
+    """Optimus's law fitted to speeds at the program's own batch; None where they do not determine it."""
+    if program.batch_rule != "fixed":
+        return None
+    batch = program.batch_size
+    counts = np.array([(size.workers, size.servers) for size in speeds if size.servers], dtype=np.int64).reshape(-1, 2)
+    steps = np.array([size.samples_per_second / batch for size in speeds if size.servers])
+    if len(counts) < PARAMETERS["sync"]:
+        return None
+    fit = fit_speed("sync", Probes(counts[:, 0], counts[:, 1], steps))
+    a, b, c, d, e = fit.parameters
+    if not fit.determined or a <= 0:
+        return None
+    return ServerParams(a / batch, b, c, d, e, program.servers, program.servers_at_most)

@@ -14,27 +14,27 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from rlpto.io.errors import ClusterError
-from rlpto.ray_cluster.messages import JobReport, Nodes, Plan
+from rlpto.ray_cluster.messages import Command, JobReport, JobSpec, Plan
+from rlpto.ray_cluster.scheduler.backend import Backend
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_rules import Clock
+from rlpto.store.jobs import ACTIVE, SessionJob
 
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command to a controller: from `generation` on, job trains by `plan`."""
-
-    job: str
-    generation: int
-    plan: Plan
-
-
+COMMAND_REPEAT_INTERVAL_S = 2.0
+"""A command that has not been confirmed for so long is sent again: the controller may have been restarted."""
+ATTACH_TIMEOUT_S = 5.0
+"""Longest wait of a restarted scheduler for the first word of the controllers it has found."""
 GPUS, SLOTS = "GPUs", "CPU slots"
 Claim = Counter[tuple[str, str]]
 """Numbers of GPUs and CPU slots, by `GPUS` or `SLOTS` and node."""
 
 
-def claim_of(nodes: Nodes, servers: Nodes) -> Claim:
-    """What workers and parameter servers on these nodes use."""
-    return Counter([*((GPUS, node) for node in nodes), *((SLOTS, node) for node in servers)])
+def claim_of(plan: Plan) -> Claim:
+    """What the workers and parameter servers of a plan use."""
+    return Counter([*((GPUS, node) for node in plan.nodes), *((SLOTS, node) for node in plan.servers)])
 
 
 @dataclass
@@ -42,18 +42,13 @@ class Entry:
     """One job in the claims.
 
     planned: how it is to train in the end. steps: commands not sent yet, first to last. sent: commands sent, from the
-    newest confirmed one on. holding, serving (nodes of parameter servers), confirmed, applied: as the newest report
-    says; reported: its number.
+    newest confirmed one on. heard: the newest report.
     """
 
     planned: Plan = field(default_factory=Plan)
     steps: list[Command] = field(default_factory=list)
     sent: list[Command] = field(default_factory=list)
-    holding: Nodes = ()
-    serving: Nodes = ()
-    confirmed: int = 0
-    applied: int = 0
-    reported: int = -1
+    heard: JobReport = field(default_factory=lambda: JobReport(""))
 
     @property
     def commanded(self) -> Plan:
@@ -63,9 +58,10 @@ class Entry:
     @property
     def claim(self) -> Claim:
         """What the job may be using."""
-        claim = claim_of(self.holding, self.serving if any(command.plan.servers for command in self.sent) else ())
+        serving = self.heard.serving_on if any(command.plan.servers for command in self.sent) else ()
+        claim = claim_of(Plan(self.heard.holding, None, serving))
         for command in self.sent:
-            claim |= claim_of(command.plan.nodes, command.plan.servers)
+            claim |= claim_of(command.plan)
         return claim
 
 
@@ -90,7 +86,7 @@ class GpuClaims:
         whole = {job: entry.planned for job, entry in self.entries.items()} | dict(targets)
         wanted = Claim()
         for plan in whole.values():
-            wanted.update(claim_of(plan.nodes, plan.servers))
+            wanted.update(claim_of(plan))
         for (what, node), count in wanted.items():
             if count > self._room(what, node):
                 room = self._room(what, node)
@@ -114,8 +110,7 @@ class GpuClaims:
                 del entry.steps[:-1]  # there is room for old and new side by side: no need to stop in between
             while entry.steps:
                 step = entry.steps[0]
-                before = entry.commanded
-                gives = claim_of(step.plan.nodes, step.plan.servers) <= claim_of(before.nodes, before.servers)
+                gives = claim_of(step.plan) <= claim_of(entry.commanded)
                 if gives != giving or not (gives or self.fits(step)):
                     break
                 entry.sent.append(entry.steps.pop(0))
@@ -123,7 +118,7 @@ class GpuClaims:
 
     def fits(self, command: Command) -> bool:
         """True if no node is claimed beyond its GPUs and CPU slots once the command is sent."""
-        wanted = claim_of(command.plan.nodes, command.plan.servers)
+        wanted = claim_of(command.plan)
         claims = wanted | self.entry(command.job).claim
         for job, entry in self.entries.items():
             if job != command.job:
@@ -136,10 +131,9 @@ class GpuClaims:
     def reported(self, report: JobReport) -> bool:
         """Take in what a controller says; False if something newer has been heard of it already."""
         entry = self.entry(report.job)
-        if report.number < entry.reported:
+        if report.number < entry.heard.number:
             return False
-        entry.reported, entry.confirmed, entry.applied = report.number, report.generation, report.applied
-        entry.holding, entry.serving = report.holding, report.serving_on
+        entry.heard = report
         # The newest command stays in any case: a controller that was restarted may not know it, and gets it again.
         older = [command for command in entry.sent[:-1] if command.generation >= report.generation]
         entry.sent = older + entry.sent[-1:]
@@ -148,17 +142,17 @@ class GpuClaims:
     def unconfirmed(self, job: str) -> Command | None:
         """The newest command if the controller has not confirmed it."""
         entry = self.entry(job)
-        return entry.sent[-1] if entry.sent and entry.confirmed < entry.sent[-1].generation else None
+        return entry.sent[-1] if entry.sent and entry.heard.generation < entry.sent[-1].generation else None
 
-    def rolled_back(self, job: str, generation: int) -> bool:
-        """True if `generation`, whose growth a controller has given up, is its newest command."""
-        sent = self.entry(job).sent
-        return generation > 0 and bool(sent) and sent[-1].generation == generation
+    def rolled_back(self, job: str) -> bool:
+        """True if the controller has given up the growth that its newest command asks for."""
+        entry = self.entry(job)
+        return bool(entry.sent) and entry.sent[-1].generation == entry.heard.rolled_back
 
     def settled(self, job: str) -> bool:
         """True if the plan for a job is wholly in force."""
         entry = self.entry(job)
-        return not entry.steps and (not entry.sent or entry.applied >= entry.sent[-1].generation)
+        return not entry.steps and (not entry.sent or entry.heard.applied >= entry.sent[-1].generation)
 
     def adopt(self, job: str, commands: Sequence[Command], unsent: Collection[int]) -> None:
         """Take up a job after a restart of the scheduler, whose controller has gone on meanwhile.
@@ -188,15 +182,13 @@ class GpuClaims:
         for node in nodes:
             self.capacity.pop(node, None)
             self.slots.pop(node, None)
-        return {
-            job: replace(
-                entry.planned,
-                nodes=_without(entry.planned.nodes, nodes),
-                servers=_without(entry.planned.servers, nodes),
-            )
-            for job, entry in self.entries.items()
-            if any(node in nodes for node in (*entry.planned.nodes, *entry.planned.servers))
-        }
+        left = {}
+        for job, entry in self.entries.items():
+            plan = entry.planned
+            stay, serve = (tuple(node for node in some if node not in nodes) for some in (plan.nodes, plan.servers))
+            if (stay, serve) != (plan.nodes, plan.servers):
+                left[job] = replace(plan, nodes=stay, servers=serve)
+        return left
 
     def ended(self, job: str) -> None:
         """The job needs nothing any more; what its controller holds it still claims, until it is `released`."""
@@ -232,13 +224,107 @@ def split_nodes(present: Sequence[str], wanted: Sequence[str]) -> tuple[list[str
     return stays, [node for node in wanted if _take(free, node)]
 
 
-def _without(nodes: Nodes, gone: Collection[str]) -> Nodes:
-    return tuple(node for node in nodes if node not in gone)
-
-
 def _take(left: Counter[str], node: str) -> bool:
     """Take one of `left` if there is one."""
     if left[node] <= 0:
         return False
     left[node] -= 1
     return True
+
+
+class CommandLog:
+    """Sends controllers the commands that were planned, in time and in order. claims: who may use which GPU. specs:
+    what each job's controller needs, by job."""
+
+    def __init__(
+        self, backend: Backend, database: SessionDatabase, specs: Mapping[str, JobSpec], claims: GpuClaims
+    ) -> None:
+        self.claims = claims
+        self._backend = backend
+        self._database = database
+        self._specs = specs
+        self._there: set[str] = set()
+        self._ever: set[str] = set()
+        self._sent_at: dict[str, float] = {}
+
+    def plan(self, targets: Mapping[str, Plan], time: float) -> None:
+        """Enter plans of jobs in the GPU claims and, before any command is sent, in the database."""
+        self._database.plan(targets, self.claims.plan(targets, self._database.next_generation), time)
+
+    def send_due(self, time: float) -> None:
+        """Send the commands that may be sent now, and those again that seem not to have arrived."""
+        for command in list(self.claims.due()):
+            # In the database first: what may have been sent counts as sent.
+            self._database.commanded(command.generation, time)
+            self._send(command, time)
+        # Thousands may wait, and need no command.
+        involved = [(job, entry) for job, entry in self.claims.entries.items() if entry.planned.nodes or entry.sent]
+        for job, entry in involved:
+            if entry.planned.nodes:
+                self._start(job)  # while others make room for its workers
+            again = self.claims.unconfirmed(job)
+            if again is not None and time >= self._sent_at.get(job, -np.inf) + COMMAND_REPEAT_INTERVAL_S:
+                self._send(again, time)
+
+    def _send(self, command: Command, time: float) -> None:
+        self._start(command.job)
+        self._sent_at[command.job] = time
+        self._backend.command(command)
+
+    def _start(self, job: str) -> None:
+        """See to it that a job has a controller."""
+        if job not in self._there:
+            self._there.add(job)
+            self._database.set_job(job, launched=1)
+            self._backend.start(self._specs[job], resume=job in self._ever)
+            self._ever.add(job)
+
+    def end(self, job: str) -> None:
+        """The job needs no controller any more."""
+        self.claims.ended(job)
+        self._backend.end(job)
+
+    def gone(self, job: str) -> Plan:
+        """A job's controller is gone, and with it its workers. Returns the plan of the job."""
+        planned = self.claims.entry(job).planned
+        self.claims.released(job)
+        self._database.forget_commands(job)
+        self._there.discard(job)
+        return planned
+
+    def has_controller(self, job: str) -> bool:
+        """True while the job has a controller, or may have one."""
+        return job in self._there
+
+    def forget(self, jobs: Collection[str]) -> None:
+        """These jobs have ended, and their controllers are gone."""
+        for job in jobs:
+            self.claims.released(job)
+            self._sent_at.pop(job, None)
+            self._ever.discard(job)
+
+    def reopen(self, rows: Sequence[SessionJob], controllers: Collection[str]) -> list[str]:
+        """Take over what the database says, and the controllers that were found; those that are not needed are ended.
+        Returns jobs that had a controller which is gone; they go on from their checkpoints."""
+        active = [row.id for row in rows if row.state in ACTIVE]
+        self._ever = {row.id for row in rows if row.launched}
+        self._there = {job for job in active if job in controllers}
+        commands, unsent = self._database.newest_commands(), self._database.unsent()
+        for job in active:
+            if job in self._there:
+                self.claims.adopt(job, commands.get(job, ()), unsent)
+        for job in controllers:
+            if job not in self._there:
+                self._backend.end(job)
+        lost = [job for job in active if job in self._ever - self._there]
+        for job in lost:
+            self._database.forget_commands(job)
+        return lost
+
+    def first_reports(self, clock: Clock) -> list[JobReport]:
+        """A report of every controller that there is after a restart, as far as they answer in time."""
+        heard: dict[str, JobReport] = {}
+        by = clock.now() + ATTACH_TIMEOUT_S
+        while self._there - heard.keys() and clock.now() < by:
+            heard.update({report.job: report for report in self._backend.reports(0.05)})
+        return list(heard.values())

@@ -9,7 +9,7 @@ import numpy as np
 from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import ACCURACY_LEVELS, PRIORITY_CLASSES, Job
-from rlpto.core.records import intervals
+from rlpto.core.records import INTERVAL
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport
@@ -18,19 +18,9 @@ from rlpto.store.jobs import ACTIVE, ENDED, SessionJob
 ROUNDING = 1e-9
 """Share of its epochs by which the progress of a job that has all of them may be off."""
 
-
+OWN_SECONDS = "rescale_seconds", "given_at", "first_given", "delay", "gained", "kept_gpu_seconds"
 OWN = np.dtype(
-    [
-        ("active", np.bool_),
-        ("failed", np.bool_),
-        ("held", np.int64),
-        ("rescale_seconds", np.float64),
-        ("given_at", np.float64),
-        ("first_given", np.float64),
-        ("delay", np.float64),
-        ("gained", np.float64),
-        ("kept_gpu_seconds", np.float64),
-    ]
+    [("active", np.bool_), ("failed", np.bool_), ("held", np.int64), *((name, np.float64) for name in OWN_SECONDS)]
 )
 """Columns of a job besides those of its store."""
 
@@ -43,9 +33,7 @@ class JobColumns:
     given_at: s, when a decision last gave the job other GPUs. delay: s that such a change is believed to take.
     first_given: s, when a decision gave the job its first GPUs; NaN: it has none, or has taken its first step.
     gained: share of the accuracy that the job can gain. kept_gpu_seconds: of training, as reported last.
-    totals: accuracy gained by class, job-seconds, GPU-seconds and seconds of rescales, then seconds by class counted by
-    the share of accuracy that a job was missing, all summed over what was taken. A job has what was measured last until
-    the next measurement.
+    totals: [1] INTERVAL, the sum of what was taken. A job has what was measured last until the next measurement.
     """
 
     def __init__(self, jobs: Sequence[Job], tables: SpeedTables) -> None:
@@ -53,8 +41,8 @@ class JobColumns:
         self.store = JobStore.from_jobs(jobs, tables)
         self._own: AnyArray = np.zeros(0, dtype=OWN)
         self._extend(len(jobs))
-        self.totals: FloatArray = np.zeros(2 * len(PRIORITY_CLASSES) + 3)
-        self._begin()
+        self.totals: AnyArray = np.zeros(1, dtype=INTERVAL)
+        self._passed: AnyArray = np.zeros(1, dtype=INTERVAL)
 
     def append(self, jobs: Sequence[Job]) -> None:
         """Add jobs that were submitted no earlier than those that are there."""
@@ -95,44 +83,33 @@ class JobColumns:
         self._curve = JobTable(declared, self.tables, np.arange(len(kinds)), self.store.priority.copy(), 1)
         self._gainable = np.maximum(self._curve.final_accuracy - self._first, 1e-9)
 
-    def _begin(self) -> None:
-        self._gain, self._shortfall = np.zeros(len(PRIORITY_CLASSES)), np.zeros(len(PRIORITY_CLASSES))
-        self._unfinished = self._gpu_seconds = self._delay = 0.0
-
     @property
     def finished(self) -> BoolArray:
         """[M] jobs that have reached their epochs, or stopped early."""
         return ~np.isnan(self.store.finish_time)
 
-    def restore(self, job: int, row: SessionJob, held: int) -> None:
-        """A job as the database has it, with the GPUs it held last; what it has gained so far was counted before."""
+    def restore(self, job: int, row: SessionJob) -> None:
+        """A job as the database has it; what it has gained so far was counted before."""
         store = self.store
         self.active[job] = row.state in ACTIVE
         self.failed[job] = row.state in ENDED and row.state != "finished"
         store.progress[job], store.attained_service[job] = row.progress, row.gpu_seconds
-        store.start_time[job] = np.nan if row.start_time is None else row.start_time
-        store.finish_time[job] = np.nan if row.finish_time is None else row.finish_time
         store.rescales[job], self.rescale_seconds[job] = row.rescales, row.rescale_seconds
-        self.store.peak_gpus[job], self.held[job] = row.peak_gpus, held
-        self.accuracy[job] = np.nan if row.accuracy is None else row.accuracy
+        store.peak_gpus[job], store.kept[job], self.held[job] = row.peak_gpus, row.kept_seconds, row.gpus_held
+        numbers = (row.start_time, row.finish_time, row.accuracy, row.lost_gpu_seconds)
+        known = np.array((*numbers, row.reached_90, row.reached_95, row.reached_99), dtype=np.float64)  # NaN for None
+        store.start_time[job], store.finish_time[job], self.accuracy[job], store.lost[job] = known[:4]
         self._note_gain(job, np.nan)
-        levels = (row.reached_90, row.reached_95, row.reached_99)
-        store.reached[job] = [np.nan if level is None else level for level in levels]
-        store.lost[job] = np.nan if row.lost_gpu_seconds is None else row.lost_gpu_seconds
-        store.kept[job] = row.kept_seconds
-        self._gain[:] = 0.0
+        store.reached[job] = known[4:]
+        self._passed["accuracy_gain"] = 0.0
 
     def pass_time(self, seconds: float) -> None:
         """Jobs have held what they hold for that long."""
-        self._unfinished += float(np.count_nonzero(self.active)) * seconds
-        self._gpu_seconds += float(self.held.sum()) * seconds
+        self._passed["unfinished"] += np.count_nonzero(self.active) * seconds
+        self._passed["gpu_seconds"] += self.held.sum() * seconds
         missing = np.where(self.active, 1.0 - self._gained, 0.0)
-        self._shortfall += np.bincount(self.store.priority, missing, len(PRIORITY_CLASSES)) * seconds
+        self._passed["shortfall"] += np.bincount(self.store.priority, missing, len(PRIORITY_CLASSES)) * seconds
         self.store.records["attained_service"] += self.held * seconds
-
-    def arrive(self, job: int) -> None:
-        """A job has been submitted."""
-        self.active[job] = True
 
     def give(self, job: int, gpus: int, time: float) -> bool:
         """A decision gives a job other GPUs; True if that restarts a job that has run before."""
@@ -164,22 +141,21 @@ class JobColumns:
     def heard(self, job: int, report: JobReport, time: float, settled: bool) -> float | None:
         """Take in a report at `time` [s]. settled: what was decided last is wholly in force.
 
-        Returns the seconds from the decision that gave the job its first GPUs to its first step, with the report that
-        is the first to show one; else None.
+        With the report that first shows a step: the seconds from the decision that gave the job its first GPUs to that
+        step; else None.
         """
         store = self.store
         if report.kept_gpu_seconds > 0:  # where a job is not as far as it was, a fault has taken back the rest
-            back = (
-                self._kept_gpu_seconds[job] - report.kept_gpu_seconds if report.progress < store.progress[job] else 0.0
-            )
-            store.lost[job] = np.nan_to_num(store.lost[job]) + max(back, 0.0)
+            fell = report.progress < store.progress[job]
+            back = max(self._kept_gpu_seconds[job] - report.kept_gpu_seconds, 0.0) if fell else 0.0
+            store.lost[job] = np.nan_to_num(store.lost[job]) + back
             store.kept[job], self._kept_gpu_seconds[job] = report.kept_seconds, report.kept_gpu_seconds
         store.progress[job] = min(report.progress, store.epochs[job])
         if settled:
             store.rescale_left[job] = 0.0
         if not np.isnan(report.accuracy):
             self.accuracy[job] = report.accuracy
-        self._delay += max(report.rescale_seconds - self.rescale_seconds[job], 0.0)
+        self._passed["rescale_seconds"] += max(report.rescale_seconds - self.rescale_seconds[job], 0.0)
         self.rescale_seconds[job] = report.rescale_seconds
         self._note_gain(job, time)
         first = float(self.first_given[job])
@@ -221,23 +197,20 @@ class JobColumns:
         return known if not np.isnan(known) else float(self._curve.accuracy_at(self.store.progress)[job])
 
     def _note_gain(self, job: int, time: float) -> None:
-        """Accuracy counts once, as a share of what the job can gain: all of it once it has all its epochs, not what was
-        measured then; what was measured of a job that has stopped early.
-
-        time [s]: when that was heard; levels that it has come to were reached then.
-        """
+        """Accuracy counts once, as a share of what the job can gain, and levels of it as reached at `time` [s]: all of
+        it once the job has all its epochs, not what was measured then; of one that has stopped early what was."""
         whole = self.finished[job] and self.store.progress[job] >= self.store.epochs[job] * (1 - ROUNDING)
         share = 1.0 if whole else (self.accuracy_of(job) - self._first[job]) / self._gainable[job]
         gained = min(max(share, self._gained[job]), 1.0)
-        self._gain[self.store.priority[job]] += gained - self._gained[job]
+        self._passed["accuracy_gain"][0, self.store.priority[job]] += gained - self._gained[job]
         self._gained[job] = gained
         reached = self.store.reached[job]
         reached[np.isnan(reached) & (gained >= np.array(ACCURACY_LEVELS))] = time
 
     def take(self, start: float, end: float) -> AnyArray:
         """[1] `rlpto.core.records.INTERVAL` of what has happened since this was last asked."""
-        passed = intervals(self._gain[None], self._unfinished, self._gpu_seconds, self._delay, self._shortfall[None])
+        passed, self._passed = self._passed, np.zeros(1, dtype=INTERVAL)
         passed["start"], passed["end"] = start, end
-        self.totals += (*self._gain, self._unfinished, self._gpu_seconds, self._delay, *self._shortfall)
-        self._begin()
+        for name in ("accuracy_gain", "shortfall", "unfinished", "gpu_seconds", "rescale_seconds"):
+            self.totals[name] += passed[name]
         return passed

@@ -18,14 +18,12 @@ from rlpto.knowledge.remaining import RemainingKnowledge, RemainingWork
 from rlpto.performance.tables import NO_TYPE, SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan, raised_in
 from rlpto.ray_cluster.scheduler.backend import Backend
-from rlpto.ray_cluster.scheduler.clock import Clock
-from rlpto.ray_cluster.scheduler.command_log import CommandLog
+from rlpto.ray_cluster.scheduler.gpu_claims import CommandLog
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
-from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
-from rlpto.ray_cluster.scheduler.placement import remaining_plans
+from rlpto.ray_cluster.scheduler.placement import NodeInventory, remaining_plans
 from rlpto.ray_cluster.scheduler.session_database import CANCELLED, SessionDatabase
-from rlpto.ray_cluster.scheduler.session_records import note_events
+from rlpto.ray_cluster.scheduler.session_rules import Clock
 
 STARTS = "starts"
 """Key of the fact with the seconds from the decision that gave a job its first GPUs to its first step, of the newest
@@ -142,12 +140,22 @@ class JobTracker:
         at = self._reported_at(report)
         if before is None or report.applied > before.applied:
             self.database.applied(job, report.applied, at)
-        note_events(self.database, at, before or JobReport(job), report)
+        self._note_events(at, before or JobReport(job), report)
         if report.ended:  # before it lets go: it does not wait for GPUs again
             self._end(number, report)
             self._hold(number, report.holding)
-        elif claims.rolled_back(job, report.rolled_back):
+        elif claims.rolled_back(job):
             self._roll_back(job, report)
+
+    def _note_events(self, at: float, before: JobReport, report: JobReport) -> None:
+        """Enter pauses, recoveries and failures that are new in a report, as far as they were kept."""
+        job, pauses, recoveries = report.job, report.rescales - before.rescales, report.recoveries - before.recoveries
+        for pause in report.pauses[-pauses:] if pauses > 0 else ():
+            self.database.event(at, "rescale", job, value=pause, detail=f"{len(report.training_on)} workers")
+        for seconds in report.recovery_seconds[-recoveries:] if recoveries > 0 else ():
+            self.database.event(at, "recovery", job, value=seconds)
+        if report.failure and report.failure != before.failure and not report.ended:
+            self.database.event(at, "fault", job, detail=report.failure)
 
     def _reported_at(self, report: JobReport) -> float:
         """When a report was made: after the last look, even where the clock of its machine has jumped."""
@@ -230,7 +238,7 @@ class JobTracker:
     def _let_in_until(self, time: float, least: int = 0) -> None:
         """Let jobs in that have been submitted by a time, and in any case the first `least`: they come in order."""
         while self._next < len(self.jobs) and (self._next < least or self.jobs[self._next].submit_time <= time):
-            self.columns.arrive(self._next)
+            self.columns.active[self._next] = True
             self.database.let_in(self.ids[self._next], self.time)
             self._next += 1
             self.changed = True
@@ -275,7 +283,10 @@ class JobTracker:
                 hours = self._unseen_hours * self.store.scale[unseen]
                 self.estimates.show_unseen(self._work(unseen) / (3600 * hours))
             own, types = self.estimates.tables, self.estimates.type_of
-        self.believed = with_starts(own, self._starts)
+        self.believed = own
+        if self._starts:  # the median of the seconds that jobs have taken to start here, and of what the tables say
+            seen = np.repeat(np.array(self._starts)[:, None], len(own.types), axis=1)
+            self.believed = replace(own, rescale_delay=np.median(np.vstack([own.rescale_delay, seen]), axis=0))
         self.columns.delay[:] = self.believed.rescale_delay[types]
         self._learned = False
         if self.estimates is not None:
@@ -315,12 +326,3 @@ class JobTracker:
         served, lost = float(self.store.attained_service[number]), float(self.store.lost[number])
         reached = [None if np.isnan(at) else float(at) for at in self.store.reached[number]]
         self.database.note_report(report, served, int(self.store.peak_gpus[number]), reached, lost)
-
-
-def with_starts(tables: SpeedTables, starts: Sequence[float]) -> SpeedTables:
-    """The tables with the delay by which jobs of this session have started: the median of `starts` [s] and of the
-    delay that the tables have for the type."""
-    if not starts:
-        return tables
-    seen = np.repeat(np.array(starts)[:, None], len(tables.types), axis=1)
-    return replace(tables, rescale_delay=np.median(np.vstack([tables.rescale_delay, seen]), axis=0))

@@ -10,11 +10,9 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from rlpto.core.records import intervals
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights, reward_terms
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import say_on_stderr
@@ -23,6 +21,8 @@ FLUSH_INTERVAL_S = 5.0
 """How long a curve may lag behind."""
 MAX_WAITING_BYTES = 1_000_000
 """Most bytes of events that wait for a full disk; what comes after them is dropped."""
+REPORTED = "loss", "accuracy", "progress", "samples_per_second", "noise_scale"
+"""Curves of a job that its reports give."""
 
 
 class LiveCurves:
@@ -44,19 +44,18 @@ class LiveCurves:
             report = cluster.reports.get(key)
             if report is None:
                 continue
-            curves = {
-                "loss": report.loss,
-                "accuracy": report.accuracy,
-                "progress": report.progress,
-                "gpus": float(cluster.columns.held[number]),
-                "samples_per_second": report.samples_per_second,
-                "noise_scale": report.noise_scale,
-            }
-            self._write(f"jobs/{job.name}", curves, step)
-        self._write("cluster", _counts(cluster), step)
-        *gains, unfinished, gpu_seconds, delay, high, normal, low = cluster.columns.totals.tolist()
-        passed = intervals(np.array([gains]), unfinished, gpu_seconds, delay, np.array([[high, normal, low]]))
-        parts = reward_terms(passed, self._weights)[0]
+            curves = {name: getattr(report, name) for name in REPORTED}
+            self._write(f"jobs/{job.name}", {**curves, "gpus": float(cluster.columns.held[number])}, step)
+        held, active = cluster.columns.held, cluster.columns.active
+        counts = {
+            "jobs_running": float(np.count_nonzero(active & (held > 0))),
+            "jobs_waiting": float(np.count_nonzero(active & (held == 0))),
+            "gpus_up": float(cluster.up_gpus),
+            "gpus_held": float(held.sum()),
+            "rescales": float(cluster.store.rescales.sum()),
+        }
+        self._write("cluster", counts, step)
+        parts = reward_terms(cluster.columns.totals, self._weights)[0]
         reward = {"sum": float(parts.sum()), **dict(zip(REWARD_PARTS, parts.tolist(), strict=True))}
         self._write("reward", reward, step)
 
@@ -64,10 +63,10 @@ class LiveCurves:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        event: Any = Event(wall_time=time.time(), step=step)
-        scalar: Any = Summary.Value
-        finite = [scalar(tag=f"{group}/{name}", simple_value=x) for name, x in values.items() if math.isfinite(x)]
-        event.summary.value.extend(finite)
+        event = Event(wall_time=time.time(), step=step)
+        for name, value in values.items():
+            if math.isfinite(value):
+                event.summary.value.append(Summary.Value(tag=f"{group}/{name}", simple_value=value))
         self._file.add(event.SerializeToString())
 
     def close(self) -> None:
@@ -77,8 +76,7 @@ class LiveCurves:
 
 class EventFile:
     """A new file of TensorBoard events in `folder`. Where the disk refuses them they wait, up to `MAX_WAITING_BYTES`,
-    and `say` is called once: curves are no reason to disturb jobs. TensorBoard's own writer ends its thread then.
-    """
+    and `say` is called once: curves are no reason to disturb jobs. TensorBoard's own writer ends its thread then."""
 
     def __init__(self, folder: Path, say: Callable[[str], object]) -> None:
         # Rather than torch's: a scheduler needs no torch, which takes seconds to import.
@@ -88,11 +86,9 @@ class EventFile:
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
         self._path, self._say = folder / name, say
         self._waiting = io.BytesIO()
-        writer: Any = RecordWriter
-        self._records = writer(self._waiting)
+        self._records = RecordWriter(self._waiting)
         self._flushed_at, self._refused = time.monotonic(), False
-        first: Any = Event
-        self.add(first(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        self.add(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
     def add(self, event: bytes) -> None:
         """Append an event; it is in the file within `FLUSH_INTERVAL_S`, if there is room."""
@@ -120,15 +116,3 @@ class EventFile:
         self._refused = False
         self._waiting.seek(0)
         self._waiting.truncate()
-
-
-def _counts(cluster: RayCluster) -> dict[str, float]:
-    """GPUs and jobs of a cluster as they are now."""
-    held, active = cluster.columns.held, cluster.columns.active
-    return {
-        "jobs_running": float(np.count_nonzero(active & (held > 0))),
-        "jobs_waiting": float(np.count_nonzero(active & (held == 0))),
-        "gpus_up": float(cluster.up_gpus),
-        "gpus_held": float(held.sum()),
-        "rescales": float(cluster.store.rescales.sum()),
-    }

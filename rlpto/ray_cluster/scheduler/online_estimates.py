@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.knowledge.known import FitMethod
 from rlpto.knowledge.prior import prior_without
 from rlpto.performance.compile import compile_tables
-from rlpto.performance.profiles import Profile
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
 from rlpto.ray_cluster.scheduler.estimates import (
@@ -23,11 +21,13 @@ from rlpto.ray_cluster.scheduler.estimates import (
     EstimateTables,
     Evidence,
     Fit,
+    Ratio,
+    SpeedFit,
+    estimated_throughput,
     evidence_of,
     first_estimate,
     same_speeds,
 )
-from rlpto.ray_cluster.scheduler.speed_fits import SpeedFit, estimated_throughput
 from rlpto.ray_cluster.settings import ProgramSettings
 
 POOLED_PROGRAMS = 1000
@@ -39,12 +39,9 @@ class OnlineEstimates:
 
     jobs, specs: in one order. programs: settings by model. profiles: tables of the jobs' profiles, whose samples an
     epoch has, with the most GPUs of a job; what is believed while there are no jobs. kinds: of GPU, and the size of the
-    largest node of each.
-    ratio: how many times as fast one GPU of a kind is as one of another, given the model, the kind and the other.
-    method: of the fits, see `rlpto.knowledge.known`.
-    pooled: jobs of one program with the same options and batch size share evidence of speed and noise; all that wait,
-    thousands perhaps, are of one type then. most_epochs: of a job's table, whose last epoch stands for those that
-    follow; None: all.
+    largest node of each. method: of the fits, see `rlpto.knowledge.known`. pooled: jobs of one program with the same
+    options and batch size share evidence of speed and noise; all that wait, thousands perhaps, are of one type then.
+    most_epochs: of a job's table, whose last epoch stands for those that follow; None: all.
     """
 
     def __init__(
@@ -54,7 +51,7 @@ class OnlineEstimates:
         programs: Mapping[str, ProgramSettings],
         profiles: SpeedTables,
         kinds: Mapping[str, int],
-        ratio: Callable[[str, str, str], float] = lambda *_: 1.0,
+        ratio: Ratio = lambda *_: 1.0,
         *,
         method: FitMethod = "bayes",
         pooled: bool = False,
@@ -65,7 +62,6 @@ class OnlineEstimates:
         self._most_epochs = most_epochs or math.inf
         self._pool: dict[str, Evidence] = {}
         self._fits: dict[tuple[str, str], tuple[tuple[Measured, ...], SpeedFit]] = {}
-        self._models: list[str] = []
         self._shared: dict[tuple[object, ...], Estimate] = {}
         self._made = 0
         self._estimates: list[Estimate] = []
@@ -84,19 +80,17 @@ class OnlineEstimates:
             epochs = max(math.ceil(min(job.epochs, self._most_epochs)), 1)
             key = (like, job.model, id(program), job.metric, job.max_gpus, epochs, own)
             before = self._shared.get(key) or self._named(
-                first_estimate(like, job, spec, program, own, epochs, partial(self._ratio, job.model))
+                first_estimate(like, job, spec, program, own, epochs, self._ratio)
             )
-            after = before.after(self._pool[like], self._fit_of(like, job.model)) if like in self._pool else before
+            after = before.after(self._pool[like], self._fit_of(before)) if like in self._pool else before
             self._shared[key] = before if after is before else self._named(after)
             self._estimates.append(self._shared[key])
-            self._models.append(job.model)
         self._compile()
 
     def keep(self, index: IntArray) -> None:
         """Forget all jobs but those at `index` [n], which get the numbers 0 to n - 1."""
         kept = index.tolist()
         self._estimates = [self._estimates[job] for job in kept]
-        self._models = [self._models[job] for job in kept]
         self._news = {new: self._news[job] for new, job in enumerate(kept) if job in self._news}
         there = set(map(id, self._estimates))
         self._shared = {key: estimate for key, estimate in self._shared.items() if id(estimate) in there}
@@ -131,12 +125,12 @@ class OnlineEstimates:
             self._fits = {key: kept for key, kept in self._fits.items() if key[0] != lost}
         return Evidence(speeds, noise, own.accuracy)
 
-    def _fit_of(self, like: str, model: str) -> Fit:
+    def _fit_of(self, estimate: Estimate) -> Fit:
         """Fits that like jobs share, as long as what was measured has hardly changed: one may take half a second."""
-        prior = prior_without(model) if self._method == "bayes" else None
+        prior = prior_without(estimate.model) if self._method == "bayes" else None
 
         def fit(program: ProgramSettings, speeds: tuple[Measured, ...]) -> SpeedFit:
-            key = like, speeds[0].gpu
+            key = estimate.like, speeds[0].gpu
             if key not in self._fits or not same_speeds(self._fits[key][0], speeds):
                 self._fits[key] = speeds, estimated_throughput(program, speeds, prior, self._profiles.max_gpus)
             return self._fits[key][1]
@@ -159,13 +153,11 @@ class OnlineEstimates:
         self._compile()
 
     def learn(self) -> bool:
-        """Take in reports until one job needs a new fit, which may take some tenths of a second.
-
-        True if that changed anything; what is left waits for the next call.
-        """
+        """Take in reports until one job needs a new fit, which may take some tenths of a second. True if that changed
+        anything; what is left waits for the next call."""
         for job in list(self._news):
             before = self._estimates[job]
-            after = before.after(self._news.pop(job), self._fit_of(before.like, self._models[job]))
+            after = before.after(self._news.pop(job), self._fit_of(before))
             if after is not before:
                 self._estimates[job] = self._named(after)
                 self._compile()
@@ -182,20 +174,14 @@ class OnlineEstimates:
         """Let all like jobs, those that wait too, know what some have reported; jobs of one type stay of one type."""
         if like not in self._pool:
             return False
-        fit, known = partial(self._fit_of, like), self._pool[like]
         afters: dict[int, Estimate] = {}
-        for before, model in {id(e): (e, m) for e, m in zip(self._estimates, self._models, strict=True)}.values():
-            if before.like == like:
-                after = before.after(known, fit(model))
-                if after is not before:
-                    afters[id(before)] = self._named(after)
+        for before in {id(estimate): estimate for estimate in self._estimates if estimate.like == like}.values():
+            after = before.after(self._pool[like], self._fit_of(before))
+            if after is not before:
+                afters[id(before)] = self._named(after)
         self._shared = {key: afters.get(id(estimate), estimate) for key, estimate in self._shared.items()}
         self._estimates = [afters.get(id(estimate), estimate) for estimate in self._estimates]
         return bool(afters)
-
-    def profile(self, job: int) -> Profile:
-        """What is believed of a job now."""
-        return self._estimates[job].profile
 
     def is_measured(self, job: int) -> bool:
         """Whether the speed of a job, or of like ones, was measured."""

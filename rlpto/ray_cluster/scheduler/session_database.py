@@ -1,8 +1,5 @@
-"""What the scheduler of a session writes to the database: what stands here is what a restarted scheduler believes, and
-what users of a service see of their jobs, in the same transactions.
-
-One scheduler at a time writes it; others may look, and ask for another policy.
-"""
+"""What the scheduler of a session writes to the database: what a restarted scheduler believes, and what users of a
+service see of their jobs, in the same transactions. One scheduler at a time writes; others may look, and ask."""
 
 from __future__ import annotations
 
@@ -12,14 +9,18 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from rlpto.core.records import DecisionRecords, PolicySwitches, intervals
+from rlpto.core.rewards import RewardWeights, reward_terms
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import ClusterError
-from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan, raised_in
+from rlpto.ray_cluster.messages import Command, JobReport, JobSpec, Nodes, Plan, raised_in
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
-from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.session_folder import SessionLock
 from rlpto.store.curves import close_spans
 from rlpto.store.database import Store
@@ -34,10 +35,8 @@ CANCELLED = "withdrawn"
 """Kind of the event that ends a job which its user has cancelled."""
 _ENDS: dict[str, State] = {"finished": "finished", "failed": "failed", CANCELLED: "cancelled"}
 _LONGEST_REASON = 500
-_GAINS = ("gain_high", "gain_normal", "gain_low")
 _SUMS = ("unfinished", "gpu_seconds", "rescale_seconds")
-_SHORT = ("short_high", "short_normal", "short_low")
-FOLLOWED = _GAINS + _SUMS + _SHORT
+FOLLOWED = ("gain_high", "gain_normal", "gain_low", *_SUMS, "short_high", "short_normal", "short_low")
 """Columns of a decision with what has happened after it: accuracy gained by class, sums, accuracy missing by class."""
 _ENTER = (
     "INSERT INTO jobs (id, name, epochs, submitted, changed, spec, submit_time, number) "
@@ -115,13 +114,11 @@ class SessionDatabase(Store):
 
     def add_jobs(self, jobs: Sequence[tuple[JobSpec, float]]) -> None:
         """Enter further jobs, what each one's controller needs and its submit time, behind those that are there."""
-        first = int(self.rows("SELECT COALESCE(MAX(number), -1) + 1 FROM jobs")[0][0])
-        rows = []
-        for number, (spec, submit) in enumerate(jobs, first):
-            at = self._began + submit
-            rows.append((spec.id, spec.name, spec.epochs, at, at, spec.to_json(), submit, number))
-        if rows:
-            self.write(_ENTER, *rows)
+        ((first,),) = self.rows("SELECT COALESCE(MAX(number), -1) + 1 FROM jobs")
+        with self.transaction():
+            for number, (spec, submit) in enumerate(jobs, first):
+                at = self.wall(submit)
+                self.write(_ENTER, (spec.id, spec.name, spec.epochs, at, at, spec.to_json(), submit, number))
 
     def forget(self, jobs: Collection[str]) -> None:
         """Remove what only the session needs of these jobs, and old plans."""
@@ -177,10 +174,8 @@ class SessionDatabase(Store):
                 self._show(job, self._began + time, {"state": "running"})
 
     def end(self, job: str, time: float, kind: str, detail: str = "") -> None:
-        """A job is over: kind is finished, failed or `CANCELLED`. detail: why, the whole of it.
-
-        Requests to cancel it are answered by that, its predictions are void.
-        """
+        """A job is over: kind is finished, failed or `CANCELLED`. detail: why, the whole of it. Requests to cancel it
+        are answered by that, its predictions are void."""
         at, state, row = self._began + time, _ENDS[kind], get_job(self, job)
         if row is None:
             return
@@ -202,25 +197,15 @@ class SessionDatabase(Store):
     # allocations
 
     def plan(self, jobs: Collection[str], commands: Sequence[Command], time: float) -> None:
-        """Enter commands before any is sent; what was planned for `jobs` and never sent is superseded.
-
-        A job without a new command goes on by its last one.
-        """
+        """Enter commands before any is sent; what was planned for `jobs` and never sent is superseded. A job without a
+        new command goes on by its last one."""
         with self.transaction():
             for job in jobs:
                 self.write("UPDATE allocations SET state = 'superseded' WHERE job = ? AND state = 'planned'", (job,))
-            for command in commands:
-                insert(
-                    self,
-                    "allocations",
-                    generation=command.generation,
-                    job=command.job,
-                    nodes=json.dumps(command.plan.nodes),
-                    batch_size=command.plan.batch_size,
-                    servers=json.dumps(command.plan.servers),
-                    state="planned",
-                    planned_at=time,
-                )
+            for one in commands:
+                places = {"nodes": json.dumps(one.plan.nodes), "servers": json.dumps(one.plan.servers)}
+                asked = {"generation": one.generation, "job": one.job, "batch_size": one.plan.batch_size, **places}
+                insert(self, "allocations", **asked, state="planned", planned_at=time)
 
     def commanded(self, generation: int, time: float) -> None:
         """A command has been sent."""
@@ -307,11 +292,6 @@ class SessionDatabase(Store):
             (*passed["accuracy_gain"][0].tolist(), *sums, *passed["shortfall"][0].tolist()),
         )
 
-    def decisions(self) -> list[tuple[float, ...]]:
-        """Time, latency, capacity, held, active, waiting and what is in `FOLLOWED`, of all decisions in order."""
-        columns = ("time", "latency", "capacity", "held", "active", "waiting", *FOLLOWED)
-        return self.rows(f"SELECT {', '.join(columns)} FROM decisions ORDER BY seq")
-
     def change(self, time: float, job: str, gpus: int, accuracy: float, nodes: Nodes) -> None:
         """A job holds other GPUs from now on."""
         at = self._began + time
@@ -341,15 +321,6 @@ class SessionDatabase(Store):
                     insert(self, "spans", job=job, owner=row.owner, node=node, gpus=count, started=at)
         return row
 
-    def changes(self) -> list[tuple[float, str, int, float, Nodes]]:
-        """All such changes, in order of time."""
-        rows = self.rows("SELECT time, job, gpus, accuracy, nodes FROM changes ORDER BY time, id")
-        return [(time, job, gpus, accuracy, tuple(json.loads(nodes))) for time, job, gpus, accuracy, nodes in rows]
-
-    def held(self) -> dict[str, int]:
-        """GPUs that each job held last; jobs that hold none may be missing."""
-        return dict(self.rows("SELECT id, gpus_held FROM jobs WHERE number IS NOT NULL AND gpus_held > 0"))
-
     def node_up(self, node: NodeInfo, time: float) -> None:
         """A node has come."""
         names = ("gpus", "kind", "host", "zone", "spot")
@@ -377,3 +348,22 @@ class SessionDatabase(Store):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def decision_records(database: SessionDatabase, weights: RewardWeights) -> DecisionRecords:
+    """All decisions of a session, those of schedulers that are gone included; latency: of the policy alone."""
+    columns = ("time", "latency", "capacity", "held", "active", "waiting", *FOLLOWED)
+    found = database.rows(f"SELECT {', '.join(columns)} FROM decisions ORDER BY seq")
+    rows = np.array(found, dtype=np.float64).reshape(-1, len(columns))
+    shortfall = rows[:, 12:]
+    terms = reward_terms(intervals(rows[:, 6:9], rows[:, 9], rows[:, 10], rows[:, 11], shortfall), weights)
+    return DecisionRecords.from_rows(rows[:, :6], terms, shortfall.sum(axis=1), np.zeros(len(rows)))
+
+
+def policy_switches(database: SessionDatabase) -> PolicySwitches:
+    """Which policy took the decisions of a session when; empty if one took them all."""
+    taken = database.rows("SELECT time, policy FROM decisions ORDER BY seq")
+    firsts = [next(group) for _, group in groupby(taken, key=lambda row: row[1])]
+    if len(firsts) < 2:
+        return PolicySwitches()
+    return PolicySwitches(np.array([time for time, _ in firsts]), tuple(name for _, name in firsts))

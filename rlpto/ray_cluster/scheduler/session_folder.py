@@ -26,7 +26,7 @@ DATABASE = "state.sqlite"
 def session_name(run: Path, key: str) -> str:
     """Name by which the controllers of a session are found: the same for the same key in the same run folder, by any
     path to it, and no other. key: of the session in its run, letters and digits."""
-    return f"{_run_name(run)}-{key}"
+    return f"{hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:12]}-{key}"
 
 
 def remove_sessions(run: Path) -> None:
@@ -39,7 +39,7 @@ def remove_sessions(run: Path) -> None:
     with ExitStack() as locked:
         for session in sorted(path for path in folder.glob("*") if path.is_dir()):
             locked.enter_context(closing(SessionLock((session / DATABASE).resolve())))
-        end_controllers(all_controllers(_run_name(run) + "-").values())
+        end_controllers(all_controllers(session_name(run, "")).values())
         try:
             shutil.rmtree(folder)
         except FileNotFoundError:
@@ -48,15 +48,9 @@ def remove_sessions(run: Path) -> None:
             raise CheckpointError(f"{folder}: cannot be removed: {error.strerror or error}") from None
 
 
-def _run_name(run: Path) -> str:
-    return hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:12]
-
-
 def refuse_lost_database(path: Path, specs: Sequence[JobSpec], controllers: Collection[str]) -> None:
     """Raise ClusterError if there was a session before: what its jobs have done is not to be thrown away unasked.
-
-    Without its database they could go on, but what they had cost and when they had begun would be unknown.
-    """
+    Without its database they could go on, but what they had cost and when they had begun would be unknown."""
     left = sum(Path(spec.folder).exists() for spec in specs)
     if controllers:
         there = f"{len(controllers)} jobs of the session are at work"
@@ -71,11 +65,8 @@ def refuse_lost_database(path: Path, specs: Sequence[JobSpec], controllers: Coll
 
 
 class SessionLock(FileLock):
-    """Holds the lock of the session database at `path`.
-
-    The content of its file, the process that holds it, is only for people. Raises ClusterError if another process holds
-    it, it is a link, or cannot be made.
-    """
+    """Holds the lock of the session database at `path`. The content of its file, the process that holds it, is only for
+    people. Raises ClusterError if another process holds it, it is a link, or cannot be made."""
 
     def __init__(self, path: Path) -> None:
         lock = lock_of(path)

@@ -23,10 +23,10 @@ from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.performance.tables import ONE_KIND
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import RayBackend
-from rlpto.ray_cluster.scheduler.clock import Clock
 from rlpto.ray_cluster.scheduler.connection import AUTO, check_training
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import session_name
+from rlpto.ray_cluster.scheduler.session_rules import Clock
 from rlpto.service.scheduler.catalogue import SESSION, ProgramChecks
 from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
 from rlpto.service.scheduler.policy_catalogue import FALLBACK, PolicyWarmup, catalogue_of

@@ -16,11 +16,11 @@ from rlpto.experiments.session_loop import SwitchablePolicy, session_predictor, 
 from rlpto.io.errors import JobError, RlptoError
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend
-from rlpto.ray_cluster.scheduler.clock import Clock
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_rules import Clock
 from rlpto.service.scheduler.catalogue import Catalogue, ProgramChecks
 from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
 from rlpto.service.scheduler.policy_catalogue import FALLBACK, catalogue_of, spec_of
@@ -116,7 +116,6 @@ def open_session(
         ),
         source=source,
         reported=CurveWriter(settings.retention.points_per_job),
-        autoscale=config.ray.autoscale,
     )
     known = catalogue_of(settings.scheduler.policies)
     put_all(database, PolicyEntry, [entry for _, entry in known.values()])

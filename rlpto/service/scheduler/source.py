@@ -1,4 +1,4 @@
-"""Jobs and requests from the database, as a cluster takes them: see `rlpto.ray_cluster.scheduler.orders`."""
+"""Jobs and requests from the database, as a cluster takes them: see `rlpto.ray_cluster.scheduler.session_rules`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 from rlpto.core.jobs import PRIORITY_CLASSES, Job
 from rlpto.io.errors import JobError, RlptoError
 from rlpto.ray_cluster.messages import JobSpec
-from rlpto.ray_cluster.scheduler.clock import Clock
-from rlpto.ray_cluster.scheduler.orders import DecideNow, Order, Reclass, Withdraw
+from rlpto.ray_cluster.scheduler.session_rules import Clock, DecideNow, Order, Reclass, Withdraw
 from rlpto.service.scheduler.catalogue import Catalogue
 from rlpto.store.database import Store
 from rlpto.store.events import add_event

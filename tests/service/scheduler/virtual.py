@@ -13,8 +13,7 @@ from typing import Any
 from rlpto.core.policy import Policy
 from rlpto.experiments.config import Config
 from rlpto.policies.registry import make_policy
-from rlpto.ray_cluster.messages import JobReport
-from rlpto.ray_cluster.scheduler.gpu_claims import Command
+from rlpto.ray_cluster.messages import Command, JobReport
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.service.scheduler.catalogue import ProgramChecks
 from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,12 +24,16 @@ from rlpto.performance.accuracy import Metric, fit_accuracy
 from rlpto.performance.efficiency import BatchLimits, NoiseCurve, fit_noise
 from rlpto.performance.profiles import FitErrors, Profile
 from rlpto.performance.throughput import StepMeasurements, fit_throughput, relative_errors
-from rlpto.ray_cluster.measuring.commanded_job import Change, CommandedJob
-from rlpto.ray_cluster.messages import JobSpec, Measured, Nodes
+from rlpto.ray_cluster.controllers import answer_of, control_node, stop_controller
+from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured, Nodes, Plan, raised_in
 from rlpto.ray_cluster.settings import ProgramSettings
 
+POLL_INTERVAL_S = 0.02
+"""Time between two checks of a job: the error of a measured delay."""
+CHANGE_TIMEOUT_S = 300.0
+"""Longest time for a change to take effect."""
 LOOK_INTERVAL_S = 0.1
-"""Seconds between two checks of a job that learns."""
+"""Time between two checks of a job that learns."""
 MIN_MEASURED_STEPS = 20
 """Fewest steps over which a speed is measured, however long they take."""
 ENDLESS = 1e9
@@ -38,20 +44,110 @@ Points = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
-class MeasuringTimes:
-    """at_size: s to train at every size. learning: longest s for the training that measures the accuracy."""
+class Change:
+    """A change of a job's workers. start: the job's first; restart: from no worker. workers: number afterwards; new:
+    workers started for it. seconds: from the decision until all of them train. pause: seconds without a training step,
+    NaN if the job did not train before."""
 
-    at_size: float
-    learning: float
+    kind: Literal["start", "restart", "grow", "shrink", "move"]
+    workers: int
+    new: int
+    seconds: float
+    pause: float = math.nan
+
+
+class CommandedJob(AbstractContextManager["CommandedJob"]):
+    """A job commanded by this process instead of a scheduler. Starts its controller on the cluster that this process is
+    connected to; as a context manager it ends it.
+
+    resume: go on from the job's newest checkpoint. generation: of the newest command. nodes: that it commands.
+    """
+
+    def __init__(self, spec: JobSpec, resume: bool = False) -> None:
+        from rlpto.ray_cluster.job.controller import start_controller
+
+        self.spec, self.generation = spec, 0
+        self.nodes: Nodes = ()
+        self._created = time.monotonic()
+        self.controller: Any = start_controller(spec, control_node(), resume)
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def report(self) -> JobReport:
+        """The controller's report."""
+        return answer_of(self.controller.report.remote())
+
+    def command(
+        self, nodes: Sequence[str], wait: bool = True, batch_size: int | None = None, servers: Sequence[str] = ()
+    ) -> JobReport:
+        """Command workers on `nodes`. wait: until the command is completely in force and all of them train. batch_size:
+        of all workers together; None: the job's own choice. servers: as in `Plan`."""
+        self.generation += 1
+        self.nodes = tuple(nodes)
+        plan = Plan(self.nodes, batch_size, tuple(servers))
+        report = answer_of(self.controller.command.remote(self.generation, plan))
+        if wait:
+            report = self.until(lambda now: now.applied == self.generation)
+            self.refuse_failure(report)
+        return report
+
+    def until(self, holds: Callable[[JobReport], bool], timeout: float = CHANGE_TIMEOUT_S) -> JobReport:
+        """The first report that meets a condition. Raises JobError if that takes too long, or once the job failed."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            report = self.report()
+            if holds(report):
+                return report
+            self.refuse_failure(report)
+            time.sleep(POLL_INTERVAL_S)
+        raise JobError(f"{self.spec.training} has made no progress within {timeout:.0f} s: {self.report()}")
+
+    def refuse_failure(self, report: JobReport) -> None:
+        """Raises JobError if the job has failed, once its workers have gone."""
+        if report.state == "failed" and not report.holding:
+            raise JobError(f"{self.spec.training} fails: {raised_in(report.failure)}")
+
+    def steps(self, more: int) -> JobReport:
+        """The report after `more` more steps."""
+        start = self.report().step
+        return self.until(lambda now: now.step >= start + more)
+
+    def move(self, nodes: Nodes) -> Change:
+        """Move the workers, and wait until those on `nodes` train and no others are there."""
+        before, first = self.nodes, self.generation == 0
+        since = self._created if first else time.monotonic()
+        rescales = 0 if first else self.report().rescales
+        self.command(nodes)
+        seconds = time.monotonic() - since
+        new = (Counter(nodes) - Counter(before)).total()
+        if not (before and nodes):
+            return Change("start" if first else "restart", len(nodes), new, seconds)
+        report = self.until(lambda now: now.ended or (len(now.pauses) > 0 and now.rescales > rescales))
+        pause = sum(report.pauses[-(report.rescales - rescales) :])
+        more = len(nodes) - len(before)
+        return Change("grow" if more > 0 else "shrink" if more < 0 else "move", len(nodes), new, seconds, pause)
+
+    def train(self, seconds: float, steps: int) -> None:
+        """Let it train at its present size for a time, and until its speed is measured over enough steps."""
+        size = (len(self.nodes), len(set(self.nodes)))
+        earliest = time.monotonic() + seconds
+
+        def enough(report: JobReport) -> bool:
+            done = next((m.count for m in report.throughput if (m.workers, m.nodes) == size), 0)
+            return time.monotonic() >= earliest and done >= steps
+
+        self.until(enough)
+
+    def stop(self) -> JobReport | None:
+        """End the job, with a checkpoint: the last report, None if it was gone already."""
+        return stop_controller(self.controller)
 
 
 @dataclass(frozen=True)
 class ProgramMeasurements:
-    """All measurements of one program.
-
-    sizes: speed by workers and nodes. changes: of workers. untrained: accuracy before training. accuracy: by epochs.
-    noise_scale: in samples, by epochs. complete: the training that measured them finished all epochs.
-    """
+    """All measurements of one program. sizes: speed by workers and nodes. untrained: accuracy before training.
+    accuracy, noise_scale [samples]: by epochs. complete: the training that measured them finished all epochs."""
 
     sizes: tuple[Measured, ...]
     changes: tuple[Change, ...]
@@ -62,13 +158,13 @@ class ProgramMeasurements:
 
 
 def placements(gpus: Mapping[str, int]) -> list[Nodes]:
-    """Placements to measure: every size on as few nodes as possible, and sizes that fit on one node also spread over
-    two.
+    """Placements to measure: every size on as few nodes as possible; those that fit on one node also spread over two.
 
     Sizes are powers of two, those halfway between them from 3 on, and all GPUs. gpus: of every node. A size follows the
     smaller ones, and keeps their workers in place as far as nodes allow.
     """
-    nodes, slots = sorted(gpus, key=lambda node: -gpus[node]), _slots(gpus)
+    nodes = sorted(gpus, key=lambda node: -gpus[node])
+    slots = [node for node in nodes for _ in range(gpus[node])]
     powers = [2**i for i in range(len(slots).bit_length())]
     sizes = {size for size in (*powers, *(3 * power for power in powers)) if size < len(slots)}
     found: list[Nodes] = []
@@ -87,26 +183,27 @@ def visits(gpus: Mapping[str, int]) -> list[Nodes]:
 
 
 def measure_program(
-    spec: JobSpec, gpus: Mapping[str, int], times: MeasuringTimes, on_stage: Callable[[str], None]
+    spec: JobSpec, gpus: Mapping[str, int], seconds: float, learning: float, on_stage: Callable[[str], None]
 ) -> ProgramMeasurements:
     """Measure one program on the cluster that this process is connected to.
 
-    spec: of a whole training; its folder is used for files that are left behind. gpus: of every node. on_stage: called
-    with the next stage, `stages` times. Raises JobError if the program fails.
+    spec: of a whole training; its folder is used for files that are left behind. gpus: of every node. seconds: to train
+    at every size. learning: longest time [s] of the training that measures the accuracy. on_stage: called with the next
+    stage, `stages` times. Raises JobError if the program fails.
     """
     on_stage("learning")
     untrained = _untrained(spec)
     way = visits(gpus)
     with CommandedJob(replace(_part(spec, "learning"), pace=None)) as learner:
         changes = [learner.move(way[0])]
-        accuracy, noise, complete = _learn(learner, times.learning)
+        accuracy, noise, complete = _learn(learner, learning)
     with CommandedJob(replace(_part(spec, "speed"), epochs=ENDLESS)) as job:
         for nodes in way:
             on_stage(f"{len(nodes)} on {len(set(nodes))} nodes" if nodes else "release")
             change = job.move(nodes)
             if nodes:
                 changes.append(change)
-                job.train(times.at_size, MIN_MEASURED_STEPS)
+                job.train(seconds, MIN_MEASURED_STEPS)
         sizes = job.report().throughput
     return ProgramMeasurements(sizes, tuple(changes), untrained, accuracy, noise, complete)
 
@@ -119,11 +216,6 @@ def stages(gpus: Mapping[str, int]) -> int:
 def _part(spec: JobSpec, name: str) -> JobSpec:
     """The program as one of the jobs that are measured."""
     return replace(spec, id=f"{spec.id}-{name}", folder=str(Path(spec.folder, name)))
-
-
-def _slots(gpus: Mapping[str, int]) -> list[str]:
-    """The node of every GPU, large nodes first."""
-    return [node for node in sorted(gpus, key=lambda node: -gpus[node]) for _ in range(gpus[node])]
 
 
 def _learn(job: CommandedJob, seconds: float) -> tuple[Points, Points, bool]:
@@ -242,11 +334,9 @@ def start_delay(changes: tuple[Change, ...]) -> float:
     return statistics.median(delays)
 
 
-def by_epoch(name: str, points: tuple[tuple[float, float], ...]) -> FloatArray:
-    """Values at the end of every whole epoch, linear between (epochs, value) points, which need not be regular.
-
-    Raises ProfileError if they do not reach the end of one epoch.
-    """
+def by_epoch(name: str, points: Points) -> FloatArray:
+    """Values at the end of every whole epoch, linear between (epochs, value) points, which need not be regular. Raises
+    ProfileError if they do not reach the end of one epoch."""
     last = points[-1][0] if points else 0.0
     if last < 1.0:
         raise ProfileError(f"{name}: trained for {last:.2f} epochs in the time given, expected at least one")

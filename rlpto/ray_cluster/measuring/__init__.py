@@ -1,1 +1,0 @@
-"""Measuring training programs on the cluster at hand, for the profiles that the simulator reads."""
