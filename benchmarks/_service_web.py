@@ -23,8 +23,7 @@ from rlpto.store.events import add_event
 from rlpto.store.jobs import NewJob, State, change_job, insert_job
 from rlpto.store.users import add_token, add_user
 from tests.service.web.demo import fill_demo
-from tests.service.web.helpers import fill, make_settings
-from tests.service.web.serving import WebProcess, web_process
+from tests.service.web.helpers import WebProcess, fill, make_settings, web_process
 from tests.service.web.test_browser import CHROMIUM, FLAGS
 
 CLIENTS, SECONDS = 32, 15.0
