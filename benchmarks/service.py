@@ -28,8 +28,7 @@ from rlpto.store.status import heartbeat
 from rlpto.store.users import add_token, add_user
 from tests.service.served import TINY, Served, served
 from tests.service.web.demo import fill_demo
-from tests.service.web.helpers import fill, make_settings
-from tests.service.web.serving import WebProcess, web_process
+from tests.service.web.helpers import WebProcess, fill, make_settings, web_process
 from tests.service.web.test_browser import CHROMIUM, FLAGS
 
 CLIENTS, SECONDS = 32, 15.0

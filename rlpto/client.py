@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import ssl
 import time
@@ -16,7 +17,7 @@ from urllib.parse import quote
 import httpx2
 
 from rlpto.io.errors import RlptoError
-from rlpto.io.files import whole_file
+from rlpto.io.files import whole_file, write_text
 from rlpto.store.jobs import ENDED
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8765"
@@ -58,9 +59,8 @@ class Client:
         certificate: Path | None = None,
     ) -> None:
         noted = _noted()
-        self.address = (address or os.environ.get(ADDRESS_VARIABLE) or noted.get("address") or DEFAULT_ADDRESS).rstrip(
-            "/"
-        )
+        chosen = address or os.environ.get(ADDRESS_VARIABLE) or noted.get("address") or DEFAULT_ADDRESS
+        self.address = chosen.rstrip("/")
         secret = token or os.environ.get(TOKEN_VARIABLE) or _token_of(noted, self.address)
         if not secret:
             raise ServiceError(f"no token for {self.address}: expected one in ${TOKEN_VARIABLE}, or from `rlpto serve`")
@@ -92,14 +92,12 @@ class Client:
 
     def submit(self, program: str, /, **job: Any) -> Answer:
         """Submit a job; it is kept when this returns. job: as in POST /jobs (gpus, epochs, options, ...)."""
-        key = {"Idempotency-Key": uuid.uuid4().hex}
-        return self._ask("POST", "/jobs", json={"program": program, **job}, headers=key)
+        return self._ask("POST", "/jobs", json={"program": program, **job}, headers=_new_key())
 
     def submit_array(self, first: int, last: int, program: str, /, **job: Any) -> list[Answer]:
         """Submit a job for each number, which replaces `{i}` in its options and arguments; all of them, or none."""
-        key = {"Idempotency-Key": uuid.uuid4().hex}
         body = {"job": {"program": program, **job}, "first": first, "last": last}
-        return list(self._ask("POST", "/jobs/array", json=body, headers=key)["jobs"])
+        return list(self._ask("POST", "/jobs/array", json=body, headers=_new_key())["jobs"])
 
     def validate(self, program: str, /, **job: Any) -> Answer:
         """What would be submitted, and the time and GPU-hours it would take."""
@@ -109,17 +107,14 @@ class Client:
         self, states: Sequence[str] = (), owner: str | None = None, label: str | None = None, limit: int | None = None
     ) -> Iterator[Answer]:
         """Jobs, newest first, fetched page by page. limit: None: all."""
-        cursor, left = None, limit
-        while left is None or left > 0:
-            wanted: dict[str, Any] = {"state": list(states), "owner": owner, "label": label, "cursor": cursor}
-            wanted["limit"] = 200 if left is None else min(left, 200)
-            given = {name: value for name, value in wanted.items() if value not in (None, [])}
-            page = self._ask("GET", "/jobs", params=given)
+        left = math.inf if limit is None else limit
+        wanted = {"state": list(states), "owner": owner, "label": label}
+        given: dict[str, Any] = {name: value for name, value in wanted.items() if value not in (None, [])}
+        while left > 0:
+            page = self._ask("GET", "/jobs", params={**given, "limit": min(left, 200)})
             yield from page["jobs"]
-            cursor = page["next"]
-            left = None if left is None else left - len(page["jobs"])
-            if cursor is None:
-                return
+            left = left - len(page["jobs"]) if page["next"] else 0
+            given["cursor"] = page["next"]
 
     def job(self, job: str) -> Answer:
         """A job with its place in the queue and its prediction."""
@@ -143,7 +138,7 @@ class Client:
 
     def resubmit(self, job: str) -> Answer:
         """Submit a job that is over once more: the new one."""
-        return self._ask("POST", f"/jobs/{_id(job)}/resubmit", headers={"Idempotency-Key": uuid.uuid4().hex})
+        return self._ask("POST", f"/jobs/{_id(job)}/resubmit", headers=_new_key())
 
     def set_priority(self, job: str, priority: str) -> Answer:
         """Change the priority class of a job: high, normal or low."""
@@ -151,17 +146,16 @@ class Client:
 
     def wait(self, job: str, timeout: float | None = None) -> Iterator[Answer]:
         """The job whenever its state has changed, until it is over. timeout: s; ServiceError after it."""
-        until = None if timeout is None else time.monotonic() + timeout
-        before = None
+        until, before = math.inf if timeout is None else time.monotonic() + timeout, None
         while True:
             found = self.job(job)
             if found["state"] != before:
                 before = found["state"]
                 yield found
-            if found["state"] in ENDED:
+            if before in ENDED:
                 return
-            if until is not None and time.monotonic() > until:
-                raise ServiceError(f"job {job} is still {found['state']} after {timeout:g} s")
+            if time.monotonic() > until:
+                raise ServiceError(f"job {job} is still {before} after {timeout:g} s")
             time.sleep(0.5)
 
     def logs(self, job: str, start: int = 1, *, follow: bool = False) -> Iterator[Answer]:
@@ -269,10 +263,8 @@ class Client:
         return self._ask("GET", "/me")
 
     def _ask(self, method: str, path: str, *, again: bool = True, **given: Any) -> Answer:
-        """The answer to a request. again: ask again where none comes: the same thing asked twice is done once.
-
-        What is refused because too much was asked is always asked again, as the service says when.
-        """
+        """The answer to a request. again: ask again where none comes: the same thing asked twice is done once. What is
+        refused because too much was asked is always asked again, as the service says when."""
         until, wait = time.monotonic() + self._retry_for_s, _FIRST_WAIT_S
         while True:
             try:
@@ -282,11 +274,11 @@ class Client:
                 asked_again = answer.status_code == _TOO_MANY or (again and answer.status_code in _RETRIED)
                 if not asked_again or time.monotonic() + wait > until:
                     break
+            except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as wrong:
+                raise ServiceError(f"{self.address}: expected the address of a job service: {wrong}") from None
             except httpx2.TransportError as broken:
                 if time.monotonic() > until or not again:
                     raise self._unreachable(broken) from None
-            except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as wrong:
-                raise ServiceError(f"{self.address}: expected the address of a job service: {wrong}") from None
             except (TypeError, ValueError) as wrong:  # such as dates, NaN or halves of characters
                 raise ServiceError(f"{path}: expected texts, finite numbers, lists, mappings: {wrong}") from None
             time.sleep(wait)
@@ -300,17 +292,14 @@ class Client:
         return found
 
     def _unreachable(self, broken: Exception) -> ServiceError:
-        return ServiceError(
-            f"no job service answers at {self.address}: {broken or type(broken).__name__}; see `rlpto serve`"
-        )
+        said = f"no job service answers at {self.address}: {broken or type(broken).__name__}"
+        return ServiceError(f"{said}; see `rlpto serve`")
 
 
 def note_service(address: str, token_file: Path) -> None:
     """Remember the service that was last started on this machine, so that its address and token need not be typed."""
-    with whole_file(_note(), "the note of a service") as unfinished:
-        unfinished.write_text(
-            json.dumps({"address": address, "token_file": str(token_file.absolute())}), encoding="utf-8"
-        )
+    noted = {"address": address, "token_file": str(token_file.absolute())}
+    write_text(_note(), json.dumps(noted), "the note of a service")
 
 
 def service_is_known() -> bool:
@@ -339,6 +328,10 @@ def _token_of(noted: Mapping[str, str], address: str) -> str:
         return Path(noted.get("token_file", "")).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return ""
+
+
+def _new_key() -> dict[str, str]:
+    return {"Idempotency-Key": uuid.uuid4().hex}
 
 
 def _id(job: str) -> str:

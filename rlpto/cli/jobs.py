@@ -8,28 +8,21 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlpto.cli.common import SERVICE, QuietOption, Verb, make_console
-from rlpto.cli.service import (
-    JobArgument,
-    JobsArgument,
-    JsonOption,
-    clock_text,
-    in_text,
-    number_text,
-    of_service,
-    print_json,
-    print_rows,
-)
+from rlpto.cli.service import JsonOption, clock_text, in_text, number_text, of_service, print_json, print_rows
 from rlpto.cli.submit import NOT_FINISHED, wait_for
 from rlpto.io.durations import span_text
 from rlpto.io.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlpto.client import Answer, Client
+
+JobArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the job.")]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of jobs.")]
 
 
 @of_service
@@ -65,9 +58,8 @@ def history(
     """List jobs that are over, newest first."""
     from rlpto.store.jobs import ENDED
 
-    wrong = next((one for one in state or () if one not in ENDED), None)
-    if wrong is not None:
-        raise ConfigError(f"--state {wrong}: expected one of {', '.join(ENDED)}")
+    if wrong := [one for one in state or () if one not in ENDED]:
+        raise ConfigError(f"--state {wrong[0]}: expected one of {', '.join(ENDED)}")
     found = list(client.jobs(state or ENDED, owner, _label(label), limit))
     columns = ("id", "name", "owner", "state", "submitted", "took", "GPU time", "accuracy", "reason")
     print_jobs(found, columns, "no job is over", json_)
@@ -80,19 +72,16 @@ def queue(
     json_: JsonOption = False,
 ) -> None:
     """Show waiting jobs in order of service; for other users' jobs only the place."""
-    found = client.queue()
-    if json_:
-        print_json(found)
-        return
-    rows = []
+    found, rows = client.queue(), []
     for entry in found:
         said = entry["prediction"] or {}
         times = (in_text(said.get("start")), in_text(said.get("finish"))) if start else ()
         ahead = (str(entry["position"]), entry["job"] or "(another user's)", entry["name"] or "", entry["owner"] or "")
         rows.append((*ahead, str(entry["gpus"] or ""), str(entry["gpus_ahead"]), *times, entry["reason"]))
     expected = ("starts", "ends") if start else ()
-    print_rows(("place", "id", "name", "owner", "GPUs", "ahead", *expected, "reason"), rows, "no jobs wait")
-    if start and rows:
+    headings = ("place", "id", "name", "owner", "GPUs", "ahead", *expected, "reason")
+    print_rows(headings, rows, "no jobs wait", found if json_ else None)
+    if start and rows and not json_:
         said = "Starts and ends are simulated under the present policy, without jobs still to come."
         make_console().print(said, style="dim")
 
@@ -106,11 +95,9 @@ def usage(
 ) -> None:
     """Show GPU-hours that jobs have held: the caller's, or by user for operators."""
     found = client.usage(days, by)
-    if json_:
-        print_json(found)
-        return
     rows = ((row["who"] or "(none)", str(row["jobs"]), f"{row['gpu_hours']:.4g}") for row in found)
-    print_rows((by or "user", "jobs", "GPU-hours"), rows, f"no job has held GPUs in the last {days:g} days")
+    none = f"no job has held GPUs in the last {days:g} days"
+    print_rows((by or "user", "jobs", "GPU-hours"), rows, none, found if json_ else None)
 
 
 job_app = typer.Typer(help="Show, follow, fetch, cancel, hold and change jobs of the service.", no_args_is_help=True)
@@ -132,8 +119,8 @@ def show(client: Client, job: JobArgument, json_: JsonOption = False) -> None:
         ("arguments", " ".join(found["arguments"])),
         ("state", found["state"] + (f": {found['reason']}" if found["reason"] else "")),
         ("priority", found["priority"]),
-        ("GPUs held / asked", f"{gpus_text(found)} ({found['min_gpus']} to {found['max_gpus']})"),
-        ("done", f"{progress_text(found)} of {found['epochs']:g} epochs"),
+        ("GPUs held / asked", f"{_COLUMNS['GPUs'](found)} ({found['min_gpus']} to {found['max_gpus']})"),
+        ("done", f"{_COLUMNS['done'](found)} of {found['epochs']:g} epochs"),
         ("loss, accuracy", ", ".join(filter(None, map(number_text, (found["loss"], found["accuracy"]))))),
         ("GPU time", span_text(found["gpu_seconds"])),
         ("submitted", clock_text(found["submitted"])),
@@ -271,27 +258,12 @@ def set_priority(
     client: Client, job: JobArgument, to: Annotated[str, typer.Argument(metavar="CLASS", help="high, normal or low.")]
 ) -> None:
     """Change the priority class of a job."""
-    from rlpto.store.jobs import Priority
-
-    if to not in get_args(Priority):
-        raise ConfigError(f"{to}: expected {', '.join(get_args(Priority))}")
-    found = client.set_priority(job, to)
-    make_console().print(f"{job} has priority {found['priority']} now")
-
-
-def progress_text(job: Answer) -> str:
-    """Share of a job's epochs that are done."""
-    return f"{job['progress'] / job['epochs']:.0%}"
-
-
-def gpus_text(job: Answer) -> str:
-    """GPUs that a job holds and asks for."""
-    return f"{job['gpus_held']}/{job['gpus']}"
+    make_console().print(f"{job} has priority {client.set_priority(job, to)['priority']} now")
 
 
 _COLUMNS: dict[str, Callable[[Answer], str]] = {
-    "GPUs": gpus_text,
-    "done": progress_text,
+    "GPUs": lambda job: f"{job['gpus_held']}/{job['gpus']}",
+    "done": lambda job: f"{job['progress'] / job['epochs']:.0%}",
     "since": lambda job: span_text(time.time() - job["submitted"]),
     "submitted": lambda job: clock_text(job["submitted"]),
     "took": lambda job: span_text(None if job["ended"] is None else job["ended"] - job["submitted"]),
@@ -303,11 +275,8 @@ _COLUMNS: dict[str, Callable[[Answer], str]] = {
 
 def print_jobs(jobs: Sequence[Answer], columns: Sequence[str], none: str, json_: bool) -> None:
     """Jobs as a table with these columns, or the line `none`; json_: as JSON."""
-    if json_:
-        print_json(jobs)
-        return
     rows = ([_COLUMNS[name](job) if name in _COLUMNS else str(job[name]) for name in columns] for job in jobs)
-    print_rows(columns, rows, none)
+    print_rows(columns, rows, none, jobs if json_ else None)
 
 
 VERBS = {

@@ -29,15 +29,11 @@ CertificateOption = Annotated[
     typer.Option("--certificate", metavar="FILE", help="Certificate (PEM) of the service, if it is its own."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, for programs.")]
-JobArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the job.")]
-JobsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of jobs.")]
 
 
 def connect(service: ServiceOption = None, certificate: CertificateOption = None) -> Client:
-    """Client of the service; the token comes from $RLPTO_TOKEN, so that it appears in no list of processes.
-
-    Raises ConfigError where the packages for it are missing, ServiceError without a token.
-    """
+    """Client of the service; the token comes from $RLPTO_TOKEN, so that it appears in no list of processes. Raises
+    ConfigError where the packages for it are missing, ServiceError without a token."""
     try:
         from rlpto.client import Client
     except ModuleNotFoundError as missing:
@@ -74,10 +70,15 @@ def print_json(answers: Iterable[Answer]) -> None:
         print(json.dumps(answer), flush=True)
 
 
-def print_rows(headings: Sequence[str], rows: Iterable[Sequence[str]], none: str) -> None:
-    """A table, or the line `none`."""
+def print_rows(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], none: str, as_json: Iterable[Answer] | None = None
+) -> None:
+    """A table, or the line `none`. as_json: answers that are printed in its place."""
     from rich.markup import escape
 
+    if as_json is not None:
+        print_json(as_json)
+        return
     table = make_table(*headings)
     for row in rows:
         table.add_row(*map(escape, row))
@@ -152,12 +153,10 @@ ProgramArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of th
 def list_programs(client: Client, json_: JsonOption = False) -> None:
     """List what may be trained, and what keeps a program from it."""
     found = client.programs()
-    if json_:
-        print_json(found)
-        return
     columns = ("name", "description", "epochs", "most_gpus", "checked", "problem")
     rows = ([str(one[column]) for column in columns] for one in found)
-    print_rows(("name", "description", "epochs", "most GPUs", "state", "problem"), rows, "there is no program")
+    headings = ("name", "description", "epochs", "most GPUs", "state", "problem")
+    print_rows(headings, rows, "there is no program", found if json_ else None)
 
 
 @program_app.command("set", epilog="Example: rlpto program set digits_wide digits_wide.yaml")
@@ -191,15 +190,13 @@ def show_policy(client: Client, json_: JsonOption = False) -> None:
     if json_:
         print_json([found])
         return
-    if found["policy"] is None:
-        make_console().print("the scheduler has not started yet")
-        return
     why = f" ({found['reason']})" if found["reason"] else ""
     text = f"{found['policy']} decides since {clock_text(found['since'])}, by {found['by']}{why}"
+    if found["policy"] is None:
+        text = "the scheduler has not started yet"
+    elif found["preparing"] is not None:
+        text += f"\n{found['preparing']} is being made ready since {clock_text(found['preparing_since'])}"
     make_console().print(text, markup=False)
-    if found["preparing"] is not None:
-        text = f"{found['preparing']} is being made ready since {clock_text(found['preparing_since'])}"
-        make_console().print(text, markup=False)
 
 
 @policy_app.command("switch", epilog='Example: rlpto policy switch elastic_fifo --reason "many short jobs"')

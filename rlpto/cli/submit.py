@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlpto.cli.common import SERVICE, QuietOption, Verb, make_console
-from rlpto.cli.service import CertificateOption, JsonOption, ServiceOption, connect, in_text, print_json, print_rows
+from rlpto.cli.service import JsonOption, in_text, of_service, print_json, print_rows
 from rlpto.io.durations import span_text
 from rlpto.io.errors import ConfigError
 
@@ -25,7 +25,9 @@ NOT_FINISHED = 1
 """Exit code of --wait where the job did not finish."""
 
 
+@of_service
 def submit(
+    client: Client,
     file: Annotated[
         str | None,
         typer.Argument(metavar="[FILE]", help="The job in YAML, `-`: from stdin; or a script of yours, FILE.py."),
@@ -68,8 +70,6 @@ def submit(
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Submit nothing; show what it would take.")] = False,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until it is over; exit with 0 if finished.")] = False,
-    service: ServiceOption = None,
-    certificate: CertificateOption = None,
     json_: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -77,34 +77,37 @@ def submit(
     given: dict[str, Any] = {"program": program, "name": name, "epochs": epochs, "metric": metric, "priority": priority}
     given |= {"gpus": gpus, "min_gpus": min_gpus, "max_gpus": max_gpus, "batch_size": batch_size, "seed": seed}
     given |= {"after": after or None, "most_hours": most_hours}
-    job = _from_file(file, arguments or [], samples, files or [], pip or [])
+    of_script = {"arguments": arguments, "--files": files, "--pip": pip, "--samples": samples}
+    if file is not None and file.endswith(".py"):
+        job = _from_script(Path(file), arguments or [], samples, files or [], pip or [])
+    elif wrong := [option for option, value in of_script.items() if value]:
+        raise ConfigError(f"{wrong[0]}: only a script has them: expected FILE.py")
+    else:
+        job = _from_file(file)
     job |= {key: value for key, value in given.items() if value is not None}
     numbers = None if array is None else _numbers(array)
     if numbers and check:
         raise ConfigError("--check: shows what one job takes: expected no --array")
-    texts = [pair for pair in option or [] if numbers and "{i}" in pair]
-    _add_pairs(job, "options", "--option", [pair for pair in option or [] if pair not in texts], typed=True)
-    _add_pairs(job, "options", "--option", texts, typed=False)
-    _add_pairs(job, "labels", "--label", label or [], typed=False)
+    for pair in option or ():
+        _add_pair(job, "options", "--option", pair, typed=not (numbers and "{i}" in pair))
+    for pair in label or ():
+        _add_pair(job, "labels", "--label", pair, typed=False)
     if not all(isinstance(key, str) for key in job):
         raise ConfigError(f"the job has a key that is no text: expected program, gpus and so on, got {list(job)}")
     if not isinstance(job.get("program"), str):
         raise ConfigError("no program: expected -p PROGRAM, or `program` in the file")
-    console = make_console(quiet or json_)
-    with connect(service, certificate) as client:
-        if check:
-            _show_check(client.validate(job.pop("program"), **job), json_, quiet)
-            return
-        which = job.pop("program")
-        made = [client.submit(which, **job)] if numbers is None else client.submit_array(*numbers, which, **job)
-        for one in made:
-            console.print(
-                f"{one['id']} submitted: {one['name']}, {one['gpus']} GPUs, {one['epochs']:g} epochs", markup=False
-            )
-        if wait:
-            made = [wait_for(client, one["id"], console) for one in made]
-        if json_:
-            print_json(made)
+    console, which = make_console(quiet or json_), job.pop("program")
+    if check:
+        _show_check(client.validate(which, **job), json_, quiet)
+        return
+    made = [client.submit(which, **job)] if numbers is None else client.submit_array(*numbers, which, **job)
+    for one in made:
+        text = f"{one['id']} submitted: {one['name']}, {one['gpus']} GPUs, {one['epochs']:g} epochs"
+        console.print(text, markup=False)
+    if wait:
+        made = [wait_for(client, one["id"], console) for one in made]
+    if json_:
+        print_json(made)
     if wait and any(one["state"] != "finished" for one in made):
         raise typer.Exit(NOT_FINISHED)
 
@@ -134,41 +137,29 @@ def _expected(job: Answer) -> str:
     return "".join(f", {what} {when}" for what, when in (("starts", starts), ("ends", ends)) if when)
 
 
-def _show_check(found: dict[str, Any], json_: bool, quiet: bool) -> None:
-    if json_:
-        print_json([found])
-    if json_ or quiet:
-        return
-    print_rows(
-        ("metric", "GPUs", "time", "GPU-hours"),
-        (
-            (row["metric"], str(row["gpus"]), span_text(row["hours"] * 3600), f"{row['gpu_hours']:.3g}")
-            for row in found["preview"]
-        ),
-        "the service has not predicted yet what it would take",
+def _show_check(found: Answer, json_: bool, quiet: bool) -> None:
+    rows = (
+        (row["metric"], str(row["gpus"]), span_text(row["hours"] * 3600), f"{row['gpu_hours']:.3g}")
+        for row in found["preview"]
     )
-    make_console().print(f"{found['waiting']} jobs wait now; they ask for {found['gpus_ahead']} GPUs")
+    none = "the service has not predicted yet what it would take"
+    if json_ or not quiet:
+        print_rows(("metric", "GPUs", "time", "GPU-hours"), rows, none, [found] if json_ else None)
+    make_console(quiet or json_).print(f"{found['waiting']} jobs wait now; they ask for {found['gpus_ahead']} GPUs")
 
 
-def _from_file(
-    file: str | None, arguments: list[str], samples: int | None, files: list[Path], pip: list[str]
-) -> dict[str, Any]:
-    """The job of a file. Raises ConfigError for one that is no mapping in YAML, and no script of Python."""
+def _from_file(file: str | None) -> dict[str, Any]:
+    """The job of a file. Raises ConfigError for one that is no mapping in YAML."""
     from rlpto.io.yaml_file import parse_value, read_yaml
 
-    if file is not None and file.endswith(".py"):
-        return _from_script(Path(file), arguments, samples, files, pip)
-    if arguments or samples is not None or files or pip:
-        given = "arguments" if arguments else "--files" if files else "--pip" if pip else "--samples"
-        raise ConfigError(f"{given}: only a script has them: expected FILE.py")
     if file is None:
         return {}
-    if file == "-":
-        found = parse_value(sys.stdin.read(), "stdin")
-        if not isinstance(found, dict):
-            raise ConfigError("stdin: expected a job in YAML, keys and values")
-        return found
-    return dict(read_yaml(Path(file), "a job in YAML").data)
+    if file != "-":
+        return dict(read_yaml(Path(file), "a job in YAML").data)
+    found = parse_value(sys.stdin.read(), "stdin")
+    if not isinstance(found, dict):
+        raise ConfigError("stdin: expected a job in YAML, keys and values")
+    return found
 
 
 def _from_script(
@@ -190,17 +181,17 @@ def _from_script(
     return {"program": SCRIPT_PROGRAM, "script": script}
 
 
-def _add_pairs(job: dict[str, Any], name: str, flag: str, pairs: list[str], *, typed: bool) -> None:
-    """Add KEY=VALUE pairs to a mapping of the job. typed: values are YAML, else texts. Raises ConfigError."""
+def _add_pair(job: dict[str, Any], name: str, flag: str, pair: str, *, typed: bool) -> None:
+    """Add KEY=VALUE to a mapping of the job. typed: the value is YAML, else a text. Raises ConfigError."""
     from rlpto.io.yaml_file import parse_value
 
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"{flag} {pair}: expected KEY=VALUE")
-        if not isinstance(job.get(name) or {}, dict):
-            raise ConfigError(f"{name}: expected KEY: VALUE in the file, got {job[name]!r}")
-        job[name] = {**(job.get(name) or {}), key: parse_value(text, f"{flag} {pair}") if typed else text}
+    key, equals, text = pair.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{flag} {pair}: expected KEY=VALUE")
+    known = job.get(name) or {}
+    if not isinstance(known, dict):
+        raise ConfigError(f"{name}: expected KEY: VALUE in the file, got {known!r}")
+    job[name] = {**known, key: parse_value(text, f"{flag} {pair}") if typed else text}
 
 
 VERB = Verb(submit, SERVICE, "rlpto submit -p digits_cnn --gpus 2 --epochs 20 --wait")

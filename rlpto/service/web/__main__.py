@@ -8,7 +8,6 @@ import logging
 import socket
 import sys
 from types import FrameType
-from typing import Any
 
 import h11
 import uvicorn
@@ -32,31 +31,31 @@ class TimedProtocol(H11Protocol):
     """uvicorn's protocol with a time limit for receiving a whole request, which uvicorn (0.54) does not have: the
     connection is closed `web.request_seconds` after it was made, or after the first byte of a further request."""
 
-    def __init__(self, config: uvicorn.Config, *given: Any, **more: Any) -> None:
-        super().__init__(config, *given, **more)
-        settings: ServiceSettings = config.app.state.settings  # type: ignore[union-attr]
-        self._limit_s = settings.web.request_seconds
-        self._timer: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         super().connection_made(transport)
-        self._timer = self.loop.call_later(self._limit_s, transport.close)
+        self._start_timer()
 
     def handle_events(self) -> None:
         """Handle what has been received, and time what is still missing."""
         super().handle_events()
         state = self.conn.their_state
         missing = state is h11.SEND_BODY or (state is h11.IDLE and bool(self.conn.trailing_data[0]))
-        if missing and self._timer is None:
-            self._timer = self.loop.call_later(self._limit_s, self.transport.close)
-        elif not missing:
+        if not missing:
             self._stop_timer()
+        elif self._timer is None:
+            self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Clean up."""
         self._stop_timer()
         super().connection_lost(exc)
+
+    def _start_timer(self) -> None:
+        settings: ServiceSettings = self.config.app.state.settings  # type: ignore[union-attr]
+        self._timer = self.loop.call_later(settings.web.request_seconds, self.transport.close)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -67,35 +66,35 @@ class TimedProtocol(H11Protocol):
 class WebServer(uvicorn.Server):
     """Ends streams as soon as it is asked to stop, so that the shutdown does not wait for them."""
 
-    def __init__(self, app: FastAPI, settings: ServiceSettings) -> None:
-        web = settings.web
-        super().__init__(
-            uvicorn.Config(
-                app,
-                host=web.host,
-                port=web.port,
-                http=TimedProtocol,
-                limit_concurrency=MOST_CONNECTIONS,
-                ws="none",
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                date_header=True,
-                proxy_headers=web.behind_proxy,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=STOP_S,
-                ssl_certfile=web.certificate,
-                ssl_keyfile=web.key,
-            )
-        )
-        self._app = app
-
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal."""
-        service = getattr(self._app.state, "service", None)
-        if service is not None:
-            service.notifier.close()
+        app = self.config.app
+        if isinstance(app, FastAPI) and hasattr(app.state, "service"):
+            app.state.service.notifier.close()
         super().handle_exit(sig, frame)
+
+
+def make_server(settings: ServiceSettings) -> WebServer:
+    """The server of the application."""
+    web = settings.web
+    return WebServer(
+        uvicorn.Config(
+            make_app(settings),
+            host=web.host,
+            port=web.port,
+            http=TimedProtocol,
+            limit_concurrency=MOST_CONNECTIONS,
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=web.behind_proxy,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=STOP_S,
+            ssl_certfile=web.certificate,
+            ssl_keyfile=web.key,
+        )
+    )
 
 
 def main() -> None:
@@ -111,7 +110,7 @@ def main() -> None:
         if given.openapi:
             print(openapi_text(settings), end="")
             return
-        server = WebServer(make_app(settings), settings)
+        server = make_server(settings)
     except RlptoError as error:
         print(f"rlpto: error: {error}", file=sys.stderr)
         sys.exit(_BAD_INPUT)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
-from fastapi.openapi.utils import get_openapi
+from fastapi import FastAPI
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 
 from rlpto import __version__
 from rlpto.io.errors import ConfigError
-from rlpto.service.settings import OidcSettings, ServiceSettings
-from rlpto.service.web.errors import API, MEDIA_TYPE, ProblemBody, add_handlers
+from rlpto.service.settings import ServiceSettings
+from rlpto.service.web.errors import API, HANDLERS, MEDIA_TYPE, ProblemBody
 from rlpto.service.web.messages import EndMessages, channels
-from rlpto.service.web.metrics import ServiceMetrics
-from rlpto.service.web.middleware import RateLimits, RequestGuard
-from rlpto.service.web.rendering import static_app
-from rlpto.service.web.routes import account, actions, admin, cluster, jobs, operations, pages, ray_jobs, stream
+from rlpto.service.web.middleware import RateLimits, RequestGuard, ServiceMetrics
+from rlpto.service.web.rendering import STATIC, VersionedFiles
+from rlpto.service.web.routes import account, admin, cluster, jobs, pages, ray_jobs, stream
 from rlpto.service.web.state import EventNotifier, GroupCommit, Service
 from rlpto.store.database import Store
 
@@ -30,9 +29,19 @@ _PROBLEM: dict[str, Any] = {
 }
 
 
+class _Application(FastAPI):
+    """Describes problems, too, which no route names as its answer."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The content of openapi.json."""
+        found, whole = super().openapi(), ProblemBody.model_json_schema(ref_template="#/components/schemas/{model}")
+        found["components"]["schemas"] |= {**whole.pop("$defs"), "ProblemBody": whole}
+        return found
+
+
 def make_app(settings: ServiceSettings) -> FastAPI:
     """The web process' application; its store must be there."""
-    app = FastAPI(
+    app = _Application(
         title="RLPTO job service",
         version=__version__,
         description="Submit training jobs to an elastic cluster, watch them, and switch the policy that decides.",
@@ -42,33 +51,24 @@ def make_app(settings: ServiceSettings) -> FastAPI:
         lifespan=_lifespan,
         middleware=[Middleware(RequestGuard, settings=settings.web)],
         responses={"4XX": _PROBLEM},
+        exception_handlers={**HANDLERS, pages.SignInNeeded: pages.sign_in_first},
     )
-    app.openapi = _described(app)  # type: ignore[method-assign]
     app.state.settings, app.state.channels = settings, channels(settings.web)
-    add_handlers(app)
-    api = APIRouter(prefix=API)
-    for part in (jobs, actions, cluster, stream, account, admin):
-        api.include_router(part.router)
-    app.include_router(api)
-    app.include_router(ray_jobs.router)
-    app.include_router(operations.router)
-    app.include_router(pages.router)
+    for part in (jobs, cluster, stream, account, admin):
+        app.include_router(part.router, prefix=API)
+    for router in (ray_jobs.router, cluster.health, pages.router):
+        app.include_router(router)
     if settings.web.oidc is not None:
-        _sign_in_at(app, settings.web.oidc, settings.web.secret("web.oidc.client_secret_env"))
-    app.mount("/static", static_app())
-    app.add_exception_handler(pages.SignInNeeded, pages.sign_in_first)
+        try:
+            from rlpto.service.web.routes.single_sign_on import SingleSignOn
+            from rlpto.service.web.routes.single_sign_on import router as sign_in
+        except ModuleNotFoundError as missing:
+            raise ConfigError(f"web.oidc: {missing.name} is not installed: pip install 'rlpto[oidc]'") from None
+        secret = settings.web.secret("web.oidc.client_secret_env")
+        app.state.single_sign_on = SingleSignOn(settings.web.oidc, secret)
+        app.include_router(sign_in)
+    app.mount("/static", GZipMiddleware(VersionedFiles(directory=STATIC)))
     return app
-
-
-def _sign_in_at(app: FastAPI, settings: OidcSettings, secret: str) -> None:
-    """Add single sign-on. Raises ConfigError for what is not installed."""
-    try:
-        from rlpto.service.web.oidc import SingleSignOn
-        from rlpto.service.web.routes import single_sign_on
-    except ModuleNotFoundError as missing:
-        raise ConfigError(f"web.oidc: {missing.name} is not installed: pip install 'rlpto[oidc]'") from None
-    app.state.single_sign_on = SingleSignOn(settings, secret)
-    app.include_router(single_sign_on.router)
 
 
 def openapi_text(settings: ServiceSettings) -> str:
@@ -80,12 +80,10 @@ def openapi_text(settings: ServiceSettings) -> str:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: ServiceSettings = app.state.settings
     store = Store(settings.database)
-    metrics = ServiceMetrics(store)
-    notifier = EventNotifier(store)
+    notifier, commit = EventNotifier(store), GroupCommit(settings.database)
     limits = RateLimits(settings.web.posts_per_second, settings.web.streams)
-    service = Service(settings, store, GroupCommit(settings.database), notifier, limits, metrics)
-    app.state.service = service
-    senders = [EndMessages(channel, store, service.commit, notifier) for channel in app.state.channels]
+    app.state.service = Service(settings, store, commit, notifier, limits, ServiceMetrics(store))
+    senders = [EndMessages(channel, store, commit, notifier) for channel in app.state.channels]
     tasks = [asyncio.create_task(work) for work in (notifier.look(), *(sender.run() for sender in senders))]
     try:
         yield
@@ -93,19 +91,5 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         notifier.close()
         for task in tasks:
             task.cancel()
-        service.commit.close()
+        commit.close()
         store.close()
-
-
-def _described(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    """openapi.json of an application, with the schema of problems, which no route names as its answer."""
-
-    def describe() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            whole = ProblemBody.model_json_schema(ref_template="#/components/schemas/{model}")
-            found["components"]["schemas"] |= {**whole.pop("$defs"), "ProblemBody": whole}
-            app.openapi_schema = found
-        return app.openapi_schema
-
-    return describe

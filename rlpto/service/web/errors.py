@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
@@ -19,8 +19,9 @@ from rlpto.store.database import StoreError
 
 API = "/api/v1"
 MEDIA_TYPE = "application/problem+json"
+LARGEST_BODY_BYTES = 384 * 1024
 _MOST_ERRORS = 20
-_LONGEST_DETAIL = 500
+_LONGEST_DETAIL, _LONGEST_PART = 500, 200
 _LOG = logging.getLogger("rlpto.service.web")
 
 
@@ -41,12 +42,31 @@ class ProblemBody(BaseModel):
     errors: list[FieldProblem] = Field(default_factory=list, description="By value, where several may be wrong.")
 
 
-class Problem(Exception):  # noqa: N818 - the word of RFC 9457
-    """An answer that is an error. kind: in words joined by hyphens, such as `quota-exceeded`."""
+class Problem(HTTPException):
+    """An answer that is an error. kind: in words joined by hyphens, such as `quota-exceeded`. errors: by value."""
 
-    def __init__(self, status: int, kind: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(detail)
-        self.status, self.kind, self.detail, self.headers = status, kind, detail, dict(headers or {})
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        detail: str,
+        headers: Mapping[str, str] | None = None,
+        errors: Sequence[Mapping[str, str]] = (),
+    ) -> None:
+        super().__init__(status, detail, headers)
+        self.kind, self.errors = kind, errors
+
+    def response(self) -> Response:
+        """The answer of the API. Quoted text is sent as ASCII."""
+        body = {
+            "type": f"urn:rlpto:{self.kind}",
+            "title": self.kind.replace("-", " ").capitalize(),
+            "status": self.status_code,
+            "detail": self.detail[:_LONGEST_DETAIL],
+            "errors": list(self.errors),
+        }
+        headers = {**(self.headers or {}), "Cache-Control": "no-store"}
+        return Response(json.dumps(body), self.status_code, headers, MEDIA_TYPE)
 
 
 def not_found(what: str) -> Problem:
@@ -54,70 +74,62 @@ def not_found(what: str) -> Problem:
     return Problem(404, "not-found", f"no such {what}")
 
 
-def problem_response(
-    status: int,
-    kind: str,
-    detail: str,
-    headers: Mapping[str, str] | None = None,
-    errors: Sequence[Mapping[str, str]] = (),
-) -> Response:
-    """An error as the API answers it. Quoted text is sent as ASCII."""
-    body: dict[str, Any] = {
-        "type": f"urn:rlpto:{kind}",
-        "title": kind.replace("-", " ").capitalize(),
-        "status": status,
-        "detail": detail[:_LONGEST_DETAIL],
-        "errors": list(errors),
-    }
-    return Response(json.dumps(body), status, {**(headers or {}), "Cache-Control": "no-store"}, MEDIA_TYPE)
+def not_valid(detail: str) -> Problem:
+    """A value that has the right type, and is not allowed."""
+    return Problem(422, "not-valid", detail)
 
 
-def add_handlers(app: FastAPI) -> None:
-    """Let an application answer with problems only."""
-    app.add_exception_handler(Problem, _own)
-    app.add_exception_handler(RequestValidationError, _validation)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(StoreError, _store)
-    app.add_exception_handler(Exception, _unexpected)
+def too_large() -> Problem:
+    """More was sent than is read."""
+    return Problem(413, "too-large", f"expected a body of at most {LARGEST_BODY_BYTES} bytes")
 
 
-async def _own(request: Request, error: Exception) -> Response:
-    """The answer to a Problem: a page for a browser, which the API never sends."""
-    assert isinstance(error, Problem)
+async def _too_large(_: Request, __: HTTPException) -> Response:
+    return too_large().response()
+
+
+async def _http(request: Request, error: HTTPException) -> Response:
+    """A Problem, or an error of Starlette: a page for a browser, which the API never sends."""
     if not request.url.path.startswith(API) and "text/html" in request.headers.get("accept", ""):
-        return page("error.html", error.status, user=None, detail=error.detail, status=error.status)
-    return problem_response(error.status, error.kind, error.detail, error.headers)
+        status = error.status_code
+        return page("error.html", status, user=None, detail=error.detail, status=status)
+    if isinstance(error, Problem):
+        return error.response()
+    kind = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
+    return Problem(error.status_code, kind, error.detail, error.headers).response()
 
 
-async def _validation(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+async def _validation(_: Request, error: RequestValidationError) -> Response:
     found = [
         {"at": ".".join(map(_short, one["loc"])), "said": _short(one["msg"]).removeprefix("Value error, ")}
         for one in error.errors()[:_MOST_ERRORS]
     ]
-    first = found[0] if found else {"at": "the request", "said": "cannot be read"}
     if any(one["type"] == "json_invalid" for one in error.errors()):
-        return problem_response(400, "not-json", "the body cannot be read as JSON", errors=found)
-    return problem_response(422, "not-valid", f"{first['at']}: {first['said']}", errors=found)
+        return Problem(400, "not-json", "the body cannot be read as JSON", errors=found).response()
+    return Problem(422, "not-valid", f"{found[0]['at']}: {found[0]['said']}", errors=found).response()
 
 
-async def _http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    kind = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
-    return await _own(request, Problem(error.status_code, kind, str(error.detail), error.headers))
-
-
-async def _store(_: Request, error: Exception) -> Response:
+async def _store(_: Request, error: StoreError) -> Response:
     _LOG.error("%s", error)
     detail = "the database of the service cannot be read or written now; try again with the same Idempotency-Key"
-    return problem_response(503, "database-busy", detail, {"Retry-After": "1"})
+    return Problem(503, "database-busy", detail, {"Retry-After": "1"}).response()
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     _LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return problem_response(500, "internal-error", "the service has failed to answer; its log says why")
+    return Problem(500, "internal-error", "the service has failed to answer; its log says why").response()
 
 
-def _short(text: object, longest: int = 200) -> str:
+def _short(text: object) -> str:
     said = str(text)
-    return said if len(said) <= longest else f"{said[:longest]}..."
+    return said if len(said) <= _LONGEST_PART else f"{said[:_LONGEST_PART]}..."
+
+
+HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
+    HTTPException: _http,
+    413: _too_large,
+    RequestValidationError: _validation,
+    StoreError: _store,
+    Exception: _unexpected,
+}
+"""What lets an application answer with problems only."""

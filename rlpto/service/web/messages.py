@@ -23,7 +23,7 @@ from rlpto.service.web.state import EventNotifier, GroupCommit
 from rlpto.store.database import Store, StoreError
 from rlpto.store.events import Event, events_after, last_event
 from rlpto.store.jobs import ENDED, JobRow, get_job
-from rlpto.store.users import get_user
+from rlpto.store.users import User, get_user
 
 TIMEOUT_S = 10.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 300.0
@@ -36,58 +36,45 @@ _LOG = logging.getLogger("rlpto.service")
 @dataclass(frozen=True)
 class Channel:
     """Where messages go. name: key of the fact with the number of the newest event that was delivered, or need not be.
-    place: host, for the log.
-
-    message: what sends the message of a job's end, as often as called; None: there is none. It gets a key, the same at
-    each attempt, and raises OSError or HTTPException if the message has not arrived.
-    """
+    place: host, for the log. send: sends the message of a job's end to a program, or to the owner if they want it; its
+    key is the same at each attempt. It raises OSError or HTTPException if the message has not arrived."""
 
     name: str
     place: str
-    message: Callable[[Store, JobRow, str], Callable[[], None] | None]
+    send: Callable[[JobRow, User | None, str], None]
 
 
 def webhook(url: str) -> Channel:
     """Posts to an address, which may hold a secret, so only its host is logged."""
 
-    def message(_: Store, row: JobRow, key: str) -> Callable[[], None]:
-        body = {"text": _text(row), "job": jsonable_encoder(row)}
+    def send(row: JobRow, _: User | None, key: str) -> None:
+        body = json.dumps({"text": _text(row), "job": jsonable_encoder(row)}).encode()
         headers = {"Content-Type": "application/json", "Idempotency-Key": key}
-        asked = Request(url, json.dumps(body).encode(), headers, method="POST")
+        with urlopen(Request(url, body, headers, method="POST"), timeout=TIMEOUT_S) as answer:
+            answer.read(1)
 
-        def send() -> None:
-            with urlopen(asked, timeout=TIMEOUT_S) as answer:
-                answer.read(1)
-
-        return send
-
-    return Channel("webhook", urlsplit(url).netloc.rpartition("@")[2], message)
+    return Channel("webhook", urlsplit(url).netloc.rpartition("@")[2], send)
 
 
 def mail(settings: EmailSettings, password: str) -> Channel:
     """Writes to the owner of a job. password: empty: the server asks for none."""
 
-    def message(store: Store, row: JobRow, key: str) -> Callable[[], None] | None:
-        owner = get_user(store, row.owner)
+    def send(row: JobRow, owner: User | None, key: str) -> None:
         if owner is None or owner.disabled or not owner.email:
-            return None
+            return
         letter = EmailMessage()
         letter["From"], letter["To"], letter["Subject"] = settings.sender, owner.email, f"{row.name} {row.state}"
         letter["Date"], letter["Message-ID"] = formatdate(row.ended), f"<{key}@{settings.sender.partition('@')[2]}>"
         letter["Auto-Submitted"] = "auto-generated"
         letter.set_content(_text(row))
+        with smtplib.SMTP(settings.host, settings.port, timeout=TIMEOUT_S) as server:
+            if settings.starttls:
+                server.starttls(context=ssl.create_default_context())
+            if password:
+                server.login(settings.user or settings.sender, password)
+            server.send_message(letter)
 
-        def send() -> None:
-            with smtplib.SMTP(settings.host, settings.port, timeout=TIMEOUT_S) as server:
-                if settings.starttls:
-                    server.starttls(context=ssl.create_default_context())
-                if password:
-                    server.login(settings.user or settings.sender, password)
-                server.send_message(letter)
-
-        return send
-
-    return Channel("email", settings.host, message)
+    return Channel("email", settings.host, send)
 
 
 def _is_final(error: Exception, wait: float) -> bool:
@@ -146,10 +133,12 @@ class EndMessages:
         """Send until it is taken, or refused for good."""
         channel, wait = self._channel, FIRST_WAIT_S
         row = get_job(self._store, event.job or "")
-        send = None if row is None else channel.message(self._store, row, f"{row.id}-{event.seq}")
-        while send is not None:
+        if row is None:
+            return
+        owner = get_user(self._store, row.owner)
+        while True:
             try:
-                await asyncio.to_thread(send)
+                await asyncio.to_thread(channel.send, row, owner, f"{row.id}-{event.seq}")
                 return
             except (OSError, HTTPException) as error:
                 code = getattr(error, "code", getattr(error, "smtp_code", None))

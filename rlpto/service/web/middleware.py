@@ -1,4 +1,4 @@
-"""Checks of every request before a route reads it (host, origin, size), headers of every answer, and rate limits."""
+"""Checks of every request before a route reads it (host, origin, size), headers and counts of answers, rate limits."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 
+import prometheus_client
+from prometheus_client.core import GaugeMetricFamily, Metric
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlpto.service.settings import LOOPBACK, WebSettings
-from rlpto.service.web.errors import API, Problem, problem_response
+from rlpto.service.web.errors import API, LARGEST_BODY_BYTES, Problem, too_large
+from rlpto.store.database import Store
+from rlpto.store.jobs import STATES, count_by_state
+from rlpto.store.requests import switch_in_force
+from rlpto.store.status import heartbeat, nodes
 
-LARGEST_BODY_BYTES = 384 * 1024
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 COOKIE = "rlpto_session"
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::[0-9]{1,5})?")
@@ -28,26 +32,21 @@ SECURITY_HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-
-
 WINDOW_S = 10.0
 """All changes that are allowed in this time may be made at once."""
-WRONG_SIGN_INS_PER_SECOND = 0.5
-"""Refused sign-ins allowed per address, per second over ten seconds; a valid token is never refused."""
-SIGN_INS_PER_SECOND = 3.0
-"""The same of beginnings of single sign-on: each asks the provider."""
+_WRONG_SIGN_INS, _SIGN_INS = 5, 30
+"""Of an address in this time: refused sign-ins, and beginnings of single sign-on, each of which asks the provider."""
 _CLOSING = (400, 408, 413)
 """After these answers the rest of the request is not read, so the connection is closed."""
+_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 class RequestGuard:
-    """ASGI middleware, which also counts every answer in the metrics of the application's service.
-
-    Starlette's TrustedHostMiddleware is not used: it answers in plain text, and every error here is a problem in JSON.
-    """
+    """ASGI middleware, which also counts every answer in the metrics of the application's service. Starlette's
+    TrustedHostMiddleware is not used: it answers in plain text, and every error here is a problem in JSON."""
 
     def __init__(self, app: ASGIApp, settings: WebSettings) -> None:
-        self._app = app
+        self._app = RequestBodyLimitMiddleware(app, LARGEST_BODY_BYTES)  # bodies of unknown length
         self._hosts = {host.lower().strip("[]") for host in (*LOOPBACK, settings.host, *settings.hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,50 +61,43 @@ class RequestGuard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                for name, value in SECURITY_HEADERS.items():
-                    headers[name] = value
+                headers.update(SECURITY_HEADERS)
+                headers.setdefault("Cache-Control", "no-store")
                 if status in _CLOSING:
                     headers["Connection"] = "close"
-                if "cache-control" not in headers:
-                    headers["Cache-Control"] = "no-store"
             await send(message)
 
         refusal = self._refusal(scope["method"], Headers(scope=scope))
         try:
             if refusal is not None:
-                await problem_response(*refusal)(scope, receive, send_guarded)
+                await refusal.response()(scope, receive, send_guarded)
             else:
-                await self._app(scope, _bounded(receive), send_guarded)
+                await self._app(scope, receive, send_guarded)
         finally:
-            service = getattr(scope["app"].state, "service", None)
-            if service is not None:
-                service.metrics.note(scope["method"], _route(scope), status, time.perf_counter() - began)
+            metrics = scope["app"].state.service.metrics
+            metrics.note(scope["method"], _route(scope), status, time.perf_counter() - began)
 
-    def _refusal(self, method: str, headers: Headers) -> tuple[int, str, str] | None:
-        """Status, kind and detail of a refusal; None: the request is accepted."""
+    def _refusal(self, method: str, headers: Headers) -> Problem | None:
+        """Why a request is refused; None: it is accepted."""
         if "transfer-encoding" in headers and "content-length" in headers:
-            return 400, "bad-framing", "expected Content-Length or Transfer-Encoding, got both"
+            return Problem(400, "bad-framing", "expected Content-Length or Transfer-Encoding, got both")
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or not self._is_ours(hosts[0]):
-            return (
-                421,
-                "wrong-host",
-                "this service does not answer for that host; web.hosts in its settings lists others",
-            )
+        found = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+        if found is None or found["name"].lower().strip("[]") not in self._hosts:
+            detail = "this service does not answer for that host; web.hosts in its settings lists others"
+            return Problem(421, "wrong-host", detail)
         if method not in SAFE_METHODS:
-            origin = headers.get("origin")
-            if origin is not None and origin.partition("://")[2].lower() != hosts[0].lower():
-                return 403, "wrong-origin", "pages of other origins may not change anything here"
-            if origin is None and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-                return 403, "wrong-origin", "pages of other origins may not change anything here"
+            origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
+            if origin is None:
+                is_ours = site in ("same-origin", "none")
+            else:
+                is_ours = origin.partition("://")[2].lower() == hosts[0].lower()
+            if not is_ours:
+                return Problem(403, "wrong-origin", "pages of other origins may not change anything here")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:12]) > LARGEST_BODY_BYTES:
-            return 413, "too-large", f"expected a body of at most {LARGEST_BODY_BYTES} bytes"
+            return too_large()
         return None
-
-    def _is_ours(self, host: str) -> bool:
-        found = _HOST.fullmatch(host)
-        return found is not None and found["name"].lower().strip("[]") in self._hosts
 
 
 def _route(scope: Scope) -> str:
@@ -117,46 +109,14 @@ def _route(scope: Scope) -> str:
     return f"{API}{path}" if scope["path"].startswith(f"{API}/") and not path.startswith(API) else str(path)
 
 
-def _bounded(receive: Receive) -> Receive:
-    """The same for bodies of unknown length."""
-    left = LARGEST_BODY_BYTES
-
-    async def bounded() -> Message:
-        nonlocal left
-        message = await receive()
-        if message["type"] == "http.request":
-            left -= len(message.get("body", b""))
-            if left < 0:
-                raise HTTPException(413, f"expected a body of at most {LARGEST_BODY_BYTES} bytes")
-        return message
-
-    return bounded
-
-
 class RateLimits:
     """Limits per user: changes per second, and streams open at a time; and sign-ins by address."""
 
     def __init__(self, per_second: float, streams: int) -> None:
         self.changes = Windows(per_second * WINDOW_S, "changes")
-        self.wrong_sign_ins = Windows(WRONG_SIGN_INS_PER_SECOND * WINDOW_S, "refused sign-ins")
-        self.sign_ins = Windows(SIGN_INS_PER_SECOND * WINDOW_S, "sign-ins")
-        self.most_streams = streams
-        self._streams: Counter[str] = Counter()
-
-    def check_stream(self, user: str) -> None:
-        """Raise Problem 429 for a user who has as many streams open as allowed."""
-        if self._streams[user] >= self.most_streams:
-            detail = f"{user} has {self.most_streams} streams open; close one first"
-            raise Problem(429, "too-many-streams", detail, {"Retry-After": "5"})
-
-    @contextmanager
-    def stream(self, user: str) -> Iterator[None]:
-        """Count a stream while it is open."""
-        self._streams[user] += 1
-        try:
-            yield
-        finally:
-            self._streams[user] -= 1
+        self.wrong_sign_ins = Windows(_WRONG_SIGN_INS, "refused sign-ins")
+        self.sign_ins = Windows(_SIGN_INS, "sign-ins")
+        self.most_streams, self.streams = streams, Counter[str]()
 
 
 class Windows:
@@ -186,3 +146,49 @@ class Windows:
         wait = max(1, math.ceil(self._began + WINDOW_S - time.monotonic()))
         detail = f"more than {self.most:g} {self._what} in {WINDOW_S:g} s; try again in {wait} s"
         return Problem(429, "too-many-requests", detail, {"Retry-After": str(wait)})
+
+
+class ServiceMetrics:
+    """For Prometheus: counts of answers of this process, and the cluster by the database, read on each scrape."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._registry = store, prometheus_client.CollectorRegistry()
+        labels = ["method", "route"]
+        self._answers = prometheus_client.Counter(
+            "rlpto_http_requests", "Answers.", [*labels, "status"], registry=self._registry
+        )
+        name, said = "rlpto_http_request_seconds", "Time to answer."
+        self._seconds = prometheus_client.Histogram(name, said, labels, buckets=_BUCKETS_S, registry=self._registry)
+        self._registry.register(self)
+
+    def note(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count an answer."""
+        known = method if method in ("GET", "POST", "PUT", "PATCH", "DELETE") else "other"
+        self._answers.labels(known, route, str(status)).inc()
+        if not route.endswith("/events"):  # a stream lasts as long as its reader likes
+            self._seconds.labels(known, route).observe(seconds)
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return prometheus_client.generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """The present values from the database."""
+        jobs = GaugeMetricFamily("rlpto_jobs", "Jobs by state.", labels=["state"])
+        counts = count_by_state(self._store)
+        for state in STATES:
+            jobs.add_metric([state], counts.get(state, 0))
+        yield jobs
+        alive = [node for node in nodes(self._store) if node.alive]
+        yield GaugeMetricFamily("rlpto_nodes_alive", "Nodes that are up.", len(alive))
+        yield GaugeMetricFamily("rlpto_gpus", "GPUs of nodes that are up.", sum(node.gpus for node in alive))
+        held = sum(sum(node.jobs.values()) for node in alive)
+        yield GaugeMetricFamily("rlpto_gpus_held", "GPUs that jobs hold.", held)
+        switch = switch_in_force(self._store)
+        yield GaugeMetricFamily("rlpto_policy_switches", "Number of the last switch.", switch.number if switch else 0)
+        if (found := heartbeat(self._store)) is not None:
+            at, beat = found
+            yield GaugeMetricFamily("rlpto_scheduler_age_seconds", "Since its last sign of life.", time.time() - at)
+            yield GaugeMetricFamily("rlpto_scheduler_decisions", "Since it started.", beat.decisions)
+            name, said = "rlpto_scheduler_longest_wait_seconds", "Longest wait for the database."
+            yield GaugeMetricFamily(name, said, beat.longest_wait)

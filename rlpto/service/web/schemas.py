@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import unicodedata
-from typing import Annotated, Literal
+from typing import Annotated
 
-from fastapi import Path
+from fastapi import Path, Query
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from rlpto.performance.metrics import MetricName
 from rlpto.service.settings import EMAIL, PLAIN_NAME
 from rlpto.store.code_files import LARGEST_TEXT, unpack
+from rlpto.store.jobs import Priority
 from rlpto.store.program_keys import MOST_REQUIREMENTS, Requirement
 from rlpto.store.users import Role, sign_in_key
 
 _PLAIN_MARKS = " .,:;+=_()#@[]-"
-_PLAIN_CATEGORIES = ("L", "M", "N")
 
 
 def _is_plain(text: str) -> str:
     """Letters and digits of any script, and marks without meaning to a shell, HTML or a file system."""
-    wrong = next(
-        (c for c in text if c not in _PLAIN_MARKS and unicodedata.category(c)[0] not in _PLAIN_CATEGORIES), None
-    )
-    if wrong is not None:
+    if any(c not in _PLAIN_MARKS and unicodedata.category(c)[0] not in "LMN" for c in text):
         raise ValueError(f"expected letters, digits, spaces and any of {_PLAIN_MARKS.strip()}")
     if text and not (text.strip(" .") and text == text.strip()):
         raise ValueError("expected a name that has letters or digits, without spaces around it")
@@ -54,18 +51,24 @@ OptionText = Annotated[str, Field(max_length=64)]
 LARGEST_NUMBER = 10**15
 OptionNumber = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 OptionInteger = Annotated[int, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
-SignIn = Annotated[str, Field(max_length=254, pattern=r"^[!-~]+$"), AfterValidator(sign_in_key)]
+_SIGN_IN = "Value by which single sign-on knows the user, such as an address; null: by none."
+SignIn = Annotated[str, Field(max_length=254, pattern=r"^[!-~]+$"), AfterValidator(sign_in_key)] | None
 Quota = Annotated[int, Field(ge=1, le=10**6)] | None
 Gpus = Annotated[int, Field(ge=1, le=16_384)]
-PriorityName = Literal["high", "normal", "low"]
 JOB_ID = r"^[a-z0-9][a-z0-9-]{0,63}$"
 JobId = Annotated[str, Path(pattern=JOB_ID, description="Id of a job.")]
+LabelFilter = Annotated[str | None, Query(max_length=100, description="With this label, as key=value.")]
+Limit = Annotated[int, Query(ge=1, le=200)]
+Cursor = Annotated[str | None, Query(pattern=r"^[0-9]{1,15}$", description="`next` of the page before.")]
 NameInPath = Annotated[str, Path(pattern=PLAIN_NAME)]
-LARGEST_NUMBER_OF_ROW = 2**53
+LARGEST_ROW = 2**53
 LARGEST_ARRAY = 1000
 """Most jobs that are submitted at once."""
 LARGEST_SCRIPT = 48 * 1024
 """Most characters of a script; the whole body has a bound in bytes, too."""
+Source = Annotated[str, Field(min_length=1, max_length=LARGEST_SCRIPT), AfterValidator(_is_unicode)]
+Argument = Annotated[str, Field(max_length=256), AfterValidator(_is_unicode)]
+Files = Annotated[str, Field(max_length=LARGEST_TEXT), AfterValidator(_is_packed)]
 
 
 class Body(BaseModel):
@@ -78,19 +81,13 @@ class ScriptBody(Body):
     """A training loop of a developer's own, see docs/elastic.md."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$", description="Of its file.")
-    source: Annotated[str, Field(min_length=1, max_length=LARGEST_SCRIPT), AfterValidator(_is_unicode)] = Field(
-        description="Its text."
-    )
-    arguments: list[Annotated[str, Field(max_length=256), AfterValidator(_is_unicode)]] = Field(
-        default_factory=list, max_length=64, description="Of its command line."
-    )
+    source: Source = Field(description="Its text.")
+    arguments: list[Argument] = Field(default_factory=list, max_length=64, description="Of its command line.")
     samples: int = Field(ge=1, le=10**12, description="Samples of an epoch: `data_size` of its session.")
     pip: list[Requirement] = Field(
         default_factory=list, max_length=MOST_REQUIREMENTS, description="Packages for its workers, such as einops>=0.8."
     )
-    files: Annotated[str, Field(max_length=LARGEST_TEXT), AfterValidator(_is_packed)] = Field(
-        "", description="Files that go with it: a zip archive in base64."
-    )
+    files: Files = Field("", description="Files that go with it: a zip archive in base64.")
 
 
 class JobBody(Body):
@@ -106,18 +103,14 @@ class JobBody(Body):
     batch_size: int | None = Field(None, ge=1, le=10**9, description="Samples of a step; null: as the program says.")
     metric: MetricName | None = Field(None, description="What its batch size is chosen by; null: as the service says.")
     after: list[Annotated[str, Field(pattern=JOB_ID)]] = Field(
-        default_factory=list,
-        max_length=64,
-        description="Ids of jobs that have to finish first; where one does not, it is rejected.",
+        default_factory=list, max_length=64, description="Jobs that have to finish first; where one does not: rejected."
     )
-    most_hours: float | None = Field(
-        None, gt=0, le=1e6, description="Hours since its start after which it is cancelled; null: no limit."
-    )
+    most_hours: float | None = Field(None, gt=0, le=1e6, description="Hours from its start until it is cancelled.")
     seed: int | None = Field(None, ge=0, lt=2**31, description="Of the training; null: one of its own.")
     gpus: Gpus = Field(1, description="GPUs it asks for.")
     min_gpus: Gpus = Field(1, description="Fewest it can train on.")
     max_gpus: Gpus | None = Field(None, description="Most it can use; null: what it asks for.")
-    priority: PriorityName = Field("normal", description="Priority class.")
+    priority: Priority = Field("normal", description="Priority class.")
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=16, description="To find it by.")
 
 
@@ -131,16 +124,15 @@ class ArrayBody(Body):
     @model_validator(mode="after")
     def _is_bounded(self) -> ArrayBody:
         if not 1 <= self.last - self.first + 1 <= LARGEST_ARRAY:
-            raise ValueError(
-                f"expected first <= last, and {LARGEST_ARRAY} jobs at most, got {self.first} to {self.last}"
-            )
+            got = f"got {self.first} to {self.last}"
+            raise ValueError(f"expected first <= last, and {LARGEST_ARRAY} jobs at most, {got}")
         return self
 
 
 class JobChange(Body):
     """What may be changed about a job."""
 
-    priority: PriorityName
+    priority: Priority
 
 
 class PolicyChange(Body):
@@ -168,9 +160,7 @@ class UserBody(Body):
 
     name: PlainName
     role: Role = "user"
-    sign_in: SignIn | None = Field(
-        None, description="Value by which single sign-on knows the user, such as an address."
-    )
+    sign_in: SignIn = Field(None, description=_SIGN_IN)
 
 
 class UserChange(Body):
@@ -180,12 +170,8 @@ class UserChange(Body):
     disabled: bool = False
     gpus_held: Quota = Field(None, description="GPUs that all jobs of the user may hold; null: as the settings say.")
     jobs_queued: Quota = Field(None, description="Jobs of the user that are not over; null: as the settings say.")
-    highest_priority: PriorityName | None = Field(
-        None, description="Highest class that the user may give to jobs; null: as the settings say."
-    )
-    sign_in: SignIn | None = Field(
-        None, description="Value by which single sign-on knows the user, such as an address; null: by none."
-    )
+    highest_priority: Priority | None = Field(None, description="Highest class of jobs; null: as the settings say.")
+    sign_in: SignIn = Field(None, description=_SIGN_IN)
 
 
 class AccountChange(Body):

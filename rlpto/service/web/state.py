@@ -14,8 +14,7 @@ from typing import Annotated, Any, TypeVar, cast
 from fastapi import Depends, Request
 
 from rlpto.service.settings import ServiceSettings
-from rlpto.service.web.metrics import ServiceMetrics
-from rlpto.service.web.middleware import RateLimits
+from rlpto.service.web.middleware import RateLimits, ServiceMetrics
 from rlpto.store.database import Store, StoreError
 from rlpto.store.events import last_event
 
@@ -32,10 +31,8 @@ _LOG = logging.getLogger("rlpto.service.web")
 
 
 class GroupCommit:
-    """Writes of many requests, durably: all writes that wait during a disk sync share the next transaction.
-
-    A thread of its own is the only one of the web process that writes to the database.
-    """
+    """Writes of many requests, durably: all writes that wait during a disk sync share the next transaction. A thread of
+    its own is the only one of the web process that writes to the database."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -45,10 +42,8 @@ class GroupCommit:
         self._writing: asyncio.Task[None] | None = None
 
     async def __call__(self, write: Callable[[Store], T]) -> T:
-        """Run `write` in a transaction, maybe together with others; its result, once that is on disk.
-
-        An exception of `write` is raised here, and none of its changes are kept.
-        """
+        """Run `write` in a transaction, maybe together with others; its result, once that is on disk. An exception of
+        `write` is raised here, and none of its changes are kept."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append((write, future))
         if self._writing is None or self._writing.done():
@@ -134,10 +129,7 @@ class EventNotifier:
 
 @dataclass(frozen=True)
 class Service:
-    """The shared objects that routes need.
-
-    store: for reading, by the thread of the event loop. commit: for writing. now: seconds since 1970.
-    """
+    """The shared objects that routes need. store: for reading, by the event loop's thread. now: seconds since 1970."""
 
     settings: ServiceSettings
     store: Store

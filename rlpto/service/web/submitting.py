@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from rlpto.io.errors import ConfigError
 from rlpto.service.settings import CatalogueProgram, ServiceSettings
-from rlpto.service.web.errors import Problem
+from rlpto.service.web.errors import Problem, not_valid
 from rlpto.service.web.schemas import LARGEST_NUMBER, ArrayBody, JobBody, ScriptBody
 from rlpto.service.web.state import Service
 from rlpto.store.database import Store
@@ -35,22 +35,25 @@ def allowed_job(store: Store, settings: ServiceSettings, user: User, body: JobBo
     """The job that a body asks for. Raises Problem for what catalogue, role or quota have against it."""
     program = get_program(store, body.program)
     if program is None or program.checked == "deleted":
-        raise _no_program(store, body.program)
+        names = [row.name for row in all_programs(store) if row.takes_jobs]
+        known = ", ".join([*names[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])]) or "none"
+        said = f"the catalogue has no program {body.program}: expected one of {known}"
+        raise Problem(403, "program-not-allowed", said)
     if program.checked == "refused":
         raise Problem(403, "program-not-allowed", f"the program {body.program} cannot train: {program.problem}")
     entry = CatalogueProgram.model_validate(program.spec)
     most = body.gpus if body.max_gpus is None else body.max_gpus
     if not body.min_gpus <= body.gpus <= most:
-        raise _wrong(f"expected min_gpus <= gpus <= max_gpus, got {body.min_gpus}, {body.gpus}, {most}")
+        raise not_valid(f"expected min_gpus <= gpus <= max_gpus, got {body.min_gpus}, {body.gpus}, {most}")
     if most > entry.most_gpus:
-        raise _wrong(f"{body.program} may have {entry.most_gpus} GPUs at most, got {most}")
+        raise not_valid(f"{body.program} may have {entry.most_gpus} GPUs at most, got {most}")
     epochs = float(entry.program.epochs) if body.epochs is None else body.epochs
     if epochs > entry.most_epochs:
-        raise _wrong(f"{body.program} may train for {entry.most_epochs:g} epochs at most, got {epochs:g}")
+        raise not_valid(f"{body.program} may train for {entry.most_epochs:g} epochs at most, got {epochs:g}")
     usual = entry.program.batch_size
     if body.batch_size is not None and body.batch_size not in (*entry.batch_sizes, usual):
         known = ", ".join(map(str, sorted(entry.batch_sizes))) or f"{usual} alone"
-        raise _wrong(f"batch_size: expected one of {known}, got {body.batch_size}")
+        raise not_valid(f"batch_size: expected one of {known}, got {body.batch_size}")
     quota = user.gpus_held or settings.quotas.gpus_held
     if over_quota(body.gpus, quota):
         raise Problem(403, "quota-exceeded", f"you may hold {quota} GPUs, the job asks for {body.gpus}")
@@ -58,7 +61,7 @@ def allowed_job(store: Store, settings: ServiceSettings, user: User, body: JobBo
     for job in body.after:
         before = get_job(store, job)
         if before is None or not (user.sees_all or before.owner == user.name):
-            raise _wrong(f"after: there is no job {job} of yours")
+            raise not_valid(f"after: there is no job {job} of yours")
     asked = body.model_dump(exclude={"script"}) | _script(body, user, entry)
     name = body.name or (body.script.name if body.script else body.program)
     asked |= {"name": name, "options": _options(body, entry), "epochs": epochs, "max_gpus": most}
@@ -78,18 +81,6 @@ def check_priority(settings: ServiceSettings, user: User, priority: Priority) ->
         raise Problem(403, "quota-exceeded", f"priority: you may not use class {priority}: expected {known}")
 
 
-def _no_program(store: Store, name: str) -> Problem:
-    names = [row.name for row in all_programs(store) if row.takes_jobs]
-    known = ", ".join([*names[:_MOST_NAMES], *(["..."] if len(names) > _MOST_NAMES else [])]) or "none"
-    return Problem(403, "program-not-allowed", f"the catalogue has no program {name}: expected one of {known}")
-
-
-def gpus_queued(store: Store) -> int:
-    """GPUs that all queued jobs ask for."""
-    found = store.row("SELECT sum(gpus) FROM jobs WHERE state = 'queued'")
-    return int(found[0] or 0) if found else 0
-
-
 def previews_for(store: Store, job: NewJob) -> list[PreviewRow]:
     """Hours and GPU-hours of a job by metric and number of GPUs, as far as the scheduler has predicted them."""
     program = get_program(store, job.program)
@@ -102,13 +93,11 @@ def previews_for(store: Store, job: NewJob) -> list[PreviewRow]:
 
 def body_of(store: Store, job: JobRow) -> JobBody:
     """What would submit a job once more. Jobs that it came after are left out: they may be gone."""
-    kept = None if job.script is None else get_script(store, job.script)
-    script = None
-    if kept is not None and job.samples is not None:
-        given = {"name": kept.name, "source": kept.source, "files": kept.files}
-        script = ScriptBody(**given, arguments=list(job.arguments), samples=job.samples, pip=list(job.pip))
     asked = {name: getattr(job, name) for name in JobBody.model_fields if name not in ("script", "after")}
-    return JobBody.model_validate({**asked, "script": script})
+    if job.script is not None and (kept := get_script(store, job.script)) is not None:
+        files = {"name": kept.name, "source": kept.source, "files": kept.files}
+        asked["script"] = {**files, "arguments": list(job.arguments), "samples": job.samples, "pip": list(job.pip)}
+    return JobBody.model_validate(asked)
 
 
 def bodies_of(array: ArrayBody) -> Iterator[JobBody]:
@@ -121,9 +110,8 @@ def bodies_of(array: ArrayBody) -> Iterator[JobBody]:
             given = [argument.replace(NUMBER, str(number)) for argument in script.arguments]
             script = script.model_copy(update={"arguments": given})
         options = {key: _numbered(value, number) for key, value in body.options.items()}
-        yield body.model_copy(
-            update={"name": name[: _LONGEST_NAME - len(end)] + end, "options": options, "script": script}
-        )
+        named = name[: _LONGEST_NAME - len(end)] + end
+        yield body.model_copy(update={"name": named, "options": options, "script": script})
 
 
 def _numbered(value: Scalar, number: int) -> Scalar:
@@ -142,10 +130,7 @@ def submission(
     service: Service, user: User, body: JobBody, key: str | None = None
 ) -> Callable[[Store], tuple[JobRow, bool]]:
     """What writes a job, and says whether it is new: the same key and body give the existing job, allowed now or not.
-
-    It raises Problem for a key that was used for another body, for a new job that is not allowed, and for more jobs
-    than the user may have.
-    """
+    It raises Problem for a key of another body, a new job that is not allowed, and more jobs than the user may have."""
     settings, at = service.settings, service.now()
     digest = hashlib.sha256(json.dumps(body.model_dump(), sort_keys=True).encode()).hexdigest()
     job: NewJob | Problem
@@ -188,16 +173,15 @@ def _script(body: JobBody, user: User, entry: CatalogueProgram) -> dict[str, Any
     script, trains_scripts = body.script, entry.program.training == SCRIPTS
     if script is None:
         if trains_scripts:
-            raise _wrong(
-                f"script: {body.program} trains by a script of yours: expected one, as in `rlpto submit FILE.py`"
-            )
+            said = f"{body.program} trains by a script of yours: expected one, as in `rlpto submit FILE.py`"
+            raise not_valid(f"script: {said}")
         return {}
     if user.role != "developer":
         raise Problem(403, "role-needed", "script: only the role developer may submit code; choose a program")
     if not trains_scripts:
-        raise _wrong(f"script: {body.program} trains by no script: expected a program that does")
+        raise not_valid(f"script: {body.program} trains by no script: expected a program that does")
     if problem := _no_python(script.source, script.name):
-        raise _wrong(f"script: {problem}")
+        raise not_valid(f"script: {problem}")
     return {"script": _row(script).digest, "arguments": script.arguments, "samples": script.samples, "pip": script.pip}
 
 
@@ -217,19 +201,14 @@ def _row(script: ScriptBody) -> ScriptRow:
 
 def _options(body: JobBody, entry: CatalogueProgram) -> dict[str, Scalar]:
     """Options that the user gave or the catalogue has defaults for. Raises Problem for any other."""
-    found: dict[str, Scalar] = {
-        name: option.default for name, option in entry.options.items() if option.default is not None
-    }
+    defaults = {name: option.default for name, option in entry.options.items()}
+    found: dict[str, Scalar] = {name: value for name, value in defaults.items() if value is not None}
     for name, value in body.options.items():
         if name not in entry.options:
             known = ", ".join(entry.options) or "none"
-            raise _wrong(f"options.{name}: {body.program} lets users choose: {known}")
+            raise not_valid(f"options.{name}: {body.program} lets users choose: {known}")
         try:
             found[name] = entry.options[name].checked(value)
         except ValueError as wrong:
-            raise _wrong(f"options.{name}: {wrong}") from None
+            raise not_valid(f"options.{name}: {wrong}") from None
     return found
-
-
-def _wrong(detail: str) -> Problem:
-    return Problem(422, "not-valid", detail)

@@ -1,16 +1,24 @@
-"""A service without a cluster: its store, users of every role, and the web application in this process."""
+"""A service without a cluster: its store, users of every role, the web application in this process or a real one."""
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from http.server import HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from queue import Queue
 from threading import Event, Thread
 from typing import Any, TypeVar
+from urllib.request import urlopen
 
+import yaml
 from starlette.testclient import TestClient
 
 from rlpto.service.settings import CatalogueProgram, OptionSettings, ServiceSettings
@@ -36,6 +44,33 @@ def answering(server: ServerT) -> Iterator[ServerT]:
         thread.join()
 
 
+class Receiver(HTTPServer):
+    """Takes what is posted. answers: codes of the next answers; then 200. got: bodies, with the code of their answer,
+    their key, and when they came [s]."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answers, self.got = list[int](), Queue[dict[str, Any]]()
+        self.address = f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        code = self.server.answers.pop(0) if self.server.answers else 200
+        key = self.headers["Idempotency-Key"]
+        self.server.got.put({**body, "code": code, "key": key, "at": time.monotonic()})
+        self.send_response(code)
+        self.send_header("Retry-After", "1")
+        self.end_headers()
+        self.wfile.write(b'{"token": "new"}')
+
+    def log_message(self, format: str, *_: Any) -> None:
+        """Silent."""
+
+
 PROGRAM = CatalogueProgram(
     description="A small network.",
     program=ProgramKeys(training="rlpto.ray_cluster.programs.digits:DigitsMlp", samples=1437, epochs=20),
@@ -56,6 +91,8 @@ ROLES: tuple[tuple[str, Role], ...] = (
     ("olga", "operator"),
     ("root", "admin"),
 )
+START_TIMEOUT_S = 60.0
+ORIGIN = {"Origin": "http://127.0.0.1:8765"}
 POLICIES = ("fifo", "elastic_fifo", "round_robin", "las")
 
 
@@ -107,6 +144,11 @@ class Api:
     def __post_init__(self) -> None:
         self.store = Store(self.settings.database)
 
+    @property
+    def service(self) -> Any:
+        """What the routes use."""
+        return self.client.app.state.service  # type: ignore[attr-defined]
+
     def __call__(self, method: str, path: str, user: str | None = "ann", **given: Any) -> Any:
         headers = dict(given.pop("headers", {}))
         if user is not None:
@@ -118,19 +160,88 @@ class Api:
         """Have the program digits refused, as the scheduler does it."""
         note_check(self.store, all_programs(self.store)[0], problem)
 
+    def sign_in(self, user: str = "ann", token: str = "") -> Any:
+        """A session of this client by a token, from now on that of requests without a user."""
+        return self("POST", "session", None, json={"token": token or self.tokens[user]}, headers=ORIGIN)
+
+    def audit(self) -> list[tuple[str, str, str]]:
+        """Who did what to what, newest first."""
+        rows = self("GET", "audit", "root").json()["audit"]
+        return [(row["by"], row["action"], row["target"]) for row in rows]
+
     def submit(self, user: str = "ann", **body: Any) -> Any:
         answer = self("POST", "jobs", user, json={"program": "digits", **body})
         assert answer.status_code == 201, answer.text
         return answer.json()
 
 
+def problem(answer: Any, code: int, kind: str) -> str:
+    """The detail of an answer that must be a problem."""
+    assert answer.headers["content-type"] == "application/problem+json"
+    body = answer.json()
+    assert (answer.status_code, body["status"], body["type"]) == (code, code, f"urn:rlpto:{kind}"), body
+    return str(body["detail"])
+
+
 @contextmanager
-def running_api(folder: Path) -> Iterator[Api]:
-    """The application over a new database in a folder."""
-    settings = make_settings(folder)
+def running_api(folder: Path, **changes: Any) -> Iterator[Api]:
+    """The application over a new database in a folder. changes: of the settings."""
+    settings = make_settings(folder, **changes)
     tokens = fill(settings)
-    with TestClient(make_app(settings), base_url="http://127.0.0.1:8765", raise_server_exceptions=False) as client:
+    with TestClient(make_app(settings), base_url=ORIGIN["Origin"], raise_server_exceptions=False) as client:
         yield Api(client, settings, tokens)
+
+
+class WebProcess:
+    """The module as a child, as `rlpto serve` starts it. It can be killed and started again under the same address: its
+    socket outlives it."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self._settings, self._log = settings.folder / "settings.yaml", settings.folder / "web.log"
+        self._settings.write_text(yaml.safe_dump(settings.model_dump(mode="json")), encoding="utf-8")
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self.address = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.start()
+
+    def start(self) -> None:
+        """Start it; it may not answer yet."""
+        number = self._socket.fileno()
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rlpto.service.web", str(self._settings), "--fd", str(number)],
+                pass_fds=[number],
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
+            )
+
+    def wait(self) -> None:
+        """Wait until it answers."""
+        until = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                with urlopen(f"{self.address}/healthz", timeout=5):
+                    return
+            except OSError:
+                if time.monotonic() > until or self.process.poll() is not None:
+                    raise AssertionError(f"the web process does not answer: {self.log()[-2000:]}") from None
+                time.sleep(0.05)
+
+    def log(self) -> str:
+        """What it has printed."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+
+@contextmanager
+def web_process(settings: ServiceSettings) -> Iterator[WebProcess]:
+    """A web process that answers, and ends when it is asked to."""
+    web = WebProcess(settings)
+    try:
+        web.wait()
+        yield web
+    finally:
+        web.process.terminate()
+        web.process.wait(30)
 
 
 @contextmanager

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
 
-from rlpto.service.web.app import make_app
 from rlpto.service.web.routes import account
 from rlpto.store.users import add_token
-from tests.service.web.helpers import Api, fill, make_settings
-from tests.service.web.test_jobs import problem
+from tests.service.web.helpers import ORIGIN, Api, problem, running_api
 
-ORIGIN = {"Origin": "http://127.0.0.1:8765"}
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
 
 
 class TestTokens:
@@ -28,18 +27,18 @@ class TestTokens:
 
     def test_a_further_token_and_its_end(self, api: Api) -> None:
         made = api("POST", "tokens", json={"label": "laptop", "days": 1}).json()
-        header = {"Authorization": f"Bearer {made['token']}"}
-        assert api("GET", "me", None, headers=header).json()["name"] == "ann"
+        assert api("GET", "me", None, headers=bearer(made["token"])).json()["name"] == "ann"
         assert made["token"] not in api("GET", "tokens").text
+        api.sign_in(token=made["token"])
+        assert api("GET", "me", None).json()["name"] == "ann"
         problem(api("DELETE", f"tokens/{made['id']}", "bob"), 404, "not-found")
         assert api("DELETE", f"tokens/{made['id']}").status_code == 204
-        problem(api("GET", "me", None, headers=header), 401, "unauthorized")
+        problem(api("GET", "me", None, headers=bearer(made["token"])), 401, "unauthorized")
+        problem(api("GET", "me", None), 401, "unauthorized")
 
     def test_changes_are_bounded_by_user(self, api: Api) -> None:
-        service: Any = api.client.app.state.service  # type: ignore[attr-defined]
-        service.limits.changes.most = 2
-        second = {"Authorization": f"Bearer {add_token(api.store, 'ann', '', time.time())[1]}"}
-        headers = ({}, {}, second, {})
+        api.service.limits.changes.most = 2
+        headers = ({}, {}, bearer(add_token(api.store, "ann", "", time.time())[1]), {})
         codes = [api("POST", "jobs/validate", json={"program": "digits"}, headers=one).status_code for one in headers]
         assert codes == [200, 200, 429, 429], "a second token is no second quota"
         assert api("POST", "jobs/validate", "bob", json={"program": "digits"}).status_code == 200
@@ -47,13 +46,12 @@ class TestTokens:
 
     def test_an_expiring_token_makes_none_that_outlives_it(self, api: Api) -> None:
         for user, path in (("ann", "tokens"), ("root", "users/root/tokens")):
-            made = api("POST", "tokens", user, json={"days": 2}).json()
-            header = {"Authorization": f"Bearer {made['token']}"}
+            secret = api("POST", "tokens", user, json={"days": 2}).json()["token"]
             for days in (None, 3):
-                answer = api("POST", path, None, json={"days": days}, headers=header)
+                answer = api("POST", path, None, json={"days": days}, headers=bearer(secret))
                 assert "at most 2" in problem(answer, 403, "outlives-token")
-            assert api("POST", path, None, json={"days": 1}, headers=header).status_code == 201
-            api("POST", "session", None, json={"token": made["token"]}, headers=ORIGIN)
+            assert api("POST", path, None, json={"days": 1}, headers=bearer(secret)).status_code == 201
+            api.sign_in(token=secret)
             problem(api("POST", path, None, json={}, headers=ORIGIN), 403, "outlives-token")
             api.client.cookies.clear()
 
@@ -65,7 +63,7 @@ class TestTokens:
         problem(api("POST", "tokens", json={}), 403, "quota-exceeded")
 
     def test_admins_list_and_end_those_of_others(self, api: Api) -> None:
-        api("POST", "session", None, json={"token": api.tokens["ann"]}, headers=ORIGIN)
+        api.sign_in()
         found = api("GET", "users/ann/tokens", "root").json()["tokens"]
         assert [one["kind"] for one in found] == ["session", "token"]
         problem(api("GET", "users/ann/tokens", "olga"), 403, "role-needed")
@@ -74,79 +72,63 @@ class TestTokens:
         assert api("DELETE", f"users/ann/tokens/{found[0]['id']}", "root").status_code == 204
         problem(api("GET", "me", None), 401, "unauthorized")
         assert api("GET", "me").status_code == 200, "the token of that session goes on"
-        trail = api("GET", "audit", "root").json()["audit"]
-        assert [(row["by"], row["action"]) for row in trail] == [("root", "token.end"), ("ann", "session.add")]
+        assert [done[:2] for done in api.audit()] == [("root", "token.end"), ("ann", "session.add")]
 
 
 class TestSessions:
-    def test_a_session_ends_with_its_token(self, api: Api) -> None:
-        made = api("POST", "tokens", json={}).json()
-        api("POST", "session", None, json={"token": made["token"]}, headers=ORIGIN)
-        assert api("GET", "me", None).json()["name"] == "ann"
-        api("DELETE", f"tokens/{made['id']}")
-        problem(api("GET", "me", None), 401, "unauthorized")
-
     def test_wrong_tokens_lock_nobody_out_and_are_audited(self, api: Api) -> None:
-        wrong = {"token": "rlpto_" + "A" * 43}
-        codes = [api("POST", "session", None, json=wrong, headers=ORIGIN).status_code for _ in range(8)]
+        codes = [api.sign_in(token="rlpto_" + "A" * 43).status_code for _ in range(8)]
         assert codes == [401] * 5 + [429] * 3
-        right = api("POST", "session", None, json={"token": api.tokens["ann"]}, headers=ORIGIN)
-        assert right.status_code == 201, "from the same address"
-        trail = api("GET", "audit", "root").json()["audit"]
-        refused = [(row["by"], row["target"]) for row in trail if row["action"] == "session.refuse"]
-        assert refused == [("", "testclient")] * 6, "of those beyond the limit one a window"
+        assert api.sign_in().status_code == 201, "from the same address"
+        refused = [done for done in api.audit() if done[1] == "session.refuse"]
+        assert refused == [("", "session.refuse", "testclient")] * 6, "of those beyond the limit one a window"
 
     def test_pages_of_others_change_nothing(self, api: Api) -> None:
-        api("POST", "session", None, json={"token": api.tokens["ann"]}, headers=ORIGIN)
+        api.sign_in()
         for origin in ("null", "http://evil.example", "http://127.0.0.1:9999", None):
             headers = {} if origin is None else {"Origin": origin}
             problem(api("POST", "jobs", None, json={"program": "digits"}, headers=headers), 403, "wrong-origin")
         assert api("GET", "jobs").json()["jobs"] == []
 
     def test_a_session_is_a_cookie_and_no_token_and_a_token_no_session(self, api: Api) -> None:
-        answer = api("POST", "session", None, json={"token": api.tokens["ann"]}, headers=ORIGIN)
-        assert "HttpOnly; Max-Age=43200; Path=/; SameSite=strict" in answer.headers["set-cookie"]
+        assert "HttpOnly; Max-Age=43200; Path=/; SameSite=strict" in api.sign_in().headers["set-cookie"]
         secret = api.client.cookies["rlpto_session"]
-        problem(api("GET", "me", None, headers={"Authorization": f"Bearer {secret}"}), 401, "unauthorized")
+        problem(api("GET", "me", None, headers=bearer(secret)), 401, "unauthorized")
         assert api("POST", "jobs", None, json={"program": "digits"}, headers=ORIGIN).status_code == 201
         assert api("DELETE", "session", None, headers=ORIGIN).status_code == 204
-        problem(api("GET", "me", None, headers={"Cookie": f"rlpto_session={secret}"}), 401, "unauthorized")
-        answer = api("GET", "me", None, headers={"Cookie": f"rlpto_session={api.tokens['ann']}"})
-        problem(answer, 401, "unauthorized")
+        for cookie in (secret, api.tokens["ann"]):
+            problem(api("GET", "me", None, headers={"Cookie": f"rlpto_session={cookie}"}), 401, "unauthorized")
 
 
-def test_only_requests_for_this_host_are_answered(api: Api) -> None:
+def test_only_requests_for_this_host_are_answered(shared_api: Api) -> None:
     for host in ("127.0.0.1:8765", "localhost:8765", "LOCALHOST", "[::1]:80"):
-        assert api("GET", "/healthz", None, headers={"Host": host}).status_code == 200
+        assert shared_api("GET", "/healthz", None, headers={"Host": host}).status_code == 200
     for host in ("evil.example", "127.0.0.1.evil.example", "", "localhost@evil", "a b", "127.0.0.2"):
-        problem(api("GET", "/healthz", None, headers={"Host": host}), 421, "wrong-host")
+        problem(shared_api("GET", "/healthz", None, headers={"Host": host}), 421, "wrong-host")
 
 
-class TestUsers:
-    def test_an_admin_adds_and_disables_them(self, api: Api) -> None:
-        assert api("POST", "users", "root", json={"name": "eve", "role": "user"}).status_code == 201
-        problem(api("POST", "users", "root", json={"name": "eve"}), 409, "name-taken")
-        token = api("POST", "users/eve/tokens", "root", json={}).json()["token"]
-        header = {"Authorization": f"Bearer {token}"}
-        assert api("GET", "me", None, headers=header).json()["role"] == "user"
-        assert api("PATCH", "users/eve", "root", json={"disabled": True}).json()["disabled"] is True
-        problem(api("GET", "me", None, headers=header), 401, "unauthorized")
-
-    def test_the_last_admin_stays_and_others_are_none(self, api: Api) -> None:
-        problem(api("PATCH", "users/root", "root", json={"role": "user"}), 409, "last-admin")
-        assert api("GET", "me", "root").json()["role"] == "admin"
-        for user in ("ann", "dev", "olga"):
-            for path in ("users", "audit"):
-                problem(api("GET", path, user), 403, "role-needed")
+def test_an_admin_adds_and_disables_users_and_one_admin_stays(api: Api) -> None:
+    assert api("POST", "users", "root", json={"name": "eve", "role": "user"}).status_code == 201
+    problem(api("POST", "users", "root", json={"name": "eve"}), 409, "name-taken")
+    header = bearer(api("POST", "users/eve/tokens", "root", json={}).json()["token"])
+    assert api("GET", "me", None, headers=header).json()["role"] == "user"
+    assert api("PATCH", "users/eve", "root", json={"disabled": True}).json()["disabled"] is True
+    problem(api("GET", "me", None, headers=header), 401, "unauthorized")
+    problem(api("PATCH", "users/root", "root", json={"role": "user"}), 409, "last-admin")
+    assert api("GET", "me", "root").json()["role"] == "admin"
+    for user in ("ann", "dev", "olga"):
+        for path in ("users", "audit"):
+            problem(api("GET", path, user), 403, "role-needed")
 
 
 class TestPrograms:
-    def test_the_catalogue_says_what_users_may_choose(self, api: Api) -> None:
-        found = api("GET", "programs").json()["programs"][0]
+    def test_the_catalogue_says_what_users_may_choose(self, shared_api: Api) -> None:
+        answer = shared_api("GET", "programs")
+        found = answer.json()["programs"][0]
         assert (found["name"], found["epochs"], found["batch_sizes"], found["most_gpus"]) == ("digits", 20, [32, 64], 8)
         assert found["options"]["hidden"]["maximum"] == 512
         assert len(found["preview"]) == 12
-        assert "DigitsMlp" not in api("GET", "programs").text, "class paths are the admin's"
+        assert "DigitsMlp" not in answer.text, "class paths are the admin's"
 
     def test_a_program_that_cannot_train_is_not_taken(self, api: Api) -> None:
         api.refuse("no module named x")
@@ -172,8 +154,7 @@ class TestPrograms:
         for user, names in (("ann", ["digits", "script"]), ("root", ["digits", "mine", "script"])):
             assert [row["name"] for row in api("GET", "programs", user).json()["programs"]] == names
         problem(api("DELETE", "programs/none", "root"), 404, "not-found")
-        done = [(row["by"], row["action"], row["target"]) for row in api("GET", "audit", "root").json()["audit"]]
-        assert done == [("root", f"program.{what}", "mine") for what in ("delete", "set", "set")]
+        assert api.audit() == [("root", f"program.{what}", "mine") for what in ("delete", "set", "set")]
 
     @pytest.mark.parametrize(
         ("wrong", "said"),
@@ -186,12 +167,13 @@ class TestPrograms:
         ],
     )
     def test_a_program_that_the_scheduler_could_not_read_is_not_taken(
-        self, api: Api, wrong: dict[str, Any], said: str
+        self, shared_api: Api, wrong: dict[str, Any], said: str
     ) -> None:
         body = json.dumps({"program": {"training": "a:B", **wrong}})
-        answer = api("PUT", "programs/digits", "root", content=body, headers={"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        answer = shared_api("PUT", "programs/digits", "root", content=body, headers=headers)
         assert problem(answer, 422, "not-valid").startswith(said)
-        assert api.submit()["program"] == "digits", "it is as it was"
+        assert shared_api.submit()["program"] == "digits", "it is as it was"
 
 
 def test_who_may_use_which_class(api: Api) -> None:
@@ -205,17 +187,13 @@ def test_who_may_use_which_class(api: Api) -> None:
     assert api("PATCH", f"jobs/{low['id']}", "olga", json={"priority": "high"}).status_code == 200
     kept = api("PATCH", f"jobs/{high['id']}", json={"priority": "high"})
     assert kept.status_code == 200, "what has the class already keeps it"
-    api("PATCH", "users/ann", "root", json={"highest_priority": None})
-    assert api.submit(priority="high")["priority"] == "high"
 
 
 def test_the_settings_bound_the_class_of_users_and_developers(tmp_path: Path) -> None:
-    settings = make_settings(tmp_path, quotas={"highest_priority": "normal"})
-    tokens = fill(settings)
-    with TestClient(make_app(settings), base_url="http://127.0.0.1:8765") as client:
-        api = Api(client, settings, tokens)
+    with running_api(tmp_path, quotas={"highest_priority": "normal"}) as api:
         for user, code in {"ann": 403, "bob": 403, "dev": 403, "olga": 201, "root": 201}.items():
             answer = api("POST", "jobs", user, json={"program": "digits", "priority": "high"})
             assert answer.status_code == code, user
-        api("PATCH", "users/ann", "root", json={"highest_priority": "high"})
-        assert api.submit(priority="high")["priority"] == "high"
+        for own, code in (("high", 201), (None, 403)):
+            api("PATCH", "users/ann", "root", json={"highest_priority": own})
+            assert api("POST", "jobs", json={"program": "digits", "priority": "high"}).status_code == code

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from rlpto.service.web.middleware import LARGEST_BODY_BYTES
-from tests.service.web.helpers import Api
-from tests.service.web.serving import WebProcess, web_process
+from tests.service.web.helpers import Api, WebProcess, web_process
 
 JSON = {"Content-Type": "application/json"}
 POST = b"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"

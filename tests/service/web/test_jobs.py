@@ -1,27 +1,23 @@
+"""Jobs: submitted, listed, changed, held, cancelled, repeated, many at once; whose they are; what they report."""
+
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlpto.store import requests, status
 from rlpto.store.checkpoints import write_checkpoint
+from rlpto.store.events import last_event
 from rlpto.store.jobs import NewJob, change_job, insert_job
 from rlpto.store.logs import job_folder
 from rlpto.store.programs import set_programs
-from rlpto.store.rows import insert, put_all
+from rlpto.store.rows import insert, put, put_all
 from rlpto.store.scripts import get_script
-from tests.service.web.helpers import Api
+from tests.service.web.helpers import Api, problem
 
-
-def problem(answer: Any, code: int, kind: str) -> str:
-    """The detail of an answer that must be a problem."""
-    assert answer.headers["content-type"] == "application/problem+json"
-    body = answer.json()
-    assert (answer.status_code, body["status"], body["type"]) == (code, code, f"urn:rlpto:{kind}"), body
-    return str(body["detail"])
+SCRIPT = {"name": "a.py", "source": "print('ä')", "arguments": ["--lr", "0.1"], "samples": 100}
 
 
 class TestSubmitting:
@@ -61,12 +57,11 @@ class TestSubmitting:
 
     def test_a_check_keeps_nothing_and_says_what_it_takes(self, api: Api) -> None:
         found = api("POST", "jobs/validate", json={"program": "digits", "epochs": 40}).json()
-        assert found["job"]["epochs"] == 40
         hours = {row["gpus"]: row["hours"] for row in found["preview"] if row["metric"] == "goodput"}
         assert hours[1] == 1.0, "twice the epochs of the preview"
         assert hours[8] < hours[4] < hours[1]
         assert api("GET", "jobs").json()["jobs"] == []
-        assert found["gpus_ahead"] == 0
+        assert (found["job"]["epochs"], found["gpus_ahead"]) == (40, 0)
         with api.store.transaction():
             for number in range(250):
                 job = insert_job(api.store, NewJob("bob", "a job", "digits", 1.0, gpus=2, max_gpus=2), float(number))
@@ -84,6 +79,7 @@ class TestSubmitting:
             ({"options": {"path": 1}}, "lets users choose: learning_rate, hidden, optimizer"),
             ({"after": ["nothing"]}, "no job nothing of yours"),
             ({"most_hours": 0}, "body.most_hours"),
+            ({"priority": "urgent"}, "body.priority: Input should be 'high', 'normal' or 'low'"),
         ],
     )
     def test_what_is_not_allowed_is_said(self, shared_api: Api, body: dict[str, Any], said: str) -> None:
@@ -99,17 +95,15 @@ class TestSubmitting:
         assert f"no job {first} of yours" in problem(answer, 422, "not-valid")
 
     def test_developers_submit_scripts(self, api: Api) -> None:
-        script = {"name": "a.py", "source": "print('ä')", "arguments": ["--lr", "0.1"], "samples": 100}
-        job = api.submit("dev", program="script", script=script)
+        job = api.submit("dev", program="script", script=SCRIPT)
         assert (job["name"], job["arguments"], job["samples"]) == ("a.py", ["--lr", "0.1"], 100)
-        again = api.submit("dev", program="script", script={**script, "arguments": []})
+        again = api.submit("dev", program="script", script={**SCRIPT, "arguments": []})
         assert again["script"] == job["script"]
         assert get_script(api.store, job["script"]).name == "a.py"
         assert api("GET", f"jobs/{job['id']}/script", "dev").json()["source"] == "print('ä')"
         problem(api("GET", f"jobs/{job['id']}/script", "ann"), 404, "not-found")
         problem(api("GET", f"jobs/{api.submit()['id']}/script"), 404, "no-script")
-        page = api("GET", f"/jobs/{job['id']}", "dev")
-        assert "--lr 0.1" in page.text
+        assert "--lr 0.1" in api("GET", f"/jobs/{job['id']}", "dev").text
 
     @pytest.mark.parametrize(
         ("user", "program", "change", "code", "said"),
@@ -128,7 +122,7 @@ class TestSubmitting:
     def test_scripts_that_are_refused(
         self, shared_api: Api, user: str, program: str, change: dict[str, Any] | None, code: int, said: str
     ) -> None:
-        script = None if change is None else {"name": "a.py", "source": "1", "samples": 1} | change
+        script = None if change is None else SCRIPT | change
         answer = shared_api("POST", "jobs", user, json={"program": program, "script": script})
         assert said in problem(answer, code, "role-needed" if code == 403 else "not-valid")
         assert shared_api.store.rows("SELECT count(*) FROM scripts") == [(0,)]
@@ -147,29 +141,27 @@ class TestSubmitting:
         problem(api("PATCH", "users/ann", "root", json={"role": None}), 422, "not-valid")
 
 
-class TestListing:
-    def test_pages(self, api: Api) -> None:
-        made = [api.submit()["id"] for _ in range(5)]
-        first = api("GET", "jobs", params={"limit": 3}).json()
-        rest = api("GET", "jobs", params={"limit": 3, "cursor": first["next"]}).json()
-        assert [job["id"] for job in first["jobs"] + rest["jobs"]] == made[::-1]
-        assert rest["next"] is None
+def test_jobs_are_listed_by_page_and_filter(api: Api) -> None:
+    def listed(**params: Any) -> list[str]:
+        return [job["id"] for job in api("GET", "jobs", "root", params=params).json()["jobs"]]
 
-    def test_filters(self, api: Api) -> None:
-        first = api.submit(labels={"team": "x"})
-        change_job(api.store, first["id"], time.time(), state="running")
-        second = api.submit("bob")
-        for params, expected in (
-            ({"state": ["running", "queued"]}, first), ({"owner": "bob"}, second), ({"label": "team=x"}, first),
-        ):  # fmt: skip
-            assert [job["id"] for job in api("GET", "jobs", "root", params=params).json()["jobs"]] == [expected["id"]]
-        problem(api("GET", "jobs", params={"state": "asleep"}), 422, "not-valid")
+    made = [api.submit(labels={"team": "x"})["id"], *(api.submit()["id"] for _ in range(3)), api.submit("bob")["id"]]
+    change_job(api.store, made[0], time.time(), state="running")
+    page = api("GET", "jobs", "root", params={"limit": 3}).json()
+    assert [job["id"] for job in page["jobs"]] + listed(limit=3, cursor=page["next"]) == made[::-1]
+    assert api("GET", "jobs", "root", params={"limit": 5}).json()["next"] is None
+    assert listed(state=["running", "queued"]) == listed(label="team=x") == made[:1]
+    assert listed(owner="bob") == made[-1:]
+    problem(api("GET", "jobs", params={"state": "asleep"}), 422, "not-valid")
 
 
 class TestOtherPeoplesJobs:
     def test_are_not_there(self, api: Api) -> None:
         job = api.submit("ann")["id"]
-        gets = ("jobs/{}", "jobs/{}/logs", "jobs/{}/curves", "events?job={}&once=1", "allocations?job={}")
+        problem(api("GET", f"jobs/{job}/checkpoint"), 404, "no-checkpoint")
+        write_checkpoint(job_folder(api.settings.folder, job), 7, b"state")
+        parts = ("", "/logs", "/curves", "/checkpoint")
+        gets = (*(f"jobs/{{}}{part}" for part in parts), "events?job={}&once=1", "allocations?job={}")
         posts = ("jobs/{}/hold", "jobs/{}/release", "jobs/{}/cancel")
         asked = [("PATCH", "jobs/{}"), *(("GET", path) for path in gets), *(("POST", path) for path in posts)]
         for method, path in asked:
@@ -178,6 +170,8 @@ class TestOtherPeoplesJobs:
             missing = api(method, path.format("jaaaaaaaaaaaa"), "bob", **body)
             assert problem(theirs, 404, "not-found") == problem(missing, 404, "not-found"), (method, path)
             assert api(method, path.format(job), "olga", **body).status_code < 300, (method, path)
+        page = api("GET", f"/jobs/{job}", "bob", headers={"Accept": "text/html"})
+        assert (page.status_code, "no such job" in page.text) == (404, True)
 
     def test_are_in_no_list(self, api: Api) -> None:
         job = api.submit("ann", name="secret")["id"]
@@ -185,12 +179,14 @@ class TestOtherPeoplesJobs:
         status.set_queue(api.store, [status.QueueRow(job, 1, 0, "because of secret")])
         put_all(api.store, status.NodeRow, [status.NodeRow("n", 2, True, jobs={job: 2})])
         insert(api.store, "spans", job=job, owner="ann", node="n", gpus=2, started=now)
-        for path in ("jobs", "jobs?owner=ann", "queue", "nodes", "allocations", "events?once=1", "audit", "users"):
+        lists = ("jobs", "jobs?owner=ann", "queue", "nodes", "allocations", "events?once=1", "audit", "users")
+        for path in (*lists, "/", "/history?owner=ann&state=submitted"):
             text = api("GET", path, "bob").text
             assert job not in text
             assert "secret" not in text
         assert api("GET", "nodes", "bob").json()["nodes"][0]["jobs"] == {"": 2}
         assert api("GET", "queue", "bob").json()["queue"][0]["gpus"] == 1, "the place is no secret"
+        assert "another user's" in api("GET", "/", "bob").text
         assert job in api("GET", "allocations", "ann").text
 
 
@@ -215,27 +211,94 @@ class TestChanging:
         assert api("POST", f"jobs/{job}/cancel").json() == {"id": job, "state": "cancelled"}
         assert requests.open_requests(api.store) == []
 
+    def test_all_own_jobs_are_cancelled_at_once(self, api: Api) -> None:
+        jobs = [api.submit(labels={"a": label})["id"] for label in "xyx"]
+        api.submit("bob")
+        change_job(api.store, jobs[2], time.time(), state="finished")
+        api("POST", f"jobs/{jobs[0]}/cancel")
+        for params, expected in (({"label": "a=x"}, [jobs[0]]), ({}, [jobs[1], jobs[0]])):
+            answer = api("POST", "jobs/cancel", params=params)
+            assert (answer.status_code, [job["id"] for job in answer.json()["jobs"]]) == (202, expected)
+        assert [one.job for one in requests.open_requests(api.store)] == jobs[:2], "each is asked once, bob's stays"
 
-class TestReports:
-    def test_the_newest_sound_checkpoint_is_sent_whole_to_its_owner(self, api: Api) -> None:
-        job = api.submit()["id"]
-        problem(api("GET", f"jobs/{job}/checkpoint"), 404, "no-checkpoint")
-        folder = job_folder(api.settings.folder, job)
-        write_checkpoint(folder, 7, b"before" * 1_000_000)
-        newest = write_checkpoint(folder, 9, b"after")
-        answer = api("GET", f"jobs/{job}/checkpoint")
-        assert answer.content == b"after"
-        assert answer.headers["ETag"] == f'"{newest.sha256}"'
-        assert answer.headers["Content-Disposition"] == f'attachment; filename="{job}-step-9.pt"'
-        Path(newest.path).write_bytes(b"damaged")
-        assert api("GET", f"jobs/{job}/checkpoint", "root").content == b"before" * 1_000_000
-        problem(api("GET", f"jobs/{job}/checkpoint", "bob"), 404, "not-found")
+    def test_a_waiting_job_is_held_and_released(self, api: Api) -> None:
+        first = api.submit()["id"]
+        job = api.submit(after=[first])["id"]
+        put(api.store, [status.PredictionRow(job, 1.0, "fifo", start=2.0, finish=9.0)])
+        for _ in range(2):
+            held = api("POST", f"jobs/{job}/hold", "olga").json()
+            assert (held["state"], held["held_by"], held["reason"]) == ("submitted", "olga", "held by olga")
+            assert held["prediction"] is None, "holds are not simulated"
+        assert [(one.kind, one.job) for one in requests.open_requests(api.store)] == [("hold", job)]
+        assert "Release job" in api("GET", f"/jobs/{job}").text
+        for _ in range(2):
+            released = api("POST", f"jobs/{job}/release").json()
+            assert (released["held_by"], released["reason"]) == ("", f"it comes after {first}")
+            assert released["prediction"]["start"] == 2.0
+        assert [done[:2] for done in api.audit()] == [("ann", "job.release"), ("olga", "job.hold")]
 
-    def test_curves_since_a_number(self, api: Api) -> None:
-        job = api.submit()["id"]
-        for epoch in range(3):
-            known = {"loss": 1.0, "noise_scale": 50.0}
-            insert(api.store, "points", job=job, at=float(epoch), epoch=float(epoch), gpus=2, **known)
-        page = api("GET", f"jobs/{job}/curves", params={"limit": 2}).json()
-        rest = api("GET", f"jobs/{job}/curves", params={"since": page["next"]}).json()
-        assert [point["epoch"] for point in page["points"] + rest["points"]] == [0.0, 1.0, 2.0]
+    def test_only_jobs_that_wait_are_held_and_none_that_is_over_is_released(self, api: Api) -> None:
+        job, held = api.submit()["id"], api.submit()["id"]
+        for state in ("starting", "running", "finished"):
+            change_job(api.store, job, time.time(), state=state)
+            said = f"the job is {state}: expected one that waits, since a hold only keeps jobs from starting"
+            assert problem(api("POST", f"jobs/{job}/hold"), 409, "not-waiting") == said
+        api("POST", f"jobs/{held}/hold")
+        change_job(api.store, held, time.time(), state="cancelled", reason="cancelled by ann")
+        last = last_event(api.store)
+        assert api("POST", f"jobs/{held}/release").json()["reason"] == "cancelled by ann"
+        assert last_event(api.store) == last, "it does not end for a second time, which owners would hear of"
+
+
+def test_a_job_that_is_over_is_submitted_once_more_for_its_owner(api: Api) -> None:
+    asked: dict[str, Any] = {"gpus": 2, "max_gpus": 4, "priority": "low", "labels": {"a": "b"}, "seed": 3, "epochs": 5}
+    for first in (
+        api.submit("dev", program="script", script=SCRIPT, most_hours=2.5, **asked),
+        api.submit("dev", options={"hidden": 7}, batch_size=32, metric="goodput", **asked),
+    ):
+        path, key = f"jobs/{first['id']}/resubmit", {"Idempotency-Key": first["id"]}
+        assert "the job is submitted" in problem(api("POST", path, "dev"), 409, "not-over")
+        change_job(api.store, first["id"], time.time(), state="failed", reason="out of memory")
+        answer = api("POST", path, "olga", headers=key)
+        again, own = answer.json(), dict.fromkeys(("id", "seq", "submitted", "changed"))
+        assert (answer.status_code, again["id"] != first["id"]) == (201, True)
+        assert again | own == first | own
+        assert api("POST", path, "olga", headers=key).json()["id"] == again["id"], "the same key makes one job"
+    problem(api("POST", path, "ann"), 404, "not-found")
+    api.refuse("no such class")
+    problem(api("POST", path, "dev"), 403, "program-not-allowed")
+    api("PATCH", "users/dev", "root", json={"disabled": True})
+    assert "dev may not submit" in problem(api("POST", path, "olga"), 403, "no-owner")
+
+
+def array(api: Api, user: str = "ann", first: int = 1, last: int = 3, **job: Any) -> Any:
+    body = {"job": {"program": "digits", **job}, "first": first, "last": last}
+    return api("POST", "jobs/array", user, json=body, headers={"Idempotency-Key": "k"})
+
+
+def test_jobs_that_differ_by_a_number_are_submitted_together(api: Api) -> None:
+    options = {"hidden": "1{i}", "learning_rate": "1e-{i}", "optimizer": "sgd"}
+    asked: dict[str, Any] = {"name": "n" * 128, "options": options, "labels": {"a": "b"}}
+    made = array(api, **asked).json()["jobs"]
+    assert [(job["options"]["hidden"], job["options"]["learning_rate"]) for job in made] == [
+        (10 + number, 10.0**-number) for number in (1, 2, 3)
+    ]
+    assert [job["name"][-5:] for job in made] == ["nn[1]", "nn[2]", "nn[3]"]
+    assert array(api, **asked).json()["jobs"] == made, "asked twice, done once"
+    assert len(api("GET", "jobs", params={"label": "a=b"}).json()["jobs"]) == 3
+    script = {**SCRIPT, "arguments": ["--seed", "{i}", "--out=x{i}"]}
+    runs = array(api, "dev", 8, 10, program="script", script=script).json()["jobs"]
+    assert [job["arguments"] for job in runs] == [["--seed", str(n), f"--out=x{n}"] for n in (8, 9, 10)]
+    assert len({job["script"] for job in runs}) == 1
+
+
+def test_of_an_array_all_jobs_are_taken_or_none(api: Api) -> None:
+    said = problem(array(api, last=5, options={"hidden": "12{i}0"}), 422, "not-valid")
+    assert said == "options.hidden: expected a whole number from 1 to 512", "its first job alone is right"
+    api("PATCH", "users/ann", "root", json={"jobs_queued": 2})
+    assert "2 of your jobs are not over" in problem(array(api), 403, "quota-exceeded")
+    for first, last in ((2, 1), (1, 1001)):
+        assert "1000 jobs at most" in problem(array(api, first=first, last=last), 422, "not-valid")
+    assert api("GET", "jobs").json()["jobs"] == []
+    api("PATCH", "users/ann", "root", json={"jobs_queued": 1000})
+    assert len(array(api, last=1000).json()["jobs"]) == 1000

@@ -24,8 +24,7 @@ from schemathesis.specs.openapi.checks import (
 from rlpto.service.web.app import openapi_text
 from rlpto.store.database import Store
 from rlpto.store.status import Heartbeat, beat
-from tests.service.web.helpers import fill, make_settings
-from tests.service.web.serving import WebProcess, web_process
+from tests.service.web.helpers import WebProcess, fill, make_settings, web_process
 
 CASES_PER_OPERATION = 4
 """Some fifteen seconds for all operations together; `--soak 20` sends more, drawn again at each call."""

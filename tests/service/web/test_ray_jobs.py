@@ -17,8 +17,7 @@ from rlpto.store.code_files import unpack
 from rlpto.store.jobs import change_job, get_job, list_jobs
 from rlpto.store.logs import OutputLog, job_folder
 from rlpto.store.scripts import get_script
-from tests.service.web.helpers import Api
-from tests.service.web.serving import WebProcess, web_process
+from tests.service.web.helpers import Api, WebProcess, web_process
 
 COMMAND = "python train.py --lr 0.1"
 
@@ -27,7 +26,6 @@ COMMAND = "python train.py --lr 0.1"
 def web(shared_api: Api) -> Iterator[WebProcess]:
     """A server over the store of `shared_api`."""
     with web_process(shared_api.settings) as found:
-        found.wait()
         yield found
 
 

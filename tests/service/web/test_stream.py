@@ -20,58 +20,42 @@ from rlpto.store.database import Store, StoreError
 from rlpto.store.events import add_event, last_event
 from rlpto.store.jobs import change_job
 from rlpto.store.users import add_token, add_user, change_user, revoke_token, user_of_token
-from tests.service.web.helpers import Api, fill, make_settings
-from tests.service.web.serving import web_process
-from tests.service.web.test_jobs import problem
+from tests.service.web.helpers import Api, fill, make_settings, problem, web_process
 
 
-def parsed(text: str) -> list[tuple[str, Any]]:
+def heard(api: Api, user: str = "ann", after: int | None = None, **params: Any) -> list[tuple[str, Any]]:
     """Kind and data of every event of a stream."""
-    found = []
-    for part in text.split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in part.splitlines() if ": " in line)
-        if "event" in fields:
-            found.append((fields["event"], json.loads(fields["data"])))
-    return found
+    headers = {} if after is None else {"Last-Event-ID": str(after)}
+    text = api("GET", "events", user, params={"once": "true", **params}, headers=headers).text
+    parts = [dict(line.split(": ", 1) for line in part.splitlines() if ": " in line) for part in text.split("\n\n")]
+    return [(fields["event"], json.loads(fields["data"])) for fields in parts if "event" in fields]
 
 
-def test_a_stream_resumes_and_ends(api: Api) -> None:
+def test_a_stream_resumes_and_ends_and_tells_nothing_of_other_peoples_jobs(api: Api) -> None:
     job = api.submit()["id"]
     numbers = [
         add_event(api.store, "job", time.time(), job, "ann", {"state": state}) for state in ("queued", "running")
     ]
-    first = parsed(api("GET", "events", params={"once": "true"}).text)
+    first = heard(api)
     assert [data["body"].get("state") for kind, data in first if kind == "job"] == ["submitted", "queued", "running"]
     assert first[-1] == ("end", {"over": False})
-    resumed = api("GET", "events", params={"once": "true"}, headers={"Last-Event-ID": str(numbers[0])})
-    assert [data["seq"] for kind, data in parsed(resumed.text) if kind == "job"] == [numbers[1]]
-
-
-def test_the_stream_of_a_job_ends_with_it(api: Api) -> None:
-    job = api.submit()["id"]
-    add_event(api.store, "job", time.time(), job, "ann", {"state": "finished"})
-    change_job(api.store, job, time.time(), state="finished")
-    found = parsed(api("GET", "events", params={"job": job}).text)
-    assert [kind for kind, _ in found] == ["job", "job", "end"]
-    assert found[-1][1] == {"over": True}
-
-
-def test_nobody_hears_of_other_peoples_jobs(api: Api) -> None:
-    api.submit("ann")
+    assert [data["seq"] for kind, data in heard(api, after=numbers[0]) if kind == "job"] == [numbers[1]]
     add_event(api.store, "policy", time.time(), body={"policy": "las"})
-    kinds = [kind for kind, _ in parsed(api("GET", "events", "bob", params={"once": "true"}).text)]
-    assert kinds == ["policy", "end"]
+    assert [kind for kind, _ in heard(api, "bob")] == ["policy", "end"]
+    change_job(api.store, job, time.time(), state="finished")
+    found = heard(api, once="false", job=job)
+    assert [kind for kind, _ in found] == ["job", "job", "job", "end"]
+    assert found[-1][1] == {"over": True}
 
 
 def test_events_that_are_gone_are_said_to_be(api: Api) -> None:
     numbers = [add_event(api.store, "nodes", 1.0) for _ in range(5)]
     api.store.write("DELETE FROM events WHERE seq <= ?", (numbers[2],))
-    answer = api("GET", "events", params={"once": "true"}, headers={"Last-Event-ID": str(numbers[0])})
-    assert [kind for kind, _ in parsed(answer.text)] == ["gap", "nodes", "nodes", "end"]
+    assert [kind for kind, _ in heard(api, after=numbers[0])] == ["gap", "nodes", "nodes", "end"]
 
 
 def test_others_are_answered_while_a_stream_passes_over_what_it_does_not_show(api: Api) -> None:
-    service = replace(api.client.app.state.service, store=api.store)  # type: ignore[attr-defined]
+    service = replace(api.service, store=api.store)
     ann = user_of_token(api.store, api.tokens["ann"], time.time())
     turns = 0
     with api.store.transaction():
@@ -95,8 +79,7 @@ def test_others_are_answered_while_a_stream_passes_over_what_it_does_not_show(ap
 
 
 def test_streams_are_bounded_by_user(api: Api) -> None:
-    service: Any = api.client.app.state.service  # type: ignore[attr-defined]
-    service.limits.most_streams = 0
+    api.service.limits.most_streams = 0
     problem(api("GET", "events", params={"once": "true"}), 429, "too-many-streams")
 
 

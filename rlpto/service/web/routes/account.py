@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Literal, NoReturn
 
 from fastapi import APIRouter, Request, Response
@@ -44,12 +43,11 @@ async def change_me(body: AccountChange, caller: TheCaller, service: TheService)
     """Change where messages go when a job of the caller is over."""
     if body.email and service.settings.web.email is None:
         raise Problem(409, "no-mail", "this service sends no e-mail: web.email in its settings is null")
-    at = service.now()
 
     def write(store: Store) -> users.User:
         changed = replace(users.get_user(store, caller.name) or caller.user, email=body.email)
         users.change_user(store, changed)
-        users.note_change(store, caller.name, "user.change", caller.name, at, {"email": body.email})
+        users.note_change(store, caller.name, "user.change", caller.name, service.now(), {"email": body.email})
         return changed
 
     return with_quotas(service, await service.commit(write))
@@ -122,37 +120,34 @@ async def end_token_of(service: Service, caller: Caller, user: str, token: str) 
 @router.post("/session", status_code=201)
 async def sign_in(body: SessionBody, request: Request, service: TheService, response: Response) -> users.User:
     """Sign a browser in with a token: it gets a cookie of its own, which scripts cannot read."""
-    at = service.now()
-    found = users.user_of_token(service.store, body.token, at)
+    found = users.user_of_token(service.store, body.token, service.now())
     if found is None or found[1].kind != "token":
         await refuse_sign_in(service, request, Problem(401, "unauthorized", "no such token, or it has ended"))
     user, token = found
     service.limits.changes.take(user.name)
-    add = partial(add_session, service, request, user.name, at, {"token": token.id}, made_with=token)
-    set_session(response, service, request, *await service.commit(add))
+    await begin_session(service, request, response, lambda _: (user.name, {"token": token.id}), token)
     return with_quotas(service, user)
 
 
-def add_session(
+async def begin_session(
     service: Service,
     request: Request,
-    user: str,
-    at: float,
-    detail: Mapping[str, str],
-    store: Store,
+    response: Response,
+    who: Callable[[Store], tuple[str, dict[str, str]]],
     made_with: users.Token | None = None,
-) -> tuple[users.Token, str]:
-    """A session of a browser, and its secret. detail: how it signed in, for the audit trail."""
-    expires = at + service.settings.web.session_hours * _HOUR_S
-    made = users.add_token(store, user, "browser", at, expires=expires, kind="session", made_with=made_with)
-    users.note_change(store, user, "session.add", address_of(request), at, {"id": made[0].id, **detail})
-    return made
+) -> None:
+    """Give a browser the cookie of a new session. who: its user, and how they signed in, for the audit trail."""
+    at = service.now()
 
+    def write(store: Store) -> tuple[users.Token, str]:
+        user, detail = who(store)
+        expires = at + service.settings.web.session_hours * _HOUR_S
+        made = users.add_token(store, user, "browser", at, expires=expires, kind="session", made_with=made_with)
+        users.note_change(store, user, "session.add", address_of(request), at, {"id": made[0].id, **detail})
+        return made
 
-def set_session(response: Response, service: Service, request: Request, session: users.Token, secret: str) -> None:
-    """Give a browser the cookie of its session."""
-    age = int((session.expires or 0.0) - session.created)
-    secure = is_encrypted(service, request)
+    session, secret = await service.commit(write)
+    age, secure = int((session.expires or 0.0) - at), is_encrypted(service, request)
     response.set_cookie(COOKIE, secret, max_age=age, secure=secure, httponly=True, samesite="strict", path="/")
 
 

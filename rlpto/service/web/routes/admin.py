@@ -11,10 +11,9 @@ from fastapi import APIRouter
 
 from rlpto.service.settings import CatalogueProgram, OptionSettings
 from rlpto.service.web.access import AnAdmin, TheCaller
-from rlpto.service.web.errors import Problem, not_found
+from rlpto.service.web.errors import Problem, not_found, not_valid
 from rlpto.service.web.routes.account import NewToken, Tokens, end_token_of, new_token, with_quotas
-from rlpto.service.web.routes.jobs import Cursor, Limit
-from rlpto.service.web.schemas import NameInPath, TokenBody, UserBody, UserChange
+from rlpto.service.web.schemas import Cursor, Limit, NameInPath, TokenBody, UserBody, UserChange
 from rlpto.service.web.state import Service, TheService
 from rlpto.store import programs, users
 from rlpto.store.database import Store
@@ -78,19 +77,17 @@ async def add_user(body: UserBody, caller: AnAdmin, service: TheService) -> user
 @router.patch("/users/{name}")
 async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, service: TheService) -> users.User:
     """Change role, quotas or single sign-on of a user, or disable them."""
-    at, changes = service.now(), body.model_dump(exclude_unset=True)
+    changes = body.model_dump(exclude_unset=True)
 
     def write(store: Store) -> users.User:
-        user = users.get_user(store, name)
-        if user is None:
-            raise not_found("user")
+        user = _user(store, name)
         if body.sign_in != user.sign_in:
             _check_sign_in(store, body.sign_in)
         changed = replace(user, **changes)
         users.change_user(store, changed)
         if not users.has_admin(store):
             raise Problem(409, "last-admin", "this would leave no admin")
-        users.note_change(store, caller.name, "user.change", name, at, changes)
+        users.note_change(store, caller.name, "user.change", name, service.now(), changes)
         return changed
 
     return with_quotas(service, await service.commit(write))
@@ -105,13 +102,13 @@ def _check_sign_in(store: Store, sign_in: str | None) -> None:
 @router.get("/users/{name}/tokens")
 async def tokens(name: NameInPath, _: AnAdmin, service: TheService) -> Tokens:
     """Tokens and sessions of a user."""
-    return {"tokens": users.tokens_of(service.store, _known(service, name), service.now())}
+    return {"tokens": users.tokens_of(service.store, _user(service.store, name).name, service.now())}
 
 
 @router.post("/users/{name}/tokens", status_code=201)
 async def make_token(name: NameInPath, body: TokenBody, caller: AnAdmin, service: TheService) -> NewToken:
     """Make a token for a user."""
-    return await new_token(service, caller, _known(service, name), body)
+    return await new_token(service, caller, _user(service.store, name).name, body)
 
 
 @router.delete("/users/{name}/tokens/{token}", status_code=204)
@@ -120,11 +117,11 @@ async def end_token(name: NameInPath, token: NameInPath, caller: AnAdmin, servic
     await end_token_of(service, caller, name, token)
 
 
-def _known(service: Service, name: str) -> str:
-    """The name of a user. Raises Problem 404 if there is none."""
-    if users.get_user(service.store, name) is None:
+def _user(store: Store, name: str) -> users.User:
+    """The user of a name. Raises Problem 404 if there is none."""
+    if (user := users.get_user(store, name)) is None:
         raise not_found("user")
-    return name
+    return user
 
 
 @router.get("/programs")
@@ -142,13 +139,13 @@ def program_answers(service: Service, all_of_them: bool) -> list[ProgramAnswer]:
 @router.put("/programs/{name}")
 async def set_program(name: NameInPath, body: CatalogueProgram, caller: AnAdmin, service: TheService) -> ProgramAnswer:
     """Add a program to the catalogue, or replace it. Its jobs wait until the scheduler has imported its class."""
-    at, spec = service.now(), body.model_dump(mode="json", exclude_unset=True)
+    spec = body.model_dump(mode="json", exclude_unset=True)
     if len(json.dumps(spec)) > _LARGEST_PROGRAM:
-        raise Problem(422, "not-valid", f"expected a program of at most {_LARGEST_PROGRAM} characters")
+        raise not_valid(f"expected a program of at most {_LARGEST_PROGRAM} characters")
 
     def write(store: Store) -> ProgramAnswer:
         programs.set_programs(store, {name: spec})
-        users.note_change(store, caller.name, "program.set", name, at, {"training": body.program.training})
+        users.note_change(store, caller.name, "program.set", name, service.now(), {"training": body.program.training})
         return _answer(store, _program(store, name))
 
     return await service.commit(write)
@@ -157,11 +154,10 @@ async def set_program(name: NameInPath, body: CatalogueProgram, caller: AnAdmin,
 @router.delete("/programs/{name}", status_code=204)
 async def delete_program(name: NameInPath, caller: AnAdmin, service: TheService) -> None:
     """Take no further jobs of a program; existing jobs go on."""
-    at = service.now()
 
     def write(store: Store) -> None:
         put(store, [replace(_program(store, name), checked="deleted", problem="")])
-        users.note_change(store, caller.name, "program.delete", name, at)
+        users.note_change(store, caller.name, "program.delete", name, service.now())
 
     await service.commit(write)
 
@@ -195,5 +191,4 @@ def _answer(store: Store, row: programs.ProgramRow) -> ProgramAnswer:
 async def audit_trail(_: AnAdmin, service: TheService, limit: Limit = 50, cursor: Cursor = None) -> AuditTrail:
     """The audit trail: changes with their users, newest first."""
     found = users.audit_trail(service.store, None if cursor is None else int(cursor), limit + 1)
-    page = found[:limit]
-    return AuditTrail(page, str(page[-1].seq) if len(found) > limit else None)
+    return AuditTrail(found[:limit], str(found[limit - 1].seq) if len(found) > limit else None)

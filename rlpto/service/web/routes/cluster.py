@@ -1,4 +1,4 @@
-"""State of the cluster: queue, nodes, allocations, policies, decisions, task volume."""
+"""State of the cluster: queue, nodes, allocations, policies, decisions, task volume; and whether the service works."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Header, Query, Response
 
 from rlpto.service.web.access import AnOperator, Caller, TheCaller, job_for
-from rlpto.service.web.errors import Problem
+from rlpto.service.web.errors import Problem, not_valid
 from rlpto.service.web.routes.jobs import ASSUMES
-from rlpto.service.web.schemas import DrainBody, LabelKey, LeaveBody, NameInPath, PolicyChange
+from rlpto.service.web.schemas import JOB_ID, DrainBody, LabelKey, LeaveBody, NameInPath, PolicyChange
 from rlpto.service.web.state import Service, TheService
 from rlpto.store import requests, status
 from rlpto.store.curves import Span, Usage, spans_between, spans_of_job, usage
@@ -25,6 +25,8 @@ ANSWER_TIMEOUT_S = 10.0
 """Longest wait for an answer if the scheduler has sent no recent heartbeat."""
 READY_TIMEOUT_S = 180.0
 """Longest wait for a live scheduler, which may have to compile code for the policy."""
+SILENCE_S = 15.0
+"""A scheduler without a heartbeat for this long counts as gone."""
 _LOOK_S = 0.02
 _LONGEST_QUEUE = 1000
 _WITHDRAWN = "withdrawn: the scheduler had not answered"
@@ -55,8 +57,7 @@ class QueueAnswer:
 
 @dataclass(frozen=True)
 class UsageAnswer:
-    """GPU-hours by user or value of a label, largest first, from `since` [s since 1970] on, or since the oldest
-    allocation that is kept."""
+    """GPU-hours by user or value of a label, largest first, since a time [s since 1970] as far as they are kept."""
 
     usage: list[Usage]
     since: float
@@ -64,10 +65,8 @@ class UsageAnswer:
 
 @dataclass(frozen=True)
 class Allocations:
-    """Which job held which GPUs when, newest first; job and owner are empty for another user's.
-
-    names: of jobs. hosts: names of the machines of nodes.
-    """
+    """Which job held which GPUs when, newest first; job and owner are empty for another user's. names: of jobs. hosts:
+    names of the machines of nodes."""
 
     now: float
     spans: list[Span]
@@ -77,11 +76,8 @@ class Allocations:
 
 @dataclass(frozen=True)
 class PolicyAnswer:
-    """The policy in force; null: the scheduler has not started yet. number: of the last switch, the ETag.
-
-    preparing: policy that was asked for and is being imported and compiled, which may take minutes, since
-    preparing_since [s]; null: none.
-    """
+    """The policy in force; null: the scheduler has not started yet. number: of the last switch, the ETag. preparing:
+    policy that is being imported and compiled since preparing_since [s], which may take minutes; null: none."""
 
     policy: str | None
     number: int
@@ -104,20 +100,14 @@ def queue_entries(service: Service, caller: Caller, limit: int = _LONGEST_QUEUE)
     entries = []
     for row in status.queue(service.store, limit):
         job = get_job(service.store, row.job)
-        shown = job is not None and caller.may_see(job.owner)
-        entries.append(
-            QueueEntry(
-                job=row.job if shown else "",
-                position=row.position,
-                gpus_ahead=row.gpus_ahead,
-                reason=row.reason if shown else "",
-                name=job.name if job is not None and shown else None,
-                owner=job.owner if job is not None and shown else None,
-                gpus=None if job is None else job.gpus,
-                priority=None if job is None else job.priority,
-                prediction=predicted.get(row.job) if job is not None and shown and not job.held_by else None,
-            )
-        )
+        if job is None:
+            continue
+        if caller.may_see(job.owner):
+            said = None if job.held_by else predicted.get(job.id)
+            own = (job.name, job.owner, job.gpus, job.priority, said)
+            entries.append(QueueEntry(row.job, row.position, row.gpus_ahead, row.reason, *own))
+        else:
+            entries.append(QueueEntry("", row.position, row.gpus_ahead, "", None, None, job.gpus, job.priority, None))
     return entries
 
 
@@ -130,8 +120,8 @@ async def gpu_hours(
 ) -> UsageAnswer:
     """GPU-hours that jobs have held; of a user's own jobs, of all jobs for operators."""
     now = service.now()
-    since, owner = now - days * _DAY_S, None if caller.user.sees_all else caller.name
-    return UsageAnswer(usage(service.store, since, now, by, owner), since)
+    since = now - days * _DAY_S
+    return UsageAnswer(usage(service.store, since, now, by, caller.whose), since)
 
 
 @router.get("/nodes")
@@ -146,8 +136,8 @@ def visible_nodes(service: Service, caller: Caller) -> list[status.NodeRow]:
     for node in status.nodes(service.store):
         held: dict[str, int] = {}
         for name, gpus in node.jobs.items():
-            job = None if caller.user.sees_all else get_job(service.store, name)
-            shown = name if caller.user.sees_all or (job is not None and caller.may_see(job.owner)) else ""
+            job = get_job(service.store, name)
+            shown = name if job is not None and caller.may_see(job.owner) else ""
             held[shown] = held.get(shown, 0) + gpus
         found.append(replace(node, jobs=held))
     return found
@@ -160,9 +150,8 @@ async def drain_node(name: NameInPath, body: LeaveBody, caller: AnOperator, serv
     found = [node for node in known if node.startswith(name)]
     if len(found) != 1:
         listed = ", ".join(node[:12] for node in known[:_MOST_NAMES]) or "none, since no node is up"
-        raise Problem(
-            404, "no-such-node", f"{len(found)} nodes that are up begin with {name}: expected one of {listed}"
-        )
+        detail = f"{len(found)} nodes that are up begin with {name}: expected one of {listed}"
+        raise Problem(404, "no-such-node", detail)
     at = service.now()
 
     def ask(store: Store) -> int:
@@ -179,12 +168,12 @@ async def allocations(
     caller: TheCaller,
     service: TheService,
     since: Time = None,
-    job: Annotated[str | None, Query(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$", description="Of this job alone.")] = None,
+    job: Annotated[str | None, Query(pattern=JOB_ID, description="Of this job alone.")] = None,
 ) -> Allocations:
     """The newest 10,000 allocations: which job held which GPUs from when to when; without `since` of the last day."""
     now = service.now()
     if job is not None:
-        spans = spans_of_job(service.store, job_for(service, caller, job).id)
+        spans = spans_of_job(service.store, (await job_for(job, caller, service)).id)
     else:
         spans = spans_between(service.store, now - _DAY_S if since is None else since, now)
     names: dict[str, str] = {}
@@ -206,17 +195,17 @@ async def policies(_: TheCaller, service: TheService) -> dict[Literal["policies"
 @router.get("/policy")
 async def policy(_: TheCaller, service: TheService, response: Response) -> PolicyAnswer:
     """The policy in force."""
-    found = policy_answer(service)
+    found = policy_answer(service.store)
     response.headers["ETag"] = f'"{found.number}"'
     return found
 
 
-def policy_answer(service: Service) -> PolicyAnswer:
+def policy_answer(store: Store) -> PolicyAnswer:
     """The policy in force; of number 0 before the scheduler has ever started."""
-    found = requests.switch_in_force(service.store)
+    found = requests.switch_in_force(store)
     if found is None:
         return PolicyAnswer(None, 0, None, "", "")
-    asked = next((one for one in requests.open_requests(service.store) if one.kind == "policy"), None)
+    asked = next((one for one in requests.open_requests(store) if one.kind == "policy"), None)
     preparing = (None, None) if asked is None else (str(asked.body["policy"]), asked.at)
     return PolicyAnswer(found.policy, found.number, found.in_force, found.by, found.reason, *preparing)
 
@@ -231,34 +220,25 @@ async def switch_policy(
         detail = "the scheduler is starting and has not listed its policies yet; nothing was changed"
         raise Problem(503, "no-scheduler", detail, {"Retry-After": "5"})
     if body.policy not in known:
-        raise Problem(422, "not-valid", f"no policy {body.policy}: expected one of GET /api/v1/policies")
-    number = policy_answer(service).number
-    _check_match(if_match, number)
+        raise not_valid(f"no policy {body.policy}: expected one of GET /api/v1/policies")
+    number = policy_answer(service.store).number
+    if if_match is None:
+        raise Problem(428, "if-match-needed", "expected If-Match with the ETag that was read, so that nothing is lost")
+    if f'"{number}"' not in if_match:
+        raise _stale()
     at = service.now()
 
     def ask(store: Store) -> int:
-        now = requests.switch_in_force(store)
         others = [one for one in requests.open_requests(store) if one.kind == "policy"]
-        if (0 if now is None else now.number) != number or any(one.body.get("number") == number for one in others):
+        if policy_answer(store).number != number or any(one.body.get("number") == number for one in others):
             raise _stale()
         note_change(store, caller.name, "policy.switch", body.policy, at, {"reason": body.reason, "number": number})
         wanted = {"policy": body.policy, "reason": body.reason, "number": number}
         return requests.ask(store, "policy", caller.name, at, body=wanted)
 
     if problem := await _answered(service, await service.commit(ask)):
-        raise _stale() if policy_answer(service).number != number else Problem(409, "policy-refused", problem)
-    found = policy_answer(service)
-    response.headers["ETag"] = f'"{found.number}"'
-    return found
-
-
-def _check_match(given: str | None, version: int) -> None:
-    """Raise Problem 428 without If-Match, 412 if it is not of this version."""
-    if given is None:
-        raise Problem(428, "if-match-needed", "expected If-Match with the ETag that was read, so that nothing is lost")
-    tags = [tag.strip().removeprefix("W/") for tag in given.split(",")]
-    if f'"{version}"' not in tags:
-        raise _stale()
+        raise _stale() if policy_answer(service.store).number != number else Problem(409, "policy-refused", problem)
+    return await policy(caller, service, response)
 
 
 def _stale() -> Problem:
@@ -269,21 +249,17 @@ def _stale() -> Problem:
 async def _answered(service: Service, request: int) -> str:
     """Wait until the scheduler has answered: what it has against it. Raises Problem where no answer comes in time."""
     asked = alive = service.now()
-    while True:
-        found = requests.get_request(service.store, request)
-        if found is not None and found.done_at is not None:
-            break
+    while (found := requests.get_request(service.store, request)) is None or found.done_at is None:
         beat = status.heartbeat(service.store)
         alive = alive if beat is None else max(alive, beat[0])
         if service.now() > min(alive + ANSWER_TIMEOUT_S, asked + READY_TIMEOUT_S) or service.notifier.closing:
             await service.commit(lambda store: requests.answer(store, request, service.now(), _WITHDRAWN))
-            found = requests.get_request(service.store, request)
-            if found is not None and found.problem == _WITHDRAWN:
-                detail = f"the scheduler has not answered within {service.now() - asked:.0f} s; nothing was changed"
-                raise Problem(503, "no-scheduler", detail, {"Retry-After": "5"})
-            break
-        await asyncio.sleep(_LOOK_S)
-    return "" if found is None or found.problem is None else found.problem
+        else:
+            await asyncio.sleep(_LOOK_S)
+    if found.problem == _WITHDRAWN:
+        detail = f"the scheduler has not answered within {service.now() - asked:.0f} s; nothing was changed"
+        raise Problem(503, "no-scheduler", detail, {"Retry-After": "5"})
+    return found.problem or ""
 
 
 @router.get("/decisions")
@@ -315,3 +291,28 @@ async def drain(body: DrainBody, caller: AnOperator, service: TheService) -> dic
 
     await service.commit(ask)
     return {"on": body.on}
+
+
+health = APIRouter(tags=["operations"])
+
+
+@health.get("/healthz")
+async def healthz() -> dict[Literal["status"], str]:
+    """The web process answers."""
+    return {"status": "ok"}
+
+
+@health.get("/readyz", responses={503: {"description": "The scheduler is not at work."}})
+async def readyz(service: TheService) -> dict[Literal["status"], str]:
+    """The database can be read, and the scheduler is at work."""
+    found = status.heartbeat(service.store)
+    if found is None or service.now() - found[0] > SILENCE_S:
+        detail = "the scheduler gives no sign of life; jobs are taken and wait"
+        raise Problem(503, "no-scheduler", detail, {"Retry-After": "5"})
+    return {"status": "ready"}
+
+
+@health.get("/metrics", response_class=Response)
+async def metrics(_: TheCaller, service: TheService) -> Response:
+    """Counts for Prometheus."""
+    return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,4 +1,4 @@
-"""Jobs: submit, list, show, change, cancel, and what they report."""
+"""Jobs: submit, list, show, change, hold, cancel and repeat them, one or many at once, and what they report."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Annotated, Any, BinaryIO
 from fastapi import APIRouter, Header, Query, Response
 from starlette.responses import StreamingResponse
 
-from rlpto.service.web.access import TheCaller, job_for
+from rlpto.service.web.access import Caller, TheCaller, TheJob
 from rlpto.service.web.errors import Problem
-from rlpto.service.web.schemas import LARGEST_NUMBER_OF_ROW, JobBody, JobChange, JobId, PlainName
+from rlpto.service.web.schemas import LARGEST_ROW, ArrayBody, Cursor, JobBody, JobChange, LabelFilter, Limit, PlainName
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.submitting import allowed_job, check_priority, gpus_queued, previews_for, submission
+from rlpto.service.web.submitting import allowed_job, bodies_of, body_of, check_priority, previews_for, submission
 from rlpto.store import requests, status
 from rlpto.store.checkpoints import open_newest
 from rlpto.store.curves import Point, points_after
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
-from rlpto.store.jobs import STATES, JobRow, State, change_job, get_job, list_jobs
+from rlpto.store.jobs import ACTIVE, EXPECTED, STATES, JobRow, State, change_job, get_job, list_jobs
 from rlpto.store.logs import LogLine, job_folder, log_lines
 from rlpto.store.scripts import ScriptRow, get_script
-from rlpto.store.users import note_change
+from rlpto.store.users import get_user, note_change
 
 router = APIRouter(tags=["jobs"])
 ASSUMES = (
@@ -38,17 +38,9 @@ PART_BYTES = 1 << 20
 BYTES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {}}, "description": "The file. ETag: its SHA-256."}
 }
-Key = Annotated[
-    str | None,
-    Header(
-        alias="Idempotency-Key",
-        pattern=r"^[!-~]{1,128}$",
-        description="Of the client's choice: a repeated submission with the same key makes no second job.",
-    ),
-]
-Limit = Annotated[int, Query(ge=1, le=200)]
-Cursor = Annotated[str | None, Query(pattern=r"^[0-9]{1,15}$", description="`next` of the page before.")]
-Since = Annotated[int, Query(ge=0, le=LARGEST_NUMBER_OF_ROW, description="What follows this number.")]
+_ONCE = "Of the client's choice: a repeated submission with the same key makes no second job."
+Key = Annotated[str | None, Header(alias="Idempotency-Key", pattern=r"^[!-~]{1,128}$", description=_ONCE)]
+_ALL = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -66,6 +58,13 @@ class JobPage:
 
     jobs: list[JobRow]
     next: str | None
+
+
+@dataclass(frozen=True)
+class ManyJobs:
+    """Jobs that were submitted, or will end, together."""
+
+    jobs: list[JobRow]
 
 
 @dataclass(frozen=True)
@@ -110,10 +109,10 @@ async def submit_job(
     body: JobBody, caller: TheCaller, service: TheService, response: Response, key: Key = None
 ) -> JobRow:
     """Submit a job. It is on disk when this answers."""
-    return submitted(response, *await service.commit(submission(service, caller.user, body, key)))
+    return _submitted(response, *await service.commit(submission(service, caller.user, body, key)))
 
 
-def submitted(response: Response, row: JobRow, is_new: bool) -> JobRow:
+def _submitted(response: Response, row: JobRow, is_new: bool) -> JobRow:
     """The answer to a submission, with its headers."""
     response.headers["Location"] = f"/api/v1/jobs/{row.id}"
     if not is_new:
@@ -124,9 +123,40 @@ def submitted(response: Response, row: JobRow, is_new: bool) -> JobRow:
 @router.post("/jobs/validate")
 async def validate_job(body: JobBody, caller: TheCaller, service: TheService) -> SubmissionCheck:
     """What would be submitted, and what it would take; nothing is kept."""
-    job = allowed_job(service.store, service.settings, caller.user, body)
-    waiting, ahead = status.queue(service.store), gpus_queued(service.store)
-    return SubmissionCheck(JobRow(**vars(job)), previews_for(service.store, job), len(waiting), ahead)
+    store = service.store
+    job = allowed_job(store, service.settings, caller.user, body)
+    ahead = store.rows("SELECT coalesce(sum(gpus), 0) FROM jobs WHERE state = 'queued'")[0][0]
+    return SubmissionCheck(JobRow(**vars(job)), previews_for(store, job), len(status.queue(store)), ahead)
+
+
+@router.post("/jobs/array", status_code=201)
+async def submit_array(body: ArrayBody, caller: TheCaller, service: TheService, key: Key = None) -> ManyJobs:
+    """Submit up to 1,000 jobs that differ by a number: all of them, or none."""
+    made = []
+    for number, one in enumerate(bodies_of(body), body.first):
+        made.append(submission(service, caller.user, one, key and f"{key}[{number}]"))
+        await asyncio.sleep(0)  # others are answered meanwhile
+    return ManyJobs(await service.commit(lambda store: [write(store)[0] for write in made]))
+
+
+@router.post("/jobs/{job}/resubmit", status_code=201)
+async def resubmit(row: TheJob, caller: TheCaller, service: TheService, response: Response, key: Key = None) -> JobRow:
+    """Submit a job that is over once more, for its owner, with all that was asked for but the jobs it came after."""
+    if not row.is_over:
+        raise Problem(409, "not-over", f"the job is {row.state}: expected one that is over")
+    owner = get_user(service.store, row.owner)
+    if owner is None or owner.disabled:
+        raise Problem(403, "no-owner", f"{row.owner or 'its owner'} may not submit jobs any more")
+    submit = submission(service, owner, body_of(service.store, row), key)
+
+    def write(store: Store) -> tuple[JobRow, bool]:
+        found, is_new = submit(store)
+        if is_new:
+            detail = {"owner": row.owner, "before": row.id}
+            note_change(store, caller.name, "job.resubmit", found.id, found.submitted, detail)
+        return found, is_new
+
+    return _submitted(response, *await service.commit(write))
 
 
 @router.get("/jobs")
@@ -135,36 +165,35 @@ async def jobs(
     service: TheService,
     state: Annotated[list[State] | None, Query(max_length=len(STATES), description="In any of these states.")] = None,
     owner: Annotated[PlainName | None, Query(description="Of this user; users see their own only.")] = None,
-    label: Annotated[str | None, Query(max_length=100, description="With this label, as key=value.")] = None,
+    label: LabelFilter = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> JobPage:
     """Jobs, newest first, page by page."""
-    whose = owner if caller.user.sees_all else caller.name
-    if owner is not None and owner != whose:
+    if owner is not None and not caller.may_see(owner):
         return JobPage([], None)
-    found = list_jobs(
-        service.store,
-        owner=whose,
-        states=list(dict.fromkeys(state or ())),
-        label=label,
-        before=None if cursor is None else int(cursor),
-        limit=limit + 1,
-    )
-    page = found[:limit]
-    return JobPage(page, str(page[-1].seq) if len(found) > limit else None)
+    states, before = list(dict.fromkeys(state or ())), None if cursor is None else int(cursor)
+    whose = caller.whose or owner
+    found = list_jobs(service.store, owner=whose, states=states, label=label, before=before, limit=limit + 1)
+    return JobPage(found[:limit], str(found[limit - 1].seq) if len(found) > limit else None)
 
 
 @router.get("/jobs/{job}")
-async def job(job: JobId, caller: TheCaller, service: TheService) -> JobAnswer:
+async def job(row: TheJob, service: TheService) -> JobAnswer:
     """A job, with its place in the queue and the prediction of its start and finish."""
-    return whole_answer(service, job_for(service, caller, job))
+    return whole_answer(service, row)
+
+
+def whole_answer(service: Service, row: JobRow) -> JobAnswer:
+    """A job with its place and prediction; without one while it is on hold, since holds are not simulated."""
+    prediction = None if row.held_by else status.prediction(service.store, row.id)
+    return JobAnswer(**vars(row), queue=status.queue_row(service.store, row.id), prediction=prediction)
 
 
 @router.patch("/jobs/{job}")
-async def change_priority(job: JobId, body: JobChange, caller: TheCaller, service: TheService) -> JobAnswer:
+async def change_priority(row: TheJob, body: JobChange, caller: TheCaller, service: TheService) -> JobAnswer:
     """Change the priority class of a job."""
-    row, at = job_for(service, caller, job), service.now()
+    at = service.now()
     if body.priority == row.priority:
         return whole_answer(service, row)
     if row.is_over:
@@ -181,59 +210,101 @@ async def change_priority(job: JobId, body: JobChange, caller: TheCaller, servic
     return whole_answer(service, replace(row, priority=body.priority, changed=at))
 
 
-@router.post("/jobs/{job}/cancel", status_code=202)
-async def cancel_job(job: JobId, caller: TheCaller, service: TheService) -> CancelAnswer:
-    """Let a job end; asked again, nothing more happens. What it has reported stays."""
-    row = job_for(service, caller, job)
+@router.post("/jobs/{job}/hold")
+async def hold(row: TheJob, caller: TheCaller, service: TheService) -> JobAnswer:
+    """Keep a waiting job from starting until it is released; asked again, nothing more happens."""
+    return await _set_hold(service, caller, row, caller.name)
+
+
+@router.post("/jobs/{job}/release")
+async def release(row: TheJob, caller: TheCaller, service: TheService) -> JobAnswer:
+    """Let a job that is on hold start again; nothing happens to any other."""
+    return await _set_hold(service, caller, row, "")
+
+
+async def _set_hold(service: Service, caller: Caller, row: JobRow, by: str) -> JobAnswer:
     at = service.now()
 
-    def write(store: Store) -> None:
-        now = get_job(store, row.id)
-        if now is None or now.is_over or requests.is_asked(store, "cancel", row.id):
-            return
-        requests.ask(store, "cancel", caller.name, at, row.id)
-        note_change(store, caller.name, "job.cancel", row.id, at, {"owner": row.owner})
+    def write(store: Store) -> JobRow:
+        now = get_job(store, row.id) or row
+        if bool(by) == bool(now.held_by) or (now.is_over and not by):
+            return now  # what is over has ended once, for its own reason
+        if by and (now.is_over or now.state in ("starting", "running")):
+            detail = f"the job is {now.state}: expected one that waits, since a hold only keeps jobs from starting"
+            raise Problem(409, "not-waiting", detail)
+        reason = f"held by {by}" if by else now.waits_for
+        change_job(store, row.id, at, held_by=by, reason=reason)
+        requests.ask(store, "hold", caller.name, at, row.id)
+        note_change(store, caller.name, "job.hold" if by else "job.release", row.id, at, {"owner": row.owner})
+        said = {"state": now.state, "reason": reason or f"released by {caller.name}"}
+        add_event(store, "job", at, row.id, row.owner, said)
+        return replace(now, held_by=by, reason=reason, changed=at)
 
-    await service.commit(write)
-    now = get_job(service.store, row.id) or row
+    return whole_answer(service, await service.commit(write))
+
+
+@router.post("/jobs/{job}/cancel", status_code=202)
+async def cancel_job(row: TheJob, caller: TheCaller, service: TheService) -> CancelAnswer:
+    """Let a job end; asked again, nothing more happens. What it has reported stays."""
+    at = service.now()
+
+    def write(store: Store) -> JobRow:
+        now = get_job(store, row.id) or row
+        if not now.is_over and not requests.is_asked(store, "cancel", row.id):
+            requests.ask(store, "cancel", caller.name, at, row.id)
+            note_change(store, caller.name, "job.cancel", row.id, at, {"owner": row.owner})
+        return now
+
+    now = await service.commit(write)
     return CancelAnswer(now.id, now.state)
+
+
+@router.post("/jobs/cancel", status_code=202)
+async def cancel_all(caller: TheCaller, service: TheService, label: LabelFilter = None) -> ManyJobs:
+    """Let all of the caller's own jobs end that are not over."""
+    at = service.now()
+
+    def write(store: Store) -> list[JobRow]:
+        found = list_jobs(store, owner=caller.name, states=(*EXPECTED, *ACTIVE), label=label, limit=_ALL)
+        for row in found:
+            if not requests.is_asked(store, "cancel", row.id):
+                requests.ask(store, "cancel", caller.name, at, row.id)
+        if found:
+            note_change(store, caller.name, "jobs.cancel", caller.name, at, {"jobs": len(found), "label": label or ""})
+        return found
+
+    return ManyJobs(await service.commit(write))
 
 
 @router.get("/jobs/{job}/logs")
 async def logs(
-    job: JobId,
-    caller: TheCaller,
+    row: TheJob,
     service: TheService,
     start: Annotated[
-        int, Query(alias="from", ge=-10_000, le=LARGEST_NUMBER_OF_ROW, description="First number; -10: the last ten.")
+        int, Query(alias="from", ge=-10_000, le=LARGEST_ROW, description="First number; -10: the last ten.")
     ] = -200,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> LogPage:
     """What its workers have printed, those of rank 1 and more with their number before each line."""
-    row = job_for(service, caller, job)
     found = await asyncio.to_thread(log_lines, service.settings.folder, row.id, start, limit)
-    next_line = found[-1].n + 1 if found else max(start, 1)
-    return LogPage(found, next_line, row.is_over)
+    return LogPage(found, found[-1].n + 1 if found else max(start, 1), row.is_over)
 
 
 @router.get("/jobs/{job}/curves")
 async def curves(
-    job: JobId,
-    caller: TheCaller,
+    row: TheJob,
     service: TheService,
-    since: Since = 0,
+    since: Annotated[int, Query(ge=0, le=LARGEST_ROW, description="What follows this number.")] = 0,
     limit: Annotated[int, Query(ge=1, le=2000)] = 2000,
 ) -> Curves:
     """Loss, accuracy, GPUs, goodput and noise scale over time."""
-    row = job_for(service, caller, job)
     found = points_after(service.store, row.id, since, limit)
     return Curves(found, found[-1].seq if found else since)
 
 
 @router.get("/jobs/{job}/checkpoint", response_class=StreamingResponse, responses=BYTES)
-async def checkpoint(job: JobId, caller: TheCaller, service: TheService) -> StreamingResponse:
+async def checkpoint(row: TheJob, service: TheService) -> StreamingResponse:
     """The newest checkpoint, a file for `torch.load(..., weights_only=True)`: model, optimizer, scheduler, position."""
-    row = job_for(service, caller, job)
     found = await asyncio.to_thread(open_newest, job_folder(service.settings.folder, row.id))
     if found is None:
         raise Problem(404, "no-checkpoint", f"job {row.id} has no checkpoint: it has not trained, or too short a time")
@@ -253,22 +324,9 @@ def _parts(file: BinaryIO) -> Iterator[bytes]:
 
 
 @router.get("/jobs/{job}/script")
-async def script(job: JobId, caller: TheCaller, service: TheService) -> ScriptRow:
+async def script(row: TheJob, service: TheService) -> ScriptRow:
     """The script that a job trains by."""
-    row = job_for(service, caller, job)
     found = None if row.script is None else get_script(service.store, row.script)
     if found is None:
         raise Problem(404, "no-script", f"job {row.id} trains by no script")
     return found
-
-
-def whole_answer(service: Service, row: JobRow) -> JobAnswer:
-    """A job with its place and prediction."""
-    return JobAnswer(
-        **vars(row), queue=status.queue_row(service.store, row.id), prediction=prediction_of(service.store, row)
-    )
-
-
-def prediction_of(store: Store, row: JobRow) -> status.PredictionRow | None:
-    """When a job will start and finish; None for one on hold, too: holds are not simulated."""
-    return None if row.held_by else status.prediction(store, row.id)

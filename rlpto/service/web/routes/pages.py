@@ -14,10 +14,10 @@ from rlpto.service.web.access import Caller, caller_of, job_for
 from rlpto.service.web.errors import not_found
 from rlpto.service.web.rendering import page
 from rlpto.service.web.routes.account import with_quotas
-from rlpto.service.web.routes.admin import program_answers
-from rlpto.service.web.routes.cluster import policy_answer, queue_entries, visible_nodes
-from rlpto.service.web.routes.jobs import ASSUMES, prediction_of
-from rlpto.service.web.routes.operations import SILENCE_S
+from rlpto.service.web.routes.admin import audit_trail, program_answers
+from rlpto.service.web.routes.cluster import SILENCE_S, policy_answer, queue_entries, visible_nodes
+from rlpto.service.web.routes.jobs import ASSUMES, jobs, whole_answer
+from rlpto.service.web.schemas import Cursor
 from rlpto.service.web.state import Service, TheService
 from rlpto.store import programs, status, users
 from rlpto.store.events import events_of_job
@@ -28,26 +28,20 @@ _SHOWN_QUEUE, _SHOWN_RUNNING, _PAGE = 25, 100, 50
 
 
 class SignInNeeded(Exception):  # noqa: N818 - it is no error
-    """No user is signed in in this browser. address: where to continue after signing in."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
-        self.address = address
+    """No user is signed in in this browser."""
 
 
-async def sign_in_first(request: Request, error: Exception) -> Response:
+async def sign_in_first(request: Request, _: SignInNeeded) -> Response:
     """Redirect to the sign-in page. A request for a part of a page makes the browser reload the whole page."""
-    assert isinstance(error, SignInNeeded)
-    address = f"/login?next={quote(error.address, safe='')}"
     if "hx-request" in request.headers:
         return Response(None, 204, {"HX-Redirect": "/login"})
-    return RedirectResponse(address, 303)
+    return RedirectResponse(f"/login?next={quote(request.url.path, safe='')}", 303)
 
 
 async def _viewer(request: Request, service: TheService) -> Caller:
     caller = caller_of(service, request)
     if caller is None:
-        raise SignInNeeded(request.url.path)
+        raise SignInNeeded
     return caller
 
 
@@ -80,13 +74,18 @@ async def part(name: str, caller: AViewer, service: TheService) -> Response:
 @router.get("/jobs/{job}")
 async def job(job: str, caller: AViewer, service: TheService) -> Response:
     """One job."""
-    return page("job.html", **_job(service, caller, job), user=caller.user, here="")
+    return page("job.html", **await _job(job, caller, service), user=caller.user, here="")
 
 
 @router.get("/parts/jobs/{job}")
 async def job_part(job: str, caller: AViewer, service: TheService) -> Response:
     """What changes of one job."""
-    return page("parts/job.html", **_job(service, caller, job))
+    return page("parts/job.html", **await _job(job, caller, service))
+
+
+async def _job(job: str, caller: Caller, service: Service) -> dict[str, Any]:
+    found = whole_answer(service, await job_for(job, caller, service))
+    return {"job": found, "events": events_of_job(service.store, found.id)[::-1]}
 
 
 @router.get("/submit")
@@ -103,52 +102,35 @@ async def history(
     state: Annotated[list[State] | None, Query(max_length=len(STATES))] = None,
     owner: str = "",
     label: Annotated[str, Query(max_length=100)] = "",
-    before: Annotated[str | None, Query(pattern=r"^[0-9]{1,15}$")] = None,
+    before: Cursor = None,
 ) -> Response:
     """Jobs of the past with filters, page by page."""
-    whose = (owner or None) if caller.user.sees_all else caller.name
-    found = list_jobs(
-        service.store,
-        owner=whose,
-        states=state or ENDED,
-        label=label or None,
-        before=None if before is None else int(before),
-        limit=_PAGE + 1,
+    found = await jobs(
+        caller, service, state or list(ENDED), caller.whose or owner or None, label or None, _PAGE, before
     )
-    shown = found[:_PAGE]
-    older = None
-    if len(found) > _PAGE:
-        wanted: list[tuple[str, Any]] = [("state", one) for one in state or ()]
-        wanted += [(key, value) for key, value in (("owner", owner), ("label", label)) if value]
-        older = "/history?" + urlencode([*wanted, ("before", shown[-1].seq)])
+    wanted = {"state": state, "owner": owner, "label": label, "before": found.next}
+    query = urlencode({key: value for key, value in wanted.items() if value}, doseq=True)
     return page(
-        "history.html", user=caller.user, here="history", jobs=shown, older=older, first=before is None,
-        wanted=state or (), owner=owner, label=label, states=STATES,
+        "history.html", user=caller.user, here="history", jobs=found.jobs, older=found.next and f"/history?{query}",
+        first=before is None, wanted=state or (), owner=owner, label=label, states=STATES,
     )  # fmt: skip
 
 
 @router.get("/account")
 async def account(caller: AViewer, service: TheService) -> Response:
     """The caller's own tokens and quotas."""
-    return page(
-        "account.html",
-        user=caller.user,
-        here="account",
-        me=with_quotas(service, caller.user),
-        mails=service.settings.web.email is not None,
-        tokens=users.tokens_of(service.store, caller.name, service.now()),
-    )
+    own, mails = users.tokens_of(service.store, caller.name, service.now()), service.settings.web.email is not None
+    me = with_quotas(service, caller.user)
+    return page("account.html", user=caller.user, here="account", me=me, mails=mails, tokens=own)
 
 
 @router.get("/admin")
-async def admin(
-    caller: AViewer, service: TheService, before: Annotated[str | None, Query(pattern=r"^[0-9]{1,15}$")] = None
-) -> Response:
+async def admin(caller: AViewer, service: TheService, before: Cursor = None) -> Response:
     """Users, programs and the audit trail."""
     if caller.user.role != "admin":
         raise not_found("page")
     known = users.all_users(service.store)
-    trail = users.audit_trail(service.store, None if before is None else int(before), _PAGE + 1)
+    trail = await audit_trail(caller, service, _PAGE, before)
     return page(
         "admin.html",
         user=caller.user,
@@ -156,8 +138,8 @@ async def admin(
         users=[with_quotas(service, one) for one in known],
         tokens={one.name: users.tokens_of(service.store, one.name, service.now()) for one in known},
         programs=programs.all_programs(service.store),
-        trail=trail[:_PAGE],
-        older=trail[_PAGE - 1].seq if len(trail) > _PAGE else None,
+        trail=trail.audit,
+        older=trail.next,
         single_sign_on=service.settings.web.oidc is not None,
     )
 
@@ -168,7 +150,7 @@ def _tiles(service: Service, caller: Caller) -> dict[str, Any]:
     silent = None if beat is None else service.now() - beat[0]
     return {
         "user": caller.user,
-        "policy": policy_answer(service),
+        "policy": policy_answer(service.store),
         "policies": status.policies(service.store),
         "gpus": sum(node.gpus for node in alive),
         "held": sum(sum(node.jobs.values()) for node in alive),
@@ -181,15 +163,14 @@ def _tiles(service: Service, caller: Caller) -> dict[str, Any]:
 
 def _queue(service: Service, caller: Caller) -> dict[str, Any]:
     found = queue_entries(service, caller, _SHOWN_QUEUE + 1)
-    whose, seen = None if caller.user.sees_all else caller.name, {entry.job for entry in found}
-    new = list_jobs(service.store, owner=whose, states=EXPECTED, limit=_SHOWN_QUEUE)[::-1]
+    seen = {entry.job for entry in found}
+    new = list_jobs(service.store, owner=caller.whose, states=EXPECTED, limit=_SHOWN_QUEUE)[::-1]
     shown = [row for row in new if row.id not in seen]
     return {"queue": found[:_SHOWN_QUEUE], "more": len(found) > _SHOWN_QUEUE, "new": shown, "assumes": ASSUMES}
 
 
 def _running(service: Service, caller: Caller) -> dict[str, Any]:
-    whose = None if caller.user.sees_all else caller.name
-    found = list_jobs(service.store, owner=whose, states=("running", "starting"), limit=_SHOWN_RUNNING)
+    found = list_jobs(service.store, owner=caller.whose, states=("running", "starting"), limit=_SHOWN_RUNNING)
     return {"running": found, "said": status.predictions(service.store), "user": caller.user}
 
 
@@ -199,14 +180,3 @@ _PARTS: dict[str, Callable[[Service, Caller], dict[str, Any]]] = {
     "running": _running,
     "nodes": lambda service, caller: {"nodes": visible_nodes(service, caller)},
 }
-
-
-def _job(service: Service, caller: Caller, job: str) -> dict[str, Any]:
-    row = job_for(service, caller, job)
-    return {
-        "job": row,
-        "place": status.queue_row(service.store, row.id),
-        "said": prediction_of(service.store, row),
-        "events": events_of_job(service.store, row.id)[::-1],
-        "assumes": ASSUMES,
-    }

@@ -14,10 +14,10 @@ from fastapi import APIRouter, Path, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, JsonValue, ValidationError
 
-from rlpto.service.web.access import TheCaller, job_for
-from rlpto.service.web.errors import Problem, not_found
+from rlpto.service.web.access import TheCaller, TheJob
+from rlpto.service.web.errors import Problem, not_found, not_valid
 from rlpto.service.web.routes.jobs import cancel_job
-from rlpto.service.web.schemas import Body, JobBody, JobId
+from rlpto.service.web.schemas import Body, JobBody
 from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.submitting import submission
 from rlpto.store.code_files import packed, unpack, unzip
@@ -36,10 +36,7 @@ STATUS = {
 }
 """Ray's words for states; jobs in any other are PENDING."""
 SCRIPT_PROGRAM = "script"
-_ASKED = (
-    "batch_size", "epochs", "gpus", "max_gpus", "metric", "min_gpus", "most_hours", "name", "priority", "program",
-    "samples", "seed",
-)  # fmt: skip
+_ASKED = sorted({*JobBody.model_fields, "samples"} - {"after", "labels", "options", "script"})
 """What metadata, which are texts, may ask of a job."""
 _MOST_JOBS, _MOST_LINES = 200, 10_000
 PackageName = Annotated[str, Path(pattern=r"^_ray_pkg_[A-Za-z0-9_]{1,80}\.zip$")]
@@ -77,7 +74,7 @@ async def upload(name: PackageName, request: Request, caller: TheCaller, service
     try:
         files = packed(unzip(await request.body()))
     except ValueError as wrong:
-        raise _wrong(f"working_dir: {wrong}") from None
+        raise not_valid(f"working_dir: {wrong}") from None
     row = PackageRow(caller.name, name, files, service.now())
     await service.commit(lambda store: keep_package(store, row))
     return {"name": name}
@@ -94,30 +91,27 @@ async def submit_job(body: RaySubmission, caller: TheCaller, service: TheService
 @router.get("/jobs/")
 async def jobs(caller: TheCaller, service: TheService) -> list[dict[str, Any]]:
     """The newest jobs."""
-    whose = None if caller.user.sees_all else caller.name
-    return [_details(service, row) for row in list_jobs(service.store, owner=whose, limit=_MOST_JOBS)]
+    return [_details(service, row) for row in list_jobs(service.store, owner=caller.whose, limit=_MOST_JOBS)]
 
 
 @router.get("/jobs/{job}")
-async def job_details(job: JobId, caller: TheCaller, service: TheService) -> dict[str, Any]:
+async def job_details(row: TheJob, service: TheService) -> dict[str, Any]:
     """A job."""
-    return _details(service, job_for(service, caller, job))
+    return _details(service, row)
 
 
 @router.get("/jobs/{job}/logs")
-async def job_logs(job: JobId, caller: TheCaller, service: TheService) -> dict[str, str]:
+async def job_logs(row: TheJob, service: TheService) -> dict[str, str]:
     """The newest lines of a job's log."""
-    row = job_for(service, caller, job)
     lines = await asyncio.to_thread(log_lines, service.settings.folder, row.id, -_MOST_LINES, _MOST_LINES)
     return {"logs": "".join(f"{line.text}\n" for line in lines)}
 
 
 @router.post("/jobs/{job}/stop")
-async def stop_job(job: JobId, caller: TheCaller, service: TheService) -> dict[str, bool]:
+async def stop_job(row: TheJob, caller: TheCaller, service: TheService) -> dict[str, bool]:
     """Let a job end."""
-    over = job_for(service, caller, job).is_over
-    await cancel_job(job, caller, service)
-    return {"stopped": not over}
+    await cancel_job(row, caller, service)
+    return {"stopped": not row.is_over}
 
 
 def _details(service: Service, row: JobRow) -> dict[str, Any]:
@@ -138,8 +132,8 @@ def _details(service: Service, row: JobRow) -> dict[str, Any]:
 
 def _job_body(service: Service, owner: str, body: RaySubmission) -> JobBody:
     """The job that is asked for. Raises Problem."""
-    if wrong := sorted(body.metadata.keys() - set(_ASKED)):
-        raise _wrong(f"metadata.{wrong[0]}: expected one of {', '.join(_ASKED)}")
+    if wrong := sorted(body.metadata.keys() - _ASKED):
+        raise not_valid(f"metadata.{wrong[0]}: expected one of {', '.join(_ASKED)}")
     gpus = {"gpus": body.entrypoint_num_gpus} if body.entrypoint_num_gpus else {}
     asked: dict[str, Any] = {"program": SCRIPT_PROGRAM, **gpus, **body.metadata}
     asked["script"] = _script(service, owner, body, asked.pop("samples", None))
@@ -156,27 +150,25 @@ def _script(service: Service, owner: str, body: RaySubmission, samples: object) 
     except ValueError:
         python, name, arguments = "", "", []
     if python not in ("python", "python3") or not name.endswith(".py"):
-        raise _wrong(f"entrypoint: expected python FILE.py [ARGUMENT...], got {body.entrypoint[:80]!r}")
+        raise not_valid(f"entrypoint: expected python FILE.py [ARGUMENT...], got {body.entrypoint[:80]!r}")
     others = [key for key in body.runtime_env if key not in ("working_dir", "pip") and not key.startswith("_")]
     if others:
-        raise _wrong(f"runtime_env.{others[0]}: expected working_dir and pip alone: jobs share the rest of the nodes")
+        raise not_valid(
+            f"runtime_env.{others[0]}: expected working_dir and pip alone: jobs share the rest of the nodes"
+        )
     pip = body.runtime_env.get("pip", [])  # Ray's client makes a mapping of a list
     pip = pip.get("packages", []) if isinstance(pip, dict) else pip
     where = str(body.runtime_env.get("working_dir", ""))
     package = get_package(service.store, owner, where.removeprefix("gcs://"))
     if package is None:
-        raise _wrong(f"runtime_env.working_dir: expected the folder of the script, got {where[:80]!r}")
+        raise not_valid(f"runtime_env.working_dir: expected the folder of the script, got {where[:80]!r}")
     files = unpack(package.files) if package.files else {}
     name = name.removeprefix("./")
     source = None if "/" in name else files.pop(name, None)
     if source is None:
-        raise _wrong(f"entrypoint: expected a file of the working_dir, not of a folder in it, got {name[:80]!r}")
+        raise not_valid(f"entrypoint: expected a file of the working_dir, not of a folder in it, got {name[:80]!r}")
     if samples is None:
-        raise _wrong("metadata.samples: expected the samples of an epoch, `data_size` of the script's session")
+        raise not_valid("metadata.samples: expected the samples of an epoch, `data_size` of the script's session")
     text = source.decode("utf-8", "replace")
     script = {"name": name, "source": text, "arguments": arguments, "samples": samples}
     return {**script, "files": packed(files), "pip": pip}
-
-
-def _wrong(detail: str) -> Problem:
-    return Problem(422, "not-valid", detail)

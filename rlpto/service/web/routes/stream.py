@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Annotated
 
@@ -11,16 +12,19 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from rlpto.service.web.access import Caller, TheCaller, job_for, still_valid
-from rlpto.service.web.middleware import RateLimits
+from rlpto.service.web.access import Caller, TheCaller, job_for
+from rlpto.service.web.errors import Problem
+from rlpto.service.web.schemas import JOB_ID
 from rlpto.service.web.state import Service, TheService
 from rlpto.store.events import Event, events_after, first_event, last_event
 from rlpto.store.jobs import get_job
+from rlpto.store.users import user_of_token_id
 
 router = APIRouter(tags=["events"])
 COMMENT_INTERVAL_S = 15.0
 """Interval between keep-alives of a stream without events, and between checks of the reader's rights."""
 _AT_ONCE = 500
+_RESUME = "Go on after this event; none: from now on."
 _EVENT_SCHEMA = {
     "type": "object",
     "properties": {
@@ -39,37 +43,35 @@ _EVENT_SCHEMA = {
 async def events(
     caller: TheCaller,
     service: TheService,
-    job: Annotated[
-        str | None, Query(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$", description="Of this job alone, until it is over.")
-    ] = None,
-    last: Annotated[
-        str | None,
-        Header(
-            alias="Last-Event-ID", pattern=r"^[0-9]{1,15}$", description="Go on after this event; none: from now on."
-        ),
-    ] = None,
+    job: Annotated[str | None, Query(pattern=JOB_ID, description="Of this job alone, until it is over.")] = None,
+    last: Annotated[str | None, Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,15}$", description=_RESUME)] = None,
     once: Annotated[bool, Query(description="End after the events there are.")] = False,
 ) -> StreamingResponse:
     """Server-sent events. `end` is the last of a stream that ends in good order; after any other end, come again."""
-    row = None if job is None else job_for(service, caller, job)
-    start = int(last) if last is not None else 0 if row is not None or once else last_event(service.store)
-    lines = _lines(service, caller, start, None if row is None else row.id, once)
-    return _Stream(lines, service.limits, caller.name)
+    if job is not None:
+        await job_for(job, caller, service)
+    limits = service.limits
+    if limits.streams[caller.name] >= limits.most_streams:
+        detail = f"{caller.name} has {limits.most_streams} streams open; close one first"
+        raise Problem(429, "too-many-streams", detail, {"Retry-After": "5"})
+    start = int(last) if last is not None else 0 if job is not None or once else last_event(service.store)
+    return _Stream(_lines(service, caller, start, job, once), limits.streams, caller.name)
 
 
 class _Stream(StreamingResponse):
-    """Counts as open until it ends for any reason. Raises Problem 429 if too many are open."""
+    """Counts as open, by user, until it ends for any reason."""
 
-    def __init__(self, lines: AsyncIterator[str], limits: RateLimits, user: str) -> None:
-        headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
-        super().__init__(lines, headers=headers, media_type="text/event-stream")
-        limits.check_stream(user)
-        self._limits, self._user = limits, user
+    def __init__(self, lines: AsyncIterator[str], streams: Counter[str], user: str) -> None:
+        super().__init__(lines, headers={"X-Accel-Buffering": "no"}, media_type="text/event-stream")
+        self._streams, self._user = streams, user
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it all."""
-        with self._limits.stream(self._user):
+        self._streams[self._user] += 1
+        try:
             await super().__call__(scope, receive, send)
+        finally:
+            self._streams[self._user] -= 1
 
 
 async def _lines(service: Service, caller: Caller, start: int, job: str | None, once: bool) -> AsyncIterator[str]:
@@ -80,7 +82,8 @@ async def _lines(service: Service, caller: Caller, start: int, job: str | None, 
     if at and at + 1 < first_event(service.store):
         yield 'event: gap\ndata: {"detail": "older events are gone; read the state again"}\n\n'
     while True:
-        now = still_valid(service, caller)
+        known = user_of_token_id(service.store, caller.token.id, service.now())
+        now = None if known is None else Caller(*known)
         row = None if job is None else get_job(service.store, job)
         if now is None or (row is not None and not now.may_see(row.owner)):
             return
@@ -101,7 +104,5 @@ async def _lines(service: Service, caller: Caller, start: int, job: str | None, 
 
 
 def _text(event: Event) -> str:
-    data = json.dumps(
-        {"seq": event.seq, "at": event.at, "kind": event.kind, "job": event.job, "body": dict(event.body)}
-    )
-    return f"id: {event.seq}\nevent: {event.kind}\ndata: {data}\n\n"
+    shown = {"seq": event.seq, "at": event.at, "kind": event.kind, "job": event.job, "body": event.body}
+    return f"id: {event.seq}\nevent: {event.kind}\ndata: {json.dumps(shown)}\n\n"
