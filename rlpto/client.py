@@ -40,14 +40,12 @@ class ServiceError(RlptoError):
 
 
 class Client:
-    """A job service as one of its users.
+    """A job service as one of its users. Every method raises ServiceError.
 
     address: None: $RLPTO_SERVICE, else the service that was last started on this machine. token: None: $RLPTO_TOKEN,
     else the admin's of that service. retry_for_s: how long a service that does not answer, or takes no more for now, is
     asked again; what is asked twice is done once, and what could not be (users, tokens, switches) is asked once.
     certificate: of the service, where the system does not know it.
-
-    Every method raises ServiceError.
     """
 
     def __init__(
@@ -181,10 +179,8 @@ class Client:
         return self._ask("GET", f"/jobs/{_id(job)}/script")
 
     def save_checkpoint(self, job: str, path: Path) -> None:
-        """Write the newest checkpoint of a job to a file: `torch.load(path, weights_only=True)["model"]`.
-
-        ServiceError of kind `no-checkpoint`: there is none. An existing file is replaced once all has arrived.
-        """
+        """Write the newest checkpoint of a job to a file: `torch.load(path, weights_only=True)["model"]`. ServiceError
+        of kind `no-checkpoint`: there is none. An existing file is replaced once all has arrived."""
         digest = hashlib.sha256()
         try:
             with self._http.stream("GET", f"/jobs/{_id(job)}/checkpoint", timeout=60.0) as answer:

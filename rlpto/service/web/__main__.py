@@ -74,29 +74,6 @@ class WebServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def make_server(settings: ServiceSettings) -> WebServer:
-    """The server of the application."""
-    web = settings.web
-    return WebServer(
-        uvicorn.Config(
-            make_app(settings),
-            host=web.host,
-            port=web.port,
-            http=TimedProtocol,
-            limit_concurrency=MOST_CONNECTIONS,
-            ws="none",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=web.behind_proxy,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=STOP_S,
-            ssl_certfile=web.certificate,
-            ssl_keyfile=web.key,
-        )
-    )
-
-
 def main() -> None:
     """Serve until SIGTERM."""
     parser = argparse.ArgumentParser(prog="rlpto.service.web", description=__doc__)
@@ -110,11 +87,27 @@ def main() -> None:
         if given.openapi:
             print(openapi_text(settings), end="")
             return
-        server = make_server(settings)
+        app, web = make_app(settings), settings.web
     except RlptoError as error:
         print(f"rlpto: error: {error}", file=sys.stderr)
         sys.exit(_BAD_INPUT)
-    server.run(None if given.fd is None else [socket.socket(fileno=given.fd)])
+    config = uvicorn.Config(
+        app,
+        host=web.host,
+        port=web.port,
+        http=TimedProtocol,
+        limit_concurrency=MOST_CONNECTIONS,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=web.behind_proxy,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=STOP_S,
+        ssl_certfile=web.certificate,
+        ssl_keyfile=web.key,
+    )
+    WebServer(config).run(None if given.fd is None else [socket.socket(fileno=given.fd)])
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ SECURITY_HEADERS = {
 WINDOW_S = 10.0
 """All changes that are allowed in this time may be made at once."""
 _WRONG_SIGN_INS, _SIGN_INS = 5, 30
-"""Of an address in this time: refused sign-ins, and beginnings of single sign-on, each of which asks the provider."""
+"""Of an address in this time: refused sign-ins, and beginnings of single sign-on (each asks the provider)."""
 _CLOSING = (400, 408, 413)
 """After these answers the rest of the request is not read, so the connection is closed."""
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)

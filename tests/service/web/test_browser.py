@@ -213,6 +213,7 @@ class TestPages:
 
     def test_an_admin_changes_users_sessions_and_programs(self, site: Site, sign_in: Any) -> None:
         theirs, page = sign_in("bob"), sign_in("root")
+        theirs.close()  # it would ask on, without a session
         page.goto(f"{site.web.address}/admin")
 
         def confirmed(selector: str) -> None:
@@ -236,7 +237,7 @@ class TestPages:
 
         page.click("#t-bob summary")
         confirmed("#t-bob tr:has-text('session') button >> nth=0")
-        assert theirs.request.get(f"{site.web.address}/api/v1/me").status == 401
+        assert theirs.context.request.get(f"{site.web.address}/api/v1/me").status == 401
 
         page.click("text=Add a program")
         page.fill("[data-in-path]", "mine")

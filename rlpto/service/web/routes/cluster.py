@@ -150,8 +150,8 @@ async def drain_node(name: NameInPath, body: LeaveBody, caller: AnOperator, serv
     found = [node for node in known if node.startswith(name)]
     if len(found) != 1:
         listed = ", ".join(node[:12] for node in known[:_MOST_NAMES]) or "none, since no node is up"
-        detail = f"{len(found)} nodes that are up begin with {name}: expected one of {listed}"
-        raise Problem(404, "no-such-node", detail)
+        said = f"{len(found)} nodes that are up begin with {name}: expected one of {listed}"
+        raise Problem(404, "no-such-node", said)
     at = service.now()
 
     def ask(store: Store) -> int:

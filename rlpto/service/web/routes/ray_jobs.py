@@ -1,7 +1,5 @@
-"""Ray's own way of submitting jobs: `ray job submit --address http://SERVICE` puts a script into the queue.
-
-What clients of Ray 2.60 send and expect, see `ray.job_submission`. Not part of this service's own API.
-"""
+"""Ray's own way of submitting jobs: `ray job submit --address http://SERVICE` puts a script into the queue. What
+clients of Ray 2.60 send and expect, see `ray.job_submission`. Not part of this service's own API."""
 
 from __future__ import annotations
 

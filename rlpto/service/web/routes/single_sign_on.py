@@ -178,10 +178,18 @@ class SingleSignOn:
 
 
 def user_of(store: Store, settings: OidcSettings, sign_in: str, role: users.Role | None, at: float) -> users.User:
-    """The user who has signed in: one that is known, or a new one. Raises Problem for one who may not."""
+    """The user who has signed in: one that is known, or a new one, who is named as the part of an address before the @.
+    Raises Problem for one who may not."""
     known = users.user_of_sign_in(store, sign_in)
     if known is None:
-        return _new_user(store, sign_in, role or settings.default_role, at)
+        given = role or settings.default_role
+        if given is None:
+            raise _refused(f"{sign_in} is no user here: an admin adds users")
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", sign_in.partition("@")[0]).lstrip("._-")[:64]
+        if not re.fullmatch(PLAIN_NAME, name) or users.get_user(store, name) is not None:
+            raise _refused(f"there is a user {name} already: an admin has to let {sign_in} sign in as a user")
+        users.note_change(store, name, "user.add", name, at, {"role": given, "sign_in": sign_in})
+        return users.add_user(store, name, given, at, sign_in)
     if known.disabled:
         raise _refused(f"{known.name} is disabled")
     if role in (None, known.role):
@@ -192,17 +200,6 @@ def user_of(store: Store, settings: OidcSettings, sign_in: str, role: users.Role
         raise _refused(f"{sign_in} would be {role}, which would leave no admin")
     users.note_change(store, known.name, "user.change", known.name, at, {"role": role, "by": "single sign-on"})
     return changed
-
-
-def _new_user(store: Store, sign_in: str, role: users.Role | None, at: float) -> users.User:
-    """A new user, who is named as the part of an address before the @."""
-    if role is None:
-        raise _refused(f"{sign_in} is no user here: an admin adds users")
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", sign_in.partition("@")[0]).lstrip("._-")[:64]
-    if not re.fullmatch(PLAIN_NAME, name) or users.get_user(store, name) is not None:
-        raise _refused(f"there is a user {name} already: an admin has to let {sign_in} sign in as a user")
-    users.note_change(store, name, "user.add", name, at, {"role": role, "sign_in": sign_in})
-    return users.add_user(store, name, role, at, sign_in)
 
 
 def _address(found: Mapping[str, Any], name: str) -> str:
