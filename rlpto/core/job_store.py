@@ -17,24 +17,38 @@ class JobStore:
     """All jobs a cluster knows: M records of `JOB` in order of submission.
 
     records: [M] JOB. Every column is an attribute too, a view of the records: `store.progress`, [M].
+    room: the records, and behind them room for more.
     """
 
     def __init__(self, records: AnyArray) -> None:
-        self.records = records
+        self.records = self.room = records
 
     def __len__(self) -> int:
         return len(self.records)
 
     def append(self, records: AnyArray) -> None:
-        """Add [m] JOB of jobs submitted no earlier than those there are. Columns looked at before stay as they are."""
-        self.__dict__ = {"records": np.concatenate([self.records, records], dtype=JOB)}
+        """Add [m] JOB of jobs submitted no earlier than those there are; `room` doubles where it is too small.
+
+        Columns that were looked at before are those of the time before.
+        """
+        count, wanted = len(self.records), len(self.records) + len(records)
+        if wanted > len(self.room):
+            room = np.zeros(max(2 * len(self.room), wanted), dtype=JOB)
+            room[:count] = self.records
+            self.room = room
+        self.room[count:wanted] = records
+        for name in JOB.names or ():
+            self.__dict__.pop(name, None)
+        self.records = self.room[:wanted]
 
     def keep(self, index: IntArray) -> None:
-        """Forget all jobs but those at `index` [n], renumbered in the order given. Columns as in `append`."""
-        self.__dict__ = {"records": self.records[index]}
+        """Forget all jobs but those at `index` [n], renumbered in the order given."""
+        for name in JOB.names or ():
+            self.__dict__.pop(name, None)
+        self.records = self.room = self.records[index]
 
     def __getattr__(self, name: str) -> AnyArray:
-        if name not in (JOB.names or ()):
+        if name.startswith("_") or name in ("records", "room") or name not in (JOB.names or ()):
             raise AttributeError(f"{type(self).__name__} has no column {name}")
         column: AnyArray = self.records[name]
         self.__dict__[name] = column  # found without this function from now on

@@ -185,6 +185,23 @@ def build_world(
     )
 
 
+def with_jobs(world: World, jobs: AnyArray, count: int, most: int) -> World:
+    """The world of one cluster after jobs have been added. jobs: [1, M] JOB; the first `count` are there.
+
+    most: GPUs that a job may hold at most. The log must be empty.
+    """
+    if jobs.shape[1] > world.jobs.shape[1] or most > world.nodes.shape[2]:
+        room = jobs.shape[1]
+        nodes = np.zeros((1, room, max(most, world.nodes.shape[2])), dtype=np.int32)
+        nodes[:, : world.nodes.shape[1], : world.nodes.shape[2]] = world.nodes
+        active = np.zeros((1, room), dtype=np.int64)
+        active[:, : world.active.shape[1]] = world.active
+        log = np.zeros((1, 4 * room + 64), dtype=CHANGE)
+        world = world._replace(nodes=nodes, active=active, log=log, scratch=np.zeros(room, dtype=np.int64))
+    world.clusters["jobs"] = count
+    return world._replace(jobs=jobs)
+
+
 def compile_rules(settings: SimulatorSettings, follow_accuracy: bool) -> AnyArray:
     """[1] RULES from the settings."""
     rules = np.zeros(1, dtype=RULES)

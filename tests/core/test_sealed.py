@@ -31,7 +31,7 @@ REALISTIC, EXACT, KINDS = "microsoft04-1.1", "synthetic-failures-exact", "kinds"
 WAYS: dict[str, Callable[[ClusterState], Any]] = {
     "epochs of the store": lambda state: state.jobs.store.epochs,
     "records of the store": lambda state: state.jobs.store.records["epochs"],
-    "a column of a copied record": lambda state: state.jobs.store.records.copy()["epochs"],
+    "room of the store": lambda state: state.jobs.store.room["epochs"],
     "where jobs stop early": lambda state: state.jobs.store.stop_epoch,
     "jobs to come": lambda state: state.jobs.store.submit_time,
     "times of the simulator": lambda state: state.jobs.store.finish_at,
