@@ -14,7 +14,7 @@ import numpy as np
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.job_table import JobTable, seconds_for
 from rlpto.core.policy import BasePolicy, OneNodeOptions
-from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
 from rlpto.policies.filling import largest_node, where_kept
 
@@ -52,8 +52,9 @@ class ElasticFifo(BasePolicy[OneNodeOptions]):
 def fastest(seconds: FloatArray, jobs: JobTable) -> IntArray:
     """[n] fewest GPUs within a job's limits with which nothing is faster."""
     gpus = np.arange(seconds.shape[1])
-    possible = (gpus >= jobs.min_gpus[:, None]) & (gpus <= jobs.max_gpus[:, None])
-    return np.maximum(np.argmin(np.where(possible, seconds, np.inf), axis=1), jobs.min_gpus)
+    possible: BoolArray = (gpus >= jobs.min_gpus[:, None]) & (gpus <= jobs.max_gpus[:, None])
+    best: IntArray = np.argmin(np.where(possible, seconds, np.inf), axis=1)
+    return np.maximum(best, jobs.min_gpus)
 
 
 @njit()
