@@ -73,7 +73,7 @@ def show(
             str(profile.epochs),
             f"{profile.batch.base:,}, {profile.batch.largest:,}",
             f"{profile.rescale_delay:g}",
-            _shares(errors.throughput_median, errors.throughput_p90),
+            _percent(errors.throughput_median, errors.throughput_p90),
             "" if errors.accuracy_rmse is None else f"{errors.accuracy_rmse:.3f}",
         )
     console = make_console()
@@ -149,7 +149,11 @@ def _shares(errors: list[float]) -> str:
     """Median and 90 % quantile of errors in percent; empty if there are none."""
     import numpy as np
 
-    return ", ".join(f"{error:.1%}" for error in np.quantile(errors, [0.5, 0.9])) if errors else ""
+    return _percent(*np.quantile(errors, [0.5, 0.9]).tolist()) if errors else ""
+
+
+def _percent(median: float | None, high: float | None) -> str:
+    return "" if median is None or high is None else f"{median:.1%}, {high:.1%}"
 
 
 @app.command(epilog="Example: rlpto profiles fit shared/profiles -o profiles")
