@@ -76,14 +76,6 @@ class AuditRow(Row):
     detail: Mapping[str, Any]
 
 
-def over_quota(gpus: int, quota: int | None) -> bool:
-    """Whether a job that asks for this number of GPUs can never start, because its owner may hold fewer.
-
-    quota: None: any number.
-    """
-    return quota is not None and gpus > quota
-
-
 def add_user(store: Store, name: str, role: Role, at: float, sign_in: str | None = None) -> User:
     """A new user without quotas of its own."""
     insert(store, "users", name=name, role=role, created=at, sign_in=sign_in)

@@ -15,7 +15,6 @@ from rlpto.service.settings import RetentionSettings
 from rlpto.store.database import Store
 from rlpto.store.jobs import ENDED
 from rlpto.store.logs import job_folder
-from rlpto.store.scripts import drop_unused_scripts
 
 ENDED_IN_MEMORY = 200
 """Ended jobs that the scheduler remembers before it forgets them."""
@@ -91,7 +90,8 @@ class Retention:
                     store.write(f"DELETE FROM {table} WHERE job = ?", *((job,) for _, job in found))
                 store.write("DELETE FROM labels WHERE job = ?", *((seq,) for seq, _ in found))
                 store.write("DELETE FROM jobs WHERE seq = ?", *((seq,) for seq, _ in found))
-                drop_unused_scripts(store)
+                named = "SELECT script FROM jobs WHERE script IS NOT NULL"
+                store.write(f"DELETE FROM scripts WHERE digest NOT IN ({named})")
             for _, job in found:
                 shutil.rmtree(job_folder(self.folder, job), ignore_errors=True)
 

@@ -88,7 +88,6 @@ class StatusWriter:
     decisions: int = 0
     _since: float = field(default=0.0, init=False)
     _beat_at: float = field(default=-math.inf, init=False)
-    _longest_wait_s: float = field(default=0.0, init=False)
     _held: dict[str, dict[str, int]] = field(default_factory=dict, init=False)
     _queue: tuple[QueueRow, ...] = field(default=(), init=False)
 
@@ -105,8 +104,8 @@ class StatusWriter:
             held = held_by_node(cluster)
             note_held(self.database, {node: jobs for node, jobs in held.items() if jobs != self._held.get(node)})
             self._held = held
-            self._longest_wait_s = max(self._longest_wait_s, self.database.longest_wait_s)
-            alive = Heartbeat(os.getpid(), self._since, self.address, self.decisions, self._longest_wait_s)
+            longest = self.database.longest_wait_s
+            alive = Heartbeat(os.getpid(), self._since, self.address, self.decisions, longest)
             beat(self.database, alive, self.wall())
 
     def queued(self, rows: Sequence[QueueRow]) -> None:
