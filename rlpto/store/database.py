@@ -88,15 +88,10 @@ class Store:
         """Keep a single value."""
         self.write("INSERT OR REPLACE INTO facts (key, value) VALUES (?, ?)", (key, value))
 
-    def write(self, statement: str, *rows: Values) -> int:
-        """Run a statement once for each of `rows`, which hold its values; the number of rows changed."""
+    def write(self, statement: str, *rows: Values) -> sqlite3.Cursor:
+        """Run a statement once for each of `rows`, which hold its values."""
         with self.transaction():
-            return self._run(statement, rows or [()]).rowcount
-
-    def insert(self, statement: str, values: Values) -> int:
-        """Insert one row; its number."""
-        with self.transaction():
-            return int(self._run(statement, [values]).lastrowid or 0)
+            return self._run(statement, rows or [()])
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

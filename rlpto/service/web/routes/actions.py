@@ -55,7 +55,7 @@ async def cancel_all(
     def write(store: Store) -> list[JobRow]:
         found = list_jobs(store, owner=caller.name, states=OPEN, label=label, limit=_ALL)
         for row in found:
-            if not requests.is_asked(store, "cancel", row.id):
+            if not requests.asked(store, "cancel", row.id):
                 requests.ask(store, "cancel", caller.name, at, row.id)
         if found:
             note_change(store, caller.name, "jobs.cancel", caller.name, at, {"jobs": len(found), "label": label or ""})

@@ -189,7 +189,7 @@ async def cancel_job(job: JobId, caller: TheCaller, service: TheService) -> Canc
 
     def write(store: Store) -> None:
         now = get_job(store, row.id)
-        if now is None or now.is_over or requests.is_asked(store, "cancel", row.id):
+        if now is None or now.is_over or requests.asked(store, "cancel", row.id):
             return
         requests.ask(store, "cancel", caller.name, at, row.id)
         note_change(store, caller.name, "job.cancel", row.id, at, {"owner": row.owner})
