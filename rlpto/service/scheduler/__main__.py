@@ -36,8 +36,6 @@ from rlpto.service.settings import STATE_FILE, ServiceSettings, WebSettings, loa
 from rlpto.store.database import Store
 from rlpto.store.requests import switch_in_force
 
-STATE_VARIABLE = "RLPTO_STATE"
-"""Where the note of the started cluster is."""
 OFTEN_SWITCHED = ("elastic_fifo", "round_robin")
 """Policies that are made ready without being asked for, in addition to those of the settings."""
 LOST = 1
@@ -99,7 +97,7 @@ def serve(settings: ServiceSettings) -> None:
     with ExitStack() as stack:
         database = stack.enter_context(SessionDatabase(settings.database))
         if local:
-            os.environ[STATE_VARIABLE] = str(folder / STATE_FILE)
+            os.environ["RLPTO_STATE"] = str(folder / STATE_FILE)
             start_local_nodes(config)
         address = settings.scheduler.address or AUTO
         config = stack.enter_context(real_nodes(config, address, folder, _quiet, lambda: os._exit(LOST)))
@@ -114,8 +112,6 @@ def serve(settings: ServiceSettings) -> None:
             clock=Clock,
             make=lambda spec: experiment.policy(spec, real=True),
             checks=ProgramChecks(_import_problem, stack.enter_context(ThreadPoolExecutor(1, "checks"))),
-            session=session_name(folder, SESSION),
-            address=settings.scheduler.address or "local",
             ready=warmup,
         )
         _serve(SchedulerLoop(settings, config, database, environment), stop)
@@ -141,18 +137,18 @@ def _serve(loop: SchedulerLoop, stop: StopRequest) -> None:
 
 
 def _make_ready(warmup: PolicyWarmup, settings: ServiceSettings, store: Store) -> None:
-    """Make the policy in force ready, and meanwhile begin with those that are likely to be asked for.
+    """Wait until the policy in force is ready, and begin with those that are likely to be asked for.
 
     A user who asks for one that cannot decide gets the reason as the answer.
     """
     extra, before = settings.scheduler.policies, switch_in_force(store)
     known = {name: spec for name, (spec, _) in catalogue_of(extra).items()}
     present = settings.scheduler.policy if before is None else before.policy
-    for name in dict.fromkeys((FALLBACK, present)):
-        if name in known:
-            warmup.now(known[name])
-    for name in (*OFTEN_SWITCHED, *extra):
-        warmup(known[name])
+    wanted = [known[name] for name in (FALLBACK, present) if name in known]
+    for spec in (*wanted, *(known[name] for name in (*OFTEN_SWITCHED, *extra))):
+        warmup(spec)
+    while not all(map(warmup, wanted)):
+        time.sleep(0.05)
 
 
 def _import_problem(training: str, pip: Sequence[str]) -> str:

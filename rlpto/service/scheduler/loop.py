@@ -20,8 +20,9 @@ from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_folder import session_name
 from rlpto.service.scheduler.admission import eligible, queue_rows
-from rlpto.service.scheduler.catalogue import Catalogue
+from rlpto.service.scheduler.catalogue import SESSION, Catalogue
 from rlpto.service.scheduler.policy_catalogue import FALLBACK, catalogue_of, spec_of
 from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.session import Environment, gpu_time_had, known_jobs, known_shape, volume_forecast
@@ -58,18 +59,19 @@ class SchedulerLoop(SessionLoop):
         self._store, self._wall, self._drain = database, environment.wall, environment.backend.drain
         self._weights, self._gpus_held = config.reward, settings.quotas.gpus_held
         shape, now, timer = known_shape(config, database), environment.wall(), environment.timer
-        folder = settings.folder / "jobs"
-        self.catalogue = Catalogue(database, config, shape, environment.session, folder, environment.checks)
+        session, folder = session_name(settings.folder, SESSION), settings.folder / "jobs"
+        self.catalogue = Catalogue(database, config, shape, session, folder, environment.checks)
         self.catalogue.write_previews()
         clock = environment.clock(database.number("began"))
         jobs, specs = known_jobs(database, self.catalogue, now)
         latest = max((job.submit_time for job in jobs), default=0.0)
         given = (spec.id for spec in specs)
         self.source = JobQueueSource(database, self.catalogue, given, environment.wall, clock, latest)
-        self.status = StatusWriter(database, environment.wall, timer, environment.address)
-        every, ahead = settings.scheduler.predict_every, None
+        self.status = StatusWriter(database, environment.wall, timer, settings.scheduler.address or "local")
+        ahead = None
         if environment.look_ahead:
-            ahead = session_predictor(config, database, every=every, executor=environment.executor, timer=timer)
+            every, executor = settings.scheduler.predict_every, environment.executor
+            ahead = session_predictor(config, database, every=every, executor=executor, timer=timer)
         self.cluster = RayCluster(
             environment.backend,
             jobs,

@@ -13,7 +13,6 @@ import numpy as np
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.service.settings import RetentionSettings
 from rlpto.store.database import Store
-from rlpto.store.jobs import ENDED
 from rlpto.store.logs import job_folder
 
 ENDED_IN_MEMORY = 200
@@ -78,12 +77,11 @@ class Retention:
             store.write(f"DELETE FROM {table} WHERE {time_of} < ?", (old,))
         for table in ("idempotency", "packages"):
             store.write(f"DELETE FROM {table} WHERE at < ?", (now - KEYS_KEPT_S,))
-        marks = ", ".join("?" * len(ENDED))
-        ((count,),) = store.rows(f"SELECT count(*) FROM jobs WHERE number IS NULL AND state IN ({marks})", ENDED)
+        ended = "FROM jobs WHERE number IS NULL AND ended IS NOT NULL"
+        ((count,),) = store.rows(f"SELECT count(*) {ended}")
         left = max(count - kept.jobs, 0)
         while left > 0:
-            query = f"SELECT seq, id FROM jobs WHERE number IS NULL AND state IN ({marks}) ORDER BY seq LIMIT ?"
-            found = store.rows(query, (*ENDED, min(left, ROWS_AT_ONCE)))
+            found = store.rows(f"SELECT seq, id {ended} ORDER BY seq LIMIT ?", (min(left, ROWS_AT_ONCE),))
             left -= len(found)
             with store.transaction():
                 for table in ("points", "spans", "events", "predictions"):

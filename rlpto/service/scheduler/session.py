@@ -21,7 +21,7 @@ from rlpto.service.scheduler.catalogue import Catalogue, ProgramChecks
 from rlpto.store.curves import close_spans
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
-from rlpto.store.jobs import JobRow, change_job, get_job, list_jobs
+from rlpto.store.jobs import change_job, list_jobs
 
 MOST_GPUS = "most_gpus"
 """Fact of the session: most GPUs that one job could ever hold."""
@@ -36,9 +36,8 @@ class Environment:
     """What a scheduler is put into.
 
     wall: time [s] now; clock: of the session, given the time of its second 0 (None: it begins). make: a policy by its
-    spec. checks: of programs. session: name of that. address: of the cluster, for people. look_ahead: whether starts
-    and finishes are predicted, by `executor` (None: a process of its own) and the seconds of `timer`. ready: whether a
-    policy, by its spec, can decide without a wait.
+    spec. checks: of programs. look_ahead: whether starts and finishes are predicted, by `executor` (None: a process of
+    its own) and the seconds of `timer`. ready: whether a policy, by its spec, can decide without a wait.
     """
 
     backend: Backend
@@ -46,8 +45,6 @@ class Environment:
     clock: Callable[[float | None], Clock]
     make: Callable[[str], Policy]
     checks: ProgramChecks
-    session: str
-    address: str = ""
     look_ahead: bool = True
     executor: Executor | None = None
     timer: Callable[[], float] = time.monotonic
@@ -69,34 +66,26 @@ def known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> t
     """The jobs of the session, as they were entered. Those whose program is gone, or has changed so that it cannot have
     the GPUs that they may have, fail and are forgotten."""
     jobs, specs, unknown = [], [], []
-    for job, text, submitted in database.rows(
-        "SELECT id, spec, submit_time FROM jobs WHERE number IS NOT NULL ORDER BY number"
-    ):
-        row = get_job(database, job)
-        assert row is not None
+    entered = database.rows("SELECT spec, submit_time FROM jobs WHERE number IS NOT NULL ORDER BY number")
+    for row, (text, submitted) in zip(database.jobs(), entered, strict=True):
         try:
             if row.program not in catalogue.programs:
                 raise JobError(f"program {row.program} is not in the catalogue any more")
             known = catalogue.job(row, submitted)
             catalogue.check(known)
         except RlptoError as wrong:
-            unknown.append(job)
+            unknown.append(row.id)
             if not row.is_over:
-                _fail(database, row, str(wrong), now)
+                with database.transaction():
+                    change_job(database, row.id, now, state="failed", reason=str(wrong), ended=now, gpus_held=0)
+                    close_spans(database, row.id, now)
+                    add_event(database, "job", now, row.id, row.owner, {"state": "failed", "reason": str(wrong)})
             continue
         jobs.append(known)
         specs.append(JobSpec.from_json(text))
     if unknown:
         database.forget(unknown)
     return jobs, specs
-
-
-def _fail(database: SessionDatabase, row: JobRow, reason: str, now: float) -> None:
-    """End a job that the session cannot go on with."""
-    with database.transaction():
-        change_job(database, row.id, now, state="failed", reason=reason, ended=now, gpus_held=0)
-        close_spans(database, row.id, now)
-        add_event(database, "job", now, row.id, row.owner, {"state": "failed", "reason": reason})
 
 
 def volume_forecast(
