@@ -101,12 +101,12 @@ def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualSe
     speeds = dict(zip(classes, alone.tolist(), strict=True))
     same = {"epochs": 50, "samples": STEPS * BATCH, "batch_size": BATCH}
     tasks = [{"training": one, "pace": pace, **same} for one, pace in zip(classes, paces.tolist(), strict=True)]
-    setup = config(60.0, 60.0, NODES, forecast={"mode": "on"}, seed=seed)
+    nodes = [{"count": 1, "gpus": gpus} for gpus in NODES]
+    setup = config(60.0, 60.0, cluster={"nodes": nodes}, forecast={"mode": "on"}, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         service = VirtualService(
             Path(folder),
             setup,
-            nodes=NODES,
             settings={"scheduler": {"policy": policy, "predict_every": look_every}},
             look_ahead=True,
             backend=partial(LawBackend, speeds=speeds, rng=rng),
@@ -179,7 +179,7 @@ def covered(policy: str, seed: int) -> list[tuple[bool, float, bool | None]]:
         service.backend.acts = poisson(rng, service.now(), 1.0)
         service.run(lambda: any(row.as_of > until for row in predictions(service.store).values()))
         predicted = predictions(service.store)
-        volume = service.parts.volume
+        volume = service.loop.volume
         assert volume is not None
         futures = volume.futures(service.now() - service.began, salt=1)
         if futures is None:

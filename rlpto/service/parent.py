@@ -83,10 +83,8 @@ class Child:
     def _start(self) -> subprocess.Popen[bytes]:
         if self.log.exists() and self.log.stat().st_size > LARGEST_LOG_BYTES:
             self.log.replace(self.log.with_name(f"{self.log.name}.1"))
-        try:
+        with _usable(f"{self.log}: cannot write the log there"):
             log = self.log.open("ab")
-        except OSError as refused:
-            raise ConfigError(f"{self.log}: cannot write the log there: {_reason(refused)}") from None
         with log:
             return subprocess.Popen(
                 [sys.executable, "-m", *self._arguments],
@@ -124,10 +122,8 @@ def serve(
     _check(path)
     _make_folder(settings.folder)
     logs = settings.folder / "logs"
-    try:
+    with _usable(f"{logs}: cannot keep logs there", "; expected a folder"):
         logs.mkdir(exist_ok=True)
-    except OSError as refused:
-        raise ConfigError(f"{logs}: cannot keep logs there: {_reason(refused)}; expected a folder") from None
     with _alone_in(settings.folder), _listening(settings) as listening:
         stopped, is_new = _stopped(), prepare(settings)
         number, host = listening.fileno(), settings.web.host
@@ -174,24 +170,18 @@ def prepare(settings: ServiceSettings) -> bool:
 
 def _make_folder(folder: Path) -> None:
     """Make the folder of a service, for its owner alone, as one that exists is made. Raises ConfigError if refused."""
-    try:
+    with _usable(f"{folder}: cannot make a folder that only its owner can read"):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if folder.stat().st_mode & 0o077:
             folder.chmod(0o700)
-    except OSError as refused:
-        raise ConfigError(f"{folder}: cannot make a folder that only its owner can read: {refused.strerror}") from None
 
 
 def _make_admin_token(store: Store, path: Path) -> bool:
     """Write a new token of the first admin to a file, unless the one there is still valid, or the user is disabled or
     has another role. The result is that of `prepare`."""
     now = time.time()
-    try:
+    with _usable(f"{path}: cannot read the token of the admin", "; expected a file, or none"):
         kept = path.read_text(encoding="ascii", errors="replace").strip() if path.exists() else ""
-    except OSError as refused:
-        raise ConfigError(
-            f"{path}: cannot read the token of the admin: {_reason(refused)}; expected a file, or none"
-        ) from None
     with store.transaction():
         admin = get_user(store, FIRST_ADMIN) or add_user(store, FIRST_ADMIN, "admin", now)
         if user_of_token(store, kept, now) or admin.disabled or admin.role != "admin":
@@ -226,12 +216,8 @@ def _listening(settings: ServiceSettings) -> socket.socket:
     """The socket, which outlives the web process: who connects while that is restarted only waits."""
     web = settings.web
     family = socket.AF_INET6 if ":" in web.host else socket.AF_INET
-    try:
+    with _usable(f"web: cannot listen on {web.host} port {web.port}", "; choose another web.port"):
         listening = socket.create_server((web.host, web.port), family=family, backlog=1024)
-    except OSError as refused:
-        raise ConfigError(
-            f"web: cannot listen on {web.host} port {web.port}: {_reason(refused)}; choose another web.port"
-        ) from None
     listening.set_inheritable(True)
     return listening
 
@@ -240,14 +226,11 @@ def _listening(settings: ServiceSettings) -> socket.socket:
 def _alone_in(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, a file: its cluster locks the folder itself. Raises ClusterError if another does,
     ConfigError if the file cannot be used."""
-    try:
-        lock = FileLock(folder / "lock")
-    except BlockingIOError:
-        raise ClusterError(f"{folder}: another service is at work in this folder") from None
-    except OSError as refused:
-        raise ConfigError(
-            f"{folder / 'lock'}: cannot lock the folder: {_reason(refused)}; expected a file, or none"
-        ) from None
+    with _usable(f"{folder / 'lock'}: cannot lock the folder", "; expected a file, or none"):
+        try:
+            lock = FileLock(folder / "lock")
+        except BlockingIOError:
+            raise ClusterError(f"{folder}: another service is at work in this folder") from None
     with closing(lock):
         yield
 
@@ -260,8 +243,13 @@ def _stopped() -> list[int]:
     return asked
 
 
-def _reason(refused: OSError) -> str:
-    return (refused.strerror or str(refused)).lower()
+@contextmanager
+def _usable(what: str, expected: str = "") -> Iterator[None]:
+    """Raises ConfigError, `what` and why, where the system refuses it."""
+    try:
+        yield
+    except OSError as refused:
+        raise ConfigError(f"{what}: {(refused.strerror or str(refused)).lower()}{expected}") from None
 
 
 def _last_line(text: str) -> str:

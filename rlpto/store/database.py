@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ class Store:
     """One connection to the database, for one thread. The file is made if it is missing.
 
     durable: a write that was answered outlives a power cut (synchronous=FULL); else it outlives a killed process only.
-    longest_wait_s: longest time that a write waited for the other process, since this was last set to 0.
+    on_wait: None: writes that the disk has no room for raise. Else they wait, and it is called with a line when one
+    does, now and then meanwhile, and when it goes on. Ctrl-C ends the wait, and sets it to None.
+    longest_wait_s: longest time that a write waited for the other process.
 
     Raises StoreError if the file is damaged, foreign, or of another version of RLPTO, or cannot be written.
     """
@@ -52,7 +55,7 @@ class Store:
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         self.path = path
         self.longest_wait_s = 0.0
-        self._say: Callable[[str], object] | None = None
+        self.on_wait: Callable[[str], object] | None = None
         self._waits: list[float] = []
         self._written: list[tuple[str, Sequence[Values]]] = []
         with self._clear_errors():
@@ -64,15 +67,6 @@ class Store:
             self._base.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self._base.execute("PRAGMA foreign_keys = ON")
             self._turn = path.with_name(f"{path.name}-turn").open("ab")
-
-    def wait_for_room(self, say: Callable[[str], object]) -> None:
-        """From now on writes wait where they would fail for now. say: notified in one line that a write waits, now and
-        then while it does, and when it goes on. Ctrl-C ends the wait; after that, writes that fail raise."""
-        self._say = say
-
-    def wait_no_more(self) -> None:
-        """From now on writes raise where they would wait for room."""
-        self._say = None
 
     def rows(self, query: str, values: Values = ()) -> list[tuple[Any, ...]]:
         """All rows that a query finds."""
@@ -94,15 +88,10 @@ class Store:
         """Keep a single value."""
         self.write("INSERT OR REPLACE INTO facts (key, value) VALUES (?, ?)", (key, value))
 
-    def write(self, statement: str, *rows: Values) -> int:
-        """Run a statement once for each of `rows`, which hold its values; the number of rows changed."""
+    def write(self, statement: str, *rows: Values) -> sqlite3.Cursor:
+        """Run a statement once for each of `rows`, which hold its values."""
         with self.transaction():
-            return self._run(statement, rows or [()]).rowcount
-
-    def insert(self, statement: str, values: Values) -> int:
-        """Insert one row; its number."""
-        with self.transaction():
-            return int(self._run(statement, [values]).lastrowid or 0)
+            return self._run(statement, rows or [()])
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -131,7 +120,7 @@ class Store:
         self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - asked)
 
     def _run(self, statement: str, rows: Sequence[Values]) -> sqlite3.Cursor:
-        if self._say is not None:
+        if self.on_wait is not None:
             self._written.append((statement, rows))
         try:
             return self._execute(statement, rows)
@@ -141,19 +130,18 @@ class Store:
             return found
 
     def _execute(self, statement: str, rows: Sequence[Values]) -> sqlite3.Cursor:
+        one = len(rows) == 1  # `executemany` says no number of the row that is inserted
+        execute = (
+            partial(self._base.execute, statement, rows[0]) if one else partial(self._base.executemany, statement, rows)
+        )
         try:
-            return self._execute_once(statement, rows)
+            return execute()
         except sqlite3.OperationalError as error:
             if "user-defined function" not in str(error):
                 raise
             # Ctrl-C came while the sum of a row was computed. SQLite reports it as unraisable, so that
             # `rlpto.io.interrupts` raises it again; the write is no worse for it.
-            return self._execute_once(statement, rows)
-
-    def _execute_once(self, statement: str, rows: Sequence[Values]) -> sqlite3.Cursor:
-        if len(rows) == 1:
-            return self._base.execute(statement, rows[0])
-        return self._base.executemany(statement, rows)
+            return execute()
 
     def _commit(self) -> None:
         while True:
@@ -174,36 +162,31 @@ class Store:
 
         Raises `error`, or one like it, where waiting is of no use.
         """
-        if self._say is None or not _may_succeed_later(error):
-            raise error
-        try:
-            return self._wait_and_write(error, self._say)
-        except KeyboardInterrupt:
-            self.wait_no_more()
-            raise
-
-    def _wait_and_write(self, error: sqlite3.Error, say: Callable[[str], object]) -> sqlite3.Cursor | None:
         since, noted = time.monotonic(), -math.inf
-        found = None
-        while True:
-            self._roll_back()
-            waited = time.monotonic() - since
-            if waited >= noted + NOTICE_INTERVAL_S:
-                noted = waited
-                say(f"{self.path}: cannot be written ({error}): jobs go on, the scheduler waits")
-            time.sleep(RETRY_INTERVAL_S)
-            try:
-                fcntl.flock(self._turn, fcntl.LOCK_EX)
-                self._base.execute("BEGIN IMMEDIATE")
-                for statement, rows in self._written:
-                    found = self._execute(statement, rows)
-                break
-            except sqlite3.Error as again:
-                if not _may_succeed_later(again):
-                    raise
-                error = again
-        self._waits.append(time.monotonic() - since)
-        say(f"{self.path}: can be written again after {self._waits[-1]:.0f} s: the scheduler goes on")
+        found: sqlite3.Cursor | None = None
+        try:
+            while True:
+                if self.on_wait is None or not _may_succeed_later(error):
+                    raise error
+                self._roll_back()
+                waited = time.monotonic() - since
+                if waited >= noted + NOTICE_INTERVAL_S:
+                    noted = waited
+                    self.on_wait(f"{self.path}: cannot be written ({error}): jobs go on, the scheduler waits")
+                time.sleep(RETRY_INTERVAL_S)
+                try:
+                    fcntl.flock(self._turn, fcntl.LOCK_EX)
+                    self._base.execute("BEGIN IMMEDIATE")
+                    for statement, rows in self._written:
+                        found = self._execute(statement, rows)
+                    break
+                except sqlite3.Error as again:
+                    error = again
+            self._waits.append(time.monotonic() - since)
+            self.on_wait(f"{self.path}: can be written again after {self._waits[-1]:.0f} s: the scheduler goes on")
+        except KeyboardInterrupt:
+            self.on_wait = None
+            raise
         return found
 
     def check(self) -> None:

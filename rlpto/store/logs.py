@@ -39,21 +39,15 @@ def job_folder(run: Path, job: str) -> Path:
     return run / "jobs" / job
 
 
-def log_files(run: Path, job: str) -> tuple[Path, Path]:
-    """The older and the newer log file of a job, which need not be there. Raises ValueError as `job_folder`."""
-    folder = job_folder(run, job)
-    return folder / OLDER, folder / LOG
-
-
 def log_lines(run: Path, job: str, start: int, limit: int) -> list[LogLine]:
     """At most `limit` lines from number `start` on; a negative start: that number of lines at the end.
 
     Lines that are gone, or half-written by a killed process, are left out. Raises ValueError as `job_folder`.
     """
-    older, newer = log_files(run, job)
-    lines = _whole_lines(newer)
+    folder = job_folder(run, job)
+    lines = _whole_lines(folder / LOG)
     if not lines or (len(lines) < -start if start < 0 else start < _number(lines[0])):
-        lines = _whole_lines(older) + lines
+        lines = _whole_lines(folder / OLDER) + lines
     first = max(len(lines) + start, 0) if start < 0 else bisect_left(lines, start, key=_number)
     return [found for line in lines[first : first + limit] if (found := _parsed(line)) is not None]
 

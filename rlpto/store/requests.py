@@ -64,11 +64,6 @@ def get_request(store: Store, seq: int) -> Request | None:
     return first(store, Request, "WHERE seq = ?", (seq,))
 
 
-def is_asked(store: Store, kind: Kind, job: str) -> bool:
-    """Whether such a request about a job is open."""
-    return bool(asked(store, kind, job))
-
-
 def asked(store: Store, kind: Kind, job: str) -> list[Request]:
     """The open requests of a kind about a job, oldest first."""
     return find(store, Request, "WHERE done_at IS NULL AND kind = ? AND job = ? ORDER BY seq", (kind, job))

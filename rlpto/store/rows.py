@@ -45,7 +45,7 @@ def first(store: Store, kind: type[R], tail: str = "", values: Values = ()) -> R
 
 def insert(store: Store, table: str, **columns: object) -> int:
     """Insert a row; its number."""
-    return store.insert(_statement("INSERT", table, list(columns)), [*map(_kept, columns.values())])
+    return int(store.write(_statement("INSERT", table, list(columns)), [*map(_kept, columns.values())]).lastrowid or 0)
 
 
 def put(store: Store, rows: Sequence[Row]) -> None:

@@ -1,4 +1,4 @@
-"""Scripts that developers have submitted, each kept once."""
+"""Scripts that developers have submitted, each kept once, and folders that Ray's client has uploaded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from types import CodeType
 from rlpto.io.errors import RlptoError
 from rlpto.store.database import Store
 from rlpto.store.rows import Row, first, put
+
+MOST_PACKAGES = 20
+"""Folders of one user; the oldest go."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,26 @@ def get_script(store: Store, digest: str) -> ScriptRow | None:
     return first(store, ScriptRow, "WHERE digest = ?", (digest,))
 
 
-def drop_unused_scripts(store: Store) -> None:
-    """Remove the scripts that no job names."""
-    store.write("DELETE FROM scripts WHERE digest NOT IN (SELECT script FROM jobs WHERE script IS NOT NULL)")
+@dataclass(frozen=True)
+class PackageRow(Row):
+    """A folder. name: that Ray's client gave it. files: as `rlpto.store.code_files` packs them. at: s."""
+
+    TABLE = "packages"
+
+    owner: str
+    name: str
+    files: str
+    at: float
+
+
+def keep_package(store: Store, package: PackageRow) -> None:
+    """Keep a folder of a user."""
+    put(store, [package])
+    kept = "SELECT name FROM packages WHERE owner = ? ORDER BY at DESC LIMIT ?"
+    values = (package.owner, package.owner, MOST_PACKAGES)
+    store.write(f"DELETE FROM packages WHERE owner = ? AND name NOT IN ({kept})", values)
+
+
+def get_package(store: Store, owner: str, name: str) -> PackageRow | None:
+    """The folder of a user with a name."""
+    return first(store, PackageRow, "WHERE owner = ? AND name = ?", (owner, name))

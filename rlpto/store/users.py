@@ -76,14 +76,6 @@ class AuditRow(Row):
     detail: Mapping[str, Any]
 
 
-def over_quota(gpus: int, quota: int | None) -> bool:
-    """Whether a job that asks for this number of GPUs can never start, because its owner may hold fewer.
-
-    quota: None: any number.
-    """
-    return quota is not None and gpus > quota
-
-
 def add_user(store: Store, name: str, role: Role, at: float, sign_in: str | None = None) -> User:
     """A new user without quotas of its own."""
     insert(store, "users", name=name, role=role, created=at, sign_in=sign_in)
@@ -171,11 +163,10 @@ def last_expiry(store: Store, token: Token) -> float | None:
 def revoke_token(store: Store, token: str, user: str, at: float) -> bool:
     """End a token of a user and all sessions that were made with it; False for an unknown id."""
     with store.transaction():
-        changed = store.write(
-            "UPDATE tokens SET revoked = ? WHERE id = ? AND user = ? AND revoked IS NULL", (at, token, user)
-        )
-        store.write("UPDATE tokens SET revoked = ? WHERE made_with = ? AND revoked IS NULL", (at, token))
-    return changed > 0
+        revoke = "UPDATE tokens SET revoked = ? WHERE revoked IS NULL AND"
+        found = store.write(f"{revoke} id = ? AND user = ?", (at, token, user)).rowcount
+        store.write(f"{revoke} made_with = ?", (at, token))
+    return found > 0
 
 
 def _holder(store: Store, column: str, value: str, at: float) -> tuple[User, Token] | None:

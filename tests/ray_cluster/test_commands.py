@@ -249,7 +249,6 @@ def test_after_ctrl_c_jobs_are_left_as_the_settings_say(ray_cluster: LocalCluste
 
         path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "on_stop": "end"}))
         service.start()
-        service.reconnect()
         service.until(lambda: service.row(job).progress > progress)
         assert workers() == before, "it was taken up"
         service.end(signal.SIGINT)

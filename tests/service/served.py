@@ -9,15 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from rlpto.client import Answer, Client
 from rlpto.ray_cluster.nodes.processes import TITLE, load_factor, of_folder, start_time
-from rlpto.service.scheduler.process import STATE_VARIABLE
 from rlpto.service.settings import STATE_FILE, load_service
 from rlpto.store.database import Store
 from rlpto.store.jobs import ENDED, JobRow, get_job
@@ -69,35 +69,30 @@ class Served:
         self.path, self.settings = settings, load_service(settings)
         self._state = settings.parent / "state"
         self._log = settings.parent / "serve.log"
-        without = {"RAY_ADDRESS", STATE_VARIABLE, "RLPTO_SERVICE", "RLPTO_TOKEN"}
+        without = {"RAY_ADDRESS", "RLPTO_STATE", "RLPTO_SERVICE", "RLPTO_TOKEN"}
         own = {"PYTHONPATH": str(REPOSITORY), "XDG_STATE_HOME": str(self._state), "PYTHONUNBUFFERED": "1"}
         self.environment = {key: value for key, value in os.environ.items() if key not in without} | own
         self.environment |= variables or {}
         self.process: subprocess.Popen[bytes]
         self.start()
-        self.client: Client
-        self.reconnect()
         self.store = Store(self.settings.database, durable=False)
 
     def start(self) -> None:
-        """Start `rlpto serve`, and wait until it says that it is up."""
+        """Start `rlpto serve`, wait until it says that it is up, and find its address: another one after each start."""
         before = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*COMMAND, "serve", str(self.path)], stdout=log, stderr=log, env=self.environment
             )
         self.until(lambda: b"submit:" in self._log.read_bytes()[before:], START_S)
-
-    def reconnect(self) -> None:
-        """Find the service's address, which is another one after each start."""
         noted = json.loads((self._state / "rlpto" / "service.json").read_text())
         self.address, self.token = str(noted["address"]), Path(noted["token_file"]).read_text().strip()
         self.client = Client(self.address, self.token, retry_for_s=120.0)
 
-    def command(self, *arguments: str, timeout: float = WAIT_S) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """What a user types on this machine."""
         return subprocess.run(
-            [*COMMAND, *arguments], env=self.environment, capture_output=True, text=True, timeout=timeout, check=False
+            [*COMMAND, *arguments], env=self.environment, capture_output=True, text=True, timeout=WAIT_S, check=False
         )
 
     def until(self, holds: Callable[[], bool], seconds: float = WAIT_S) -> None:
@@ -113,31 +108,19 @@ class Served:
         files = [self._log, *sorted((self.settings.folder / "logs").glob("*.log"))]
         return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-3000:]}" for file in files)
 
-    def ready(self) -> None:
-        """Wait until the scheduler process of now is at work, and has noted which policies there are."""
-        self.until(lambda: self.scheduler() != 0 and bool(policies(self.store)), START_S)
-
     def scheduler(self) -> int:
         """Process id of the scheduler that has given the last sign of life; 0: it has ended."""
         beat = heartbeat(self.store)
         return 0 if beat is None or start_time(beat[1].process) is None else beat[1].process
 
-    def _child(self, module: str) -> int:
-        for entry in Path("/proc").iterdir():
-            try:
-                parent = entry.name.isdigit() and int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == self.process.pid and module in (entry / "cmdline").read_text():
-                    return int(entry.name)
-            except OSError:
-                continue  # it has ended since
-        return 0
-
     def kill(self, module: str) -> bool:
         """Kill the child of the parent that runs a module; False if there is none now."""
-        child = self._child(module)
-        if child:
-            os.kill(child, signal.SIGKILL)
-        return child != 0
+        for child in psutil.Process(self.process.pid).children():
+            with suppress(psutil.NoSuchProcess):  # it has ended since
+                if module in child.cmdline():
+                    child.kill()
+                    return True
+        return False
 
     def submit(self, epochs: float, gpus: int = 1, **more: Any) -> str:
         """A job by REST; its id."""
@@ -193,7 +176,7 @@ def served(
     """A service whose scheduler is at work; gone at the end, with its cluster."""
     service = Served(write_settings(folder, nodes, gpus, **more), variables)
     try:
-        service.ready()
+        service.until(lambda: service.scheduler() != 0 and bool(policies(service.store)), START_S)
         yield service
     finally:
         service.close()

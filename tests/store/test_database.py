@@ -1,6 +1,7 @@
 import sqlite3
 import sys
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,58 +11,46 @@ from rlpto.store.database import Store, StoreError
 from rlpto.store.schema import SCHEMA, row_sum
 
 
-def test_two_processes_meet_in_one_file(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    web, scheduler = Store(path), Store(path, durable=False)
-    with web.transaction():
-        web.write("INSERT INTO facts (key, value) VALUES ('a', '1')")
-        assert scheduler.rows("SELECT * FROM facts") == [], "nobody sees half of a transaction"
-    assert len(scheduler.rows("SELECT * FROM facts")) == 1
-
-
 def test_a_transaction_is_kept_whole_or_not_at_all(store: Store) -> None:
-    def write_half() -> None:
+    write = partial(store.write, "INSERT INTO facts (key, value) VALUES (?, '1')")
+    with closing(Store(store.path, durable=False)) as other:
         with store.transaction():
-            store.write("INSERT INTO facts (key, value) VALUES ('a', '1')")
+            write(("a",))
+            with suppress(RuntimeError), store.savepoint():
+                write(("b",))
+                raise RuntimeError
+            assert other.rows("SELECT key FROM facts") == [], "another process sees no half of it"
+        with suppress(RuntimeError), store.transaction():
+            write(("c",))
             with store.transaction():
-                store.write("INSERT INTO facts (key, value) VALUES ('b', '1')")
+                write(("d",))
             raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        write_half()
-    assert store.rows("SELECT * FROM facts") == []
-
-
-def test_a_savepoint_undoes_one_of_several_writes(store: Store) -> None:
-    with store.transaction():
-        store.write("INSERT INTO facts (key, value) VALUES ('a', '1')")
-        with suppress(RuntimeError), store.savepoint():
-            store.write("INSERT INTO facts (key, value) VALUES ('b', '1')")
-            raise RuntimeError
-    assert [row[0] for row in store.rows("SELECT * FROM facts")] == ["a"]
+        assert other.rows("SELECT key FROM facts") == [("a",)]
 
 
 @pytest.mark.parametrize(
-    "content", [b"not a database at all, but long enough to be read as one" * 20, b"SQLite format 3\0"]
+    ("content", "change", "said"),
+    [
+        (b"not a database at all, but long enough to be read as one" * 20, "", "the database cannot be used"),
+        (b"SQLite format 3\0", "", "the database cannot be used"),
+        (b"", "PRAGMA application_id = 7; CREATE TABLE a (b)", "another SQLite database"),
+        (None, f"PRAGMA user_version = {SCHEMA + 1}", f"version {SCHEMA + 1}, expected {SCHEMA}: go on with the"),
+    ],
 )
-def test_other_files_are_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+def test_other_files_and_versions_are_refused_in_one_line(
+    tmp_path: Path, content: bytes | None, change: str, said: str
+) -> None:
     path = tmp_path / "store"
-    path.write_bytes(content)
-    with pytest.raises(StoreError, match="store") as refused:
+    if content is None:
+        Store(path).close()
+    else:
+        path.write_bytes(content)
+    if change:
+        with closing(sqlite3.connect(path)) as base:
+            base.executescript(change)
+    with pytest.raises(StoreError, match=f"store: .*{said}") as refused:
         Store(path)
     assert "\n" not in str(refused.value)
-
-
-def test_databases_of_others_and_of_another_version_are_refused(tmp_path: Path) -> None:
-    Store(tmp_path / "newer").close()
-    for name, change, said in (
-        ("newer", f"PRAGMA user_version = {SCHEMA + 1}", f"version {SCHEMA + 1}, expected {SCHEMA}: go on with the"),
-        ("other", "PRAGMA application_id = 7; CREATE TABLE a (b)", "another SQLite database"),
-    ):
-        with closing(sqlite3.connect(tmp_path / name)) as base:
-            base.executescript(change)
-        with pytest.raises(StoreError, match=said):
-            Store(tmp_path / name)
 
 
 def test_ctrl_c_within_the_sum_of_a_row_undoes_no_write_and_is_not_lost(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.store.logs import OutputLog, job_folder, log_files, log_lines
+from rlpto.store.logs import LOG, OLDER, OutputLog, job_folder, log_lines
 
 
 def write(run: Path, job: str, count: int, file_bytes: int = 10_000_000) -> None:
@@ -13,17 +13,9 @@ def write(run: Path, job: str, count: int, file_bytes: int = 10_000_000) -> None
         writer.write(f"line {number}", float(number))
 
 
-def test_lines_from_a_number_and_the_last_ones(tmp_path: Path) -> None:
-    write(tmp_path, "j1", 10)
-    assert [(line.n, line.text) for line in log_lines(tmp_path, "j1", 9, 100)] == [(9, "line 8"), (10, "line 9")]
-    assert [line.n for line in log_lines(tmp_path, "j1", -3, 100)] == [8, 9, 10]
-    assert [line.n for line in log_lines(tmp_path, "j1", 0, 2)] == [1, 2]
-    assert log_lines(tmp_path, "j2", 0, 2) == []
-
-
 def test_numbers_go_on_when_a_writer_was_killed_within_a_line(tmp_path: Path) -> None:
     write(tmp_path, "j1", 2)
-    with log_files(tmp_path, "j1")[1].open("ab") as file:
+    with (job_folder(tmp_path, "j1") / LOG).open("ab") as file:
         file.write(b'{"n": 3, "at": 1.0, "te')
     write(tmp_path, "j1", 1)
     assert [line.n for line in log_lines(tmp_path, "j1", 0, 10)] == [1, 2, 3]
@@ -37,19 +29,19 @@ def test_halves_of_characters_are_kept_as_escapes(tmp_path: Path) -> None:
 
 def test_old_lines_are_dropped(tmp_path: Path) -> None:
     write(tmp_path, "j1", 500, file_bytes=5_000)
-    older, newer = log_files(tmp_path, "j1")
-    assert older.stat().st_size <= 5_000
-    assert newer.stat().st_size <= 5_000
+    assert all((job_folder(tmp_path, "j1") / name).stat().st_size <= 5_000 for name in (OLDER, LOG))
     lines = [line.n for line in log_lines(tmp_path, "j1", 1, 1000)]
     assert lines == list(range(lines[0], 501)), "what is left has no gaps"
     assert [line.n for line in log_lines(tmp_path, "j1", -150, 1000)] == list(range(351, 501))
 
 
-@settings(max_examples=20, deadline=None)
-@given(start=st.integers(1, 6000), limit=st.integers(1, 50))
-def test_long_logs_are_entered_anywhere(long_log: Path, start: int, limit: int) -> None:
-    found = [line.n for line in log_lines(long_log, "j1", start, limit)]
-    assert found == list(range(start, min(start + limit, 5001)))
+@settings(max_examples=30, deadline=None)
+@given(start=st.integers(-6000, 6000), limit=st.integers(1, 50))
+def test_logs_are_entered_anywhere_and_from_their_end(long_log: Path, start: int, limit: int) -> None:
+    first = max(5001 + start, 1) if start < 0 else max(start, 1)
+    found = [(line.n, line.text) for line in log_lines(long_log, "j1", start, limit)]
+    assert found == [(number, f"line {number - 1}") for number in range(first, min(first + limit, 5001))]
+    assert log_lines(long_log, "j2", start, limit) == []
 
 
 @pytest.fixture(scope="module")

@@ -1,40 +1,76 @@
 """Copies of checkpoints on a real S3 server: they arrive, outlive the disk, and damage is recognised."""
 
 import shutil
-import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+from werkzeug.wrappers import Response
+from werkzeug.wsgi import get_input_stream
 
 from rlpto.ray_cluster.job.job_folder import JobFolder
 from rlpto.store.object_storage import checked_uri
 from tests.ray_cluster.running import SESSION, make_spec
-from tests.store.faulty_proxy import FaultyProxy
+from tests.service.web.helpers import answering
 
 PLACE = f"runs/{SESSION}/job/"
 KEY, SECRET = "key-that-is-not-shown", "secret-that-is-not-shown"
 BUCKET = "mine"
+ERROR = """<?xml version="1.0" encoding="UTF-8"?>
+<Error><Code>{}</Code><Message>Refused, request {}</Message><AWSAccessKeyId>{}</AWSAccessKeyId></Error>"""
+
+
+class Quiet(WSGIRequestHandler):
+    """Prints nothing."""
+
+    def log(self, *_: Any) -> None:
+        pass
 
 
 class Server:
-    """An S3 server."""
+    """moto's S3 server, with faults for jobs alone: each upload takes `delay_s` more, and requests of `refused` methods
+    are answered with `code` and `reason`, or, if `code` is 0, not at all.
+
+    asked: set once an upload has come. refusals: so far.
+    """
 
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = int(free.getsockname()[1])
-        self.address = f"http://127.0.0.1:{self.port}"
-        self.uri = f"s3://{BUCKET}/runs?region=us-east-1&scheme=http&endpoint_override=127.0.0.1:{self.port}"
-        self.moto = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
-        self.moto.start()
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self.http = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=Quiet)
+        self.uri = f"s3://{BUCKET}/runs?region=us-east-1&scheme=http&endpoint_override=127.0.0.1:{self.http.port}"
+        self.delay_s, self.refused, self.code, self.reason, self.refusals = 0.0, ("",), 0, "", 0
+        self.asked = Event()
+
+    def fail(self, code: int, reason: str, *methods: str) -> None:
+        """Refuse from now on; no methods: none any more."""
+        self.code, self.reason, self.refused = code, reason, methods
+
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        method, of_job = environ["REQUEST_METHOD"], "aws-sdk-cpp" in environ.get("HTTP_USER_AGENT", "")
+        if of_job and method == "PUT":
+            self.asked.set()
+            time.sleep(self.delay_s)
+        if not of_job or method not in self.refused:
+            return self._moto(environ, start_response)  # type: ignore[no-any-return]
+        get_input_stream(environ).read()
+        self.refusals += 1
+        if not self.code:
+            raise ConnectionError
+        key = environ.get("HTTP_AUTHORIZATION", "=/").split("=")[1].split("/")[0]
+        said = ERROR.format(self.reason, self.refusals, key)
+        headers = {"x-amz-request-id": str(self.refusals)}
+        return Response(said, self.code, headers, content_type="application/xml")(environ, start_response)
 
     @property
     def bucket(self) -> Any:
-        return boto3.resource("s3", endpoint_url=self.address, region_name="us-east-1").Bucket(BUCKET)
+        address = f"http://127.0.0.1:{self.http.port}"
+        return boto3.resource("s3", endpoint_url=address, region_name="us-east-1").Bucket(BUCKET)
 
     def steps(self) -> list[int]:
         """Steps of the copies, newest first."""
@@ -48,20 +84,12 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     for name, value in (("ACCESS_KEY_ID", KEY), ("SECRET_ACCESS_KEY", SECRET), ("EC2_METADATA_DISABLED", "true")):
         monkeypatch.setenv(f"AWS_{name}", value)
     found = Server()
-    found.bucket.create()
-    yield found
-    for one in found.bucket.objects.all():  # moto keeps them for the next server of this process
-        one.delete()
-    found.bucket.delete()
-    found.moto.stop()
-
-
-@pytest.fixture
-def proxy(server: Server) -> Iterator[FaultyProxy]:
-    """What stands before the server."""
-    found = FaultyProxy(server.port)
-    yield found
-    found.stop()
+    with answering(found.http):
+        found.bucket.create()
+        yield found
+        for one in found.bucket.objects.all():  # moto keeps them for the next server of this process
+            one.delete()
+        found.bucket.delete()
 
 
 def folder_of(server: Server, where: Path, uri: str = "") -> JobFolder:
@@ -114,24 +142,22 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_said_once_and_copies_arrive_after_it(
-    server: Server, proxy: FaultyProxy, tmp_path: Path, fault: str
-) -> None:
+def test_a_fault_is_said_once_and_copies_arrive_after_it(server: Server, tmp_path: Path, fault: str) -> None:
     code, reason, methods, said = FAULTS[fault]
-    proxy.fail(code, reason, *methods)
+    server.fail(code, reason, *methods)
     job_at = tmp_path / "job"
-    job = folder_of(server, job_at, proxy.uri(server.uri))
+    job = folder_of(server, job_at)
     for step in (10, 20, 30):
-        before = proxy.refusals
+        before = server.refusals
         job.write(step, b"state %d" % step)
         assert job.newest_state() == (step, b"state %d" % step), "it trains on"
-        while proxy.refusals == before:
+        while server.refusals == before:
             time.sleep(0.01)
     while "has not arrived" not in job.failure:
         time.sleep(0.01)
     assert server.steps() == []
     assert said in failures(job_at)
-    proxy.fail(0, "")
+    server.fail(0, "")
     while server.steps() != [30]:
         time.sleep(0.01)
     job.write(40, b"state 40")
@@ -151,11 +177,11 @@ def failures(folder: Path) -> str:
     return (folder / "failures.log").read_text()
 
 
-def test_a_slow_server_gets_the_newest_copy(server: Server, proxy: FaultyProxy, tmp_path: Path) -> None:
-    proxy.delay_s = 3.5  # Arrow's own limit is 3 s
-    job = folder_of(server, tmp_path / "job", proxy.uri(server.uri))
+def test_a_slow_server_gets_the_newest_copy(server: Server, tmp_path: Path) -> None:
+    server.delay_s = 3.5  # Arrow's own limit is 3 s
+    job = folder_of(server, tmp_path / "job")
     job.write(10, b"state 10")
-    proxy.asked.wait()
+    server.asked.wait()
     for step in (20, 30, 40):  # meanwhile the first is dropped
         job.write(step, b"state %d" % step)
         assert job.newest_state() == (step, b"state %d" % step), "it trains on"
@@ -164,14 +190,14 @@ def test_a_slow_server_gets_the_newest_copy(server: Server, proxy: FaultyProxy, 
     assert not (tmp_path / "job" / "failures.log").exists()
 
 
-def test_the_next_start_uploads_what_the_end_could_not(server: Server, proxy: FaultyProxy, tmp_path: Path) -> None:
-    proxy.fail(403, "InvalidAccessKeyId", *ALL)
-    job = folder_of(server, tmp_path / "job", proxy.uri(server.uri))
+def test_the_next_start_uploads_what_the_end_could_not(server: Server, tmp_path: Path) -> None:
+    server.fail(403, "InvalidAccessKeyId", *ALL)
+    job = folder_of(server, tmp_path / "job")
     job.write(10, b"state 10")
     job.close()
     assert "the last checkpoint has not arrived: AWS Error INVALID_ACCESS_KEY_ID" in job.failure
-    proxy.fail(0, "")
-    again = folder_of(server, tmp_path / "job", proxy.uri(server.uri))
+    server.fail(0, "")
+    again = folder_of(server, tmp_path / "job")
     again.begin(resume=True)
     again.close()
     assert server.steps() == [10]

@@ -219,7 +219,7 @@ class RayCluster(JobTracker):
         """Leave the session. keep: its controllers go on training; otherwise they write a checkpoint and end. Raises
         ClusterError if jobs are left and the disk is full: a scheduler that is stopped does not wait for room."""
         if not self.done:
-            self.database.wait_no_more()
+            self.database.on_wait = None
         try:
             with self.database.transaction():
                 self._write_all()

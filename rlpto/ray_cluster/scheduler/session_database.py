@@ -70,7 +70,7 @@ class SessionDatabase(Store):
             opened.pop_all()
         self._began = self.number("began") or 0.0
         self._training: set[str] = set()
-        self.wait_for_room(say)
+        self.on_wait = say
 
     @property
     def begun(self) -> bool:

@@ -1,8 +1,208 @@
-"""`python -m rlpto.service.scheduler SETTINGS [--check]`: see `rlpto.service.scheduler.process`."""
+"""The scheduler process of a job service on a real Ray cluster: `python -m rlpto.service.scheduler SETTINGS [--check]`.
 
+--check: read what the settings name, and end. SIGTERM: runners train on, and the next scheduler takes them up. SIGINT:
+as `on_stop` of the settings says; a cluster that the service has started ends then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import ssl
 import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from types import FrameType
 
-from rlpto.service.scheduler.process import main
+from rlpto.experiments.config import Config, load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.experiments.on_ray import compile_ahead, real_nodes
+from rlpto.io.errors import ConfigError, RlptoError
+from rlpto.performance.tables import ONE_KIND
+from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.scheduler.backend import RayBackend
+from rlpto.ray_cluster.scheduler.connection import AUTO, check_training
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_folder import session_name
+from rlpto.ray_cluster.scheduler.session_rules import Clock
+from rlpto.service.scheduler.catalogue import SESSION, ProgramChecks
+from rlpto.service.scheduler.loop import SchedulerLoop
+from rlpto.service.scheduler.policy_catalogue import FALLBACK, PolicyWarmup, catalogue_of
+from rlpto.service.scheduler.session import Environment
+from rlpto.service.settings import STATE_FILE, ServiceSettings, WebSettings, load_service
+from rlpto.store.database import Store
+from rlpto.store.requests import switch_in_force
+
+OFTEN_SWITCHED = ("elastic_fifo", "round_robin")
+"""Policies that are made ready without being asked for, in addition to those of the settings."""
+LOST = 1
+"""Exit code where the cluster is lost, or anything else that a restart may cure; not that for wrong settings."""
+DEFAULT_CPUS = 4
+"""CPU slots of a node for which the experiment names none."""
+
+
+class StopRequest:
+    """Set by signals. SIGTERM: runners train on, another scheduler takes them up. SIGINT: the service ends, and runners
+    train on if the settings say so (`keep`)."""
+
+    def __init__(self, keeps: bool) -> None:
+        self.asked = False
+        self.keep = True
+        self._keeps = keeps
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Handle a signal."""
+        self.asked = True
+        if number == signal.SIGINT:
+            self.keep = self._keeps
+
+
+def main() -> None:
+    """Serve until a signal. Exit code 2: stderr says what is wrong with settings, database or cluster."""
+    parser = argparse.ArgumentParser(prog="rlpto.service.scheduler", description=__doc__)
+    parser.add_argument("settings", help="settings of the service")
+    parser.add_argument("--check", action="store_true", help="read what the settings name, and end")
+    given = parser.parse_args()
+    try:
+        (check if given.check else serve)(load_service(given.settings))
+    except RlptoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def check(settings: ServiceSettings) -> None:
+    """Read what the settings name; nothing is written. Raises ConfigError for what is wrong."""
+    config = load_config(settings.experiment)
+    if settings.scheduler.address is None:
+        _check_local(config)
+    known = sorted(catalogue_of(settings.scheduler.policies))
+    if settings.scheduler.policy not in known:
+        raise ConfigError(f"scheduler.policy: {settings.scheduler.policy}: expected one of {', '.join(known)}")
+    _check_certificate(settings.web)
+    for key in settings.web.secrets:
+        settings.web.secret(key)
+
+
+def serve(settings: ServiceSettings) -> None:
+    """Serve until a signal. Raises RlptoError for what is wrong with settings, database or cluster."""
+    config = load_config(settings.experiment)
+    folder = settings.folder.absolute()
+    settings = settings.model_copy(update={"folder": folder})
+    local = settings.scheduler.address is None
+    stop = StopRequest(settings.on_stop == "keep" and not local)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with ExitStack() as stack:
+        database = stack.enter_context(SessionDatabase(settings.database))
+        if local:
+            os.environ["RLPTO_STATE"] = str(folder / STATE_FILE)
+            start_local_nodes(config)
+        address = settings.scheduler.address or AUTO
+        config = stack.enter_context(real_nodes(config, address, folder, _quiet, lambda: os._exit(LOST)))
+        for number in (signal.SIGTERM, signal.SIGINT):  # after Ray has put its own handlers in place
+            signal.signal(number, stop)
+        experiment = Experiment(config)
+        warmup = PolicyWarmup(lambda spec: compile_ahead(experiment, [spec]), _quiet)
+        _make_ready(warmup, settings, database)
+        environment = Environment(
+            backend=RayBackend(session_name(folder, SESSION), notice_file=config.ray.notice_file),
+            wall=time.time,
+            clock=Clock,
+            make=lambda spec: experiment.policy(spec, real=True),
+            checks=ProgramChecks(_import_problem, stack.enter_context(ThreadPoolExecutor(1, "checks"))),
+            ready=warmup,
+        )
+        _serve(SchedulerLoop(settings, config, database, environment), stop)
+    if local and not stop.keep:
+        from rlpto.ray_cluster.nodes.persistent_cluster import stop_cluster
+
+        stop_cluster()
+
+
+def _serve(loop: SchedulerLoop, stop: StopRequest) -> None:
+    """Serve until a signal, and leave the session in order. Raises SystemExit for errors, which a restart may
+    cure: its code is not that for wrong settings."""
+    loop.source.stopping = lambda: stop.asked
+    try:
+        while not stop.asked:
+            loop.step()
+    except RlptoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(LOST) from error
+    finally:
+        # After a fault as after SIGTERM: an error of the scheduler is no reason to stop jobs that train.
+        loop.close(keep=stop.keep)
+
+
+def _make_ready(warmup: PolicyWarmup, settings: ServiceSettings, store: Store) -> None:
+    """Wait until the policy in force is ready, and begin with those that are likely to be asked for.
+
+    A user who asks for one that cannot decide gets the reason as the answer.
+    """
+    extra, before = settings.scheduler.policies, switch_in_force(store)
+    known = {name: spec for name, (spec, _) in catalogue_of(extra).items()}
+    present = settings.scheduler.policy if before is None else before.policy
+    wanted = [known[name] for name in (FALLBACK, present) if name in known]
+    for spec in (*wanted, *(known[name] for name in (*OFTEN_SWITCHED, *extra))):
+        warmup(spec)
+    while not all(map(warmup, wanted)):
+        time.sleep(0.05)
+
+
+def _import_problem(training: str, pip: Sequence[str]) -> str:
+    """What keeps workers from training a class; empty: nothing. pip: what they get for it."""
+    try:
+        check_training([JobSpec("check", training, "check", training, "", 1, 1, 1, pip=pip)])
+    except RlptoError as error:
+        return str(error)
+    return ""
+
+
+def start_local_nodes(config: Config) -> None:
+    """Start the nodes of an experiment on this machine, unless they are up.
+
+    Raises ConfigError for several kinds of GPU, ClusterError if Ray does not come up.
+    """
+    from rlpto.ray_cluster.nodes.persistent_cluster import running_cluster, start_cluster
+
+    if running_cluster() is not None:
+        return
+    _check_local(config)
+    groups = config.cluster.nodes
+    gpus = [group.gpus for group in groups for _ in range(group.count)]
+    start_cluster(gpus, max(DEFAULT_CPUS, *(group.cpus for group in groups)), on_progress=_quiet)
+
+
+def _check_local(config: Config) -> None:
+    if any(group.gpu != ONE_KIND for group in config.cluster.nodes):
+        raise ConfigError(
+            "cluster.nodes: a service starts nodes of one kind of GPU; expected no `gpu` there, or scheduler.address "
+            "of a running cluster"
+        )
+    if config.ray.autoscale is not None:
+        raise ConfigError("ray.autoscale: a service starts no autoscaler, expected null, or scheduler.address")
+
+
+def _check_certificate(web: WebSettings) -> None:
+    """Read the certificate and its key as the web process will."""
+    if web.certificate is None:
+        return
+    try:
+        # Without a password OpenSSL would ask the terminal for that of an encrypted key.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(web.certificate, web.key, password=lambda: "")
+    except (OSError, ValueError) as wrong:
+        raise ConfigError(
+            f"web: {web.certificate}, {web.key}: expected a certificate and its key in PEM, without a password: {wrong}"
+        ) from None
+
+
+def _quiet(line: str) -> None:
+    """What is waited for, for the log of the service."""
+    if line:
+        print(line, file=sys.stderr, flush=True)
+
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

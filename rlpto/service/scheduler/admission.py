@@ -14,7 +14,6 @@ import numpy as np
 from rlpto.core.cluster import ClusterState
 from rlpto.io.arrays import IntArray
 from rlpto.store.status import QueueRow
-from rlpto.store.users import over_quota
 
 DRAINED = "no job starts: the service is drained"
 
@@ -22,23 +21,21 @@ DRAINED = "no job starts: the service is drained"
 def eligible(
     state: ClusterState,
     owners: Sequence[str],
-    quotas: Mapping[str, int | None],
-    default: int | None,
+    limits: Mapping[str, int],
     drained: bool,
     held: Mapping[int, str],
 ) -> tuple[ClusterState, dict[int, str]]:
     """The state that the policy should see, and why rows of `state` are not in it.
 
-    owners: of the n rows, in queue order. quotas: GPUs that a user may hold; all other users may hold `default`; None:
-    any number. held: users who hold rows. A job that waits is left out where its owner's jobs hold, or should start
-    with, all that the quota allows. Those that are shown may grow into what is left of it, the first ones first.
+    owners: of the n rows, in queue order. limits: GPUs that a user may hold; others may hold any number. held: users
+    who hold rows. A job that waits is left out where its owner's jobs hold, or should start with, all that the quota
+    allows. Those that are shown may grow into what is left of it, the first ones first.
     """
     jobs = state.jobs
     waiting = np.flatnonzero(jobs.records["gpus"] == 0).tolist()
     hidden = {row: f"held by {held[row]}" for row in waiting if row in held}
     if drained:
         hidden = dict.fromkeys(waiting, DRAINED) | hidden
-    limits = {owner: limit for owner in set(owners) if (limit := quotas.get(owner, default)) is not None}
     if limits:
         _keep_to_quotas(state, owners, limits, hidden)
     if not hidden:
@@ -63,7 +60,7 @@ def _keep_to_quotas(
     for row, owner in enumerate(owners):
         if owner not in left or row in hidden or held[row]:
             continue
-        if over_quota(int(asked[row]), limits[owner]):
+        if asked[row] > limits[owner]:
             hidden[row] = f"it asks for {asked[row]} GPUs, and its owner may hold {limits[owner]}"
         elif asked[row] > left[owner]:
             hidden[row] = f"its owner may hold {limits[owner]} GPUs, and jobs before it have or get them"

@@ -2,83 +2,141 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from rlpto.arrivals.sampled import Futures, as_believed
-from rlpto.arrivals.volume import VolumeForecast
+from rlpto.arrivals.sampled import as_believed
 from rlpto.core.cluster import ClusterState
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import REWARD_PARTS, RewardWeights, reward_terms
-from rlpto.experiments.session_loop import SessionLoop, SwitchablePolicy
+from rlpto.core.rewards import REWARD_PARTS, reward_terms
+from rlpto.experiments.config import Config
+from rlpto.experiments.session_loop import SessionLoop, SwitchablePolicy, session_predictor, session_rules
 from rlpto.io.arrays import AnyArray, IntArray
-from rlpto.planning.predictor import Predictor, Sampled
+from rlpto.planning.predictor import Sampled
 from rlpto.planning.snapshot import Snapshot
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
+from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
+from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_folder import session_name
 from rlpto.service.scheduler.admission import eligible, queue_rows
-from rlpto.service.scheduler.catalogue import Catalogue
-from rlpto.service.scheduler.policy_catalogue import FALLBACK
+from rlpto.service.scheduler.catalogue import SESSION, Catalogue
+from rlpto.service.scheduler.policy_catalogue import FALLBACK, catalogue_of, spec_of
 from rlpto.service.scheduler.retention import Retention
+from rlpto.service.scheduler.session import Environment, gpu_time_had, known_jobs, known_shape, volume_forecast
 from rlpto.service.scheduler.source import JobQueueSource
-from rlpto.service.scheduler.status_writer import StatusWriter
-from rlpto.store.database import Store
+from rlpto.service.scheduler.status_writer import CurveWriter, StatusWriter
+from rlpto.service.settings import ServiceSettings
 from rlpto.store.events import add_event
 from rlpto.store.jobs import on_hold
 from rlpto.store.requests import Request, answer, get_request
-from rlpto.store.status import DecisionRow, note_leaving, set_volume
+from rlpto.store.rows import put_all
+from rlpto.store.status import DecisionRow, PolicyEntry, note_leaving, set_volume
 from rlpto.store.users import all_users
 
 GUESSED, MEASURED = 0.4, 0.05
 """Standard deviations of the logarithm of a program's speed compared with what is believed: before its jobs have
 trained, as guesses are off by half, and after, as sizes that have not been measured are."""
-
-
-@dataclass(frozen=True)
-class SchedulerComponents:
-    """What a scheduler is made of. drain: announces that a node goes in some seconds; what there is against it."""
-
-    store: Store
-    catalogue: Catalogue
-    source: JobQueueSource
-    cluster: RayCluster
-    policy: SwitchablePolicy
-    status: StatusWriter
-    retention: Retention
-    predictor: Predictor | None = None
-    volume: VolumeForecast | None = None
-    drain: Callable[[str, float], str] = lambda *_: ""
+MOST_TABLE_EPOCHS = 200
+"""Epochs of a job after which tables assume constant speed: jobs may be asked to train for ever."""
 
 
 class SchedulerLoop(SessionLoop):
-    """The scheduler of a service: it keeps to quotas, writes down what users see, and forgets ended jobs.
+    """The scheduler of a service, which goes on where the last one left: it keeps to quotas, writes down what users
+    see, and forgets ended jobs.
 
-    gpus_held: quota of users that have none of their own; None: no limit. wall: time [s] now. served: GPU-seconds that
-    users have had, where the queue is fair between users.
+    config: the experiment, with the nodes that were found. Raises ClusterError if no node has GPUs.
     """
 
     def __init__(
-        self,
-        parts: SchedulerComponents,
-        queue: QueueSettings,
-        weights: RewardWeights,
-        wall: Callable[[], float],
-        gpus_held: int | None = None,
-        served: Mapping[str, float] | None = None,
+        self, settings: ServiceSettings, config: Config, database: SessionDatabase, environment: Environment
     ) -> None:
-        super().__init__(parts.cluster, parts.policy, queue, parts.predictor, served=served)
-        self._parts, self._weights, self._wall, self._gpus_held = parts, weights, wall, gpus_held
+        # For ever, and decided at events too, so that no job waits for free GPUs.
+        times = config.simulator.model_copy(update={"decide_on": "events", "max_hours": None})
+        config = config.model_copy(update={"simulator": times})
+        self._store, self._wall, self._drain = database, environment.wall, environment.backend.drain
+        self._weights, self._gpus_held = config.reward, settings.quotas.gpus_held
+        shape, now, timer = known_shape(config, database), environment.wall(), environment.timer
+        session, folder = session_name(settings.folder, SESSION), settings.folder / "jobs"
+        self.catalogue = Catalogue(database, config, shape, session, folder, environment.checks)
+        self.catalogue.write_previews()
+        clock = environment.clock(database.number("began"))
+        jobs, specs = known_jobs(database, self.catalogue, now)
+        latest = max((job.submit_time for job in jobs), default=0.0)
+        given = (spec.id for spec in specs)
+        self.source = JobQueueSource(database, self.catalogue, given, environment.wall, clock, latest)
+        self.status = StatusWriter(database, environment.wall, timer, settings.scheduler.address or "local")
+        ahead = None
+        if environment.look_ahead:
+            every, executor = settings.scheduler.predict_every, environment.executor
+            ahead = session_predictor(config, database, every=every, executor=executor, timer=timer)
+        self.cluster = RayCluster(
+            environment.backend,
+            jobs,
+            specs,
+            self.catalogue.tables,
+            database,
+            session_rules(config, lambda *_: clock),
+            (self.status, *([] if ahead is None else [lambda _: ahead.publish()])),
+            knowledge=PolicyKnowledge(
+                None,
+                OnlineEstimates(
+                    jobs,
+                    specs,
+                    self.catalogue.programs,
+                    self.catalogue.tables,
+                    shape.kind_sizes,
+                    method=config.knowledge.fit,
+                    pooled=True,
+                    most_epochs=MOST_TABLE_EPOCHS,
+                ),
+                config.knowledge.remaining,
+                config.knowledge.tail,
+                config.knowledge.unseen_hours,
+            ),
+            source=self.source,
+            reported=CurveWriter(settings.retention.points_per_job),
+        )
+        known = catalogue_of(settings.scheduler.policies)
+        put_all(database, PolicyEntry, [entry for _, entry in known.values()])
+        self.policy = SwitchablePolicy(
+            database,
+            lambda name: environment.make(spec_of(known, name)),
+            settings.scheduler.policy,
+            self.cluster.deciding,
+            wall=environment.wall,
+            seed=config.seed,
+            fallback=FALLBACK,
+        )
+
+        def can_switch(request: Request) -> bool:
+            name = str(request.body.get("policy", ""))
+            return name not in known or environment.ready(known[name][0])
+
+        self.source.can_switch = can_switch
+        self.volume = volume = volume_forecast(config, self.catalogue, shape, database, clock, now)
+        if volume is not None:
+            self.source.heard = lambda some: volume.arrived(some, self.catalogue.tables, shape.gpus_per_node)
+        self.retention = Retention(database, settings.folder, settings.retention, timer=timer)
+        had = gpu_time_had(database, now, config.queue.user_half_life)
+        super().__init__(self.cluster, self.policy, config.queue, ahead, served=had)
         self._reward = np.zeros(len(REWARD_PARTS))
         self._shown = 0
 
+    def close(self, keep: bool) -> None:
+        """Leave the session in order. keep: jobs train on."""
+        self.source.closed = True
+        if self._predictor is not None:
+            self._predictor.close()
+        self.cluster.close(keep=keep)
+
     def step(self) -> AnyArray:
         """Decide if that is due, let time pass, and see to what is done now and then."""
-        if not self._parts.cluster.active_jobs:
-            self._parts.status.queued(())
-        while self._parts.source.leaving:
-            self._announce(self._parts.source.leaving.popleft())
+        if not self.cluster.active_jobs:
+            self.status.queued(())
+        while self.source.leaving:
+            self._announce(self.source.leaving.popleft())
         passed = super().step()
         self._reward += reward_terms(passed, self._weights).sum(axis=0)
         self._keep_house()
@@ -86,17 +144,17 @@ class SchedulerLoop(SessionLoop):
 
     def requests(self) -> Iterator[Request]:
         """Requests for another policy that is ready to decide."""
-        switches = self._parts.source.switches
+        switches = self.source.switches
         while switches:
             yield switches.popleft()
 
     def _announce(self, request: Request) -> None:
         """Announce that a node goes. Ray is asked outside of any transaction, for which others would wait."""
-        node, seconds, store = str(request.body["node"]), float(request.body["seconds"]), self._parts.store
+        node, seconds, store = str(request.body["node"]), float(request.body["seconds"]), self._store
         asked = get_request(store, request.seq)
         if asked is None or asked.done_at is not None:
             return  # it was withdrawn
-        problem = self._parts.drain(node, seconds)
+        problem = self._drain(node, seconds)
         with store.transaction():
             if not problem:
                 note_leaving(store, node, request.at + seconds)
@@ -105,19 +163,21 @@ class SchedulerLoop(SessionLoop):
 
     def check_progress(self, points: int) -> None:
         """Fall back where no job makes progress under the policy. It is no fault of a policy that is shown no job."""
-        if self._shown and self._policy.in_force != FALLBACK:
+        if self._shown and self.policy.in_force != FALLBACK:
             super().check_progress(points)
 
     def decide(self) -> float:
         """Ask the policy about the jobs that may be decided on, and carry that out: time [s] until which it stands."""
-        parts, policy = self._parts, self._policy
+        policy = self.policy
         whole = self._loop.state()
-        if parts.volume is not None:
-            whole = replace(whole, forecast=parts.volume(whole.time))
-        owners, quotas = self._owners(whole)
-        by, ids = on_hold(parts.store), parts.cluster.ids
-        held = {row: by[ids[number]] for row, number in enumerate(whole.jobs.index.tolist()) if ids[number] in by}
-        state, hidden = eligible(whole, owners, quotas, self._gpus_held, parts.source.drained, held)
+        if self.volume is not None:
+            whole = replace(whole, forecast=self.volume(whole.time))
+        quotas = {user.name: user.gpus_held for user in all_users(self._store) if user.gpus_held is not None}
+        by, ids, numbers = on_hold(self._store), self.cluster.ids, whole.jobs.index.tolist()
+        owners = [self.cluster.jobs[number].user for number in numbers]
+        limits = {owner: limit for owner in owners if (limit := quotas.get(owner, self._gpus_held)) is not None}
+        held = {row: by[ids[number]] for row, number in enumerate(numbers) if ids[number] in by}
+        state, hidden = eligible(whole, owners, limits, self.source.drained, held)
         self._shown = len(state.jobs)
         given = np.zeros(len(whole.jobs), dtype=np.int64)
         latency = 0.0
@@ -125,52 +185,44 @@ class SchedulerLoop(SessionLoop):
             allocation, latency = policy(state), policy.latency
             shown = np.setdiff1d(np.arange(len(given)), list(hidden))
             given[shown] = self._loop.carry_out(state, allocation, policy.in_force).gpus
-        parts.status.queued(queue_rows(whole, parts.cluster.ids, given, hidden, policy.in_force))
+        self.status.queued(queue_rows(whole, ids, given, hidden, policy.in_force))
         self._record(whole, given, latency, applied=bool(len(state.jobs)))
         return self._loop.stands_until(state, policy.plan)
 
-    def _owners(self, state: ClusterState) -> tuple[list[str], dict[str, int | None]]:
-        """Owner of every row, and the quotas of users that have one of their own."""
-        users = all_users(self._parts.store)
-        quotas: dict[str, int | None] = {user.name: user.gpus_held for user in users if user.gpus_held is not None}
-        jobs = self._parts.cluster.jobs
-        return [jobs[number].user for number in state.jobs.index.tolist()], quotas
-
     def _record(self, state: ClusterState, given: IntArray, latency: float, applied: bool) -> None:
         waiting, held = int(np.count_nonzero(given == 0)), int(given.sum())
-        active, name = len(state.jobs), self._policy.in_force
-        steering = dict(getattr(self._policy.policy, "steering", {}))
+        active, name = len(state.jobs), self.policy.in_force
+        steering = dict(getattr(self.policy.policy, "steering", {}))
         row = DecisionRow(self._wall(), name, latency, state.capacity, held, active, waiting, steering=steering)
-        self._parts.status.decided(row, self._reward, state.time, applied)
+        self.status.decided(row, self._reward, state.time, applied)
         self._reward = np.zeros(len(REWARD_PARTS))
 
     def futures(self, state: ClusterState) -> Callable[[Snapshot], Sampled] | None:
         """Futures by the forecast of arrivals; None: there is none, or too little is known."""
-        volume, cluster = self._parts.volume, self._parts.cluster
-        futures = None if volume is None else volume.futures(state.time)
-        return None if futures is None else partial(sampled_futures, futures, cluster, state)
+        futures = None if self.volume is None else self.volume.futures(state.time)
+        if futures is None:
+            return None
+        jobs, estimates = self.cluster.jobs, self.cluster.estimates
+
+        def sampled(snapshot: Snapshot) -> Sampled:
+            measured = [estimates is None or estimates.is_measured(number) for number in snapshot.index.tolist()]
+            found = as_believed(snapshot.tables.types, futures, jobs, state.jobs.store.believed_type)
+            return Sampled(len(found.arrivals), found.jobs, np.where(measured, MEASURED, GUESSED))
+
+        return sampled
 
     def _keep_house(self) -> None:
         """What is done now and then: new programs, volume, and forgetting."""
-        parts = self._parts
-        if not parts.retention.due():
+        if not self.retention.due():
             return
-        if parts.catalogue.changed():
-            parts.cluster.take_tables(parts.catalogue.tables)
-            parts.catalogue.write_previews()
-        if parts.volume is not None:
-            set_volume(parts.store, parts.volume.rows(parts.cluster.time))
-        parts.status(parts.cluster)
-        lost = parts.retention.keep(self._wall(), parts.cluster)
+        if self.catalogue.changed():
+            self.cluster.take_tables(self.catalogue.tables)
+            self.catalogue.write_previews()
+        if self.volume is not None:
+            set_volume(self._store, self.volume.rows(self.cluster.time))
+        self.status(self.cluster)
+        lost = self.retention.keep(self._wall(), self.cluster)
         if lost:
-            parts.policy.reset()
+            self.policy.reset()
             self._loop.renumbered()
             self._due = True
-
-
-def sampled_futures(futures: Futures, cluster: RayCluster, state: ClusterState, snapshot: Snapshot) -> Sampled:
-    """The futures as the predictor takes them. state: that the snapshot was taken of."""
-    estimates = cluster.estimates
-    measured = [estimates is None or estimates.is_measured(number) for number in snapshot.index.tolist()]
-    found = as_believed(snapshot.tables.types, futures, cluster.jobs, state.jobs.store.believed_type)
-    return Sampled(len(found.arrivals), found.jobs, np.where(measured, MEASURED, GUESSED))

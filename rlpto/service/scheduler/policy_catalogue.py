@@ -67,19 +67,11 @@ class PolicyWarmup:
             self._wanted.put(spec)
         return spec in self._ended
 
-    def now(self, spec: str) -> None:
-        """Make a policy ready at once, in the caller's thread."""
-        self._begun.add(spec)
-        self._make(spec)
-
     def _run(self) -> None:
         while True:
-            self._make(self._wanted.get())
-
-    def _make(self, spec: str) -> None:
-        try:
-            self._make_ready(spec)
-        except Exception as error:  # a broken run or plug-in may raise anything
-            self._failed(f"policy {spec} cannot be used: {' '.join(str(error).split())}")
-        finally:
+            spec = self._wanted.get()
+            try:
+                self._make_ready(spec)
+            except Exception as error:  # a broken run or plug-in may raise anything
+                self._failed(f"policy {spec} cannot be used: {' '.join(str(error).split())}")
             self._ended.add(spec)

@@ -13,9 +13,7 @@ import numpy as np
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.service.settings import RetentionSettings
 from rlpto.store.database import Store
-from rlpto.store.jobs import ENDED
 from rlpto.store.logs import job_folder
-from rlpto.store.scripts import drop_unused_scripts
 
 ENDED_IN_MEMORY = 200
 """Ended jobs that the scheduler remembers before it forgets them."""
@@ -79,19 +77,19 @@ class Retention:
             store.write(f"DELETE FROM {table} WHERE {time_of} < ?", (old,))
         for table in ("idempotency", "packages"):
             store.write(f"DELETE FROM {table} WHERE at < ?", (now - KEYS_KEPT_S,))
-        marks = ", ".join("?" * len(ENDED))
-        ((count,),) = store.rows(f"SELECT count(*) FROM jobs WHERE number IS NULL AND state IN ({marks})", ENDED)
+        ended = "FROM jobs WHERE number IS NULL AND ended IS NOT NULL"
+        ((count,),) = store.rows(f"SELECT count(*) {ended}")
         left = max(count - kept.jobs, 0)
         while left > 0:
-            query = f"SELECT seq, id FROM jobs WHERE number IS NULL AND state IN ({marks}) ORDER BY seq LIMIT ?"
-            found = store.rows(query, (*ENDED, min(left, ROWS_AT_ONCE)))
+            found = store.rows(f"SELECT seq, id {ended} ORDER BY seq LIMIT ?", (min(left, ROWS_AT_ONCE),))
             left -= len(found)
             with store.transaction():
                 for table in ("points", "spans", "events", "predictions"):
                     store.write(f"DELETE FROM {table} WHERE job = ?", *((job,) for _, job in found))
                 store.write("DELETE FROM labels WHERE job = ?", *((seq,) for seq, _ in found))
                 store.write("DELETE FROM jobs WHERE seq = ?", *((seq,) for seq, _ in found))
-                drop_unused_scripts(store)
+                named = "SELECT script FROM jobs WHERE script IS NOT NULL"
+                store.write(f"DELETE FROM scripts WHERE digest NOT IN ({named})")
             for _, job in found:
                 shutil.rmtree(job_folder(self.folder, job), ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""The session of a service on its cluster, taken up where the last scheduler left it."""
+"""What a scheduler of a service is put into, and what it takes up where the last one left it."""
 
 from __future__ import annotations
 
@@ -12,34 +12,19 @@ from rlpto.core.cluster import ClusterShape
 from rlpto.core.jobs import Job
 from rlpto.core.policy import Policy
 from rlpto.experiments.config import Config
-from rlpto.experiments.session_loop import SwitchablePolicy, session_predictor, session_rules
 from rlpto.io.errors import JobError, RlptoError
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend
-from rlpto.ray_cluster.scheduler.cluster import RayCluster
-from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
-from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_rules import Clock
 from rlpto.service.scheduler.catalogue import Catalogue, ProgramChecks
-from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
-from rlpto.service.scheduler.policy_catalogue import FALLBACK, catalogue_of, spec_of
-from rlpto.service.scheduler.retention import Retention
-from rlpto.service.scheduler.source import JobQueueSource
-from rlpto.service.scheduler.status_writer import CurveWriter, StatusWriter
-from rlpto.service.settings import ServiceSettings
 from rlpto.store.curves import close_spans
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
-from rlpto.store.jobs import JobRow, change_job, get_job, list_jobs
-from rlpto.store.requests import Request
-from rlpto.store.rows import put_all
-from rlpto.store.status import PolicyEntry
+from rlpto.store.jobs import change_job, list_jobs
 
 MOST_GPUS = "most_gpus"
 """Fact of the session: most GPUs that one job could ever hold."""
-MOST_TABLE_EPOCHS = 200
-"""Epochs of a job after which tables assume constant speed: jobs may be asked to train for ever."""
 LOOKS_BACK_S, MOST_LOOKED_BACK = 14 * 86_400.0, 20_000
 """Seconds and jobs before a start of the scheduler that its forecast of arrivals learns from."""
 HALF_LIVES = 10
@@ -51,9 +36,8 @@ class Environment:
     """What a scheduler is put into.
 
     wall: time [s] now; clock: of the session, given the time of its second 0 (None: it begins). make: a policy by its
-    spec. checks: of programs. session: name of that. address: of the cluster, for people. look_ahead: whether starts
-    and finishes are predicted, by `executor` (None: a process of its own) and the seconds of `timer`. ready: whether a
-    policy, by its spec, can decide without a wait.
+    spec. checks: of programs. look_ahead: whether starts and finishes are predicted, by `executor` (None: a process of
+    its own) and the seconds of `timer`. ready: whether a policy, by its spec, can decide without a wait.
     """
 
     backend: Backend
@@ -61,90 +45,13 @@ class Environment:
     clock: Callable[[float | None], Clock]
     make: Callable[[str], Policy]
     checks: ProgramChecks
-    session: str
-    address: str = ""
     look_ahead: bool = True
     executor: Executor | None = None
     timer: Callable[[], float] = time.monotonic
     ready: Callable[[str], bool] = lambda _: True
 
 
-def open_session(
-    settings: ServiceSettings, config: Config, database: SessionDatabase, environment: Environment
-) -> tuple[SchedulerComponents, SchedulerLoop]:
-    """A scheduler that goes on where the last one left.
-
-    config: the experiment, with the nodes that were found. Raises ClusterError if no node has GPUs.
-    """
-    config = _as_served(config)
-    shape = _shape(config, database)
-    folder = settings.folder / "jobs"
-    catalogue = Catalogue(database, config, shape, environment.session, folder, environment.checks)
-    catalogue.write_previews()
-    clock = environment.clock(database.number("began"))
-    jobs, specs = _known_jobs(database, catalogue, environment.wall())
-    latest = max((job.submit_time for job in jobs), default=0.0)
-    source = JobQueueSource(database, catalogue, (spec.id for spec in specs), environment.wall, clock, latest)
-    status = StatusWriter(database, environment.wall, environment.timer, environment.address)
-    every, executor, timer = settings.scheduler.predict_every, environment.executor, environment.timer
-    ahead = None
-    if environment.look_ahead:
-        ahead = session_predictor(config, database, every=every, executor=executor, timer=timer)
-    cluster = RayCluster(
-        environment.backend,
-        jobs,
-        specs,
-        catalogue.tables,
-        database,
-        session_rules(config, lambda *_: clock),
-        (status, *([] if ahead is None else [lambda _: ahead.publish()])),
-        knowledge=PolicyKnowledge(
-            None,
-            OnlineEstimates(
-                jobs,
-                specs,
-                catalogue.programs,
-                catalogue.tables,
-                shape.kind_sizes,
-                method=config.knowledge.fit,
-                pooled=True,
-                most_epochs=MOST_TABLE_EPOCHS,
-            ),
-            config.knowledge.remaining,
-            config.knowledge.tail,
-            config.knowledge.unseen_hours,
-        ),
-        source=source,
-        reported=CurveWriter(settings.retention.points_per_job),
-    )
-    known = catalogue_of(settings.scheduler.policies)
-    put_all(database, PolicyEntry, [entry for _, entry in known.values()])
-    policy = SwitchablePolicy(
-        database,
-        lambda name: environment.make(spec_of(known, name)),
-        settings.scheduler.policy,
-        cluster.deciding,
-        wall=environment.wall,
-        seed=config.seed,
-        fallback=FALLBACK,
-    )
-
-    def can_switch(request: Request) -> bool:
-        name = str(request.body.get("policy", ""))
-        return name not in known or environment.ready(known[name][0])
-
-    source.can_switch = can_switch
-    volume = _volume(config, catalogue, shape, database, clock, environment.wall())
-    if volume is not None:
-        source.heard = lambda some: volume.arrived(some, catalogue.tables, shape.gpus_per_node)
-    retention = Retention(database, settings.folder, settings.retention, timer=environment.timer)
-    drain = environment.backend.drain
-    parts = SchedulerComponents(database, catalogue, source, cluster, policy, status, retention, ahead, volume, drain)
-    served = _served(database, environment.wall(), config.queue.user_half_life)
-    return parts, SchedulerLoop(parts, config.queue, config.reward, environment.wall, settings.quotas.gpus_held, served)
-
-
-def _shape(config: Config, database: SessionDatabase) -> ClusterShape:
+def known_shape(config: Config, database: SessionDatabase) -> ClusterShape:
     """The nodes that were found; with what was there before, so that jobs that wait for it need not be refused."""
     found = config.cluster.shape
     before = int(database.number(MOST_GPUS) or 0)
@@ -155,30 +62,24 @@ def _shape(config: Config, database: SessionDatabase) -> ClusterShape:
     return found
 
 
-def _as_served(config: Config) -> Config:
-    """The experiment as a service has it: for ever, and decided at events too, so that no job waits for free GPUs."""
-    times = config.simulator.model_copy(update={"decide_on": "events", "max_hours": None})
-    return config.model_copy(update={"simulator": times})
-
-
-def _known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> tuple[list[Job], list[JobSpec]]:
+def known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> tuple[list[Job], list[JobSpec]]:
     """The jobs of the session, as they were entered. Those whose program is gone, or has changed so that it cannot have
     the GPUs that they may have, fail and are forgotten."""
     jobs, specs, unknown = [], [], []
-    for job, text, submitted in database.rows(
-        "SELECT id, spec, submit_time FROM jobs WHERE number IS NOT NULL ORDER BY number"
-    ):
-        row = get_job(database, job)
-        assert row is not None
+    entered = database.rows("SELECT spec, submit_time FROM jobs WHERE number IS NOT NULL ORDER BY number")
+    for row, (text, submitted) in zip(database.jobs(), entered, strict=True):
         try:
             if row.program not in catalogue.programs:
                 raise JobError(f"program {row.program} is not in the catalogue any more")
             known = catalogue.job(row, submitted)
             catalogue.check(known)
         except RlptoError as wrong:
-            unknown.append(job)
+            unknown.append(row.id)
             if not row.is_over:
-                _fail(database, row, str(wrong), now)
+                with database.transaction():
+                    change_job(database, row.id, now, state="failed", reason=str(wrong), ended=now, gpus_held=0)
+                    close_spans(database, row.id, now)
+                    add_event(database, "job", now, row.id, row.owner, {"state": "failed", "reason": str(wrong)})
             continue
         jobs.append(known)
         specs.append(JobSpec.from_json(text))
@@ -187,15 +88,7 @@ def _known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> 
     return jobs, specs
 
 
-def _fail(database: SessionDatabase, row: JobRow, reason: str, now: float) -> None:
-    """End a job that the session cannot go on with."""
-    with database.transaction():
-        change_job(database, row.id, now, state="failed", reason=reason, ended=now, gpus_held=0)
-        close_spans(database, row.id, now)
-        add_event(database, "job", now, row.id, row.owner, {"state": "failed", "reason": reason})
-
-
-def _volume(
+def volume_forecast(
     config: Config, catalogue: Catalogue, shape: ClusterShape, store: Store, clock: Clock, now: float
 ) -> VolumeForecast | None:
     """The forecast of arrivals, if the settings ask for one; it knows what has been submitted so far."""
@@ -215,7 +108,7 @@ def _volume(
     return volume
 
 
-def _served(store: Store, now: float, half_life: float) -> Mapping[str, float]:
+def gpu_time_had(store: Store, now: float, half_life: float) -> Mapping[str, float]:
     """GPU-seconds that the ended jobs of every user count still."""
     found: dict[str, float] = {}
     rows = store.rows("SELECT owner, ended, gpu_seconds FROM jobs WHERE ended > ?", (now - HALF_LIVES * half_life,))

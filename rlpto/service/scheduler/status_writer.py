@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -73,64 +73,57 @@ class CurveWriter:
         )
 
 
-@dataclass
 class StatusWriter:
     """Writes how a cluster stands; an observer of it.
 
     wall: time [s] now. timer: seconds by which intervals are measured, of a clock that only moves on. address: of the
-    cluster, for people. decisions: so far.
+    cluster, for people.
     """
 
-    database: SessionDatabase
-    wall: Callable[[], float]
-    timer: Callable[[], float]
-    address: str = ""
-    decisions: int = 0
-    _since: float = field(default=0.0, init=False)
-    _beat_at: float = field(default=-math.inf, init=False)
-    _longest_wait_s: float = field(default=0.0, init=False)
-    _held: dict[str, dict[str, int]] = field(default_factory=dict, init=False)
-    _queue: tuple[QueueRow, ...] = field(default=(), init=False)
-
-    def __post_init__(self) -> None:
-        self._since = self.wall()
-        put_all(self.database, QueueRow, ())
+    def __init__(
+        self, database: SessionDatabase, wall: Callable[[], float], timer: Callable[[], float], address: str
+    ) -> None:
+        self._database, self._wall, self._timer, self._address = database, wall, timer, address
+        self._since, self._beat_at, self._decisions = wall(), -math.inf, 0
+        self._held: dict[str, dict[str, int]] = {}
+        self._queue: tuple[QueueRow, ...] = ()
+        put_all(database, QueueRow, ())
 
     def __call__(self, cluster: RayCluster) -> None:
         """Write down how the cluster stands, once in a while."""
-        if self.timer() < self._beat_at + BEAT_INTERVAL_S:
+        if self._timer() < self._beat_at + BEAT_INTERVAL_S:
             return
-        self._beat_at = self.timer()
-        with self.database.transaction():
+        self._beat_at = self._timer()
+        with self._database.transaction():
             held = held_by_node(cluster)
-            note_held(self.database, {node: jobs for node, jobs in held.items() if jobs != self._held.get(node)})
+            note_held(self._database, {node: jobs for node, jobs in held.items() if jobs != self._held.get(node)})
             self._held = held
-            self._longest_wait_s = max(self._longest_wait_s, self.database.longest_wait_s)
-            alive = Heartbeat(os.getpid(), self._since, self.address, self.decisions, self._longest_wait_s)
-            beat(self.database, alive, self.wall())
+            longest = self._database.longest_wait_s
+            alive = Heartbeat(os.getpid(), self._since, self._address, self._decisions, longest)
+            beat(self._database, alive, self._wall())
 
     def queued(self, rows: Sequence[QueueRow]) -> None:
         """Write down the queue, if it is another."""
         if tuple(rows) == self._queue:
             return
         before, self._queue = self._queue, tuple(rows)
-        with self.database.transaction():
-            set_queue(self.database, rows, before)
-            add_event(self.database, "queue", self.wall(), body={"waiting": len(rows)})
+        with self._database.transaction():
+            set_queue(self._database, rows, before)
+            add_event(self._database, "queue", self._wall(), body={"waiting": len(rows)})
 
     def decided(self, row: DecisionRow, reward: FloatArray, time: float, applied: bool) -> None:
         """Write down a decision. reward: [TERMS] of the time since the one before. time: s of the session. applied:
         whether the session has noted it already."""
-        self.decisions += 1
+        self._decisions += 1
         parts = dict(zip(REWARD_PARTS, reward.tolist(), strict=True))
         row = replace(row, reward=float(reward.sum()), parts=parts)
-        with self.database.transaction():
+        with self._database.transaction():
             if applied:
-                describe_decision(self.database, row)
+                describe_decision(self._database, row)
             else:
-                insert(self.database, "decisions", **asdict(row), time=time)
+                insert(self._database, "decisions", **asdict(row), time=time)
             body = {"policy": row.policy, "held": row.held, "active": row.active, "waiting": row.waiting}
-            add_event(self.database, "decision", row.at, body=body)
+            add_event(self._database, "decision", row.at, body=body)
 
 
 def goodput(report: JobReport, base: int) -> float:

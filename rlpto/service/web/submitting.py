@@ -23,7 +23,7 @@ from rlpto.store.programs import all_programs, get_program
 from rlpto.store.rows import insert
 from rlpto.store.scripts import ScriptRow, compiled, get_script, keep_script, script_row
 from rlpto.store.status import PreviewRow, previews
-from rlpto.store.users import User, over_quota
+from rlpto.store.users import User
 
 NUMBER = "{i}"
 """What stands for the number of a job in an array."""
@@ -55,7 +55,7 @@ def allowed_job(store: Store, settings: ServiceSettings, user: User, body: JobBo
         known = ", ".join(map(str, sorted(entry.batch_sizes))) or f"{usual} alone"
         raise not_valid(f"batch_size: expected one of {known}, got {body.batch_size}")
     quota = user.gpus_held or settings.quotas.gpus_held
-    if over_quota(body.gpus, quota):
+    if quota is not None and body.gpus > quota:
         raise Problem(403, "quota-exceeded", f"you may hold {quota} GPUs, the job asks for {body.gpus}")
     check_priority(settings, user, body.priority)
     for job in body.after:

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.scheduler.virtual import VirtualService, config
+from tests.service.scheduler.virtual import VirtualService
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> VirtualService:
-    return VirtualService(tmp_path, config(60.0, 5.0))
+    return VirtualService(tmp_path)

@@ -110,7 +110,7 @@ def live_through(drawn: Drawn) -> None:
     folder = tempfile.TemporaryDirectory(prefix="months-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
     with folder as path, monkeypatch.context():
         service = VirtualService(Path(path), config(LOOK_S, LOOK_S), rate=1 / 3600)
-        service.parts.retention.in_memory = 3
+        service.loop.retention.in_memory = 3
         acts: list[Act] = [(service.began + at, partial(users.act, kind, given_)) for at, kind, given_ in drawn]
         service.backend.acts = acts
         try:
@@ -152,4 +152,6 @@ def check(service: VirtualService, users: Users) -> None:
     assert service.store.rows("SELECT 1 FROM requests WHERE done_at IS NULL") == []
     in_force = [one.policy for one in reversed(service.switches())]
     assert in_force == ["fifo", *users.switched], "every switch is in the database once"
-    assert len(service.parts.cluster.ids) <= 4 + service.parts.retention.in_memory
+    cluster, most = service.loop.cluster, 4 + service.loop.retention.in_memory
+    assert max(len(cluster.ids), len(service.database.jobs())) <= most, "ended jobs are forgotten"
+    assert cluster.reports.keys() <= set(cluster.ids)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,12 @@ from rlpto.store.database import StoreError
 from rlpto.store.requests import answer, switch_in_force
 from rlpto.store.status import decisions
 from tests.builders import Scripted
-from tests.service.scheduler.virtual import VirtualService, config
+from tests.service.scheduler.virtual import VirtualService
 
 
 def test_while_a_policy_is_made_ready_jobs_go_on_under_the_old_one(tmp_path: Path) -> None:
     ready = set[str]()
-    service = VirtualService(tmp_path, config(60.0, 5.0), ready=ready.__contains__)
+    service = VirtualService(tmp_path, ready=ready.__contains__)
     first = service.submit()
     slow = service.ask("policy", policy="las")
     behind = service.ask("policy", policy="sjf")
@@ -41,7 +40,7 @@ def test_while_a_policy_is_made_ready_jobs_go_on_under_the_old_one(tmp_path: Pat
 
 def test_an_agent_is_switched_to_by_its_name_in_the_catalogue(tmp_path: Path) -> None:
     settings = {"scheduler": {"policies": {"agent": "pretrained:synthetic"}}}
-    service = VirtualService(tmp_path, config(60.0, 5.0), settings=settings)
+    service = VirtualService(tmp_path, settings=settings)
     job, number = service.submit(gpus=2, max_gpus=4), service.ask("policy", policy="agent")
     service.until(job, "running")
     assert service.problem(number) == ""
@@ -60,10 +59,11 @@ def test_another_policy_is_in_force_at_once_also_when_idle(service: VirtualServi
     assert (now.number, now.policy, now.before, now.by, now.reason) == (2, "elastic_fifo", "fifo", "op", "more")
     service.downtime = 10.0
     service.restart()
-    assert service.parts.policy.in_force == "elastic_fifo", "a restart takes up the policy in force"
+    assert service.loop.policy.in_force == "elastic_fifo", "a restart takes up the policy in force"
 
 
-def failing_at_las(tmp_path: Path, error: Exception) -> VirtualService:
+@pytest.mark.parametrize("error", [ZeroDivisionError("by a plug-in"), StoreError("locked")])
+def test_fifo_decides_where_a_policy_fails_but_not_where_the_database_does(tmp_path: Path, error: Exception) -> None:
     decisions = 0
 
     def decide(state: ClusterState) -> IntArray:
@@ -76,57 +76,32 @@ def failing_at_las(tmp_path: Path, error: Exception) -> VirtualService:
     def make(spec: str) -> Policy:
         return Scripted(decide, "broken") if spec == "las" else make_policy(spec)
 
-    return VirtualService(tmp_path, config(60.0, 5.0), make=make, settings={"scheduler": {"policy": "las"}})
-
-
-def test_fifo_decides_where_a_policy_fails(tmp_path: Path) -> None:
-    service = failing_at_las(tmp_path, ZeroDivisionError("by a plug-in"))
+    service = VirtualService(tmp_path, make=make, settings={"scheduler": {"policy": "las"}})
     jobs = [service.submit(epochs=3.0 + number) for number in range(5)]
-    service.until(jobs[-1], "finished")
-    assert [one.policy for one in service.switches()] == ["fifo", "las"]
-    assert service.switches()[0].reason == "las failed: ZeroDivisionError: by a plug-in"
-
-
-def test_a_database_that_cannot_be_used_is_no_fault_of_the_policy(tmp_path: Path) -> None:
-    service = failing_at_las(tmp_path, StoreError("locked"))
-    jobs = [service.submit(epochs=3.0 + number) for number in range(5)]
-    with pytest.raises(StoreError, match="locked"):
+    if isinstance(error, StoreError):
+        with pytest.raises(StoreError, match="locked"):
+            service.until(jobs[-1], "finished")
+        assert [one.policy for one in service.switches()] == ["las"]
+    else:
         service.until(jobs[-1], "finished")
-    assert [one.policy for one in service.switches()] == ["las"]
+        assert [one.policy for one in service.switches()] == ["fifo", "las"]
+        assert service.switches()[0].reason == "las failed: ZeroDivisionError: by a plug-in"
 
 
-def until(holds: Callable[[], bool]) -> None:
-    by = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < by
-        time.sleep(0.005)
-
-
-def test_nobody_waits_for_a_policy_that_is_made_ready() -> None:
-    go_on, begun = threading.Event(), list[str]()
+def test_policies_are_made_ready_one_after_the_other_and_one_that_cannot_be_is_asked_for_no_less() -> None:
+    go_on, begun, said = threading.Event(), list[str](), list[str]()
 
     def make_ready(spec: str) -> None:
         begun.append(spec)
         go_on.wait(10)
+        if spec == "agent:run=x":
+            raise ConfigError("no such\nrun")
 
-    warmup = PolicyWarmup(make_ready, print)
-    assert not warmup("pollux")
-    assert not warmup("planner")
-    until(lambda: begun == ["pollux"])
-    assert not warmup("pollux")
+    warmup = PolicyWarmup(make_ready, said.append)
+    assert not any(map(warmup, ("pollux", "agent:run=x", "pollux"))), "nobody waits"
     go_on.set()
-    until(lambda: warmup("planner"))
+    while not warmup("agent:run=x"):
+        time.sleep(0.005)
     assert warmup("pollux")
-    assert begun == ["pollux", "planner"], "each once"
-
-
-def test_one_that_cannot_be_made_is_asked_for_no_less() -> None:
-    said = list[str]()
-
-    def refuse(_: str) -> None:
-        raise ConfigError("no such\nrun")
-
-    warmup = PolicyWarmup(refuse, said.append)
-    warmup.now("agent:run=x")
-    assert warmup("agent:run=x")
+    assert begun == ["pollux", "agent:run=x"], "each once"
     assert said == ["policy agent:run=x cannot be used: no such run"]

@@ -20,13 +20,6 @@ def arriving(began: float, hours: float, rate: float, seed: int) -> list[Act]:
     return [(began + at, lambda service: service.submit(epochs=1.0, gpus=2, max_gpus=2)) for at in times.tolist()]
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> VirtualService:
-    """Two nodes of two GPUs, on which an epoch takes half an hour of one."""
-    setup = config(60.0, 30.0, forecast={"mode": "on"})
-    return VirtualService(tmp_path, setup, rate=0.5 / HOUR, look_ahead=True)
-
-
 def until_told(service: VirtualService, *jobs: str) -> dict[str, PredictionRow]:
     """Serve until of all jobs something was predicted after now."""
     now = service.now()
@@ -47,15 +40,22 @@ def test_without_a_past_starts_and_finishes_are_told_without_an_interval(tmp_pat
     assert {(row.policy, row.finish_low, row.finish_high) for row in rows.values()} == {("fifo", None, None)}
 
 
-def test_forecasts_are_told_step_by_step_and_bound_what_is_predicted(service: VirtualService) -> None:
-    hours = 6.0
+def test_forecasts_are_told_step_by_step_bound_what_is_predicted_and_outlive_a_restart(tmp_path: Path) -> None:
+    """Two nodes of two GPUs, on which an epoch takes half an hour of one."""
+    setup, hours = config(60.0, 30.0, forecast={"mode": "on"}), 6.0
+    service = VirtualService(tmp_path, setup, rate=0.5 / HOUR, look_ahead=True)
     service.backend.acts = arriving(service.began, hours, 2.0, seed=1)
     service.run(lambda: service.now() >= service.began + hours * HOUR)
+    before, forecast = volume(service.store, service.began), service.loop.volume(service.loop._loop.state().time)
+    service.downtime = 1.0
+    service.restart()
+    assert service.loop.volume(service.loop._loop.state().time).mean == pytest.approx(forecast.mean)
     job = service.submit(epochs=1.0, gpus=2, max_gpus=2)
     row = until_told(service, job)[job]
     assert row.finish is not None
     assert row.finish_low <= row.finish_high  # type: ignore[operator]
     steps = volume(service.store, service.began)
+    assert steps[: len(before) - 6] == before[:-6]
     over = [step for step in steps if step.seen is not None]
     assert np.allclose(np.diff([step.at for step in steps]), STEP), "every step once"
     assert len(over) == int((service.now() - service.began) / STEP)
@@ -63,18 +63,3 @@ def test_forecasts_are_told_step_by_step_and_bound_what_is_predicted(service: Vi
     ahead = [step for step in steps if step.seen is None]
     assert len(ahead) == 6
     assert all(step.low <= step.forecast <= step.high for step in ahead)  # type: ignore[operator]
-
-
-def test_a_restart_forgets_neither_arrivals_nor_what_was_forecast(service: VirtualService) -> None:
-    service.backend.acts = arriving(service.began, 6.0, 2.0, seed=2)
-    service.run(lambda: service.now() >= service.began + 6.0 * HOUR)
-    before = volume(service.store, service.began)
-    forecast = service.parts.volume(service.loop._loop.state().time)
-    service.downtime = 1.0
-    service.restart()
-    job = service.submit(epochs=1.0, gpus=2, max_gpus=2)
-    assert until_told(service, job)[job].finish_high is not None
-    after = volume(service.store, service.began)
-    assert after[: len(before) - 6] == before[:-6]
-    again = service.parts.volume(service.loop._loop.state().time)
-    assert again.mean == pytest.approx(forecast.mean)

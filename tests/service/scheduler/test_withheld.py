@@ -26,9 +26,9 @@ def test_jobs_leave_a_node_that_is_announced_to_go(service: VirtualService) -> N
 def test_a_node_stays_where_the_request_that_it_goes_was_withdrawn(service: VirtualService) -> None:
     service.submit()
     number = service.ask("leave", node="n0", seconds=300.0)
-    service.run(lambda: bool(service.parts.source.leaving))
+    service.run(lambda: bool(service.loop.source.leaving))
     answer(service.store, number, service.now(), "withdrawn: the scheduler had not answered")
-    service.run(lambda: not service.parts.source.leaving)
+    service.run(lambda: not service.loop.source.leaving)
     assert service.backend.drained == []
 
 
@@ -73,5 +73,5 @@ def test_a_hold_that_comes_too_late_is_none(service: VirtualService) -> None:
     job = service.submit()
     service.until(job, "queued")
     hold(service, job, "ann")
-    service.parts.cluster.database.change(1.0, job, 1, 0.0, ("n0",))
+    service.database.change(1.0, job, 1, 0.0, ("n0",))
     assert (service.row(job).state, service.row(job).held_by) == ("starting", "")

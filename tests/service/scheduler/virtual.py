@@ -16,8 +16,8 @@ from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import Command, JobReport
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.service.scheduler.catalogue import ProgramChecks
-from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
-from rlpto.service.scheduler.session import Environment, open_session
+from rlpto.service.scheduler.loop import SchedulerLoop
+from rlpto.service.scheduler.session import Environment
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.jobs import JobRow, NewJob, get_job, insert_job
@@ -98,7 +98,7 @@ class VirtualBackend(FakeBackend):
         super().pass_time(seconds)
 
 
-def config(interval: float, poll: float, **more: Any) -> Config:
+def config(interval: float = 60.0, poll: float = 5.0, **more: Any) -> Config:
     """An experiment on two nodes of two GPUs. poll: as long as need be, which real clusters do not allow."""
     nodes = [{"count": 2, "gpus": 2}]
     made = Config.model_validate({"cluster": {"nodes": nodes}, "simulator": {"interval": interval}, **more})
@@ -116,7 +116,7 @@ class VirtualService:
     def __init__(
         self,
         folder: Path,
-        setup: Config,
+        setup: Config | None = None,
         *,
         rate: float = 0.001,
         settings: dict[str, Any] | None = None,
@@ -130,17 +130,15 @@ class VirtualService:
         self.clock_error = 0.0
         self.world = FakeTime()
         self.began = self.world.wall
-        self.backend = backend(self.world, {"n0": 2, "n1": 2}, delay=5.0, rate=rate, service=self)
+        self.setup, self._make = setup or config(), make
+        gpus = {f"n{number}": node.gpus for number, node in enumerate(self.setup.cluster.shape)}
+        self.backend = backend(self.world, gpus, delay=5.0, rate=rate, service=self)
         given: dict[str, Any] = {"folder": folder, "experiment": "ray_smoke.yaml", **(settings or {})}
         self.settings = ServiceSettings.model_validate(given, context={"folder": folder})
-        self.setup, self._make = setup, make
         self.store = Store(self.settings.database, durable=False)
         self.store.rows("PRAGMA synchronous = OFF")
         self.set_programs({"tiny": PROGRAM} if programs is None else programs)
         self.downtime = 0.0
-        self._open: list[Any] = []
-        self.parts: SchedulerComponents
-        self.loop: SchedulerLoop
         self.start()
 
     def now(self) -> float:
@@ -177,29 +175,25 @@ class VirtualService:
 
     def start(self) -> None:
         """Start the scheduler."""
-        self._open = []
-        database = SessionDatabase(self.settings.database, lambda _: None)
-        self._open.append(database)
-        database.rows("PRAGMA synchronous = OFF")
+        self.database = SessionDatabase(self.settings.database, lambda _: None)
+        self.database.rows("PRAGMA synchronous = OFF")
         environment = Environment(
             backend=self.backend,
             wall=self.now,
             clock=lambda began: self.world.clock(began),
             make=self._make,
             checks=ProgramChecks(problem_of, Inline()),
-            session="service",
             look_ahead=self._look_ahead,
             executor=Inline(),
             timer=lambda: self.world.wall,
             ready=self._ready,
         )
-        self.parts, self.loop = open_session(self.settings, self.setup, database, environment)
+        self.loop = SchedulerLoop(self.settings, self.setup, self.database, environment)
 
     def restart(self) -> None:
         """Start the scheduler that was killed."""
-        for opened in self._open:
-            with suppress(Exception):
-                opened.close()
+        with suppress(Exception):
+            self.database.close()
         self.backend.pass_time(self.downtime)
         self.start()
 
@@ -220,5 +214,5 @@ class VirtualService:
 
     def close(self) -> None:
         """Leave."""
-        for opened in [*self._open, self.store]:
-            opened.close()
+        self.database.close()
+        self.store.close()

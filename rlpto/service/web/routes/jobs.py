@@ -250,7 +250,7 @@ async def cancel_job(row: TheJob, caller: TheCaller, service: TheService) -> Can
 
     def write(store: Store) -> JobRow:
         now = get_job(store, row.id) or row
-        if not now.is_over and not requests.is_asked(store, "cancel", row.id):
+        if not now.is_over and not requests.asked(store, "cancel", row.id):
             requests.ask(store, "cancel", caller.name, at, row.id)
             note_change(store, caller.name, "job.cancel", row.id, at, {"owner": row.owner})
         return now
@@ -267,7 +267,7 @@ async def cancel_all(caller: TheCaller, service: TheService, label: LabelFilter 
     def write(store: Store) -> list[JobRow]:
         found = list_jobs(store, owner=caller.name, states=(*EXPECTED, *ACTIVE), label=label, limit=_ALL)
         for row in found:
-            if not requests.is_asked(store, "cancel", row.id):
+            if not requests.asked(store, "cancel", row.id):
                 requests.ask(store, "cancel", caller.name, at, row.id)
         if found:
             note_change(store, caller.name, "jobs.cancel", caller.name, at, {"jobs": len(found), "label": label or ""})

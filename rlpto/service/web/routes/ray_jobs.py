@@ -21,8 +21,7 @@ from rlpto.service.web.submitting import submission
 from rlpto.store.code_files import packed, unpack, unzip
 from rlpto.store.jobs import JobRow, list_jobs
 from rlpto.store.logs import log_lines
-from rlpto.store.packages import PackageRow, get_package, keep_package
-from rlpto.store.scripts import get_script
+from rlpto.store.scripts import PackageRow, get_package, get_script, keep_package
 
 router = APIRouter(prefix="/api", include_in_schema=False)
 STATUS = {

@@ -1,33 +1,74 @@
-"""Requests, curves, status, programs."""
+"""What the tables hold: jobs, requests, curves, status, programs, users."""
 
 from dataclasses import replace
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from rlpto.store import curves, programs, requests, status
 from rlpto.store.database import Store
-from rlpto.store.jobs import NewJob, insert_job
+from rlpto.store.jobs import STATES, NewJob, change_job, insert_job, list_jobs
 from rlpto.store.rows import insert, put
+from rlpto.store.users import add_token, add_user, token_hash, user_of_token
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    data=st.lists(st.tuples(st.sampled_from(["ann", "bob"]), st.sampled_from(STATES), st.booleans()), max_size=12),
+    limit=st.integers(1, 5),
+    owner=st.sampled_from([None, "ann"]),
+    states=st.lists(st.sampled_from(STATES), max_size=3, unique=True),
+    labelled=st.booleans(),
+)
+def test_pages_hold_every_job_once(
+    tmp_path_factory: pytest.TempPathFactory,
+    data: list[tuple[str, str, bool]],
+    limit: int,
+    owner: str | None,
+    states: list,
+    labelled: bool,
+) -> None:
+    store = Store(tmp_path_factory.mktemp("store") / "service.sqlite", durable=False)
+    expected = []
+    for name, state, has_label in data:
+        job = insert_job(store, NewJob(name, "a job", "p", 1.0, labels={"a": "b"} if has_label else {}), 1.0)
+        change_job(store, job.id, 2.0, state=state)
+        if owner in (None, name) and (not states or state in states) and (has_label or not labelled):
+            expected.append(job.id)
+    found: list[str] = []
+    before = None
+    label = "a=b" if labelled else None
+    while page := list_jobs(store, owner=owner, states=states, label=label, before=before, limit=limit):
+        found += [job.id for job in page]
+        before = page[-1].seq
+    assert found == expected[::-1]
 
 
 def test_requests_are_answered_once_and_in_order(store: Store) -> None:
-    first = requests.ask(store, "cancel", "ann", 1.0, "j1")
-    second = requests.ask(store, "policy", "ann", 2.0, body={"policy": "las", "reason": "", "number": 1})
+    first, second = (requests.ask(store, "cancel", "ann", 1.0, job) for job in ("j1", "j2"))
     assert [request.seq for request in requests.open_requests(store)] == [first, second]
-    assert requests.is_asked(store, "cancel", "j1")
     requests.answer(store, first, 3.0)
     requests.answer(store, first, 4.0, "too late")
     answered = requests.get_request(store, first)
     assert (answered.done_at, answered.problem) == (3.0, "")
-    assert not requests.is_asked(store, "cancel", "j1")
-    assert [request.body["policy"] for request in requests.open_requests(store)] == ["las"]
+    assert [request.seq for request in requests.open_requests(store)] == [second]
 
 
-def add_point(store: Store, job: str, at: float) -> int:
-    return insert(store, "points", job=job, at=at, epoch=at, gpus=2)
+def test_a_token_is_known_by_its_hash_alone_until_it_expires(store: Store) -> None:
+    add_user(store, "ann", "operator", 1.0)
+    token, secret = add_token(store, "ann", "laptop", 2.0, expires=10.0)
+    known = user_of_token(store, secret, 9.0)
+    assert (known[0].name, known[0].sees_all, known[1]) == ("ann", True, token)
+    assert user_of_token(store, secret, 10.0) is None
+    stored = [str(value) for row in store.rows("SELECT * FROM tokens") for value in row]
+    assert token_hash(secret) in stored
+    assert not any(secret in value for value in stored)
 
 
 def test_points_are_thinned_and_keep_the_newest(store: Store) -> None:
-    numbers = [add_point(store, "j1", float(i)) for i in range(11)]
-    add_point(store, "j2", 0.0)
+    numbers = [insert(store, "points", job="j1", at=float(i), epoch=float(i), gpus=2) for i in range(11)]
+    insert(store, "points", job="j2", at=0.0, epoch=0.0, gpus=2)
     curves.thin_points(store, "j1", 11)
     assert len(curves.points_after(store, "j1")) == 11
     curves.thin_points(store, "j1", 10)
@@ -37,7 +78,7 @@ def test_points_are_thinned_and_keep_the_newest(store: Store) -> None:
     assert len(curves.points_after(store, "j2")) == 1
 
 
-def test_usage_counts_what_was_held_within_the_time(store: Store) -> None:
+def test_what_was_held_is_counted_and_found_by_the_time_it_overlaps(store: Store) -> None:
     jobs = []
     held = ("a", {"team": "x"}, 2, 0.0), ("a", {"team": "y"}, 1, 3600.0), ("b", {}, 4, 7200.0)
     for owner, labels, gpus, started in held:
@@ -49,16 +90,8 @@ def test_usage_counts_what_was_held_within_the_time(store: Store) -> None:
     assert by_team == [curves.Usage("x", 1, 4.0), curves.Usage("y", 1, 1.0)]
     assert curves.usage(store, 0.0, 9000.0, "team", "b") == [curves.Usage("", 1, 2.0)]
     assert curves.usage(store, 20_000.0, 20_000.0) == []
-
-
-def test_spans_are_found_by_the_time_they_overlap(store: Store) -> None:
-    insert(store, "spans", job="j1", owner="ann", node="n0", gpus=2, started=10.0)
-    curves.close_spans(store, "j1", 20.0)
-    insert(store, "spans", job="j2", owner="bob", node="n1", gpus=1, started=15.0)
-    assert [span.job for span in curves.spans_between(store, 0.0, 12.0)] == ["j1"]
-    assert [span.job for span in curves.spans_between(store, 16.0, 30.0)] == ["j2", "j1"]
-    assert [span.job for span in curves.spans_between(store, 21.0, 30.0)] == ["j2"], "one without an end goes on"
-    assert [span.ended for span in curves.spans_of_job(store, "j1")] == [20.0]
+    for since, until, found in ((0.0, 3000.0, [0]), (7000.0, 7300.0, [2, 1, 0]), (7300.0, 9000.0, [2, 1])):
+        assert [span.job for span in curves.spans_between(store, since, until)] == [jobs[at] for at in found]
 
 
 def test_of_a_long_queue_what_differs_is_written(store: Store) -> None:
