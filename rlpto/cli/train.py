@@ -107,7 +107,7 @@ def _train_all(folder: Path, jobs: int | None, quiet: bool) -> None:
             if at_once > 1:
                 task = bar.add_task(f"training {len(runs)} seeds", total=len(runs))
 
-                def finished(summed: str | None) -> None:
+                def finished(_: Path, summed: str | None) -> None:
                     bar.advance(task)
                     if summed is not None:
                         console.print(summed, soft_wrap=True)

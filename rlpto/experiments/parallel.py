@@ -41,8 +41,8 @@ def workers(wanted: int | None) -> int:
     return wanted or cores()
 
 
-def side_by_side(runs: Sequence[Path], at_once: int, on_finished: Callable[[str | None], None]) -> None:
-    """Train, or continue, in every folder. on_finished: called with the summary of each; None: it has failed.
+def side_by_side(runs: Sequence[Path], at_once: int, on_finished: Callable[[Path, str | None], None]) -> None:
+    """Train, or continue, in every folder. on_finished: called with a folder, and its summary unless it failed.
 
     Raises the first RlptoError of a training, after all others have ended; KeyboardInterrupt after Ctrl-C, once the
     trainings have left checkpoints.
@@ -57,9 +57,10 @@ def side_by_side(runs: Sequence[Path], at_once: int, on_finished: Callable[[str 
             while pending:
                 done, _ = ray.wait(list(pending), timeout=1.0)
                 for reference in done:
-                    run, (summed, error) = pending.pop(reference), ray.get(reference)
-                    failed += [error] if error else []
-                    on_finished(summed and summed.replace(str(run.resolve()), str(run)))
+                    run, answer = pending.pop(reference), ray.get(reference)
+                    if answer["error"]:
+                        failed.append(answer["error"])
+                    on_finished(run, answer["summary"] and answer["summary"].replace(str(run.resolve()), str(run)))
         except KeyboardInterrupt:
             print("rlpto: stopping after these updates", file=sys.stderr)
             for reference in pending:
@@ -85,16 +86,16 @@ def local_ray(cpus: int) -> Iterator[None]:
         set_variables({"PYTHONPATH": before})
 
 
-def train_member(folder: str) -> tuple[str | None, str | None]:
-    """One training in a separate process; continues from a checkpoint if there is one. Returns its summary, or its
-    error."""
+def train_member(folder: str) -> dict[str, str | None]:
+    """One training in a separate process; continues from a checkpoint if there is one. Returns the text to print."""
     from rlpto.experiments.training_runs import summary, train_folder
 
     run = Path(folder)
     try:
-        return summary(run, train_folder(run)), None
+        outcome = train_folder(run)
     except RlptoError as error:
-        return None, str(error)
+        return {"error": str(error), "summary": None}
+    return {"error": None, "summary": summary(run, outcome)}
 
 
 class Range(Settings):
