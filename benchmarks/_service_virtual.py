@@ -29,7 +29,7 @@ from tests.ray_cluster.fakes import FakeController
 from tests.service.scheduler.virtual import Act, VirtualBackend, VirtualService, config
 
 POLICIES = ("fifo", "elastic_fifo", "index")
-NODES = (4, 4, 4, 4)
+NODES = [{"count": 4, "gpus": 4}]
 HOUR_S = 3600.0
 PROGRAMS = 3
 GUESS_OFF, JOB_OFF, STEP_OFF = 0.4, 0.03, 0.02
@@ -101,8 +101,7 @@ def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualSe
     speeds = dict(zip(classes, alone.tolist(), strict=True))
     same = {"epochs": 50, "samples": STEPS * BATCH, "batch_size": BATCH}
     tasks = [{"training": one, "pace": pace, **same} for one, pace in zip(classes, paces.tolist(), strict=True)]
-    nodes = [{"count": 1, "gpus": gpus} for gpus in NODES]
-    setup = config(60.0, 60.0, cluster={"nodes": nodes}, forecast={"mode": "on"}, seed=seed)
+    setup = config(60.0, 60.0, cluster={"nodes": NODES}, forecast={"mode": "on"}, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         service = VirtualService(
             Path(folder),
