@@ -103,6 +103,8 @@ def list_sizes(folder: _SizesOption = Path("llm")) -> None:
     """List kinds of GPU, allowed sizes and sources of profiles by tables, and how well held-out sizes are predicted."""
     from rich.markup import escape
 
+    from rlpto.performance.size_table import held_out
+
     profiles = _with_tables(folder)
     shown = make_table(
         caption="error of a step's time where its size is held out: median, 90 %; not of outermost sizes"
@@ -115,18 +117,17 @@ def list_sizes(folder: _SizesOption = Path("llm")) -> None:
             errors = law.held_out_errors()
             by_source.setdefault(profile.source, []).extend(errors)
             sizes = ", ".join(map(str, law.sizes))
-            shown.add_row("" if number else escape(name), kind, sizes, _shares(errors))
+            shown.add_row("" if number else escape(name), kind, sizes, _shares(*held_out(errors)))
     console = make_console()
     console.print(shown)
     for text, errors in [*by_source.items(), ("all", [error for some in by_source.values() for error in some])]:
-        console.print(f"{escape(text)}: {len(errors)} sizes held out, error {_shares(errors) or 'not known'}")
+        shares = _shares(*held_out(errors))
+        console.print(f"{escape(text)}: {len(errors)} sizes held out, error {shares or 'not known'}")
 
 
-def _shares(errors: list[float]) -> str:
-    """Median and 90 % quantile of errors in percent; empty if there are none."""
-    import numpy as np
-
-    return ", ".join(f"{error:.1%}" for error in np.quantile(errors, [0.5, 0.9])) if errors else ""
+def _shares(median: float | None, high: float | None) -> str:
+    """A median and a 90 % quantile in percent; empty if they are not known."""
+    return "" if median is None or high is None else f"{median:.1%}, {high:.1%}"
 
 
 @app.command(epilog="Example: rlpto profiles fit shared/profiles -o profiles")
