@@ -70,7 +70,8 @@ def predict(snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: 
     """
     if not len(snapshot.index):
         return JobForecast(snapshot.time, snapshot.index, np.zeros(0), np.zeros(0))
-    start, finish = _run_forward(snapshot.restore(settings), frozen(policy), queue, len(snapshot.index))
+    scratch = snapshot.restore(settings.model_copy(update={"max_hours": None}))
+    start, finish = _run_forward(scratch, frozen(policy), queue, len(snapshot.index))
     return JobForecast(snapshot.time, snapshot.index, start, finish)
 
 
@@ -110,8 +111,9 @@ class Sampled:
 class Predictions:
     """What n jobs will come to, without further arrivals, and in the middle of the sampled futures.
 
-    ids: of the jobs. time, start, finish: as in `JobForecast`. bounds: [2, 2, n] s of start and of finish, or None:
-    nothing was forecast. NaN: it does not come to that with the nodes that are up.
+    ids: of the jobs. time [s]: when that was simulated from. start, finish: [n] s; the start is the first GPU, which
+    may lie in the past. start_bounds, finish_bounds: [2, n] s, or None: nothing was forecast. NaN: it does not come to
+    that with the nodes that are up.
     """
 
     ids: tuple[str, ...]
@@ -119,14 +121,15 @@ class Predictions:
     policy: str
     start: FloatArray
     finish: FloatArray
-    bounds: FloatArray | None = None
+    start_bounds: FloatArray | None = None
+    finish_bounds: FloatArray | None = None
 
     def rows(self, wall: Callable[[float], float]) -> list[PredictionRow]:
         """The predictions of each job. wall: time [s since 1970] of a second of the session."""
         named = {"start": self.start, "finish": self.finish}
-        if self.bounds is not None:
-            ends = ("start_low", "start_high", "finish_low", "finish_high")
-            named |= dict(zip(ends, self.bounds.reshape(4, -1), strict=True))
+        for name, bounds in (("start", self.start_bounds), ("finish", self.finish_bounds)):
+            if bounds is not None:
+                named |= {f"{name}_low": bounds[0], f"{name}_high": bounds[1]}
         return [
             PredictionRow(job, wall(self.time), self.policy, **{
                 name: wall(float(seconds[at])) if math.isfinite(seconds[at]) else None
@@ -200,7 +203,8 @@ class Predictor:
             self._failed(f"{type(error).__name__}: {error}")
             return
         found, bounds = answer.result()
-        self._publish(Predictions(ids, found.time, name, found.start, found.finish, bounds))
+        first, last = (None, None) if bounds is None else bounds
+        self._publish(Predictions(ids, found.time, name, found.start, found.finish, first, last))
 
     def close(self) -> None:
         """Begin nothing further."""
@@ -226,7 +230,11 @@ def _end_with_parent() -> None:
 
 
 def look_ahead(
-    snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: SimulatorSettings, sampled: Sampled | None
+    snapshot: Snapshot,
+    policy: Policy,
+    queue: QueueSettings,
+    settings: SimulatorSettings,
+    sampled: Sampled | None = None,
 ) -> tuple[JobForecast, FloatArray | None]:
     """The prediction without arrivals, and [2, 2, n] the bounds of start and finish over futures; None without any.
 
@@ -256,7 +264,7 @@ def run_in(
     factor = np.exp(sampled.spread * common + OWN * rng.standard_normal(count))
     columns = snapshot.columns.take(np.arange(count))
     columns.scale[:] *= factor
-    scratch = replace(snapshot, columns=columns).restore(settings)
+    scratch = replace(snapshot, columns=columns).restore(settings.model_copy(update={"max_hours": None}))
     scratch.append(sampled.jobs(one))
     return _run_forward(scratch, policy, queue, count, MOST_POINTS)
 

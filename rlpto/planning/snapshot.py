@@ -61,14 +61,12 @@ class Snapshot:
     tables: SpeedTables
 
     def restore(self, settings: SimulatorSettings) -> ScratchCluster:
-        """A scratch cluster that stands where the other did. settings: how time passes in it; no node fails, and there
-        is no limit of time.
+        """A scratch cluster that stands where the other did. settings: how time passes in it; no node fails.
 
         Raises ConfigError if no node with GPUs was up.
         """
         columns = self.columns.take(np.arange(len(self.index)))
-        times = settings.model_copy(update={"max_hours": None})
-        return ScratchCluster(self.time, self.shape, self.jobs, columns, self.placement, self.tables, times)
+        return ScratchCluster(self.time, self.shape, self.jobs, columns, self.placement, self.tables, settings)
 
 
 def take_snapshot(cluster: Cluster, state: ClusterState) -> Snapshot:
