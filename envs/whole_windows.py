@@ -19,7 +19,7 @@ from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
 from rlpto.io.cores import cores
 from rlpto.planning.compiled_loop import run_until
-from rlpto.planning.rollout import copy_of
+from rlpto.planning.planner import copy_of
 from rlpto.simulator.kernels import is_over
 
 TIME = [term.name for term in TERMS].index("time")

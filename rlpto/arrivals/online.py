@@ -9,20 +9,22 @@ known, and forecasts are of the step that has begun and of those that follow it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
-from rlpto.arrivals.past import CLASSES, WARM_UP_S, Past, load_model
-from rlpto.arrivals.sampled import PathMemory, sample_paths
+from rlpto.arrivals.sampled import CLASSES, PathMemory, sample_paths
 from rlpto.arrivals.settings import ForecastSettings
 from rlpto.core.cluster import ClusterState, Forecast
 from rlpto.core.jobs import Job
 from rlpto.forecasting.base import Forecaster
-from rlpto.forecasting.registry import make_forecaster
-from rlpto.forecasting.series import DAY, MIN_POINTS, TimeSeries
+from rlpto.forecasting.registry import load, make_forecaster
+from rlpto.forecasting.series import DAY, MIN_POINTS, MONDAY, ForecastError, TimeSeries
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.errors import ConfigError
 from rlpto.workloads.windows import Window
 
 LEVELS = (0.1, 0.9)
@@ -35,72 +37,78 @@ PRIOR_JOBS = 20.0
 """Jobs' worth of the usual shares that the recent ones start with."""
 REPLAYED_STEPS = 200
 """Steps at the end of the past that are forecast one by one, so that errors are known from the start."""
+HISTORY_S = 28 * DAY
+"""Seconds before a workload's start that a forecaster looks back on."""
+WARM_UP_S = DAY
+"""A fitted forecaster takes in the last seconds of that count by count, which brings its state up to date."""
 
 
 @dataclass(frozen=True)
-class ArrivalTotals:
-    """Jobs of all classes in each of the next H steps. mean, low, high: [H], low and high as in `Forecast`."""
+class Past:
+    """What was submitted before a workload begins, in steps that end where it begins.
 
-    mean: FloatArray
-    low: FloatArray
-    high: FloatArray
-
-
-class TotalForecaster:
-    """Forecasts of the jobs of all classes together, from one count after the other.
-
-    past: in steps of `step` seconds. horizon: H. fitted: as `rlpto forecast fit` leaves it; a copy continues with this
-    past. Without one, a light method is fitted to the known counts, and again whenever their number has doubled.
+    jobs: [T, CLASSES]; those of unknown class count in shares. usual: [CLASSES] shares of the classes where nothing is
+    known. start: local time at which the workload begins [s since 1970-01-01].
     """
 
-    def __init__(self, past: Past, step: float, horizon: int, fitted: Forecaster | None = None) -> None:
-        self._counts = np.rint(past.jobs.sum(axis=1)).tolist()
-        self._step, self._horizon = step, horizon
-        self._start = past.start - len(self._counts) * step
-        self._fitted = fitted
-        self._learnt = 0
-        self._model: Forecaster | None = None
-        self._begin()
+    jobs: FloatArray
+    usual: FloatArray
+    start: float = MONDAY
 
-    def update(self, count: float) -> None:
-        """Take in the count of the step that has just ended."""
-        self._counts.append(count)
-        if self._model is None or (self._fitted is None and len(self._counts) >= 2 * self._learnt):
-            self._begin()
-        else:
-            self._model.update(count)
 
-    def predict(self) -> ArrivalTotals | None:
-        """What comes next; None before there are enough counts to begin with."""
-        if self._model is None:
-            return None
-        found = self._model.predict(self._horizon, quantiles=LEVELS)
-        low, high = found.values.T
-        return ArrivalTotals(found.mean, np.minimum(low, found.mean), np.maximum(high, found.mean))
+def past_of(
+    submit_time: FloatArray, priority: IntArray, begins: float, step: float, usual: FloatArray, start: float
+) -> Past:
+    """What M recorded jobs say of the time before second `begins`; those from then on are not looked at.
 
-    def _begin(self) -> None:
-        """Make the forecaster of all that is known, if that is enough."""
-        series = TimeSeries(np.array(self._counts, dtype=np.float64), self._step, self._start)
-        if self._fitted is not None and len(series) >= 2:
-            self._model = self._fitted.moved(series, min(len(series) - 1, series.lag(WARM_UP_S)))
-        elif self._fitted is None and len(series) >= MIN_POINTS:
-            self._model = make_forecaster(DEFAULT_METHOD).fit(series)
-            self._learnt = len(series)
+    submit_time: [M] seconds, ascending from 0. priority: [M] classes, -1 unknown. usual, start: as in `Past`.
+    """
+    steps = int(min(begins, HISTORY_S) / step)
+    earliest = begins - steps * step
+    kept = (submit_time >= earliest) & (submit_time < begins)
+    at = np.minimum(((submit_time[kept] - earliest) / step).astype(np.int64), max(steps - 1, 0))
+    known = priority[kept] >= 0
+    classes = np.where(known[:, None], np.eye(CLASSES)[np.maximum(priority[kept], 0)], usual)
+    jobs = np.zeros((steps, CLASSES))
+    if steps:
+        np.add.at(jobs, at, classes)
+    return Past(jobs, usual, start)
+
+
+def load_model(path: Path, step: float) -> Forecaster:
+    """A fitted forecaster. Raises ConfigError if the file is missing, broken, or of another step [s]."""
+    try:
+        model = load(path)
+    except ForecastError as wrong:
+        raise ConfigError(f"forecast.model: {wrong}") from None
+    fitted = float(model.state().values["step"])
+    if not math.isclose(fitted, step):
+        raise ConfigError(f"forecast.every: {step:g} s, expected the {fitted:g} s that {path} was fitted with")
+    return model
 
 
 class ClassForecasts:
     """Forecasts by class: those of the total, split by the recent shares of the classes.
 
-    past: in steps of `step` seconds. memory: takes every forecast and what came, for samples around the forecasts.
+    past: in steps of `step` seconds. horizon: H. fitted: as `rlpto forecast fit` leaves it; a copy continues with this
+    past. Without one, a light method is fitted to the known totals, and again whenever their number has doubled.
+    memory: takes every forecast and what came, for samples around the forecasts.
     """
 
-    def __init__(self, total: TotalForecaster, past: Past, step: float, memory: PathMemory | None = None) -> None:
-        self._total, self._step, self._memory = total, step, memory
+    def __init__(
+        self, past: Past, step: float, horizon: int, fitted: Forecaster | None = None, memory: PathMemory | None = None
+    ) -> None:
+        self._step, self._horizon, self._fitted, self._memory = step, horizon, fitted, memory
+        self._totals = np.rint(past.jobs.sum(axis=1)).tolist()
+        self._start = past.start - len(self._totals) * step
+        self._model: Forecaster | None = None
+        self._learnt = 0
         self._keep = 0.5 ** (step / SHARE_HALF_LIFE_S)
         ages = np.arange(len(past.jobs), 0, -1) - 1.0
         self._jobs: FloatArray = PRIOR_JOBS * past.usual + self._keep**ages @ past.jobs
         self._bins: dict[int, FloatArray] = {}
         self._known = 0
+        self._begin()
         self._now = self._split()
 
     def arrived(self, submit_time: FloatArray, priority: IntArray) -> None:
@@ -116,7 +124,11 @@ class ClassForecasts:
             if self._memory is not None:
                 self._memory.add(self._split(), jobs)
             self._jobs = self._keep * self._jobs + jobs
-            self._total.update(float(jobs.sum()))
+            self._totals.append(float(jobs.sum()))
+            if self._model is None or (self._fitted is None and len(self._totals) >= 2 * self._learnt):
+                self._begin()
+            else:
+                self._model.update(self._totals[-1])
         if known > self._known:
             self._known, self._now = known, self._split()
         return self._now
@@ -128,25 +140,34 @@ class ClassForecasts:
             return None
         return sample_paths(forecast.mean, *self._memory.paths(), count, rng)
 
+    def _begin(self) -> None:
+        """Make the forecaster of all that is known, if that is enough."""
+        series = TimeSeries(np.array(self._totals, dtype=np.float64), self._step, self._start)
+        if self._fitted is not None and len(series) >= 2:
+            self._model = self._fitted.moved(series, min(len(series) - 1, series.lag(WARM_UP_S)))
+        elif self._fitted is None and len(series) >= MIN_POINTS:
+            self._model = make_forecaster(DEFAULT_METHOD).fit(series)
+            self._learnt = len(series)
+
     def _split(self) -> Forecast | None:
-        totals = self._total.predict()
-        if totals is None:
+        if self._model is None:
             return None
-        shares = self._jobs / self._jobs.sum()
-        mean, low, high = (np.outer(part, shares) for part in (totals.mean, totals.low, totals.high))
-        return Forecast(mean, low, high)
+        found, shares = self._model.predict(self._horizon, quantiles=LEVELS), self._jobs / self._jobs.sum()
+        mean, (low, high) = found.mean, found.values.T
+        totals = mean, np.minimum(low, mean), np.maximum(high, mean)
+        return Forecast(*(np.outer(total, shares) for total in totals))
 
 
 def sampling_forecasts(past: Past, step: float, horizon: int, fitted: Forecaster | None = None) -> ClassForecasts:
     """Forecasts that can be sampled around from the start: the end of the past is forecast from what was before it.
 
-    The arguments are those of `TotalForecaster`. Jobs of the past are made whole: classes are drawn where unknown.
+    The arguments are those of `ClassForecasts`. Jobs of the past are made whole: classes are drawn where unknown.
     """
     memory, steps = PathMemory(horizon, CLASSES), min(REPLAYED_STEPS, len(past.jobs) // 2)
     if steps:
         first, rng = len(past.jobs) - steps, np.random.default_rng(0)
         before = replace(past, jobs=past.jobs[:first], start=past.start - steps * step)
-        source = ClassForecasts(TotalForecaster(before, step, horizon, fitted), before, step, memory)
+        source = ClassForecasts(before, step, horizon, fitted, memory)
         for at in range(steps):
             jobs = np.floor(past.jobs[first + at])
             # Jobs of unknown class count in shares; whole ones are made of what the shares add up to.
@@ -155,7 +176,7 @@ def sampling_forecasts(past: Past, step: float, horizon: int, fitted: Forecaster
             own = np.repeat(np.arange(CLASSES), jobs.astype(np.int64))
             source.arrived(np.full(len(own), (at + 0.5) * step), own)
         source.forecast(steps)
-    return ClassForecasts(TotalForecaster(past, step, horizon, fitted), past, step, memory)
+    return ClassForecasts(past, step, horizon, fitted, memory)
 
 
 @dataclass
@@ -197,8 +218,7 @@ class WindowForecasts:
     """
 
     def __init__(self, settings: ForecastSettings, past: Callable[[Window], Past]) -> None:
-        self.settings, self.step = settings, settings.step
-        self._past = past
+        self.step, self._horizon, self._past = settings.step, settings.horizon, past
         self._model = None if settings.model is None else load_model(settings.model, self.step)
 
     def for_run(self, window: Window) -> StateForecaster:
@@ -210,8 +230,7 @@ class WindowForecasts:
         return window_forecasts(self._source(window), jobs, self._last(window))
 
     def _source(self, window: Window) -> ClassForecasts:
-        past = self._past(window)
-        return ClassForecasts(TotalForecaster(past, self.step, self.settings.horizon, self._model), past, self.step)
+        return ClassForecasts(self._past(window), self.step, self._horizon, self._model)
 
     def _last(self, window: Window) -> int:
         """Steps that are over at the end of a window."""

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from rlpto.arrivals.past import CLASSES
 from rlpto.core.cluster import Forecast
-from rlpto.core.jobs import Job
+from rlpto.core.jobs import PRIORITY_CLASSES, Job
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.performance.tables import JobType
 
+CLASSES = len(PRIORITY_CLASSES)
 LEAST_ORIGINS = 20
 """With fewer past paths, counts are drawn independently."""
 MOST_ORIGINS = 500
@@ -79,29 +79,17 @@ def sample_paths(
     if len(past_mean) < LEAST_ORIGINS:
         return rng.poisson(mean, (paths, *mean.shape)).astype(np.int64)
     past_mean = past_mean * (past_counts.sum(axis=(0, 1)) / np.maximum(past_mean.sum(axis=(0, 1)), LEAST_MEAN))
-    excess = dispersion(past_mean, past_counts)
-    ranks = _ranks(past_mean, past_counts, excess, rng)
+    beyond = (np.square(past_counts - past_mean) - past_mean).sum(axis=(0, 1))
+    # [K] excess of the variance over the mean, in units of the squared mean.
+    excess = np.clip(beyond / np.maximum(np.square(past_mean).sum(axis=(0, 1)), LEAST_MEAN), *DISPERSION)
+    likely = _negative_binomial(past_mean, excess)
+    below, upto = likely.cdf(past_counts - 1), likely.cdf(past_counts)
+    levels = below + rng.random(past_mean.shape) * (upto - below)  # of counts relative to their forecasts
+    ranks = np.argsort(np.argsort(levels, axis=0), axis=0)
     order = np.argsort(ranks.sum(axis=(1, 2)), kind="stable")
     chosen = order[((np.arange(paths) + rng.random()) * len(order) / paths).astype(np.int64)]
     levels = (ranks[chosen] + rng.random((paths, *mean.shape))) / len(order)
     found: IntArray = np.clip(_negative_binomial(mean, excess).ppf(levels), 0, MOST_COUNT).astype(np.int64)
-    return found
-
-
-def dispersion(mean: FloatArray, counts: FloatArray) -> FloatArray:
-    """[K] excess of the variance of past counts [N, H, K] over their means, in units of the squared mean."""
-    beyond = (np.square(counts - mean) - mean).sum(axis=(0, 1))
-    squares = np.square(mean).sum(axis=(0, 1))
-    found: FloatArray = np.clip(beyond / np.maximum(squares, LEAST_MEAN), *DISPERSION)
-    return found
-
-
-def _ranks(mean: FloatArray, counts: FloatArray, excess: FloatArray, rng: np.random.Generator) -> IntArray:
-    """[N, H, K] rank, among the origins, of counts relative to their forecasts; ties are broken at random."""
-    likely = _negative_binomial(mean, excess)
-    below, upto = likely.cdf(counts - 1), likely.cdf(counts)
-    levels = below + rng.random(mean.shape) * (upto - below)
-    found: IntArray = np.argsort(np.argsort(levels, axis=0), axis=0)
     return found
 
 
@@ -144,31 +132,24 @@ def sample_arrivals(
 ) -> tuple[Arrivals, ...]:
     """Futures from counts [F, H, CLASSES] in steps of `step` s from second `begins` on; what is over is left out.
 
-    Submit times are spread evenly over each step. donors: each job is like one of them, see `rows_alike`.
+    Submit times are spread evenly over each step. Each job is like one of the donors: of its class, where there are
+    OWN_CLASS_JOBS of them, else any.
     """
     place = np.repeat(np.arange(counts.size), counts.reshape(-1))
     future, at, priority = np.unravel_index(place, counts.shape)
     submit = begins + (at + rng.random(len(place))) * step
-    donor = rows_alike(np.array([job.priority for job in donors], dtype=np.int64), priority, rng.random(len(place)))
+    level, classes = rng.random(len(place)), np.array([job.priority for job in donors])
+    donor = np.zeros(len(place), dtype=np.int64)
+    for own in range(CLASSES):
+        alike, wanted = np.flatnonzero(classes == own), priority == own
+        fit = alike if len(alike) >= OWN_CLASS_JOBS else np.arange(len(donors))
+        donor[wanted] = fit[(level[wanted] * len(fit)).astype(np.int64)]
     found = []
     for number in range(len(counts)):
         rows = np.flatnonzero((future == number) & (submit > after))
         rows = rows[np.argsort(submit[rows])][:MOST_JOBS]
         found.append(Arrivals(submit[rows], donor[rows], priority[rows]))
     return tuple(found)
-
-
-def rows_alike(classes: IntArray, wanted: IntArray, level: FloatArray) -> IntArray:
-    """[m] numbers of donors for jobs of the classes wanted [m], at levels [m] in [0, 1) of the donors that qualify.
-
-    classes: of the donors, [n]. Donors of the same class qualify if there are OWN_CLASS_JOBS of them, else all do.
-    """
-    rows = np.zeros(len(wanted), dtype=np.int64)
-    for own in range(CLASSES):
-        alike, of_class = np.flatnonzero(classes == own), wanted == own
-        fit = alike if len(alike) >= OWN_CLASS_JOBS else np.arange(len(classes))
-        rows[of_class] = fit[(level[of_class] * len(fit)).astype(np.int64)] if len(fit) else 0
-    return rows
 
 
 def as_believed(types: Sequence[JobType], futures: Futures, jobs: Sequence[Job], type_index: IntArray) -> Futures:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlpto.arrivals.online import sampling_forecasts
-from rlpto.arrivals.past import CLASSES, Past, load_model
-from rlpto.arrivals.sampled import Futures, sample_arrivals
+from rlpto.arrivals.online import Past, load_model, sampling_forecasts
+from rlpto.arrivals.sampled import CLASSES, Futures, sample_arrivals
 from rlpto.arrivals.settings import ForecastSettings
 from rlpto.core.cluster import Forecast
 from rlpto.core.jobs import Job

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.arrivals.past import Past, past_of
+from rlpto.arrivals.online import Past, past_of
 from rlpto.core.cluster import ClusterShape
 from rlpto.core.jobs import Job
 from rlpto.experiments.config import Config

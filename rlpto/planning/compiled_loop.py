@@ -1,7 +1,7 @@
 """The decision loop, compiled: what `rlpto.core.loop.DecisionLoop` does, over the same compiled parts.
 
 Cluster b of a batch of simulated clusters is looked at, decided on with steering weights, and run on. The batch that
-agents learn on steps it (`rlpto.envs.compiled_batch`), and so do the rollouts of a planner (`rlpto.planning.rollout`).
+agents learn on steps it (`rlpto.envs.compiled_batch`), and so do the rollouts of a planner (`rlpto.planning.planner`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The planner: at decision time it looks ahead with the simulator, and steers the index by what turned out cheapest.
 
+Every candidate for the steering weights is rolled out: it starts at the same state, which is made of what a policy
+knows and nothing else, and meets the same future (common random numbers): no job comes, and no node fails.
 Source: rollout algorithms (Bertsekas, Tsitsiklis, Wu, "Rollout Algorithms for Combinatorial Optimization", J. of
-Heuristics 1997), with a random search over the weights of an index and common random numbers.
+Heuristics 1997), with a random search over the weights of an index.
 """
 
 from __future__ import annotations
@@ -9,23 +11,34 @@ from __future__ import annotations
 import multiprocessing
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field
 
 from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.gpu_kinds import Kinds
+from rlpto.core.job_store import JobStore
+from rlpto.core.job_table import BelievedSpeeds
 from rlpto.core.policy import BasePolicy
 from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
-from rlpto.io.arrays import FloatArray
+from rlpto.core.records import INTERVAL
+from rlpto.core.rewards import HOUR, TERMS, RewardWeights, weigh
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.compiled import njit
 from rlpto.io.cores import cores
 from rlpto.io.settings import Settings
-from rlpto.planning.compiled_loop import Loop
-from rlpto.planning.rollout import RolloutStates, Start, copy_of, roll_out
+from rlpto.knowledge.job_types import EstimatedJobs
+from rlpto.performance.tables import SpeedTables, elapsed_from_rates
+from rlpto.planning.compiled_loop import Loop, build_loop, decide_and_run, look_around
+from rlpto.policies.greedy import GrowthSteps
 from rlpto.policies.index import Index, steer
 from rlpto.policies.index_weights import SLOPE_FEATURES, STEERING_FEATURES, IndexWeights, load_weights
-from rlpto.simulator.settings import SimulatorSettings
+from rlpto.simulator.arrays import build_world
+from rlpto.simulator.kernels import is_over, take_up_all
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 CHANGED_SHARE = 0.4
 """Probability with which a perturbation changes a weight."""
@@ -35,6 +48,33 @@ LONG_ROLLOUT_S = 0.0005
 """Where a rollout takes at least this long, threads are worth what it costs to start them."""
 SMALLEST_SCALE = 0.3
 """A weight smaller than this is perturbed as if it were this large."""
+ACCURACY = [term.name for term in TERMS].index("accuracy")
+"""Place of a term that is the same for every plan: all jobs finish at last."""
+MOST_IDLE_DECISIONS = 100
+"""Decisions in a row after which no job holds GPUs, before a rollout ends."""
+COUNT = len(TERMS)
+NO_NOISE = np.zeros((1, 0, 0))
+
+
+class Start(NamedTuple):
+    """Where rollouts begin: a copy of one cluster's state, see `World`, B = 1 each."""
+
+    jobs: AnyArray
+    nodes: AnyArray
+    clusters: AnyArray
+    active: AnyArray
+    machines: AnyArray
+    free: AnyArray
+
+
+def copy_of(loop: Loop) -> Loop:
+    """The same, for another thread: nothing that rollouts change is shared."""
+    world = loop.world._replace(
+        **{name: getattr(loop.world, name).copy() for name in (*Start._fields, "sums", "scratch")}
+    )
+    changed = ("current", "shown", "speed", "known", "chain", "ordered_until", "numbers", "given", "left", "sums")
+    steps = GrowthSteps(loop.steps.target.copy(), loop.steps.gain.copy())
+    return loop._replace(world=world, steps=steps, **{name: getattr(loop, name).copy() for name in (*changed, "seen")})
 
 
 class PlannerOptions(Settings):
@@ -79,17 +119,19 @@ class Planner(BasePolicy[PlannerOptions]):
         reward: RewardWeights | None = None,
     ) -> None:
         """queue, simulator, reward: of the experiment; None: the defaults."""
-        given = options or PlannerOptions()
+        given, times = options or PlannerOptions(), simulator or SimulatorSettings()
         self._base = IndexWeights().vector() if given.base is None else load_weights(given.base)
-        weights = reward or RewardWeights()
-        known = (queue or QueueSettings(), simulator or SimulatorSettings(), given.interval)
-        self._rollout_states = RolloutStates(*known, follow_accuracy=weights.shortfall > 0)
-        self._reward = weights.record()
+        self._queue, self._reward = queue or QueueSettings(), (reward or RewardWeights()).record()
+        same: dict[str, object] = {"failures": FailureSettings(), "max_hours": None}
+        if given.interval is not None and times.decide_on == "events":
+            same["interval"] = max(given.interval, times.interval)
+        self._simulator = times.model_copy(update=same)
+        self._elapsed = np.zeros((0, 0))  # of what is believed of speeds; kept, since most stays from plan to plan
         super().__init__(given)
 
     def reset(self, seed: int) -> None:
-        """Forget the plan that stands, and the jobs that were planned for."""
-        self._rollout_states.forget()
+        """Forget the plan that stands, and the jobs that were planned for: those of another run have their numbers."""
+        self._own: EstimatedJobs | None = None
         self._rng = np.random.default_rng([seed, 3])
         self._plan = self._base
         self._seen: tuple[int, ...] = ()
@@ -97,35 +139,76 @@ class Planner(BasePolicy[PlannerOptions]):
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Plan if it is time to, and decide by the plan."""
-        seen = (state.capacity, *sorted(state.jobs.index.tolist()))
+        jobs, rule = state.jobs, self.options
+        seen = (state.capacity, *sorted(jobs.index.tolist()))
         if seen != self._seen or state.time >= self._due:
-            self._seen, self._due = seen, state.time + self.options.every
-            self._plan = self._best(state) if self._worth_planning(state) else self._base
-        jobs = state.jobs
+            self._seen, self._due = seen, state.time + rule.every
+            chooses = state.capacity > 0 and 1 < len(jobs) <= rule.jobs
+            # With fewer known, rollouts would end mostly when guesses say so.
+            plans = chooses and float(jobs.remaining_known.mean()) >= rule.known
+            self._plan = self._best(state) if plans else self._base
         return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, self._plan[None]))
 
     def frozen(self) -> Index:
         """The index with the weights of the present plan."""
         return Index(steering=self._plan)
 
-    def _worth_planning(self, state: ClusterState) -> bool:
-        """Whether there is something to choose, and rollouts would not end mostly when guesses say so."""
-        if not state.capacity or not 1 < len(state.jobs) <= self.options.jobs:
-            return False
-        return float(state.jobs.remaining_known.mean()) >= self.options.known
-
     def _best(self, state: ClusterState) -> FloatArray:
-        """[STEERING_FEATURES] weights that come out cheapest from a state on."""
-        candidates = self._candidates()
-        cost = self._costs(*self._rollout_states.build(state), candidates)
+        """[STEERING_FEATURES] weights that come out cheapest from a state on.
+
+        The plan that stands is tried first, it stays where nothing is better; then the base, and random vectors near to
+        that plan.
+        """
+        near = np.repeat(self._plan[None], self.options.perturbations, axis=0)
+        varied = near[:, :VARIED]
+        scale = np.maximum(np.abs(varied), SMALLEST_SCALE) * self.options.spread
+        changed = self._rng.random(varied.shape) < CHANGED_SHARE
+        near[:, :VARIED] = varied + changed * scale * self._rng.standard_normal(varied.shape)
+        candidates = np.concatenate([[self._plan, self._base], near])
+        cost = self._costs(*self.start_of_rollouts(state), candidates)
         best: FloatArray = candidates[int(np.where(np.isnan(cost), np.inf, cost).argmin())]
         return best
 
-    def _candidates(self) -> FloatArray:
-        """[C, STEERING_FEATURES] what is tried: the plan that stands comes first, it stays where nothing is better."""
-        near = np.repeat(self._plan[None], self.options.perturbations, axis=0)
-        near = perturbed(near, self.options.spread, self._rng)
-        return np.concatenate([[self._plan, self._base], near])
+    def start_of_rollouts(self, state: ClusterState) -> tuple[Loop, Start]:
+        """What rollouts from `state` on run by, and where they begin. At least one GPU must be up."""
+        rows = np.argsort(state.jobs.index, kind="stable")
+        table = state.jobs.reordered(rows, state.jobs.effective_priority[rows])
+        placement, believed, store = state.placement(table.index), table.believed(), table.columns()
+        tables, shown = self._tables(believed, table.index, store, state.gpus_per_node)
+        store.measured_accuracy[:] = np.nan
+        store.rescale_left[:] = placement.pausing
+        late = bool(self._reward["shortfall"][0] > 0)  # it matters when jobs gain their accuracy
+        world = build_world(
+            store.records[None], state.shape, tables, self._simulator, 0, keep_log=False, follow_accuracy=late
+        )
+        take_up_all(world, state.time, state.shape, placement)
+        by_kind = shown.fit.size and shown.by_kind.shape[1] == len(shown.kinds)  # else a type stands for all kinds
+        kinds = Kinds.of(state.shape, shown) if by_kind else None
+        loop = build_loop(world, shown, self._queue, state.gpus_per_node, NO_NOISE, kinds=kinds)
+        return loop, Start(*(getattr(world, name)[:1].copy() for name in Start._fields))
+
+    def _tables(
+        self, believed: BelievedSpeeds, index: IntArray, store: JobStore, gpus_per_node: int
+    ) -> tuple[SpeedTables, SpeedTables]:
+        """Tables of the speeds that jobs have in rollouts, and those of what is shown of them there.
+
+        The types in the store are changed to types of these tables.
+        """
+        tables = believed.tables
+        store.type_index[:] = store.believed_type[:] = believed.type_index
+        if believed.noise is not None:
+            if self._own is None or self._own.base is not tables:
+                self._own = EstimatedJobs(tables, gpus_per_node)
+            store.type_index[:] = store.believed_type[:] = self._own.types_of(index, believed)
+            return self._own.tables, self._own.tables
+        if tables.rewritten:
+            if self._elapsed.shape != (len(tables.rates), tables.rates.shape[1] + 1):
+                self._elapsed = np.zeros((len(tables.rates), tables.rates.shape[1] + 1))
+                self._elapsed[0, 1:] = np.inf
+            rows = np.unique(tables.row[np.unique(believed.type_index), :, 1:])
+            self._elapsed[rows] = elapsed_from_rates(tables.rates[rows])
+            return replace(tables, elapsed=self._elapsed), tables
+        return tables, tables
 
     def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
         """[C] what each candidate costs."""
@@ -158,10 +241,55 @@ class Planner(BasePolicy[PlannerOptions]):
         return max(1, min(given, rollouts))
 
 
-def perturbed(weights: FloatArray, spread: float, rng: np.random.Generator) -> FloatArray:
-    """Random vectors near to weights [C, STEERING_FEATURES]; see `PlannerOptions.spread`."""
-    near, varied = weights.copy(), weights[:, :VARIED]
-    scale = np.maximum(np.abs(varied), SMALLEST_SCALE) * spread
-    changed = rng.random(varied.shape) < CHANGED_SHARE
-    near[:, :VARIED] = varied + changed * scale * rng.standard_normal(varied.shape)
-    return near
+@njit(nogil=True)
+def roll_out(loop: Loop, start: Start, candidates: FloatArray, work: int, reward: AnyArray, cost: FloatArray) -> None:
+    """Fill cost [C] with what candidates [C, STEERING_FEATURES] come to: minus the reward until all jobs have finished.
+
+    loop: of one cluster; its state is lost. reward: [1] `rlpto.core.rewards.WEIGHTS`.
+    A rollout is cut short where no job gets GPUs any more, since those that are left need nodes that are down, and once
+    it has looked at `work` speeds, one for every job and number of GPUs in each decision; what the jobs that are left
+    then cost further is estimated by `cost_to_go`.
+    """
+    w, terms, first = loop.world, np.zeros(COUNT), int(np.int64(0))  # a literal's own type would be compiled for again
+    for i in range(len(candidates)):
+        w.jobs[0] = start.jobs[0]
+        w.nodes[0] = start.nodes[0]
+        w.clusters[0] = start.clusters[0]
+        w.active[0] = start.active[0]
+        w.machines[0] = start.machines[0]
+        w.free[0] = start.free[0]
+        loop.ordered_until[0] = -np.inf
+        total, looked, idle = np.zeros(1, INTERVAL), 0, 0
+        look_around(loop, first)
+        while not is_over(w, first) and looked < work and idle < MOST_IDLE_DECISIONS:
+            for row in range(w.clusters[0].active):
+                looked += loop.shown[0, row].max_gpus
+            decide_and_run(loop, first, candidates[i : i + 1], total)
+            idle = idle + 1 if w.clusters[0].held == 0 else 0
+        weigh(total, reward, terms)
+        cost[i] = terms[ACCURACY] - terms.sum()
+        if not is_over(w, first):
+            cost[i] += reward[0].time * cost_to_go(loop) / HOUR
+
+
+@njit()
+def cost_to_go(loop: Loop) -> float:
+    """Job-seconds [s] that the active jobs of cluster 0, which has been looked at, will still take, roughly.
+
+    As if the jobs took turns, the one with the least work first, all GPUs at once at the pace of one each; but no job
+    ends earlier than with all GPUs it may have.
+    """
+    n, capacity = loop.world.clusters[0].active, max(loop.world.clusters[0].capacity, 1)
+    work, alone = np.zeros(n), np.zeros(n)
+    for i in range(n):
+        job, speed = loop.shown[0, i], loop.speed[0, i]
+        work[i] = job.remaining / speed[job.min_gpus] * job.min_gpus
+        fastest = speed[job.min_gpus]
+        for k in range(job.min_gpus, min(job.max_gpus, capacity) + 1):
+            fastest = max(fastest, speed[k])
+        alone[i] = job.remaining / fastest
+    cost, before = 0.0, 0.0
+    for i in np.argsort(work):
+        before += work[i] / capacity
+        cost += max(before, alone[i])
+    return cost

@@ -70,8 +70,7 @@ def predict(snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: 
     """
     if not len(snapshot.index):
         return JobForecast(snapshot.time, snapshot.index, np.zeros(0), np.zeros(0))
-    scratch = snapshot.restore(settings.model_copy(update={"max_hours": None}))
-    start, finish = _run_forward(scratch, frozen(policy), queue, len(snapshot.index))
+    start, finish = _run_forward(snapshot.restore(settings), frozen(policy), queue, len(snapshot.index))
     return JobForecast(snapshot.time, snapshot.index, start, finish)
 
 
@@ -111,9 +110,8 @@ class Sampled:
 class Predictions:
     """What n jobs will come to, without further arrivals, and in the middle of the sampled futures.
 
-    ids: of the jobs. time [s]: when that was simulated from. start, finish: [n] s; the start is the first GPU, which
-    may lie in the past. start_bounds, finish_bounds: [2, n] s, or None: nothing was forecast. NaN: it does not come to
-    that with the nodes that are up.
+    ids: of the jobs. time, start, finish: as in `JobForecast`. bounds: [2, 2, n] s of start and of finish, or None:
+    nothing was forecast. NaN: it does not come to that with the nodes that are up.
     """
 
     ids: tuple[str, ...]
@@ -121,15 +119,14 @@ class Predictions:
     policy: str
     start: FloatArray
     finish: FloatArray
-    start_bounds: FloatArray | None = None
-    finish_bounds: FloatArray | None = None
+    bounds: FloatArray | None = None
 
     def rows(self, wall: Callable[[float], float]) -> list[PredictionRow]:
         """The predictions of each job. wall: time [s since 1970] of a second of the session."""
         named = {"start": self.start, "finish": self.finish}
-        for name, bounds in (("start", self.start_bounds), ("finish", self.finish_bounds)):
-            if bounds is not None:
-                named |= {f"{name}_low": bounds[0], f"{name}_high": bounds[1]}
+        if self.bounds is not None:
+            ends = ("start_low", "start_high", "finish_low", "finish_high")
+            named |= dict(zip(ends, self.bounds.reshape(4, -1), strict=True))
         return [
             PredictionRow(job, wall(self.time), self.policy, **{
                 name: wall(float(seconds[at])) if math.isfinite(seconds[at]) else None
@@ -203,8 +200,7 @@ class Predictor:
             self._failed(f"{type(error).__name__}: {error}")
             return
         found, bounds = answer.result()
-        first, last = (None, None) if bounds is None else bounds
-        self._publish(Predictions(ids, found.time, name, found.start, found.finish, first, last))
+        self._publish(Predictions(ids, found.time, name, found.start, found.finish, bounds))
 
     def close(self) -> None:
         """Begin nothing further."""
@@ -230,11 +226,7 @@ def _end_with_parent() -> None:
 
 
 def look_ahead(
-    snapshot: Snapshot,
-    policy: Policy,
-    queue: QueueSettings,
-    settings: SimulatorSettings,
-    sampled: Sampled | None = None,
+    snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: SimulatorSettings, sampled: Sampled | None
 ) -> tuple[JobForecast, FloatArray | None]:
     """The prediction without arrivals, and [2, 2, n] the bounds of start and finish over futures; None without any.
 
@@ -264,7 +256,7 @@ def run_in(
     factor = np.exp(sampled.spread * common + OWN * rng.standard_normal(count))
     columns = snapshot.columns.take(np.arange(count))
     columns.scale[:] *= factor
-    scratch = replace(snapshot, columns=columns).restore(settings.model_copy(update={"max_hours": None}))
+    scratch = replace(snapshot, columns=columns).restore(settings)
     scratch.append(sampled.jobs(one))
     return _run_forward(scratch, policy, queue, count, MOST_POINTS)
 

@@ -61,12 +61,14 @@ class Snapshot:
     tables: SpeedTables
 
     def restore(self, settings: SimulatorSettings) -> ScratchCluster:
-        """A scratch cluster that stands where the other did. settings: how time passes in it; no node fails.
+        """A scratch cluster that stands where the other did. settings: how time passes in it; no node fails, and there
+        is no limit of time.
 
         Raises ConfigError if no node with GPUs was up.
         """
         columns = self.columns.take(np.arange(len(self.index)))
-        return ScratchCluster(self.time, self.shape, self.jobs, columns, self.placement, self.tables, settings)
+        times = settings.model_copy(update={"max_hours": None})
+        return ScratchCluster(self.time, self.shape, self.jobs, columns, self.placement, self.tables, times)
 
 
 def take_snapshot(cluster: Cluster, state: ClusterState) -> Snapshot:

@@ -75,21 +75,16 @@ class Seen:
 
         While the fit is undetermined, 0 for more workers or servers than were measured. All 0 without measurements.
         """
-        key = (form, max_workers, max_servers)
-        if key not in self._grids:
-            self._grids[key] = self._fit(*key)
-        return self._grids[key]
-
-    def _fit(self, form: Form, max_workers: int, max_servers: int) -> FloatArray:
-        """The speeds of `grid`."""
         if not self._speeds:
             return np.zeros((max_workers + 1, max_servers + 1))
-        grid, determined = fitted_grid(form, self._speeds, max_workers, max_servers)
-        if not determined:
-            workers, servers = np.max(list(self._speeds), axis=0)
-            grid[workers + 1 :] = 0.0
-            grid[:, servers + 1 :] = 0.0
-        return grid
+        key = (form, max_workers, max_servers)
+        if key not in self._grids:
+            self._grids[key], determined = fitted_grid(form, self._speeds, max_workers, max_servers)
+            if not determined:
+                workers, servers = np.max(list(self._speeds), axis=0)
+                self._grids[key][workers + 1 :] = 0.0
+                self._grids[key][:, servers + 1 :] = 0.0
+        return self._grids[key]
 
 
 class Coach(BasePolicy[CoachOptions]):
@@ -102,7 +97,6 @@ class Coach(BasePolicy[CoachOptions]):
     chooses_servers = True
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
-        """Forget the measured speeds."""
         self._seen: dict[int, Seen] = {}
 
     def __call__(self, state: ClusterState) -> Allocation:
@@ -155,7 +149,9 @@ class Coach(BasePolicy[CoachOptions]):
         for row in np.flatnonzero((workers > 0) & (limits.max_servers > 0)).tolist():
             seen = self._seen[int(jobs.index[row])]
             fewest = int(limits.min_workers[row])
-            for w, p in self._probes(int(limits.max_workers[row]), int(limits.max_servers[row]), fewest):
+            most = int(limits.max_workers[row]), int(limits.max_servers[row]), fewest
+            corners = self.options.probes == "corners"
+            for w, p in corner_probes(*most) if corners else spread_probes(SPREAD_PROBES, *most):
                 if (w, p) not in seen and w - fewest <= spare_gpus and p - 1 <= spare_slots:
                     spare_gpus -= w - fewest
                     spare_slots -= p - 1
@@ -163,12 +159,6 @@ class Coach(BasePolicy[CoachOptions]):
                     probed.min_servers[row] = probed.max_servers[row] = p
                     break
         return probed
-
-    def _probes(self, max_workers: int, max_servers: int, min_workers: int) -> list[tuple[int, int]]:
-        """The configurations to probe first for a job."""
-        if self.options.probes == "corners":
-            return corner_probes(max_workers, max_servers, min_workers)
-        return spread_probes(SPREAD_PROBES, max_workers, max_servers, min_workers)
 
 
 def start(limits: Limits, gpus: int, slots: int) -> tuple[IntArray, IntArray]:

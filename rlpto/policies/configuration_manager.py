@@ -87,12 +87,10 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
     chooses_servers = True
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
-        """Forget all jobs."""
         self.events: list[Reconfiguration] = []
         self._known: dict[int, _ReportedJob] = {}
 
     def stands_until(self, state: ClusterState) -> float:  # noqa: ARG002
-        """The next report."""
         return min((known.due for known in self._known.values()), default=np.inf)
 
     def __call__(self, state: ClusterState) -> Allocation:
@@ -123,11 +121,11 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
             self._take_report(state.time, jobs, row, known)
             if held_up or state.time < known.retry_at or present != known.config:
                 continue
-            found = self._grown(jobs, row, known, max(free, 0), max(slots, 0))
-            if found is not None:
-                (gpus[row], servers[row]), modelled = found
-                free, slots = free - int(gpus[row]) + present[0], slots - int(servers[row]) + present[1]
-                known.asked = (int(gpus[row]), int(servers[row]))
+            known.asked = self._grown(jobs, row, known, max(free, 0), max(slots, 0))
+            if known.asked is not None:
+                gpus[row], servers[row] = known.asked
+                free, slots = free - known.asked[0] + present[0], slots - known.asked[1] + present[1]
+                modelled = known.grid is not None
                 self.events.append(Reconfiguration(state.time, numbers[row], present, known.asked, modelled))
         return Allocation(gpus, servers=servers if jobs.has_servers else None)
 
@@ -148,29 +146,21 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
         config, rescales, progress = _config(jobs, row), int(jobs.rescales[row]), float(jobs.progress[row])
         if known.progress is not None and (config, rescales) == (known.config, known.rescales):
             # The estimate of the remaining work may grow while a job trains, so only completed work counts.
-            speed = (progress - known.progress) / (time - known.since) * _work_per_epoch(jobs, row)
+            left = float(jobs.epochs[row] - jobs.progress[row])
+            work_per_epoch = float(jobs.remaining[row]) / left if left > 0 else 0.0
+            speed = (progress - known.progress) / (time - known.since) * work_per_epoch
             if speed > 0:
                 known.points[config] = speed
-                self._fit(jobs, row, known)
+                enough = len(known.points) >= max(ENOUGH_POINTS, PARAMETERS[self.options.form])
+                if enough and jobs.most_servers[row]:
+                    size = int(jobs.max_gpus[row]), int(jobs.most_servers[row])
+                    grid, determined = fitted_grid(self.options.form, known.points, *size)
+                    known.grid = grid if determined else known.grid
         known.due, known.since, known.config, known.rescales = time + self.options.period, time, config, rescales
         known.progress = progress if jobs.rescale_left[row] <= 0 else None
 
-    def _fit(self, jobs: JobTable, row: int, known: _ReportedJob) -> None:
-        """Use the speed model once it is determined; measured speeds replace its predictions."""
-        if len(known.points) < max(ENOUGH_POINTS, PARAMETERS[self.options.form]) or not jobs.most_servers[row]:
-            return
-        size = int(jobs.max_gpus[row]), int(jobs.most_servers[row])
-        grid, determined = fitted_grid(self.options.form, known.points, *size)
-        if determined:
-            known.grid = grid
-
-    def _grown(
-        self, jobs: JobTable, row: int, known: _ReportedJob, free: int, slots: int
-    ) -> tuple[tuple[int, int], bool] | None:
-        """The configuration to which a job grows, and whether the speed model chose it; None: no change.
-
-        free, slots: free GPUs and CPU slots.
-        """
+    def _grown(self, jobs: JobTable, row: int, known: _ReportedJob, free: int, slots: int) -> tuple[int, int] | None:
+        """The configuration to which a job grows; None: no change. free, slots: free GPUs and CPU slots."""
         speed = known.points.get(known.config)
         if speed is None:
             return None
@@ -192,18 +182,12 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
         pays = remaining / expected + restart < remaining / speed
         if found == known.config or expected < speed * (1 + self.options.gain) or not pays:
             return None
-        return found, known.grid is not None
+        return found
 
 
 def _config(jobs: JobTable, row: int) -> tuple[int, int]:
     """(workers, servers) of a running job."""
     return int(jobs.gpus[row]), int(jobs.servers[row])
-
-
-def _work_per_epoch(jobs: JobTable, row: int) -> float:
-    """Work of one remaining epoch of a job, in the unit of the table's `remaining` and `speed`; 0 if none is left."""
-    left = float(jobs.epochs[row] - jobs.progress[row])
-    return float(jobs.remaining[row]) / left if left > 0 else 0.0
 
 
 def _fastest(part: FloatArray, workers: int, servers: int) -> tuple[int, int]:

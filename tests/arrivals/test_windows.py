@@ -96,11 +96,6 @@ def test_off_leaves_everything_as_it_was() -> None:
 
 
 class TestSettings:
-    def read(self, tmp_path: Path, *changes: str) -> Config:
-        path = tmp_path / "small.yaml"
-        path.write_text("name: small\nforecast: {mode: off}\n" if not changes else "name: small\n")
-        return load_config(path, changes)
-
     @pytest.mark.parametrize(
         ("changes", "mode"),
         [
@@ -113,7 +108,9 @@ class TestSettings:
     def test_yaml_words_are_modes_and_a_model_means_on_unless_said_otherwise(
         self, tmp_path: Path, changes: tuple[str, ...], mode: str
     ) -> None:
-        config = self.read(tmp_path, *changes)
+        path = tmp_path / "small.yaml"
+        path.write_text("name: small\n" if changes else "name: small\nforecast: {mode: off}\n")
+        config = load_config(path, changes)
         (tmp_path / "again.yaml").write_text(resolved_yaml(config))
         assert config.forecast.mode == load_config(tmp_path / "again.yaml").forecast.mode == mode
 

@@ -20,7 +20,7 @@ from rlpto.io.arrays import FloatArray
 from rlpto.knowledge.known import Knowledge
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.tables import SpeedTables
-from rlpto.planning.rollout import RolloutStates
+from rlpto.planning.planner import Planner
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
@@ -134,7 +134,7 @@ def test_a_scratch_cluster_runs_to_the_declared_end(left: RemainingKnowledge) ->
     give(cluster, [1])
     advance_to(cluster, 300.0)
     state = Queue(QueueSettings()).order(cluster.state())
-    rollout, _ = RolloutStates(QueueSettings(), SimulatorSettings()).build(state)
+    rollout, _ = Planner().start_of_rollouts(state)
     assert np.array_equal(rollout.world.jobs["stop_epoch"], rollout.world.jobs["epochs"])
     snapshot = take_snapshot(cluster, state)
     assert np.array_equal(snapshot.columns.stop_epoch, snapshot.columns.epochs)

@@ -9,7 +9,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import ClusterShape, ClusterState, Node, Placement, nowhere
-from rlpto.core.policy import Policy
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.io.arrays import IntArray
 from rlpto.policies.registry import BUILT_IN, make_policy
@@ -61,9 +60,7 @@ def test_no_job_that_fits_beside_the_others_is_forgotten_on_an_empty_cluster(
     jobs, _ = case
     jobs = [replace(job, held=0) for job in jobs]
     capacity = sum(job.requested for job in jobs)
-    policy = make_policy(spec)
-    policy.reset(0)
-    gpus = policy(make_state(jobs, capacity)).gpus
+    gpus = make_policy(spec)(make_state(jobs, capacity)).gpus
     greedy = spec.startswith(("reward_greedy", "random", "index", "max_throughput"))
     assert gpus.any() or spec == "random"
     if not greedy and spec != "round_robin" and "one_node" not in spec:  # whose jobs wait for room on one node
@@ -88,20 +85,18 @@ def with_shape(state: ClusterState, *nodes: Node) -> ClusterState:
     return replace(state, shape=shape, placement=placement)
 
 
-def fresh(spec: str) -> Policy:
-    policy = make_policy(spec)
-    policy.reset(0)
-    return policy
-
-
 @pytest.mark.parametrize("spec", SPECS)
-def test_without_jobs_there_is_nothing_to_give(spec: str) -> None:
-    state = make_state(JOBS, 8)
-    none = state.jobs.reordered(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+def test_where_there_is_nothing_to_give_or_to_do_there_is_no_fault(spec: str) -> None:
+    """Real jobs report that they have trained all their epochs shortly before they end."""
+    state, nothing = make_state(JOBS, 4), np.zeros(0, dtype=np.int64)
+    without_jobs = replace(state, jobs=state.jobs.reordered(nothing, nothing))
+    waiting = make_state([replace(job, held=0) for job in JOBS], 4)
+    state.jobs.store.progress[0] = JOBS[0].work
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        allocation = fresh(spec)(replace(state, jobs=none))
-    assert len(allocation.gpus) == 0
+        assert len(make_policy(spec)(without_jobs).gpus) == 0
+        assert 0 <= make_policy(spec)(state).gpus.sum() <= 4
+    assert not make_policy(spec)(replace(waiting, shape=ClusterShape((Node(4, up=False),)))).gpus.any()
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -119,23 +114,5 @@ def test_without_jobs_there_is_nothing_to_give(spec: str) -> None:
 def test_no_more_is_given_than_nodes_offer(spec: str, nodes: tuple[Node, ...]) -> None:
     """The queue refuses a placement that does not fit."""
     state = with_shape(make_state(JOBS, 4), *nodes)
-    allocation = Queue(QueueSettings()).admit(state, fresh(spec)(state), spec)
+    allocation = Queue(QueueSettings()).admit(state, make_policy(spec)(state), spec)
     assert allocation.gpus.sum() <= state.shape.up_gpus
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_nothing_is_given_where_all_nodes_are_down(spec: str) -> None:
-    jobs = [replace(job, held=0) for job in JOBS]
-    state = replace(make_state(jobs, 4), shape=ClusterShape((Node(4, up=False),)))
-    assert not fresh(spec)(state).gpus.any()
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_job_with_nothing_left_is_no_fault(spec: str) -> None:
-    """Real jobs report that they have trained all their epochs shortly before they end."""
-    state = make_state(JOBS, 4)
-    state.jobs.store.progress[0] = JOBS[0].work
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        allocation = fresh(spec)(state)
-    assert 0 <= allocation.gpus.sum() <= 4

@@ -16,7 +16,6 @@ from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment, prepare
 from rlpto.io.errors import JobError
 from rlpto.performance.size_table import largest_sizes
-from rlpto.policies.greedy import size_steps
 from rlpto.policies.registry import available, is_complete
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
@@ -117,11 +116,3 @@ def test_no_policy_breaks_an_allowed_size(policy: str, mix: tuple[int, ...], kno
     record = found.run_policy(watched(found.policy(policy)), "jobs", seed)
     assert np.isfinite(record.jobs.finish_time).all()
     assert (record.decisions.held <= record.capacity).all()
-
-
-def test_greedy_policies_walk_from_size_to_size() -> None:
-    steps = size_steps(
-        np.array([[-np.inf, -9.0, -9.0, -5.0, -5.0, -1.0]]), np.array([[0, 1, 1, 3, 3, 5]]), np.array([4])
-    )
-    assert steps.target.tolist() == [[1, 3, 3, 3, 4, 5]]
-    assert steps.gain[0, 1] == 2.0

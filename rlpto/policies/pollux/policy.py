@@ -70,7 +70,6 @@ class Pollux(BasePolicy[PolluxOptions]):
     Options = PolluxOptions
 
     def reset(self, seed: int) -> None:
-        """The search draws from `seed` and the time of the decision."""
         self._seed = seed
 
     def __call__(self, state: ClusterState) -> Allocation:
