@@ -176,7 +176,7 @@ class Forecaster:
         """A copy of this forecaster with another series of the fitted step as its history.
 
         updated: number of last points that the copy takes in one by one, as by `update`, to bring its state up to
-        date; earlier points, of which there must be some, are only its history.
+        date; earlier points (at least one) are only its history.
         """
         head = series.head(len(series) - updated)
         other = copy.deepcopy(self)

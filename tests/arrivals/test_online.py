@@ -1,4 +1,4 @@
-"""Forecasts from arrivals as they happen, of which none sees the future, and sampled arrivals: joint samples of counts,
+"""Forecasts from arrivals as they happen, none of which sees the future, and sampled arrivals: joint samples of counts,
 what the jobs are like, and which speeds are believed of them."""
 
 from __future__ import annotations

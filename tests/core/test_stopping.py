@@ -14,14 +14,18 @@ from rlpto.core.job_store import JobStore
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.stopping import StopRule, has_flattened, parse_rule, stop_epoch
 from rlpto.evaluation.metrics import measure
+from rlpto.experiments.config import Config
+from rlpto.experiments.experiment import prepare
 from rlpto.io.arrays import FloatArray
 from rlpto.knowledge.known import Knowledge
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning.planner import Planner
 from rlpto.planning.snapshot import take_snapshot
+from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
+from rlpto.workloads.listed import LISTED_WINDOW
 
 from ..builders import (
     advance_to,
@@ -192,3 +196,21 @@ def test_a_job_whose_batch_size_is_chosen_ends_by_the_curve_it_was_submitted_wit
     end = stop_epoch(StopRule(after=0.5), 10.0, tables.accuracy[0])
     assert record.jobs.trained_epochs.tolist() == [end]
     assert record.jobs.finish_time == pytest.approx([50 * end])
+
+
+@pytest.mark.parametrize("mode", ["exact", "online"])
+def test_jobs_that_choose_their_batches_stop_early(mode: str) -> None:
+    listed = {"model": "ncf", "count": 2, "every": 30.0, "gpus": 2, "min_gpus": 2, "data_size": 1e8}
+    found = {}
+    for stop in (None, {"gain": 0.01, "after": 0.3}):
+        config = Config.model_validate(
+            {
+                "cluster": {"nodes": [{"count": 1, "gpus": 4}]},
+                "workload": {"source": "jobs", "jobs": [listed | {"stop": stop}]},
+                "knowledge": {"mode": mode},
+            }
+        )
+        found[stop is None] = prepare(config).run_policy(make_policy("optimus"), LISTED_WINDOW, 0).jobs
+    assert found[True].trained_epochs.tolist() == [10.0, 10.0]
+    assert 3.0 <= found[False].trained_epochs[0] < 10.0
+    assert (found[False].finish_time < found[True].finish_time).all()
