@@ -1,6 +1,7 @@
 """Copies of checkpoints on a real S3 server: they arrive, outlive the disk, and damage is recognised."""
 
 import shutil
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -61,6 +62,7 @@ class Server:
         get_input_stream(environ).read()
         self.refusals += 1
         if not self.code:
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)  # else it waits for another request, as clients do
             raise ConnectionError
         key = environ.get("HTTP_AUTHORIZATION", "=/").split("=")[1].split("/")[0]
         said = ERROR.format(self.reason, self.refusals, key)
