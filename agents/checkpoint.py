@@ -118,6 +118,8 @@ def restore(model: TimedPPO, archive: Archive, path: Path) -> None:
         model.num_timesteps = int(archive.manifest["steps"])
         environments = archive.group("environments") | {"rngs": states["environments"]}
         observation = model.env.batch.restore(environments)._asdict()
+        for episode in learner["episodes"]:
+            episode["terms"], episode["elapsed"]  # a KeyError here, before anything is trained
         model.go_on(int(learner["updates"]), learner["episodes"], observation)
         numpy_name, *numpy_rest = states["numpy"]
         np.random.set_state((numpy_name, archive.arrays["random/numpy"], *numpy_rest))

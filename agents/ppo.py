@@ -7,7 +7,8 @@ pooling, Zaheer et al., "Deep Sets" (arXiv:1703.06114); SiLU, which costs a sixt
 It ends in one number for each steering weight; the head begins at zero, so that the untrained agent is the
 heuristic it starts from.
 
-All that is used of stable-baselines3 beyond its public interface stands here; tested with version 2.9.2.
+All that is used of stable-baselines3 beyond its public interface stands here, but for the writer of TensorBoard events
+(`rlpto.agents.training_loop.EventWriter`); tested with version 2.9.2.
 """
 
 from __future__ import annotations

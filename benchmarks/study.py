@@ -119,7 +119,7 @@ def measure(name: str, study: Study, plan: Plan) -> dict[str, dict[str, Any]]:
     if study.needs and (plan.data is None or not (plan.data / study.needs).exists()):
         return found
     for title, function in functions_of(name, study).items():
-        _common.progress(f"{name}: {title}")
+        _common.progress(f"{name}: {title.format(plan=plan)}")
         part = function(plan)
         found["figures"] |= part.figures
         found["limits"] |= part.limits

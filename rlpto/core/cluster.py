@@ -70,6 +70,10 @@ class Node:
     spot: SpotSettings | None = None
     zone: str = ""
 
+    def __post_init__(self) -> None:
+        if self.gpus < 0 or self.cpus < 0:
+            raise ConfigError(f"a node cannot have {self.gpus} GPUs and {self.cpus} CPUs: expected 0 or more")
+
 
 class ClusterShape(tuple[Node, ...]):
     """What a cluster is made of: its nodes, and what follows from them, each computed once."""

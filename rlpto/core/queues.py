@@ -267,14 +267,14 @@ def admit_servers(servers: Any, state: ClusterState, gpus: IntArray, policy: str
     number gets just these or none. Where a job gets none, its `gpus` are set to 0.
     Raises PolicyError naming the policy for a number that a job cannot have.
     """
-    jobs = state.jobs
-    if not jobs.has_servers:
-        if servers is not None and np.any(servers):
-            raise PolicyError(f"policy {policy} chose parameter servers for jobs that have none")
-        return None
-    own, most, chosen = jobs.own_servers, jobs.most_servers, np.zeros(len(jobs), dtype=np.int64)
+    jobs, chosen = state.jobs, np.zeros(len(state.jobs), dtype=np.int64)
     if servers is not None:
         chosen = whole_numbers(servers, len(jobs), policy, "parameter servers")
+    if not jobs.has_servers:
+        if chosen.any():
+            raise PolicyError(f"policy {policy} chose parameter servers for jobs that have none")
+        return None
+    own, most = jobs.own_servers, jobs.most_servers
     wrong = np.flatnonzero((chosen < 0) | (chosen > most))
     if len(wrong):
         job, highest = int(jobs.index[wrong[0]]), int(most[wrong[0]])

@@ -18,9 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rlpto.io.errors import JobError
-from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.programs.script import LoopProgram, MakeScheduler, ScriptLoop, Session
-from rlpto.ray_cluster.worker.training import Trainer
 
 __all__ = ["MakeScheduler", "Session", "session"]
 
@@ -59,7 +57,20 @@ def session(
 
 def _train(made: Session, loop: greenlet, epochs: float, batch_size: int) -> None:
     """Train to the end in this process, and print a line an epoch."""
-    spec = JobSpec("script", "script", "script", "this script", "", batch_size, epochs, made.data_size)
+    from rlpto.ray_cluster.messages import JobSpec
+    from rlpto.ray_cluster.worker.training import Trainer
+
+    name = "script"
+    spec = JobSpec(
+        id=name,
+        name=name,
+        session=name,
+        training="this script",
+        folder="",
+        batch_size=batch_size,
+        epochs=epochs,
+        data_size=made.data_size,
+    )
     trainer = Trainer(spec, LoopProgram(made, loop))
     steps = math.ceil(made.data_size / batch_size)
     while not trainer.finished:

@@ -121,6 +121,11 @@ def evaluate(
             f"{kept} of {len(cells)} cells are finished and kept in {folder}; "
             "run the same command with the same run folder again to go on"
         ) from None
+    except BrokenProcessPool as error:
+        raise ConfigError(
+            f"a worker process died, perhaps for want of memory; finished cells are kept in {folder}: "
+            f"run the same command again with fewer than {jobs} jobs"
+        ) from error
     return [done[cell] for cell in cells]
 
 
@@ -209,11 +214,6 @@ def _run_all(
             for future in finished:
                 yield future.result()
                 tick(None)
-    except BrokenProcessPool as error:
-        raise ConfigError(
-            "a worker process died, perhaps for want of memory; finished cells are kept: run the same command again "
-            f"with fewer than {jobs} jobs"
-        ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

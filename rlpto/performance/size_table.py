@@ -110,11 +110,6 @@ class SizeTable:
         return errors
 
 
-def held_out(errors: list[float]) -> tuple[float | None, float | None]:
-    """Median and 90 % quantile of errors; None without any."""
-    return (float(np.quantile(errors, 0.5)), float(np.quantile(errors, 0.9))) if errors else (None, None)
-
-
 def largest_sizes(sizes: tuple[int, ...], max_gpus: int) -> IntArray:
     """[max_gpus + 1] largest of ascending `sizes` that is not above each number of GPUs; 0: none."""
     known = np.array([0, *sizes], dtype=np.int64)

@@ -75,6 +75,7 @@ def make_policy(spec: str, adapt: Callable[[Policy], Policy] = lambda policy: po
 
     A class may have an option whose name need not be given, `POSITIONAL`: `pretrained:synthetic`.
     `fifo>3600:las` are two policies one after the other, see `rlpto.policies.switching`.
+    Its name is the option `label`, else the spec as written.
     adapt: applied to each new policy, such as setting the weights of an experiment's reward.
     Raises ConfigError for a name or an option that does not exist, a value an option cannot have, or
     a plug-in that cannot be loaded.

@@ -98,7 +98,7 @@ class Srtf(BasePolicy[NoOptions], StandsUntilEvent):
 class StandsUntilLimit:
     """A decision that stands until the first job that got GPUs reaches a limit of attained service, or an event."""
 
-    _until: float
+    _until = np.inf
 
     def stands_until(self, state: ClusterState) -> float:  # noqa: ARG002
         return self._until
@@ -133,6 +133,7 @@ class Las(BasePolicy[LasOptions], StandsUntilLimit):
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
         self._limits = np.array([*self.options.levels, np.inf])
+        self._until = np.inf
 
     def __call__(self, state: ClusterState) -> Allocation:
         jobs = state.jobs
@@ -168,6 +169,7 @@ class Tiresias(BasePolicy[TiresiasOptions], StandsUntilLimit):
     def reset(self, seed: int) -> None:  # noqa: ARG002
         self._turn: IntArray = np.zeros(64, dtype=np.int64)  # by job: 0, or its place among the demoted
         self._demoted = 0
+        self._until = np.inf
 
     def __call__(self, state: ClusterState) -> Allocation:
         jobs, index = state.jobs, state.jobs.index

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -70,10 +69,15 @@ def _expand(pattern: Path) -> Iterable[Path]:
     """Files of a path with wildcards, numbers in natural order; a path without them as it is."""
     if is_there(pattern) or not any(mark in str(pattern) for mark in "*?["):
         return [pattern]
-    found = glob.glob(str(pattern), recursive=True, include_hidden=True)
+    first = next(i for i, part in enumerate(pattern.parts) if any(mark in part for mark in "*?["))
+    try:
+        found = sorted(Path(*pattern.parts[:first]).glob(str(Path(*pattern.parts[first:]))), key=_natural)
+    except (OSError, ValueError) as error:  # a name that no file system takes, or ** within one
+        said = getattr(error, "strerror", None) or error
+        raise TraceError(f"{one_line(pattern)}: {said}, expected at least one trace") from None
     if not found:
         raise TraceError(f"{one_line(pattern)}: no such files, expected at least one trace")
-    return sorted(map(Path, found), key=_natural)
+    return found
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

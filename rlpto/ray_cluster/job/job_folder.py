@@ -181,7 +181,7 @@ class JobFolder:
     def write_record(self) -> None:
         """Write the record for a restarted controller."""
         try:
-            write_text(self._folder / RECORD, json.dumps(self._record()), "the controller's record")
+            write_text(self._folder / RECORD, json.dumps(self._record(), allow_nan=False), "the controller's record")
         except CheckpointError as refused:
             self.log_failure(str(refused))
 

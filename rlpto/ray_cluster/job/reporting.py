@@ -30,8 +30,8 @@ MAX_CHUNKS_IN_FLIGHT = 2
 LONG_STEP_S = 0.3
 """Seconds of a step above which waiting for the controller is negligible."""
 
-_COUNTS = ("step", "rescales", "rescale_seconds", "recoveries", "kept_seconds", "kept_gpu_seconds", "accuracy")
-"""Figures that reports have by the same names, and that outlive the controller."""
+_COUNTS = ("step", "rescales", "rescale_seconds", "recoveries", "kept_seconds", "kept_gpu_seconds")
+"""Sums that reports have by the same names, and that outlive the controller."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class TrainingStatistics:
 
     def figures(self) -> dict[str, Any]:
         """The training fields of a report, by their names in `JobReport`."""
-        return {name: getattr(self, name) for name in (*_COUNTS, "loss", "noise_scale")} | {
+        return {name: getattr(self, name) for name in (*_COUNTS, "loss", "accuracy", "noise_scale")} | {
             "accuracy_curve": tuple(self.curve),
             "throughput": self.throughput(),
             "pauses": tuple(self.pauses),
@@ -167,6 +167,7 @@ class TrainingStatistics:
             "samples_done": self.samples_done,
             "curve": self.curve,
             "speeds": [[astuple(size), *measured] for size, measured in self.speeds.items()],
+            "accuracy": self.accuracy if math.isfinite(self.accuracy) else None,
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
@@ -175,6 +176,7 @@ class TrainingStatistics:
             setattr(self, name, kept[name])
         self.curve = [(float(epochs), float(accuracy)) for epochs, accuracy in kept["curve"]]
         self.speeds = {Size(*size): (samples, seconds, count) for size, samples, seconds, count in kept["speeds"]}
+        self.accuracy = math.nan if kept["accuracy"] is None else kept["accuracy"]
 
     def _began(self, chunk: Chunk, step: float) -> None:
         """The first chunk of a group ends a pause, which includes the extra time of its first step over an ordinary

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
 from typing import Any, Protocol
 
 from rlpto.performance.tables import ONE_KIND
@@ -26,11 +22,7 @@ from rlpto.ray_cluster.controllers import (
     kind_of,
 )
 from rlpto.ray_cluster.messages import MARKET_LABEL, REGION_LABEL, ZONE_LABEL, Command, JobReport, JobSpec, reason_of
-
-NOTICE_LOOK_S = 1.0
-"""Time between two looks for the file of a notice, and until it is read: it may still be written then."""
-NOTICE_S = 120.0
-"""Notice, where the file does not say how long it is."""
+from rlpto.ray_cluster.scheduler.notices import watch_node
 
 
 @dataclass(frozen=True)
@@ -307,31 +299,3 @@ class RayBackend:
         while self._ending:
             self._see_to_endings()
             time.sleep(0.02)
-
-
-@cache
-def watch_node(node: str, path: str) -> None:
-    """Have a task wait on a node for the file by which a cloud says that it takes the node away: started once in the
-    life of this process, with which it ends. Where it fails, the node goes without notice."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    there = NodeAffinitySchedulingStrategy(node, soft=False)
-    task: Any = ray.remote(num_cpus=0, max_retries=3, retry_exceptions=True)(wait_for_notice)
-    task.options(scheduling_strategy=there).remote(path)
-
-
-def wait_for_notice(path: str) -> None:
-    """Wait for the file on this node, then announce to Ray that the node goes."""
-    import ray
-
-    from rlpto.ray_cluster.compat import drain_node
-
-    file, seconds = Path(os.path.expandvars(path)), NOTICE_S
-    while not file.exists():
-        time.sleep(NOTICE_LOOK_S)
-    time.sleep(NOTICE_LOOK_S)
-    with suppress(OSError, ValueError):
-        seconds = float(file.read_text(encoding="utf-8"))
-    context = ray.get_runtime_context()
-    drain_node(context.gcs_address, context.get_node_id(), seconds if 0.0 <= seconds <= 86_400.0 else NOTICE_S)

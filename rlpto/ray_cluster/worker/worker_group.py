@@ -174,11 +174,19 @@ class AllReduceGroup(WorkerGroup):
         self.model = wrapped
 
     def share(self, data: bytes | None) -> bytes:
-        """Bytes of the first worker, on all workers. The others give None."""
-        shared: list[bytes] = [data or b""]
-        dist.broadcast_object_list(shared, 0, device=self._device)
+        """Bytes of the first worker, on all workers. The others give None.
+
+        Not by `broadcast_object_list`, which unpickles what comes from the network and holds twice the memory.
+        """
+        size = torch.tensor([len(data) if data is not None else 0], device=self._device)
+        dist.broadcast(size, 0)
+        if data is not None:
+            content = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
+        else:
+            content = torch.empty(int(size), dtype=torch.uint8, device=self._device)
+        dist.broadcast(content, 0)
         self._wait()
-        return shared[0]
+        return data if data is not None else content.cpu().numpy().tobytes()
 
     def begin(self, step: int, own: int, samples: int) -> None:
         """The norms of this worker's own gradients are summed up bucket by bucket."""

@@ -10,6 +10,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from rlpto.io.errors import RlptoError
 from rlpto.policies.registry import available, is_complete
@@ -72,6 +73,8 @@ class PolicyWarmup:
             spec = self._wanted.get()
             try:
                 self._make_ready(spec)
-            except Exception as error:  # a broken run or plug-in may raise anything
-                self._failed(f"policy {spec} cannot be used: {' '.join(str(error).split())}")
-            self._ended.add(spec)
+            except BaseException as error:  # a broken run or plug-in may raise anything, SystemExit too
+                with suppress(OSError):  # the disk of the log may be full
+                    self._failed(f"policy {spec} cannot be used: {' '.join(str(error).split())}")
+            finally:
+                self._ended.add(spec)

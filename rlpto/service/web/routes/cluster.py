@@ -136,8 +136,8 @@ def visible_nodes(service: Service, caller: Caller) -> list[status.NodeRow]:
     for node in status.nodes(service.store):
         held: dict[str, int] = {}
         for name, gpus in node.jobs.items():
-            job = get_job(service.store, name)
-            shown = name if job is not None and caller.may_see(job.owner) else ""
+            job = None if caller.whose is None else get_job(service.store, name)
+            shown = name if caller.whose is None or (job is not None and caller.may_see(job.owner)) else ""
             held[shown] = held.get(shown, 0) + gpus
         found.append(replace(node, jobs=held))
     return found
@@ -249,17 +249,17 @@ def _stale() -> Problem:
 async def _answered(service: Service, request: int) -> str:
     """Wait until the scheduler has answered: what it has against it. Raises Problem where no answer comes in time."""
     asked = alive = service.now()
-    while (found := requests.get_request(service.store, request)) is None or found.done_at is None:
+    while (found := requests.get_request(service.store, request)) is not None and found.done_at is None:
         beat = status.heartbeat(service.store)
         alive = alive if beat is None else max(alive, beat[0])
         if service.now() > min(alive + ANSWER_TIMEOUT_S, asked + READY_TIMEOUT_S) or service.notifier.closing:
             await service.commit(lambda store: requests.answer(store, request, service.now(), _WITHDRAWN))
         else:
             await asyncio.sleep(_LOOK_S)
-    if found.problem == _WITHDRAWN:
+    if found is not None and found.problem == _WITHDRAWN:
         detail = f"the scheduler has not answered within {service.now() - asked:.0f} s; nothing was changed"
         raise Problem(503, "no-scheduler", detail, {"Retry-After": "5"})
-    return found.problem or ""
+    return "" if found is None else found.problem or ""
 
 
 @router.get("/decisions")

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Header, Query, Response
 from starlette.responses import StreamingResponse
 
 from rlpto.service.web.access import Caller, TheCaller, TheJob
-from rlpto.service.web.errors import Problem
+from rlpto.service.web.errors import Problem, not_found
 from rlpto.service.web.schemas import LARGEST_ROW, ArrayBody, Cursor, JobBody, JobChange, LabelFilter, Limit, PlainName
 from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.submitting import allowed_job, bodies_of, body_of, check_priority, previews_for, submission
@@ -226,7 +226,8 @@ async def _set_hold(service: Service, caller: Caller, row: JobRow, by: str) -> J
     at = service.now()
 
     def write(store: Store) -> JobRow:
-        now = get_job(store, row.id) or row
+        if (now := get_job(store, row.id)) is None:
+            raise not_found("job")  # forgotten meanwhile
         if bool(by) == bool(now.held_by) or (now.is_over and not by):
             return now  # what is over has ended once, for its own reason
         if by and (now.is_over or now.state in ("starting", "running")):
@@ -249,7 +250,8 @@ async def cancel_job(row: TheJob, caller: TheCaller, service: TheService) -> Can
     at = service.now()
 
     def write(store: Store) -> JobRow:
-        now = get_job(store, row.id) or row
+        if (now := get_job(store, row.id)) is None:
+            raise not_found("job")  # forgotten meanwhile
         if not now.is_over and not requests.asked(store, "cancel", row.id):
             requests.ask(store, "cancel", caller.name, at, row.id)
             note_change(store, caller.name, "job.cancel", row.id, at, {"owner": row.owner})
