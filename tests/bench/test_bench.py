@@ -197,6 +197,8 @@ def test_a_recorded_planner_earns_what_its_actions_earn_again(tmp_path: Path, mo
         np.testing.assert_allclose(earned, episode.rewards, rtol=1e-6)
     with pytest.raises(ConfigError, match="weights of the index alone"):
         record(SMALL, "srtf", "rlpto/other-v0", 1, **settings)
+    with pytest.raises(ConfigError, match="is there already"):
+        record(SMALL, "planner", "rlpto/test-v0", 1, **settings)
     for name in ("no name", "noversion"):
         with pytest.raises(ConfigError, match=rf"data set {name}: .*expected NAMESPACE/NAME-vNUMBER"):
             record(SMALL, "index", name, 1, **settings)

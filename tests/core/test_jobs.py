@@ -4,15 +4,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import JobTable
 from rlpto.core.jobs import EstimateNoise
 from rlpto.io.errors import JobError
-from rlpto.performance.solo import alone_bound
+from rlpto.performance.solo import alone_bound, seconds_to_finish
 from rlpto.performance.tables import elapsed_from_rates, placement_key
 
-from ..builders import advance_to, give, job, linear_tables, make_cluster, make_tables
+from ..builders import advance_to, give, job, linear_tables, make_cluster, make_tables, random_tables
 
 
 class TestJob:
@@ -74,6 +76,16 @@ class TestTable:
 
 
 class TestAloneBound:
+    @settings(max_examples=60)
+    @given(st.integers(0, 1000), st.floats(0.01, 9.0), st.integers(1, 6), st.floats(0.2, 5.0))
+    def test_no_constant_allocation_beats_it(self, seed, epochs, most, scale):
+        tables = random_tables(seed, 6, 0.0, types=2)
+        given_jobs = (np.array([1]), np.array([scale]), np.array([epochs]))
+        bound = alone_bound(tables, *given_jobs, np.array([most]))[0]
+        for gpus_per_node in (1, 8):
+            alone = seconds_to_finish(tables, 1, scale, epochs, np.arange(1, most + 1), gpus_per_node)
+            assert bound <= alone.min() * (1 + 1e-12)
+
     def test_every_epoch_has_its_own_best_number_of_gpus(self):
         # One GPU is best in the first epoch, two in the second, and the best of the last goes on.
         tables = make_tables([[[[0.1, 0.01], [0.05, 0.05]]]])

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.core.queues import ConvergingSettings, QueueSettings
+from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.settings import EpisodeSettings
@@ -121,6 +122,11 @@ def test_it_goes_the_way_of_gymnasiums_own_vector_of_single_environments(
         actions = rng.uniform(-1, 1, (3, len(ACTION_FEATURES))).astype(np.float32)
         (*one, info), (*other, expected) = ours.step(actions), theirs.step(actions)
         np.testing.assert_equal(one, other)
+        stepped = expected.get("_elapsed", np.zeros(3, dtype=np.bool_))  # those that have not begun again
+        if stepped.any():
+            np.testing.assert_array_equal(info["elapsed"][stepped], expected["elapsed"][stepped])
+            for part in REWARD_PARTS:
+                np.testing.assert_array_equal(info["terms"][part][stepped], expected["terms"][part][stepped])
         for mine, its in zip(info.get("final_obs", ()), expected.get("final_obs", ()), strict=True):
             np.testing.assert_equal(mine, its)
         noted, same = info.get("episode"), expected.get("episode")

@@ -1,11 +1,13 @@
 """Simulated against real: the comparison, and its sentences."""
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from rlpto.evaluation.fidelity import Fidelity, simulated_against_real, verdicts
+from rlpto.evaluation.fidelity import Fidelity, fidelity_table, simulated_against_real, verdicts
 from rlpto.evaluation.metrics import measure
 from rlpto.evaluation.runner import Cell, FinishedCell, save_record
 from rlpto.io.errors import ConfigError
@@ -35,6 +37,10 @@ def fidelity(tmp_path: Path) -> Fidelity:
 
 def test_jobs_are_compared_by_their_means_over_repetitions_and_so_are_rankings(fidelity: Fidelity) -> None:
     assert fidelity.policies == ("las", "fifo")
+    written = io.StringIO()
+    Console(file=written, width=140).print(fidelity_table(fidelity))
+    for part in ("+1.7 %", "203.3, 200.0", "0.0%, 10.0%"):
+        assert part in written.getvalue()
     assert fidelity.jobs.loc[("fifo", "w0/a")].tolist() == pytest.approx([110.0, 100.0, 10.0, 0.1])
     assert fidelity.job_errors("fifo") == pytest.approx([0.0, 0.0, 0.1])
     assert fidelity.jobs.loc[("las", "w0/c")].tolist()[:2] == [340.0, 300.0]

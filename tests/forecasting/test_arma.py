@@ -1,8 +1,10 @@
+import warnings
+
 import numpy as np
 import pytest
 from statsmodels.tsa.statespace.sarimax import SARIMAX
 
-from rlpto.forecasting.arma import Arima, needs_difference
+from rlpto.forecasting.arma import Arima, fit_arima, needs_difference
 from rlpto.io.arrays import FloatArray
 
 MIXED = Arima(ar=(0.5,), ma=(-0.6, 0.1), difference=1)
@@ -38,3 +40,19 @@ def test_walks_need_a_difference_and_noise_does_not() -> None:
     assert np.mean(walks) > 0.85
     assert np.mean(noises) < 0.2
     assert not needs_difference(np.ones(50))
+
+
+@pytest.mark.parametrize("failure", [UserWarning("no convergence"), np.linalg.LinAlgError("singular matrix")])
+def test_a_fit_that_warns_or_fails_keeps_its_start(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Result:
+        params = np.array([np.nan])
+
+    def fit(*_: object, **__: object) -> type[Result]:
+        if not isinstance(failure, Warning):
+            raise failure
+        warnings.warn(failure, stacklevel=1)
+        return Result
+
+    monkeypatch.setattr(SARIMAX, "fit", fit)
+    found = fit_arima(walk(300), 1)
+    assert np.square(found.residuals(walk(300))).mean() < np.square(np.diff(walk(300))).mean()

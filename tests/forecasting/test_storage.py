@@ -104,3 +104,10 @@ def test_a_header_that_is_none_and_kinds_there_are_not_are_refused(states: dict[
     np.savez(tmp_path / "new.npz", header=np.array('{"format": "forecasting", "version": 99, "values": {}}'))
     with pytest.raises(ForecastError, match="written in version 99, expected version 7"):
         load(tmp_path / "new.npz")
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "blocked").write_text("")
+    with pytest.raises(ForecastError, match="cannot write the forecaster there"):
+        make_forecaster("naive").fit(np.ones(20), step="1h").save(tmp_path / "blocked" / "f")
+    assert [path.name for path in tmp_path.iterdir()] == ["blocked"]

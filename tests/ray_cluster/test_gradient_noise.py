@@ -89,3 +89,15 @@ def test_rules_of_the_learning_rate() -> None:
     with pytest.raises(RuntimeError, match="in between"):
         group.update(4.0)
     assert (seen, optimizer.param_groups[0]["lr"]) == ([0.4, 0.4], 0.1), "a schedule sees its own rate"
+
+
+def test_only_successive_gradients_are_compared() -> None:
+    model = torch.nn.Linear(2, 1)
+    group = SingleWorker(model, SGD(model.parameters(), lr=0.0))
+    model(torch.ones(1, 2)).sum().backward()
+    compared = []
+    turn = MEASURE_EVERY_STEPS
+    for step in (0, 1, turn, 2 * turn + 1, 1, 3 * turn, 3 * turn + 1):
+        group.begin(step, 4, 4)
+        compared.append(group.update(1.0) is not None)
+    assert compared == [False, True, False, False, False, False, True]

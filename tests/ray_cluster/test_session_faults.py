@@ -21,7 +21,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from rlpto.core.stopping import StopRule
 from rlpto.io.errors import ClusterError
 from rlpto.io.interrupts import interrupts_kept
-from rlpto.ray_cluster.messages import JobSpec, Plan
+from rlpto.ray_cluster.messages import Command, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 from rlpto.ray_cluster.scheduler.live_curves import EventFile
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -233,6 +233,17 @@ def spec(job: str, epochs: float = 1.0) -> JobSpec:
 
 
 class TestSessionDatabase:
+    def test_newest_commands_begin_with_the_one_in_force(self, database: SessionDatabase) -> None:
+        plans = (Plan(("n",)), Plan(("n", "n"), 64), Plan(("m",)))
+        commands = [Command("a", database.next_generation(), plan) for plan in plans]
+        for command in commands[:2]:
+            database.plan(["a"], [command], 1.0)
+            database.commanded(command.generation, 1.0)
+        database.applied("a", commands[1].generation, 2.0)
+        database.plan(["a"], commands[2:], 3.0)
+        assert database.newest_commands() == {"a": commands[1:]}
+        assert database.unsent() == {commands[2].generation}
+
     def test_who_looks_while_a_database_is_made_finds_none_or_all_of_their_tables(self, tmp_path: Path) -> None:
         paths = [tmp_path / f"{number}.sqlite" for number in range(20)]
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from rlpto.io.errors import JobError
+from rlpto.io.errors import CheckpointError, JobError
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.programs.base import load_program
 from rlpto.ray_cluster.worker.sampling import DrawForWholeBatch, Position, shard, step_seed
@@ -250,3 +250,38 @@ def test_printed_lines_are_kept_and_passed_on(
     assert taken[0][1] == "(5 lines are left out)"
     assert len(taken) == MOST_LINES + 1
     assert capsys.readouterr().out.startswith("one\ntwo and more\n0\n")
+
+
+def test_a_step_of_several_workers_with_dropout_is_that_of_one(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, training=f"{DIGITS}:DigitsCnn", **SIZES | {"float64": True}, options={"channels": 4})
+
+    def gradient(rank: int, world: int) -> torch.Tensor:
+        trainer = Trainer(spec)
+        trainer.warm_up()
+        trainer.group.rank, trainer.group.world = rank, world
+        trainer.step()
+        return torch.cat([p.grad.flatten() for p in trainer.network.parameters() if p.grad is not None])
+
+    mean = torch.stack([gradient(rank, 3) for rank in range(3)]).mean(0)
+    torch.testing.assert_close(mean, gradient(0, 1), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("adam", [True, False], ids=["adam", "SGD with a falling rate"])
+def test_state_carries_over_to_another_process_in_the_middle_of_an_epoch(tmp_path: Path, adam: bool) -> None:
+    spec = make_spec(tmp_path, **TINY, options={"adam": adam}, epochs=6.0)
+    whole, half = Trainer(spec), Trainer(spec)
+    whole.run(40)
+    half.run(17)
+    other = Trainer(spec)
+    other.load(half.state())
+    assert other.noise == half.noise
+    other.run(40)
+    assert other.position == whole.position
+    assert torch.equal(weights_of(other.network), weights_of(whole.network))
+
+
+def test_state_of_another_program_is_refused(tmp_path: Path) -> None:
+    state = Trainer(make_spec(tmp_path)).state()
+    other = Trainer(make_spec(tmp_path, training="tests.ray_cluster.programs:Tiny"))
+    with pytest.raises(CheckpointError, match=r"state is not of tests\.ray_cluster\.programs:Tiny"):
+        other.load(state)

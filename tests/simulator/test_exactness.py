@@ -140,6 +140,31 @@ class TestDelay:
 class TestGrowthThatOverlapsTraining:
     """Epochs of 60 s on one GPU, 30 s until new workers train."""
 
+    def test_old_workers_train_on_until_new_ones_have_started(self) -> None:
+        cluster = make_cluster([job(epochs=10.0)], linear_tables(1 / 60, delay=30.0), interval=50, growth="overlap")
+        give(cluster, [1])
+        advance_to(cluster, 150.0)  # 2 epochs
+        give(cluster, [2])
+        advance_to(cluster, 200.0)  # 30 s on one GPU, 20 s on two
+        assert cluster.store.progress[0] == pytest.approx(2.0 + 30 / 60 + 20 / 30)
+        assert cluster.store.rescales[0] == 1
+
+    def test_a_start_that_is_under_way_is_waited_for(self) -> None:
+        cluster = make_cluster([job(epochs=1.0)], linear_tables(rate=1 / 60, delay=30.0), interval=10, growth="overlap")
+        give(cluster, [1])
+        advance_to(cluster, 10.0)
+        give(cluster, [2])  # from 30 s on one GPU, from 40 s on both
+        run_out(cluster)
+        assert cluster.store.finish_time[0] == pytest.approx(40.0 + (60.0 - 10.0) / 2)
+
+    def test_a_job_about_to_finish_does_so_on_the_workers_it_has(self) -> None:
+        cluster = make_cluster([job(epochs=1.0)], linear_tables(rate=1 / 60, delay=30.0), interval=40, growth="overlap")
+        give(cluster, [1])
+        advance_to(cluster, 80.0)
+        give(cluster, [4])
+        run_out(cluster)
+        assert cluster.store.finish_time[0] == pytest.approx(90.0)
+
     def test_what_is_given_up_of_growth_is_what_has_not_started(self) -> None:
         cluster = make_cluster([job(epochs=10.0)], linear_tables(rate=1 / 60, delay=30.0), interval=1, growth="overlap")
         give(cluster, [2])

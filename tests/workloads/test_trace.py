@@ -112,7 +112,7 @@ def test_foreign_files_are_refused_in_one_line(tmp_path) -> None:
             read_trace(path)
 
 
-@pytest.mark.parametrize("folder", ["9" * 3000, "nowhere", "**where"])
+@pytest.mark.parametrize("folder", ["9" * 3000, "nowhere", "**where", "a\0b", "\ud800"])
 def test_a_pattern_that_no_file_can_match_is_one_line(tmp_path: Path, folder: str) -> None:
     with pytest.raises(TraceError, match="expected at least one trace") as caught:
         files_by_split({"test": (tmp_path / folder / "*" / "x.csv",), "train": (), "validation": ()}, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from pathlib import Path
@@ -96,6 +97,8 @@ def test_policies_are_made_ready_one_after_the_other_and_one_that_cannot_be_is_a
         go_on.wait(10)
         if spec == "agent:run=x":
             raise ConfigError("no such\nrun")
+        if spec == "ends":
+            sys.exit(3)
 
     warmup = PolicyWarmup(make_ready, said.append)
     assert not any(map(warmup, ("pollux", "agent:run=x", "pollux"))), "nobody waits"
@@ -105,3 +108,7 @@ def test_policies_are_made_ready_one_after_the_other_and_one_that_cannot_be_is_a
     assert warmup("pollux")
     assert begun == ["pollux", "agent:run=x"], "each once"
     assert said == ["policy agent:run=x cannot be used: no such run"]
+    warmup("ends")
+    while not warmup("after it"):
+        time.sleep(0.005)
+    assert said[1:] == ["policy ends cannot be used: 3"]

@@ -119,6 +119,8 @@ def test_an_admin_adds_and_disables_users_and_one_admin_stays(api: Api) -> None:
     for user in ("ann", "dev", "olga"):
         for path in ("users", "audit"):
             problem(api("GET", path, user), 403, "role-needed")
+        assert api("GET", "/admin", user).status_code in (403, 404)
+        assert 'href="/admin"' not in api("GET", "/", user).text
 
 
 class TestPrograms:

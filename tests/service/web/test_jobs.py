@@ -160,6 +160,12 @@ class TestOtherPeoplesJobs:
         job = api.submit("ann")["id"]
         problem(api("GET", f"jobs/{job}/checkpoint"), 404, "no-checkpoint")
         write_checkpoint(job_folder(api.settings.folder, job), 7, b"state")
+        for epoch in range(3):
+            insert(api.store, "points", job=job, at=0.0, epoch=float(epoch), gpus=1, loss=0.5)
+        first = api("GET", f"jobs/{job}/curves?limit=2").json()
+        rest = api("GET", f"jobs/{job}/curves?since={first['next']}").json()
+        assert [[point["epoch"] for point in some["points"]] for some in (first, rest)] == [[0.0, 1.0], [2.0]]
+        assert f"{job}-step-7.pt" in api("GET", f"jobs/{job}/checkpoint").headers["Content-Disposition"]
         parts = ("", "/logs", "/curves", "/checkpoint")
         gets = (*(f"jobs/{{}}{part}" for part in parts), "events?job={}&once=1", "allocations?job={}")
         posts = ("jobs/{}/hold", "jobs/{}/release", "jobs/{}/cancel")
