@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import _common
 import numpy as np
 import pandas as pd
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from rlpto.agents.settings import LAST
 from rlpto.evaluation.runner import Cell, FinishedCell, config_fingerprint
@@ -30,7 +30,8 @@ from rlpto.io.errors import ConfigError
 from rlpto.io.files import digest, file_there, write_text
 from rlpto.io.reading import read_json
 from rlpto.io.settings import Settings
-from rlpto.io.yaml_file import dotted_key, read_yaml
+from rlpto.io.settings_text import first_problem
+from rlpto.io.yaml_file import read_yaml
 from rlpto.policies.spec import policy_label
 
 STUDIES = Path(__file__).with_name("studies.yaml")
@@ -132,15 +133,11 @@ def tuned(name: str) -> str:
 def load_studies(path: Path = STUDIES) -> dict[str, Study]:
     """The studies by name. Raises ConfigError, naming file and line, if one is wrong."""
     file = read_yaml(path)
-    found = {}
-    for name, given in file.data.items():
-        try:
-            found[name] = Study.model_validate(given)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = (name, *first["loc"])
-            raise ConfigError(f"{file.place(place)}: {dotted_key(place)}: {first['msg']}") from None
-    return found
+    try:
+        return TypeAdapter(dict[str, Study]).validate_python(file.data)
+    except ValidationError as error:
+        location, said = first_problem(error, None)
+        raise ConfigError(f"{file.place(location)}: {said}") from None
 
 
 # Trainings ----------------------------------------------------------------------------------------------------------

@@ -26,8 +26,7 @@ from rlpto.io.files import alone_in, digest, whole_file, write_text
 from rlpto.io.paths import example_config
 from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
-from rlpto.io.settings_text import first_problem
-from rlpto.io.yaml_file import read_yaml
+from rlpto.io.settings_text import first_problem, read_settings
 from rlpto.policies.registry import make_policy
 from rlpto.policies.spec import parse_spec
 
@@ -120,12 +119,7 @@ def new_card(name: str, policies: Sequence[str]) -> Card:
 
 def read_card(folder: Path) -> Card:
     """The card of a submission. Raises ConfigError for a broken one."""
-    file = read_yaml(folder / CARD, "the card of a submission")
-    try:
-        return Card.model_validate(file.data)
-    except ValidationError as error:
-        location, said = first_problem(error, Card)
-        raise ConfigError(f"{file.place(location)}: {said}") from None
+    return read_settings(folder / CARD, Card, "the card of a submission")
 
 
 def verify(folder: Path, share: float = 0.05, seed: int | None = None) -> Iterator[str]:

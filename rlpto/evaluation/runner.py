@@ -27,7 +27,7 @@ from rlpto.core.records import AllocationChanges, DecisionRecords, JobRecords, P
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.evaluation.metrics import METRIC, lower_bound, measure
 from rlpto.io.arrays import AnyArray
-from rlpto.io.errors import CheckpointError, ConfigError
+from rlpto.io.errors import CheckpointError, ConfigError, refusals_as
 from rlpto.io.files import file_there, is_there, whole_file, write_text
 from rlpto.io.interrupts import Interrupted
 from rlpto.io.reading import parsing, read_arrays, read_text
@@ -235,10 +235,8 @@ def _progress_bar(shown: bool, total: int, completed: int) -> Iterator[Callable[
 
 def _remove_cells(folder: Path) -> None:
     for path in [*folder.glob("*.json"), *folder.glob("*.npz"), *folder.glob(".*.part")]:
-        try:
+        with refusals_as(CheckpointError, f"{path}: cannot be removed"):
             path.unlink()
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be removed: {error.strerror or error}") from error
 
 
 def _read_cell(folder: Path, cell: Cell, fingerprint: str) -> FinishedCell | None:

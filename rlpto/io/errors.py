@@ -1,5 +1,8 @@
 """Errors a user can cause. Every one is a single clear line; the command line exits with code 2."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class RlptoError(Exception):
     """Base of all errors that bad input raises: names the thing, what is wrong, what was expected, on one line."""
@@ -38,3 +41,17 @@ class TrainingError(RlptoError):
 
 class ClusterError(RlptoError):
     """A real cluster cannot be reached, does not fit, or its session database cannot be read."""
+
+
+def system_reason(refused: OSError) -> str:
+    """Why the system refuses something, for the end of a message, such as `no such file or directory`."""
+    return (refused.strerror or str(refused) or type(refused).__name__).lower()
+
+
+@contextmanager
+def refusals_as(error: type[RlptoError], what: str, expected: str = "") -> Iterator[None]:
+    """Raise `error`, `what` and why, where the system refuses what is done inside."""
+    try:
+        yield
+    except OSError as refused:
+        raise error(f"{what}: {system_reason(refused)}{expected}") from None

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from rlpto.io.errors import CheckpointError, ConfigError, RlptoError
+from rlpto.io.errors import CheckpointError, ConfigError, RlptoError, refusals_as
 
 _PART = re.compile(r"\..+\.(?P<host>[^.]*)-(?P<pid>\d+)\.part")
 _HOST = re.sub(r"[^A-Za-z0-9_]", "_", socket.gethostname())
@@ -31,7 +31,7 @@ def whole_file(path: Path, what: str, error: type[RlptoError] = CheckpointError)
     if not path.name:
         raise error(f"{path}: cannot write {what} there: expected the name of a file")
     unfinished = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.part")
-    try:
+    with refusals_as(error, f"{path}: cannot write {what} there"):
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent.absolute())
         try:
@@ -39,9 +39,6 @@ def whole_file(path: Path, what: str, error: type[RlptoError] = CheckpointError)
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
-    except OSError as refused:
-        reason = (refused.strerror or str(refused)).lower()
-        raise error(f"{path}: cannot write {what} there: {reason}") from None
 
 
 class FileLock:
@@ -68,13 +65,12 @@ class FileLock:
 def alone_in(folder: Path, busy: str, error: type[RlptoError] = CheckpointError) -> Iterator[None]:
     """Hold the lock of a folder, which is made if need be. Raises `error`: `busy` if another process holds it, or why
     the folder cannot be used."""
-    try:
+    with refusals_as(error, f"{folder}: cannot write there"):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder.resolve(), os.O_RDONLY)
-    except BlockingIOError:
-        raise error(busy) from None
-    except OSError as refused:
-        raise error(f"{folder}: cannot write there: {(refused.strerror or str(refused)).lower()}") from None
+        try:
+            lock = FileLock(folder.resolve(), os.O_RDONLY)
+        except BlockingIOError:
+            raise error(busy) from None
     try:
         yield
     finally:
@@ -125,8 +121,5 @@ def write_text(path: Path, text: str, what: str, error: type[RlptoError] = Check
 
 def digest(path: Path) -> str:
     """SHA-256 of a file. Raises ConfigError if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the file: {(error.strerror or str(error)).lower()}") from None
+    with refusals_as(ConfigError, f"{path}: cannot read the file"), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

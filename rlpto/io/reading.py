@@ -23,7 +23,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from rlpto.io.arrays import AnyArray
-from rlpto.io.errors import RlptoError
+from rlpto.io.errors import RlptoError, system_reason
 
 MIB = 2**20
 LARGEST_TEXT_BYTES = 1024 * MIB
@@ -71,8 +71,7 @@ def parsing(place: Path | str, expected: str, error: type[RlptoError]) -> Iterat
     except MemoryError:
         raise error(f"{place}: asks for more memory than there is, expected {expected}") from None
     except OSError as refused:
-        reason = one_line(refused.strerror or refused).lower()
-        raise error(f"{place}: cannot read the file: {reason}, expected {expected}") from None
+        raise error(f"{place}: cannot read the file: {one_line(system_reason(refused))}, expected {expected}") from None
     except PARSER_ERRORS as wrong:
         raise error(f"{place}: truncated, damaged or foreign ({one_line(wrong)}), expected {expected}") from None
 

@@ -5,17 +5,31 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from rlpto.io.errors import ConfigError
 from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
-from rlpto.io.yaml_file import Location, dotted_key
+from rlpto.io.yaml_file import Location, dotted_key, read_yaml
 
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
+
+S = TypeVar("S", bound=Settings)
+
+
+def read_settings(path: Path, kind: type[S], expected: str) -> S:
+    """Settings of a YAML file, whose relative paths start at its folder. Raises ConfigError, in one line with the place
+    and what was expected, for everything that is wrong with it."""
+    file = read_yaml(path, expected)
+    try:
+        return kind.model_validate(file.data, context={"folder": path.parent})
+    except ValidationError as error:
+        location, said = first_problem(error, kind)
+        raise ConfigError(f"{file.place(location)}: {said}") from None
 
 
 def first_problem(

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
 
-from rlpto.io.errors import ClusterError, ConfigError
+from rlpto.io.errors import ClusterError, ConfigError, refusals_as
 from rlpto.io.files import FileLock, whole_file
 from rlpto.service.settings import DATABASE, STATE_FILE, ServiceSettings
 from rlpto.store.database import Store
@@ -83,7 +83,7 @@ class Child:
     def _start(self) -> subprocess.Popen[bytes]:
         if self.log.exists() and self.log.stat().st_size > LARGEST_LOG_BYTES:
             self.log.replace(self.log.with_name(f"{self.log.name}.1"))
-        with _usable(f"{self.log}: cannot write the log there"):
+        with refusals_as(ConfigError, f"{self.log}: cannot write the log there"):
             log = self.log.open("ab")
         with log:
             return subprocess.Popen(
@@ -122,7 +122,7 @@ def serve(
     _check(path)
     _make_folder(settings.folder)
     logs = settings.folder / "logs"
-    with _usable(f"{logs}: cannot keep logs there", "; expected a folder"):
+    with refusals_as(ConfigError, f"{logs}: cannot keep logs there", "; expected a folder"):
         logs.mkdir(exist_ok=True)
     with _alone_in(settings.folder), _listening(settings) as listening:
         stopped, is_new = _stopped(), prepare(settings)
@@ -170,7 +170,7 @@ def prepare(settings: ServiceSettings) -> bool:
 
 def _make_folder(folder: Path) -> None:
     """Make the folder of a service, for its owner alone, as one that exists is made. Raises ConfigError if refused."""
-    with _usable(f"{folder}: cannot make a folder that only its owner can read"):
+    with refusals_as(ConfigError, f"{folder}: cannot make a folder that only its owner can read"):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if folder.stat().st_mode & 0o077:
             folder.chmod(0o700)
@@ -180,7 +180,7 @@ def _make_admin_token(store: Store, path: Path) -> bool:
     """Write a new token of the first admin to a file, unless the one there is still valid, or the user is disabled or
     has another role. The result is that of `prepare`."""
     now = time.time()
-    with _usable(f"{path}: cannot read the token of the admin", "; expected a file, or none"):
+    with refusals_as(ConfigError, f"{path}: cannot read the token of the admin", "; expected a file, or none"):
         kept = path.read_text(encoding="ascii", errors="replace").strip() if path.exists() else ""
     with store.transaction():
         admin = get_user(store, FIRST_ADMIN) or add_user(store, FIRST_ADMIN, "admin", now)
@@ -216,7 +216,7 @@ def _listening(settings: ServiceSettings) -> socket.socket:
     """The socket, which outlives the web process: who connects while that is restarted only waits."""
     web = settings.web
     family = socket.AF_INET6 if ":" in web.host else socket.AF_INET
-    with _usable(f"web: cannot listen on {web.host} port {web.port}", "; choose another web.port"):
+    with refusals_as(ConfigError, f"web: cannot listen on {web.host} port {web.port}", "; choose another web.port"):
         listening = socket.create_server((web.host, web.port), family=family, backlog=1024)
     listening.set_inheritable(True)
     return listening
@@ -226,7 +226,7 @@ def _listening(settings: ServiceSettings) -> socket.socket:
 def _alone_in(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, a file: its cluster locks the folder itself. Raises ClusterError if another does,
     ConfigError if the file cannot be used."""
-    with _usable(f"{folder / 'lock'}: cannot lock the folder", "; expected a file, or none"):
+    with refusals_as(ConfigError, f"{folder / 'lock'}: cannot lock the folder", "; expected a file, or none"):
         try:
             lock = FileLock(folder / "lock")
         except BlockingIOError:
@@ -241,15 +241,6 @@ def _stopped() -> list[int]:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: asked.append(number))
     return asked
-
-
-@contextmanager
-def _usable(what: str, expected: str = "") -> Iterator[None]:
-    """Raises ConfigError, `what` and why, where the system refuses it."""
-    try:
-        yield
-    except OSError as refused:
-        raise ConfigError(f"{what}: {(refused.strerror or str(refused)).lower()}{expected}") from None
 
 
 def _last_line(text: str) -> str:

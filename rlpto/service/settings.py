@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from rlpto.io.errors import ConfigError
 from rlpto.io.paths import ConfigPath, example_config
 from rlpto.io.settings import Settings
-from rlpto.io.settings_text import first_problem
-from rlpto.io.yaml_file import read_yaml
+from rlpto.io.settings_text import read_settings
 from rlpto.store.program_keys import ProgramKeys
 from rlpto.store.users import Role
 
@@ -299,9 +298,4 @@ def load_service(path: Path | str) -> ServiceSettings:
     found = Path(path)
     if not found.exists():
         found = example_config(found) or found
-    file = read_yaml(found, "settings of a job service in YAML")
-    try:
-        return ServiceSettings.model_validate(file.data, context={"folder": file.path.parent})
-    except ValidationError as error:
-        location, said = first_problem(error, ServiceSettings)
-        raise ConfigError(f"{file.place(location)}: {said}") from None
+    return read_settings(found, ServiceSettings, "settings of a job service in YAML")

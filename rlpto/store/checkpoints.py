@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from rlpto.io.errors import CheckpointError
+from rlpto.io.errors import CheckpointError, refusals_as, system_reason
 from rlpto.io.files import whole_file
 
 KEPT_CHECKPOINTS = 2
@@ -83,7 +83,7 @@ def open_newest(folder: Path, say: Callable[[str], object] = lambda _: None) -> 
             file = Path(checkpoint.path).open("rb")  # noqa: SIM115 - it is handed on open
             is_sound = hashlib.file_digest(file, "sha256").hexdigest() == checkpoint.sha256
         except OSError as refused:
-            say(f"{checkpoint.path}: cannot be read: {(refused.strerror or str(refused)).lower()}")
+            say(f"{checkpoint.path}: cannot be read: {system_reason(refused)}")
             continue
         if is_sound:
             file.seek(0)
@@ -97,7 +97,5 @@ def drop_checkpoints(folder: Path) -> None:
     """Remove all checkpoints: those of an earlier job of the same name. Raises CheckpointError if one stays."""
     refused = folder.glob("step-*.refused") if folder.is_dir() else ()
     for path in [*(Path(checkpoint.path) for checkpoint in list_checkpoints(folder)), *refused]:
-        try:
+        with refusals_as(CheckpointError, f"{path}: cannot be removed"):
             path.unlink(missing_ok=True)
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be removed: {error.strerror}") from None

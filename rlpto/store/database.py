@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlpto.io.errors import ClusterError
+from rlpto.io.errors import ClusterError, system_reason
 from rlpto.store.schema import SCHEMA, TABLES, changed_rows, row_sum
 
 LOCK_TIMEOUT_S = 10.0
@@ -226,7 +226,7 @@ class Store:
         except OSError as error:
             if error.filename is None:
                 raise
-            raise unusable(self.path, error.strerror) from None
+            raise unusable(self.path, system_reason(error)) from None
 
     def close(self) -> None:
         """Let go of the file."""

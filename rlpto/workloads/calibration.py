@@ -8,13 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import is_there, write_text
 from rlpto.io.settings import Settings
-from rlpto.io.settings_text import described_yaml, first_problem
-from rlpto.io.yaml_file import read_yaml
+from rlpto.io.settings_text import described_yaml, read_settings
 
 HOURS_OF_WEEK = 168
 LARGEST_GPUS = 1_000_000
@@ -129,12 +128,7 @@ def load_calibration(name_or_path: str | Path) -> Calibration:
             f"unknown calibration {text!r}: no such file, and the built-in ones are "
             f"{', '.join(built_in_calibrations())}; did you mean {', '.join(near)}?"
         )
-    file = read_yaml(path, "a calibration in YAML")
-    try:
-        return Calibration.model_validate(file.data)
-    except ValidationError as error:
-        location, problem = first_problem(error, Calibration)
-        raise ConfigError(f"{file.place(location)}: {problem}") from None
+    return read_settings(path, Calibration, "a calibration in YAML")
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlpto.io.errors import CheckpointError
+from rlpto.io.errors import CheckpointError, system_reason
 from rlpto.io.files import write_text
 from rlpto.ray_cluster.job.worker_actors import WorkerLostError, result_of
 from rlpto.ray_cluster.messages import JobSpec
@@ -92,7 +92,7 @@ class JobFolder:
             try:
                 path.replace(path.with_suffix(".refused"))
             except OSError as stays:
-                self.log_failure(f"{path}: cannot be set aside: {stays.strerror}")
+                self.log_failure(f"{path}: cannot be set aside: {system_reason(stays)}")
 
     def newest_state(self) -> tuple[int, bytes] | None:
         """Step and content of the newest sound checkpoint; None if there is none, so that the job starts over."""
@@ -203,4 +203,4 @@ class JobFolder:
             with (self._folder / FAILURES).open("a", encoding="utf-8") as log:
                 log.write(f"{stamp} {text.rstrip()}\n")
         except OSError as refused:
-            self.failure = f"{text.rstrip()}\n(and the log cannot be written: {refused.strerror})"
+            self.failure = f"{text.rstrip()}\n(and the log cannot be written: {system_reason(refused)})"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import rlpto
-from rlpto.io.errors import ClusterError, ConfigError, JobError
+from rlpto.io.errors import ClusterError, ConfigError, JobError, refusals_as
 from rlpto.ray_cluster.controllers import alive_nodes
 from rlpto.ray_cluster.messages import JobSpec, reason_of
 from rlpto.ray_cluster.nodes.environment import (
@@ -137,10 +137,8 @@ def _reach(address: str) -> bool:
     if match is None or not 0 < int(match[2]) < 65_536:
         raise ConfigError(f"--address {address}: expected auto or HOST:PORT, such as 127.0.0.1:6379")
     host, port = match[1].strip("[]"), int(match[2])
-    try:
+    with refusals_as(ClusterError, f"no Ray cluster at {address}"):
         socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()
-    except OSError as error:
-        raise ClusterError(f"no Ray cluster at {address}: {(error.strerror or str(error)).lower()}") from None
     if host not in {"localhost", LOOPBACK, "::1"}:
         return False
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, socket.socket() as outside:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights, reward_terms
+from rlpto.io.errors import system_reason
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import say_on_stderr
 
@@ -109,7 +110,7 @@ class EventFile:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as refused:
             if not self._refused:
-                reason = (refused.strerror or str(refused)).lower()
+                reason = system_reason(refused)
                 self._say(f"{self._path.parent}: live curves cannot be written now ({reason}): jobs go on")
             self._refused = True
             return

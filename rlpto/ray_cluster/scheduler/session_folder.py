@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
-from rlpto.io.errors import CheckpointError, ClusterError
+from rlpto.io.errors import CheckpointError, ClusterError, refusals_as, system_reason
 from rlpto.io.files import FileLock
 from rlpto.ray_cluster.controllers import all_controllers, end_controllers
 from rlpto.ray_cluster.messages import JobSpec
@@ -40,12 +40,8 @@ def remove_sessions(run: Path) -> None:
         for session in sorted(path for path in folder.glob("*") if path.is_dir()):
             locked.enter_context(closing(SessionLock((session / DATABASE).resolve())))
         end_controllers(all_controllers(session_name(run, "")).values())
-        try:
+        with refusals_as(CheckpointError, f"{folder}: cannot be removed"), suppress(FileNotFoundError):
             shutil.rmtree(folder)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise CheckpointError(f"{folder}: cannot be removed: {error.strerror or error}") from None
 
 
 def refuse_lost_database(path: Path, specs: Sequence[JobSpec], controllers: Collection[str]) -> None:
@@ -77,7 +73,7 @@ class SessionLock(FileLock):
             owner = lock.read_text("ascii", "replace").strip() or "unknown"
             raise ClusterError(f"{path}: another scheduler (process {owner}) is at work on it, expected none") from None
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
+            reason = system_reason(error)
             if error.errno == errno.ELOOP:
                 reason = f"{lock} is a symbolic link, expected a file of its own"
             raise ClusterError(f"{path}: no session database can be kept there: {reason}") from None
