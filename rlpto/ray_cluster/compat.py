@@ -43,10 +43,9 @@ def noted_address_file() -> Path:
     return Path(_utils.get_ray_address_file(None))
 
 
-def has_joined(started: Node) -> bool:
-    """True once the head knows a node. Ray's own question for it takes a second while it does not."""
-    client: Any = started.get_gcs_client()
-    return bool(client.check_alive([NodeID.from_hex(started.node_id)])[0])
+def has_joined(address: str, node_id: str) -> bool:
+    """True once the head at `address` knows a node. Ray's own question for it takes a second while it does not."""
+    return bool(_library.GcsClient(address=address).check_alive([NodeID.from_hex(node_id)])[0])
 
 
 def takes_token(address: str, timeout: float) -> bool:

@@ -99,7 +99,7 @@ class RayNode(compat.Node):
         """Start the raylet, and wait until it has joined: Ray's own wait, which follows, is too short."""
         super().start_ray_processes()  # type: ignore[no-untyped-call]
         began = time.monotonic()
-        while not has_joined(self):
+        while not has_joined(str(self.gcs_address), str(self.node_id)):
             if self.raylet.poll() is not None:
                 raise ClusterError(f"a node's raylet has ended with exit code {self.raylet.poll()}")
             waited = time.monotonic() - began
