@@ -10,7 +10,7 @@ AGENTS  := agents cases planner_windows planner_agents planner_reward
 SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generated knowledge planner_generated pollux rivals rubick schedulearn shockwave sia stopping windows
 
 HANGS         := --timeout 600  # a test that hangs fails, and shows where
-QUICK_TESTS   := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(HANGS) -m "not cluster"
+QUICK_TESTS   := $(BIN)/python -m pytest -n auto --dist loadfile $(HANGS) -m "not cluster"
 CLUSTER_TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile $(HANGS) -m cluster tests/ray_cluster tests/service
 
 .PHONY: help quickstart install dev serve test test-quick test-cluster test-gpu lint bench results systems docs dist clean
