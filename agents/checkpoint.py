@@ -118,8 +118,8 @@ def restore(model: TimedPPO, archive: Archive, path: Path) -> None:
         model.num_timesteps = int(archive.manifest["steps"])
         environments = archive.group("environments") | {"rngs": states["environments"]}
         observation = model.env.batch.restore(environments)._asdict()
-        for episode in learner["episodes"]:
-            episode["terms"], episode["elapsed"]  # a KeyError here, before anything is trained
+        if not all({"terms", "elapsed"} <= episode.keys() for episode in learner["episodes"]):
+            raise KeyError("terms of episodes")  # now, not once figures are made of them after an update
         model.go_on(int(learner["updates"]), learner["episodes"], observation)
         numpy_name, *numpy_rest = states["numpy"]
         np.random.set_state((numpy_name, archive.arrays["random/numpy"], *numpy_rest))

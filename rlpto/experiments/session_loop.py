@@ -153,7 +153,7 @@ class SwitchablePolicy:
             return False
         try:
             policy = self._made(name)
-        except Exception as error:  # the user who asked is answered whatever a plug-in or a broken run raises
+        except Exception as error:  # the user who asked is answered for every exception of a plug-in or a broken run
             problem = " ".join(str(error).split()) or type(error).__name__
             answer(self._database, request.seq, self._time(now), problem)
             return False

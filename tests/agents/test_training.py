@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlpto.agents.archive import CHECKPOINT, Archive, read_archive
+from rlpto.agents.archive import CHECKPOINT, Archive, read_archive, write_archive
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.ppo import TimedPPO, TimedRolloutBuffer, falling
 from rlpto.agents.settings import LAST
@@ -41,7 +41,7 @@ def last(folder: Path) -> Archive:
 
 
 def stop_after(checks: int) -> Callable[[], bool]:
-    """Asks to stop the so-many-th time it is looked at."""
+    """Asks to stop once it was looked at that many times."""
     left = [checks]
 
     def stop() -> bool:
@@ -86,6 +86,10 @@ def test_checkpoints_that_cannot_be_resumed_are_refused(tmp_path: Path, monkeypa
         patched.setattr("rlpto.agents.checkpoint.__version__", "99")
         refused("training cannot be resumed exactly by 99")
     assert path.read_bytes() == before
+    archive = last(tmp_path)
+    archive.manifest["learner"]["episodes"] = [{"r": 0.0, "l": 1, "t": 0.5}]  # as an earlier version kept them
+    write_archive(path, archive.manifest, archive.arrays, "a test")
+    refused(r"last\.zip: incomplete .*terms of episodes")
     path.write_bytes(before[: len(before) // 2])
     refused(r"last\.zip: truncated")
 

@@ -176,7 +176,7 @@ def test_spot_nodes_come_and_go_and_the_others_stay():
     up = up_nodes(nodes)
     assert up[:, :5].all()
     assert up[:, 5:].mean() == pytest.approx(3 / (3 + 1), abs=0.03)
-    assert np.array_equal(up, up_nodes(nodes, busy=True)), "whatever runs"
+    assert np.array_equal(up, up_nodes(nodes, busy=True)), "no matter what runs"
     assert not np.array_equal(up, up_nodes(nodes, seed=1))
 
 
