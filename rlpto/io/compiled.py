@@ -3,6 +3,8 @@
 numba's own cache looks at the file of the function alone: change a function that others call, or a
 constant they import, and they keep running the old code from their cache. Here the cache lies in a
 folder named after a digest of all sources of compiled code.
+
+All that is used of numba beyond its public interface stands here; tested with version 0.68.1.
 """
 
 from __future__ import annotations
@@ -10,14 +12,16 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from glob import glob
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core.bytecode import FunctionIdentity
 from numba.extending import register_jitable
 
 from rlpto.io.errors import CheckpointError
@@ -26,6 +30,11 @@ from rlpto.io.files import write_text
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _CONFIG: Any = numba.config  # its attributes are made at run time, so type checkers see none
+
+# numba counts the functions of a process from 1 and puts the count into the names of machine code. Where two processes
+# fill one cache, two lambdas or closures get the same name, and whoever loads both runs one in place of the other
+# (numba's issue 10486). Forked processes share a count, so every function draws a number.
+FunctionIdentity._unique_ids = iter(partial(secrets.randbits, 64), None)
 
 PACKAGE = Path(__file__).resolve().parents[1]
 NOT_COMPILED = frozenset(("agents", "cli", "evaluation", "experiments", "ray_cluster", "service", "store", "workloads"))

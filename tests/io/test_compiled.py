@@ -1,6 +1,9 @@
 """Compiled code: a cache that cannot go stale, and kernels that allocate nothing."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -65,3 +68,17 @@ def test_a_kernel_that_allocates_does_not_compile():
 
     with pytest.raises(NumbaError):
         wasteful(3)
+
+
+def test_functions_of_one_name_that_other_processes_compiled_stay_apart(tmp_path: Path):
+    (tmp_path / "rows.py").write_text(
+        "from rlpto.io.compiled import njit\n"
+        "one = njit()(lambda x: x + 1.0)\n"
+        "two = njit()(lambda x: x + 2.0)\n"
+        "both = njit()(lambda x: 10.0 * one(x) + two(x))\n"
+    )
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    for call, value in (("one", 1.0), ("two", 2.0), ("both", 12.0)):
+        command = [sys.executable, "-c", f"import rows; print(rows.{call}(0.0))"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+        assert float(done.stdout) == value, call
