@@ -112,10 +112,9 @@ def test_an_agent_is_evaluated_next_to_policies_by_label_and_on_any_other_trace(
 
 
 def test_seeds_are_trained_side_by_side_as_each_alone_and_evaluated_together(rlpto, project: Path) -> None:
-    answer = rlpto("train", "exp.yaml", "--seeds", 2, "--jobs", 2, *FAST)
-    assert answer.code == 0, answer.err
-    command = [sys.executable, "-m", "rlpto.cli.main", "train", "exp.yaml", "--seed", "1", "--run-dir", "alone", *FAST]
-    subprocess.run(command, check=True, capture_output=True)
+    for options in (("--seeds", 2, "--jobs", 2), ("--seed", 1, "--run-dir", "alone")):
+        answer = rlpto("train", "exp.yaml", *options, *FAST)
+        assert answer.code == 0, answer.err
     first, second = (read_archive(project / f"runs/small/seed-{k}/last.zip", (CHECKPOINT,)) for k in (0, 1))
     alone = read_archive(project / "alone/last.zip", (CHECKPOINT,)).group("policy")
     for name, array in second.group("policy").items():
