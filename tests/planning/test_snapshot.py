@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rlpto.core.cluster import Allocation, ClusterState, Node
 from rlpto.core.job_table import JobTable
 from rlpto.core.loop import run
-from rlpto.core.policy import Policy
+from rlpto.core.policy import Policy, StandingPolicy
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.knowledge.known import Knowledge
@@ -58,7 +58,10 @@ def watched(policy: Policy, at: int, look: Callable[[ClusterState, Policy], None
             look(state, policy)
         return policy(state)
 
-    return Scripted(decide)
+    watching = Scripted(decide)
+    if isinstance(policy, StandingPolicy):  # as in the prediction: srtf ranks again at events only
+        watching.stands_until = policy.stands_until
+    return watching
 
 
 def shown(table: JobTable) -> list[np.ndarray]:
