@@ -33,7 +33,8 @@ FLAGS = [
 ]
 REFUSED = "the server responded with a status of 422"
 """What the browser notes where a form was filled in wrongly, as a test does."""
-SOON_MS = 5000
+PATIENCE_MS = 60_000
+"""How long a page may take on a busy machine."""
 KINDS = ("error", "warning")
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: .ci/chromium")
 
@@ -80,7 +81,7 @@ def sign_in(site: Site, browser: Any) -> Iterator[Callable[..., Any]]:
         context = browser.new_context(**given)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(SOON_MS)
+        page.set_default_timeout(PATIENCE_MS)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda said: wrong.extend([said.text] if said.type in KINDS else []))
         page.on(
@@ -129,15 +130,13 @@ class TestPages:
         job = page.url.rpartition("/")[2]
         assert page.inner_text("h1").startswith("from the page")
         page.wait_for_selector("#live[data-state=on]")
-        began = time.monotonic()
         change_job(site.store, job, time.time(), state="running", started=time.time(), gpus_held=2, progress=5.0)
         add_event(site.store, "job", time.time(), job, "ann", {"state": "running"})
         page.wait_for_selector("#job[data-state=running]")
-        assert time.monotonic() - began < SOON_MS / 1000
         page.once("dialog", lambda dialog: dialog.accept())
         tab_to(page, "#cancel")
-        page.keyboard.press("Enter")
-        page.wait_for_timeout(300)
+        with page.expect_response(lambda answer: answer.request.method != "GET"):
+            page.keyboard.press("Enter")
         assert [(one.kind, one.job) for one in open_requests(site.store)] == [("cancel", job)]
         change_job(site.store, job, time.time(), state="cancelled", ended=time.time(), gpus_held=0)
         add_event(site.store, "job", time.time(), job, "ann", {"state": "cancelled"})
@@ -152,12 +151,12 @@ class TestPages:
             tab.goto(site.web.address)
             tabs.append(tab)
         for tab in tabs:
-            tab.wait_for_selector("#live[data-state=on]", timeout=15_000)
+            tab.wait_for_selector("#live[data-state=on]")
         status.set_drained(site.store, True)
         add_event(site.store, "drain", time.time(), body={"on": True})
         for tab in tabs:
             tab.bring_to_front()
-            tab.wait_for_selector("text=drained: no job starts", timeout=15_000)
+            tab.wait_for_selector("text=drained: no job starts")
         status.set_drained(site.store, False)
 
     def test_allocations_are_read_by_keyboard_and_name_the_hosts(self, sign_in: Any) -> None:
@@ -194,7 +193,7 @@ class TestPages:
         page = context.new_page()
         page.goto(f"{site.web.address}/login")
         page.goto(f"{site.web.address}/login#{site.tokens['ann']}")
-        page.wait_for_url(f"{site.web.address}/", timeout=SOON_MS)
+        page.wait_for_url(f"{site.web.address}/")
         context.close()
 
     def test_logs_are_text_and_a_single_report_is_shown_around_its_time(self, site: Site, sign_in: Any) -> None:
