@@ -11,7 +11,7 @@ SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generate
 
 HANGS         := --timeout 600  # a test that hangs fails, and shows where
 QUICK_TESTS   := $(BIN)/python -m pytest -n auto --dist loadfile $(HANGS) -m "not cluster"
-CLUSTER_TESTS := $(BIN)/python -m pytest -n 3 --dist loadfile $(HANGS) -m cluster tests/ray_cluster tests/service
+CLUSTER_TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile $(HANGS) -m cluster tests/ray_cluster tests/service
 
 .PHONY: help quickstart install dev serve test test-quick test-cluster test-gpu lint bench results systems docs dist clean
 .DEFAULT_GOAL := help
