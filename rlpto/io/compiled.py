@@ -32,8 +32,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _CONFIG: Any = numba.config  # its attributes are made at run time, so type checkers see none
 
 # numba counts the functions of a process from 1 and puts the count into the names of machine code. Where two processes
-# fill one cache, two lambdas or closures get the same name, and whoever loads both runs one in place of the other
-# (numba's issue 10486). Forked processes share a count, so every function draws a number.
+# fill one cache, two lambdas or closures get the same name, and a process that loads both runs one in place of the
+# other (numba's issue 10486). Forked processes share a count, so every function draws a number.
 FunctionIdentity._unique_ids = iter(partial(secrets.randbits, 64), None)  # type: ignore[assignment]
 
 PACKAGE = Path(__file__).resolve().parents[1]
