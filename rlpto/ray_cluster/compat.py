@@ -5,6 +5,7 @@ Ray has no public call for these without its dashboard. Importing this module im
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,6 +47,26 @@ def noted_address_file() -> Path:
 def has_joined(address: str, node_id: str) -> bool:
     """True once the head at `address` knows a node. Ray's own question for it takes a second while it does not."""
     return bool(_library.GcsClient(address=address).check_alive([NodeID.from_hex(node_id)])[0])
+
+
+def note_agent_port(node: Any) -> None:
+    """Note the one port of a node's agents that Ray does not pass to the raylet, where the raylet looks for it.
+
+    It would wait 15 s for the agent to start and do so, and then abort (Ray's issue 65983).
+    """
+    name, port = _library.DASHBOARD_AGENT_LISTEN_PORT_NAME, node.dashboard_agent_listen_port
+    _library.persist_port(node.get_session_dir_path(), node.node_id, name, port)
+
+
+_FAILURE = re.compile(r"^\[[^]]* [EC] [^]]*\] \(raylet\) \S+ +(?:.* Check failed: )?(.+)$", re.MULTILINE)
+
+
+def last_error(raylet: Any) -> str:
+    """The last error that a raylet, a process of this one, has logged, in one line; empty: none."""
+    option = "--stderr_filepath="
+    (log,) = (Path(one.removeprefix(option)) for one in raylet.args if one.startswith(option))
+    errors = _FAILURE.findall(log.read_text(errors="replace"))
+    return str(errors[-1]).strip() if errors else ""
 
 
 def takes_token(address: str, timeout: float) -> bool:

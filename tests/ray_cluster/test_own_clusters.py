@@ -46,7 +46,7 @@ from rlpto.ray_cluster.nodes.processes import (
     with_children,
 )
 from tests.ray_cluster.running import KILL
-from tests.ray_cluster.test_commands import ONE_JOB, column, command, experiment, once, said, steps_of
+from tests.ray_cluster.test_commands import ONE_JOB, REPOSITORY, column, command, experiment, once, said, steps_of
 from tests.ray_cluster.test_real import wait_until
 
 ONE_NODE = ("--nodes", "1", "--gpus-per-node", "1")
@@ -54,6 +54,13 @@ ONE_GPU = ("--set", "cluster.nodes=[{count: 1, gpus: 1}]")
 
 
 PACE = 0.2
+NO_AGENT = """
+import sys, time
+while any(one.endswith("dashboard/agent.py") for one in sys.orig_argv):
+    time.sleep(1.0)
+"""
+"""Python's own start-up in a process in which no agent of a node comes to anything."""
+HEAD = "from rlpto.ray_cluster.nodes.local import LocalCluster\nwith LocalCluster([]) as cluster: print(cluster.folder)"
 Remains = tuple[StartedCluster, subprocess.Popen[bytes]]
 
 
@@ -219,6 +226,16 @@ def test_a_head_that_is_killed_comes_back_and_training_never_stops(durable: Star
         assert steps_of(run)[0] - before > 0.2 * passed / PACE, "it stood still while the head was gone"
         second.send_signal(signal.SIGINT)
         said(second, 130)
+
+
+@pytest.mark.cluster
+def test_a_node_that_waits_for_none_of_its_agents_joins(tmp_path: Path) -> None:
+    """Its raylet would wait 15 s for the port of one, and then abort: on a very busy machine agents start later."""
+    (tmp_path / "sitecustomize.py").write_text(NO_AGENT)
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"}
+    ended = subprocess.run([sys.executable, "-c", HEAD], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert not Path(ended.stdout.strip()).exists()
 
 
 @pytest.mark.cluster

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
+from rlpto.ray_cluster.compat import last_error
 from rlpto.ray_cluster.nodes import processes
 from rlpto.ray_cluster.nodes.environment import TOKEN_FILE
 from rlpto.ray_cluster.nodes.processes import free_ports, make_folder, remove_dead_folders, started_for, unused_folder
@@ -103,3 +104,21 @@ def test_workers_talk_through_the_interface_of_their_nodes_address(monkeypatch: 
     use_interface_of("127.0.0.1")
     assert os.environ[VARIABLES[0]] == "lo"
     assert os.environ[VARIABLES[1]] == "mine", "what the user says counts"
+
+
+LOG = """\
+[2026-11-27 16:37:14,090 I 2359 2395] (raylet) agent_manager.cc:81: Monitor agent process with name runtime_env_agent
+[2026-11-27 16:37:29,675 C 2359 2359] (raylet) node_manager.cc:3588:  An unexpected system state has occurred. You \
+have likely discovered a bug in Ray. Check failed: port.has_value() Timed out waiting for file /tmp/port_a749
+*** StackTrace Information ***
+/bin/raylet(+0xff770a) [0x55ebb6cb770a] ray::operator<<()
+"""
+
+
+def test_the_reason_why_a_raylet_has_ended_is_in_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "raylet.err"
+    with subprocess.Popen(["true", f"--stderr_filepath={log}"]) as raylet:
+        log.write_text(LOG)
+        assert last_error(raylet) == "port.has_value() Timed out waiting for file /tmp/port_a749"
+        log.write_text(LOG.splitlines()[0])
+        assert last_error(raylet) == ""

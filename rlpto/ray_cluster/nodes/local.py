@@ -97,11 +97,13 @@ class RayNode(compat.Node):
 
     def start_ray_processes(self) -> None:
         """Start the raylet, and wait until it has joined: Ray's own wait, which follows, is too short."""
+        compat.note_agent_port(self)
         super().start_ray_processes()  # type: ignore[no-untyped-call]
         began = time.monotonic()
         while not has_joined(str(self.gcs_address), str(self.node_id)):
             if self.raylet.poll() is not None:
-                raise ClusterError(f"a node's raylet has ended with exit code {self.raylet.poll()}")
+                reason = compat.last_error(self.raylet) or f"exit code {self.raylet.poll()}"
+                raise ClusterError(f"a node's raylet has ended: {reason}")
             waited = time.monotonic() - began
             if waited > REGISTER_TIMEOUT_S * load_factor():
                 raise ClusterError(f"a node has not joined its cluster within {waited:.0f} s")
