@@ -29,7 +29,7 @@ def test_a_cuda_worker_gets_away_from_a_frozen_one_and_goes_on_exactly(tmp_path:
     spec = make_spec(tmp_path, epochs=100.0, device="cuda", pace=None)
     store = start_store("127.0.0.1")
     program = [sys.executable, "-m", "tests.ray_cluster.test_cuda", spec.to_json()]
-    own = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", "PYTHONPATH": str(REPOSITORY)}
+    own = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
     first, second = (
         subprocess.Popen(
             [*program, str(rank), str(store.port)],
