@@ -38,6 +38,7 @@ from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import Backend, RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.connection import Connection, check_training, only_scheduler
+from rlpto.ray_cluster.scheduler.estimates import compile_fits
 from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.live_curves import LiveCurves
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
@@ -174,7 +175,8 @@ def check_programs(experiment: Experiment, cells: Sequence[Cell]) -> None:
 
 
 def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
-    """Have every policy decide and look ahead once, in simulation: what is compiled then stops no scheduler later.
+    """Have every policy decide and look ahead once, in simulation, and one speed fitted: what is compiled then stops no
+    scheduler later.
 
     On a machine that has compiled nothing yet that takes tens of seconds, in which jobs would wait for a decision.
     """
@@ -195,6 +197,7 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
             run(SimulatedCluster(experiment.shape, jobs, tables, config.simulator), policy, config.queue, config.reward)
         loop.carry_out(state, policy(state), policy.name)
         Queue(config.queue).stands_until(state)  # asked of the queue only once a policy's decision stands
+    compile_fits(config.knowledge.fit)
     nodes = {"first": 2, "second": 2}
     place(nodes, {"shrinks": ("first", "second")}, {"shrinks": 1, "grows": 2})
 

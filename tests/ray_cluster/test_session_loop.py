@@ -155,6 +155,9 @@ from rlpto.core.cluster import ClusterShape
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import prepare
 from rlpto.experiments.on_ray import compile_ahead
+from rlpto.knowledge.prior import prior_without
+from rlpto.ray_cluster.messages import Measured
+from rlpto.ray_cluster.scheduler.estimates import estimated_throughput
 from tests.ray_cluster.test_session_loop import run_with_predictions
 
 def compiled():
@@ -165,13 +168,16 @@ def compiled():
     return {(name, str(one)) for name, value in named.items() for one in getattr(value, "signatures", ())}
 
 policies = sys.argv[2:]
-compile_ahead(prepare(load_config(Path("configs/ray_smoke.yaml"))), policies)
+config = load_config(Path("configs/ray_smoke.yaml"))
+compile_ahead(prepare(config), policies)
 before = compiled()
 assert before
 for number, policy in enumerate(policies):
     folder = Path(sys.argv[1], str(number))
     folder.mkdir()
     run_with_predictions(policy, folder)
+sizes = tuple(Measured(gpus, nodes, 100.0 * gpus, 10) for gpus, nodes in ((1, 1), (2, 1), (4, 2)))
+estimated_throughput(config.ray.programs["digits_cnn"], sizes, prior_without("digits_cnn"), 4)
 print(sorted(compiled() - before))
 """
 

@@ -25,7 +25,7 @@ import numpy as np
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray
 from rlpto.knowledge.bayes_fit import fill_log_speeds, fit_with_prior
-from rlpto.knowledge.prior import LEVEL_SIGMA, ThroughputPrior, coordinates, law_at
+from rlpto.knowledge.prior import LEVEL_SIGMA, ThroughputPrior, coordinates, law_at, prior_without
 from rlpto.performance.accuracy import AccuracyCurve, Metric, fit_accuracy
 from rlpto.performance.efficiency import NoiseCurve, efficiency
 from rlpto.performance.fitted import SPANS, FittedProfiles
@@ -276,6 +276,13 @@ def _fit_with_prior(
     log_seconds, sigma = np.empty((2, SPANS, most, 1))
     fill_log_speeds(*fit, batch, each, np.zeros_like(each), log_seconds, sigma)
     return SpeedFit(law_at(fit.point, batch), sigma[:, :, 0])
+
+
+def compile_fits(method: str) -> None:
+    """Fit the speed of no job in particular, by `knowledge.fit`: a job's first report is no time to compile."""
+    program = ProgramSettings(training="any:Program", samples=1, epochs=1, batch_size=1)
+    speeds = Measured(1, 1, 1.0, ENOUGH_STEPS), Measured(2, 1, 2.0, ENOUGH_STEPS)
+    estimated_throughput(program, speeds, prior_without("") if method == "bayes" else None, 2)
 
 
 def estimated_curve(program: ProgramSettings, points: tuple[tuple[float, float], ...]) -> AccuracyCurve:
