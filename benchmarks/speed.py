@@ -206,13 +206,14 @@ def beliefs(_: Namespace) -> Found:
 # Decisions on a large cluster ---------------------------------------------------------------------------------------
 
 ACTIVE, MOST_DECISIONS = 10_000, 200
-LARGE_LOOPS = 2.0
-"""Calibration loops that nearly every decision may take."""
+LARGE_LOOPS = 4.0
+"""Calibration loops that nearly every decision may take: about 0.1 s on a quiet machine of 2026."""
 SECONDS = 4.0
 """That each policy decides for, from the first decision on: all are done within three minutes."""
-SMALLER = ("pollux", "sia", "themis", "allox", "max_sum_throughput", "min_duration", "shockwave")
-"""Searches not meant for this size: two decisions of sia take over a minute. `study.py pollux sia shockwave` measures
-them."""
+SEARCHES = ("pollux", "sia", "themis", "allox", "max_sum_throughput", "min_duration", "shockwave")
+SMALLER = (*SEARCHES, "gavel", "gandiva_fair")
+"""Not meant for this size: two decisions of sia take over a minute, one of gavel 2.5 s, one of gandiva_fair 0.2 s.
+`study.py pollux sia shockwave` measures three of them."""
 
 
 def large(_: Namespace) -> Found:

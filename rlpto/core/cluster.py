@@ -287,8 +287,9 @@ class ClusterState:
     def held_nodes(self) -> IntArray:
         """[n, N] GPUs that every job holds on every node now."""
         held = np.zeros((len(self.jobs), len(self.shape)), dtype=np.int64)
-        for row, nodes in zip(held, self.placement(self.jobs.index).nodes, strict=True):
-            np.add.at(row, nodes, 1)
+        nodes = self.placement(self.jobs.index).nodes
+        rows = np.repeat(np.arange(len(nodes)), [len(row) for row in nodes])
+        np.add.at(held, (rows, np.concatenate(nodes or (rows,))), 1)
         return held
 
     @property

@@ -110,7 +110,8 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
             starting.append(row)
             free, slots = free - granted, slots - needs
         numbers = jobs.index.tolist()
-        self._known = {numbers[row]: self._seen(state.time, jobs, row) for row in running}
+        configs = list(zip(jobs.gpus.tolist(), jobs.servers.tolist(), strict=True))
+        self._known = {numbers[row]: self._seen(state.time, jobs, row, configs[row]) for row in running}
         for row in starting:
             config = int(gpus[row]), int(servers[row])
             self._known[numbers[row]] = _ReportedJob(state.time + self.options.period, state.time, config, -1)
@@ -118,7 +119,7 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
             known, present = self._known[numbers[row]], (int(gpus[row]), int(servers[row]))
             if state.time < known.due:
                 continue
-            self._take_report(state.time, jobs, row, known)
+            self._take_report(state.time, jobs, row, known, configs[row])
             if held_up or state.time < known.retry_at or present != known.config:
                 continue
             known.asked = self._grown(jobs, row, known, max(free, 0), max(slots, 0))
@@ -129,9 +130,8 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
                 self.events.append(Reconfiguration(state.time, numbers[row], present, known.asked, modelled))
         return Allocation(gpus, servers=servers if jobs.has_servers else None)
 
-    def _seen(self, time: float, jobs: JobTable, row: int) -> _ReportedJob:
-        """The kept state of a job that runs now."""
-        config = _config(jobs, row)
+    def _seen(self, time: float, jobs: JobTable, row: int, config: tuple[int, int]) -> _ReportedJob:
+        """The kept state of a job that runs now, in a configuration (workers, servers)."""
         known = self._known.get(int(jobs.index[row]))
         if known is None:
             return _ReportedJob(time + self.options.period, time, config, int(jobs.rescales[row]))
@@ -141,9 +141,9 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
         known.asked = None
         return known
 
-    def _take_report(self, time: float, jobs: JobTable, row: int, known: _ReportedJob) -> None:
+    def _take_report(self, time: float, jobs: JobTable, row: int, known: _ReportedJob, config: tuple[int, int]) -> None:
         """Measure the speed since the last report, if the job has trained all the time in one configuration."""
-        config, rescales, progress = _config(jobs, row), int(jobs.rescales[row]), float(jobs.progress[row])
+        rescales, progress = int(jobs.rescales[row]), float(jobs.progress[row])
         if known.progress is not None and (config, rescales) == (known.config, known.rescales):
             # The estimate of the remaining work may grow while a job trains, so only completed work counts.
             left = float(jobs.epochs[row] - jobs.progress[row])
@@ -183,11 +183,6 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
         if found == known.config or expected < speed * (1 + self.options.gain) or not pays:
             return None
         return found
-
-
-def _config(jobs: JobTable, row: int) -> tuple[int, int]:
-    """(workers, servers) of a running job."""
-    return int(jobs.gpus[row]), int(jobs.servers[row])
 
 
 def _fastest(part: FloatArray, workers: int, servers: int) -> tuple[int, int]:

@@ -116,7 +116,9 @@ def where_kept(state: ClusterState) -> IntArray:
     """
     offered = state.shape.offered
     kept = fit_in_order(np.arange(len(state.jobs)), state.jobs.keepable, state.capacity)
-    placement = np.where((kept[:, None] > 0) & (offered > 0), state.held_nodes, 0)
+    placement = state.held_nodes.copy()
+    placement[kept == 0] = 0
+    placement[:, offered <= 0] = 0
     fit_rows(placement, kept, offered - placement.sum(axis=0))
     return placement
 
