@@ -153,7 +153,8 @@ def onto_zones(state: ClusterState, wishes: IntArray, placement: IntArray | None
 
     The other jobs keep what they hold, in the zone where that is most, up to their wishes. Then they take more, the
     largest wish first. A job moves only where it gets more GPUs than by staying; one that holds none goes where its
-    wish leaves fewest free, else where it gets most. One that finds less than its min_gpus waits.
+    wish leaves fewest free, else where it gets most. One that finds less than its min_gpus waits; if no zone has ever
+    as many of its kind, it goes to another kind.
     """
     jobs, shape, zones = state.jobs, state.shape, state.shape.node_zones
     fits, least = jobs.fit_on(shape.kinds), jobs.min_gpus
@@ -165,7 +166,12 @@ def onto_zones(state: ClusterState, wishes: IntArray, placement: IntArray | None
         placed = np.where(chosen & (in_zone.sum(axis=1, keepdims=True) == 1), placement, 0)
     free = shape.offered - placed.sum(axis=0)
     rows = np.flatnonzero(placed.sum(axis=1) < wishes).tolist()
+    in_zones = np.zeros((len(shape.kinds), len(shape.zones)), dtype=np.int64)
+    np.add.at(in_zones, (shape.node_kinds, zones), shape.offered)
+    largest = in_zones.max(axis=1)
     for row in rows:
+        if largest[kind[row]] < least[row]:
+            kind[row] = largest.argmax()
         kept = np.where(shape.node_kinds == kind[row], np.minimum(state.held_nodes[row], free), 0)
         placed[row] = np.where(zones == np.bincount(zones, kept).argmax(), kept, 0)
         if placed[row].sum() > wishes[row]:
