@@ -153,8 +153,8 @@ def onto_zones(state: ClusterState, wishes: IntArray, placement: IntArray | None
 
     The other jobs keep what they hold, in the zone where that is most, up to their wishes. Then they take more, the
     largest wish first. A job moves only where it gets more GPUs than by staying; one that holds none goes where its
-    wish leaves fewest free, else where it gets most. One that finds less than its min_gpus waits; if no zone has ever
-    as many of its kind, it goes to another kind.
+    wish leaves fewest free, else where it gets most. One that finds less than its min_gpus waits; if no zone has so
+    many GPUs of its kind, free or not, it goes to the kind that can hold most of its wish.
     """
     jobs, shape, zones = state.jobs, state.shape, state.shape.node_zones
     fits, least = jobs.fit_on(shape.kinds), jobs.min_gpus
@@ -170,8 +170,10 @@ def onto_zones(state: ClusterState, wishes: IntArray, placement: IntArray | None
     np.add.at(in_zones, (shape.node_kinds, zones), shape.offered)
     largest = in_zones.max(axis=1)
     for row in rows:
-        if largest[kind[row]] < least[row]:
-            kind[row] = largest.argmax()
+        most = np.minimum(largest, wishes[row])
+        most = most if fits is None else fits[np.arange(len(most)), row, most]
+        if most[kind[row]] < max(least[row], 1):
+            kind[row] = most.argmax()
         kept = np.where(shape.node_kinds == kind[row], np.minimum(state.held_nodes[row], free), 0)
         placed[row] = np.where(zones == np.bincount(zones, kept).argmax(), kept, 0)
         if placed[row].sum() > wishes[row]:

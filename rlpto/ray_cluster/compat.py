@@ -64,8 +64,8 @@ _FAILURE = re.compile(r"^\[[^]]* [EC] [^]]*\] \(raylet\) \S+ +(?:.* Check failed
 def last_error(raylet: Any) -> str:
     """The last error that a raylet, a process of this one, has logged, in one line; empty: none."""
     option = "--stderr_filepath="
-    (log,) = (Path(one.removeprefix(option)) for one in raylet.args if one.startswith(option))
-    errors = _FAILURE.findall(log.read_text(errors="replace"))
+    logs = (Path(one.removeprefix(option)) for one in raylet.args if one.startswith(option))  # none: RAY_LOG_TO_STDERR
+    errors = [error for log in logs for error in _FAILURE.findall(log.read_text(errors="replace"))]
     return str(errors[-1]).strip() if errors else ""
 
 

@@ -112,12 +112,18 @@ def test_likewise_on_several_kinds_and_where_policies_choose_nodes(case: Case) -
     check(case, counts=False)
 
 
-def test_a_job_that_fits_no_zone_of_the_fastest_kind_goes_to_another() -> None:
-    nodes = (Node(2, gpu="fast", zone="a"), Node(1, gpu="fast", zone="b"), Node(4, gpu="slow", zone="a"))
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_job_that_fits_no_zone_of_the_fastest_kind_goes_to_another(allowed: bool) -> None:
+    """allowed: it could do with one GPU, but 4 are its only allowed number."""
+    nodes = (Node(3, gpu="fast", zone="a"), Node(1, gpu="fast", zone="b"), Node(4, gpu="slow", zone="a"))
     (job,) = random_jobs(0, 1, 10, 4)
     sizes = {kind: (KINDS[kind], size) for kind, size in ClusterShape(nodes).kind_sizes.items()}
-    jobs = (replace(job, min_gpus=3, max_gpus=4, requested_gpus=3),)
-    cluster = WatchedCluster(nodes, jobs, with_kinds(random_tables(0, 10, 10.0), sizes), SimulatorSettings())
+    tables = with_kinds(random_tables(0, 10, 10.0), sizes)
+    if allowed:
+        only_four = np.where(np.arange(tables.max_gpus + 1) < 4, 0, 4)
+        tables = replace(tables, fit=np.tile(only_four, (len(tables.types), 1)))
+    jobs = (replace(job, min_gpus=1 if allowed else 4, max_gpus=4, requested_gpus=4),)
+    cluster = WatchedCluster(nodes, jobs, tables, SimulatorSettings())
     assert np.isfinite(played(cluster, make_policy("fifo")).jobs.finish_time).all()
 
 

@@ -59,7 +59,7 @@ import sys, time
 while any(one.endswith("dashboard/agent.py") for one in sys.orig_argv):
     time.sleep(1.0)
 """
-"""Python's own start-up in a process in which no agent of a node comes to anything."""
+"""A `sitecustomize.py`, run whenever Python starts: with it the dashboard's agent of a node never gets to its work."""
 HEAD = "from rlpto.ray_cluster.nodes.local import LocalCluster\nwith LocalCluster([]) as cluster: print(cluster.folder)"
 Remains = tuple[StartedCluster, subprocess.Popen[bytes]]
 
@@ -229,7 +229,7 @@ def test_a_head_that_is_killed_comes_back_and_training_never_stops(durable: Star
 
 
 @pytest.mark.cluster
-def test_a_node_that_waits_for_none_of_its_agents_joins(tmp_path: Path) -> None:
+def test_a_node_joins_although_its_agent_never_starts(tmp_path: Path) -> None:
     """Its raylet would wait 15 s for the port of one, and then abort: on a very busy machine agents start later."""
     (tmp_path / "sitecustomize.py").write_text(NO_AGENT)
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"}

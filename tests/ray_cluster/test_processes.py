@@ -122,3 +122,5 @@ def test_the_reason_why_a_raylet_has_ended_is_in_its_log(tmp_path: Path) -> None
         assert last_error(raylet) == "port.has_value() Timed out waiting for file /tmp/port_a749"
         log.write_text(LOG.splitlines()[0])
         assert last_error(raylet) == ""
+    with subprocess.Popen(["true"]) as without_log:
+        assert last_error(without_log) == ""

@@ -279,7 +279,7 @@ def _fit_with_prior(
 
 
 def compile_fits(method: str) -> None:
-    """Fit the speed of no job in particular, by `knowledge.fit`: a job's first report is no time to compile."""
+    """Fit one made-up speed by `method` (`knowledge.fit`), so that fits are compiled before a job's first report."""
     program = ProgramSettings(training="any:Program", samples=1, epochs=1, batch_size=1)
     speeds = Measured(1, 1, 1.0, ENOUGH_STEPS), Measured(2, 1, 2.0, ENOUGH_STEPS)
     estimated_throughput(program, speeds, prior_without("") if method == "bayes" else None, 2)
