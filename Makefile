@@ -41,12 +41,11 @@ test-cluster: $(VENV)/.dev  ## run those that train real jobs on a Ray cluster o
 test-gpu: $(VENV)/.dev  ## run those that need a GPU with CUDA; where there is none it says so
 	$(BIN)/python -m pytest -q -rs tests/ray_cluster/test_cuda.py
 
-lint: $(VENV)/.dev  ## formatting, style, types, which package may import which, and how large each may be
+lint: $(VENV)/.dev  ## formatting, style, types, and which package may import which
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python .ci/limits.py
 
 serve: $(VENV)/.service  ## run the job service of configs/service.yaml: prints its address and a token
 	$(BIN)/rlpto serve configs/service.yaml
