@@ -1,8 +1,10 @@
-"""Shared fixtures, and how property tests run."""
+"""Shared fixtures, which tests run, and in which order."""
 
 import os
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,18 +24,67 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no failure.
-settings.register_profile("rlpto", deadline=None)
-settings.load_profile("rlpto")
+settings.register_profile("few", deadline=None, max_examples=12)
+settings.register_profile("all", deadline=None, max_examples=50)
+
+SECOND_CLUSTER = ("test_commands", "test_own_clusters", "test_policies", "test_schedulearn", "test_first_job")
+"""Files whose cluster tests run in the second of two processes with Ray clusters; all others run in the first."""
+DEAR = ("test_frozen", "test_training", "test_all", "test_openapi", "test_browser", "test_months")
+"""Files of the longest tests without a cluster, which start first, so that none of them is left for the end."""
+
+
+DEV_ONLY = ("ray", "greenlet", "starlette", "httpx2", "boto3")
+"""What test files import of the libraries that `make dev` installs and `make test-quick` does without."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Tests that may go on for long: of broken inputs, and of real jobs."""
+    """Tests that may go on for long."""
+    parser.addoption("--all", action="store_true", help="run slow tests too, and more examples of property tests")
     parser.addoption(
         "--soak", type=int, help="months of service, drawn requests, decisions of policies, minutes of chaos: this many"
     )
     parser.addoption(
         "--cases", type=int, help="tests/fuzz: break each kind of input so often, with a new seed each time"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw as many examples as are asked for."""
+    settings.load_profile("all" if config.getoption("--all") else "few")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip files that need a library which the extra `dev` installs and the extra `test` does not."""
+    report = yield
+    missing = re.search(r"No module named '(\w+)'", str(report.longrepr)) if report.failed else None
+    if missing and missing[1] in DEV_ONLY and find_spec(missing[1]) is None:
+        report.outcome, reason = "skipped", f"needs {missing[1]}: make dev installs it"
+        report.longrepr = (str(collector.path), 0, reason)
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what needs a cluster, skip what is slow, and have each file run in one process, the longest files first.
+
+    Tests with clusters, which mostly wait, are two groups, and start before all others.
+    """
+    places = {}
+    for item in items:
+        if "ray_cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker("cluster")
+        if item.get_closest_marker("slow") and not config.getoption("--all"):
+            item.add_marker(pytest.mark.skip(reason="slow: pytest --all runs it"))
+        file, group = item.path.stem, str(item.path)
+        places[item] = 2 if file in DEAR else 3
+        if item.get_closest_marker("cluster"):
+            places[item] = int(file in SECOND_CLUSTER)
+            group = f"cluster {places[item]}"
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=places.__getitem__)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """One local Ray cluster for all tests of a process: 4 nodes with 2 logical GPUs each, and a head without any.
 
-With `-n 2` there are two: most of these tests wait, so that two processes need half of the time.
+Where tests run in several processes there are two: most of these tests wait, so that two need half of the time.
 """
 
 from __future__ import annotations
@@ -21,17 +21,6 @@ from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 NODES, GPUS = 4, 2
 CELL = Cell("equal_share", "jobs", 0)
 """What most sessions on it are of."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that need the cluster, so that they can be run by themselves (`make test-cluster`).
-
-    They come last: files with clusters of their own take long, and at the end one process would wait for another.
-    """
-    sharing = [item for item in items if "ray_cluster" in getattr(item, "fixturenames", ())]
-    for item in sharing:
-        item.add_marker("cluster")
-    items.sort(key=sharing.__contains__)
 
 
 @pytest.fixture

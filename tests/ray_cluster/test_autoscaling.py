@@ -115,6 +115,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
         yield started
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_service_has_as_many_nodes_as_its_jobs_need(tmp_path: Path, cluster: Joined) -> None:
     programs = {"digits": {"program": DIGITS}}

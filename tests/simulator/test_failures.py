@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Node, SpotSettings
@@ -120,7 +120,6 @@ def test_an_interval_is_chosen_again_when_the_gpus_change():
         assert cluster.store.progress[0] - before == pytest.approx(expected)
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 7.0]), st.sampled_from([0.0, 25.0]), st.sampled_from([0.0, 0.6]))
 def test_work_that_is_kept_and_work_that_is_lost_are_all_that_was_trained(seed, delay, cost, restarts):
     rules = {"restart_share": restarts, "checkpoint_interval": 90.0, "checkpoint_seconds": cost}
