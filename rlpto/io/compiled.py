@@ -42,8 +42,8 @@ FunctionIdentity._unique_ids = iter(partial(secrets.randbits, 64), None)  # type
 
 PACKAGE = Path(__file__).resolve().parents[1]
 NOT_COMPILED = frozenset(
-    ("agents", "arrivals", "bench", "cli", "client.py", "elastic")
-    + ("evaluation", "experiments", "ray_cluster", "service", "store", "workloads")
+    {"agents", "arrivals", "bench", "cli", "client.py", "elastic"}
+    | {"evaluation", "experiments", "ray_cluster", "service", "store", "workloads"}
 )
 """Packages without compiled functions and constants of them; all others count, so no new package is missed."""
 
