@@ -75,6 +75,7 @@ def test_jobs_wait_for_nodes_and_idle_ones_go(database: SessionDatabase) -> None
     ("setting", "message"),
     [
         (f"ray.autoscale={SCALE}", r"ray\.autoscale: a local cluster has no autoscaler"),
+        ("cluster.nodes=[{gpus: 2, spot: {mean_hours: 4}}]", "spot nodes are simulated only"),
         ("workload.background=[{gpus: 1, until: 9}]", r"workload\.background: simulated only"),
     ],
 )

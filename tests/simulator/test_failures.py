@@ -1,7 +1,6 @@
 """Nodes that fail, spot nodes, which their owner takes away, and what the GPUs cost that jobs hold."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +12,7 @@ from rlpto.core.records import JobRecords
 from rlpto.evaluation.metrics import measure
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
-from rlpto.experiments.on_ray import real_nodes
 from rlpto.io.arrays import FloatArray
-from rlpto.io.errors import ConfigError
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.job_kernels import best_interval
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
@@ -245,9 +242,3 @@ def test_a_configuration_describes_the_nodes():
     first, second = Experiment(load_config("quickstart", changed)).shape
     assert first == Node(2, price=1.5, spot=SpotSettings(mean_hours=4, away_hours=1, notice_seconds=120))
     assert (second.price, second.spot) == (0.0, None)
-
-
-def test_a_local_ray_cluster_refuses_spot_nodes(tmp_path: Path):
-    spot = load_config("ray", ["cluster.nodes=[{gpus: 2, spot: {mean_hours: 4}}]"])
-    with pytest.raises(ConfigError, match="spot nodes are simulated only"), real_nodes(spot, None, tmp_path, print):
-        pass
