@@ -61,21 +61,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what needs a cluster, skip what is slow, and have each file run in one process, the longest files first.
+    """Mark cluster tests, skip slow ones, and put the tests that run in one process into a group, longest groups first.
 
-    Tests with clusters, which mostly wait, are two groups, and start before all others.
+    A file is a group: its fixtures are made once. Cluster tests, which mostly wait, are two groups that start at once.
     """
     places = {}
     for item in items:
         if "ray_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("cluster")
         if item.get_closest_marker("slow") and not config.getoption("--all"):
-            item.add_marker(pytest.mark.skip(reason="slow: pytest --all runs it"))
-        file, group = item.path.stem, str(item.path)
-        places[item] = 2 if file in DEAR else 3
+            item.add_marker(pytest.mark.skip(reason="slow: runs with --all"))
+        file = item.path.stem
+        places[item], group = 2 if file in DEAR else 3, f"{item.path.parent.name}/{file}"
         if item.get_closest_marker("cluster"):
             places[item] = int(file in SECOND_CLUSTER)
-            group = f"cluster {places[item]}"
+            group = f"cluster {places[item] + 1}"
         item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=places.__getitem__)
 

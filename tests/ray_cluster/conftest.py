@@ -30,9 +30,9 @@ def database(tmp_path: Path) -> Iterator[SessionDatabase]:
         yield opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[LocalCluster]:
-    """The running cluster, to which this process is connected; gone at the end, with every process it started.
+    """The running cluster, to which this process is connected; gone after the last test here, with every process it started.
 
     Tests that kill a node add a new one before they end, so that there are always `NODES` of them.
     """
