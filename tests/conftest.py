@@ -26,7 +26,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("few", deadline=None, max_examples=12)
 settings.register_profile("all", deadline=None, max_examples=50)
 
-SECOND_CLUSTER = ("test_commands", "test_own_clusters", "test_policies", "test_schedulearn", "test_first_job")
+SECOND_CLUSTER = ("test_commands", "test_own_clusters", "test_schedulearn", "test_first_job")
 """Files whose cluster tests run in the second of two processes with Ray clusters; all others run in the first."""
 DEAR = ("test_frozen", "test_training", "test_all", "test_openapi", "test_browser", "test_months")
 """Files of the longest tests without a cluster, which start first, so that none of them is left for the end."""
