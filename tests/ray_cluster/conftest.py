@@ -32,7 +32,7 @@ def database(tmp_path: Path) -> Iterator[SessionDatabase]:
 
 @pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[LocalCluster]:
-    """The running cluster, to which this process is connected; gone after the last test here, with every process it started.
+    """The running cluster, to which this process is connected; gone after the last of them, with all its processes.
 
     Tests that kill a node add a new one before they end, so that there are always `NODES` of them.
     """

@@ -1,6 +1,7 @@
 """Policies schedule real jobs, some with parameter servers: several of them in turn, and ConfigurationManager.
 
-They decide by estimates with errors of 20 %. With `--all` every policy takes its turn, and with `--soak 120` for a minute.
+They decide by estimates with errors of 20 %. With `--all` every policy takes its turn, with `--soak 120` for
+a minute.
 """
 
 from __future__ import annotations
