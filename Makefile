@@ -9,8 +9,8 @@ CASES  := $(filter-out benchmarks/_% benchmarks/study.py,$(wildcard benchmarks/*
 AGENTS  := agents cases planner_windows planner_agents planner_reward
 SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generated knowledge planner_generated pollux rivals rubick schedulearn shockwave sia stopping windows
 
-# One process more than there are cores: tests with clusters, which start first, mostly wait. A test that hangs fails.
-TESTS := $(BIN)/python -m pytest -n $(shell expr $(JOBS) + 1) --dist loadgroup --no-loadscope-reorder --timeout 600
+# One process more than there are cores, since tests with clusters mostly wait; at most 8, of 1 GB each. A test that hangs fails.
+TESTS := $(BIN)/python -m pytest -n $(shell echo $$(($(JOBS) < 7 ? $(JOBS) + 1 : 8))) --dist loadgroup --no-loadscope-reorder --timeout 600
 
 .PHONY: help quickstart install dev serve test test-all test-quick test-gpu lint bench results systems docs dist clean
 .DEFAULT_GOAL := help
