@@ -32,7 +32,10 @@ DEAR = ("test_frozen", "test_training", "test_all", "test_openapi", "test_browse
 """Files of the longest tests without a cluster, which start first, so that none of them is left for the end."""
 
 
-DEV_ONLY = ("ray_cluster", "service", "elastic", "store/test_object_storage.py", "test_client.py")
+DEV_ONLY = (
+    *("ray_cluster", "service", "elastic", "store/test_object_storage.py", "test_client.py"),
+    *("cli/test_cluster.py", "cli/test_profile.py"),
+)
 """Files and folders that are left out where the libraries of `make dev` are missing."""
 collect_ignore = [] if find_spec("ray") and find_spec("starlette") else DEV_ONLY
 
