@@ -30,8 +30,6 @@ SECOND_CLUSTER = ("test_commands", "test_own_clusters", "test_schedulearn", "tes
 """Files whose cluster tests run in the second of two processes with Ray clusters; all others run in the first."""
 DEAR = ("test_frozen", "test_training", "test_all", "test_openapi", "test_browser", "test_months")
 """Files of the longest tests without a cluster, which start first, so that none of them is left for the end."""
-
-
 DEV_ONLY = (
     *("ray_cluster", "service", "elastic", "store/test_object_storage.py", "test_client.py"),
     *("cli/test_cluster.py", "cli/test_profile.py"),
