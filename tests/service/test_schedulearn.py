@@ -1,4 +1,4 @@
-"""Schedulearn's acceptance behaviours S1, S2 and S6 on a real local cluster, through REST alone; a node that goes.
+"""Schedulearn's acceptance behaviours S1, S2 and S6 on a real local cluster, through REST alone.
 
 S3 and S4 are decisions: `scheduler/test_policies.py` has them in virtual time."""
 
@@ -193,19 +193,3 @@ def test_s6_whichever_process_of_the_service_is_killed_jobs_train_on(service: Se
     assert [line.n for line in lines] == list(range(1, len(lines) + 1))
     assert sum("epoch" in line.text and "accuracy" in line.text for line in lines) >= 10
     service.until(lambda: all_spans_ended(service, job))
-
-
-@pytest.mark.slow
-def test_a_job_leaves_a_node_before_it_goes(service: Served) -> None:
-    """The last test: the node is not there for those after it."""
-    job = service.submit(1000.0)
-    service.until(lambda: service.row(job).progress > 1.0)
-    (node,) = (found["id"] for found in service.client.nodes() if found["jobs"])
-    done = service.command("cluster", "drain", node[:12], "--in", "600")
-    assert done.returncode == 0, done.stderr
-    before = service.row(job)
-    service.until(lambda: [found["id"] for found in service.client.nodes() if found["jobs"]] not in ([], [node]))
-    service.until(lambda: service.row(job).progress > before.progress)
-    assert service.row(job).recoveries == before.recoveries, "it has lost no step"
-    (going,) = (found for found in service.client.nodes() if found["id"] == node)
-    assert 0 < going["leaves"] - time.time() < 600
