@@ -77,7 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("cluster"):
             places[item] = int(file in SECOND_CLUSTER)
             group = f"cluster {places[item] + 1}"
-        item.add_marker(pytest.mark.xdist_group(group))
+        if config.pluginmanager.has_plugin("xdist"):
+            item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=places.__getitem__)
 
 

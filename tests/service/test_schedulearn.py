@@ -1,6 +1,7 @@
 """Schedulearn's acceptance behaviours S1, S2 and S6 on a real local cluster, through REST alone.
 
-S3 and S4 are decisions: `scheduler/test_policies.py` has them in virtual time."""
+S3 and S4 are decisions: `scheduler/test_policies.py` has them in virtual time.
+"""
 
 from __future__ import annotations
 
