@@ -9,11 +9,10 @@ CASES  := $(filter-out benchmarks/_% benchmarks/study.py,$(wildcard benchmarks/*
 AGENTS  := agents cases planner_windows planner_agents planner_reward
 SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generated knowledge planner_generated pollux rivals rubick schedulearn shockwave sia stopping windows
 
-HANGS         := --timeout 600  # a test that hangs fails, and shows where
-QUICK_TESTS   := $(BIN)/python -m pytest -n auto --dist loadfile $(HANGS) -m "not cluster"
-CLUSTER_TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile $(HANGS) -m cluster tests/ray_cluster tests/service
+# One process more than there are cores, since tests with clusters mostly wait; at most 8, of 1 GB each. A test that hangs fails.
+TESTS := $(BIN)/python -m pytest -n $(shell echo $$(($(JOBS) < 7 ? $(JOBS) + 1 : 8))) --dist loadgroup --no-loadscope-reorder --timeout 600
 
-.PHONY: help quickstart install dev serve test test-quick test-cluster test-gpu lint bench results systems docs dist clean
+.PHONY: help quickstart install dev serve test test-all test-quick test-gpu lint bench results systems docs dist clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -27,26 +26,27 @@ quickstart: $(VENV)/.installed  ## install, train a small agent, compare it with
 
 install: $(VENV)/.installed  ## make .venv with RLPTO in it
 
-dev: $(VENV)/.dev  ## the same, with the tools for tests and checks
+dev: $(VENV)/.dev  ## the same, with all that tests and checks need
 
-test: test-quick test-cluster  ## run all tests
-
-test-quick: $(VENV)/.dev  ## run those that need no Ray cluster, on all cores; Chromium for those of pages is installed if possible
+test: $(VENV)/.dev  ## run all tests but the slow ones: 6 minutes on two cores, real training on local Ray clusters included
 	.ci/chromium
-	$(QUICK_TESTS)
+	$(TESTS)
 
-test-cluster: $(VENV)/.dev  ## run those that train real jobs on a Ray cluster of several nodes
-	$(CLUSTER_TESTS)
+test-all: docs $(VENV)/.dev  ## build the site and run all tests, slow ones and more examples of property tests included
+	.ci/chromium
+	$(TESTS) --all
+
+test-quick: $(VENV)/.test  ## run those that need no cluster; of libraries the extra `test`, without Ray, is enough
+	$(TESTS) -m "not cluster"
 
 test-gpu: $(VENV)/.dev  ## run those that need a GPU with CUDA; where there is none it says so
 	$(BIN)/python -m pytest -q -rs tests/ray_cluster/test_cuda.py
 
-lint: $(VENV)/.dev  ## formatting, style, types, which package may import which, and how large each may be
+lint: $(VENV)/.dev  ## formatting, style, types, and which package may import which
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python .ci/limits.py
 
 serve: $(VENV)/.service  ## run the job service of configs/service.yaml: prints its address and a token
 	$(BIN)/rlpto serve configs/service.yaml
@@ -80,6 +80,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing RLPTO and what it needs into $(VENV): 1.9 GB with torch, some minutes"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
@@ -87,9 +88,14 @@ $(VENV)/.service: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[service]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+$(VENV)/.test: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	@echo "installing what tests and checks need into $(VENV): 1.5 GB more, some minutes"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.test
 
 $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

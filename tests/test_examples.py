@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from .slow import few
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = {
     "train_sb3": ["stable_baselines3"],
@@ -19,7 +21,7 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", few(EXAMPLES, "train_cleanrl"))
 def test_an_example_trains_and_compares_itself_with_the_index(example: str) -> None:
     for library in EXAMPLES[example]:
         if find_spec(library) is None:

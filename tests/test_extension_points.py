@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from .slow import few
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("rlpto", "agents", "envs", "forecasting", "configs", "benchmarks")
 
@@ -72,7 +74,7 @@ def copy(untouched: Path) -> Iterator[Path]:
                 shutil.copy2(ROOT / path, untouched / path)
 
 
-@pytest.mark.parametrize("what", ADDITIONS)
+@pytest.mark.parametrize("what", few(ADDITIONS, "a policy"))
 def test_an_addition_touches_no_more_files_than_the_table_says(what: str, copy: Path, tmp_path: Path) -> None:
     addition = ADDITIONS[what]
     before = contents(copy)

@@ -29,5 +29,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     ],
 )
 def test_a_process_that_only_schedules_and_the_package_of_environments_are_light(modules: str, heavy: set[str]) -> None:
+    if "ray_cluster" in modules:
+        pytest.importorskip("ray")
     program = f"import sys, {modules}; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.arrivals.online import ClassForecasts, Past, load_model, past_of, sampling_forecasts, window_forecasts
@@ -85,7 +85,6 @@ def test_what_is_given_step_by_step_is_forecast_like_what_is_given_at_once() -> 
     place=st.floats(0, 1, exclude_max=True),
     with_past=st.booleans(),
 )
-@settings(max_examples=25)
 def test_no_forecast_sees_the_future(counts: list[list[int]], other: list[int], place: float, with_past: bool) -> None:
     """Other arrivals in one step, and in all that follow, change no forecast made until that step is over."""
     changed = int(place * len(counts))
@@ -193,7 +192,6 @@ def test_without_a_past_counts_are_poisson() -> None:
 
 
 @given(seed=st.integers(0, 1000), origins=st.integers(0, 60), paths=st.integers(1, 40), size=st.floats(0, 1e6))
-@settings(max_examples=40)
 def test_paths_are_whole_and_reproducible(seed: int, origins: int, paths: int, size: float) -> None:
     rng = np.random.default_rng(seed)
     past = size * rng.random((origins, 3, 2)), np.floor(size * rng.random((origins, 3, 2)) ** 3)

@@ -128,7 +128,9 @@ def test_seeds_are_trained_side_by_side_as_each_alone_and_evaluated_together(rlp
     assert set(table["policy"]) == {"agent-0", "agent-1", "fifo", "lower bound"}
 
 
+@pytest.mark.slow  # two Ray clusters
 def test_a_sweep_ranks_its_trials_and_goes_on_where_one_is_missing(rlpto, project: Path) -> None:
+    pytest.importorskip("optuna")
     space = "agent.ppo.learning_rate: {low: 1e-4, high: 1e-2, log: true}\nagent.loads: [null]\n"
     (project / "space.yaml").write_text(space)
     fast = (*FAST, "--run-dir", "sweep", "-q")
@@ -189,6 +191,7 @@ def test_a_space_that_is_none_is_refused_with_its_line(tmp_path: Path, wrong: st
 
 
 def test_what_cannot_be_swept_is_refused_and_what_it_waits_for_said(rlpto, project: Path) -> None:
+    pytest.importorskip("optuna")
     sweep = ("sweep", "exp.yaml", "--space", "space.yaml")
     (project / "space.yaml").write_text("agent.ppo.clib: [0.1, 0.2]\n")
     rlpto(*sweep).assert_refused("space.yaml: agent.ppo.clib", "agent.ppo.clip")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.job_store import JobStore
@@ -76,7 +76,6 @@ class TestTable:
 
 
 class TestAloneBound:
-    @settings(max_examples=60)
     @given(st.integers(0, 1000), st.floats(0.01, 9.0), st.integers(1, 6), st.floats(0.2, 5.0))
     def test_no_constant_allocation_beats_it(self, seed, epochs, most, scale):
         tables = random_tables(seed, 6, 0.0, types=2)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import ClusterState
@@ -44,7 +44,6 @@ def queues(draw: st.DrawFn) -> tuple[list[Job], QueueSettings, float]:
 
 class TestHeadStarts:
     @given(queues())
-    @settings(max_examples=100)
     def test_jobs_queue_as_if_submitted_earlier_by_the_head_start_of_their_class(self, case):
         jobs, rule, time = case
         ahead = (rule.aging_bound, rule.aging_low, 0.0)
@@ -118,7 +117,6 @@ class TestPolicies:
 
 
 @pytest.mark.parametrize("classes", ["strict", "weighted"])
-@settings(max_examples=30)
 @given(st.integers(0, 10_000), st.integers(1, 4), st.sampled_from([0.5, 0.9, 1.5, 5.0]), st.sampled_from([50.0, 900.0]))
 def test_no_job_waits_beyond_its_bound_and_the_service_of_those_before_it(classes, seed, capacity, load, aging):
     """What can be proved for jobs of one GPU under FIFO, at any load.

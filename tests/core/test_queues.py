@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterState
@@ -27,7 +27,6 @@ def waiting(priorities: Sequence[int], time: float = 0.0, **more: Sequence[float
 
 
 @given(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=30))
-@settings(max_examples=40)
 def test_classes_are_strict_and_inside_the_first_comes_first(priorities):
     ordered = Queue(QueueSettings()).order(waiting(priorities)).jobs
     assert ordered.index.tolist() == np.argsort(priorities, kind="stable").tolist()

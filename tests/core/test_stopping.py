@@ -6,7 +6,7 @@ from statistics import median
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Node
@@ -75,7 +75,6 @@ def naive_stop(rule: StopRule, declared: float, curve: list[float]) -> float:
     after=st.sampled_from([0.0, 0.3, 0.5, 0.7, 1.0]),
     falls=st.booleans(),
 )
-@settings(max_examples=200)
 def test_a_job_ends_where_the_rule_says_word_by_word(
     curve: list[float], declared: float, gain: float, over: float, after: float, falls: bool
 ) -> None:
@@ -161,7 +160,6 @@ def test_what_finished_jobs_trained_is_learnt_from() -> None:
     growth=st.sampled_from(["pause", "overlap"]),
     mtbf=st.sampled_from([0.0, 2.0]),
 )
-@settings(max_examples=25, deadline=None)
 def test_jobs_with_a_rule_run_as_shorter_jobs_do(
     seed: int, policy: str, resolution: float, growth: str, mtbf: float
 ) -> None:

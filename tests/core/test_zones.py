@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
@@ -100,13 +100,11 @@ def check(case: Case, counts: bool) -> None:
     assert (jobs.finish_time - jobs.submit_time >= jobs.alone_time * (1 - 1e-9) - rounding).all()
 
 
-@settings(max_examples=25, deadline=None)
 @given(zoned(("fast",)))
 def test_no_job_spans_zones_or_moves_without_need_no_node_is_overfilled_and_every_job_finishes(case: Case) -> None:
     check(case, counts=True)
 
 
-@settings(max_examples=40, deadline=None)
 @given(zoned(tuple(KINDS)))
 def test_likewise_on_several_kinds_and_where_policies_choose_nodes(case: Case) -> None:
     check(case, counts=False)
@@ -127,7 +125,6 @@ def test_a_job_that_fits_no_zone_of_the_fastest_kind_goes_to_another(allowed: bo
     assert np.isfinite(played(cluster, make_policy("fifo")).jobs.finish_time).all()
 
 
-@settings(max_examples=25, deadline=None)
 @given(cases())
 def test_one_zone_and_one_kind_with_names_change_nothing(case: Case) -> None:
     finished = []
@@ -257,7 +254,6 @@ class TestPlacing:
         packed = place_on_kinds(shape, held, gpus, kind, make_room=True)
         assert packed.tolist() == [[2, 0, 0], [1, 0, 0], [0, 4, 0]], "the job that is cheapest to move has moved"
 
-    @settings(max_examples=80)
     @given(st.data())
     def test_whole_nodes_and_powers_of_two_always_pack(self, data: st.DataObject) -> None:
         shape = shape_of(*[("a", 4)] * 3, *[("b", 8)] * 2)

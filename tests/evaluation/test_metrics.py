@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.records import AllocationChanges
@@ -102,7 +102,6 @@ def test_lower_bound_runs_every_job_alone_from_its_submit() -> None:
     assert np.isnan(lower_bound(record)["reward"]), "without weights there is none of the reward"
 
 
-@settings(max_examples=25)
 @given(policy=st.sampled_from(["fifo", "a", "b", "c"]), seed=st.integers(0, 10_000), jobs=st.integers(1, 25))
 def test_no_run_beats_the_bound_and_both_ways_to_count_gpus_agree(policy: str, seed: int, jobs: int) -> None:
     record = toy_record(Cell(policy, "w", seed), jobs=jobs)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.experiments.config import Config, load_config, resolved_yaml
@@ -182,7 +182,6 @@ def test_the_resolved_file_reads_back_the_same_and_explains_every_key(write, tmp
     assert undescribed == [*second[:1], *(f"      {line}" for line in second[1:])], "only list entries after the first"
 
 
-@settings(max_examples=25)
 @given(st.text(max_size=30), st.floats(min_value=1e-3, max_value=1e9))
 def test_any_text_and_number_survive_the_resolved_file(text: str, number: float) -> None:
     config = Config.model_validate({"description": text, "simulator": {"interval": number}})

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.forecasting.base import Forecaster
@@ -88,7 +88,6 @@ def test_trees_learn_what_lags_and_clock_show_together() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 40))
-@settings(max_examples=15)
 def test_trees_say_what_scikit_learn_says(seed: int, trees: int) -> None:
     from sklearn.ensemble import HistGradientBoostingRegressor
 

@@ -94,7 +94,9 @@ def fuzzed(allowed: tuple[type[BaseException], ...] = EXPECTED_ERRORS, share: fl
                     assert not list(folder.rglob("*.part")), "left unfinished"
 
             few = cases is None
-            often = max(1, round((SUITE_CASES if few else cases) * share))
+            if few:
+                cases = SUITE_CASES if request.config.getoption("--all") else FEW_CASES
+            often = max(1, round(cases * share))
             limits = settings(max_examples=often, database=None, suppress_health_check=list(HealthCheck))
             run = limits(given(st.data())(attempt))
             if few:
@@ -108,8 +110,8 @@ def fuzzed(allowed: tuple[type[BaseException], ...] = EXPECTED_ERRORS, share: fl
     return decorate
 
 
-SUITE_CASES = 12
-"""Of each kind in the suite of tests, always the same."""
+FEW_CASES, SUITE_CASES = 4, 12
+"""Of each kind in `make test`, and with `--all`: always the same."""
 
 
 def put_file(folder: Path, name: str, content: bytes) -> Path:

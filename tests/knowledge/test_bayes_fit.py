@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.knowledge.bayes_fit import MOST_ROWS, fit_with_prior
@@ -70,7 +70,6 @@ def test_one_step_far_off_the_others_counts_little(model: str, odd: int) -> None
     np.testing.assert_allclose(off.step_time(8, 32, reference), fine.step_time(8, 32, reference), rtol=0.3)
 
 
-@settings(max_examples=20)
 @given(seed=st.integers(0, 1000))
 def test_many_like_steps_are_worth_their_mean(seed: int) -> None:
     """Sixty observations, as pooled, give about what twenty of them do."""

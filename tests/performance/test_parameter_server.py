@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.io.errors import ProfileError
@@ -44,7 +44,6 @@ def test_forms_say_what_the_papers_say() -> None:
     assert surface("parabola", 1, 1, 1, 1, 1).speed(5, 5) == 0, "no speed is negative"
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     form=st.sampled_from(["async", "sync"]),
     values=st.lists(st.floats(0.01, 10), min_size=5, max_size=5),

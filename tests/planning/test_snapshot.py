@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterState, Node
@@ -73,7 +73,6 @@ def shown(table: JobTable) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("way", ["pause", "overlap", "most_free"])
-@settings(max_examples=12)
 @given(
     seed=st.integers(0, 10_000),
     policy=st.sampled_from(POLICIES),
@@ -111,7 +110,6 @@ def assert_same(one: JobForecast, other: JobForecast) -> None:
         np.testing.assert_array_equal(getattr(one, there.name), getattr(other, here.name))
 
 
-@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10_000),
     policy=st.sampled_from(POLICIES),

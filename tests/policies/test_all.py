@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import ClusterShape, ClusterState, Node, Placement, nowhere
@@ -28,7 +28,6 @@ SPECS = (
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@settings(max_examples=25)
 @given(case=states(), seed=st.integers(0, 5))
 def test_allocations_are_possible_and_reproducible(spec: str, case: tuple[list[J], int], seed: int) -> None:
     jobs, capacity = case
@@ -51,7 +50,6 @@ def test_allocations_are_possible_and_reproducible(spec: str, case: tuple[list[J
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@settings(max_examples=12)
 @given(case=states())
 @example(case=([J(work=10.0, speed=(0.001, 0.0005), requested=2, lowest=2, highest=2, delay=4e3)], 2))  # none pays
 def test_no_job_that_fits_beside_the_others_is_forgotten_on_an_empty_cluster(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterState, Node
@@ -97,7 +97,6 @@ class TestServers:
         train(tables, ["m0"], policy)
         assert max(max(plan[0]) for _, plan in policy.plans) == 2, "nothing is said of what was not seen"
 
-    @settings(max_examples=15, deadline=None)
     @given(
         models=st.lists(st.sampled_from([*LAWS, "cifar10"]), min_size=1, max_size=5),
         sizes=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=3),

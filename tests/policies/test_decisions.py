@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.rewards import RewardWeights
@@ -197,7 +197,6 @@ def test_reward_greedy_values_gpus_as_the_reward_does(job: J, weights: dict[str,
     assert value == pytest.approx(expected)
 
 
-@settings(max_examples=100)
 @given(st.lists(st.lists(st.integers(1, 20), min_size=4, max_size=4), min_size=1, max_size=4), st.integers(0, 12))
 def test_growing_concave_values_is_optimal(gains: list[list[int]], capacity: int) -> None:
     concave = np.array([sorted(row, reverse=True) for row in gains], dtype=np.float64)
@@ -213,7 +212,6 @@ def test_growing_concave_values_is_optimal(gains: list[list[int]], capacity: int
     assert value[np.arange(len(gains)), gpus].sum() == pytest.approx(best)
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_even_filling_is_max_min_fair(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 6))

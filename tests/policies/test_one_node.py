@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import ClusterShape, ClusterState, Node, Placement, nowhere
@@ -79,7 +79,6 @@ def test_a_placement_by_hand(spec: str, jobs: list[J], held: list[list[int]], pl
     assert placement.tolist() == placed
 
 
-@settings(max_examples=60)
 @given(case=states(), spec=st.sampled_from([FIFO, ELASTIC, ELASTIC + ",backfill=true", ROUND_ROBIN]))
 def test_nodes_are_never_overfull_no_job_is_moved_or_falls_below_its_request(
     case: tuple[list[J], int], spec: str

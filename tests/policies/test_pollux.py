@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import ClusterState
@@ -151,7 +151,6 @@ def problems(draw: st.DrawFn) -> Round:
 
 
 @given(problems(), st.integers(0, 5))
-@settings(max_examples=150)
 def test_what_holds_for_every_placement(rows: Round, seed: int) -> None:
     found = rows.solve(STEPS, seed)
     gpus, several = found.sum(axis=1), (found > 0).sum(axis=1) > 1
@@ -166,7 +165,6 @@ def test_what_holds_for_every_placement(rows: Round, seed: int) -> None:
 
 
 @given(problems())
-@settings(max_examples=50)
 def test_rows_stay_where_a_restart_would_cost_all(rows: Round) -> None:
     stays = replace(rows, factor=np.zeros(len(rows.factor)))
     holding = rows.held.any(axis=1)

@@ -6,7 +6,7 @@ from itertools import permutations, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import ClusterShape, ClusterState, Node
@@ -75,7 +75,6 @@ def test_allox_runs_short_jobs_of_the_oldest_first() -> None:
     assert shares("allox:alpha=1", jobs, 1, time=9.0).tolist() == [0.0, 0.0, 1.0]
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 3))
 def test_the_first_on_workers_start_the_best_sequence(seed: int, count: int, workers: int) -> None:
     seconds = np.random.default_rng(seed).uniform(1.0, 9.0, count)
@@ -92,7 +91,6 @@ def test_the_first_on_workers_start_the_best_sequence(seed: int, count: int, wor
     )
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 30), st.floats(0.01, 0.99))
 def test_the_centre_fits_and_no_small_change_has_a_larger_product(seed: int, count: int, filled: float) -> None:
     rng = np.random.default_rng(seed)
@@ -157,7 +155,6 @@ class TestSia:
         shape = shape_of(*[("t4", 4)] * 6, *[("a100", 8)] * 2, *[("rtx", 8)] * 3)
         assert configurations(shape) == [[1, 2, 4, 8, 12, 16, 20, 24], [1, 2, 4, 8, 16], [1, 2, 4, 8, 16, 24]]
 
-    @settings(max_examples=40, deadline=None)
     @given(st.integers(0, 10_000))
     def test_as_good_as_trying_everything(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -254,7 +251,6 @@ def test_speeds_not_seen_yet_are_as_likely_as_those_seen() -> None:
     assert seen(2.0).pace[0] == pytest.approx(0.01 / 4)
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000))
 def test_a_plan_is_as_good_as_trying_everything(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import ClusterState
@@ -104,7 +104,6 @@ class TestDecisions:
         assert policy.present(100.0).name == "sjf"
 
 
-@settings(max_examples=30)
 @given(cases(), st.lists(st.sampled_from(["fifo", "las", "equal_share", "optimus", "random"]), min_size=1, max_size=4))
 def test_no_job_is_lost_and_capacity_is_kept_under_any_switches(case: Case, names: list[str]) -> None:
     spec = ">".join([case.policy, *(f"{200.0 * (i + 1):g}:{name}" for i, name in enumerate(names))])

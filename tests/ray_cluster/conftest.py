@@ -1,6 +1,6 @@
 """One local Ray cluster for all tests of a process: 4 nodes with 2 logical GPUs each, and a head without any.
 
-With `-n 2` there are two: most of these tests wait, so that two processes need half of the time.
+Where tests run in several processes there are two: most of these tests wait, so that two need half of the time.
 """
 
 from __future__ import annotations
@@ -23,17 +23,6 @@ CELL = Cell("equal_share", "jobs", 0)
 """What most sessions on it are of."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that need the cluster, so that they can be run by themselves (`make test-cluster`).
-
-    They come last: files with clusters of their own take long, and at the end one process would wait for another.
-    """
-    sharing = [item for item in items if "ray_cluster" in getattr(item, "fixturenames", ())]
-    for item in sharing:
-        item.add_marker("cluster")
-    items.sort(key=sharing.__contains__)
-
-
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[SessionDatabase]:
     """A new database of a session."""
@@ -41,9 +30,9 @@ def database(tmp_path: Path) -> Iterator[SessionDatabase]:
         yield opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[LocalCluster]:
-    """The running cluster, to which this process is connected; gone at the end, with every process it started.
+    """The running cluster, to which this process is connected; gone after the last of them, with all its processes.
 
     Tests that kill a node add a new one before they end, so that there are always `NODES` of them.
     """

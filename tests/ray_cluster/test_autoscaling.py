@@ -75,6 +75,7 @@ def test_jobs_wait_for_nodes_and_idle_ones_go(database: SessionDatabase) -> None
     ("setting", "message"),
     [
         (f"ray.autoscale={SCALE}", r"ray\.autoscale: a local cluster has no autoscaler"),
+        ("cluster.nodes=[{gpus: 2, spot: {mean_hours: 4}}]", "spot nodes are simulated only"),
         ("workload.background=[{gpus: 1, until: 9}]", r"workload\.background: simulated only"),
     ],
 )
@@ -115,6 +116,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
         yield started
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_service_has_as_many_nodes_as_its_jobs_need(tmp_path: Path, cluster: Joined) -> None:
     programs = {"digits": {"program": DIGITS}}

@@ -57,6 +57,7 @@ NODE_BACK, NOTICED = 10.0, 14.0
 """s after which a machine that died is replaced; s that a frozen node is given to be noticed before."""
 
 
+@pytest.mark.slow
 def test_all_promises_are_kept_under_faults(
     ray_cluster: LocalCluster, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -48,7 +48,7 @@ def distance_to_one_process(spec: JobSpec) -> tuple[int, float]:
     return checkpoint.step, float((reached - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("more", [{}, LOOP], ids=["program", "script"])
+@pytest.mark.parametrize("more", [{}, pytest.param(LOOP, marks=pytest.mark.slow)], ids=["program", "script"])
 def test_any_schedule_of_rescales_and_faults_ends_where_one_process_does(
     ray_cluster: LocalCluster, tmp_path: Path, more: dict[str, Any]
 ) -> None:

@@ -6,6 +6,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.store.checkpoints import list_checkpoints, read_newest, write_checkpoint
 from rlpto.store.logs import LOG
@@ -119,6 +121,7 @@ def test_a_disk_that_refuses_is_reported_and_training_goes_on(ray_cluster: Local
     assert read_newest(blocked / "job") is None
 
 
+@pytest.mark.slow
 def test_workers_killed_again_and_again_cost_a_job_time_and_no_more(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a = ray_cluster.node_ids[0]
     # Without faults the first checkpoint would come after ten minutes: each fault would lead back to the start.

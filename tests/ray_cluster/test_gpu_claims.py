@@ -255,4 +255,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestNoGpuIsUsedTwice = Machine.TestCase
-TestNoGpuIsUsedTwice.settings = settings(max_examples=100, stateful_step_count=40)
+TestNoGpuIsUsedTwice.settings = settings(stateful_step_count=40)

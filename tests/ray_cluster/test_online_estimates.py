@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterState
@@ -94,7 +94,6 @@ class TestSpeed:
         alone = BATCH / 0.1 / SAMPLES
         assert packed(after(estimates(), throughput=few)) == pytest.approx(alone * np.arange(1, MOST + 1), rel=0.01)
 
-    @settings(max_examples=30)
     @given(workers=st.integers(1, MOST), speed=st.floats(1.0, 1e5))
     def test_a_job_that_was_seen_at_one_size_scales_as_others_do_or_perfectly(self, workers: int, speed: float) -> None:
         """With a prior, and by Pollux's rules."""

@@ -200,6 +200,7 @@ def test_a_node_that_is_killed_comes_back(durable: StartedCluster) -> None:
     wait_until(lambda: missing_nodes(durable) == [])
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_head_that_is_killed_comes_back_and_training_never_stops(durable: StartedCluster, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -228,6 +229,7 @@ def test_a_head_that_is_killed_comes_back_and_training_never_stops(durable: Star
         said(second, 130)
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_node_joins_although_its_agent_never_starts(tmp_path: Path) -> None:
     """Its raylet would wait 15 s for the port of one, and then abort: on a very busy machine agents start later."""
@@ -238,6 +240,7 @@ def test_a_node_joins_although_its_agent_never_starts(tmp_path: Path) -> None:
     assert not Path(ended.stdout.strip()).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_an_evaluation_with_a_cluster_of_its_own_that_is_terminated_ends_all_of_it(tmp_path: Path) -> None:
     run = tmp_path / "run"

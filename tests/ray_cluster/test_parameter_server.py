@@ -57,6 +57,7 @@ def test_a_job_changes_workers_and_servers_and_ends_where_one_process_does(
     assert distance <= 1e-12
 
 
+@pytest.mark.slow
 def test_growth_that_does_not_come_up_is_rolled_back(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a, b, *_ = ray_cluster.node_ids
     spec = make_spec(tmp_path, architecture="parameter_server", pace=0.02, start_timeout=5.0)

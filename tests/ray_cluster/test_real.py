@@ -174,19 +174,19 @@ def test_a_frozen_controller_and_killed_workers_are_replaced_and_what_that_costs
     assert found["lost_gpu_hours"] == pytest.approx(jobs.lost_gpu_seconds.sum() / 3600)
 
 
+@pytest.mark.slow
 def test_a_fresh_start_ends_what_a_killed_scheduler_has_left_at_once(
     no_controller_is_left: LocalCluster, tmp_path: Path
 ) -> None:
     settings = config([{"name": "a", "epochs": 500}, {"name": "b", "epochs": 500}])
     name = session_of(tmp_path, CELL)
     with SessionDatabase(session_folder(tmp_path, CELL) / DATABASE) as database:
-        cluster = real_cluster(prepare(settings), "jobs", 0, RayBackend(name), database, name)
 
         def die(now: RayCluster) -> None:
             if len(now.reports) == 2 and all(report.training_on for report in now.reports.values()):
                 raise KeyboardInterrupt  # and nothing is closed
 
-        cluster._observers = (die,)
+        cluster = real_cluster(prepare(settings), "jobs", 0, RayBackend(name), database, name, (die,))
         with pytest.raises(KeyboardInterrupt):
             schedule(cluster)
     pids = [report.pid for report in cluster.reports.values()]

@@ -24,8 +24,6 @@ RLPTO = (sys.executable, "-c", "from rlpto.cli.main import run; run()")
 DIGITS = {"training": "rlpto.ray_cluster.programs.digits:DigitsMlp", "samples": 1437, "batch_size": 64, "pace": 0.1}
 PACKAGED = {**DIGITS, "training": "tiny_extra:Extra", "pip": ["tiny-extra==1.0"]}
 
-pytestmark = pytest.mark.cluster
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
@@ -62,6 +60,8 @@ def start(folder: Path, cluster: Joined, *more: str, epochs: float = 1) -> subpr
     )
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 def test_the_code_goes_along_and_outlives_the_scheduler(tmp_path: Path, cluster: Joined) -> None:
     run = tmp_path / "run"
     with start(tmp_path, cluster, "--set", "ray.ship_code=never") as command:
@@ -76,6 +76,8 @@ def test_the_code_goes_along_and_outlives_the_scheduler(tmp_path: Path, cluster:
     assert column(run, "state") == ["finished"]
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
 def test_packages_of_scripts_are_installed(tmp_path: Path, cluster: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # Ray shows workers the folder of a driver
     script = {"training": SCRIPTS, "samples": 1437, "batch_size": 64}

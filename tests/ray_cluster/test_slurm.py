@@ -33,6 +33,7 @@ def test_the_script_asks_for_nodes_and_passes_the_command_as_given(tmp_path: Pat
     assert subprocess.run(["bash", "-c", last], capture_output=True, text=True).stdout == "it's $HOME\n"
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.skipif(not slurm_is_up(), reason="Slurm is not at hand: sinfo finds no nodes")
 def test_a_command_finds_the_cluster_of_its_job(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Schedulearn's acceptance behaviours S1 to S4 and S6 on a real local cluster, through REST alone; a node that goes."""
+"""Schedulearn's acceptance behaviours S1, S2 and S6 on a real local cluster, through REST alone.
+
+S3 and S4 are decisions: `scheduler/test_policies.py` has them in virtual time.
+"""
 
 from __future__ import annotations
 
@@ -137,35 +140,7 @@ def test_s2_elastic_fifo_uses_what_fifo_leaves_idle(service: Served) -> None:
     assert elastic[1] > fifo[1], found
 
 
-def test_s3_round_robin_gives_servers_equally_many_jobs(service: Served) -> None:
-    packed = {}
-    for policy in ("fifo", "round_robin"):
-        service.switch(policy)
-        jobs = submit_together(service, NODES, lambda: hold(service))
-        service.until(lambda jobs=jobs: service.states(*jobs) == {"running"})
-        later = submit_together(service, NODES, lambda: service.submit(1.0)) if policy == "round_robin" else []
-        service.over(*later)
-        release(service)
-        rows = service.over(*jobs, *later)
-        assert {row.state for row in rows} == {"finished"}
-        packed[policy] = Counter(spans_of_job(service.store, job)[0].node for job in (*jobs, *later))
-    assert len(packed["fifo"]) == 2, "a job more than fits on one server"
-    counts = packed["round_robin"].values()
-    assert (len(counts), max(counts) - min(counts)) == (NODES, 0)
-
-
-def test_s4_fifo_starts_jobs_in_the_order_of_submission(service: Served) -> None:
-    service.switch("fifo")
-    sizes = [2, 1, 4, 1, 3, 2]
-    jobs = [service.submit(1.0, gpus) for gpus in sizes]
-    rows = service.over(*jobs)
-    assert {row.state for row in rows} == {"finished"}
-    planned = "SELECT job, min(planned_at) FROM allocations WHERE nodes != '[]' GROUP BY job"
-    first = dict(service.store.rows(planned))
-    decided = [first[job] for job in jobs]
-    assert decided == sorted(decided)
-
-
+@pytest.mark.slow
 def test_s6_a_job_whose_worker_is_killed_goes_on_and_a_broken_one_fails_alone(service: Served) -> None:
     service.until(lambda: not service.workers())
     well = hold(service)
@@ -219,18 +194,3 @@ def test_s6_whichever_process_of_the_service_is_killed_jobs_train_on(service: Se
     assert [line.n for line in lines] == list(range(1, len(lines) + 1))
     assert sum("epoch" in line.text and "accuracy" in line.text for line in lines) >= 10
     service.until(lambda: all_spans_ended(service, job))
-
-
-def test_a_job_leaves_a_node_before_it_goes(service: Served) -> None:
-    """The last test: the node is not there for those after it."""
-    job = service.submit(1000.0)
-    service.until(lambda: service.row(job).progress > 1.0)
-    (node,) = (found["id"] for found in service.client.nodes() if found["jobs"])
-    done = service.command("cluster", "drain", node[:12], "--in", "600")
-    assert done.returncode == 0, done.stderr
-    before = service.row(job)
-    service.until(lambda: [found["id"] for found in service.client.nodes() if found["jobs"]] not in ([], [node]))
-    service.until(lambda: service.row(job).progress > before.progress)
-    assert service.row(job).recoveries == before.recoveries, "it has lost no step"
-    (going,) = (found for found in service.client.nodes() if found["id"] == node)
-    assert 0 < going["leaves"] - time.time() < 600

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, BackgroundLoad, ClusterShape, ClusterState, Node, place_background
@@ -69,7 +69,6 @@ class TestBatchSizes:
         give(cluster, [2], batch_size=[200])
         assert run_out(cluster) == pytest.approx(70 + 0.4 / 0.04)  # 0.6 at 70 s
 
-    @settings(max_examples=20)
     @given(case=cases(["fifo", "optimus", "las", "equal_share"]), seed=st.integers(0, 1000))
     def test_sizes_of_one_speed_change_nothing(self, case: Case, seed: int) -> None:
         """Any batch sizes may be chosen in between, as long as jobs are as fast with them.
@@ -153,7 +152,6 @@ class TestSlots:
         ):
             served(cpus=0)
 
-    @settings(max_examples=30)
     @given(
         case=cases(["fifo", "optimus", "las", "equal_share", "elastic_fifo"]),
         seed=st.integers(0, 1000),
@@ -259,7 +257,6 @@ def test_another_plan_restarts_a_job_once(gpus: int, plan: int, seconds: float) 
     assert cluster.store.rescales.tolist() == [1]
 
 
-@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(BEST, GA)), min_size=1, max_size=3), st.booleans())
 def test_no_job_gets_a_size_that_its_plan_lacks(wishes: list[tuple[int, int]], named: bool) -> None:
     cluster = cluster_of(*(train("m@1x2", 4) for _ in wishes))

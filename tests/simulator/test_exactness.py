@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.io.arrays import FloatArray
@@ -30,7 +30,6 @@ def seconds(rates: FloatArray, start: float, end: float) -> float:
     return float(total)
 
 
-@settings(max_examples=60)
 @given(
     st.integers(0, 1000),
     st.integers(1, 6),
@@ -53,7 +52,6 @@ def test_one_job_finishes_after_delay_and_the_sum_over_its_epochs(seed, gpus, ep
     assert cluster.store.rescales[0] == 0
 
 
-@settings(max_examples=40)
 @given(st.integers(0, 1000), st.floats(0.5, 9.0), st.floats(1.0, 400.0), st.sampled_from([0.0, 30.0]))
 def test_a_rescale_keeps_the_work_done_and_costs_its_delay_once(seed, epochs, after, delay):
     tables = random_tables(seed, 4, delay, types=1)
@@ -77,7 +75,6 @@ def test_a_rescale_keeps_the_work_done_and_costs_its_delay_once(seed, epochs, af
     assert cluster.store.rescales[0] == 1
 
 
-@settings(max_examples=100)
 @given(st.floats(0.01, 500.0), st.sampled_from(["interval", "events"]))
 def test_ticks_always_come_and_are_multiples_of_the_interval(interval, decide_on):
     """Dividing a multiple of an interval by it can round down, which must not stop time."""
@@ -183,7 +180,6 @@ class TestGrowthThatOverlapsTraining:
         assert cluster.store.finish_time[0] == pytest.approx(240.0 + (10.0 - 7.5) * 30)
 
     @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 6)), min_size=1, max_size=12), st.integers(0, 100))
-    @settings(max_examples=30)
     def test_a_job_that_keeps_its_first_workers_is_never_behind_one_that_is_left_alone(self, changes, seed) -> None:
         tables = random_tables(seed, 6, 30.0, types=1)
         tables = replace(tables, rates=np.sort(tables.rates, axis=0))  # more GPUs are never slower

@@ -1,11 +1,10 @@
 """Nodes that fail, spot nodes, which their owner takes away, and what the GPUs cost that jobs hold."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Node, SpotSettings
@@ -13,9 +12,7 @@ from rlpto.core.records import JobRecords
 from rlpto.evaluation.metrics import measure
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
-from rlpto.experiments.on_ray import real_nodes
 from rlpto.io.arrays import FloatArray
-from rlpto.io.errors import ConfigError
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.job_kernels import best_interval
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
@@ -120,7 +117,6 @@ def test_an_interval_is_chosen_again_when_the_gpus_change():
         assert cluster.store.progress[0] - before == pytest.approx(expected)
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 7.0]), st.sampled_from([0.0, 25.0]), st.sampled_from([0.0, 0.6]))
 def test_work_that_is_kept_and_work_that_is_lost_are_all_that_was_trained(seed, delay, cost, restarts):
     rules = {"restart_share": restarts, "checkpoint_interval": 90.0, "checkpoint_seconds": cost}
@@ -246,9 +242,3 @@ def test_a_configuration_describes_the_nodes():
     first, second = Experiment(load_config("quickstart", changed)).shape
     assert first == Node(2, price=1.5, spot=SpotSettings(mean_hours=4, away_hours=1, notice_seconds=120))
     assert (second.price, second.spot) == (0.0, None)
-
-
-def test_a_local_ray_cluster_refuses_spot_nodes(tmp_path: Path):
-    spot = load_config("ray", ["cluster.nodes=[{gpus: 2, spot: {mean_hours: 4}}]"])
-    with pytest.raises(ConfigError, match="spot nodes are simulated only"), real_nodes(spot, None, tmp_path, print):
-        pass

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.loop import run
@@ -103,7 +103,6 @@ def same(a: RunRecord, b: RunRecord) -> bool:
     )
 
 
-@settings(max_examples=60)
 @given(cases())
 def test_every_run_adds_up(case: Case) -> None:
     cluster = WatchedCluster(case)
@@ -152,14 +151,12 @@ def test_every_run_adds_up(case: Case) -> None:
     assert (jobs.finish_time - jobs.submit_time >= jobs.alone_time * (1 - 1e-9) - rounding).all()
 
 
-@settings(max_examples=15)
 @given(cases())
 def test_same_seed_same_run(case: Case) -> None:
     clusters = (SimulatedCluster(case.nodes, case.jobs, case.tables, case.settings, case.seed) for _ in range(2))
     assert same(*(played(cluster, case.policy, case.queue, case.seed) for cluster in clusters))
 
 
-@settings(max_examples=30)
 @given(cases(policies=("fifo", "fifo:backfill=true", "sjf", "las", "las:levels=[300,1000]", "tiresias:threshold=900")))
 def test_a_skipped_decision_changes_nothing(case: Case) -> None:
     standing, asked = make_policy(case.policy), make_policy(case.policy)

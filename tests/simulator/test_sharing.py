@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.queues import Queue, QueueSettings
@@ -60,7 +60,6 @@ class TestSpeed:
         predicted = predict(take_snapshot(cluster, state), make_policy("fifo"), QueueSettings(), given_settings)
         assert predicted.finish.tolist() == pytest.approx([150.0, 200.0])
 
-    @settings(max_examples=25)
     @given(st.integers(0, 1000), st.sampled_from(["fifo", "round_robin", "las", "elastic_fifo", "equal_share"]))
     def test_work_is_conserved_under_any_policy(self, seed: int, policy: str) -> None:
         """Sharing GPUs without slowing each other is having more of them; slowing each other never ends earlier."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.io.arrays import FloatArray
@@ -49,7 +49,6 @@ def lost_and_reached(interval: float, growth: str, seed: int, failing: bool) -> 
     return lost, cluster.store.reached.copy()
 
 
-@settings(max_examples=15)
 @given(st.integers(0, 10_000), st.sampled_from(["pause", "overlap"]), st.booleans())
 def test_how_often_one_looks_changes_nothing(seed: int, growth: str, failing: bool) -> None:
     coarse, reached = lost_and_reached(120.0, growth, seed, failing)

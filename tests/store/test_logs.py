@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.store.logs import LOG, OLDER, OutputLog, job_folder, log_lines
@@ -35,7 +35,6 @@ def test_old_lines_are_dropped(tmp_path: Path) -> None:
     assert [line.n for line in log_lines(tmp_path, "j1", -150, 1000)] == list(range(351, 501))
 
 
-@settings(max_examples=30, deadline=None)
 @given(start=st.integers(-6000, 6000), limit=st.integers(1, 50))
 def test_logs_are_entered_anywhere_and_from_their_end(long_log: Path, start: int, limit: int) -> None:
     first = max(5001 + start, 1) if start < 0 else max(start, 1)

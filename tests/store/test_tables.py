@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.store import curves, programs, requests, status
@@ -13,7 +13,6 @@ from rlpto.store.rows import insert, put
 from rlpto.store.users import add_token, add_user, token_hash, user_of_token
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     data=st.lists(st.tuples(st.sampled_from(["ann", "bob"]), st.sampled_from(STATES), st.booleans()), max_size=12),
     limit=st.integers(1, 5),

@@ -2,7 +2,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.io.errors import ConfigError, TraceError
@@ -33,7 +33,6 @@ def load_of(trace: Trace) -> float:
     return offered_load(trace.gpus, trace.duration, CAPACITY, WINDOW)
 
 
-@settings(max_examples=50)
 @given(
     work=st.lists(st.floats(0, 1e6), min_size=1, max_size=30).filter(lambda work: sum(work) > 1),
     factor=st.floats(0.01, 5),
@@ -90,7 +89,6 @@ def work_of(drawn: Trace, trace: Trace, work: np.ndarray) -> float:
     return float(sum(by_name[name.partition("+")[0]] for name in drawn.texts("name")))
 
 
-@settings(max_examples=15)
 @given(rounds=st.floats(0.3, 3), seed=st.integers(0, 1000))
 def test_a_draw_meets_the_wanted_work_with_as_many_jobs_as_have_it_on_average(rounds: float, seed: int) -> None:
     trace, work = benchmark()

@@ -2,7 +2,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -40,7 +40,6 @@ def seconds_alone(store: JobStore, job: int, gpus: int) -> float:
     return float(seconds_to_finish(TABLES, store.type_index[job], scale, epochs, gpus, GPUS_PER_NODE))
 
 
-@settings(max_examples=20)
 @given(
     rows=st.lists(st.tuples(st.floats(0, 1e6), st.integers(1, 64)), min_size=1, max_size=20), seed=st.integers(0, 100)
 )

@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.jobs import Job
@@ -50,7 +50,6 @@ def test_make_trace_sorts_fills_and_names_uniquely() -> None:
     assert len(set(again.texts("name"))) == 4
 
 
-@settings(max_examples=15)
 @given(st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1e6) | st.just(np.nan), st.integers(1, 512)), max_size=20))
 def test_any_trace_survives_the_round_trip(tmp_path_factory, rows) -> None:
     submit, duration, gpus = zip(*rows, strict=True) if rows else ((), (), ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,12 @@ from rlpto.io.arrays import IntArray
 from rlpto.io.errors import ConfigError
 from rlpto.policies.registry import make_policy
 from rlpto.service.scheduler.policy_catalogue import PolicyWarmup
+from rlpto.store.curves import spans_of_job
 from rlpto.store.database import StoreError
 from rlpto.store.requests import answer, switch_in_force
 from rlpto.store.status import decisions
 from tests.builders import Scripted
-from tests.service.scheduler.virtual import VirtualService
+from tests.service.scheduler.virtual import VirtualService, config
 
 
 def test_while_a_policy_is_made_ready_jobs_go_on_under_the_old_one(tmp_path: Path) -> None:
@@ -112,3 +114,32 @@ def test_policies_are_made_ready_one_after_the_other_and_one_that_cannot_be_is_a
     while not warmup("after it"):
         time.sleep(0.005)
     assert said[1:] == ["policy ends cannot be used: 3"]
+
+
+def three_nodes(folder: Path, policy: str) -> VirtualService:
+    """A service on three nodes of two GPUs."""
+    folder.mkdir(exist_ok=True)
+    setup = config(cluster={"nodes": [{"count": 3, "gpus": 2}]})
+    return VirtualService(folder, setup, settings={"scheduler": {"policy": policy}})
+
+
+def test_s3_round_robin_gives_nodes_equally_many_jobs_and_fifo_fills_one_after_the_other(tmp_path: Path) -> None:
+    packed = {}
+    for policy in ("fifo", "round_robin"):
+        service = three_nodes(tmp_path / policy, policy)
+        jobs = [service.submit(epochs=3.0) for _ in range(3)]
+        service.until(jobs[-1], "running")
+        jobs += [service.submit(epochs=1.0) for _ in range(3)] if policy == "round_robin" else []
+        service.run(lambda service=service, jobs=jobs: {service.row(job).state for job in jobs} == {"finished"})
+        packed[policy] = Counter(spans_of_job(service.store, job)[0].node for job in jobs)
+    assert sorted(packed["fifo"].values()) == [1, 2], "a job more than fits on one node"
+    assert list(packed["round_robin"].values()) == [2, 2, 2]
+
+
+def test_s4_fifo_starts_jobs_in_the_order_of_submission(tmp_path: Path) -> None:
+    service = three_nodes(tmp_path, "fifo")
+    jobs = [service.submit(epochs=1.0, gpus=gpus, max_gpus=gpus) for gpus in (2, 1, 4, 1, 3, 2)]
+    service.until(jobs[-1], "finished")
+    starts = [service.row(job).started for job in jobs]
+    assert starts == sorted(starts)
+    assert starts[0] < starts[-1], "some have waited"

@@ -27,7 +27,7 @@ from rlpto.store.status import Heartbeat, beat
 from tests.service.web.helpers import WebProcess, fill, make_settings, web_process
 
 CASES_PER_OPERATION = 4
-"""Some fifteen seconds for all operations together; `--soak 20` sends more, drawn again at each call."""
+"""One without `--all`; `--soak 20` sends more, drawn again at each call."""
 STREAM = "/api/v1/events"
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
@@ -59,14 +59,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WebProces
 def test_whatever_is_asked_is_answered_as_described(
     served: tuple[WebProcess, dict[str, str]], user: str, mode: GenerationMode, request: pytest.FixtureRequest
 ) -> None:
-    soak = request.config.getoption("--soak")
+    soak, often = (request.config.getoption(option) for option in ("--soak", "--all"))
+    cases = soak or (CASES_PER_OPERATION if often else 1)
     web, tokens = served
     headers = {"Authorization": f"Bearer {tokens[user]}"}
     schema = schemathesis.openapi.from_dict(described())
     operations = [found.ok() for found in schema.get_all_operations()]
     assert len(operations) >= 30
     for operation in operations:
-        ask_often(operation, mode, web.address, headers, soak or CASES_PER_OPERATION, drawn_anew=bool(soak))
+        ask_often(operation, mode, web.address, headers, cases, drawn_anew=bool(soak))
     assert "Traceback" not in web.log()
 
 
