@@ -81,7 +81,7 @@ def main() -> None:
     from site_pages import case_pages, gallery  # not where mkdocstrings imports this file
 
     from rlpto.bench.leaderboard import entries_of
-    from rlpto.policies.registry import available
+    from rlpto.policies.registry import own_policies
 
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     shutil.rmtree(STAGED, ignore_errors=True)
@@ -95,7 +95,7 @@ def main() -> None:
     entries, wrong = entries_of([ROOT / "submissions"])
     if wrong:
         sys.exit("\n".join(wrong))
-    pages |= case_pages(entries) | {"policies": gallery(entries, STAGED, available())}
+    pages |= case_pages(entries) | {"policies": gallery(entries, STAGED, own_policies())}
     for name, text in pages.items():
         (STAGED / f"{name}.md").parent.mkdir(exist_ok=True)
         with (STAGED / f"{name}.md").open("a", encoding="utf-8") as page:  # after what docs/ has of it

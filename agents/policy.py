@@ -40,7 +40,7 @@ class AgentOptions(Settings):
             return self.file
         if self.run is not None and self.file is None:
             return run_file(self.run)
-        raise ConfigError("expected one of file=FILE and run=FOLDER")
+        raise ConfigError("policy agent: expected a training or a file, agent:run=FOLDER or agent:file=FILE")
 
 
 class PretrainedOptions(Settings):

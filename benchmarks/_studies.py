@@ -23,8 +23,9 @@ from rlpto.agents.settings import LAST
 from rlpto.evaluation.runner import Cell, FinishedCell, config_fingerprint
 from rlpto.evaluation.runner import evaluate as run_cells
 from rlpto.evaluation.statistics import Interval, bootstrap_interval
-from rlpto.experiments.config import Config, load_config, spec_files
+from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.experiment import prepare, run_cell
+from rlpto.experiments.run_folder import spec_files
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import digest, file_there, write_text

@@ -38,7 +38,7 @@ from rlpto.knowledge.prior import prior_without
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.performance.throughput import StepMeasurements
-from rlpto.policies.registry import available, is_complete
+from rlpto.policies.registry import is_complete, own_policies
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
@@ -225,7 +225,7 @@ def large(_: Namespace) -> Found:
     experiment = Experiment(load_config(_common.CONFIGS / "large.yaml"))
     jobs = crowd(experiment)
     # An agent needs a file.
-    names = [name for name, policy in available().items() if is_complete(policy) and name not in SMALLER]
+    names = [name for name, policy in own_policies().items() if is_complete(policy) and name not in SMALLER]
     checks: list[Check] = []
     facts: dict[str, object] = {"gpus": experiment.shape.capacity, "active jobs": ACTIVE}
     for name in names:

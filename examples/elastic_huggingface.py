@@ -6,9 +6,13 @@ rlpto submit examples/elastic_huggingface.py --samples 1000 --epochs 10 --gpus 2
 import tempfile
 
 import torch
-from transformers import BertConfig, BertForSequenceClassification, EvalPrediction, TrainingArguments
 
-from rlpto.elastic.huggingface import ElasticTrainer
+from rlpto.io.extras import extras
+
+with extras():
+    from transformers import BertConfig, BertForSequenceClassification, EvalPrediction, TrainingArguments
+
+    from rlpto.elastic.huggingface import ElasticTrainer
 
 torch.manual_seed(0)
 WORDS, LENGTH, SENTENCES = 50, 12, 1200

@@ -6,12 +6,16 @@ rlpto submit examples/elastic_lightning.py --samples 1437 --epochs 20 --gpus 2 -
 from typing import Any
 
 import torch
-from lightning import LightningModule
 from sklearn.datasets import load_digits
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from rlpto.elastic.lightning import fit
+from rlpto.io.extras import extras
+
+with extras():
+    from lightning import LightningModule
+
+    from rlpto.elastic.lightning import fit
 
 torch.manual_seed(0)
 digits = load_digits()

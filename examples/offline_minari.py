@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import tempfile
 
-import minari
 import numpy as np
 import torch
 from _common import CASE, SETTINGS, compare, steps_wanted
 from torch import nn
 
 from rlpto.bench.dataset import record
+from rlpto.io.extras import extras
+
+with extras():
+    import minari
 
 NAME = "rlpto/planner-v1"
 

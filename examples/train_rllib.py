@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 from _common import compare, make_env, steps_wanted
-from ray.rllib.algorithms.ppo import PPOConfig
-from ray.tune.registry import register_env
+
+from rlpto.io.extras import extras
+
+with extras("tree"):
+    import ray
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.tune.registry import register_env
 
 
 def main() -> None:

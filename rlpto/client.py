@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import httpx2
-
 from rlpto.io.errors import RlptoError
+from rlpto.io.extras import extras
 from rlpto.io.files import whole_file, write_text
 from rlpto.store.jobs import ENDED
+
+with extras():
+    import httpx2
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8765"
 ADDRESS_VARIABLE, TOKEN_VARIABLE = "RLPTO_SERVICE", "RLPTO_TOKEN"

@@ -13,7 +13,7 @@ import typer.main
 
 from rlpto.cli.main import make_app
 from rlpto.experiments.config import load_config
-from rlpto.policies.registry import available
+from rlpto.policies.registry import own_policies
 from rlpto.policies.spec import parse_spec, split_specs
 
 ROOT = Path(__file__).parents[1]
@@ -81,8 +81,8 @@ def check_rlpto(words: list[str], whole: bool) -> None:
     policies = values.get("policies")
     for text in split_specs(policies) if isinstance(policies, str) and policies != "all" else []:
         spec = parse_spec(text)
-        for name in (spec.first.name, *(later.name for _, later in spec.later)):
-            assert name in available(), f"there is no policy {name}"
+        for one in spec.singles:
+            assert one.name in own_policies() or (ROOT / one.file).is_file(), f"there is no policy {one.name}"
 
 
 def check_program(words: list[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment
-from rlpto.policies.registry import available, is_complete
+from rlpto.policies.registry import is_complete, own_policies
 
 from .slow import few
 
@@ -96,7 +96,7 @@ def policies(case: str) -> list[str]:
     workload, knowledge, _ = case.split()
     if knowledge not in ("exact", "noisy"):
         return list(FEW)
-    named = [name for name, policy in available().items() if is_complete(policy) and name != "planner"]
+    named = [name for name, policy in own_policies().items() if is_complete(policy) and name != "planner"]
     return [*(name for name in named if workload == "kinds" or name not in PROGRAMMES), FEW[-1]]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rlpto.bench.leaderboard import Entry, entries_of
 from rlpto.bench.suite import cases
-from rlpto.policies.registry import available
+from rlpto.policies.registry import own_policies
 
 from .test_docs_commands import check_rlpto, commands, words_of
 
@@ -45,7 +45,7 @@ def test_every_case_is_on_a_page_with_its_ids_scores_and_commands(entries: dict[
 
 def test_gallery_shows_what_a_policy_uses(entries: dict[str, list[Entry]], tmp_path: Path) -> None:
     names = ("fifo", "srtf", "max_throughput", "index", "agent")
-    page = site.gallery(entries, tmp_path, {name: available()[name] for name in names})
+    page = site.gallery(entries, tmp_path, {name: own_policies()[name] for name in names})
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| [")]
     uses = {row[0].partition("]")[0][1:]: row[1] for row in rows}
     both = "speeds, lengths"

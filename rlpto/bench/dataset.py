@@ -19,6 +19,7 @@ from rlpto.envs.clusters import OneCluster
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import ConfigError
+from rlpto.io.extras import extras
 from rlpto.io.reading import one_line
 from rlpto.policies.index import Index
 
@@ -32,14 +33,12 @@ def record(
     environment. What is beyond its limits is cut. name: NAMESPACE/NAME-vNUMBER. settings: keys of `EnvSettings`.
     progress: shows a bar on a terminal. Observations are flat vectors. Episode i begins with seed i. Returns the
     number of steps, and the share of them that was cut. Raises ConfigError for another policy, for a name that is
-    taken or is none, and where Minari is not installed or cannot write.
+    taken or is none, and where Minari cannot write; MissingExtraError without Minari.
     """
-    try:
+    with extras():
         import minari
         from minari.dataset.minari_dataset import parse_dataset_id
         from minari.storage.datasets_root_dir import get_dataset_path
-    except ModuleNotFoundError as missing:
-        raise ConfigError(f"{missing.name} is not installed: expected RLPTO's extra `examples`") from None
     try:
         parse_dataset_id(name)
         if get_dataset_path(name).exists():

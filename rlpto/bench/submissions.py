@@ -28,7 +28,7 @@ from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
 from rlpto.io.settings_text import first_problem, read_settings
 from rlpto.policies.registry import make_policy
-from rlpto.policies.spec import parse_spec
+from rlpto.policies.spec import CODE_ENDING, parse_spec
 
 CARD, RESULTS = "card.yaml", "results.csv"
 
@@ -60,7 +60,7 @@ class Card(Settings):
     def _different(cls, policies: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(policies)) < len(policies):
             raise ValueError("a policy is there twice, expected different ones: seeds of one training")
-        if len({spec.partition(":")[0] for spec in policies}) > 1:
+        if len({parse_spec(spec).first.name for spec in policies}) > 1:
             raise ValueError(
                 "expected one policy, or seeds of one training: each other policy is a submission of its own"
             )
@@ -76,7 +76,7 @@ def run(
     another process writes the submission.
     """
     with alone_in(folder, f"{folder}: another process runs this submission: wait for its end, or use another folder"):
-        kept = tuple(_with_own_files(spec, folder) for spec in card.policies)
+        kept = tuple(_with_own_files(spec, folder, say) for spec in card.policies)
         if (folder / CARD).is_file():
             card = read_card(folder)  # with what was filled in since
             if card.policies != kept:
@@ -170,8 +170,9 @@ def runnable(spec: str, folder: Path) -> str:
     return str(parse_spec(spec).with_paths(found))
 
 
-def _with_own_files(spec: str, folder: Path) -> str:
-    """A spec as its card writes it; its files are copied next to the card."""
+def _with_own_files(spec: str, folder: Path, say: Callable[[str], None]) -> str:
+    """A spec as its card writes it; its files are copied next to the card. Code that has changed replaces its copy, and
+    the results of the code before."""
 
     def copied(name: str) -> str:
         path = Path(name).expanduser()
@@ -180,10 +181,14 @@ def _with_own_files(spec: str, folder: Path) -> str:
         if not path.is_file():
             return name  # one that ships
         target = folder / path.name
-        if not target.exists():
+        changed = target.exists() and digest(target) != digest(path)
+        if changed and path.suffix == CODE_ENDING:
+            say(f"{name} has changed: results of the version before are dropped")
+            (folder / RESULTS).unlink(missing_ok=True)
+        if not target.exists() or (changed and path.suffix == CODE_ENDING):
             with whole_file(target, "a policy's file", ConfigError) as unfinished:
                 shutil.copyfile(path, unfinished)
-        elif digest(target) != digest(path):
+        elif changed:
             raise ConfigError(f"policy {spec}: {target} is another file than {name}: give it another name")
         return path.name
 

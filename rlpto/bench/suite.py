@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rlpto.io.errors import ConfigError
+from rlpto.io.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from rlpto.core.jobs import Job
@@ -127,10 +127,10 @@ def cases() -> tuple[Case, ...]:
 
 
 def find_case(name: str) -> Case:
-    """The case of a name. Raises ConfigError, with all names, if there is none."""
+    """The case of a name. Raises ConfigError if there is none."""
     found = next((case for case in cases() if case.id == name), None)
     if found is None:
-        raise ConfigError(f"case {name}: no such case, expected one of {', '.join(case_ids())}")
+        raise ConfigError(f"case {name}: no such case (`rlpto bench list` lists all); {nearest(name, case_ids())}")
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rlpto.cli.common import EXPERIMENTS, QuietOption, Verb, make_console, make_table
+from rlpto.cli.common import BENCHMARK, QuietOption, Verb, make_console, make_table
 from rlpto.io.errors import ConfigError
 
 app = typer.Typer(help="Run policies on frozen cases, and check and rank submissions.", no_args_is_help=True)
@@ -36,7 +36,9 @@ def config(case: Annotated[str, typer.Argument(metavar="CASE", help="A case, see
 
 @app.command(epilog="Example: rlpto bench run fifo --case microsoft04-0.9")
 def run(
-    policies: Annotated[list[str], typer.Argument(metavar="POLICY...", help="Policy, or seeds of one training.")],
+    policies: Annotated[
+        list[str], typer.Argument(metavar="POLICY", help="Name, FILE.py:Class, or seeds of one training.")
+    ],
     case: Annotated[
         list[str] | None,
         typer.Option(
@@ -59,7 +61,8 @@ def run(
 
     divisions = {text: [one for one in cases() if one.counts and one.division == text] for text in (REALISTIC, EXACT)}
     wanted = [found for text in case or divisions for found in divisions.get(text) or [find_case(text)]]
-    called = name or parse_spec(policies[0]).first.name
+    first = parse_spec(policies[0]).first
+    called = name or first.kind or first.name
     folder, unique = run_dir or Path("runs/bench") / called, list({one.id: one for one in wanted}.values())
     card = new_card(called, policies)
     rows = run_cases(
@@ -81,7 +84,7 @@ def run(
 
 @app.command(epilog="Example: rlpto bench verify submissions/planner")
 def verify(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders of submissions.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders of submissions.")],
     share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the cells to run again.")] = 0.05,
 ) -> None:
     """Check submissions: all cells are there, and a random part of them comes out the same to the last digit."""
@@ -106,7 +109,7 @@ def verify(
 
 @app.command(epilog="Example: rlpto bench table submissions -o docs/leaderboard.md")
 def table(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Submissions, or folders with them.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Submissions, or folders with them.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the page there.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the scores, as a PNG file.")] = None,
 ) -> None:
@@ -153,7 +156,7 @@ def dataset(
 
 @app.command(epilog="Example: rlpto bench build philly-0.9")
 def build(
-    names: Annotated[list[str], typer.Argument(metavar="JOBS...", help="Cases, whose jobs are drawn.")],
+    names: Annotated[list[str], typer.Argument(metavar="JOBS", help="Cases, whose jobs are drawn.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder; runs/bench/jobs if not given.")] = None,
     unchecked: Annotated[bool, typer.Option(hidden=True, help="For a new version: print digests.")] = False,
 ) -> None:
@@ -178,4 +181,4 @@ def _say(text: str, quiet: bool) -> None:
         print(f"rlpto: {text}", file=sys.stderr, flush=True)
 
 
-VERB = Verb(app, EXPERIMENTS)
+VERB = Verb(app, BENCHMARK, "rlpto bench run fifo --case microsoft04-0.9")

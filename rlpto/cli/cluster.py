@@ -151,7 +151,7 @@ def drain(
 
 @app.command("slurm", epilog="Example: rlpto cluster slurm --nodes 4 --gpus-per-node 8 -- rlpto serve service.yaml")
 def slurm(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What runs on the first node.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What runs on the first node.")],
     nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each node.")] = 8,
     hours: Annotated[float, typer.Option(min=0.02, max=10_000, help="Time limit.")] = 24.0,

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from rlpto.experiments.config import Config
 
-EXPERIMENTS, CLUSTERS, INPUTS, LISTS = "Experiments", "Real clusters", "Workloads and models", "What there is"
-SERVICE = "A job service"
+EXPERIMENTS, BENCHMARK, INPUTS = "Research", "Benchmark", "Traces, forecasts and models"
+CLUSTERS, SERVICE = "Real clusters", "Job service"
 """Groups of verbs in `rlpto --help`, in this order."""
 WARNING = "warning: "
 """Beginning of lines on stderr that stay."""
@@ -40,7 +40,7 @@ class Verb:
 
 _CONFIG_HELP = "Experiment file, or the name of an example, such as quickstart."
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help=_CONFIG_HELP)]
-OptionalConfig = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help=_CONFIG_HELP)]
+OptionalConfig = Annotated[Path | None, typer.Argument(metavar="CONFIG", help=_CONFIG_HELP)]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config; may be repeated.")
 ]

@@ -57,8 +57,9 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="A,B|all",
-            help="Policies to run, instead of the config's: by name, see rlpto policies, or as the config labels them; "
-            "A>3600:B is A, and B from that second on. With --run its agents come on top.",
+            help="Policies to run, instead of the config's: by name, see rlpto policies, as the config labels them, or "
+            "your own, my_policy.py:MyPolicy; A>3600:B is A, and B from that second on; all: every installed one, "
+            "plug-ins too. With --run its agents come on top.",
         ),
     ] = None,
     windows: Annotated[
@@ -164,12 +165,15 @@ def evaluate(
 
 
 def _default_folder(name: str, run: Path | None, trace: Path | None, cluster: Where) -> Path:
-    """Default folder of results; results of a run's agents go into the run's folder."""
+    """Default folder of results. Those of a run's agents, and any where a training is, go into a folder inside."""
+    from rlpto.experiments.run_folder import EVALUATION, has_begun
+
     ending = "" if cluster == "sim" else f"-{cluster}"
-    if run is None:
-        return Path("runs") / f"{name}{ending}"
-    inside = "evaluation" if trace is None else f"evaluation-{trace.name.partition('.')[0]}"
-    return run / f"{inside}{ending}"
+    folder = run or Path("runs") / f"{name}{ending}"
+    if run is None and not has_begun(folder):
+        return folder
+    inside = EVALUATION if trace is None else f"{EVALUATION}-{trace.name.partition('.')[0]}"
+    return folder / (inside if run is None else f"{inside}{ending}")
 
 
 def _source(config: Path | None, run: Path | None) -> Path:
@@ -209,7 +213,7 @@ def _chosen_policies(text: str, configured: Sequence[str], run: Path | None) -> 
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Folders that `rlpto evaluate` wrote.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders that `rlpto evaluate` wrote.")],
 ) -> None:
     """Compare two or more evaluations of the same windows, policy by policy, with paired differences."""
     from rlpto.experiments.evaluate import comparable_runs

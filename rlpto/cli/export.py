@@ -154,13 +154,11 @@ def _asking(repo: str) -> Iterator[HfApi]:
     """A client, without output of its own; all that goes wrong with it is one of our errors."""
     import logging
 
+    from huggingface_hub import HfApi, errors
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
     from rlpto.io.reading import one_line
 
-    try:
-        from huggingface_hub import HfApi, errors
-        from huggingface_hub.utils.tqdm import disable_progress_bars
-    except ModuleNotFoundError as missing:
-        raise ConfigError(f"{missing.name} is not installed: pip install 'rlpto[hub]'") from None
     if repo.count("/") != 1:
         raise ConfigError(f"{repo}: expected a repository as OWNER/NAME")
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # retries

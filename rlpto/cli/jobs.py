@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlpto.client import Answer, Client
 
 JobArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the job.")]
-JobsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of jobs.")]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="ID", help="Ids of jobs.")]
 
 
 @of_service
@@ -207,7 +207,7 @@ def wait(client: Client, jobs: JobsArgument, quiet: QuietOption = False) -> None
 @of_service
 def cancel(
     client: Client,
-    jobs: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Ids of jobs.")] = None,
+    jobs: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of jobs.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="All of your own that wait or train.")] = False,
     label: Annotated[str | None, typer.Option(metavar="KEY=VALUE", help="Of --all those with this label.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlpto.cli.common import LISTS, ConfigArgument, SetOption, Verb, make_console, make_table, read_config
+from rlpto.cli.common import EXPERIMENTS, ConfigArgument, SetOption, Verb, make_console, make_table, read_config
 
 app = typer.Typer(help="List experiment files, and show one with every key explained.", no_args_is_help=True)
 
@@ -77,4 +77,4 @@ def policies(
             console.print(f"  {escape(meaning)}")
 
 
-VERBS = {"configs": Verb(app, LISTS), "policies": Verb(policies, LISTS, "rlpto policies --options")}
+VERBS = {"configs": Verb(app, EXPERIMENTS), "policies": Verb(policies, EXPERIMENTS, "rlpto policies --options")}

@@ -17,8 +17,9 @@ import typer
 from typer.core import TyperGroup
 
 from rlpto import __version__, cli
-from rlpto.cli.common import CLUSTERS, EXPERIMENTS, INPUTS, LISTS, SERVICE, Verb
+from rlpto.cli.common import BENCHMARK, CLUSTERS, EXPERIMENTS, INPUTS, SERVICE, Verb
 from rlpto.io.errors import RlptoError
+from rlpto.io.extras import extras
 from rlpto.io.interrupts import Interrupted, interrupts_kept
 
 BAD_INPUT = 2
@@ -30,22 +31,19 @@ LEAVE_S = 20.0
 HELP = "Schedule distributed deep-learning training: simulate, train schedulers, compare them, run real jobs."
 
 
-class _Command(TyperGroup):
-    """Lists verbs by group; after a clean stop by Ctrl-C it ends with one line on stderr.
+class _Group(TyperGroup):
+    """Lists its commands with their first sentences, uncut."""
 
-    Its own help is plain text: importing what draws the boxes of a verb's help takes longer than all else.
-    """
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, those of the root under the headings of their groups."""
+        known = dict(verbs()) if ctx.parent is None else {}
+        for heading, names in groupby(known or self.commands, lambda name: known[name].group if known else "Commands"):
+            with formatter.section(heading):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit=1000)) for name in names])
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.rich_markup_mode = None
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        """The verbs of each group, with their first sentences."""
-        width = formatter.width - 4 - max(map(len, self.commands))
-        for group, names in groupby(known := dict(verbs()), lambda name: known[name].group):
-            with formatter.section(group):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(width)) for name in names])
+class _Command(_Group):
+    """The root; after a clean stop by Ctrl-C it ends with one line on stderr."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb."""
@@ -58,7 +56,7 @@ class _Command(TyperGroup):
 
 def verbs() -> Iterator[tuple[str, Verb]]:
     """Names and verbs of all modules of `rlpto.cli` that have any, by group and name."""
-    groups = (EXPERIMENTS, CLUSTERS, SERVICE, INPUTS, LISTS)
+    groups = (EXPERIMENTS, BENCHMARK, INPUTS, CLUSTERS, SERVICE)
     known: dict[str, Verb] = {}
     for found in iter_modules(cli.__path__):
         if found.name != "main":
@@ -76,17 +74,19 @@ def make_app() -> typer.Typer:
         help=HELP,
         cls=_Command,
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
+        rich_markup_mode=None,  # importing what draws boxes around help takes longer than all else
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
     for name, verb in verbs():
+        example = f"Example: {verb.example}"
         if isinstance(verb.run, typer.Typer):
-            app.add_typer(verb.run, name=name, rich_help_panel=verb.group)
+            verb.run.rich_markup_mode = None
+            first = verb.run.registered_commands[0].epilog
+            app.add_typer(verb.run, name=name, cls=_Group, epilog=example if verb.example else first)
         else:
-            app.command(name, epilog=f"Example: {verb.example}", rich_help_panel=verb.group)(verb.run)
+            app.command(name, epilog=example)(verb.run)
     return app
 
 
@@ -108,7 +108,7 @@ def run() -> None:
     """Entry point: bad input ends with exit code 2 and one line on stderr; no Ctrl-C is lost."""
     gc.set_threshold(50_000)  # while much is compiled, looking for garbage took a tenth of the time, and found little
     try:
-        with interrupts_kept():
+        with interrupts_kept(), extras():
             make_app()()
     except RlptoError as error:
         print(f"rlpto: error: {error}", file=sys.stderr)

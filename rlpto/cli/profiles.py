@@ -103,7 +103,7 @@ def _with_tables(folder: Path) -> dict[str, Profile]:
 @app.command("plot", epilog="Example: rlpto profiles plot mpt-7b mpt-70b -o sizes.png")
 def plot_sizes(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The picture: a .png file.")],
-    models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="Of these; all, if none.")] = None,
+    models: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="Of these; all, if none.")] = None,
     folder: _SizesOption = Path("llm"),
     quiet: QuietOption = False,
 ) -> None:

@@ -15,7 +15,6 @@ import typer
 
 from rlpto.cli.common import SERVICE, QuietOption, Verb, make_console, make_table, waiting
 from rlpto.io.durations import span_text
-from rlpto.io.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlpto.client import Answer, Client
@@ -33,11 +32,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object
 
 def connect(service: ServiceOption = None, certificate: CertificateOption = None) -> Client:
     """Client of the service; the token comes from $RLPTO_TOKEN, so that it appears in no list of processes. Raises
-    ConfigError where the packages for it are missing, ServiceError without a token."""
-    try:
-        from rlpto.client import Client
-    except ModuleNotFoundError as missing:
-        raise ConfigError(f"{missing.name} is not installed: pip install 'rlpto[service]'") from None
+    MissingExtraError where the packages for it are missing, ServiceError without a token."""
+    from rlpto.client import Client
+
     return Client(service, certificate=certificate)
 
 
@@ -59,7 +56,7 @@ def service_is_known() -> bool:
     """Whether `connect` finds an address on its own."""
     try:
         from rlpto.client import service_is_known
-    except ModuleNotFoundError:
+    except ImportError:
         return False
     return service_is_known()
 
@@ -105,12 +102,9 @@ def serve(
     quiet: QuietOption = False,
 ) -> None:
     """Run a job service: scheduler, REST and pages. Ctrl-C ends it, and leaves jobs as on_stop in SETTINGS says."""
-    try:
-        from rlpto.client import note_service
-        from rlpto.service.parent import TOKEN_FILE, serve
-        from rlpto.service.settings import load_service
-    except ModuleNotFoundError as missing:
-        raise ConfigError(f"{missing.name} is not installed: pip install 'rlpto[service]'") from None
+    from rlpto.client import note_service
+    from rlpto.service.parent import TOKEN_FILE, serve
+    from rlpto.service.settings import load_service
 
     found = load_service(settings)
     console = make_console(quiet)

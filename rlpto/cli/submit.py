@@ -30,14 +30,14 @@ def submit(
     client: Client,
     file: Annotated[
         str | None,
-        typer.Argument(metavar="[FILE]", help="The job in YAML, `-`: from stdin; or a script of yours, FILE.py."),
+        typer.Argument(metavar="FILE", help="The job in YAML, `-`: from stdin; or a script of yours, FILE.py."),
     ] = None,
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGUMENT...]", help="Arguments of the script.")
+        list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments of the script, after `--`.")
     ] = None,
     program: Annotated[str | None, typer.Option("--program", "-p", help="What to train.")] = None,
     name: Annotated[str | None, typer.Option(help="A label for people.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Work.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Epochs to train; may be a fraction.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Samples of an epoch, for a script.")] = None,
     files: Annotated[
         list[Path] | None,

@@ -50,7 +50,7 @@ def import_(
 
 @app.command(epilog="Example: rlpto trace describe traces/philly.parquet --gpus 2480")
 def describe(
-    paths: Annotated[list[Path], typer.Argument(metavar="TRACE...", help=f"{_TRACE}; several are put in a table.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="TRACE", help=f"{_TRACE}; several are put in a table.")],
     gpus: Annotated[
         int | None, typer.Option(min=1, max=10**9, metavar="N", help="Also state the load on a cluster of N GPUs.")
     ] = None,

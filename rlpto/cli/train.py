@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def train(
     config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG]", help="Experiment file; not needed with --resume.")
+        Path | None, typer.Argument(metavar="CONFIG", help="Experiment file; not needed with --resume.")
     ] = None,
     resume: Annotated[
         Path | None,
@@ -184,7 +184,7 @@ def sweep(
         Path,
         typer.Option(
             metavar="FILE",
-            help="YAML file: config keys with \\[a, b, c] to choose from, or {low: 1e-4, high: 1e-2, log: true}.",
+            help="YAML file: config keys with [a, b, c] to choose from, or {low: 1e-4, high: 1e-2, log: true}.",
         ),
     ],
     trials: Annotated[int, typer.Option("--trials", "-n", min=1, help="Trainings in all.")] = 20,

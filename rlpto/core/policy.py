@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
@@ -10,6 +13,8 @@ import numpy as np
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.job_table import JobTable
 from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import PolicyError, RlptoError
+from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
 
 
@@ -73,6 +78,27 @@ def reads_speeds(policy: Policy) -> bool:
     the queue needs speeds to choose kinds of GPU.
     """
     return bool(getattr(policy, "reads_speeds", True))
+
+
+@contextmanager
+def naming_line(name: str, policy: object) -> Iterator[None]:
+    """Turn an exception in a user's policy into a PolicyError with file and line of the user's code.
+
+    policy: the policy that runs inside, or its class; one that delegates has `policies`. Other exceptions pass.
+    """
+    try:
+        yield
+    except RlptoError:
+        raise
+    except Exception as error:
+        modules = {str(one.__module__) for one in getattr(policy, "policies", (policy,))}
+        users = {module for module in modules if not module.startswith("rlpto.")}
+        frames = traceback.walk_tb(error.__traceback__)
+        lines = [(frame.f_code, line) for frame, line in frames if frame.f_globals.get("__name__") in users]
+        if not lines:
+            raise
+        (code, line), said = lines[-1], one_line(traceback.format_exception_only(error)[-1])
+        raise PolicyError(f"policy {name}: {code.co_filename}:{line}: {said}") from error
 
 
 class NoOptions(Settings):

@@ -13,12 +13,16 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from greenlet import getcurrent, greenlet
 from torch import nn
 from torch.optim import Optimizer
 
 from rlpto.io.errors import JobError
-from rlpto.ray_cluster.programs.script import LoopProgram, MakeScheduler, ScriptLoop, Session
+from rlpto.io.extras import extras
+
+with extras():
+    from greenlet import getcurrent, greenlet
+
+    from rlpto.ray_cluster.programs.script import LoopProgram, MakeScheduler, ScriptLoop, Session
 
 __all__ = ["MakeScheduler", "Session", "session"]
 

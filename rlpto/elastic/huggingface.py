@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from transformers import Trainer
-from transformers.trainer_utils import TrainOutput
 
 from rlpto import elastic
 from rlpto.io.errors import JobError
+from rlpto.io.extras import extras
+
+with extras():
+    from transformers import Trainer
+    from transformers.trainer_utils import TrainOutput
 
 
 class ElasticTrainer(Trainer):

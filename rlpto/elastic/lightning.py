@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from lightning import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -14,6 +13,10 @@ from torch.utils.data import default_collate
 
 from rlpto import elastic
 from rlpto.io.errors import JobError
+from rlpto.io.extras import extras
+
+with extras():
+    from lightning import LightningModule
 
 
 class _TrainingStep(nn.Module):

@@ -40,16 +40,21 @@ stay in the folder `cells`, and are used when they are asked for again."""
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """One run: a policy as the user wrote it, the name of a window, a seed."""
+    """One run: a policy as the user wrote it, the name of a window, a seed.
+
+    files: digest of the files that the policy is made of. Default: it is made of none.
+    """
 
     policy: str
     window: str
     seed: int
+    files: str = ""
 
     @property
     def key(self) -> str:
         """Stem of the cell's files; it depends on the cell alone, not on the configuration."""
-        return hashlib.sha256(json.dumps([self.policy, self.window, self.seed]).encode()).hexdigest()[:16]
+        parts = [self.policy, self.window, self.seed, *filter(None, [self.files])]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
         return f"{self.policy} · {self.window} · seed {self.seed}"

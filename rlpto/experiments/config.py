@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
-from rlpto.agents.settings import BEST, LAST, AgentSettings
+from rlpto.agents.settings import AgentSettings
 from rlpto.arrivals.settings import ForecastSettings
 from rlpto.core.cluster import BackgroundLoad, ClusterShape, Node, SpotSettings
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.settings import EnvSettings
-from rlpto.io.errors import ConfigError
-from rlpto.io.files import file_there, is_there
-from rlpto.io.paths import ConfigPath, TypedOnCommandLine, example_config, example_names, expand_path
+from rlpto.io.errors import ConfigError, nearest
+from rlpto.io.files import is_there
+from rlpto.io.paths import ConfigPath, TypedOnCommandLine, example_config, example_names, expand_path, portable
 from rlpto.io.reading import one_line
 from rlpto.io.settings import LARGEST_SEED, LowerCase, Settings
 from rlpto.io.settings_text import described_yaml, first_problem
@@ -24,9 +24,8 @@ from rlpto.io.yaml_file import Location, parse_value, read_yaml
 from rlpto.knowledge.known import NOISE_SLOPE, UNSEEN_HOURS, BeliefRules, FitMethod
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.metrics import DEFAULT_METRIC, MetricName
-from rlpto.performance.profiles import shipped_folder
 from rlpto.performance.tables import ONE_KIND
-from rlpto.policies.spec import FILE_ENDINGS, parse_spec
+from rlpto.policies.spec import CODE_ENDING, parse_spec
 from rlpto.ray_cluster.settings import RaySettings
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.workloads.listed import JobClass, ListedJob
@@ -45,12 +44,17 @@ def _expand_name_or_path(value: object, info: ValidationInfo) -> object:
 
 
 def _expand_spec(value: object, info: ValidationInfo) -> object:
-    """Make the files among a policy's options paths as `expand_path` does."""
+    """Make the files that a policy is made of paths as `expand_path` does, and that of its class absolute."""
     if not isinstance(value, str):
         return value
     kind = TypedOnCommandLine if isinstance(value, TypedOnCommandLine) else str
+
+    def expanded(path: str) -> str:
+        found = Path(str(expand_path(kind(path), info)))
+        return str(found.resolve() if found.suffix == CODE_ENDING else found)
+
     try:
-        return str(parse_spec(value).with_paths(lambda path: str(expand_path(kind(path), info))))
+        return str(parse_spec(value).with_paths(expanded))
     except ConfigError as wrong:  # pydantic adds where the spec stands only to a ValueError
         raise ValueError(str(wrong)) from None
 
@@ -163,7 +167,7 @@ class WorkloadSettings(Settings):
 class ProfileSettings(Settings):
     """How fast models train."""
 
-    folder: Annotated[ConfigPath, AfterValidator(shipped_folder)] | None = None
+    folder: ConfigPath | None = None
     """Folder of profiles: fitted ones (*.yaml) or measurements (a folder for each model); or a file of fitted ones, as
     `rlpto profile` writes it; llm: large models, built in; null: built in."""
 
@@ -263,16 +267,6 @@ class Config(Settings):
     """Which windows and seeds policies are compared on."""
 
 
-def spec_files(spec: str) -> list[Path]:
-    """The files among the options of a policy's spec; of a run, the checkpoint it is used from."""
-    found = []
-    for path in parse_spec(spec).paths:
-        # A run is used by its best checkpoint, else by its last.
-        files = [path] if path.suffix in FILE_ENDINGS else [path / BEST, path / LAST]
-        found += files if len(files) == 1 else list(filter(file_there, files))[:1]
-    return found
-
-
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     """Read an experiment file and apply `key=value` overrides to it.
 
@@ -301,10 +295,15 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
 
 def _config_file(path: Path) -> Path:
     """The path itself if it is there, else the example of that name. Raises ConfigError if there is neither."""
-    found = None if is_there(path) else example_config(path)
-    if found is None and not is_there(path) and not path.suffix:
-        raise ConfigError(f"{path}: no such file, and no example of that name: expected {', '.join(example_names())}")
-    return found or path
+    if is_there(path):
+        return path
+    if (found := example_config(path)) is not None:
+        return found
+    name = path.relative_to("configs") if path.is_relative_to("configs") else path
+    if example_config(name) is not None:
+        raise ConfigError(f"{path}: no such file here; expected {name.with_suffix('')}, an example that works anywhere")
+    near = nearest(str(name.with_suffix("")), [*example_names(), *example_names("results")])
+    raise ConfigError(f"{path}: no such file, and no example of that name (`rlpto configs list` lists all); {near}")
 
 
 def _parse_override(override: str) -> tuple[Location, object]:
@@ -359,5 +358,5 @@ def resolved_yaml(config: Config) -> str:
 
 
 def _anywhere(spec: str) -> str:
-    """A policy's spec with absolute paths, as other paths are written: it means the same wherever it is read."""
-    return str(parse_spec(spec).with_paths(lambda path: str(Path(path).absolute())))
+    """Return a policy's spec with paths that mean the same wherever it is read, as other paths are written."""
+    return str(parse_spec(spec).with_paths(lambda path: portable(Path(path))))

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from rlpto.agents.policy import run_file, shown_label
 from rlpto.core.records import RunRecord
-from rlpto.evaluation.runner import Cell, FinishedCell, evaluate, load_cells
+from rlpto.evaluation.runner import CELLS_FILE, Cell, FinishedCell, evaluate, load_cells
 from rlpto.evaluation.tables import Results, results, write_csv
 from rlpto.experiments.config import Config, resolved_yaml
 from rlpto.experiments.experiment import prepare, run_cell
 from rlpto.experiments.run_folder import (
+    EVALUATION,
     Result,
     begin_run,
     command_line,
@@ -27,7 +28,7 @@ from rlpto.experiments.run_folder import (
     versions,
 )
 from rlpto.io.errors import ConfigError
-from rlpto.io.files import write_text
+from rlpto.io.files import file_there, write_text
 from rlpto.policies.spec import parse_spec, policy_label
 
 
@@ -174,7 +175,7 @@ def comparable_runs(folders: Sequence[Path]) -> list[FinishedRun]:
         raise ConfigError(f"{folders[-1]}: expected different run folders, got one twice")
     first, *others = runs = [
         FinishedRun(name, folder, read_run_config(folder), labelled(load_cells(folder)))
-        for name, folder in zip(names, folders, strict=True)
+        for name, folder in zip(names, map(_evaluation, folders), strict=True)
     ]
     for other in others:
         for key, mine, its in differing_keys(first.config, other.config, Result.CELL):
@@ -187,6 +188,12 @@ def comparable_runs(folders: Sequence[Path]) -> list[FinishedRun]:
             where = first.folder if (window, seed) in other.places else other.folder
             raise ConfigError(f"{where}: no cells of window {window}, seed {seed}; expected runs on the same windows")
     return runs
+
+
+def _evaluation(folder: Path) -> Path:
+    """The folder itself, or the evaluation in it, where a training is kept with one."""
+    inside = folder / EVALUATION
+    return inside if file_there(inside / CELLS_FILE) and not file_there(folder / CELLS_FILE) else folder
 
 
 def differences(runs: Sequence[FinishedRun]) -> dict[str, list[str]]:

@@ -18,11 +18,11 @@ from rlpto.core.cluster import background_at, check_servers_fit, place_backgroun
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.core.loop import run
-from rlpto.core.policy import LookaheadPolicy, Policy, chooses, reads_speeds
+from rlpto.core.policy import LookaheadPolicy, Policy, chooses, naming_line, reads_speeds
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments.config import Config, KnowledgeSettings
-from rlpto.experiments.run_folder import outcome_of
+from rlpto.experiments.run_folder import files_digest, outcome_of
 from rlpto.experiments.window_traces import WindowTraces
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError, JobError, TraceError
@@ -248,11 +248,14 @@ class Experiment:
         cut = self.traces.by_name[window].window
         forecaster = None if self.forecasts is None else self.forecasts.for_run(cut)
         queue, reward = self.config.queue, self.config.reward
-        record = run(cluster, policy, queue, reward, window=window, seed=seed, forecaster=forecaster, sealed=sealed)
+        with naming_line(policy.name, policy):
+            record = run(cluster, policy, queue, reward, window=window, seed=seed, forecaster=forecaster, sealed=sealed)
         return replace(record, switches=policy.switches()) if isinstance(policy, SwitchingPolicy) else record
 
     def run_cell(self, cell: Cell, *, sealed: bool = False) -> RunRecord:
-        """Run one cell of an evaluation."""
+        """Run one cell of an evaluation. Raises ConfigError if files of its policy have changed since it was listed."""
+        if cell.files and cell.files != files_digest(cell.policy):
+            raise ConfigError(f"policy {cell.policy}: its files have changed while it was evaluated; run it again")
         return self.run_policy(self.policy(cell.policy), cell.window, cell.seed, sealed=sealed)
 
     @cached_property
@@ -266,8 +269,9 @@ class Experiment:
         """All runs of the evaluation: every policy on every window with the first seeds."""
         first = self.config.seed
         seeds = range(first, first + self.config.evaluation.seeds)
-        places = product(self.windows(), seeds, self.config.policies)
-        return [Cell(policy, window, seed) for window, seed, policy in places]
+        files = {policy: files_digest(policy) for policy in self.config.policies}
+        places = product(self.windows(), seeds, files)
+        return [Cell(policy, window, seed, files[policy]) for window, seed, policy in places]
 
     def check(self) -> None:
         """Check, before anything is written, that all policies exist and all jobs can run.

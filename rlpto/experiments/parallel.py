@@ -17,6 +17,7 @@ from rlpto.experiments.config import load_config
 from rlpto.experiments.run_folder import begin_run, config_file
 from rlpto.io.cores import cores
 from rlpto.io.errors import CheckpointError, ConfigError, RlptoError
+from rlpto.io.extras import extras
 from rlpto.io.files import file_there, is_there, write_text
 from rlpto.io.interrupts import Interrupted, handler_kept
 from rlpto.io.reading import LARGEST_YAML_BYTES, read_text
@@ -142,8 +143,8 @@ def open_sweep(
     compared. Raises ConfigError otherwise, and CheckpointError if the folder holds a sweep already, or none of this
     space to resume.
     """
-    if find_spec("ray") is None or find_spec("optuna") is None:
-        raise ConfigError("rlpto sweep needs Ray Tune and Optuna: install rlpto[ray]")
+    with extras("ray", "optuna"):
+        pass
     wanted, text = read_space(space), read_text(space, "YAML", ConfigError, LARGEST_YAML_BYTES)
     if resume:
         config_file(folder)

@@ -3,6 +3,7 @@ are kept, and whether a command may add to it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import shlex
@@ -15,19 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from rlpto import __version__
-from rlpto.agents.settings import LAST
-from rlpto.experiments.config import Config, load_config, resolved_yaml, spec_files
+from rlpto.agents.settings import BEST, LAST
+from rlpto.experiments.config import Config, load_config, resolved_yaml
 from rlpto.experiments.window_traces import Repetition
 from rlpto.io.errors import CheckpointError, ConfigError
-from rlpto.io.files import digest, file_there, folder_there, is_there, write_text
-from rlpto.io.reading import read_json
+from rlpto.io.files import digest, file_there, folder_there, write_text
 from rlpto.io.settings import Settings
+from rlpto.policies.registry import plugin_files
+from rlpto.policies.spec import CODE_ENDING, FILE_ENDINGS, parse_spec
 from rlpto.workloads.files import KEYS
 
 CONFIG_FILE = "config.resolved.yaml"
 """The whole configuration of the run."""
 VERSIONS_FILE = "versions.json"
 """Versions of what made the run, and the command line."""
+EVALUATION = "evaluation"
+"""Folder of the evaluation in a run that holds a training."""
 
 
 class Result(Enum):
@@ -63,7 +67,7 @@ def begin_run(folder: Path, config: Config, repetition: Repetition | None = None
     content = versions() | {
         "commit": git_commit(),
         "command": command_line(),
-        "policy_files": _policy_files_there(folder) | policy_files(config),
+        "policy_files": {str(path.absolute()): digest(path) for spec in config.policies for path in spec_files(spec)},
     }
     if repetition is not None:
         content["workload"] = repetition._asdict()
@@ -87,7 +91,7 @@ def refuse_foreign(folder: Path, config: Config, *, fresh: bool = False) -> None
     """Raises CheckpointError if the folder has a training or, unless fresh, finished cells of another configuration."""
     if not folder_there(folder):
         return
-    trained = any(file_there(run / LAST) for run in members(folder))
+    trained = has_begun(folder)
     if not trained and (fresh or not any((folder / "cells").glob("*.json"))):
         return
     advice = "use another --run-dir" + ("" if trained else ", or --fresh to replace it")
@@ -97,27 +101,29 @@ def refuse_foreign(folder: Path, config: Config, *, fresh: bool = False) -> None
         raise CheckpointError(f"{folder}: holds a run that cannot be added to ({error}); {advice}") from None
     for key, old, new in differing_keys(there, config, Result.TRAINING if trained else Result.CELL):
         raise CheckpointError(f"{folder}: holds a run with {key} = {old}, now it is {new}; {advice}")
-    before = {} if fresh else _policy_files_there(folder)
-    for path, now in policy_files(config).items():
-        if before.get(path, now) != now:
-            raise CheckpointError(f"{folder}: holds a run with {path} as it was before it changed; {advice}")
 
 
-def policy_files(config: Config) -> dict[str, str]:
-    """Digest of every file that the config's policies name."""
-    return {str(path.absolute()): digest(path) for spec in config.policies for path in spec_files(spec)}
+def spec_files(spec: str) -> list[Path]:
+    """Return the files that a policy is made of besides RLPTO: Python files, and files among its options. A run stands
+    for its checkpoint."""
+    parsed = parse_spec(spec)
+    found = [file for single in parsed.singles for file in plugin_files(single.name)]
+    for path in parsed.paths:
+        # A run is used by its best checkpoint, else by its last.
+        files = [path] if path.suffix in (*FILE_ENDINGS, CODE_ENDING) else [path / BEST, path / LAST]
+        found += files if len(files) == 1 else list(filter(file_there, files))[:1]
+    return found
 
 
-def _policy_files_there(folder: Path) -> dict[str, str]:
-    """Digests of the policies' files from when the folder was written."""
-    path = folder / VERSIONS_FILE
-    if not is_there(path):
-        return {}
-    content = read_json(path, "what a run has written", CheckpointError)
-    files = content.get("policy_files", {}) if isinstance(content, dict) else None
-    if not isinstance(files, dict) or not all(isinstance(digest, str) for digest in files.values()):
-        raise CheckpointError(f"{path}: policy_files: expected a digest of each, as a run has written them")
-    return files
+def files_digest(spec: str) -> str:
+    """Return a digest of all files that a policy is made of besides RLPTO; empty if there are none."""
+    digests = "".join(map(digest, spec_files(spec)))
+    return digests and hashlib.sha256(digests.encode()).hexdigest()
+
+
+def has_begun(run: Path) -> bool:
+    """Return True if a run, or one of its seeds, holds a training that can be continued: it has a checkpoint."""
+    return any(file_there(folder / LAST) for folder in members(run))
 
 
 def versions() -> dict[str, Any]:
@@ -184,7 +190,7 @@ def differing_keys(
     for name in type(mine).model_fields:
         key = f"{around}{name}"
         left, right = getattr(mine, name), getattr(its, name)
-        if key in free_keys(result) or _absolute(left) == _absolute(right):
+        if key in free_keys(result) or _place(left) == _place(right):
             continue
         if isinstance(left, Settings) and isinstance(right, Settings):
             yield from differing_keys(left, right, result, f"{key}.")
@@ -210,8 +216,8 @@ def outcome_of(config: Config, traces: Mapping[str, Sequence[Path]]) -> dict[str
     return settings
 
 
-def _absolute(value: object) -> object:
+def _place(value: object) -> object:
     """Paths are the same if they lead to the same place."""
     if isinstance(value, Path):
-        return value.absolute()
-    return tuple(_absolute(entry) for entry in value) if isinstance(value, tuple) else value
+        return value.resolve()
+    return tuple(_place(entry) for entry in value) if isinstance(value, tuple) else value

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.loop import DecisionLoop, ProgressWatch
-from rlpto.core.policy import Policy
+from rlpto.core.policy import Policy, naming_line
 from rlpto.core.queues import QueueSettings
 from rlpto.experiments.config import Config
 from rlpto.io.arrays import AnyArray
@@ -137,7 +137,8 @@ class SwitchablePolicy:
             if name != self.in_force:
                 self._note(name, state.time, SCHEDULER, "its set time" if self.in_force else "the first start")
         began = time.perf_counter()
-        allocation = self.plan(state)
+        with naming_line(self.in_force, self.plan):
+            allocation = self.plan(state)
         self.latency = time.perf_counter() - began
         self._deciding(self.in_force, self.latency)
         return allocation

@@ -26,6 +26,7 @@ from rlpto.experiments.run_folder import (
     deciding,
     differing_keys,
     git_commit,
+    has_begun,
     members,
     read_run_config,
     refuse_foreign,
@@ -44,8 +45,8 @@ def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> 
     """
     if not fresh and has_checkpoints(folder):
         raise CheckpointError(
-            f"{folder}: holds a training; go on with `rlpto train --resume {folder}`, "
-            "or use another --run-dir, or --fresh to start again"
+            f"{folder}: holds a training; go on with `rlpto train --resume {folder}`, or, if it is finished, "
+            f"`rlpto evaluate --run {folder}`; a new one needs another --run-dir, or --fresh to replace this one"
         )
     if not fresh:
         refuse_foreign(folder, config)
@@ -168,11 +169,6 @@ def _nameable(value: Any) -> Any:
 def has_checkpoints(run: Path) -> bool:
     """True if a run, or one of its seeds, holds checkpoints."""
     return any(file_there(folder / name) for folder in members(run) for name in (BEST, LAST))
-
-
-def has_begun(run: Path) -> bool:
-    """True if a run, or one of its seeds, can be continued: it has a checkpoint."""
-    return any(file_there(folder / LAST) for folder in members(run))
 
 
 def summary(run: Path, outcome: TrainingResult) -> str:

@@ -1,7 +1,11 @@
 """Errors a user can cause. Every one is a single clear line; the command line exits with code 2."""
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+_LISTED = 6
+"""Most names that a message lists."""
 
 
 class RlptoError(Exception):
@@ -41,6 +45,14 @@ class TrainingError(RlptoError):
 
 class ClusterError(RlptoError):
     """A real cluster cannot be reached, does not fit, or its session database cannot be read."""
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return the end of a message on a name that is not known: the known name closest to it, else the first few."""
+    if near := difflib.get_close_matches(name, known, 1):
+        return f"did you mean {near[0]}?"
+    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+    return f"expected one of {', '.join(known[:_LISTED])}{more}"
 
 
 def system_reason(refused: OSError) -> str:

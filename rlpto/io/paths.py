@@ -15,6 +15,7 @@ _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^
 EXAMPLES = Path(__file__).parents[1].joinpath("configs").resolve()
 """Experiment files, tuned weights, trained agents and recorded traces that come with RLPTO, in a checkout as when
 installed."""
+_PROFILES = Path(__file__).resolve().parents[1] / "performance" / "profiles"
 _EXAMPLE_ENDINGS = (".yaml", ".zip")
 _OTHER_EXAMPLES = ("service",)
 """Files in the folder of experiments that are no experiments: settings of the job service."""
@@ -28,6 +29,13 @@ def example_config(name: str | Path, endings: tuple[str, ...] = _EXAMPLE_ENDINGS
         return None
     named = (EXAMPLES / path.with_name(path.name + ending) for ending in ("", *endings))
     return next((found for found in named if found.suffix in endings and os.path.isfile(found)), None)
+
+
+def portable(path: Path) -> str:
+    """Return an absolute path as text; of what comes with RLPTO the name, which `expand_path` finds in any clone."""
+    place = path.resolve()
+    inside = next((root for root in (EXAMPLES, _PROFILES) if place.is_relative_to(root)), None)
+    return str(path.absolute()) if inside is None else place.relative_to(inside).as_posix()
 
 
 def example_names(folder: str = "", ending: str = ".yaml") -> list[str]:
@@ -56,8 +64,8 @@ class TypedOnCommandLine(str):
 def expand_path(value: object, info: ValidationInfo) -> object:
     """Fill in `${NAME}` and `${NAME:-default}`, then make the path relative to the config file.
 
-    A file that is not there may be an example: `tuned/philly.yaml` and the trace `microsoft/cluster04` are found from
-    wherever they are named.
+    A file that is not there may come with RLPTO: `tuned/philly.yaml`, the trace `microsoft/cluster04` and the folder of
+    profiles `llm` are found from wherever they are named.
     """
     if not isinstance(value, str | Path):
         return value
@@ -67,7 +75,10 @@ def expand_path(value: object, info: ValidationInfo) -> object:
     path = os.path.normpath(base / _expanded(text))
     if os.path.exists(path):
         return path
-    return str((example_config(text) if text.endswith(_EXAMPLE_ENDINGS) else example_trace(text)) or path)
+    if os.path.isdir(_PROFILES / text) and os.path.basename(text) == text:
+        return str(_PROFILES / text)
+    endings = (Path(text).suffix or ".parquet",)
+    return str(example_config(text, endings) or path)
 
 
 def _expanded(text: str) -> Path:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rlpto.io.errors import ConfigError
+from rlpto.io.paths import portable
 from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
 from rlpto.io.yaml_file import Location, dotted_key, read_yaml
@@ -153,7 +154,7 @@ def inline_yaml(value: object) -> str:
 
 def _plain(value: object) -> object:
     if isinstance(value, Path):
-        return str(value.absolute())
+        return portable(value)
     if isinstance(value, Settings):
         return _plain(value.model_dump())
     if isinstance(value, Mapping):

@@ -1,17 +1,22 @@
-"""Policies by name: the ones of this project, and plug-ins."""
+"""Policies by name: RLPTO's own, plug-ins, and classes in Python files."""
 
 from __future__ import annotations
 
-import difflib
+import hashlib
+import importlib.util
+import sys
+import traceback
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
+from types import ModuleType
 from typing import cast
 
 from pydantic import ValidationError
 
-from rlpto.core.policy import Policy, PolicyClass
-from rlpto.io.errors import ConfigError, RlptoError
-from rlpto.io.reading import one_line
+from rlpto.core.policy import Policy, PolicyClass, naming_line
+from rlpto.io.errors import ConfigError, RlptoError, nearest
+from rlpto.io.reading import MIB, one_line, read_text
 from rlpto.io.settings import Settings
 from rlpto.io.settings_text import first_problem, inline_yaml
 from rlpto.policies.coach import Coach
@@ -24,7 +29,7 @@ from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.rigid import Fifo, Las, RoundRobin, Sjf, Srtf, Tiresias
 from rlpto.policies.shockwave import Shockwave
 from rlpto.policies.sia import Sia
-from rlpto.policies.spec import UNNAMED, PolicySpec, parse_spec
+from rlpto.policies.spec import CODE_ENDING, UNNAMED, PolicySpec, parse_spec
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.policies.time_shares import Allox, GandivaFair, Gavel, MaxSumThroughput, MinDuration, Themis
 
@@ -37,16 +42,21 @@ _CLASSES = (
     *(Rubick, Coach, ConfigurationManager, RandomPolicy),
 )
 BUILT_IN: dict[str, PolicyClass] = {policy.name: policy for policy in _CLASSES}
-"""The project's own policies, agents apart, in the order in which they are listed."""
+"""RLPTO's own policies, the planner and agents apart, in the order in which they are listed."""
+
+
+def own_policies() -> dict[str, PolicyClass]:
+    """Return RLPTO's own policies by name. Tests, pages and studies look at no others."""
+    return BUILT_IN | {name: _load(point) for name, point in sorted(_plugins().items()) if _is_own(point)}
 
 
 def available(broken: Callable[[str], None] | None = None) -> dict[str, PolicyClass]:
-    """All policies by name: the project's own, then plug-ins in order of their names.
+    """Return all installed policies by name: RLPTO's own, then plug-ins in order of their names.
 
-    broken: is called with what is wrong with a plug-in that cannot be loaded or is not a policy, which is left out;
-    None: raises ConfigError for it.
+    broken: called with the problem of a plug-in that cannot be loaded or is no policy, which is left out. Default:
+    such a plug-in raises ConfigError.
     """
-    found = dict(BUILT_IN)
+    found = own_policies()
     for name, plugin in sorted(_plugins().items()):
         try:
             found[name] = _load(plugin)
@@ -71,14 +81,14 @@ def options_of(policy: PolicyClass) -> list[tuple[str, str, str]]:
 
 
 def make_policy(spec: str, adapt: Callable[[Policy], Policy] = lambda policy: policy) -> Policy:
-    """A new policy from `name` or `name:option=value,...`.
+    """A new policy from `name` or `name:option=value,...`, where the name may be `FILE.py:Class`.
 
     A class may have an option whose name need not be given, `POSITIONAL`: `pretrained:synthetic`.
     `fifo>3600:las` are two policies one after the other, see `rlpto.policies.switching`.
     Its name is the option `label`, else the spec as written.
     adapt: applied to each new policy, such as setting the weights of an experiment's reward.
-    Raises ConfigError for a name or an option that does not exist, a value an option cannot have, or
-    a plug-in that cannot be loaded.
+    Raises ConfigError for a name or an option that does not exist, a value an option cannot have, or a plug-in or file
+    that cannot be loaded, and PolicyError for an exception in a user's constructor.
     """
     whole = parse_spec(spec)
     first, later = _single(whole.first, adapt), [(time, _single(part, adapt)) for time, part in whole.later]
@@ -91,7 +101,7 @@ def _single(spec: PolicySpec, adapt: Callable[[Policy], Policy]) -> Policy:
     label = options.pop("label", None)
     if label is not None and not (isinstance(label, str) and label):
         raise ConfigError(f"policy {name}: label: expected a name, got {label!r}")
-    policy_class = _find(name)
+    policy_class = _class_in_file(spec) if spec.file else _find(name)
     if UNNAMED in options:
         unnamed = getattr(policy_class, "POSITIONAL", None)
         if unnamed is None or unnamed in options:
@@ -104,40 +114,95 @@ def _single(spec: PolicySpec, adapt: Callable[[Policy], Policy]) -> Policy:
         raise ConfigError(f"policy {name}: option {said}") from None
     except RlptoError as error:
         raise ConfigError(f"policy {name}: {error}") from None
-    policy = adapt(policy_class(checked))
+    with naming_line(str(spec), policy_class):
+        policy = adapt(policy_class(checked))
     policy.name = spec.label
     return policy
 
 
+def plugin_files(name: str) -> list[Path]:
+    """Return the Python files of the package that a plug-in comes from; none for RLPTO's own policies."""
+    point = _plugins().get(name)
+    if point is None or _is_own(point):
+        return []
+    package = importlib.util.find_spec(point.module.partition(".")[0])
+    folders = package and package.submodule_search_locations
+    if folders:
+        return sorted(file for folder in folders for file in Path(folder).rglob(f"*{CODE_ENDING}"))
+    return [Path(package.origin)] if package and package.origin else []
+
+
 def _find(name: str) -> PolicyClass:
-    """The class of a policy's name."""
+    """Return the class of an installed policy."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     plugins = _plugins()
     if name in plugins:
         return _load(plugins[name])
-    known = [*BUILT_IN, *sorted(plugins)]
-    near = difflib.get_close_matches(name, known, 1, 0.0)[0]
-    raise ConfigError(f"no policy {name!r}; did you mean {near}? known: {', '.join(known)}")
+    known = nearest(name, [*BUILT_IN, *sorted(plugins)])
+    raise ConfigError(f"no policy {name!r} (`rlpto policies` lists all; or name a FILE.py:Class); {known}")
 
 
 def _plugins() -> dict[str, metadata.EntryPoint]:
-    """Entry points of the group; built-in names cannot be taken over."""
-    return {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS) if point.name not in BUILT_IN}
+    """Return the entry points of the group. A plug-in cannot take over the name of one of RLPTO's own policies."""
+    points = sorted(metadata.entry_points(group=ENTRY_POINTS), key=_is_own)
+    return {point.name: point for point in points if point.name not in BUILT_IN}
+
+
+def _is_own(point: metadata.EntryPoint) -> bool:
+    return point.value.startswith("rlpto.")
 
 
 def _load(point: metadata.EntryPoint) -> PolicyClass:
     """Import a plug-in's class."""
+    what = f"policy plug-in {point.name} ({point.value})"
     try:
         loaded = point.load()
     except Exception as error:  # a module may raise anything, errors of syntax too
-        raise ConfigError(f"policy plug-in {point.name} ({point.value}): cannot be loaded: {one_line(error)}") from None
+        raise ConfigError(f"{what}: cannot be loaded: {one_line(error)}") from None
+    return _checked(loaded, what)
+
+
+def _class_in_file(spec: PolicySpec) -> PolicyClass:
+    """Return the class of FILE.py:Class."""
+    module = _module(Path(spec.file), f"policy {spec}")
+    if (loaded := getattr(module, spec.kind, None)) is None:
+        classes = [key for key, one in vars(module).items() if getattr(one, "__module__", "") == module.__name__]
+        known = nearest(spec.kind, classes) if classes else "it has no classes"
+        raise ConfigError(f"policy {spec}: no class {spec.kind!r} in {spec.file}; {known}")
+    return _checked(loaded, f"policy {spec}")
+
+
+def _module(path: Path, what: str) -> ModuleType:
+    """Return the module of a file, loaded once for each content. It is not imported under its own name, and Python's
+    cache of compiled files, which may miss a quick edit, is not used."""
+    text = read_text(path, "a Python file", ConfigError, MIB)
+    name = f"rlpto_policy_{hashlib.sha256(f'{path}:{text}'.encode()).hexdigest()[:16]}"
+    if name not in sys.modules:
+        module = sys.modules[name] = ModuleType(name)  # typed options look up their annotations there
+        module.__file__ = str(path)
+        try:
+            exec(compile(text, path, "exec"), vars(module))
+        except Exception as error:
+            del sys.modules[name]
+            lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_globals is vars(module)]
+            line = lines[-1] if lines else getattr(error, "lineno", 1)
+            said = one_line(traceback.format_exception_only(error)[-1])
+            raise ConfigError(f"{what}: {path}:{line}: {said}") from None
+    return sys.modules[name]
+
+
+def _checked(loaded: object, what: str) -> PolicyClass:
+    """Return a loaded class. Raises ConfigError, with the attributes that it lacks, unless it is a policy's."""
     options = getattr(loaded, "Options", None)
-    described = all(isinstance(getattr(loaded, key, None), str) for key in ("summary", "source"))
-    decides = {"reset", "__call__"} <= set(dir(loaded))
-    if not (decides and described and isinstance(options, type) and issubclass(options, Settings)):
+    known = {
+        **{key: isinstance(getattr(loaded, key, None), str) for key in ("summary", "source")},
+        "Options": isinstance(options, type) and issubclass(options, Settings),
+        **{key: isinstance(loaded, type) and key in dir(loaded) for key in ("reset", "__call__")},
+    }
+    if lacking := [f"`{key}`" for key, there in known.items() if not there]:
         raise ConfigError(
-            f"policy plug-in {point.name} ({point.value}): expected a class with `summary`, `source`, `Options`, "
-            "`reset` and `__call__`, as in rlpto.core.policy.PolicyClass"
+            f"{what}: expected a class with `summary`, `source`, `Options`, `reset` and `__call__`, as in "
+            f"rlpto.core.policy.PolicyClass; it has no {', '.join(lacking)}"
         )
     return cast(PolicyClass, loaded)

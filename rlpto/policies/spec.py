@@ -1,5 +1,7 @@
 """Specs of policies as text, `name` or `name:option=value,...`: the only parser of them.
 
+The name of a user's own policy may be a Python file and a class in it, `my_policy.py:MyPolicy` (`CODE_ENDING`).
+
 `fifo>3600:las>7200:srtf` are policies one after the other: fifo decides first, las from the first decision at or after
 3600 s, srtf from 7200 s (`rlpto.policies.switching`).
 """
@@ -22,16 +24,20 @@ RUN = "run"
 """Option that names the folder of a training, as in `agent:run=runs/mine`."""
 FILE_ENDINGS = (".yaml", ".yml", ".zip")
 """File endings that mark the value of an option as a file, as in `index:weights=mine.yaml`."""
+CODE_ENDING = ".py"
+"""Ending of a file with policies."""
 SWITCH = ">"
 """Stands before the time of each policy that takes over from the one before."""
 _BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
+_NOT_IN_PATHS = set(",>[]{}")
 
 
 @dataclass(frozen=True)
 class PolicySpec:
     """A requested policy: its name, and its options as written.
 
-    later: time [s] and spec of the policies that take over from it, in order of time.
+    name: of an installed policy, or FILE.py:Class. later: time [s] and spec of the policies that take over from it, in
+    order of time.
     """
 
     name: str
@@ -46,10 +52,21 @@ class PolicySpec:
 
     @property
     def label(self) -> str:
-        """The policy's name in tables: its option `label`, else the spec itself."""
+        """The policy's name in tables: its option `label`, else the spec itself, without the folder of its file."""
         label = self.options.get("label")
-        first = str(self.first) if label is None else str(label)
+        short = replace(self.first, name=":".join([Path(self.file).name, self.kind])) if self.file else self.first
+        first = str(short) if label is None else str(label)
         return _schedule(first, [(time, spec.label) for time, spec in self.later])
+
+    @property
+    def file(self) -> str:
+        """The Python file that defines the policy; empty for an installed policy."""
+        return self.name.partition(":")[0] if ":" in self.name else ""
+
+    @property
+    def kind(self) -> str:
+        """The policy's class in that file."""
+        return self.name.partition(":")[2]
 
     @property
     def first(self) -> PolicySpec:
@@ -63,14 +80,27 @@ class PolicySpec:
 
     @property
     def paths(self) -> list[Path]:
-        """Files and run folders among the options."""
-        return [Path(text) for spec in self.singles for key, text in spec.texts if _is_path(key, text)]
+        """The policy's own file, and files and run folders among its options."""
+        return [
+            Path(text)
+            for spec in self.singles
+            for text in (spec.file, *(text for key, text in spec.texts if _is_path(key, text)))
+            if text
+        ]
 
     def with_paths(self, change: Callable[[str], str]) -> PolicySpec:
-        """The spec with `change` applied to every path among its options."""
-        texts = ((key, change(text) if _is_path(key, text) else text) for key, text in self.texts)
+        """The spec with `change` applied to every path. Raises ConfigError for a path that no spec can hold."""
+
+        def changed(text: str) -> str:
+            path = change(text)
+            if set(path) & _NOT_IN_PATHS or (text == self.file and ":" in path):
+                raise ConfigError(f"{path}: expected a path without , : > and brackets, which end it in a policy")
+            return path
+
+        name = f"{changed(self.file)}:{self.kind}" if self.file else self.name
+        texts = ((key, changed(text) if _is_path(key, text) else text) for key, text in self.texts)
         later = tuple((time, spec.with_paths(change)) for time, spec in self.later)
-        return replace(self, texts=tuple(texts), later=later)
+        return replace(self, name=name, texts=tuple(texts), later=later)
 
     def __str__(self) -> str:
         options = ",".join(text if key == UNNAMED else f"{key}={text}" for key, text in self.texts)
@@ -106,7 +136,10 @@ def parse_switch(part: str) -> tuple[float, PolicySpec]:
 
 def _parse_single(text: str) -> PolicySpec:
     """The spec of one policy."""
-    name, _, rest = text.partition(":")
+    name, _, rest = map(str.strip, text.partition(":"))
+    if name.endswith(CODE_ENDING):
+        kind, _, rest = rest.partition(":")
+        name = f"{name}:{kind.strip()}"
     texts: dict[str, str] = {}
     for item in _split(rest) if rest.strip() else ():
         key, equals, value = item.partition("=")
@@ -119,7 +152,7 @@ def _parse_single(text: str) -> PolicySpec:
         if key in texts:
             raise ConfigError(f"policy {text}: option {key} is given twice")
         texts[key] = value
-    return PolicySpec(name.strip(), tuple(texts.items()))
+    return PolicySpec(name, tuple(texts.items()))
 
 
 def split_specs(text: str) -> list[str]:

@@ -11,12 +11,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
-from ray import NodeID, _raylet
-from ray._private import grpc_utils, node, ray_constants, state, utils
-from ray._private.parameter import RayParams as RayParams
-from ray.core.generated import autoscaler_pb2, gcs_service_pb2, gcs_service_pb2_grpc
-from ray.experimental import internal_kv
+from rlpto.io.extras import extras
+
+with extras():
+    import grpc
+    from ray import NodeID, _raylet
+    from ray._private import grpc_utils, node, ray_constants, state, utils
+    from ray._private.parameter import RayParams as RayParams
+    from ray.core.generated import autoscaler_pb2, gcs_service_pb2, gcs_service_pb2_grpc
+    from ray.experimental import internal_kv
 
 Node = node.Node
 """A head or a node of a cluster, started by this process."""

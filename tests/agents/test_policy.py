@@ -25,7 +25,7 @@ from rlpto.experiments.training_runs import summary
 from rlpto.io import paths
 from rlpto.io.errors import CheckpointError, ConfigError, PolicyError
 from rlpto.io.paths import example_config, example_names
-from rlpto.policies.registry import available, is_complete, make_policy
+from rlpto.policies.registry import is_complete, make_policy, own_policies
 from tests.agents.helpers import SIMULATOR, make_settings, make_setup, schedule, train_small, workload
 from tests.builders import make_cluster
 
@@ -94,7 +94,7 @@ def test_pretrained_agents_go_by_their_name(decided: Path, tmp_path: Path, monke
     assert make_policy("pretrained:agent=small").name == "pretrained:agent=small"
     with pytest.raises(ConfigError, match="no pretrained agent 'large': expected one of small"):
         make_policy("pretrained:large")
-    listed = available()
+    listed = own_policies()
     assert not is_complete(listed["agent"])
     assert not is_complete(listed["pretrained"])
 

@@ -120,6 +120,33 @@ def test_a_policy_that_raises_is_named(copied: Path, monkeypatch: pytest.MonkeyP
     assert all("the policy raised ZeroDivisionError: of mine" in line for line in said)
 
 
+OWN_POLICY = Path(__file__).parents[2] / "examples" / "my_policy.py"
+
+
+def test_the_example_of_a_policy_beats_fifo_by_far() -> None:
+    """In one window; the whole case scores 33.8, as README says."""
+    case = find_case("microsoft04-0.9")
+    experiment = Experiment(case.config())
+    seed, window = experiment.config.seed, "test-000"
+    policy = experiment.policy(f"{OWN_POLICY}:MyPolicy")
+    found = row_of(case.id, case.digest, policy.name, experiment.run_policy(policy, window, seed, sealed=True))
+    fifo = next(row for row in read_rows(FIFO_FILE) if (row.case, row.window) == (case.id, window))
+    assert found.figures[0] < 0.8 * fifo.figures[0]
+
+
+def test_code_is_copied_into_a_submission_and_an_edit_drops_its_results(tmp_path: Path) -> None:
+    mine, folder = tmp_path / "mine.py", tmp_path / "submission"
+    mine.write_text(OWN_POLICY.read_text())
+    before = submit(folder, f"{mine}:MyPolicy")
+    assert (folder / "mine.py").read_text() == mine.read_text()
+    assert list(verify(folder, share=0.1)) == []
+    mine.write_text(OWN_POLICY.read_text().replace("free -= 1", "free -= 2"))
+    again = submit(folder, f"{mine}:MyPolicy")
+    assert [row.place for row in again] == [row.place for row in before]
+    assert [row.figures for row in again] != [row.figures for row in before]
+    assert (folder / "mine.py").read_text() == mine.read_text()
+
+
 def test_broken_results_are_refused_with_their_line(copied: Path) -> None:
     header = (copied / RESULTS).read_text().splitlines()[0]
     for line in ("x,y", "a,b,c,d,nan,2,3,4,5,6,7,8,9"):

@@ -112,16 +112,66 @@ def test_a_folder_of_another_configuration_or_trace_is_refused_and_left_alone(rl
     assert before == {path: path.read_bytes() for path in (project / "runs/small").rglob("*") if path.is_file()}
     assert rlpto("evaluate", "exp.yaml", *clipped, "--fresh").code == 0
     Path("runs/small/last.zip").touch()  # a training, whose configuration must stay for it to be resumed
-    rlpto("evaluate", "exp.yaml", "--fresh").assert_refused("oversized = clip, now it is error; use another --run-dir")
+    there = ("--fresh", "--run-dir", "runs/small")
+    rlpto("evaluate", "exp.yaml", *there).assert_refused("oversized = clip, now it is error; use another --run-dir")
+    answer = rlpto("evaluate", "exp.yaml", "--no-report")
+    assert "tables: runs/small/evaluation" in answer.out, "beside the training, not into its folder"
 
 
-def test_weights_that_have_changed_do_not_mix_with_old_cells(rlpto) -> None:
+def written(folder: str = "runs/small") -> dict[str, int]:
+    """When each finished cell of a run was written."""
+    return {path.name: path.stat().st_mtime_ns for path in Path(folder, "cells").glob("*.json")}
+
+
+def test_cells_of_weights_that_have_changed_are_run_again_and_no_others(rlpto) -> None:
     save_weights(IndexWeights().vector(), Path("w.yaml"))
     arguments = ("evaluate", "exp.yaml", "--no-report", "-q", "--policies", "fifo,index:weights=w.yaml")
     assert rlpto(*arguments).code == 0
+    before = written()
     assert rlpto(*arguments).code == 0
+    assert written() == before
     save_weights(IndexWeights(held=3.25).vector(), Path("w.yaml"))
-    rlpto(*arguments).assert_refused("w.yaml as it was before it changed", "--fresh")
+    assert rlpto(*arguments).code == 0
+    assert {name: written()[name] for name in before} == before
+    assert len(written()) == len(before) + 2, "two windows of the index"
+
+
+OWN = """
+from rlpto.core.cluster import Allocation
+from rlpto.core.policy import BasePolicy
+
+class Own(BasePolicy):
+    summary, source = "what is asked for", "a test"
+
+    def __call__(self, state):
+        return Allocation(state.jobs.requested_gpus * 1)
+"""
+
+
+def test_a_policy_in_a_file_needs_no_package_and_an_edit_is_run_anew(rlpto, project: Path, monkeypatch) -> None:
+    (project / "own.py").write_text(OWN)
+    arguments = ("evaluate", "exp.yaml", "--no-report", "-q", "--policies", "fifo,own.py:Own", "--jobs", 2)
+    assert rlpto(*arguments) == (0, "", "")
+    first = untimed("runs/small").set_index("policy").loc["own.py:Own"]
+    before = written()
+    (project / "sub").mkdir()
+    monkeypatch.chdir(project / "sub")
+    elsewhere = ("evaluate", "../exp.yaml", "--no-report", "-q", "--policies", "fifo,../own.py:Own")
+    assert rlpto(*elsewhere, "--run-dir", "../runs/small").code == 0
+    monkeypatch.chdir(project)
+    assert written() == before, "the same file from another folder"
+    (project / "own.py").write_text(OWN.replace("requested_gpus * 1", "min_gpus"))
+    assert rlpto(*arguments).code == 0
+    assert not untimed("runs/small").set_index("policy").loc["own.py:Own"].equals(first)
+    assert len(written()) == len(before) + 2
+    assert rlpto("evaluate", "runs/small/config.resolved.yaml", "-q", "--no-report", "--run-dir", "again").code == 0
+    pd.testing.assert_frame_equal(untimed("runs/small"), untimed("again"))
+    (project / "listed.yaml").write_text((project / "exp.yaml").read_text().replace("las", "'own.py:Own:label=mine'"))
+    assert rlpto("evaluate", "listed.yaml", "-q", "--no-report", "--run-dir", "listed", "--policies", "mine").code == 0
+    (project / "own.py").write_text(OWN.replace("requested_gpus * 1", "minimal_gpus"))
+    line = OWN[: OWN.index("        return")].count("\n") + 1
+    rlpto(*arguments).assert_refused(f"policy own.py:Own: {project / 'own.py'}:{line}: AttributeError", "minimal_gpus")
+    rlpto("bench", "run", "own.py:Won", "--case", "kinds").assert_refused("no class 'Won'", "did you mean Own?")
 
 
 PLUGIN = """
@@ -176,22 +226,18 @@ def test_ctrl_c_says_how_to_go_on_and_keeps_what_is_finished(rlpto, project: Pat
     assert calls == 3 + 2
 
 
-def test_a_second_call_runs_only_what_is_missing(rlpto, project: Path) -> None:
-    def cells() -> dict[str, int]:
-        """When each finished cell was written."""
-        return {path.name: path.stat().st_mtime_ns for path in (project / "runs/small/cells").glob("*.json")}
-
+def test_a_second_call_runs_only_what_is_missing(rlpto) -> None:
     rlpto("evaluate", "exp.yaml", "--no-report", "-q")
-    before = cells()
+    before = written()
     rlpto("evaluate", "exp.yaml", "--no-report", "-q", "--policies", "fifo,las,srtf", "--seeds", 2)
-    after = cells()
+    after = written()
     assert (len(before), len(after)) == (2 * 2, 3 * 2 * 2)
-    assert all(after[name] == written for name, written in before.items())
+    assert all(after[name] == at for name, at in before.items())
     answer = rlpto("evaluate", "exp.yaml", "--no-report")
     assert "8 cells of earlier commands are kept in runs/small/cells and not shown" in answer.out
     assert set(pd.read_csv("runs/small/cells.csv")["policy"]) == {"fifo", "las", "lower bound"}
     rlpto("evaluate", "exp.yaml", "--no-report", "-q", "--fresh")
-    assert all(written > before[name] for name, written in cells().items())
+    assert all(at > before[name] for name, at in written().items())
 
 
 def test_the_bound_holds_for_policies_that_choose_batch_sizes(rlpto, tmp_path: Path, monkeypatch) -> None:

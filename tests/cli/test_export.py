@@ -322,4 +322,6 @@ def test_a_target_with_other_content_stays(hub: Hub, ask: Ask, agent: Path, tmp_
 def test_without_the_library_the_extra_is_named(rlpto, agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as if it were not installed
     for arguments in (("push", agent, "me/philly"), ("load", "me/philly", "-o", agent.with_name("x.zip"))):
-        rlpto("hub", *arguments).assert_refused("huggingface_hub is not installed: pip install 'rlpto[hub]'")
+        rlpto("hub", *arguments).assert_refused(
+            "huggingface_hub is not installed; expected the extra hub: pip install 'rlpto[hub]'"
+        )

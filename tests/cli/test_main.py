@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ HEAVY |= {"rich", "sqlite3", "rlpto.io.files"}
 
 
 def start(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rlpto.cli.main", *arguments]
+    command = [sys.executable, "-m", "rlpto", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
 
 
@@ -24,8 +25,9 @@ def test_the_command_line_starts_and_prints_its_help_without_importing_anything_
     command = [sys.executable, "-c", code, "--help"]
     shown, _, modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.rpartition("\nsys ")
     groups = [line for line in shown.splitlines() if line.endswith(":")]
-    assert groups == ["Options:", "Experiments:", "Real clusters:", "A job service:", "Workloads and models:",
-                      "What there is:"]  # fmt: skip
+    assert groups == ["Options:", "Research:", "Benchmark:", "Traces, forecasts and models:", "Real clusters:",
+                      "Job service:"]  # fmt: skip
+    assert "..." not in shown.replace("[ARGS]...", ""), "summaries are whole"
     assert "rlpto.cli.evaluate" in modules
     assert not HEAVY & set(modules.split())
 
@@ -35,6 +37,53 @@ def test_version_and_help_end_well(rlpto) -> None:
     assert (version.code, version.out.startswith("rlpto 0.")) == (0, True)
     assert (helped.code, [name for name, _ in verbs() if name not in helped.out]) == (0, [])
     assert (verb.code, "Example: rlpto evaluate" in verb.out) == (0, True)
+
+
+def test_help_shows_no_types_of_flags_no_doubled_brackets_and_an_example_for_every_group(rlpto) -> None:
+    for name, _ in verbs():
+        shown = rlpto(name, "--help").out
+        assert not re.search(r"<bool>|\[\[|\{\{|\.\.\.\]|\.\.\.\}", shown), name
+        assert "Example: rlpto" in shown, name
+
+
+WITHOUT = """
+import sys
+sys.modules[sys.argv[1]] = None  # as if it were not installed
+sys.argv[:] = ["rlpto", *sys.argv[2:]]
+try:
+    from rlpto.cli.main import run
+    exec(sys.argv[2]) if sys.argv[1] == "-c" else run()
+except ImportError as missing:
+    print(f"library: {missing}", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "arguments"),
+    [
+        ("ray", "ray", ("evaluate", "ray_smoke", "--cluster", "ray", "--policies", "fifo")),
+        ("optuna", "ray", ("sweep", "quickstart", "--space", "space.yaml")),
+        ("httpx2", "service", ("jobs",)),
+        ("httpx2", "service", ("serve", "service")),
+        ("minari", "examples", ("bench", "dataset", "microsoft04-0.9", "--policy", "index")),
+        ("greenlet", "ray", ("-c", "import rlpto.elastic")),
+        ("transformers", "huggingface", ("-c", "import rlpto.elastic.huggingface")),
+        ("lightning", "lightning", ("-c", "import rlpto.elastic.lightning")),
+    ],
+)
+def test_a_missing_extra_is_one_line_in_one_wording(
+    package: str, extra: str, arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "space.yaml").write_text("agent.seed: [1, 2]\n")
+    command = [sys.executable, "-c", WITHOUT, package, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    wording = f"{package} is not installed; expected the extra {extra}: pip install 'rlpto[{extra}]' "
+    line = f"{wording}(in a clone: pip install -e '.[{extra}]')\n"
+    if arguments[0] == "-c":
+        assert ended.stderr == f"library: {line}"
+    else:
+        assert (ended.returncode, ended.stderr.rpartition("rlpto: error: ")[2]) == (2, line)
+        assert "Traceback" not in ended.stderr
 
 
 def test_bad_input_ends_with_exit_code_2_and_one_line(project: Path) -> None:

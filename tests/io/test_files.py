@@ -106,8 +106,10 @@ def test_a_file_comes_before_the_example_of_its_name(tmp_path: Path) -> None:
     assert load_config("quickstart").name == "quickstart"
     (tmp_path / "quickstart").write_text("name: mine\n")
     assert load_config("quickstart").name == "mine"
-    with pytest.raises(ConfigError, match=r"nothing: no such file, and no example of that name: expected .*quickstart"):
+    with pytest.raises(ConfigError, match=r"nothing: no such file, and no example of that name .*; expected one of "):
         load_config("nothing")
+    with pytest.raises(ConfigError, match=r"no such file here; expected quickstart, an example that works anywhere"):
+        load_config("configs/quickstart.yaml")
 
 
 def test_weights_of_an_example_are_found_from_any_file(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment, prepare
 from rlpto.io.errors import JobError
 from rlpto.performance.size_table import largest_sizes
-from rlpto.policies.registry import available, is_complete
+from rlpto.policies.registry import is_complete, own_policies
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import Scripted, admit, job, linear_tables, with_kinds
 
-POLICIES = [name for name, policy in available().items() if is_complete(policy)]
+POLICIES = [name for name, policy in own_policies().items() if is_complete(policy)]
 KNOWLEDGE = (
     {"mode": "exact"},
     {"mode": "noisy", "speed_sigma": 0.2, "remaining_sigma": 0.2, "scaling_sigma": 0.2},

@@ -12,9 +12,9 @@ from rlpto.core.policy import chooses
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments.config import Config
 from rlpto.experiments.experiment import Experiment, prepare
-from rlpto.policies.registry import available, is_complete, make_policy
+from rlpto.policies.registry import is_complete, make_policy, own_policies
 
-POLICIES = [name for name, policy in available().items() if is_complete(policy)]
+POLICIES = [name for name, policy in own_policies().items() if is_complete(policy)]
 NOISE = {"mode": "noisy", "speed_sigma": 0.2, "remaining_sigma": 0.2, "scaling_sigma": 0.2}
 LONGER = 1.5
 """Factor by which errors of 20 % may lengthen mean JCT."""

@@ -7,7 +7,7 @@ import pytest
 
 from rlpto.core.policy import NoOptions
 from rlpto.io.errors import ConfigError
-from rlpto.policies.registry import BUILT_IN, available, make_policy
+from rlpto.policies.registry import BUILT_IN, available, make_policy, own_policies, plugin_files
 
 NO_POLICY = 3
 
@@ -16,6 +16,12 @@ class Undecided:
     """It decides nothing."""
 
     summary, source, Options = "nothing", "a test", NoOptions
+
+
+class Whole(Undecided):
+    """A policy."""
+
+    reset = __call__ = print
 
 
 @pytest.fixture
@@ -39,7 +45,8 @@ def test_a_variant_is_named_by_its_spec_or_its_label() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("sfrt", r"no policy 'sfrt'; did you mean srtf\?"),
+        ("sfrt", r"no policy 'sfrt' .*; did you mean srtf\?$"),
+        ("nosuch", r"no policy 'nosuch' .*; expected one of fifo, elastic_fifo, .* more$"),
         ("coach:from=sync", r"policy coach: option from: unknown key, .* form"),
         ("coach:form=cubic", r"policy coach: option form: .*'cubic'"),
         ("las:levels=[3,2]", r"policy las: option levels: .*ascending"),
@@ -57,6 +64,16 @@ def test_plugins_cannot_take_over_a_built_in_name(plugins: dict[str, str]) -> No
     plugins["fifo"] = f"{__name__}:Undecided"
     assert make_policy("fifo").name == "fifo"
     assert list(available()) == list(BUILT_IN)
+
+
+def test_rlptos_own_policies_are_those_without_plugins(plugins: dict[str, str]) -> None:
+    plugins |= {"theirs": f"{__name__}:Whole", "planner": f"{__name__}:Whole"}
+    plugins_of_rlpto = {"agent": "rlpto.agents.policy:Agent"}
+    plugins |= plugins_of_rlpto
+    assert list(own_policies()) == [*BUILT_IN, *plugins_of_rlpto]
+    assert {"theirs", "agent"} <= available().keys(), "for users, plug-ins belong to all policies"
+    assert plugin_files("agent") == plugin_files("fifo") == []
+    assert Path(__file__) in plugin_files("theirs")
 
 
 @pytest.mark.parametrize(

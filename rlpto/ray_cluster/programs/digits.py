@@ -35,7 +35,7 @@ def _read() -> NDArray[np.float32]:
     """
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
-        raise JobError("the digits need scikit-learn: install rlpto[ray]")
+        raise JobError("the digits need scikit-learn, which is not installed")
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     try:
         return np.loadtxt(path, delimiter=",", dtype=np.float32)

@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 
 from rlpto import __version__
-from rlpto.io.errors import ConfigError
+from rlpto.io.extras import extras
 from rlpto.service.settings import ServiceSettings
 from rlpto.service.web.errors import API, HANDLERS, MEDIA_TYPE, ProblemBody
 from rlpto.service.web.messages import EndMessages, channels
@@ -59,11 +59,9 @@ def make_app(settings: ServiceSettings) -> FastAPI:
     for router in (ray_jobs.router, cluster.health, pages.router):
         app.include_router(router)
     if settings.web.oidc is not None:
-        try:
+        with extras():
             from rlpto.service.web.routes.single_sign_on import SingleSignOn
             from rlpto.service.web.routes.single_sign_on import router as sign_in
-        except ModuleNotFoundError as missing:
-            raise ConfigError(f"web.oidc: {missing.name} is not installed: pip install 'rlpto[oidc]'") from None
         secret = settings.web.secret("web.oidc.client_secret_env")
         app.state.single_sign_on = SingleSignOn(settings.web.oidc, secret)
         app.include_router(sign_in)

@@ -15,6 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlpto.io.errors import ConfigError
+from rlpto.io.extras import MissingExtraError
 from rlpto.service.settings import OidcSettings
 from rlpto.service.web.app import make_app
 from rlpto.service.web.routes import single_sign_on as oidc
@@ -249,7 +250,7 @@ def test_settings_that_are_refused(there: Provider, tmp_path: Path, monkeypatch:
     monkeypatch.delitem(sys.modules, oidc.__name__)
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "jwt", None)
-        with pytest.raises(ConfigError, match=r"jwt is not installed: .*rlpto\[oidc\]"):
+        with pytest.raises(MissingExtraError, match=r"jwt is not installed; .*rlpto\[oidc\]"):
             make_app(settings)
     monkeypatch.delenv("OIDC_SECRET")
     with pytest.raises(ConfigError, match="client_secret_env: variable OIDC_SECRET of the environment is"):
