@@ -114,6 +114,11 @@ def episode_rng(seed: int | None, slot: int = 0) -> Generator:
     return np.random.default_rng(None if seed is None else [seed, slot])
 
 
+def fresh_seed() -> int:
+    """A random seed; it leaves room for the seeds of further environments that follow it."""
+    return int(np.random.SeedSequence().generate_state(1)[0]) >> 1
+
+
 def check_integer(name: str, value: object, low: int, high: int) -> None:
     """Raise ConfigError, naming the argument, unless it is an integer from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
@@ -273,30 +273,28 @@ def spec_files(spec: str) -> list[Path]:
     return found
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """Read an experiment file and apply `key=value` overrides to it.
+def load_config(
+    source: Config | Path | str, overrides: Sequence[str] | Mapping[str, Any] = (), *, option: str = "--set"
+) -> Config:
+    """Read an experiment file and apply overrides to it.
 
-    path: a file, or the name of an example, such as quickstart. Raises ConfigError, in one line, for everything that
-    is wrong with either.
+    source: a file, the name of an example, such as quickstart, or a configuration. overrides: texts `key=value`, such
+    as `workload.load=1.1`; or a mapping, nested or with such keys. option: the name of the overrides in errors.
+    Raises ConfigError, in one line, for everything that is wrong with either.
     """
-    if not isinstance(path, str | Path):
-        raise ConfigError(f"config: expected the path of an experiment file or the name of an example, got {path!r}")
-    listed = isinstance(overrides, Sequence) and not isinstance(overrides, str)
-    if not listed or not all(isinstance(override, str) for override in overrides):
-        raise ConfigError(f"overrides: expected a list of key=value, got {one_line(repr(overrides))}")
-    file = read_yaml(_config_file(Path(path)))
-    data: object = file.data
-    changed: list[Location] = []
-    for override in overrides:
-        location, value = _parse_override(override)
-        data = _with_value(data, location, value, override)
-        changed.append(location)
+    if not isinstance(source, Config | str | Path):
+        raise ConfigError(f"config: expected the path of an experiment file or the name of an example, got {source!r}")
+    changes = _changes(overrides, option)
+    file = None if isinstance(source, Config) else read_yaml(_config_file(Path(source)))
+    data: object = source.model_dump(mode="json") if isinstance(source, Config) else file.data
+    for location, value, said in changes:
+        data = _with_value(data, location, value, said)
     try:
-        return Config.model_validate(data, context={"folder": file.path.parent})
+        return Config.model_validate(data, context={"folder": file.path.parent} if file else None)
     except ValidationError as error:
-        location, said = first_problem(error, Config)
-        typed = any(location[: len(start)] == start for start in changed)
-        raise ConfigError(f"{'--set' if typed else file.place(location)}: {said}") from None
+        at, problem = first_problem(error, Config)
+        typed = any(at[: len(location)] == location for location, _, _ in changes)
+        raise ConfigError(f"{file.place(at) if file and not typed else option}: {problem}") from None
 
 
 def _config_file(path: Path) -> Path:
@@ -307,14 +305,38 @@ def _config_file(path: Path) -> Path:
     return found or path
 
 
-def _parse_override(override: str) -> tuple[Location, object]:
-    """Location and value, parsed as YAML, of an override `a.b.0=value`."""
+def _changes(overrides: object, option: str) -> list[tuple[Location, object, str]]:
+    """Location and value of every override, and what it is called in errors."""
+    if isinstance(overrides, Mapping):
+        return [
+            (_location(keys), _mark_typed(value), f"{option} {'.'.join(keys)}") for keys, value in _leaves(overrides)
+        ]
+    listed = isinstance(overrides, Sequence) and not isinstance(overrides, str)
+    if not listed or not all(isinstance(override, str) for override in overrides):
+        raise ConfigError(f"overrides: expected a list of key=value, or a mapping, got {one_line(repr(overrides))}")
+    return [_parse_override(override, option) for override in overrides]
+
+
+def _leaves(tree: Mapping[Any, Any]) -> list[tuple[tuple[str, ...], object]]:
+    """Keys and value of everything in a nested mapping that is none itself; a key may be several, `a.b`."""
+    found: list[tuple[tuple[str, ...], object]] = []
+    for key, value in tree.items():
+        inner = _leaves(value) if isinstance(value, Mapping) and value else [((), value)]
+        found += [((*str(key).split("."), *keys), leaf) for keys, leaf in inner]
+    return found
+
+
+def _location(keys: Sequence[str]) -> Location:
+    return tuple(int(key) if key.isdecimal() and len(key) < _LONGEST_POSITION else key for key in keys)
+
+
+def _parse_override(override: str, option: str) -> tuple[Location, object, str]:
+    """Location and value, parsed as YAML, of an override `a.b.0=value`, and what it is called in errors."""
     key, equals, text = override.partition("=")
-    parts = key.strip().split(".")
+    parts, said = key.strip().split("."), f"{option} {override}"
     if not equals or not all(parts):
-        raise ConfigError(f"--set {override}: expected key=value, such as simulator.interval=30")
-    value = _mark_typed(parse_value(text, f"--set {one_line(override)}"))
-    return tuple(int(part) if part.isdecimal() and len(part) < _LONGEST_POSITION else part for part in parts), value
+        raise ConfigError(f"{said}: expected key=value, such as simulator.interval=30")
+    return _location(parts), _mark_typed(parse_value(text, one_line(said))), said
 
 
 def _mark_typed(value: object) -> object:
@@ -327,25 +349,23 @@ def _mark_typed(value: object) -> object:
     return value
 
 
-def _with_value(tree: object, location: Location, value: object, override: str) -> object:
+def _with_value(tree: object, location: Location, value: object, said: str) -> object:
     """A copy of `tree` in which `location` holds `value`."""
     if not location:
         return value
     at, *rest = location
     if isinstance(at, int):
         if not isinstance(tree, list):
-            raise ConfigError(
-                f"--set {override}: the file has no list there that has a number {at}; set the whole list"
-            )
+            raise ConfigError(f"{said}: the file has no list there that has a number {at}; set the whole list")
         if at >= len(tree):
-            raise ConfigError(f"--set {override}: the list there has {len(tree)} entries, counted from 0; got {at}")
-        return [_with_value(entry, tuple(rest), value, override) if i == at else entry for i, entry in enumerate(tree)]
+            raise ConfigError(f"{said}: the list there has {len(tree)} entries, counted from 0; got {at}")
+        return [_with_value(entry, tuple(rest), value, said) if i == at else entry for i, entry in enumerate(tree)]
     if tree is None:
         tree = {}
     if not isinstance(tree, dict):
         kind = "a list" if isinstance(tree, list) else "a single value"
-        raise ConfigError(f"--set {override}: there is {kind} in the file where {at} was to be set")
-    return {**tree, at: _with_value(tree.get(at), tuple(rest), value, override)}
+        raise ConfigError(f"{said}: there is {kind} in the file where {at} was to be set")
+    return {**tree, at: _with_value(tree.get(at), tuple(rest), value, said)}
 
 
 def resolved_yaml(config: Config) -> str:

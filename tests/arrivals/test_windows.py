@@ -12,7 +12,7 @@ from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.observation import forecast_features
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config, resolved_yaml
-from rlpto.experiments.environments import SMALL, training_setup
+from rlpto.experiments.environments import training_setup
 from rlpto.experiments.experiment import Experiment
 from rlpto.forecasting.registry import make_forecaster
 from rlpto.forecasting.series import TimeSeries
@@ -20,6 +20,7 @@ from rlpto.io.errors import ConfigError
 from rlpto.policies.index import Index
 
 from ..builders import Scripted
+from ..small import SMALL
 
 WHOLE = {"min_hours": 1e6, "max_hours": 1e6, "warm_start": 0.0}
 

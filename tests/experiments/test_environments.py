@@ -13,10 +13,12 @@ from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config
-from rlpto.experiments.environments import SMALL, cluster_env, start_weights, training_setup, vector_env
+from rlpto.experiments.environments import cluster_env, start_weights, training_setup, vector_env
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import ConfigError
 from rlpto.policies.index_weights import STEERING_FEATURES, IndexWeights, save_weights
+
+from ..small import SMALL
 
 NAME = "rlpto/Cluster-v0"
 
