@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from rlpto.agents.settings import BEST, LAST
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.envs.observation import Observation
 from rlpto.envs.steering import Steering
-from rlpto.io.arrays import FloatArray
+from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import ConfigError, PolicyError, RlptoError
 from rlpto.io.files import file_there
 from rlpto.io.paths import example_config, example_names
@@ -80,10 +81,7 @@ class Agent:
 
                 trained = agent_of(archive, path)
         if trained is not None:
-            network = trained
-            self._steering = Steering(
-                lambda seen: network.act(Observation(*(part[None] for part in seen)))[0], network.env, network.start
-            )
+            self._steering = Steering(self.name, act_alone(trained), trained.env, trained.start)
 
     @property
     def steering(self) -> dict[str, float]:
@@ -105,6 +103,11 @@ class Agent:
             return self._steering(state)
         jobs = state.jobs
         return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, self._vector[None]))
+
+
+def act_alone(trained: TrainedAgent) -> Callable[[Observation], AnyArray]:
+    """The best action of an agent for a single observation."""
+    return lambda seen: trained.act(Observation(*(part[None] for part in seen)))[0]
 
 
 class Pretrained(Agent):

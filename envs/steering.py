@@ -11,19 +11,23 @@ from rlpto.envs.actions import ACTION_FEATURES, action_weights
 from rlpto.envs.observation import Observation, observe
 from rlpto.envs.settings import EnvSettings
 from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.io.errors import PolicyError
 from rlpto.policies.index import steer
 
 
 class Steering:
     """Decides in a cluster what the environment does with the same action.
 
+    name: of the policy, in errors.
     act: gives the action [ACTION_FEATURES] for an observation.
     settings, start: of the environment; start [S] are the weights of action zero.
     action: the one that stands, empty before the first decision.
     """
 
-    def __init__(self, act: Callable[[Observation], AnyArray], settings: EnvSettings, start: FloatArray) -> None:
-        self._act, self._settings, self._start = act, settings, start
+    def __init__(
+        self, name: str, act: Callable[[Observation], AnyArray], settings: EnvSettings, start: FloatArray
+    ) -> None:
+        self._name, self._act, self._settings, self._start = name, act, settings, start
         self.reset()
 
     def reset(self) -> None:
@@ -32,11 +36,14 @@ class Steering:
         self.action: AnyArray = np.zeros(0)
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """The GPUs of every job. Raises ValueError if the action has another shape or is not finite."""
+        """The GPUs of every job. Raises PolicyError if the action has another shape or is not finite."""
         jobs, settings = state.jobs, self._settings
         if state.time >= self._until:
             seen = observe(state, int(jobs.gpus.sum()), settings.max_jobs, settings.horizon)
             self.action = np.asarray(self._act(seen))
             self._until = state.time + settings.hold
-        weights = action_weights(self._start, self.action, (len(ACTION_FEATURES),))
+        try:
+            weights = action_weights(self._start, self.action, (len(ACTION_FEATURES),))
+        except ValueError as wrong:
+            raise PolicyError(f"policy {self._name}: {wrong}") from None
         return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, weights[None]))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,7 @@ from rlpto.envs.settings import EnvSettings
 from rlpto.envs.steering import Steering
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config
-from rlpto.experiments.experiment import Experiment, estimate_noise, prepare, refuse_for_learning
+from rlpto.experiments.experiment import Experiment, estimate_noise, refuse_for_learning
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.io.settings import LARGEST_SEED
@@ -100,7 +104,8 @@ class EnvPolicy(BasePolicy[NoOptions], ABC):
 
     def __init__(self, options: NoOptions | None = None) -> None:
         config = _changed(self.config, self.overrides, self.settings)
-        self._steering = Steering(lambda seen: self.act(seen._asdict()), config.env, start_weights(config))
+        name, start = type(self).__name__, start_weights(config)
+        self._steering = Steering(name, lambda seen: self.act(seen._asdict()), config.env, start)
         super().__init__(options)
 
     @abstractmethod
@@ -175,7 +180,7 @@ def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:
 
 
 def _setup(config: Config, split: str, seeds: Iterable[int] | None) -> EnvSetup:
-    """The setup of one configuration."""
+    """The setup of one configuration; the same object as long as neither it nor its files change."""
     if split not in ("train", "validation", "test"):
         raise ConfigError(f"split: expected train, validation or test, got {split!r}")
     if seeds is not None:
@@ -184,7 +189,21 @@ def _setup(config: Config, split: str, seeds: Iterable[int] | None) -> EnvSetup:
         seeds = tuple(seeds)
         for seed in seeds:
             check_integer("seeds", seed, 0, LARGEST_SEED)
-    return training_setup(prepare(config), split, seeds)
+    content = config.model_dump_json()
+    return _cached_setup(content, _stamps(content), split, seeds)
+
+
+@lru_cache(maxsize=4)
+def _cached_setup(content: str, stamps: object, split: str, seeds: tuple[int, ...] | None) -> EnvSetup:  # noqa: ARG001
+    """The setup of a configuration in JSON; stamps: of the files that it names, which tell when to read them again."""
+    return training_setup(Experiment(Config.model_validate_json(content)), split, seeds)
+
+
+def _stamps(content: str) -> tuple[tuple[str, int, int], ...]:
+    """Path, time and size of all files, also within folders, that a configuration in JSON names."""
+    named = [path for text in re.findall(r'"(/[^"]+)"', content) for path in (*glob(text), *glob(f"{text}/**/*"))]
+    about = ((path, os.stat(path)) for path in sorted(named))
+    return tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in about)
 
 
 def _changed(config: Config | Path | str, overrides: Overrides, settings: Mapping[str, Any]) -> Config:

@@ -8,6 +8,7 @@ import pytest
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.envs.actions import ACTION_FEATURES
+from rlpto.envs.batch import EnvBatch
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.observation import forecast_features
 from rlpto.envs.vector import ClusterVectorEnv
@@ -54,7 +55,8 @@ def test_policies_and_environments_see_the_same_bit_by_bit() -> None:
     number = [workload.name for workload in setup.workloads].index(f"{window}/0")
     own = setup.workloads[number]
     assert len(own.forecast) == 6 * 6 + 1
-    single, batch = ClusterEnv(setup, "ansi"), ClusterVectorEnv(setup, 1)
+    single, batch = ClusterEnv(setup), ClusterVectorEnv(setup, 1)
+    single.batch = EnvBatch(setup, compiled=False)
     single.reset(seed=0)
     single.batch.begin(0, number)
     single_seen = {name: part[0] for name, part in single.batch.observe()._asdict().items()}
