@@ -41,6 +41,7 @@ def main() -> None:
     environments = make_vec_env("rlpto/Cluster-v0", n_envs=4, seed=0)
     agent = PPO("MultiInputPolicy", environments, n_steps=64, policy_kwargs={"log_std_init": -2.0}, device="cpu")
     agent.learn(parser.parse_args().steps)
+    FILE.parent.mkdir(exist_ok=True)
     agent.save(FILE)
     print(FILE)
 
