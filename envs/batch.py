@@ -13,7 +13,7 @@ from rlpto.envs.clusters import OneCluster, SimulatedClusters
 from rlpto.envs.compiled_batch import PARTS, look_around_all
 from rlpto.envs.episodes import MOST_ENVS, EnvSetup, ExternalSetup, check_integer, draw_episode, episode_rng
 from rlpto.envs.observation import Observation
-from rlpto.envs.whole_windows import NO_BASELINE, above_baseline
+from rlpto.envs.whole_windows import NO_BASELINE, above_baseline, baseline_rollout
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.errors import CheckpointError, ConfigError
 
@@ -66,7 +66,7 @@ class EnvBatch:
         if isinstance(setup, EnvSetup) and compiled:
             self.clusters = SimulatedClusters(setup, count)
             if setup.settings.baseline == "start_heuristic":
-                self.baseline = setup.baseline
+                self.baseline = baseline_rollout(setup)
         elif count > 1:
             raise ConfigError(f"num_envs: {count}, but there is one external cluster; expected 1")
         else:

@@ -31,9 +31,9 @@ MOST_ENVS = 10_000
 """Environments that step together, at most."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EnvSetup:
-    """Everything a simulated environment needs.
+    """Everything a simulated environment needs. Two are the same only if they are one object.
 
     workloads: episodes are drawn from them. start: steering vector [S] of the heuristic that the agent starts
     from, that is, of action zero; it also warms up episodes and plays the baseline rollouts.
