@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from gymnasium import spaces
@@ -62,8 +63,12 @@ class EnvSetup:
     def compiled(self, count: int = 1) -> CompiledBatch:
         """A compiled batch of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them."""
         parts = (self.tables, self.simulator, self.queue, self.reward)
-        beliefs = CompiledBeliefs.of(self.knowledge, self.tables, self.shape.gpus_per_node)
-        return build_batch(count, self.shape, self.workloads, *parts, beliefs=beliefs)
+        return build_batch(count, self.shape, self.workloads, *parts, beliefs=self._beliefs)
+
+    @cached_property
+    def _beliefs(self) -> CompiledBeliefs:
+        """What policies believe, which takes longer to compute than all the rest."""
+        return CompiledBeliefs.of(self.knowledge, self.tables, self.shape.gpus_per_node)
 
     def make_cluster(self, workload: int) -> Cluster:
         """A simulated cluster at the start of workload number `workload`."""

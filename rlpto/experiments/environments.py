@@ -128,12 +128,13 @@ def training_setup(
 ) -> EnvSetup:
     """Workloads and settings of environments: every window of a split with every seed, in every experiment.
 
-    experiments: one, or several that differ in their workloads alone, such as one for each load. seeds: of the
-    windows' jobs, failures and estimates; None: the seed of each experiment. A workload is called
-    WINDOW/SEED, or LOAD/WINDOW/SEED where there are several experiments.
+    experiments: one, or several that differ in their workloads alone, such as one for each load.
+    split: windows of which split: train, validation or test.
+    seeds: seeds of the windows' jobs, failures and estimates; None: the seed of each experiment.
 
-    Raises ConfigError if the experiments have no such windows, and what is wrong with a workload: TraceError,
-    ProfileError or JobError; CheckpointError for a file of weights.
+    A workload is called WINDOW/SEED, or LOAD/WINDOW/SEED where there are several experiments. Raises ConfigError if the
+    experiments have no such windows, and what is wrong with a workload: TraceError, ProfileError or JobError;
+    CheckpointError for a file of weights.
     """
     several = (experiments,) if isinstance(experiments, Experiment) else tuple(experiments)
     config = several[0].config
@@ -225,7 +226,8 @@ def _changed(config: Config | Path | str, overrides: Overrides, settings: Mappin
 def workload_of(experiment: Experiment, window: str, seed: int, group: int, prefix: str) -> Workload:
     """One window with one seed, with the failures and estimates that any other policy gets there.
 
-    group: see `Workload`. prefix: of its name.
+    group: see `Workload`.
+    prefix: what its name begins with.
     """
     refuse_for_learning(experiment.config.knowledge)
     jobs = tuple(experiment.jobs(window, seed))
