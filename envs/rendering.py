@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import colorsys
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ WIDTH, HEIGHT = 640, 360
 _MARGIN, _TOP, _NODES, _ROW, _NAME = 8, 28, 400, 12, 92
 _WHITE, _INK, _FREE, _DOWN = (255, 255, 255), (40, 40, 40), (225, 225, 225), (110, 110, 110)
 _JOBS = [tuple(int(255 * part) for part in colorsys.hsv_to_rgb(0.618 * i % 1, 0.6, 0.9)) for i in range(34)]
+_FONT = ImageFont.load_default(11)
 _COLOURS = np.array([_WHITE, _FREE, _DOWN, *_JOBS], dtype=np.uint8)
 
 
@@ -45,14 +45,9 @@ class Scene(NamedTuple):
         """A line about the cluster. reward: of the episode so far."""
         held, up = int(self.view["gpus"].sum()), int(self.offered.sum())
         down, waiting = int(self.sizes.sum()) - up, int(np.count_nonzero(self.view["gpus"] == 0))
-        parts = [
-            workload,
-            f"{self.time / HOUR:.2f} h",
-            f"{held} of {up} GPUs held" + (f", {down} down" if down else ""),
-            f"jobs: {len(self.view) - waiting} running, {waiting} waiting",
-            f"reward {reward:+.2f}",
-        ]
-        return "  ·  ".join(parts)
+        gpus = f"{held} of {up} GPUs held" + (f", {down} down" if down else "")
+        jobs = f"jobs: {len(self.view) - waiting} running, {waiting} waiting"
+        return "  ·  ".join([workload, f"{self.time / HOUR:.2f} h", gpus, jobs, f"reward {reward:+.2f}"])
 
     def text(self, workload: str, reward: float) -> str:
         """The headline and a table of the active jobs. Hours left: with the GPUs held, or else those requested."""
@@ -79,7 +74,7 @@ class Scene(NamedTuple):
         """
         image = Image.new("RGB", (WIDTH, HEIGHT), _WHITE)
         draw = ImageDraw.Draw(image)
-        draw.text((_MARGIN, 7), self.headline(workload, reward), _INK, _font(12))
+        draw.text((_MARGIN, 7), self.headline(workload, reward), _INK, _FONT)
         left, bottom = _NODES + 2 * _MARGIN, HEIGHT - _MARGIN
         image.paste(Image.fromarray(self._nodes(bottom - _TOP, _NODES)), (_MARGIN, _TOP))
         rows = min(len(self.view), (bottom - _TOP) // _ROW - 1)
@@ -87,13 +82,13 @@ class Scene(NamedTuple):
         unit = (WIDTH - left - _MARGIN - _NAME) / max(int(np.maximum(held, asked)[:rows].max(initial=1)), 1)
         for row in range(rows):
             x, y = left + _NAME, _TOP + row * _ROW
-            draw.text((left, y - 1), self.names[row][-16:], _INK, _font(10))
+            draw.text((left, y - 1), self.names[row][-16:], _INK, _FONT)
+            bar, outline = ((x, y, x + max(unit * gpus[row] - 1, 0), y + _ROW - 3) for gpus in (held, asked))
             if held[row]:
-                colour = _JOBS[int(self.view["index"][row]) % len(_JOBS)]
-                draw.rectangle((x, y, x + unit * held[row] - 1, y + _ROW - 3), fill=colour)
-            draw.rectangle((x, y, x + unit * asked[row] - 1, y + _ROW - 3), outline=_DOWN)
+                draw.rectangle(bar, fill=_JOBS[int(self.view["index"][row]) % len(_JOBS)])
+            draw.rectangle(outline, outline=_DOWN)
         if rows < len(self.view):
-            draw.text((left, _TOP + rows * _ROW), f"and {len(self.view) - rows} more", _INK, _font(10))
+            draw.text((left, _TOP + rows * _ROW), f"and {len(self.view) - rows} more", _INK, _FONT)
         return np.asarray(image)
 
     def _nodes(self, height: int, width: int) -> NDArray[np.uint8]:
@@ -105,27 +100,19 @@ class Scene(NamedTuple):
         cells[:count, :most] = np.where(
             np.arange(most) < self.sizes[:, None], np.where(self.offered > 0, 1, 2)[:, None], 0
         )
-        nodes, jobs = np.concatenate([*self.places, np.zeros(0, np.int64)]), self.view["index"]
-        owners = np.repeat(jobs % len(_JOBS) + 3, [len(place) for place in self.places])
-        by_node = np.lexsort((np.repeat(jobs, [len(place) for place in self.places]), nodes))
-        node = nodes[by_node]
-        cells[node, (np.arange(len(node)) - np.searchsorted(node, node)) % most] = owners[by_node]
+        nodes = np.concatenate([*self.places, np.zeros(0, np.int64)])
+        owners = np.repeat(self.view["index"], [len(place) for place in self.places])
+        order = np.lexsort((owners, nodes))
+        node = nodes[order]
+        cells[node, (np.arange(len(node)) - np.searchsorted(node, node)) % most] = owners[order] % len(_JOBS) + 3
         cells = cells.reshape(columns, rows, most + 1).swapaxes(0, 1).reshape(rows, -1)
         size = min(width / cells.shape[1], height / rows)
         down, across = ((np.arange(pixels) / size).astype(np.int64) for pixels in (height, width))
-        inside = np.ix_(down < cells.shape[0], across < cells.shape[1])
-        drawn = np.full((height, width, 3), 255, dtype=np.uint8)
-        drawn[inside] = _COLOURS[cells[np.ix_(down[down < cells.shape[0]], across[across < cells.shape[1]])]]
+        drawn = _COLOURS[np.pad(cells, ((0, height), (0, width)))[np.ix_(down, across)]]
         if size >= 4:
             drawn[np.diff(down, prepend=-1) > 0] = 255
             drawn[:, np.diff(across, prepend=-1) > 0] = 255
         return drawn
-
-
-@cache
-def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """The font that comes with Pillow."""
-    return ImageFont.load_default(size)
 
 
 def check_render_mode(mode: str | None) -> str | None:

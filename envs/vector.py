@@ -8,7 +8,6 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from rlpto.core.rewards import REWARD_PARTS
@@ -89,11 +88,6 @@ class ClusterVectorEnv(VectorEnv[Observed, AnyArray, AnyArray]):
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # as gymnasium's own vector environments
         """[B] seeds of the environments: those given, else those drawn."""
         return tuple(self._seeds)
-
-    @property
-    def np_random(self) -> tuple[Generator, ...]:  # type: ignore[override]
-        """[B] random numbers of the episodes."""
-        return tuple(self.batch.rngs)
 
     def render(self) -> tuple[str | NDArray[np.uint8], ...] | None:
         """Every cluster as text or as a picture; None without a render mode."""

@@ -19,7 +19,7 @@ from rlpto.io.files import file_there, is_there
 from rlpto.io.paths import ConfigPath, TypedOnCommandLine, example_config, example_names, expand_path
 from rlpto.io.reading import one_line
 from rlpto.io.settings import LARGEST_SEED, LowerCase, Settings
-from rlpto.io.settings_text import described_yaml, first_problem
+from rlpto.io.settings_text import described_yaml, first_problem, inline_yaml
 from rlpto.io.yaml_file import Location, parse_value, read_yaml
 from rlpto.knowledge.known import NOISE_SLOPE, UNSEEN_HOURS, BeliefRules, FitMethod
 from rlpto.knowledge.remaining import RemainingKnowledge
@@ -284,17 +284,33 @@ def load_config(
     """
     if not isinstance(source, Config | str | Path):
         raise ConfigError(f"config: expected the path of an experiment file or the name of an example, got {source!r}")
-    changes = _changes(overrides, option)
+    texts = _as_texts(overrides) if isinstance(overrides, Mapping) else overrides
+    listed = isinstance(texts, Sequence) and not isinstance(texts, str)
+    if not listed or not all(isinstance(override, str) for override in texts):
+        raise ConfigError(f"overrides: expected a list of key=value, or a mapping, got {one_line(repr(overrides))}")
     file = None if isinstance(source, Config) else read_yaml(_config_file(Path(source)))
     data: object = source.model_dump(mode="json") if isinstance(source, Config) else file.data
-    for location, value, said in changes:
+    changed: list[Location] = []
+    for override in texts:
+        said = f"{option} {one_line(override)}"
+        location, value = _parse_override(override, said)
         data = _with_value(data, location, value, said)
+        changed.append(location)
     try:
         return Config.model_validate(data, context={"folder": file.path.parent} if file else None)
     except ValidationError as error:
-        at, problem = first_problem(error, Config)
-        typed = any(at[: len(location)] == location for location, _, _ in changes)
-        raise ConfigError(f"{file.place(at) if file and not typed else option}: {problem}") from None
+        location, problem = first_problem(error, Config)
+        typed = any(location[: len(start)] == start for start in changed)
+        raise ConfigError(f"{file.place(location) if file and not typed else option}: {problem}") from None
+
+
+def _as_texts(tree: Mapping[str, Any], inside: str = "") -> list[str]:
+    """The overrides `key=value` of a nested mapping."""
+    texts = []
+    for key, value in tree.items():
+        deeper = isinstance(value, Mapping)
+        texts += _as_texts(value, f"{inside}{key}.") if deeper else [f"{inside}{key}={inline_yaml(value)}"]
+    return texts
 
 
 def _config_file(path: Path) -> Path:
@@ -305,38 +321,14 @@ def _config_file(path: Path) -> Path:
     return found or path
 
 
-def _changes(overrides: object, option: str) -> list[tuple[Location, object, str]]:
-    """Location and value of every override, and what it is called in errors."""
-    if isinstance(overrides, Mapping):
-        return [
-            (_location(keys), _mark_typed(value), f"{option} {'.'.join(keys)}") for keys, value in _leaves(overrides)
-        ]
-    listed = isinstance(overrides, Sequence) and not isinstance(overrides, str)
-    if not listed or not all(isinstance(override, str) for override in overrides):
-        raise ConfigError(f"overrides: expected a list of key=value, or a mapping, got {one_line(repr(overrides))}")
-    return [_parse_override(override, option) for override in overrides]
-
-
-def _leaves(tree: Mapping[Any, Any]) -> list[tuple[tuple[str, ...], object]]:
-    """Keys and value of everything in a nested mapping that is none itself; a key may be several, `a.b`."""
-    found: list[tuple[tuple[str, ...], object]] = []
-    for key, value in tree.items():
-        inner = _leaves(value) if isinstance(value, Mapping) and value else [((), value)]
-        found += [((*str(key).split("."), *keys), leaf) for keys, leaf in inner]
-    return found
-
-
-def _location(keys: Sequence[str]) -> Location:
-    return tuple(int(key) if key.isdecimal() and len(key) < _LONGEST_POSITION else key for key in keys)
-
-
-def _parse_override(override: str, option: str) -> tuple[Location, object, str]:
-    """Location and value, parsed as YAML, of an override `a.b.0=value`, and what it is called in errors."""
+def _parse_override(override: str, said: str) -> tuple[Location, object]:
+    """Location and value, parsed as YAML, of an override `a.b.0=value`."""
     key, equals, text = override.partition("=")
-    parts, said = key.strip().split("."), f"{option} {override}"
+    parts = key.strip().split(".")
     if not equals or not all(parts):
         raise ConfigError(f"{said}: expected key=value, such as simulator.interval=30")
-    return _location(parts), _mark_typed(parse_value(text, one_line(said))), said
+    value = _mark_typed(parse_value(text, said))
+    return tuple(int(part) if part.isdecimal() and len(part) < _LONGEST_POSITION else part for part in parts), value
 
 
 def _mark_typed(value: object) -> object:
