@@ -104,8 +104,8 @@ class EnvPolicy(BasePolicy[NoOptions], ABC):
 
     def __init__(self, options: NoOptions | None = None) -> None:
         config = _changed(self.config, self.overrides, self.settings)
-        name, start = type(self).__name__, start_weights(config)
-        self._steering = Steering(name, lambda seen: self.act(seen._asdict()), config.env, start)
+        self.name, start = type(self).__name__, start_weights(config)
+        self._steering = Steering(self.name, lambda seen: self.act(seen._asdict()), config.env, start)
         super().__init__(options)
 
     @abstractmethod
