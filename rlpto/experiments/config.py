@@ -20,7 +20,7 @@ from rlpto.io.paths import ConfigPath, TypedOnCommandLine, example_config, examp
 from rlpto.io.reading import one_line
 from rlpto.io.settings import LARGEST_SEED, LowerCase, Settings
 from rlpto.io.settings_text import described_yaml, first_problem, inline_yaml
-from rlpto.io.yaml_file import Location, parse_value, read_yaml
+from rlpto.io.yaml_file import Location, YamlFile, parse_value, read_yaml
 from rlpto.knowledge.known import NOISE_SLOPE, UNSEEN_HOURS, BeliefRules, FitMethod
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.metrics import DEFAULT_METRIC, MetricName
@@ -288,8 +288,12 @@ def load_config(
     listed = isinstance(texts, Sequence) and not isinstance(texts, str)
     if not listed or not all(isinstance(override, str) for override in texts):
         raise ConfigError(f"overrides: expected a list of key=value, or a mapping, got {one_line(repr(overrides))}")
-    file = None if isinstance(source, Config) else read_yaml(_config_file(Path(source)))
-    data: object = source.model_dump(mode="json") if isinstance(source, Config) else file.data
+    file: YamlFile | None = None
+    if isinstance(source, Config):
+        data: object = source.model_dump(mode="json")
+    else:
+        file = read_yaml(_config_file(Path(source)))
+        data = file.data
     changed: list[Location] = []
     for override in texts:
         said = f"{option} {one_line(override)}"
