@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,9 @@ from pydantic import ValidationError
 from rlpto.agents.archive import KINDS, NOT_TRAINED, STEERING, read_archive, steering_of
 from rlpto.agents.settings import BEST, LAST
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.envs.actions import action_weights
-from rlpto.envs.observation import Observation, observe
-from rlpto.io.arrays import AnyArray
+from rlpto.envs.observation import Observation
+from rlpto.envs.steering import Steering
+from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import ConfigError, PolicyError, RlptoError
 from rlpto.io.files import file_there
 from rlpto.io.paths import example_config, example_names
@@ -68,7 +69,8 @@ class Agent:
         """trained: used instead of what `options` name."""
         self.name = "agent"
         self.options = options or AgentOptions()
-        self._trained, self._vector = trained, None
+        self._steering: Steering | None = None
+        self._vector: FloatArray = np.zeros(0)
         if trained is None:
             path = self.options.checkpoint()
             archive = read_archive(path, KINDS)
@@ -77,35 +79,35 @@ class Agent:
             else:
                 from rlpto.agents.trained import agent_of
 
-                self._trained = agent_of(archive, path)
-        self.reset(0)
+                trained = agent_of(archive, path)
+        if trained is not None:
+            self._steering = Steering(self.name, act_alone(trained), trained.env, trained.start)
 
     @property
     def steering(self) -> dict[str, float]:
         """The action that stands, in steps of each steering weight; empty before the first decision."""
-        return dict(zip(STEERING_FEATURES, map(float, self._action.reshape(-1)), strict=False))
+        action = np.zeros(0) if self._steering is None else self._steering.action
+        return dict(zip(STEERING_FEATURES, map(float, action.reshape(-1)), strict=False))
 
     def reset(self, seed: int) -> None:
         """Forget the action that stands; nothing is random."""
         del seed
-        self._until = -np.inf
-        self._action: AnyArray = np.zeros(0)
+        if self._steering is not None:
+            self._steering.reset()
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Look, act, and say what that means in GPUs. Raises PolicyError on a cluster that has none."""
         if state.gpus_per_node < 1:
             raise PolicyError(f"policy {self.name}: the cluster has no GPUs, expected nodes with at least one")
+        if self._steering is not None:
+            return self._steering(state)
         jobs = state.jobs
-        if self._trained is None:
-            assert self._vector is not None
-            return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, self._vector[None]))
-        if state.time >= self._until:
-            env = self._trained.env
-            seen = observe(state, int(jobs.gpus.sum()), env.max_jobs, env.horizon)
-            self._action = self._trained.act(Observation(*(part[None] for part in seen)))[0]
-            self._until = state.time + env.hold
-        weights = action_weights(self._trained.start, self._action, self._action.shape)
-        return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, weights[None]))
+        return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, self._vector[None]))
+
+
+def act_alone(trained: TrainedAgent) -> Callable[[Observation], AnyArray]:
+    """The best action of an agent for a single observation."""
+    return lambda seen: trained.act(Observation(*(part[None] for part in seen)))[0]
 
 
 class Pretrained(Agent):

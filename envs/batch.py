@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlpto.envs.actions import ACTION_FEATURES, action_weights
 from rlpto.envs.clusters import OneCluster, SimulatedClusters
@@ -44,8 +45,9 @@ class EnvBatch:
     Environment b draws its episodes from (seed, b). An episode that is over stays so until `begin`.
     terms, reward, seconds, steps: [B, ...] sums since the episodes began. elapsed: [B] seconds that the last step
     took: always the same array, written in place, so that a rollout buffer can keep it.
-    max_steps: an episode is cut after that many; None: when its length is reached. compiled: False: one cluster under
-    the scheduler's own loop, which can be drawn, to the same result.
+    max_steps: an episode is cut after that many; None: when its length is reached. compiled: if False, use one Python
+    cluster under the scheduler's own loop, at which policies can look; no baseline is subtracted. Other results are
+    identical, unless jobs fit their own speeds: compiled clusters look up what the fits would say.
     """
 
     def __init__(
@@ -60,14 +62,15 @@ class EnvBatch:
         check_integer("num_envs", count, 1, MOST_ENVS)
         self.setup, self.count, self.max_steps = setup, count, max_steps
         self.baseline = NO_BASELINE
-        if isinstance(setup, EnvSetup):
-            simulated = SimulatedClusters(setup, count)
+        self.clusters: SimulatedClusters | OneCluster
+        if isinstance(setup, EnvSetup) and compiled:
+            self.clusters = SimulatedClusters(setup, count)
             if setup.settings.baseline == "start_heuristic":
-                self.baseline = baseline_rollout(simulated.batch, np.atleast_2d(setup.start))
+                self.baseline = baseline_rollout(setup)
         elif count > 1:
             raise ConfigError(f"num_envs: {count}, but there is one external cluster; expected 1")
-        in_place = isinstance(setup, EnvSetup) and compiled
-        self.clusters: SimulatedClusters | OneCluster = simulated if in_place else OneCluster(setup)
+        else:
+            self.clusters = OneCluster(setup)
         self.began, self.length = np.zeros(count), np.zeros(count)
         self.steps = np.zeros(count, dtype=np.int64)
         self.terms, self.reward, self.seconds = np.zeros((count, PARTS)), np.zeros(count), np.zeros(count)
@@ -121,6 +124,12 @@ class EnvBatch:
     def observe(self) -> Observation:
         """What is seen now, fresh arrays [B, ...]."""
         return Observation(*(part.copy() for part in self.clusters.observation))
+
+    def render(self, b: int, mode: str) -> str | NDArray[np.uint8]:
+        """Environment b as text (`ansi`) or as a picture (`rgb_array`)."""
+        scene = self.clusters.scene(b)
+        draw = scene.text if mode == "ansi" else scene.picture
+        return draw(self.names[b], float(self.reward[b]))
 
     def state(self) -> dict[str, Any]:
         """A copy of all that changes: arrays by name, of numbers or records, and under `rngs` what JSON can hold."""

@@ -6,17 +6,22 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import pandas as pd
 from gymnasium.error import ResetNeeded
+from numpy.typing import NDArray
 
-from rlpto.core.cluster import Cluster
-from rlpto.core.job_table import JobTable
-from rlpto.core.jobs import PRIORITY_CLASSES
-from rlpto.core.rewards import HOUR, REWARD_PARTS
+from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.batch import EnvBatch
-from rlpto.envs.clusters import OneCluster
-from rlpto.envs.episodes import EnvSetup, ExternalSetup, action_space, draw_episode, episode_rng, observation_space
+from rlpto.envs.episodes import (
+    EnvSetup,
+    ExternalSetup,
+    action_space,
+    draw_episode,
+    episode_rng,
+    fresh_seed,
+    observation_space,
+)
 from rlpto.envs.observation import Observed
+from rlpto.envs.rendering import METADATA, check_render_mode
 from rlpto.envs.vector import one_row
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import ConfigError
@@ -40,33 +45,34 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
     length is reached.
 
     setup: see `EnvSetup` (each episode is a stretch of a workload, in virtual time) or `ExternalSetup`.
+    render_mode: `ansi`, `rgb_array` or None; it changes no episode and no reward.
     """
 
+    metadata = METADATA
+
     def __init__(self, setup: EnvSetup | ExternalSetup, render_mode: str | None = None) -> None:
-        self.metadata = {"render_modes": ["ansi"], "render_fps": 10}
-        if render_mode not in (None, *self.metadata["render_modes"]):
-            raise ValueError(f"render_mode {render_mode}: expected ansi or None")
         if not setup.workloads:
             raise ConfigError("no workloads to learn from: expected training windows with jobs")
         self.setup = setup
-        self.render_mode = render_mode
+        self.render_mode = check_render_mode(render_mode)
         self.observation_space = observation_space(setup.settings)
         self.action_space = action_space()
-        self.batch = EnvBatch(setup, 1, None, compiled=render_mode is None)
+        self.batch = EnvBatch(setup, 1, None)
         self._under_way = False
+        self._seed(fresh_seed())
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observed, dict[str, Any]]:
         """Begin the next episode; the same seed gives the same episodes, bit for bit. Options are refused.
 
+        `np_random_seed` is the last seed that was given, or else a random one, and repeats the episodes since then.
         Returns the observation, and the episode's workload, `began` (second of the workload) and length.
         """
         if options:
             raise ValueError(f"options {options!r}: expected none, episodes are drawn")
-        super().reset(seed=seed)
         if seed is not None:
-            self.np_random = episode_rng(seed)
+            self._seed(seed)
         self.batch.begin(0, *draw_episode(self.np_random, self.setup))
         self._under_way = True
         began, length = float(self.batch.began[0]), float(self.batch.length[0])
@@ -86,41 +92,14 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         seen = one_row(steps.observation, 0)
         return seen, float(steps.reward[0]), bool(steps.ended[0]), bool(steps.cut[0]), info
 
-    def render(self) -> str | None:
-        """The cluster as text (`ansi`), or None without a render mode."""
-        shown = self.batch.clusters
-        if self.render_mode is None or not isinstance(shown, OneCluster):
-            return None
-        return describe(shown.cluster, shown.state.jobs, self.workload, shown.reward)
+    def render(self) -> str | NDArray[np.uint8] | None:
+        """The cluster as text (`ansi`) or as a picture (`rgb_array`); None without a render mode."""
+        return None if self.render_mode is None else self.batch.render(0, self.render_mode)
 
     @property
     def workload(self) -> str:
         """Name of the workload of the present episode."""
         return self.batch.names[0]
 
-
-def describe(cluster: Cluster, jobs: JobTable, workload: str, reward: float) -> str:
-    """The cluster as text: a line about it, and a table of the active jobs in queue order.
-
-    workload: its name. reward: since the episode began. Hours left: with the GPUs held, or else those asked for.
-    """
-    waiting, down = int(np.count_nonzero(jobs.waiting)), cluster.shape.capacity - cluster.up_gpus
-    parts = [
-        workload,
-        f"{cluster.time / HOUR:.2f} h",
-        f"{cluster.held_gpus} of {cluster.up_gpus} GPUs held" + (f", {down} down" if down else ""),
-        f"jobs: {len(jobs) - waiting} running, {waiting} waiting",
-        f"reward {reward:+.2f}",
-    ]
-    given_or_asked = np.where(jobs.waiting, np.minimum(jobs.requested_gpus, jobs.speed.shape[1] - 1), jobs.gpus)
-    table = pd.DataFrame(
-        {
-            "job": [cluster.jobs[j].name for j in jobs.index],
-            "class": [PRIORITY_CLASSES[priority] for priority in jobs.effective_priority],
-            "GPUs": jobs.gpus,
-            "asked": jobs.requested_gpus,
-            "hours left": jobs.remaining / jobs.speed[np.arange(len(jobs)), given_or_asked] / HOUR,
-            "accuracy": jobs.accuracy,
-        }
-    )
-    return f"{'  ·  '.join(parts)}\n\n{table.to_string(index=False, float_format='{:.3f}'.format)}\n"
+    def _seed(self, seed: int) -> None:
+        self._np_random, self._np_random_seed = episode_rng(seed), int(seed)

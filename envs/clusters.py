@@ -11,6 +11,7 @@ from rlpto.core.rewards import weigh
 from rlpto.envs.compiled_batch import PARTS, begin_episode, step_all
 from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.observation import empty_observation, observe
+from rlpto.envs.rendering import Scene
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.policies.index import steer
 
@@ -25,6 +26,7 @@ class SimulatedClusters:
     """
 
     def __init__(self, setup: EnvSetup, count: int) -> None:
+        self._setup = setup
         self.batch = setup.compiled(count)
         self.observation = empty_observation(count, setup.settings.max_jobs, setup.settings.horizon)
         self._start = np.atleast_2d(setup.start)
@@ -48,6 +50,21 @@ class SimulatedClusters:
         """See `step_all`."""
         return step_all(self.batch, weights, hold, self.observation)
 
+    def scene(self, b: int) -> Scene:
+        """Cluster b as it is drawn."""
+        loop, nodes = self.batch.loop, self._setup.shape.node_gpus
+        world, jobs = loop.world, self._setup.workloads[loop.current[b]].jobs
+        view = loop.shown[b, : world.clusters["active"][b]]
+        return Scene(
+            time=float(world.clusters["time"][b]),
+            names=[jobs[index].name for index in view["index"]],
+            view=view,
+            speed=loop.speed[b, : len(view)],
+            places=tuple(world.nodes[b, job["index"], : job["gpus"]] for job in view),
+            sizes=nodes,
+            offered=nodes * world.machines["up"][b, : len(nodes)],
+        )
+
     def jobs(self, b: int) -> AnyArray:
         """A copy of the job records [M] of cluster b."""
         jobs: AnyArray = self.batch.world.jobs[b, : self.batch.counts[self.current[b]]].copy()
@@ -66,7 +83,7 @@ class SimulatedClusters:
 class OneCluster:
     """One cluster under the scheduler's own loop: to the last bit what `SimulatedClusters` do with a single one.
 
-    cluster: that of the present episode. state: what is decided on now. reward: sum of its terms since it began.
+    cluster: that of the present episode. state: what is decided on now.
     """
 
     cluster: Cluster
@@ -90,16 +107,27 @@ class OneCluster:
             self._run(self._setup.start, warm_up)
             if self.cluster.done:  # over before the episode could begin
                 self._take_cluster()
-        self.reward = 0.0
         self._observe()
         return self.cluster.time
 
     def run(self, weights: FloatArray, hold: float) -> tuple[FloatArray, BoolArray]:
         """Decide with weights [1, STEERING_FEATURES]; returns [1, PARTS], and [1] whether the workload is over."""
         parts = self._run(weights[0], self.cluster.time + hold)
-        self.reward += float(parts.sum())
         self._observe()
         return parts, np.array([self.cluster.done])
+
+    def scene(self, b: int) -> Scene:  # noqa: ARG002  there is one
+        """The cluster as it is drawn."""
+        cluster, jobs = self.cluster, self.state.jobs
+        return Scene(
+            time=cluster.time,
+            names=[cluster.jobs[index].name for index in jobs.index],
+            view=jobs.records,
+            speed=jobs.speed,
+            places=cluster.placement(jobs.index).nodes,
+            sizes=cluster.shape.node_gpus,
+            offered=cluster.shape.offered,
+        )
 
     def _take_cluster(self) -> None:
         self.cluster = self._setup.make_cluster(int(self.current[0]))

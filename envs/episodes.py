@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from gymnasium import spaces
@@ -31,9 +32,9 @@ MOST_ENVS = 10_000
 """Environments that step together, at most."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EnvSetup:
-    """Everything a simulated environment needs.
+    """Everything a simulated environment needs. Two are the same only if they are one object.
 
     workloads: episodes are drawn from them. start: steering vector [S] of the heuristic that the agent starts
     from, that is, of action zero; it also warms up episodes and plays the baseline rollouts.
@@ -62,8 +63,12 @@ class EnvSetup:
     def compiled(self, count: int = 1) -> CompiledBatch:
         """A compiled batch of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them."""
         parts = (self.tables, self.simulator, self.queue, self.reward)
-        beliefs = CompiledBeliefs.of(self.knowledge, self.tables, self.shape.gpus_per_node)
-        return build_batch(count, self.shape, self.workloads, *parts, beliefs=beliefs)
+        return build_batch(count, self.shape, self.workloads, *parts, beliefs=self._beliefs)
+
+    @cached_property
+    def _beliefs(self) -> CompiledBeliefs:
+        """What policies believe, which takes longer to compute than all the rest."""
+        return CompiledBeliefs.of(self.knowledge, self.tables, self.shape.gpus_per_node)
 
     def make_cluster(self, workload: int) -> Cluster:
         """A simulated cluster at the start of workload number `workload`."""
@@ -112,6 +117,11 @@ def episode_rng(seed: int | None, slot: int = 0) -> Generator:
     if seed is not None:
         check_integer("seed", seed, 0, LARGEST_SEED)
     return np.random.default_rng(None if seed is None else [seed, slot])
+
+
+def fresh_seed() -> int:
+    """A random seed; it leaves room for the seeds of further environments that follow it."""
+    return int(np.random.SeedSequence().generate_state(1)[0]) >> 1
 
 
 def check_integer(name: str, value: object, low: int, high: int) -> None:

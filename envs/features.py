@@ -2,6 +2,8 @@
 
 A new row is a new feature. Its description has the unit and the fixed normalisation; its function gets the view of a
 job (`rlpto.core.jobs.VIEW`), or sums over all jobs. Results are cut to [-LIMIT, LIMIT].
+`python -m tests.envs.test_page` writes the tables into docs/environment.md, with the range that a description means:
+0 to 1 if it begins with "share" or "1", -LIMIT to LIMIT for a log or log2 of anything but 1 + x, else 0 to LIMIT.
 """
 
 from __future__ import annotations

@@ -5,33 +5,38 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
 
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.batch import BatchSteps, EnvBatch
-from rlpto.envs.episodes import EnvSetup, action_space, check_integer, episode_rng, observation_space
+from rlpto.envs.episodes import EnvSetup, action_space, check_integer, episode_rng, fresh_seed, observation_space
 from rlpto.envs.observation import Observation, Observed
+from rlpto.envs.rendering import METADATA, check_render_mode
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.io.settings import LARGEST_SEED
-
-MODES = (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP)
 
 
 class ClusterVectorEnv(VectorEnv[Observed, AnyArray, AnyArray]):
     """B environments in one process; they go through what as many `ClusterEnv` do, the first with the seed of a reset,
     the next ones with the seeds that follow, as in gymnasium's `SyncVectorEnv`.
 
-    Observation and action spaces are those of `ClusterEnv`, with a leading axis [B]. An environment
-    whose episode is over begins the next one by autoreset_mode: in the same step (SAME_STEP), when `infos` has
-    `final_obs` (objects [B], dictionaries where there is one) and `final_info`; or in the next one (NEXT_STEP), which
-    heeds no action and gives no reward. `infos` further holds, each with a mask
-    under the same name with an underscore: terms (accuracy, time, resources, rescale, [B] each: the
-    reward's terms as they are) and elapsed ([B] seconds that passed).
+    Observation and action spaces are those of `ClusterEnv`, with a leading axis [B]. `infos` holds, each with a mask
+    under the same name with an underscore: `terms` (accuracy, time, resources, rescale, [B] each: the reward's terms as
+    they are) and `elapsed` ([B] seconds that passed) of environments that stepped; `workload`, `began` and `length` of
+    those whose episodes begin.
 
-    setup: see `rlpto.envs.episodes.EnvSetup`. num_envs: B. seed: of the episodes; reset(seed=) begins them again.
+    setup: see `rlpto.envs.episodes.EnvSetup`.
+    num_envs: B.
+    seed: of the episodes; reset(seed=) begins them again.
     max_episode_steps: an episode is cut after that many steps; None: when its length is reached.
+    autoreset_mode: how the next episode begins, as in gymnasium. NEXT_STEP: in the next step, which ignores the action
+    and has reward 0. SAME_STEP: in the same step, and `infos` has `final_obs` (objects [B], dictionaries where there is
+    one) and `final_info`. DISABLED: the caller resets by `options={"reset_mask": mask}`, [B] booleans.
+    render_mode: `ansi`, `rgb_array` or None.
     """
 
     def __init__(
@@ -40,18 +45,23 @@ class ClusterVectorEnv(VectorEnv[Observed, AnyArray, AnyArray]):
         num_envs: int,
         seed: int | None = None,
         max_episode_steps: int | None = None,
-        autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        render_mode: str | None = None,
     ) -> None:
         if max_episode_steps is not None:
             check_integer("max_episode_steps", max_episode_steps, 1, 10**9)
-        if autoreset_mode not in (*MODES, *(mode.value for mode in MODES)):
-            raise ConfigError(f"autoreset_mode: expected SameStep or NextStep, got {autoreset_mode!r}")
-        mode = AutoresetMode(autoreset_mode)
-        self.metadata = {"autoreset_mode": mode, "render_modes": []}
+        try:
+            self._mode = AutoresetMode(autoreset_mode)
+        except ValueError:
+            expected = ", ".join(mode.value for mode in AutoresetMode)
+            raise ConfigError(f"autoreset_mode: expected one of {expected}, got {autoreset_mode!r}") from None
+        self.metadata = METADATA | {"autoreset_mode": self._mode}
+        self.render_mode = check_render_mode(render_mode)
         self.batch = EnvBatch(setup, num_envs, None, max_episode_steps)
         self.num_envs = num_envs
-        self._waiting = np.zeros(num_envs, dtype=np.bool_)  # over, and begins again in the next step
-        self._seed_each(seed)
+        self._over = np.zeros(num_envs, dtype=np.bool_)  # in the last step, and not begun again
+        self._seeds = [0] * num_envs
+        self._seed_each(np.ones_like(self._over), fresh_seed() if seed is None else seed)
         self.single_observation_space = observation_space(setup.settings)
         self.single_action_space = action_space()
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -60,44 +70,71 @@ class ClusterVectorEnv(VectorEnv[Observed, AnyArray, AnyArray]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observed, dict[str, Any]]:
-        """Begin a new episode everywhere; with a seed, the episodes that belong to it. Options are refused."""
-        if options:
-            raise ValueError(f"options {sorted(options)}: environments that step together draw their own episodes")
-        if seed is not None:
-            self._seed_each(seed)
-        self._waiting[:] = False
-        return self.batch.reset()._asdict(), {}
+        """Begin a new episode everywhere, or where `options["reset_mask"]` [B] is True.
 
-    def _seed_each(self, seed: int | list[int | None] | None) -> None:
-        """Seed the episodes of every environment."""
+        seed: environment b draws its episodes by seed + b from now on; or a list [B], with None where no seed changes.
+        """
+        mask = np.ones(self.num_envs, dtype=np.bool_)
+        if options:
+            mask = np.asarray(options.get("reset_mask"))
+            if set(options) != {"reset_mask"} or mask.shape != self._over.shape or mask.dtype != bool or not mask.any():
+                raise ValueError(
+                    f"options {options}: expected none, or reset_mask with {self.num_envs} booleans, one of them True"
+                )
+        self._seed_each(mask, seed)
+        return self._begin(mask)
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # as gymnasium's own vector environments
+        """[B] seeds of the environments: those given, else those drawn."""
+        return tuple(self._seeds)
+
+    def render(self) -> tuple[str | NDArray[np.uint8], ...] | None:
+        """Every cluster as text or as a picture; None without a render mode."""
+        mode = self.render_mode
+        return None if mode is None else tuple(self.batch.render(b, mode) for b in range(self.num_envs))
+
+    def _seed_each(self, mask: BoolArray, seed: int | list[int | None] | None) -> None:
+        """Seed the episodes of the environments in a mask [B]."""
         if seed is not None and not isinstance(seed, list | tuple | np.ndarray):
             check_integer("seed", seed, 0, LARGEST_SEED)
             seed = [int(seed) + b for b in range(self.num_envs)]
         seeds = [None] * self.num_envs if seed is None else seed
         if len(seeds) != self.num_envs:
             raise ValueError(f"seed: {len(seeds)} of them, expected one for each of {self.num_envs} environments")
-        self.batch.rngs = [episode_rng(own) for own in seeds]
+        for b, own in enumerate(seeds):
+            if mask[b] and own is not None:
+                self.batch.rngs[b], self._seeds[b] = episode_rng(own), int(own)
+
+    def _begin(self, mask: BoolArray) -> tuple[Observed, dict[str, Any]]:
+        """Begin the next episodes of the environments in a mask [B]; returns what is seen of all, and their infos."""
+        seen, batch = self.batch.begin_next(np.flatnonzero(mask)), self.batch
+        self._over[mask] = False
+        begun = {"workload": np.array(batch.names, object), "began": batch.began.copy(), "length": batch.length.copy()}
+        return seen._asdict(), masked(begun, mask)
 
     def step(self, actions: AnyArray) -> tuple[Observed, FloatArray, BoolArray, BoolArray, dict[str, Any]]:
-        """Carry out actions [B, ...]. Raises ValueError if they have another shape or are not finite."""
-        steps = self.batch.step(actions)
-        if self._waiting.any():
-            steps = self._without(steps, self._waiting)
-        infos, over = masked(step_info(steps), np.ones(self.num_envs, dtype=np.bool_)), steps.over
-        observation = steps.observation
-        if self.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP:
-            self._waiting = over
-        elif over.any():
-            final = [one_row(observation, b) if ended else None for b, ended in enumerate(over.tolist())]
-            infos |= masked({"final_obs": np.array(final, dtype=object), "final_info": step_info(steps)}, over)
-            observation = self.batch.begin_next(np.flatnonzero(over))
-        return observation._asdict(), steps.reward, steps.ended, steps.cut, infos
+        """Carry out actions [B, ...].
 
-    def _without(self, steps: BatchSteps, waiting: BoolArray) -> BatchSteps:
-        """The steps, with the first observation of a new episode in place of those of some environments."""
+        Raises ValueError if they have another shape or are not finite, and ResetNeeded if an episode is over that the
+        caller has to reset.
+        """
+        again = self._over.copy()
+        if again.any() and self._mode is AutoresetMode.DISABLED:
+            raise ResetNeeded(f"environments {np.flatnonzero(again).tolist()}: the episode is over: call reset")
+        steps = self.batch.step(actions)
         for part in (steps.reward, steps.parts, steps.elapsed, steps.ended, steps.cut):
-            part[waiting] = 0
-        return steps._replace(observation=self.batch.begin_next(np.flatnonzero(waiting)))
+            part[again] = 0
+        self._over = over = steps.over
+        seen, infos = steps.observation._asdict(), masked(step_info(steps), ~again)
+        if self._mode is AutoresetMode.SAME_STEP and over.any():
+            final = [one_row(steps.observation, b) if ended else None for b, ended in enumerate(over.tolist())]
+            infos |= masked({"final_obs": np.array(final, dtype=object), "final_info": step_info(steps)}, over)
+            again = over.copy()
+        if again.any():
+            seen, begun = self._begin(again)
+            infos |= begun
+        return seen, steps.reward, steps.ended, steps.cut, infos
 
 
 def step_info(steps: BatchSteps) -> dict[str, Any]:

@@ -7,6 +7,7 @@ A steering vector has the weights of the index, and if wanted a network of bonus
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -44,8 +45,10 @@ NO_BASELINE = BaselineRollout(np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0, dt
 """No baseline is subtracted."""
 
 
-def baseline_rollout(batch: CompiledBatch, weights: FloatArray) -> BaselineRollout:
-    """Let index weights [1, STEERING_FEATURES] schedule every workload of the pool once."""
+@lru_cache(maxsize=4)
+def baseline_rollout(setup: EnvSetup) -> BaselineRollout:
+    """Let the start heuristic schedule every workload of a setup once; further environments of it share the result."""
+    batch, weights = setup.compiled(), np.atleast_2d(setup.start)
     played = [_play(batch, workload, weights) for workload in range(len(batch.pool))]
     decisions = np.array([len(time) for time, _ in played], dtype=np.int64)
     time = np.zeros((len(played), decisions.max()))

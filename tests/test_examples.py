@@ -5,12 +5,17 @@ import os
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rlpto.experiments.environments import cluster_env
+from rlpto.experiments.experiment import Experiment
+
 from .slow import few
+from .small import SMALL
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = {
@@ -33,6 +38,23 @@ def test_an_example_trains_and_compares_itself_with_the_index(example: str) -> N
     assert done.returncode == 0, done.stderr
     number = r"-?\d+\.\d+"
     assert re.fullmatch(rf".+: reward {number}, index {number} over 10 episodes", done.stdout.splitlines()[-1])
+
+
+def test_an_agent_of_stable_baselines3_becomes_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_from_file_location("sb3_policy", ROOT / "examples" / "sb3_policy.py")
+    assert spec is not None
+    assert spec.loader is not None
+    example = module_from_spec(spec)
+    spec.loader.exec_module(example)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["sb3_policy.py", "--steps", "256"])
+    example.main()
+    experiment, policy = Experiment(SMALL), example.Learnt()
+    records = [experiment.run_policy(policy, "test-000", 0) for _ in range(2)]
+    assert np.isfinite(records[0].jobs.finish_time).all()
+    np.testing.assert_array_equal(*(record.jobs.finish_time for record in records))
+    seen = cluster_env().reset(seed=0)[0]
+    assert policy.act(seen).any(), "it is not the index alone"
 
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -14,6 +14,7 @@ from rich.progress import track
 from rlpto.bench.suite import VERSION, find_case
 from rlpto.core.policy import Policy, frozen
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST, STEP
+from rlpto.envs.batch import EnvBatch
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.clusters import OneCluster
 from rlpto.experiments.experiment import Experiment
@@ -31,7 +32,8 @@ def record(
 
     policy: spec of one that decides by weights of the index alone, such as `planner`: only those are actions of the
     environment. What is beyond its limits is cut. name: NAMESPACE/NAME-vNUMBER. settings: keys of `EnvSettings`.
-    progress: shows a bar on a terminal. Observations are flat vectors. Episode i begins with seed i. Returns the
+    progress: shows a bar on a terminal. Observations are flat vectors, rewards are without a baseline. Episode i begins
+    with seed i. Returns the
     number of steps, and the share of them that was cut. Raises ConfigError for another policy, for a name that is
     taken or is none, and where Minari cannot write; MissingExtraError without Minari.
     """
@@ -47,7 +49,10 @@ def record(
         raise ConfigError(f"data set {name}: {one_line(wrong)}, expected NAMESPACE/NAME-vNUMBER") from None
     decides = Experiment(find_case(case).drawing).policy(policy)
     env_id, taken = f"rlpto.bench:rlpto/Bench-{case}-v{VERSION}", list[AnyArray]()
-    env = gymnasium.wrappers.FlattenObservation(gymnasium.make(env_id, render_mode="ansi", **settings))
+    env = gymnasium.wrappers.FlattenObservation(gymnasium.make(env_id, **settings | {"baseline": "none"}))
+    single = env.unwrapped
+    assert isinstance(single, ClusterEnv)
+    single.batch = EnvBatch(single.setup, compiled=False)  # policies look at a cluster object
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="minari")  # that it has no author and no address
         collector = minari.DataCollector(env)
@@ -57,7 +62,7 @@ def record(
             decides.reset(seed)
             over = False
             while not over:
-                taken.append(_action(env.unwrapped, decides))
+                taken.append(_action(single, decides))
                 _, _, ended, cut, _ = collector.step(taken[-1])
                 over = ended or cut
         try:
@@ -67,9 +72,8 @@ def record(
     return len(taken), float(np.mean([np.abs(action).max() >= LARGEST for action in taken]))
 
 
-def _action(env: Any, policy: Policy) -> AnyArray:
+def _action(env: ClusterEnv, policy: Policy) -> AnyArray:
     """[ACTION_FEATURES] what a policy does now, as steps from the environment's start weights."""
-    assert isinstance(env, ClusterEnv)
     shown, start = env.batch.clusters, env.setup.start
     assert isinstance(shown, OneCluster)
     if len(shown.state.jobs):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
@@ -19,8 +19,8 @@ from rlpto.io.files import is_there
 from rlpto.io.paths import ConfigPath, TypedOnCommandLine, example_config, example_names, expand_path, portable
 from rlpto.io.reading import one_line
 from rlpto.io.settings import LARGEST_SEED, LowerCase, Settings
-from rlpto.io.settings_text import described_yaml, first_problem
-from rlpto.io.yaml_file import Location, parse_value, read_yaml
+from rlpto.io.settings_text import described_yaml, first_problem, inline_yaml
+from rlpto.io.yaml_file import Location, YamlFile, parse_value, read_yaml
 from rlpto.knowledge.known import NOISE_SLOPE, UNSEEN_HOURS, BeliefRules, FitMethod
 from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.metrics import DEFAULT_METRIC, MetricName
@@ -267,30 +267,48 @@ class Config(Settings):
     """Which windows and seeds policies are compared on."""
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """Read an experiment file and apply `key=value` overrides to it.
+def load_config(
+    source: Config | Path | str, overrides: Sequence[str] | Mapping[str, Any] = (), *, option: str = "--set"
+) -> Config:
+    """Read an experiment file and apply overrides to it.
 
-    path: a file, or the name of an example, such as quickstart. Raises ConfigError, in one line, for everything that
-    is wrong with either.
+    source: a file, the name of an example, such as quickstart, or a configuration. overrides: texts `key=value`, such
+    as `workload.load=1.1`; or a mapping, nested or with such keys. option: the name of the overrides in errors.
+    Raises ConfigError, in one line, for everything that is wrong with either.
     """
-    if not isinstance(path, str | Path):
-        raise ConfigError(f"config: expected the path of an experiment file or the name of an example, got {path!r}")
-    listed = isinstance(overrides, Sequence) and not isinstance(overrides, str)
-    if not listed or not all(isinstance(override, str) for override in overrides):
-        raise ConfigError(f"overrides: expected a list of key=value, got {one_line(repr(overrides))}")
-    file = read_yaml(_config_file(Path(path)))
-    data: object = file.data
+    if not isinstance(source, Config | str | Path):
+        raise ConfigError(f"config: expected the path of an experiment file or the name of an example, got {source!r}")
+    texts = _as_texts(overrides) if isinstance(overrides, Mapping) else overrides
+    listed = isinstance(texts, Sequence) and not isinstance(texts, str)
+    if not listed or not all(isinstance(override, str) for override in texts):
+        raise ConfigError(f"overrides: expected a list of key=value, or a mapping, got {one_line(repr(overrides))}")
+    file: YamlFile | None = None
+    if isinstance(source, Config):
+        data: object = source.model_dump(mode="json")
+    else:
+        file = read_yaml(_config_file(Path(source)))
+        data = file.data
     changed: list[Location] = []
-    for override in overrides:
-        location, value = _parse_override(override)
-        data = _with_value(data, location, value, override)
+    for override in texts:
+        said = f"{option} {one_line(override)}"
+        location, value = _parse_override(override, said)
+        data = _with_value(data, location, value, said)
         changed.append(location)
     try:
-        return Config.model_validate(data, context={"folder": file.path.parent})
+        return Config.model_validate(data, context={"folder": file.path.parent} if file else None)
     except ValidationError as error:
-        location, said = first_problem(error, Config)
+        location, problem = first_problem(error, Config)
         typed = any(location[: len(start)] == start for start in changed)
-        raise ConfigError(f"{'--set' if typed else file.place(location)}: {said}") from None
+        raise ConfigError(f"{file.place(location) if file and not typed else option}: {problem}") from None
+
+
+def _as_texts(tree: Mapping[str, Any], inside: str = "") -> list[str]:
+    """The overrides `key=value` of a nested mapping."""
+    texts = []
+    for key, value in tree.items():
+        deeper = isinstance(value, Mapping)
+        texts += _as_texts(value, f"{inside}{key}.") if deeper else [f"{inside}{key}={inline_yaml(value)}"]
+    return texts
 
 
 def _config_file(path: Path) -> Path:
@@ -306,13 +324,13 @@ def _config_file(path: Path) -> Path:
     raise ConfigError(f"{path}: no such file, and no example of that name (`rlpto configs list` lists all); {near}")
 
 
-def _parse_override(override: str) -> tuple[Location, object]:
+def _parse_override(override: str, said: str) -> tuple[Location, object]:
     """Location and value, parsed as YAML, of an override `a.b.0=value`."""
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise ConfigError(f"--set {override}: expected key=value, such as simulator.interval=30")
-    value = _mark_typed(parse_value(text, f"--set {one_line(override)}"))
+        raise ConfigError(f"{said}: expected key=value, such as simulator.interval=30")
+    value = _mark_typed(parse_value(text, said))
     return tuple(int(part) if part.isdecimal() and len(part) < _LONGEST_POSITION else part for part in parts), value
 
 
@@ -326,25 +344,23 @@ def _mark_typed(value: object) -> object:
     return value
 
 
-def _with_value(tree: object, location: Location, value: object, override: str) -> object:
+def _with_value(tree: object, location: Location, value: object, said: str) -> object:
     """A copy of `tree` in which `location` holds `value`."""
     if not location:
         return value
     at, *rest = location
     if isinstance(at, int):
         if not isinstance(tree, list):
-            raise ConfigError(
-                f"--set {override}: the file has no list there that has a number {at}; set the whole list"
-            )
+            raise ConfigError(f"{said}: the file has no list there that has a number {at}; set the whole list")
         if at >= len(tree):
-            raise ConfigError(f"--set {override}: the list there has {len(tree)} entries, counted from 0; got {at}")
-        return [_with_value(entry, tuple(rest), value, override) if i == at else entry for i, entry in enumerate(tree)]
+            raise ConfigError(f"{said}: the list there has {len(tree)} entries, counted from 0; got {at}")
+        return [_with_value(entry, tuple(rest), value, said) if i == at else entry for i, entry in enumerate(tree)]
     if tree is None:
         tree = {}
     if not isinstance(tree, dict):
         kind = "a list" if isinstance(tree, list) else "a single value"
-        raise ConfigError(f"--set {override}: there is {kind} in the file where {at} was to be set")
-    return {**tree, at: _with_value(tree.get(at), tuple(rest), value, override)}
+        raise ConfigError(f"{said}: there is {kind} in the file where {at} was to be set")
+    return {**tree, at: _with_value(tree.get(at), tuple(rest), value, said)}
 
 
 def resolved_yaml(config: Config) -> str:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +15,20 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from pydantic import ValidationError
 
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import BasePolicy, NoOptions
 from rlpto.core.rewards import HOUR
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.compiled_batch import Workload
 from rlpto.envs.episodes import EnvSetup, check_integer
-from rlpto.envs.observation import FORECAST_FEATURES, forecast_features
+from rlpto.envs.observation import FORECAST_FEATURES, Observed, forecast_features
+from rlpto.envs.rendering import METADATA
 from rlpto.envs.settings import EnvSettings
+from rlpto.envs.steering import Steering
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config
-from rlpto.experiments.experiment import Experiment, estimate_noise, prepare, refuse_for_learning
-from rlpto.io.arrays import FloatArray
+from rlpto.experiments.experiment import Experiment, estimate_noise, refuse_for_learning
+from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.io.settings import LARGEST_SEED
 from rlpto.io.settings_text import first_problem
@@ -27,51 +36,89 @@ from rlpto.performance.compile import compile_tables
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import IndexWeights, load_weights
 
-SMALL = Config.model_validate(
-    {
-        "name": "small",
-        "description": "A synthetic workload on 16 GPUs, for a first look at the environment",
-        "cluster": {"nodes": [{"count": 4, "gpus": 4}]},
-        "workload": {"days": 8, "load": 0.8, "windows": {"hours": 8}, "mapping": {"oversized": "skip"}},
-        "env": {"episode": {"min_hours": 1, "max_hours": 4}},
-    }
-)
-"""What environments are made of when no configuration is named."""
+DEFAULT = "quickstart"
+"""Configuration of environments where none is named."""
+Overrides = Sequence[str] | Mapping[str, Any]
 
 
 def cluster_env(
-    config: Config | Path | str | None = None,
+    config: Config | Path | str = DEFAULT,
     split: str = "train",
     seeds: Iterable[int] | None = None,
     render_mode: str | None = None,
+    overrides: Overrides = (),
     **settings: Any,
 ) -> ClusterEnv:
     """A single simulated environment: `gymnasium.make("rlpto/Cluster-v0", ...)`.
 
-    config: an experiment, its file, or None: a small synthetic workload. split, seeds: of its windows, see
-    `training_setup`. render_mode: `ansi` or None. settings: keys of
-    `EnvSettings` in place of the config's, such as max_jobs=64 or episode={"min_hours": 2}.
+    config: an experiment: the name of an example (`rlpto configs list`), a file or a `Config`.
+    split: its windows that episodes are drawn from: train, validation or test.
+    seeds: seeds of the windows' jobs, failures and estimates; None: the seed of the experiment.
+    render_mode: `ansi`, `rgb_array` or None.
+    overrides: changes of the config, as `["workload.load=1.1"]`, `{"workload.load": 1.1}` or a nested mapping.
+    settings: keys of `EnvSettings`, the section `env` of the config, such as max_jobs=64 or episode={"min_hours": 2}.
+
     Raises ConfigError, TraceError, ProfileError, JobError or CheckpointError for errors in any of them.
     """
-    return ClusterEnv(_setup(config, split, seeds, settings), render_mode)
+    return ClusterEnv(_setup(_changed(config, overrides, settings), split, seeds), render_mode)
+
+
+setattr(cluster_env, "metadata", METADATA)  # noqa: B010  where gymnasium looks for the render modes of an entry point
 
 
 def vector_env(
     num_envs: int = 1,
-    config: Config | Path | str | None = None,
+    config: Config | Path | str = DEFAULT,
     split: str = "train",
     seeds: Iterable[int] | None = None,
+    render_mode: str | None = None,
+    overrides: Overrides = (),
     seed: int | None = None,
     max_episode_steps: int | None = None,
-    autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
+    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     **settings: Any,
 ) -> ClusterVectorEnv:
     """Many simulated environments that step together: `gymnasium.make_vec("rlpto/Cluster-v0", num_envs=...)`.
 
-    seed: of the episodes. max_episode_steps: steps after which an episode is cut. autoreset_mode: see
-    `ClusterVectorEnv`. The others as in `cluster_env`.
+    seed: seed of the episodes.
+    max_episode_steps: steps after which an episode is cut.
+    autoreset_mode: how the next episode begins, see `ClusterVectorEnv`.
+
+    The others as in `cluster_env`.
     """
-    return ClusterVectorEnv(_setup(config, split, seeds, settings), num_envs, seed, max_episode_steps, autoreset_mode)
+    setup = _setup(_changed(config, overrides, settings), split, seeds)
+    return ClusterVectorEnv(setup, num_envs, seed, max_episode_steps, autoreset_mode, render_mode)
+
+
+class EnvPolicy(BasePolicy[NoOptions], ABC):
+    """A policy that decides as an agent does in an environment, in every command that takes policies.
+
+    A subclass has `act`, and as attributes the arguments of the environment in which its agent was trained.
+    """
+
+    summary = "an agent of the environment rlpto/Cluster-v0, elastic"
+    source = "a class of the user"
+    config: Config | Path | str = DEFAULT
+    overrides: Overrides = ()
+    settings: Mapping[str, Any] = {}
+
+    def __init__(self, options: NoOptions | None = None) -> None:
+        config = _changed(self.config, self.overrides, self.settings)
+        self.name, start = type(self).__name__, start_weights(config)
+        self._steering = Steering(self.name, lambda seen: self.act(seen._asdict()), config.env, start)
+        super().__init__(options)
+
+    @abstractmethod
+    def act(self, observation: Observed) -> AnyArray:
+        """The action [ACTION_FEATURES] for an observation of the environment."""
+
+    def reset(self, seed: int) -> None:  # noqa: ARG002
+        """Forget the action that stands; override this if the agent has a memory."""
+        self._steering.reset()
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        """The allocation that the agent's action means."""
+        return self._steering(state)
 
 
 def training_setup(
@@ -81,12 +128,13 @@ def training_setup(
 ) -> EnvSetup:
     """Workloads and settings of environments: every window of a split with every seed, in every experiment.
 
-    experiments: one, or several that differ in their workloads alone, such as one for each load. seeds: of the
-    windows' jobs, failures and estimates; None: the seed of each experiment. A workload is called
-    WINDOW/SEED, or LOAD/WINDOW/SEED where there are several experiments.
+    experiments: one, or several that differ in their workloads alone, such as one for each load.
+    split: windows of which split: train, validation or test.
+    seeds: seeds of the windows' jobs, failures and estimates; None: the seed of each experiment.
 
-    Raises ConfigError if the experiments have no such windows, and what is wrong with a workload: TraceError,
-    ProfileError or JobError; CheckpointError for a file of weights.
+    A workload is called WINDOW/SEED, or LOAD/WINDOW/SEED where there are several experiments. Raises ConfigError if the
+    experiments have no such windows, and what is wrong with a workload: TraceError, ProfileError or JobError;
+    CheckpointError for a file of weights.
     """
     several = (experiments,) if isinstance(experiments, Experiment) else tuple(experiments)
     config = several[0].config
@@ -132,10 +180,8 @@ def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:
     return tables.within(shape.kind_gpus)
 
 
-def _setup(
-    config: Config | Path | str | None, split: str, seeds: Iterable[int] | None, settings: Mapping[str, Any]
-) -> EnvSetup:
-    """The setup of one configuration with other settings of the environment."""
+def _setup(config: Config, split: str, seeds: Iterable[int] | None) -> EnvSetup:
+    """The setup of one configuration; the same object as long as neither it nor its files change."""
     if split not in ("train", "validation", "test"):
         raise ConfigError(f"split: expected train, validation or test, got {split!r}")
     if seeds is not None:
@@ -144,21 +190,35 @@ def _setup(
         seeds = tuple(seeds)
         for seed in seeds:
             check_integer("seeds", seed, 0, LARGEST_SEED)
-    if config is None:
-        config = SMALL
-    elif not isinstance(config, Config):
-        config = load_config(config)
-    changed = config.model_copy(update={"env": _changed(config.env, settings)})
-    return training_setup(prepare(changed), split, seeds)
+    content = config.model_dump_json()
+    return _cached_setup(content, _stamps(content), split, seeds)
 
 
-def _changed(settings: EnvSettings, changes: Mapping[str, Any]) -> EnvSettings:
-    """The settings with some changed, also within groups. Raises ConfigError, naming the key, if one is wrong."""
-    entries = settings.model_dump()
-    for key, value in changes.items():
+@lru_cache(maxsize=4)
+def _cached_setup(content: str, stamps: object, split: str, seeds: tuple[int, ...] | None) -> EnvSetup:  # noqa: ARG001
+    """The setup of a configuration in JSON; stamps: of the files that it names, which tell when to read them again."""
+    return training_setup(Experiment(Config.model_validate_json(content)), split, seeds)
+
+
+def _stamps(content: str) -> tuple[tuple[str, int, int], ...]:
+    """Path, time and size of all files, also within folders, that a configuration in JSON names."""
+    named = [path for text in re.findall(r'"(/[^"]+)"', content) for path in (*glob(text), *glob(f"{text}/**/*"))]
+    about = ((path, os.stat(path)) for path in sorted(named))
+    return tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in about)
+
+
+def _changed(config: Config | Path | str, overrides: Overrides, settings: Mapping[str, Any]) -> Config:
+    """A configuration with overrides, and other settings of the environment.
+
+    Raises ConfigError, naming the key, if one is wrong.
+    """
+    if overrides or not isinstance(config, Config):
+        config = load_config(config, overrides, option="overrides")
+    entries = config.env.model_dump()
+    for key, value in settings.items():
         entries[key] = {**entries[key], **value} if isinstance(value, Mapping) and key in entries else value
     try:
-        return EnvSettings.model_validate(entries)
+        return config.model_copy(update={"env": EnvSettings.model_validate(entries)})
     except ValidationError as error:
         raise ConfigError(f"environment: {first_problem(error, EnvSettings, 'settings')[1]}") from None
 
@@ -166,7 +226,8 @@ def _changed(settings: EnvSettings, changes: Mapping[str, Any]) -> EnvSettings:
 def workload_of(experiment: Experiment, window: str, seed: int, group: int, prefix: str) -> Workload:
     """One window with one seed, with the failures and estimates that any other policy gets there.
 
-    group: see `Workload`. prefix: of its name.
+    group: see `Workload`.
+    prefix: what its name begins with.
     """
     refuse_for_learning(experiment.config.knowledge)
     jobs = tuple(experiment.jobs(window, seed))

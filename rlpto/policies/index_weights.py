@@ -1,13 +1,8 @@
 """Weights of the index: the vector that the index, agents and the planner decide with, and the file it is kept in.
 
 A vector has a weight for each of STEERING_FEATURES. `IndexWeights` holds those of the index as it is without learning;
-the others let a learned policy depend on the state:
-    gain_remaining, gain_load    times log gain x r, and x load,
-    pace, pace_remaining         times log(speed before the step, relative to one GPU), and that x r,
-    start_remaining, start_load  times 1 x r, and x load, if the step starts the job,
-    price                        log of the hours a further GPU-hour must save, or the step is left out,
-    patience                     rescale delays that growing a running job must save, or it is left out,
-with r = log(hours the job has left on one GPU) and load = log(1 + GPUs all jobs could use / capacity).
+those of `FURTHER` let a learned policy depend on the state, with r = log(hours the job has left on one GPU) and
+load = log(1 + GPUs all jobs could use / capacity).
 A file may leave out weights; they are then off (`OFF`). A vector may go on with a network of bonuses for every job
 (`rlpto.policies.bonus_network`), and the file with an entry for it: a *steering vector*.
 """
@@ -84,9 +79,20 @@ INDEX_FEATURES: tuple[str, ...] = tuple(IndexWeights.model_fields)
 """Names of the weights in a config. `IndexWeights` says what each is."""
 SLOPE_FEATURES: tuple[str, ...] = ("slope", "slope_start")
 """The weights that depend on accuracy: learnt where the reward counts its shortfall; the planner leaves them."""
+FURTHER = {
+    "gain_remaining": "Times log(speed-up gained per GPU of the step) x r.",
+    "gain_load": "Times log(speed-up gained per GPU of the step) x load.",
+    "pace": "Times log(speed before the step, relative to one GPU).",
+    "pace_remaining": "Times log(speed before the step, relative to one GPU) x r.",
+    "start_remaining": "Times r if the step starts the job, else 0.",
+    "start_load": "Times load if the step starts the job, else 0.",
+    "price": "Log of the hours that a further GPU-hour must save, or the step is left out.",
+    "patience": "Rescale delays that growing a running job must save, or the step is left out.",
+}
+"""The weights that let a learned policy depend on the state."""
 STEERING_FEATURES: tuple[str, ...] = (
     *(name for name in INDEX_FEATURES if name not in SLOPE_FEATURES),
-    *("gain_remaining", "gain_load", "pace", "pace_remaining", "start_remaining", "start_load", "price", "patience"),
+    *FURTHER,
     *SLOPE_FEATURES,
 )
 """Names of the weights in the order of every vector of them."""

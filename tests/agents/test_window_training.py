@@ -23,7 +23,7 @@ from rlpto.envs.batch import EnvBatch
 from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.whole_windows import LARGEST_LOSS, WindowPool
 from rlpto.experiments.config import KnowledgeSettings
-from rlpto.experiments.environments import SMALL, training_setup
+from rlpto.experiments.environments import training_setup
 from rlpto.experiments.experiment import prepare
 from rlpto.io.errors import CheckpointError
 from rlpto.policies.bonus_network import NETWORK_SIZE
@@ -33,6 +33,7 @@ from tests.agents.helpers import IDENTITY, make_setup, schedule, validation_of, 
 from tests.agents.helpers import train_small as decide_small
 from tests.agents.test_training import stop_after
 from tests.envs.builders import make_noise
+from tests.small import SMALL
 
 POOR = IndexWeights(remaining=0.5, held=0.0, start=-1.0).vector()
 """A start that puts short jobs off: nearly anything is better."""

@@ -8,11 +8,12 @@ import pytest
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.envs.actions import ACTION_FEATURES
+from rlpto.envs.batch import EnvBatch
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.observation import forecast_features
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config, resolved_yaml
-from rlpto.experiments.environments import SMALL, training_setup
+from rlpto.experiments.environments import training_setup
 from rlpto.experiments.experiment import Experiment
 from rlpto.forecasting.registry import make_forecaster
 from rlpto.forecasting.series import TimeSeries
@@ -20,6 +21,7 @@ from rlpto.io.errors import ConfigError
 from rlpto.policies.index import Index
 
 from ..builders import Scripted
+from ..small import SMALL
 
 WHOLE = {"min_hours": 1e6, "max_hours": 1e6, "warm_start": 0.0}
 
@@ -53,7 +55,8 @@ def test_policies_and_environments_see_the_same_bit_by_bit() -> None:
     number = [workload.name for workload in setup.workloads].index(f"{window}/0")
     own = setup.workloads[number]
     assert len(own.forecast) == 6 * 6 + 1
-    single, batch = ClusterEnv(setup, "ansi"), ClusterVectorEnv(setup, 1)
+    single, batch = ClusterEnv(setup), ClusterVectorEnv(setup, 1)
+    single.batch = EnvBatch(setup, compiled=False)
     single.reset(seed=0)
     single.batch.begin(0, number)
     single_seen = {name: part[0] for name, part in single.batch.observe()._asdict().items()}

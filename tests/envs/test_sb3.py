@@ -44,7 +44,7 @@ def as_bytes(state: dict[str, Any]) -> dict[str, bytes]:
 
 
 def test_it_steps_as_the_vector_environment_does():
-    env, vector = SB3ClusterEnv(make_setup(), 3), ClusterVectorEnv(make_setup(), 3)
+    env, vector = SB3ClusterEnv(make_setup(), 3), ClusterVectorEnv(make_setup(), 3, autoreset_mode="SameStep")
     assert env.seed(5) == [5, 6, 7]
     vector.batch.seed(5)
     np.testing.assert_array_equal(env.reset()["jobs"], vector.reset()[0]["jobs"])

@@ -7,16 +7,21 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
 
 import rlpto.envs  # noqa: F401  registers the environment
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config
-from rlpto.experiments.environments import SMALL, cluster_env, start_weights, training_setup, vector_env
+from rlpto.experiments.environments import EnvPolicy, cluster_env, start_weights, training_setup, vector_env
 from rlpto.experiments.experiment import Experiment
-from rlpto.io.errors import ConfigError
+from rlpto.io.errors import ConfigError, PolicyError
+from rlpto.policies.index import Index
 from rlpto.policies.index_weights import STEERING_FEATURES, IndexWeights, save_weights
+
+from ..small import SMALL
 
 NAME = "rlpto/Cluster-v0"
 
@@ -29,22 +34,128 @@ def at_load(load: float, **changes: object) -> Experiment:
 
 
 def test_gymnasium_makes_one_or_many_by_name():
-    env = gymnasium.make(NAME, baseline="none", render_mode="ansi")
+    env = gymnasium.make(NAME, config=SMALL, baseline="none", render_mode="ansi")
     first = env.reset(seed=1)[0]
     assert env.observation_space.contains(first)
     env.step(env.action_space.sample())
     assert "GPUs held" in env.render()
-    again = gymnasium.make(NAME, baseline="none").reset(seed=1)[0]
+    again = gymnasium.make(NAME, config=SMALL, baseline="none").reset(seed=1)[0]
     np.testing.assert_array_equal(first["jobs"], again["jobs"])
     assert isinstance(env.unwrapped, ClusterEnv)
-    many = gymnasium.make_vec(NAME, num_envs=3, max_jobs=5, max_episode_steps=2)
+    many = gymnasium.make_vec(NAME, num_envs=3, config=SMALL, max_jobs=5, max_episode_steps=2, render_mode="rgb_array")
     assert isinstance(many, ClusterVectorEnv)
     assert many.action_space.shape == (3, len(ACTION_FEATURES))
     seen = many.reset(seed=4)[0]
-    single = gymnasium.make(NAME, max_jobs=5).reset(seed=4)[0]
+    single = gymnasium.make(NAME, config=SMALL, max_jobs=5).reset(seed=4)[0]
     np.testing.assert_array_equal(seen["jobs"][0], single["jobs"])
     cuts = [many.step(many.action_space.sample())[3].all() for _ in range(2)]
     assert cuts == [False, True]
+    assert [frame.shape for frame in many.render()] == [(360, 640, 3)] * 3
+
+
+def test_gymnasium_collects_pictures():
+    env = gymnasium.make(NAME, config=SMALL, render_mode="rgb_array_list")
+    env.reset(seed=0)
+    env.step(env.action_space.sample())
+    assert len(env.render()) == 2
+
+
+def test_the_bare_name_is_the_quickstart_and_stable_baselines3_takes_it():
+    """By name it asks for pictures, which must not change what is learnt where jobs fit their own speeds."""
+    agent = PPO("MultiInputPolicy", NAME, n_steps=16, batch_size=16, n_epochs=1, device="cpu").learn(16)
+    assert agent.num_timesteps == 16
+    vector = make_vec_env(NAME, n_envs=2, seed=3, env_kwargs={"max_jobs": 4})
+    assert vector.reset()["jobs"].shape == (2, 4, 21)
+    rewards = []
+    for mode in (None, "rgb_array"):
+        env = gymnasium.make(NAME, render_mode=mode)
+        assert len(env.unwrapped.setup.shape) == 16
+        env.reset(seed=1)
+        rewards.append([env.step(np.zeros(len(ACTION_FEATURES), np.float32))[1] for _ in range(40)])
+    assert rewards[0] == rewards[1]
+    assert sum(rewards[0]) == pytest.approx(0.0, abs=1e-9), "action zero earns what the baseline does"
+
+
+class TestPreparation:
+    def test_the_same_config_is_prepared_once_in_a_process(self):
+        first, again = cluster_env(SMALL), cluster_env(SMALL)
+        assert first.setup is again.setup
+        assert cluster_env(SMALL, max_jobs=5).setup is not first.setup
+        one, other = first.reset(seed=1), again.reset(seed=2)
+        assert one[1] != other[1], "they share nothing that changes"
+        np.testing.assert_array_equal(one[0]["jobs"], cluster_env(SMALL).reset(seed=1)[0]["jobs"])
+
+    def test_a_changed_file_is_read_again(self, tmp_path: Path):
+        config, weights = tmp_path / "config.yaml", tmp_path / "weights.yaml"
+        small = "cluster: {nodes: [{gpus: 8}]}\nworkload: {days: 1, load: 0.5, windows: {hours: 2}}\n"
+        save_weights(IndexWeights().vector(), weights)
+        config.write_text(small + "env: {start: weights.yaml}\n")
+        first = cluster_env(config)
+        assert cluster_env(config).setup is first.setup
+        save_weights(IndexWeights(gain=2.0).vector(), weights)
+        second = cluster_env(config)
+        assert second.setup.start[0] == 2.0
+        config.write_text(small.replace("8", "4") + "env: {start: weights.yaml}\n")
+        assert cluster_env(config).setup.shape.capacity == 4
+
+
+class TestOverrides:
+    def test_a_list_a_mapping_and_a_nested_mapping_mean_the_same(self):
+        path = Path("quickstart")
+        one = load_config(path, ["workload.load=1.1", "cluster.nodes.0.count=4", "workload.windows.hours=8"])
+        dotted = {"workload.load": 1.1, "cluster.nodes.0.count": 4, "workload.windows.hours": 8}
+        nested = {"workload": {"load": 1.1, "windows": {"hours": 8}}, "cluster.nodes": {"0": {"count": 4}}}
+        assert one == load_config(path, dotted) == load_config(path, nested)
+        assert (one.workload.load, len(one.cluster.shape)) == (1.1, 4)
+        assert load_config(SMALL, {"workload.load": 1.1}).workload.load == 1.1
+
+    def test_environments_take_them(self):
+        assert cluster_env(SMALL, overrides=["cluster.nodes.0.count=2"]).setup.shape.capacity == 8
+        vector = gymnasium.make_vec(NAME, num_envs=2, config=SMALL, overrides={"env": {"max_jobs": 3}})
+        assert vector.single_observation_space["mask"].shape == (3,)
+
+
+class Zero(EnvPolicy):
+    """Action zero."""
+
+    config = SMALL
+    settings = {"max_jobs": 7}  # noqa: RUF012
+
+    def act(self, observation):
+        """Nothing is moved."""
+        assert observation["mask"].shape == (7,)
+        return np.zeros(len(ACTION_FEATURES), np.float32)
+
+
+class Leaning(Zero):
+    """An action that differs from zero."""
+
+    def act(self, observation):
+        """The first weight is moved."""
+        return super().act(observation) + np.eye(1, len(ACTION_FEATURES))[0]
+
+
+class TestPolicies:
+    def test_an_agent_of_the_environment_decides_for_a_cluster_as_it_does_there(self):
+        experiment, window = Experiment(SMALL), "train-000"
+        jobs = [experiment.run_policy(policy, window, 0).jobs for policy in (Zero(), Index(), Leaning())]
+        np.testing.assert_array_equal(jobs[0].finish_time, jobs[1].finish_time)
+        assert not np.array_equal(jobs[0].finish_time, jobs[2].finish_time)
+        whole = {"min_hours": 1e6, "max_hours": 1e6, "warm_start": 0}
+        env = cluster_env(SMALL, episode=whole, baseline="none")
+        env.batch.begin(0, [workload.name for workload in env.setup.workloads].index(f"{window}/0"))
+        ended = False
+        while not ended:
+            ended = env.batch.step(np.eye(1, len(ACTION_FEATURES))).ended[0]
+        np.testing.assert_array_equal(env.batch.clusters.jobs(0)["finish_time"], jobs[2].finish_time)
+
+    def test_an_action_of_another_shape_is_named(self):
+        class Wrong(Zero):
+            def act(self, observation):
+                return super().act(observation)[:3]
+
+        with pytest.raises(PolicyError, match=r"policy Wrong: action of shape \(3,\): expected \(18,\)"):
+            Experiment(SMALL).run_policy(Wrong(), "train-000", 0)
 
 
 class TestSetup:
@@ -101,10 +212,29 @@ def test_the_start_is_the_plain_index_or_what_a_file_says(tmp_path: Path):
         (vector_env, {"num_envs": 1.5}, "num_envs: expected an integer, 1 to 10,000, got 1.5"),
         (vector_env, {"seed": -1}, "seed: expected an integer, 0 to"),
         (vector_env, {"max_episode_steps": 0}, "max_episode_steps: expected an integer, 1 to"),
-        (vector_env, {"autoreset_mode": "Disabled"}, "autoreset_mode: expected SameStep or NextStep, got 'Disabled'"),
+        (vector_env, {"autoreset_mode": "x"}, "autoreset_mode: expected one of NextStep, SameStep, Disabled, got 'x'"),
+        (
+            cluster_env,
+            {"overrides": ["workload.lod=1"]},
+            "overrides: workload.lod: unknown key, did you mean workload.load?",
+        ),
+        (
+            cluster_env,
+            {"overrides": {"workload.lod": 1}},
+            "overrides: workload.lod: unknown key, did you mean workload.load?",
+        ),
+        (cluster_env, {"overrides": {"workload": {"load": "x"}}}, "overrides: workload.load: "),
+        (
+            cluster_env,
+            {"overrides": {"cluster.nodes.7.gpus": 1}},
+            "overrides cluster.nodes.7.gpus=1: the list there has 1",
+        ),
+        (cluster_env, {"overrides": ["load"]}, "overrides load: expected key=value, such as simulator.interval=30"),
+        (cluster_env, {"overrides": "load=1"}, "overrides: expected a list of key=value, or a mapping, got"),
+        (cluster_env, {"overrides": [1]}, "overrides: expected a list of key=value, or a mapping, got [1]"),
     ],
 )
 def test_what_is_wrong_is_named(make: Callable[..., object], arguments: dict[str, object], said: str):
     with pytest.raises(ConfigError) as error:
-        make(**arguments)
+        make(**{"config": SMALL} | arguments)
     assert str(error.value).startswith(said)

@@ -37,6 +37,7 @@ from rlpto.workloads.trace import make_trace, read_trace
 from tests.fuzz.harness import ARGUMENT_ERRORS, EXPECTED_ERRORS, Draw, fuzzed, put_file
 from tests.fuzz.mutations import NASTY, WORDS, broken_text, broken_tree
 from tests.fuzz.test_given_files import CONFIGS, COUNTS
+from tests.small import SMALL
 from tests.workloads.test_importers import SAMPLES
 
 KEYS = [tuple(map(str, key)) for key in all_keys(Config)]
@@ -132,7 +133,7 @@ def test_answer_of_a_policy(draw: Draw, folder: Path) -> None:
 
 @cache
 def _environment() -> Any:
-    env = cluster_env(None, max_jobs=6, horizon=2)
+    env = cluster_env(SMALL, max_jobs=6, horizon=2)
     env.reset(seed=0)
     env.step(env.action_space.sample())
     return env

@@ -33,6 +33,7 @@ from rlpto.ray_cluster.scheduler.session_folder import read_table
 from tests.evaluation.helpers import tiny_record
 from tests.fuzz.harness import Draw, fuzzed, put_file
 from tests.fuzz.mutations import NASTY, as_json, broken_archive, broken_bytes, broken_json, broken_yaml
+from tests.small import SMALL
 
 
 def _written(write: Callable[[Path], object], name: str = "file") -> bytes:
@@ -44,7 +45,7 @@ def _written(write: Callable[[Path], object], name: str = "file") -> bytes:
 
 @cache
 def _agent() -> bytes:
-    setup = cluster_env(None, max_jobs=6, horizon=2).setup
+    setup = cluster_env(SMALL, max_jobs=6, horizon=2).setup
     network = JobSetPolicy(observation_space(setup.settings), action_space(), lambda _: 0.0, width=8)
     settings = AgentSettings.model_validate({"network": {"width": 8}})
     manifest = {"format": AGENT, **agent_manifest(setup, settings)}
