@@ -45,9 +45,11 @@ class Client:
     """A job service as one of its users. Every method raises ServiceError.
 
     address: None: $RLPTO_SERVICE, else the service that was last started on this machine. token: None: $RLPTO_TOKEN,
-    else the admin's of that service. retry_for_s: how long a service that does not answer, or takes no more for now, is
-    asked again; what is asked twice is done once, and what could not be (users, tokens, switches) is asked once.
-    certificate: of the service, where the system does not know it.
+    else the admin's if the service was started on this machine. retry_for_s: how long a service that does not answer,
+    or takes no more for now, is asked again; what is asked twice is done once, and what could not be (users, tokens,
+    switches) is asked once.
+    certificate: of the service, where the system does not know it. others: addresses of further services on this
+    machine, if none was chosen.
     """
 
     def __init__(
@@ -58,9 +60,9 @@ class Client:
         retry_for_s: float = 30.0,
         certificate: Path | None = None,
     ) -> None:
-        noted = _noted()
-        chosen = address or os.environ.get(ADDRESS_VARIABLE) or noted.get("address") or DEFAULT_ADDRESS
-        self.address = chosen.rstrip("/")
+        noted, chosen = _noted(), address or os.environ.get(ADDRESS_VARIABLE)
+        self.address = (chosen or next(reversed(noted), DEFAULT_ADDRESS)).rstrip("/")
+        self.others = [] if chosen else [other for other in noted if other != self.address]
         secret = token or os.environ.get(TOKEN_VARIABLE) or _token_of(noted, self.address)
         if not secret:
             raise ServiceError(f"no token for {self.address}: expected one in ${TOKEN_VARIABLE}, or from `rlpto serve`")
@@ -145,12 +147,14 @@ class Client:
         return self._ask("PATCH", f"/jobs/{_id(job)}", json={"priority": priority})
 
     def wait(self, job: str, timeout: float | None = None) -> Iterator[Answer]:
-        """The job whenever its state has changed, until it is over. timeout: s; ServiceError after it."""
-        until, before = math.inf if timeout is None else time.monotonic() + timeout, None
+        """Yield the job when its state has changed and when its end is first predicted in that state, until it is over.
+        timeout: s; ServiceError after it."""
+        until, before, announced = math.inf if timeout is None else time.monotonic() + timeout, None, False
         while True:
             found = self.job(job)
-            if found["state"] != before:
-                before = found["state"]
+            predicted = ((found["prediction"] or {}).get("finish") or 0.0) > time.time()
+            if found["state"] != before or (predicted and not announced):
+                before, announced = found["state"], predicted
                 yield found
             if before in ENDED:
                 return
@@ -295,8 +299,9 @@ class Client:
 
 
 def note_service(address: str, token_file: Path) -> None:
-    """Remember the service that was last started on this machine, so that its address and token need not be typed."""
-    noted = {"address": address, "token_file": str(token_file.absolute())}
+    """Remember a service that this process has started, so that its address and token need not be typed."""
+    others = {known: noted for known, noted in _noted().items() if known != address}
+    noted = others | {address: (str(token_file.absolute()), os.getpid())}
     write_text(_note(), json.dumps(noted), "the note of a service")
 
 
@@ -305,26 +310,30 @@ def service_is_known() -> bool:
     return bool(os.environ.get(ADDRESS_VARIABLE) or _noted())
 
 
-def _noted() -> Mapping[str, str]:
+def _noted() -> dict[str, tuple[str, int]]:
+    """Return token file and process of each service that was started here by address, newest last.
+
+    Services that have ended are left out, or all but the newest if all have.
+    """
     try:
-        found = json.loads(_note().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        noted = json.loads(_note().read_text(encoding="utf-8"))
+        found = {address: (str(file), int(process)) for address, (file, process) in noted.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    alive = {address: one for address, one in found.items() if Path(f"/proc/{one[1]}").exists()}
+    return alive or dict([*found.items()][-1:])
 
 
 def _note() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "rlpto" / "service.json"
+    return Path(state) / "rlpto" / "services.json"
 
 
-def _token_of(noted: Mapping[str, str], address: str) -> str:
-    """The token of the noted service; empty for any other, so that it is sent nowhere else."""
-    if noted.get("address", "").rstrip("/") != address:
-        return ""
+def _token_of(noted: Mapping[str, tuple[str, int]], address: str) -> str:
+    """The token of a noted service; empty for any other, so that it is sent nowhere else."""
     try:
-        return Path(noted.get("token_file", "")).read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
+        return Path(noted[address][0]).read_text(encoding="ascii").strip()
+    except (KeyError, OSError, ValueError):
         return ""
 
 

@@ -2,9 +2,11 @@
 
 import csv
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from threading import Thread
@@ -151,10 +153,19 @@ class TestClient:
             monkeypatch.delenv(variable, raising=False)
         file = tmp_path / "token"
         file.write_text(running.tokens["root"] + "\n")
+        note_service("http://127.0.0.1:9", tmp_path / "none")
         note_service(running.web.address, file)
-        assert Client().me()["name"] == "root"
+        assert Client().me()["name"] == Client(running.web.address).me()["name"] == "root"
         with pytest.raises(ServiceError, match="no token for http://other"):
             Client("http://other")
+        done = CliRunner().invoke(make_app(), ["jobs"])
+        asked = f"asking {running.web.address}; --service or $RLPTO_SERVICE chooses http://127.0.0.1:9"
+        assert asked in done.stderr
+        assert "asking" not in CliRunner().invoke(make_app(), ["jobs", "--service", running.web.address]).stderr
+        noted = json.loads((tmp_path / "rlpto" / "services.json").read_text())
+        noted["http://127.0.0.1:9"][1] = 2**22 + 1  # no process has this number
+        (tmp_path / "rlpto" / "services.json").write_text(json.dumps(noted))
+        assert "asking" not in CliRunner().invoke(make_app(), ["jobs"]).stderr, "the other has ended"
 
 
 class TestCommand:
@@ -174,17 +185,21 @@ class TestCommand:
         self, command: Any, running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         file = tmp_path / "train.py"
-        file.write_text("print(1)\n")
+        source = "from rlpto import elastic\n"
+        file.write_text(source)
         assert "only the role developer" in str(refused("submit", str(file), "--samples", "9"))
         assert "expected --samples N too" in str(refused("submit", str(file)))
         assert "only a script has them" in str(refused("submit", "-p", "digits", "--samples", "9"))
         monkeypatch.setenv("RLPTO_TOKEN", running.tokens["root"])
-        monkeypatch.setenv("RLPTO_TOKEN", command("user", "add", "eve", "--role", "developer").strip())
+        first = command("user", "add", "eve", "--role", "developer").strip()
+        monkeypatch.setenv("RLPTO_TOKEN", command("user", "token", "eve").strip())
+        assert first != os.environ["RLPTO_TOKEN"]
         found = json.loads(command("submit", str(file), "--samples", "9", "--json", "--", "--lr", "0.1"))
         assert (found["program"], found["arguments"], found["samples"]) == ("script", ["--lr", "0.1"], 9)
         assert "--lr 0.1" in command("job", "show", found["id"])
+        assert "not measured" in command("submit", str(file), "--samples", "9", "--check")
         command("job", "fetch", found["id"], "-o", str(tmp_path / "mine"))
-        assert (tmp_path / "mine" / "script.py").read_text() == "print(1)\n"
+        assert (tmp_path / "mine" / "script.py").read_text() == source
         file.write_text("def\n")
         assert "train.py: not Python" in str(refused("submit", str(file), "--samples", "9"))
 
@@ -259,6 +274,8 @@ class TestCommand:
         put(running.store, [said])
         assert "place 1, 3 GPUs ahead" in command("job", "show", job)
         assert "in 10 min" in command("queue", "--start")
+        put(running.store, [replace(said, start=time.time() - 9)])
+        assert "overdue" in command("queue", "--start")
         assert "are simulated under the present policy" in command("queue", "--start")
         assert "priority low now" in command("job", "priority", job, "low")
         assert f"{job} does not start now: held by ann" in command("job", "hold", job)
@@ -302,10 +319,13 @@ class TestCommand:
 
     def test_policies(self, command: Any, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "decides since" in command("policy", "show")
-        assert "expected a user of role operator" in str(refused("policy", "switch", "las"))
+        done = CliRunner().invoke(make_app(), ["policy", "switch", "las"])
+        assert "expected a user of role operator" in str(done.exception)
+        assert "ready" not in done.stderr
         monkeypatch.setenv("RLPTO_TOKEN", running.tokens["olga"])
         before = running.client("olga").policy()["number"]
         assert "round_robin decides now" in command("policy", "switch", "round_robin", "--reason", "busy")
+        assert command("policy", "switch", "round_robin") == "round_robin decides already: nothing was changed\n"
         with running.client("olga") as client:
             assert client.policy()["number"] == before + 1
             assert {"fifo", "las"} <= {policy["name"] for policy in client.policies()}

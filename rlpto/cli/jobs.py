@@ -76,8 +76,9 @@ def queue(
     for entry in found:
         said = entry["prediction"] or {}
         times = (in_text(said.get("start")), in_text(said.get("finish"))) if start else ()
-        ahead = (str(entry["position"]), entry["job"] or "(another user's)", entry["name"] or "", entry["owner"] or "")
-        rows.append((*ahead, str(entry["gpus"] or ""), str(entry["gpus_ahead"]), *times, entry["reason"]))
+        place = str(entry["position"] or "")
+        job = (entry["job"] or "(another user's)", entry["name"] or "", entry["owner"] or "")
+        rows.append((place, *job, str(entry["gpus"] or ""), str(entry["gpus_ahead"]), *times, entry["reason"]))
     expected = ("starts", "ends") if start else ()
     headings = ("place", "id", "name", "owner", "GPUs", "ahead", *expected, "reason")
     print_rows(headings, rows, "no jobs wait", found if json_ else None)
@@ -247,17 +248,17 @@ def release(client: Client, jobs: JobsArgument) -> None:
 @job_app.command("resubmit", epilog="Example: rlpto job resubmit jaxmt3k52qpb7")
 @of_service
 def resubmit(client: Client, jobs: JobsArgument) -> None:
-    """Submit jobs that are over once more, as they were asked for, with new ids."""
+    """Resubmit jobs that are over, as they were asked for, with new ids."""
     for job in jobs:
-        make_console().print(f"{client.resubmit(job)['id']} submitted: {job} once more")
+        make_console().print(f"{client.resubmit(job)['id']} submitted: {job} again")
 
 
 @job_app.command("priority", epilog="Example: rlpto job priority jaxmt3k52qpb7 high")
 @of_service
 def set_priority(
-    client: Client, job: JobArgument, to: Annotated[str, typer.Argument(metavar="CLASS", help="high, normal or low.")]
+    client: Client, job: JobArgument, to: Annotated[str, typer.Argument(metavar="PRIORITY", help="Such as high.")]
 ) -> None:
-    """Change the priority class of a job."""
+    """Change the priority of a job."""
     make_console().print(f"{job} has priority {client.set_priority(job, to)['priority']} now")
 
 

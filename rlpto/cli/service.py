@@ -31,11 +31,18 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object
 
 
 def connect(service: ServiceOption = None, certificate: CertificateOption = None) -> Client:
-    """Client of the service; the token comes from $RLPTO_TOKEN, so that it appears in no list of processes. Raises
-    MissingExtraError where the packages for it are missing, ServiceError without a token."""
+    """Return a client of the service; it says which one it asks if several run on this machine and none was chosen.
+
+    The token comes from $RLPTO_TOKEN, so that it appears in no list of processes. Raises MissingExtraError
+    where the packages for it are missing, ServiceError without a token.
+    """
     from rlpto.client import Client
 
-    return Client(service, certificate=certificate)
+    client = Client(service, certificate=certificate)
+    if client.others:
+        others = ", ".join(client.others)
+        print(f"rlpto: asking {client.address}; --service or $RLPTO_SERVICE chooses {others}", file=sys.stderr)
+    return client
 
 
 def of_service(verb: Callable[..., None]) -> Callable[..., None]:
@@ -83,8 +90,11 @@ def print_rows(
 
 
 def in_text(at: float | None) -> str:
-    """Time left until a future moment; empty for None."""
-    return "" if at is None else f"in {span_text(max(0.0, at - time.time()))}"
+    """Return the time left until a moment, or that it has passed; empty for None."""
+    if at is None:
+        return ""
+    left = at - time.time()
+    return f"in {span_text(left)}" if left >= 0 else "overdue"
 
 
 def clock_text(at: float | None) -> str:
@@ -99,14 +109,23 @@ def number_text(value: Any) -> str:
 
 def serve(
     settings: Annotated[Path, typer.Argument(metavar="SETTINGS", help="Settings of the service, or service.")],
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="Port, instead of web.port in SETTINGS; 0: a free one.")
+    ] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Run a job service: scheduler, REST and pages. Ctrl-C ends it, and leaves jobs as on_stop in SETTINGS says."""
+    """Run a job service: scheduler, REST and pages. Ctrl-C ends all of it.
+
+    Jobs go on from their checkpoints at the next start. On a cluster that was there before (scheduler.address in
+    SETTINGS) they train on meanwhile if on_stop is keep; `rlpto job cancel --all` ends them first.
+    """
     from rlpto.client import note_service
     from rlpto.service.parent import TOKEN_FILE, serve
     from rlpto.service.settings import load_service
 
     found = load_service(settings)
+    if port is not None:
+        found = found.model_copy(update={"web": found.web.model_copy(update={"port": port})})
     console = make_console(quiet)
 
     def ready(address: str, token_is_new: bool) -> None:
@@ -119,11 +138,12 @@ def serve(
             console.print(f"its token:  {token_file} (of the user admin; others: {address}/account)", soft_wrap=True)
         console.print(f"its logs:   {found.folder / 'logs'}", soft_wrap=True)
         console.print("submit:     rlpto submit -p PROGRAM --gpus 2 --wait")
+        console.print("end all:    Ctrl-C")
 
     serve(settings, found, ready, lambda line: print(f"rlpto: {line}", file=sys.stderr, flush=True))
 
 
-user_app = typer.Typer(help="Add users of the service, as its admin.", no_args_is_help=True)
+user_app = typer.Typer(help="Add users of the service and make tokens, as its admin.", no_args_is_help=True)
 
 
 @user_app.command("add", epilog="Example: rlpto user add ann --role developer")
@@ -133,9 +153,16 @@ def add_user(
     name: Annotated[str, typer.Argument(help="Name of the user.")],
     role: Annotated[str, typer.Option(help="user, developer, operator or admin.")] = "user",
 ) -> None:
-    """Add a user, and print a token of theirs, which is shown only now."""
+    """Add a user, and print a token of theirs, which is shown only now; use it by `export RLPTO_TOKEN=TOKEN`."""
     client.add_user(name, role)
     print(client.make_token(name, "first"))
+
+
+@user_app.command("token", epilog="Example: export RLPTO_TOKEN=$(rlpto user token ann)")
+@of_service
+def make_token(client: Client, name: Annotated[str, typer.Argument(help="Name of the user.")]) -> None:
+    """Print a further token of a user, which is shown only now."""
+    print(client.make_token(name, "by rlpto user token"))
 
 
 program_app = typer.Typer(help="Show programs of the service; as its admin, change them.", no_args_is_help=True)
@@ -193,7 +220,7 @@ def show_policy(client: Client, json_: JsonOption = False) -> None:
     make_console().print(text, markup=False)
 
 
-@policy_app.command("switch", epilog='Example: rlpto policy switch elastic_fifo --reason "many short jobs"')
+@policy_app.command("switch", epilog='Example: rlpto policy switch agent --reason "many short jobs"')
 @of_service
 def switch_policy(
     client: Client,
@@ -202,14 +229,17 @@ def switch_policy(
 ) -> None:
     """Let another policy decide from the next decision on; running processes are not touched."""
     with waiting() as doing:
-        before = client.policy()["policy"]
-        doing(f"making {policy} ready, which may take minutes the first time; {before} decides meanwhile")
+        before, role = client.policy(), client.me()["role"]
+        if role in ("operator", "admin") and before["policy"] not in (None, policy):  # else the answer comes at once
+            decides = f"{before['policy']} decides meanwhile"
+            doing(f"making {policy} ready, which may take minutes the first time; {decides}")
         found = client.switch(policy, reason)
-    make_console().print(f"{found['policy']} decides now (switch {found['number']})")
+    said = f"now (switch {found['number']})" if found["number"] > before["number"] else "already: nothing was changed"
+    make_console().print(f"{found['policy']} decides {said}")
 
 
 VERBS = {
-    "serve": Verb(serve, SERVICE, "rlpto serve configs/service.yaml"),
+    "serve": Verb(serve, SERVICE, "rlpto serve configs/service.yaml --port 8800"),
     "policy": Verb(policy_app, SERVICE),
     "program": Verb(program_app, SERVICE),
     "user": Verb(user_app, SERVICE),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,11 +131,12 @@ def wait_for(client: Client, job: str, console: Console) -> Answer:
 
 
 def _expected(job: Answer) -> str:
-    """When a job will probably start and end; empty where that is not known."""
+    """Return when a job will probably start and end; empty if that is not known or should have happened already."""
     said = job["prediction"] or {}
-    starts = "" if job["started"] else in_text(said.get("start"))
-    ends = in_text(said.get("finish")) if job["ended"] is None else ""
-    return "".join(f", {what} {when}" for what, when in (("starts", starts), ("ends", ends)) if when)
+    starts = None if job["started"] else said.get("start")
+    ends = said.get("finish") if job["ended"] is None else None
+    expected = (("starts", starts), ("ends", ends))
+    return "".join(f", {what} {in_text(at)}" for what, at in expected if at is not None and at > time.time())
 
 
 def _show_check(found: Answer, json_: bool, quiet: bool) -> None:
@@ -142,10 +144,11 @@ def _show_check(found: Answer, json_: bool, quiet: bool) -> None:
         (row["metric"], str(row["gpus"]), span_text(row["hours"] * 3600), f"{row['gpu_hours']:.3g}")
         for row in found["preview"]
     )
-    none = "the service has not predicted yet what it would take"
+    none = f"not measured: nothing is known of the speed of {found['job']['program']} before it trains"
     if json_ or not quiet:
         print_rows(("metric", "GPUs", "time", "GPU-hours"), rows, none, [found] if json_ else None)
-    make_console(quiet or json_).print(f"{found['waiting']} jobs wait now; they ask for {found['gpus_ahead']} GPUs")
+    said = f"{found['waiting']} jobs wait now; they ask for {found['gpus_ahead']} GPUs"
+    make_console(quiet or json_).print(said if found["waiting"] else "no jobs wait now")
 
 
 def _from_file(file: str | None) -> dict[str, Any]:

@@ -144,7 +144,9 @@ def serve(
                     ready(address, is_new)
                 time.sleep(_LOOK_S)
         finally:
-            say("ending; again to end at once")
+            keeps = settings.on_stop == "keep" and settings.scheduler.address is not None
+            jobs = "jobs train on" if keeps else "jobs go on from their checkpoints at the next start"
+            say(f"ending; {jobs} (Ctrl-C again: at once)")
             web.end(WEB_STOP_S)
             scheduler.end(SCHEDULER_STOP_S, lambda: len(stopped) > 1)
             if (note := settings.folder.absolute() / STATE_FILE).exists():  # it goes when the cluster has ended
@@ -152,6 +154,8 @@ def serve(
                     "the Ray cluster of the service has not ended; the next start takes it up or ends it; now: "
                     f"RLPTO_STATE={note} rlpto cluster down"
                 )
+            else:
+                say(f"ended; {'jobs train on (on_stop: keep)' if keeps else 'nothing is left running'}")
 
 
 def prepare(settings: ServiceSettings) -> bool:
@@ -216,7 +220,8 @@ def _listening(settings: ServiceSettings) -> socket.socket:
     """The socket, which outlives the web process: who connects while that is restarted only waits."""
     web = settings.web
     family = socket.AF_INET6 if ":" in web.host else socket.AF_INET
-    with refusals_as(ConfigError, f"web: cannot listen on {web.host} port {web.port}", "; choose another web.port"):
+    said = f"web: cannot listen on {web.host} port {web.port}"
+    with refusals_as(ConfigError, said, "; choose another by --port or web.port"):
         listening = socket.create_server((web.host, web.port), family=family, backlog=1024)
     listening.set_inheritable(True)
     return listening

@@ -90,6 +90,11 @@ class ProgramKeys(Settings):
         return self.servers if self.most_servers is None else self.most_servers
 
     @property
+    def gives_speed(self) -> bool:
+        """True if it says how long a step takes."""
+        return self.pace is not None or "step_seconds" in self.guess.model_fields_set
+
+    @property
     def has_servers(self) -> bool:
         """True if jobs train through parameter servers."""
         return self.architecture == "parameter_server"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import re
 from dataclasses import dataclass
 from types import CodeType
 
@@ -33,6 +35,24 @@ def compiled(source: str, name: str, error: type[RlptoError]) -> CodeType:
         return compile(source, name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as wrong:
         raise error(f"{name}: not Python: {str(wrong) or type(wrong).__name__}") from None
+
+
+def imports_session(source: bytes) -> bool:
+    """Return whether a text in Python imports `rlpto.elastic` or a module of it, or has such a name as a text, as an
+    import by `importlib` does."""
+    if b"elastic" not in source:
+        return False
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    named = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            named += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named.append(node.value)
+    return any(re.fullmatch(r"rlpto\.elastic(\.\w+)*", name) for name in named)
 
 
 def script_row(name: str, source: str, files: str = "") -> ScriptRow:

@@ -11,6 +11,8 @@ from rlpto.store.rows import Row, find, first, put
 
 HEARTBEAT, DRAIN = "heartbeat", "drain"
 """Keys of facts."""
+ANY_METRIC = "any"
+"""Metric of a preview that is the same by every metric."""
 MOST_GONE_NODES = 100
 """Nodes that are gone and still shown."""
 
@@ -127,7 +129,7 @@ class PolicyEntry(Row):
 
 @dataclass(frozen=True)
 class PreviewRow(Row):
-    """A whole training of a program with a number of GPUs, alone, its batch size chosen by a metric."""
+    """A whole training of a program with a number of GPUs, alone, its batch size chosen by a metric, or by any."""
 
     TABLE = "previews"
 

@@ -18,7 +18,7 @@ from tests.service.served import REPOSITORY, Served
 def test_s5_the_first_job_takes_three_commands(tmp_path: Path) -> None:
     """The first of them installs the package, the second is `rlpto serve`."""
     example = yaml.safe_load((REPOSITORY / "configs" / "service.yaml").read_text())
-    settings = {**example, "folder": str(tmp_path / "run"), "web": {"port": 0}}
+    settings = {**example, "folder": str(tmp_path / "run")}  # the port of the example is not used: --port
     (tmp_path / "service.yaml").write_text(yaml.safe_dump(settings))
     service = Served(tmp_path / "service.yaml")
     try:

@@ -116,11 +116,6 @@ class Estimate:
         return self if kept is self.evidence else replace(self, profile=profile, evidence=kept, fits=fits)
 
     @property
-    def guessed(self) -> bool:
-        """Whether the settings say how long a step takes."""
-        return self.program.pace is not None or "step_seconds" in self.program.guess.model_fields_set
-
-    @property
     def sizes(self) -> int:
         """Numbers of workers that the speeds rest on."""
         return len({size.workers for size in self.evidence.speeds})

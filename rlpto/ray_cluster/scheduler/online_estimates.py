@@ -140,7 +140,7 @@ class OnlineEstimates:
     @property
     def unseen(self) -> IntArray:
         """[n] jobs of whose speed nothing was measured, nor guessed."""
-        known = [bool(estimate.fits) or estimate.guessed for estimate in self._estimates]
+        known = [bool(estimate.fits) or estimate.program.gives_speed for estimate in self._estimates]
         return np.flatnonzero(~np.array(known, dtype=np.bool_))
 
     def show_unseen(self, rates: FloatArray) -> None:

@@ -28,7 +28,7 @@ from rlpto.store.jobs import JobRow
 from rlpto.store.programs import ProgramRow, all_programs, get_program, note_check
 from rlpto.store.rows import put_all
 from rlpto.store.scripts import get_script
-from rlpto.store.status import PreviewRow
+from rlpto.store.status import ANY_METRIC, PreviewRow
 
 PREVIEW_GPUS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of GPUs in previews, as far as the cluster has them."""
@@ -208,14 +208,21 @@ class Catalogue:
         return Experiment(self._config.model_copy(update={"ray": ray}))
 
     def write_previews(self) -> None:
-        """What trainings of every program would take: for the form in which jobs are submitted."""
-        profiles, per_node = self._experiment().profiles, self._shape.gpus_per_node
+        """Write what trainings of each program would take, for the form in which jobs are submitted.
+
+        Nothing is written of a program with neither a profile nor a time of its steps, and one metric stands for all if
+        they do not differ.
+        """
+        experiment, per_node = self._experiment(), self._shape.gpus_per_node
         counts = [gpus for gpus in PREVIEW_GPUS if gpus <= self.most_gpus]
         with self._store.transaction():
-            for name in self.programs:
+            for name, program in self.programs.items():
+                known = name not in experiment.guessed_models or program.gives_speed
                 try:
-                    found = predict_training(profiles, name, counts, METRIC_NAMES, per_node)
+                    found = predict_training(experiment.profiles, name, counts, METRIC_NAMES, per_node) if known else []
                 except RlptoError:
-                    found = []  # nothing is known of it: the form shows no preview
+                    found = []
+                if len({(one.gpus, one.hours) for one in found}) == len(counts):
+                    found = [replace(one, metric=ANY_METRIC) for one in found[: len(counts)]]
                 rows = [PreviewRow(name, one.metric, one.gpus, one.hours, one.gpu_hours) for one in found]
                 put_all(self._store, PreviewRow, rows, "WHERE program = ?", (name,))

@@ -15,13 +15,14 @@ from rlpto.service.settings import CatalogueProgram, ServiceSettings
 from rlpto.service.web.errors import Problem, not_valid
 from rlpto.service.web.schemas import LARGEST_NUMBER, ArrayBody, JobBody, ScriptBody
 from rlpto.service.web.state import Service
+from rlpto.store.code_files import unpack
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import JobRow, NewJob, Priority, Scalar, change_job, count_open, get_job, insert_job
 from rlpto.store.program_keys import SCRIPTS
 from rlpto.store.programs import all_programs, get_program
 from rlpto.store.rows import insert
-from rlpto.store.scripts import ScriptRow, compiled, get_script, keep_script, script_row
+from rlpto.store.scripts import ScriptRow, compiled, get_script, imports_session, keep_script, script_row
 from rlpto.store.status import PreviewRow, previews
 from rlpto.store.users import User
 
@@ -176,23 +177,34 @@ def _script(body: JobBody, user: User, entry: CatalogueProgram) -> dict[str, Any
             said = f"{body.program} trains by a script of yours: expected one, as in `rlpto submit FILE.py`"
             raise not_valid(f"script: {said}")
         return {}
-    if user.role != "developer":
-        raise Problem(403, "role-needed", "script: only the role developer may submit code; choose a program")
+    check_developer(user)
     if not trains_scripts:
         raise not_valid(f"script: {body.program} trains by no script: expected a program that does")
-    if problem := _no_python(script.source, script.name):
+    if problem := _script_problem(script.source, script.name, script.files):
         raise not_valid(f"script: {problem}")
     return {"script": _row(script).digest, "arguments": script.arguments, "samples": script.samples, "pip": script.pip}
 
 
+def check_developer(user: User) -> None:
+    """Raise Problem for a user who may not submit code. It names the commands by which an admin adds one who may."""
+    if user.role != "developer":
+        said = f"script: only the role developer may submit code, not {user.role}"
+        add = "`rlpto user add NAME --role developer` prints a token, `export RLPTO_TOKEN=TOKEN` uses it"
+        raise Problem(403, "role-needed", f"{said}: {'' if user.role == 'admin' else 'by an admin, '}{add}")
+
+
 @lru_cache(maxsize=4)
-def _no_python(source: str, name: str) -> str:
-    """Why a script cannot be compiled; empty: it can. The jobs of an array share one script, which may be large."""
+def _script_problem(source: str, name: str, files: str) -> str:
+    """Return why a script cannot train; empty if nothing is known. The jobs of an array share one script, which may be
+    large."""
     try:
         compiled(source, name, ConfigError)
     except ConfigError as wrong:
         return str(wrong)
-    return ""
+    modules = (content for path, content in unpack(files).items() if path.endswith(".py")) if files else ()
+    if any(map(imports_session, (source.encode(), *modules))):
+        return ""
+    return f"{name}: expected an elastic.session (docs/elastic.md): neither it nor its --files import rlpto.elastic"
 
 
 def _row(script: ScriptBody) -> ScriptRow:

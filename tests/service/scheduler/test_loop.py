@@ -17,6 +17,7 @@ from rlpto.service.scheduler import source
 from rlpto.service.scheduler.catalogue import FAILED_KEPT_S, ProgramChecks
 from rlpto.store.curves import points_after, spans_of_job
 from rlpto.store.events import events_of_job
+from rlpto.store.program_keys import SCRIPTS
 from rlpto.store.programs import all_programs
 from rlpto.store.rows import put
 from rlpto.store.status import decisions, heartbeat, nodes, policies, previews, queue
@@ -50,7 +51,12 @@ def test_a_job_is_queued_started_trained_and_finished(service: VirtualService) -
     assert heartbeat(service.store)[1].decisions > 0
     assert [(node.gpus, node.alive) for node in nodes(service.store)] == [(2, True), (2, True)]
     assert "elastic_fifo" in {row.name for row in policies(service.store)}
-    assert previews(service.store, "tiny")
+
+
+def test_previews_are_of_programs_whose_speed_is_known_and_once_if_metrics_agree(tmp_path: Path) -> None:
+    service = VirtualService(tmp_path, programs={"tiny": PROGRAM, "script": {"training": SCRIPTS}})
+    assert [(row.metric, row.gpus) for row in previews(service.store, "tiny")] == [("any", 1), ("any", 2), ("any", 4)]
+    assert previews(service.store, "script") == [], "nobody has measured it"
 
 
 def test_waiting_jobs_know_their_place_and_why_they_wait(service: VirtualService) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,13 @@ import pytest
 
 from rlpto.service.web import rendering
 from rlpto.store import status
+from rlpto.store.code_files import packed, unpack
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
-from rlpto.store.jobs import NewJob, change_job, insert_job
+from rlpto.store.jobs import NewJob, change_job, get_job, insert_job
 from rlpto.store.programs import ProgramRow, get_program
 from rlpto.store.requests import open_requests
+from rlpto.store.scripts import get_script
 from rlpto.store.users import change_user, get_user
 from tests.service.web.demo import fill_demo
 from tests.service.web.helpers import WebProcess, fill, make_settings, scheduler_answers, web_process
@@ -143,6 +146,34 @@ class TestPages:
         page.wait_for_selector("#job[data-state=cancelled]")
         assert page.query_selector("#cancel") is None
 
+    def test_a_developer_submits_a_script(self, site: Site, sign_in: Any, tmp_path: Path) -> None:
+        page = sign_in("ann")
+        page.goto(f"{site.web.address}/submit")
+        assert page.locator("#program option").all_inner_texts() == ["digits"], "users submit no code"
+        page = sign_in("dev")
+        page.goto(f"{site.web.address}/submit")
+        page.select_option("#program", "script")
+        page.wait_for_selector("#preview:has-text('Choose a script')")
+        (tmp_path / "my loop.py").write_text("import layers\n")
+        (tmp_path / "layers.zip").write_bytes(b64decode(packed({"layers.py": b"from rlpto import elastic"})))
+        page.set_input_files("[name='script.source']", tmp_path / "my loop.py")
+        page.fill("[name='script.samples']", "1437")
+        page.fill("[name='script.arguments']", "--lr 0.1 --name 'two words'")
+        page.wait_for_selector("#submit .problem:text('my_loop.py: expected an elastic.session')")
+        page.set_input_files("[name='script.files']", tmp_path / "layers.zip")
+        page.wait_for_selector("#preview:has-text('Not measured')")
+        page.click("#submit button")
+        page.wait_for_url("**/jobs/j*")
+        job = get_job(site.store, page.url.rpartition("/")[2])
+        assert (job.owner, job.samples, list(job.arguments)) == ("dev", 1437, ["--lr", "0.1", "--name", "two words"])
+        script = get_script(site.store, job.script)
+        assert (script.name, script.source, list(unpack(script.files))) == (
+            "my_loop.py",
+            "import layers\n",
+            ["layers.py"],
+        )
+        assert page.locator(".chart:visible").count() == 0, "nothing was reported yet"
+
     def test_eight_tabs_hear_of_one_event(self, site: Site, sign_in: Any) -> None:
         first = sign_in("root")
         tabs = [first]
@@ -168,7 +199,9 @@ class TestPages:
         page.focus("#gantt")
         page.keyboard.press("ArrowRight")
         assert " GPU" in page.inner_text("#gantt-said")
-        assert "of host-" in page.inner_text("#gantt-said")
+        assert re.search(r"of host-\S+ \S+ from \d{4}-\d\d-\d\d \d\d:\d\d:\d\d for", page.inner_text("#gantt-said"))
+        newest = re.search(r"at\d{4}-\d\d-\d\d \d\d:\d\d:\d\dreward[\d.]+", page.inner_text("#reward"))
+        assert newest, "without pointing at it"
         page.keyboard.press("Enter")
         page.wait_for_url("**/jobs/j*")
 

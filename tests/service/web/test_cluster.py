@@ -17,7 +17,7 @@ import yaml
 
 from rlpto.service.web.routes import cluster
 from rlpto.store import requests, status
-from rlpto.store.jobs import STATES
+from rlpto.store.jobs import STATES, change_job
 from rlpto.store.requests import switch_in_force
 from rlpto.store.rows import put, put_all
 from tests.service.web.helpers import Api, problem, scheduler_answers
@@ -40,6 +40,12 @@ class TestPolicies:
         now = switch_in_force(api.store)
         assert (now.policy, now.before, now.by, now.reason) == ("las", "fifo", "olga", "busy")
         assert api.audit() == [("olga", "policy.switch", "las")]
+
+    def test_a_switch_to_the_policy_in_force_changes_nothing(self, api: Api) -> None:
+        answer = switch(api, "fifo")
+        assert (answer.status_code, answer.headers["ETag"], answer.json()["policy"]) == (200, '"1"', "fifo")
+        assert (requests.open_requests(api.store), api.audit()) == ([], [])
+        problem(api("PUT", "policy", "ann", json={"policy": "fifo"}, headers={"If-Match": '"1"'}), 403, "role-needed")
 
     def test_a_switch_that_takes_long_is_shown(self, api: Api) -> None:
         assert api("GET", "policy").json()["preparing"] is None
@@ -86,6 +92,24 @@ class TestPolicies:
             with scheduler_answers(api.settings.database):
                 answer = asked.result()
         assert (answer.status_code, answer.json()["policy"]) == (200, "las")
+
+
+def test_the_queue_has_every_job_that_waits_and_why(api: Api) -> None:
+    placed, starts, checked, new, other = (api.submit(user)["id"] for user in ("ann", "ann", "ann", "ann", "bob"))
+    for job in (placed, starts):
+        change_job(api.store, job, time.time(), state="queued")
+    change_job(api.store, checked, time.time(), state="checking", reason="its program is being checked")
+    status.set_queue(api.store, [status.QueueRow(placed, 1, 0, "0 of 8 GPUs are free")])
+    found = api("GET", "queue").json()["queue"]
+    assert [(row["job"], row["position"], row["reason"]) for row in found] == [
+        (placed, 1, "0 of 8 GPUs are free"),
+        (starts, 0, "it is about to start"),
+        (checked, 0, "its program is being checked"),
+        (new, 0, "the scheduler has not looked at it yet"),
+    ]
+    page = api("GET", "/parts/queue").text
+    assert all(row["reason"] in page and row["job"] in page for row in found)
+    assert other in {row["job"] for row in api("GET", "queue", "olga").json()["queue"]}
 
 
 def test_draining(api: Api) -> None:

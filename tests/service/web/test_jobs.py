@@ -9,6 +9,7 @@ import pytest
 
 from rlpto.store import requests, status
 from rlpto.store.checkpoints import write_checkpoint
+from rlpto.store.code_files import packed
 from rlpto.store.events import last_event
 from rlpto.store.jobs import NewJob, change_job, insert_job
 from rlpto.store.logs import job_folder
@@ -17,7 +18,13 @@ from rlpto.store.rows import insert, put, put_all
 from rlpto.store.scripts import get_script
 from tests.service.web.helpers import Api, problem
 
-SCRIPT = {"name": "a.py", "source": "print('ä')", "arguments": ["--lr", "0.1"], "samples": 100}
+SCRIPT = {
+    "name": "a.py",
+    "source": "from rlpto import elastic\nprint('ä')",
+    "arguments": ["--lr", "0.1"],
+    "samples": 100,
+}
+ELASTIC = b"from rlpto import elastic"
 
 
 class TestSubmitting:
@@ -100,7 +107,7 @@ class TestSubmitting:
         again = api.submit("dev", program="script", script={**SCRIPT, "arguments": []})
         assert again["script"] == job["script"]
         assert get_script(api.store, job["script"]).name == "a.py"
-        assert api("GET", f"jobs/{job['id']}/script", "dev").json()["source"] == "print('ä')"
+        assert api("GET", f"jobs/{job['id']}/script", "dev").json()["source"] == SCRIPT["source"]
         problem(api("GET", f"jobs/{job['id']}/script", "ann"), 404, "not-found")
         problem(api("GET", f"jobs/{api.submit()['id']}/script"), 404, "no-script")
         assert "--lr 0.1" in api("GET", f"/jobs/{job['id']}", "dev").text
@@ -108,8 +115,14 @@ class TestSubmitting:
     @pytest.mark.parametrize(
         ("user", "program", "change", "code", "said"),
         [
-            ("ann", "script", {}, 403, "only the role developer"),
-            ("root", "script", {}, 403, "only the role developer"),
+            ("ann", "script", {}, 403, "not user: by an admin, `rlpto user add NAME --role developer`"),
+            (
+                "root",
+                "script",
+                {},
+                403,
+                "not admin: `rlpto user add NAME --role developer` prints a token",
+            ),
             ("dev", "digits", {}, 422, "digits trains by no script"),
             ("dev", "script", None, 422, "expected one"),
             ("dev", "script", {"name": "../a.py"}, 422, "body.script.name"),
@@ -117,6 +130,15 @@ class TestSubmitting:
             ("dev", "script", {"source": "a" * 50_000}, 422, "body.script.source"),
             ("dev", "script", {"source": "1\nfor x in:"}, 422, "line 2"),
             ("dev", "script", {"files": "AAAA"}, 422, "expected a zip archive"),
+            ("dev", "script", {"source": "import torch"}, 422, "a.py: expected an elastic.session"),
+            (
+                "dev",
+                "script",
+                {"source": "# import rlpto.elastic\nfrom .rlpto import elastic"},
+                422,
+                "expected an elastic.",
+            ),
+            ("dev", "script", {"source": "1", "files": packed({"a.txt": ELASTIC})}, 422, "neither it nor its --files"),
         ],
     )
     def test_scripts_that_are_refused(
@@ -126,6 +148,19 @@ class TestSubmitting:
         answer = shared_api("POST", "jobs", user, json={"program": program, "script": script})
         assert said in problem(answer, code, "role-needed" if code == 403 else "not-valid")
         assert shared_api.store.rows("SELECT count(*) FROM scripts") == [(0,)]
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"source": "import rlpto.elastic as e"},
+            {"source": "from rlpto.elastic.lightning import fit"},
+            {"source": "import importlib\nimportlib.import_module('rlpto.elastic')"},
+            {"source": "import mine.loop", "files": packed({"mine/loop.py": ELASTIC, "broken.py": b"elastic ("})},
+        ],
+    )
+    def test_a_session_may_be_opened_in_several_ways(self, shared_api: Api, change: dict[str, Any]) -> None:
+        answer = shared_api("POST", "jobs/validate", "dev", json={"program": "script", "script": SCRIPT | change})
+        assert (answer.status_code, answer.json()["preview"]) == (200, [])
 
     def test_quotas(self, api: Api) -> None:
         api("PATCH", "users/ann", "root", json={"jobs_queued": 2, "gpus_held": 3})

@@ -20,6 +20,7 @@ from rlpto.store.scripts import get_script
 from tests.service.web.helpers import Api, WebProcess, web_process
 
 COMMAND = "python train.py --lr 0.1"
+SOURCE = "from rlpto import elastic  # {}"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def project(tmp_path: Path) -> Path:
     """A folder with a script and a module."""
     for name in ("train.py", "model/layers.py", ".gitignore"):
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "mine" / name).write_text(f"# {name}")
+        (tmp_path / "mine" / name).write_text(SOURCE.format(name))
     return tmp_path / "mine"
 
 
@@ -51,8 +52,8 @@ def test_a_job_from_submission_to_stop(shared_api: Api, web: WebProcess, project
     assert (row.owner, row.gpus, row.max_gpus, row.epochs, row.samples) == ("dev", 2, 4, 2.5, 100)
     assert (list(row.arguments), list(row.pip)) == (["--lr", "0.1"], ["einops>=0.8"])
     script = get_script(shared_api.store, row.script or "")
-    assert (script.name, script.source) == ("train.py", "# train.py")
-    assert unpack(script.files) == {"model/layers.py": b"# model/layers.py"}
+    assert (script.name, script.source) == ("train.py", SOURCE.format("train.py"))
+    assert unpack(script.files) == {"model/layers.py": SOURCE.format("model/layers.py").encode()}
 
     assert client.get_job_status(job) == JobStatus.PENDING
     assert client.get_job_info(job).entrypoint == COMMAND

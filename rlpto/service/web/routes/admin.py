@@ -65,7 +65,8 @@ async def add_user(body: UserBody, caller: AnAdmin, service: TheService) -> user
 
     def write(store: Store) -> users.User:
         if users.get_user(store, body.name) is not None:
-            raise Problem(409, "name-taken", f"there is a user {body.name} already")
+            said = f"there is a user {body.name} already: `rlpto user token {body.name}` prints a token"
+            raise Problem(409, "name-taken", said)
         _check_sign_in(store, body.sign_in)
         detail = body.model_dump(exclude_none=True, exclude={"name"})
         users.note_change(store, caller.name, "user.add", body.name, at, detail)

@@ -17,7 +17,7 @@ from rlpto.service.web.state import Service, TheService
 from rlpto.store import requests, status
 from rlpto.store.curves import Span, Usage, spans_between, spans_of_job, usage
 from rlpto.store.database import Store
-from rlpto.store.jobs import get_job
+from rlpto.store.jobs import EXPECTED, State, get_job, list_jobs
 from rlpto.store.users import note_change
 
 router = APIRouter(tags=["cluster"])
@@ -32,13 +32,19 @@ _LONGEST_QUEUE = 1000
 _WITHDRAWN = "withdrawn: the scheduler had not answered"
 _DAY_S = 86_400.0
 _MOST_NAMES = 10
+_UNPLACED: Mapping[State, str] = {
+    "submitted": "the scheduler has not looked at it yet",
+    "queued": "it is about to start",
+}
+"""Why jobs without a place wait, by state, if they do not say."""
 IfMatch = Annotated[str | None, Header(alias="If-Match", max_length=100, description="The ETag that was read.")]
 Time = Annotated[float | None, Query(ge=0, le=1e11, allow_inf_nan=False, description="Seconds since 1970.")]
 
 
 @dataclass(frozen=True)
 class QueueEntry(status.QueueRow):
-    """A waiting job. Of another user's job only place and GPUs are shown: the id is empty, name and owner are null."""
+    """A waiting job. position: 0 if it has no place, since its program is being checked or it is about to start. Of
+    another user's job only place and GPUs are shown: the id is empty, name and owner are null."""
 
     name: str | None
     owner: str | None
@@ -95,10 +101,16 @@ async def queue(caller: TheCaller, service: TheService) -> QueueAnswer:
 
 
 def queue_entries(service: Service, caller: Caller, limit: int = _LONGEST_QUEUE) -> list[QueueEntry]:
-    """The first jobs of the queue as a caller may see them."""
+    """Return the first waiting jobs as a caller may see them: those with a place, then the caller's others."""
     predicted = status.predictions(service.store)
+    placed = status.queue(service.store, limit)
+    known = {row.job for row in placed}
+    new = list_jobs(service.store, owner=caller.whose, states=(*EXPECTED, "queued"), limit=limit)[::-1]
+    unplaced = [
+        status.QueueRow(job.id, 0, 0, job.reason or _UNPLACED.get(job.state, "")) for job in new if job.id not in known
+    ]
     entries = []
-    for row in status.queue(service.store, limit):
+    for row in [*placed, *unplaced][:limit]:
         job = get_job(service.store, row.job)
         if job is None:
             continue
@@ -214,18 +226,23 @@ def policy_answer(store: Store) -> PolicyAnswer:
 async def switch_policy(
     body: PolicyChange, caller: AnOperator, service: TheService, response: Response, if_match: IfMatch = None
 ) -> PolicyAnswer:
-    """Let another policy decide; this answers once it is in force. Running processes are not touched."""
+    """Let another policy decide; this answers once it is in force. Running processes are not touched.
+
+    Nothing changes, nor the ETag, if the policy is in force already and no switch is under way.
+    """
     known = {row.name for row in status.policies(service.store)}
     if not known:
         detail = "the scheduler is starting and has not listed its policies yet; nothing was changed"
         raise Problem(503, "no-scheduler", detail, {"Retry-After": "5"})
     if body.policy not in known:
         raise not_valid(f"no policy {body.policy}: expected one of GET /api/v1/policies")
-    number = policy_answer(service.store).number
+    number = (present := policy_answer(service.store)).number
     if if_match is None:
         raise Problem(428, "if-match-needed", "expected If-Match with the ETag that was read, so that nothing is lost")
     if f'"{number}"' not in if_match:
         raise _stale()
+    if body.policy == present.policy and present.preparing is None:
+        return await policy(caller, service, response)
     at = service.now()
 
     def ask(store: Store) -> int:

@@ -69,8 +69,8 @@ class ManyJobs:
 
 @dataclass(frozen=True)
 class SubmissionCheck:
-    """What would be submitted. preview: by metric and number of GPUs, for the job's epochs. waiting: jobs that wait
-    now. gpus_ahead: GPUs that they ask for."""
+    """What would be submitted. preview: by metric and number of GPUs, for the job's epochs; empty if it is not known
+    how fast the program trains. waiting: jobs that wait now. gpus_ahead: GPUs that they ask for."""
 
     job: JobRow
     preview: list[status.PreviewRow]

@@ -21,7 +21,7 @@ from rlpto.service.web.schemas import Cursor
 from rlpto.service.web.state import Service, TheService
 from rlpto.store import programs, status, users
 from rlpto.store.events import events_of_job
-from rlpto.store.jobs import ENDED, EXPECTED, STATES, State, count_by_state, list_jobs
+from rlpto.store.jobs import ENDED, STATES, State, count_by_state, list_jobs
 
 router = APIRouter(include_in_schema=False)
 _SHOWN_QUEUE, _SHOWN_RUNNING, _PAGE = 25, 100, 50
@@ -91,7 +91,8 @@ async def _job(job: str, caller: Caller, service: Service) -> dict[str, Any]:
 @router.get("/submit")
 async def submit(caller: AViewer, service: TheService) -> Response:
     """The form for a new job."""
-    catalogue = [row for row in program_answers(service, all_of_them=False) if not row.scripts]
+    may_script = caller.user.role == "developer"
+    catalogue = [row for row in program_answers(service, all_of_them=False) if may_script or not row.scripts]
     return page("submit.html", user=caller.user, here="submit", programs=catalogue, metrics=METRIC_NAMES)
 
 
@@ -163,10 +164,7 @@ def _tiles(service: Service, caller: Caller) -> dict[str, Any]:
 
 def _queue(service: Service, caller: Caller) -> dict[str, Any]:
     found = queue_entries(service, caller, _SHOWN_QUEUE + 1)
-    seen = {entry.job for entry in found}
-    new = list_jobs(service.store, owner=caller.whose, states=EXPECTED, limit=_SHOWN_QUEUE)[::-1]
-    shown = [row for row in new if row.id not in seen]
-    return {"queue": found[:_SHOWN_QUEUE], "more": len(found) > _SHOWN_QUEUE, "new": shown, "assumes": ASSUMES}
+    return {"queue": found[:_SHOWN_QUEUE], "more": len(found) > _SHOWN_QUEUE, "assumes": ASSUMES}
 
 
 def _running(service: Service, caller: Caller) -> dict[str, Any]:

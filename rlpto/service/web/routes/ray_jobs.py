@@ -13,11 +13,11 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import Field, JsonValue, ValidationError
 
 from rlpto.service.web.access import TheCaller, TheJob
-from rlpto.service.web.errors import Problem, not_found, not_valid
+from rlpto.service.web.errors import not_found, not_valid
 from rlpto.service.web.routes.jobs import cancel_job
 from rlpto.service.web.schemas import Body, JobBody
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.submitting import submission
+from rlpto.service.web.submitting import check_developer, submission
 from rlpto.store.code_files import packed, unpack, unzip
 from rlpto.store.jobs import JobRow, list_jobs
 from rlpto.store.logs import log_lines
@@ -66,8 +66,7 @@ async def has_package(name: PackageName, caller: TheCaller, service: TheService)
 @router.put("/packages/gcs/{name}")
 async def upload(name: PackageName, request: Request, caller: TheCaller, service: TheService) -> dict[str, str]:
     """Keep a folder for a submission that follows."""
-    if caller.user.role != "developer":
-        raise Problem(403, "role-needed", "only the role developer may submit code")
+    check_developer(caller.user)
     try:
         files = packed(unzip(await request.body()))
     except ValueError as wrong:

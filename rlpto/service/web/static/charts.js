@@ -9,13 +9,17 @@
     if (value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3)) return value.toExponential(1);
     return String(Number(value.toPrecision(4)));
   };
+  // The legend shows the newest values, where the first series has one, unless somebody points at others.
+  const legend = (text) => (plot, value, place, index) => text(plot.data[place][index ?? plot.data[1].findLastIndex((one) => one !== null)]);
 
   // series: [{label, values, scale?, band?}]; band: the series of that number and the next bound a filled band.
-  const draw = (id, x, series, { time = true, xLabel = "" } = {}) => {
-    const place = document.getElementById(id);
-    const old = made.get(id);
+  // A chart without values is hidden with its card.
+  const draw = (id, x, given, { time = true, xLabel = "" } = {}) => {
+    const place = document.getElementById(id), old = made.get(id);
+    const series = given.filter((one) => one.values.some((value) => value !== null));
+    place.closest(".card").hidden = !series.length;
     const shape = JSON.stringify([series.map((one) => [one.label, one.scale ?? "y"]), time, document.documentElement.dataset.theme]);
-    if (!x.length || !series.length) {
+    if (!series.length) {
       old?.plot.destroy();
       made.delete(id);
       return;
@@ -23,6 +27,7 @@
     const data = [x, ...series.map((one) => one.values)];
     if (old?.shape === shape) {
       old.plot.setData(data);
+      old.plot.setLegend();
       old.again = () => draw(id, x, series, { time, xLabel });
       return;
     }
@@ -35,19 +40,22 @@
       legend: { live: true },
       cursor: { y: false, points: { size: 6 } },
       // uPlot shows three years around a single point: show a minute, or one epoch.
-      scales: { x: { time, range: (plot, low, high) => {
-        const [x, rest] = plot.data?.[0] ?? [], half = time ? 30 : 0.5;
-        return x !== undefined && rest === undefined ? [x - half, x + half] : [low, high];
-      } } },
+      scales: {
+        ...Object.fromEntries(scales.map((scale) => [scale, { range: (_, low, high) => (low < 0 ? uPlot.rangeNum(low, high, 0.1, true) : [0, 1.05 * high || 1]) }])),
+        x: { time, range: (plot, low, high) => {
+          const [x, rest] = plot.data?.[0] ?? [], half = time ? 30 : 0.5;
+          return x !== undefined && rest === undefined ? [x - half, x + half] : [low, high];
+        } },
+      },
       axes: [
-        { ...axis, space: 70, label: xLabel || undefined, labelSize: xLabel ? 16 : undefined, labelFont: "11px system-ui" },
+        { ...axis, values: time ? (_, ticks, __, ___, step) => ticks.map((at) => window.rlptoTick(at, step)) : undefined, space: 70, size: 30, label: xLabel || undefined, labelSize: xLabel ? 16 : undefined, labelFont: "11px system-ui" },
         ...scales.map((scale, place) => ({
           ...axis, scale, size: 52, side: place ? 1 : 3, grid: place ? { show: false } : axis.grid,
           values: (_, ticks) => ticks.map(short),
         })),
       ],
       series: [
-        time ? {} : { label: xLabel || "x", value: (_, value) => short(value) },
+        time ? { label: "at", value: legend(window.rlptoTime) } : { label: xLabel || "x", value: legend(short) },
         ...series.map((one, place) => ({
           label: one.label,
           scale: one.scale ?? "y",
@@ -57,11 +65,12 @@
           spanGaps: true,
           points: { show: (plot) => plot.data[0].length < 3 },
           paths: one.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
-          value: (_, value) => short(value),
+          value: legend(short),
         })),
       ],
       bands: series.flatMap((one, place) => (one.band ? [{ series: [place + 1, place + 2], fill: "rgba(217, 119, 6, 0.16)" }] : [])),
     }, data, place);
+    plot.setLegend();
     const entry = { plot, shape, again: () => draw(id, x, series, { time, xLabel }) };
     made.set(id, entry);
   };

@@ -5,6 +5,7 @@
     const text = field.type === "password" ? field.value : field.value.trim();
     if (text === "") return null;
     if (field.dataset.type === "boolean") return text === "true";
+    if (field.dataset.type === "words") return (text.match(/"[^"]*"|'[^']*'|\S+/g) ?? []).map((word) => word.replace(/^(["'])(.*)\1$/, "$2"));
     return field.dataset.type ? Number(text) : text;
   };
 
@@ -27,7 +28,7 @@
       }
       const [first, second] = field.name.split(".");
       if (second === undefined) body[first] = value(field);
-      else (body[first] ??= {})[second] = value(field);
+      else Object.assign((body[first] ??= {}), field.type === "file" ? field.rlptoRead : { [second]: value(field) });
     }
     return body;
   };

@@ -4,7 +4,7 @@
   const canvas = document.getElementById("gantt");
   const said = document.getElementById("gantt-said");
   const hint = said.textContent;
-  const LEFT = 84, BOTTOM = 22, LEAST_LANE = 3, MOST_LANE = 22;
+  const LEFT = 84, BOTTOM = 22, LEAST_LANE = 3, MOST_LANE = 22, USUAL = 20;
   let bars = [], lanes = [], until = 0, since = 0, chosen = -1, spans = [], names = {}, hosts = {}, nodes = [];
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -85,9 +85,7 @@
     let free = LEFT;
     const zone = new Date().getTimezoneOffset() * 60;
     for (let at = Math.ceil((since - zone) / step) * step + zone; at <= until; at += step) {
-      const moment = new Date(at * 1000);
-      const text = length > 172800 ? moment.toLocaleDateString(undefined, { month: "short", day: "numeric" })
-        : moment.toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", second: step < 60 ? "2-digit" : undefined });
+      const text = window.rlptoTick(at, step);
       pen.fillStyle = style("--grid");
       pen.fillRect(x(at), 0, 1, height - BOTTOM + 4);
       pen.fillStyle = style("--faint");
@@ -103,8 +101,7 @@
     const span = bars[number]?.span;
     if (!span) { said.textContent = hint; draw(); return; }
     const took = Math.round((span.ended ?? until) - span.started);
-    const from = new Date(span.started * 1000).toLocaleTimeString();
-    said.textContent = `${span.job ? names[span.job] || span.job : "another user's job"}: ${span.gpus} GPU${span.gpus === 1 ? "" : "s"} of ${nodeName(span.node)} from ${from} for ${took} s${span.ended ? "" : ", still"}`;
+    said.textContent = `${span.job ? names[span.job] || span.job : "another user's job"}: ${span.gpus} GPU${span.gpus === 1 ? "" : "s"} of ${nodeName(span.node)} from ${window.rlptoTime(span.started)} for ${took} s${span.ended ? "" : ", still"}`;
     draw();
   };
   const at = (event) => {
@@ -125,16 +122,19 @@
   new ResizeObserver(draw).observe(canvas.parentElement);
   addEventListener("rlpto-theme", draw);
 
-  // found: {now, spans, names, hosts}. all: nodes that are shown even if nothing ran there. seconds: shown; null: from the first span.
+  // found: {now, spans, names, hosts}, newest span first. all: nodes that are shown even if nothing ran there. seconds:
+  // shown until now; null: from the first span to the last; 0: the end of that, as long as twenty usual spans.
   window.rlptoGantt = (found, all, seconds) => {
     spans = found.spans;
     names = found.names;
     hosts = found.hosts;
     nodes = all;
-    const first = Math.min(...spans.map((span) => span.started));
-    const last = Math.max(...spans.map((span) => span.ended ?? found.now));
-    until = seconds === null && spans.length ? last : found.now;
-    since = seconds === null ? (spans.length ? Math.min(first, until - 10) : until - 60) : until - seconds;
+    canvas.closest(".card").hidden = !spans.length && !nodes.length;
+    const ends = spans.map((span) => span.ended ?? found.now), first = Math.min(...spans.map((span) => span.started));
+    const lasts = spans.slice(0, USUAL).map((span, number) => ends[number] - span.started).sort((a, b) => a - b);
+    until = seconds || !spans.length ? found.now : Math.max(...ends);
+    const length = seconds || (spans.length ? (seconds === 0 ? USUAL * lasts[lasts.length >> 1] : Infinity) : 3600);
+    since = Math.min(until - 10, seconds || !spans.length ? until - length : Math.max(first, until - length));
     place();
     draw();
   };

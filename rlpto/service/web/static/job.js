@@ -7,9 +7,6 @@
   const points = [];
   let since = 0, line = -1000, over = false;
 
-  const clock = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
-  const when = (at) => clock.format(at * 1000);
-
   const curves = async () => {
     const page = await window.rlptoGet(`jobs/${id}/curves?since=${since}`);
     since = page.next;
@@ -19,15 +16,14 @@
     const epochs = { time: false, xLabel: "epochs" };
     window.rlptoDraw("loss", x, [{ label: "loss", values: column("loss") }, { label: "accuracy", values: column("accuracy"), scale: "accuracy" }], epochs);
     window.rlptoDraw("gpus", points.map((point) => point.at), [{ label: "GPUs", values: column("gpus"), steps: true }, { label: "goodput [samples/s]", values: column("goodput"), scale: "goodput" }]);
-    const noise = column("noise_scale");
-    window.rlptoDraw("noise", x, noise.some((one) => one !== null) ? [{ label: "noise scale [samples]", values: noise }] : [], epochs);
+    window.rlptoDraw("noise", x, [{ label: "noise scale [samples]", values: column("noise_scale") }], epochs);
   };
   const lines = async () => {
     for (;;) {
       const page = await window.rlptoGet(`jobs/${id}/logs?from=${line}&limit=1000`);
       over = page.over;
       if (page.lines.length) {
-        log.append(page.lines.map((one) => `${when(one.at)}  ${one.text}\n`).join(""));
+        log.append(page.lines.map((one) => `${window.rlptoTime(one.at)}  ${one.text}\n`).join(""));
         while (log.childNodes.length > MOST_LINES / 1000 * 4) log.firstChild.remove();
         if (follow.checked) log.scrollTop = log.scrollHeight;
       }

@@ -82,8 +82,10 @@
     for (const part of root.querySelectorAll("[data-job]")) part.style.background = window.rlptoColour(part.dataset.job);
   };
 
-  // Times by the clock and in the language of the reader.
-  const clock = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+  // Times by the reader's clock, as 2026-11-28 15:04:05; ticks of an axis as much of it as their distance needs [s].
+  const clock = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
+  window.rlptoTime = (at) => clock.format(at * 1000);
+  window.rlptoTick = (at, step) => window.rlptoTime(at).slice(...(step < 60 ? [11] : step < 21600 ? [11, 16] : step < 86400 ? [5, 16] : [5, 10]));
   const span = (seconds) => {
     const size = Math.abs(seconds);
     if (size < 120) return `${Math.round(seconds)} s`;
@@ -95,13 +97,13 @@
     for (const time of root.querySelectorAll("time[data-at]")) {
       const at = Number(time.dataset.at);
       time.textContent = `${span(Math.max(0, now - at))} ago`;
-      time.title = clock.format(at * 1000);
+      time.title = window.rlptoTime(at);
     }
     for (const time of root.querySelectorAll("time[data-in]")) {
       const { in: at, low, high } = time.dataset;
-      time.textContent = `in ${span(Math.max(0, at - now))}`;
-      if (low) time.textContent += ` (${span(Math.max(0, low - now))} – ${span(Math.max(0, high - now))})`;
-      time.title = clock.format(at * 1000);
+      time.textContent = at < now ? "overdue" : `in ${span(at - now)}`;
+      if (low && at >= now) time.textContent += ` (${span(Math.max(0, low - now))} – ${span(Math.max(0, high - now))})`;
+      time.title = window.rlptoTime(at);
     }
   };
   const dress = (root) => { colour(root); times(root); };

@@ -6,25 +6,25 @@
 
   const gantt = async () => {
     const seconds = Number(hours.value) * 3600, now = Date.now() / 1000;
-    const [found, { nodes }] = await Promise.all([window.rlptoGet(`allocations?since=${now - seconds}`), window.rlptoGet("nodes")]);
+    const [found, { nodes }] = await Promise.all([window.rlptoGet(`allocations?since=${now - (seconds || 86400)}`), window.rlptoGet("nodes")]);
     window.rlptoGantt(found, nodes, seconds);
   };
   const volume = async () => {
     const { volume: rows } = await window.rlptoGet("volume");
     const column = (name) => rows.map((row) => (row[name] === null ? null : row[name] / 3600));
-    const has = (name) => rows.some((row) => row[name] !== null);
-    const series = [{ label: "seen", values: column("seen"), steps: true }];
-    if (has("forecast")) series.push({ label: "forecast", values: column("forecast"), dash: [5, 4], colour: "#d97706" });
-    if (has("high")) series.push({ label: "90 %", values: column("high"), thin: true, band: true, colour: "#e8b06a" }, { label: "10 %", values: column("low"), thin: true, colour: "#e8b06a" });
-    window.rlptoDraw("volume", rows.map((row) => row.at), rows.length ? series : []);
+    window.rlptoDraw("volume", rows.map((row) => row.at), [
+      { label: "seen", values: column("seen"), steps: true },
+      { label: "forecast", values: column("forecast"), dash: [5, 4], colour: "#d97706" },
+      { label: "90 %", values: column("high"), thin: true, band: true, colour: "#e8b06a" },
+      { label: "10 %", values: column("low"), thin: true, colour: "#e8b06a" },
+    ]);
   };
   const decisions = async () => {
     const { decisions: rows } = await window.rlptoGet("decisions");
     const x = rows.map((row) => row.at);
     const named = (key) => [...new Set(rows.flatMap((row) => Object.keys(row[key])))];
     const lines = (key) => named(key).map((name) => ({ label: name, thin: key === "parts", values: rows.map((row) => row[key][name] ?? null) }));
-    const rewarded = rows.some((row) => row.reward !== null);
-    window.rlptoDraw("reward", x, rewarded ? [{ label: "reward", values: rows.map((row) => row.reward) }, ...lines("parts")] : []);
+    window.rlptoDraw("reward", x, [{ label: "reward", values: rows.map((row) => row.reward) }, ...lines("parts")]);
     window.rlptoDraw("steering", x, lines("steering"));
   };
 

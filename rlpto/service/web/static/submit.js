@@ -8,7 +8,14 @@
   let timer = 0, asked = 0;
 
   const fields = () => {
-    for (const part of form.querySelectorAll("[data-for]")) part.hidden = part.dataset.for !== program.value;
+    for (const part of form.querySelectorAll("[data-for]")) part.disabled = part.hidden = part.dataset.for !== program.value;
+  };
+
+  // What the body has of a chosen file: a script as text with its name, an archive in base64.
+  const read = async (field) => {
+    const [file] = field.files, script = field.name === "script.source";
+    const url = (blob) => new Promise((done) => { const reader = new FileReader(); reader.onload = () => done(reader.result); reader.readAsDataURL(blob); });
+    field.rlptoRead = !file ? {} : script ? { name: file.name.replace(/[^A-Za-z0-9_.]/g, "_").slice(-64), source: await file.text() } : { files: (await url(file)).replace(/^.*,/, "") };
   };
   const span = (hours) => (hours < 1 / 30 ? `${Math.round(hours * 3600)} s` : hours < 2 ? `${Math.round(hours * 60)} min` : `${hours.toFixed(1)} h`);
   const cell = (row, text, kind) => { const made = row.insertCell(); made.textContent = text; if (kind) made.className = kind; };
@@ -19,7 +26,7 @@
     const made = document.createElement("table"), head = made.createTHead().insertRow(), body = made.createTBody();
     const heading = (text, kind) => { const one = document.createElement("th"); one.textContent = text; one.className = kind; one.scope = "col"; head.append(one); };
     heading("GPUs", "num");
-    for (const metric of metrics) { heading(metric, "num"); heading("GPU-hours", "num"); }
+    for (const metric of metrics) { heading(metric === "any" ? "time" : metric, "num"); heading("GPU-hours", "num"); }
     for (const count of counts) {
       const row = body.insertRow();
       if (count === gpus) { row.className = "chosen"; row.setAttribute("aria-current", "true"); }
@@ -35,6 +42,11 @@
 
   const look = async () => {
     const number = ++asked;
+    if ([...form.querySelectorAll("fieldset:not([hidden]) :required")].some((field) => !field.value)) {
+      alert.textContent = "";
+      preview.replaceChildren(Object.assign(document.createElement("p"), { className: "none", textContent: "Choose a script, and say how many samples an epoch has." }));
+      return;
+    }
     let answer, found;
     try {
       answer = await fetch("/api/v1/jobs/validate", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(window.rlptoBody(form)) });
@@ -45,14 +57,19 @@
     if (!answer.ok) return;
     const said = document.createElement("p");
     said.className = "said";
-    said.textContent = found.waiting ? `${found.waiting} jobs wait now; they ask for ${found.gpus_ahead} GPUs.` : "Nobody waits now.";
-    const shown = found.preview.length ? table(found.preview, found.job.gpus) : Object.assign(document.createElement("p"), { className: "none", textContent: "The scheduler has not predicted yet what this program takes." });
+    said.textContent = found.waiting ? `${found.waiting} jobs wait now; they ask for ${found.gpus_ahead} GPUs.` : "No job waits now.";
+    const shown = found.preview.length ? table(found.preview, found.job.gpus) : Object.assign(document.createElement("p"), { className: "none", textContent: "Not measured: nothing is known of the speed of this program before it trains." });
     const around = document.createElement("div");
     around.className = "scroll";
     around.append(shown);
     preview.replaceChildren(around, said);
   };
-  form.addEventListener("input", () => { fields(); clearTimeout(timer); timer = setTimeout(look, WAIT_MS); });
+  form.addEventListener("input", async (event) => {
+    fields();
+    if (event.target.type === "file") await read(event.target);
+    clearTimeout(timer);
+    timer = setTimeout(look, WAIT_MS);
+  });
   fields();
   look();
 })();
