@@ -107,7 +107,7 @@ class Training(TrainingLoop):
         model.set_progress(self.total)
         model.train()
         self._check_finite()
-        log_figures(self.logger, "episode", self.episode_figures())
+        log_figures(self.logger, "rollout", self.episode_figures())
         model.dump_logs()
         if isinstance(self.setup, ExternalSetup):
             self.save()

@@ -1,10 +1,15 @@
 """What both ways of training share: one visible loop of updates, with a look at validation windows now and then, that
-can be left and resumed anywhere."""
+can be left and resumed anywhere.
+
+TensorBoard's tags have the names that stable-baselines3 gives them: rollout/ep_rew_mean, train/loss, time/fps,
+eval/mean_reward. The step of all curves is `TrainingLoop.unit` so far.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,13 +23,14 @@ from rlpto import __version__
 from rlpto.agents.archive import CHECKPOINT
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.settings import BEST, LAST, AgentSettings
-from rlpto.agents.validation import Validation
+from rlpto.agents.validation import Validation, baselines
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.io.files import write_text
 
-EVENTS, HISTORY = "tensorboard", "validation.csv"
-"""Folder of TensorBoard's events in a run, and table of its evaluations on validation windows."""
+EVENTS, BASELINES, HISTORY = "events.out.tfevents.*", "baselines", "validation.csv"
+"""In the folder of a run: TensorBoard's files, which it names after the folder; the folder of the baselines' lines; the
+table of the looks at validation windows that choose a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +72,14 @@ class TrainingLoop(ABC):
     """One training under way: when to evaluate, what to keep, what to report.
 
     validation: its workloads are the validation windows. total, every: steps (or windows) in all, and between two looks
-    at these. best: largest `figure` so far. history: a row of figures for each look.
+    at these that choose a checkpoint; points: further looks, for the curves alone. best: largest `figure` so far.
+    history: a row of figures for each look that chooses.
     """
 
     unit: ClassVar[str] = "steps"
     figure: ClassVar[str] = "reward_per_job"
     """The one that chooses among checkpoints."""
+    points: ClassVar[int] = 0
 
     setup: EnvSetup | ExternalSetup
     settings: AgentSettings
@@ -106,7 +114,7 @@ class TrainingLoop(ABC):
 
     def open_logger(self) -> Logger:
         """The logger of a run that stands where this one does."""
-        return Logger(str(self.folder), [EventWriter(self.folder / EVENTS, self.steps)])
+        return Logger(str(self.folder), [EventWriter(self.folder, self.steps)])
 
     def loop(self, stop: Callable[[], bool] | None, *, begun: bool) -> TrainingResult:
         """Roll out and update until `total` steps, or until `stop` says so between two updates.
@@ -117,6 +125,8 @@ class TrainingLoop(ABC):
         self.logger = self.open_logger()
         try:
             if not begun:
+                self.logger.record("step", f"The step of every curve is the number of {self.unit} so far.")
+                self.draw_baselines()
                 self.evaluate()
                 self.logger.dump(self.steps)
                 self.save()
@@ -131,6 +141,8 @@ class TrainingLoop(ABC):
                 if before // self.every < self.steps // self.every:
                     self.evaluate()
                     self.save()
+                elif before * self.points // self.total < self.steps * self.points // self.total < self.points:
+                    self.look()
                 self.logger.dump(self.steps)
                 self.report("training")
             if not self.history or self.history[-1]["steps"] != self.steps:
@@ -142,10 +154,17 @@ class TrainingLoop(ABC):
             self.logger.close()
         return self.outcome(finished=True)
 
-    def evaluate(self) -> None:
-        """Look at the agent on the validation windows, and keep it if it is the best so far."""
+    def draw_baselines(self) -> None:
+        """Write a horizontal line for each baseline, which TensorBoard shows as a run of its own."""
+        for name, reward in ({} if self.validation is None else baselines(self.validation)).items():
+            with closing(SummaryWriter(log_dir=str(self.folder / BASELINES / name))) as line:
+                for step in (0, self.total):
+                    line.add_scalar("eval/mean_reward", reward, step)
+
+    def look(self) -> dict[str, float]:
+        """Draw the agent's figures on the validation windows, and return them; empty if there are none."""
         if self.validation is None:
-            return
+            return {}
         self.report("evaluating")
         found, own = self.validate(self.validation)
         parts = dict(zip(REWARD_PARTS, found.parts.mean(axis=0), strict=True))
@@ -155,7 +174,15 @@ class TrainingLoop(ABC):
             **{f"reward_{name}": float(part) for name, part in parts.items()},
             **found.metrics,
         }
-        log_figures(self.logger, "validation", figures)
+        log_figures(
+            self.logger, "eval", {"mean_reward" if name == "reward" else name: figures[name] for name in figures}
+        )
+        return figures
+
+    def evaluate(self) -> None:
+        """Look at the agent on the validation windows, and keep it if it is the best so far."""
+        if not (figures := self.look()):
+            return
         self.history.append({"steps": float(self.steps), **figures})
         table = pd.DataFrame(self.history).to_csv(index=False, lineterminator="\n")
         write_text(self.folder / HISTORY, table, "the table of evaluations")

@@ -12,14 +12,18 @@ import numpy as np
 import pandas as pd
 
 from rlpto.agents.trained import TrainedAgent
+from rlpto.core.loop import run
 from rlpto.core.rewards import HOUR, REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.batch import EnvBatch
 from rlpto.envs.clusters import SimulatedClusters
 from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.whole_windows import play_window
-from rlpto.evaluation.metrics import jct_metrics, queueing_metrics
+from rlpto.evaluation.metrics import jct_metrics, lower_bound, queueing_metrics
 from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.knowledge.known import TRUTH
+from rlpto.policies.index_weights import STEERING_FEATURES, IndexWeights
+from rlpto.policies.rigid import Fifo
 
 AGENT_TIME_LIMIT_FACTOR = 5.0
 """After this multiple of the hours of the longest window, the start heuristic schedules what an agent has left over."""
@@ -81,6 +85,24 @@ def validate_steering(setup: EnvSetup, vector: FloatArray) -> Validation:
         jobs = batch.world.jobs[0, : batch.counts[window]]
         metrics.append(job_metrics(jobs, setup.shape.capacity))
     return Validation(parts, {str(name): float(mean) for name, mean in pd.DataFrame(metrics).mean().items()})
+
+
+def baselines(setup: EnvSetup) -> dict[str, float]:
+    """Return the mean reward of `fifo` and of the start heuristic over all workloads, and a bound of every policy's.
+
+    The start is called `tuned_index` if it is an index with learnt constants.
+    """
+    exact = replace(setup, knowledge=TRUTH)  # fifo needs to know nothing
+    records = [run(exact.make_cluster(at), Fifo(), setup.queue, setup.reward) for at in range(len(setup.workloads))]
+    tuned = "tuned_index" if len(setup.start) == len(STEERING_FEATURES) else "start"
+    start = "index" if np.array_equal(setup.start, IndexWeights().vector()) else tuned
+    bounds = [lower_bound(record, setup.reward).get("reward", np.nan) for record in records]
+    found = {
+        "fifo": np.mean([record.decisions.reward.sum() for record in records]),
+        start: validate_steering(setup, setup.start).rewards.mean(),
+        "bound": np.mean(bounds),
+    }
+    return {name: float(reward) for name, reward in found.items() if np.isfinite(reward)}
 
 
 def reward_per_job(setup: EnvSetup, rewards: FloatArray) -> float:

@@ -12,6 +12,7 @@ al., arXiv:1707.06347). Adapted: every number is an action of its own, with a pr
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,7 @@ def learn_by_ppo(learner: Learner, drawn: FloatArray, losses: FloatArray, settin
         learns = torch.where(advantage > 0, ratio < 1.0 + settings.clip, ratio > 1.0 - settings.clip)
         learner.step(-(advantage * ratio * away * learns).mean(dim=0))
         clipped = 1.0 - float(learns.double().mean())
-    return {"clipped": clipped}
+    return {"clip_fraction": clipped}
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,7 @@ class WindowTraining(TrainingLoop):
     setup: EnvSetup
     unit = "windows"
     figure = "gain"
+    points = 50
     steps = 0
 
     def __post_init__(self) -> None:
@@ -212,24 +214,28 @@ class WindowTraining(TrainingLoop):
         settings, learner = self.settings.whole_windows, self._learner
         pairs = settings.rollout // 2
         drawn, windows = learner.draw(self._rng, pairs), self.windows(pairs)
-        both = np.concatenate([windows, windows])
-        losses = self._pool.losses(self._space.vectors(drawn), both)
+        both, began = np.concatenate([windows, windows]), time.perf_counter()
+        losses, above = self._pool.compare(self._space.vectors(drawn), both)
         if settings.trainer == "evolution":
             figures = evolve(learner, drawn, losses)
         else:
             figures = learn_by_ppo(learner, drawn, losses, settings)
         learner.remember()
         self.steps += settings.rollout
+        finished = above[~np.isnan(above)]
+        log_figures(self.logger, "rollout", {"ep_rew_mean": float(finished.mean()) if len(finished) else np.nan})
         log_figures(
             self.logger,
             "train",
             {
-                "gain": -float(losses.mean()),
+                "loss": float(losses.mean()),
+                "learning_rate": learner.optimizer.param_groups[0]["lr"],
                 **figures,
-                **by_load("gain", -losses, self._pool.groups[both], self.setup),
+                **by_load("loss", losses, self._pool.groups[both], self.setup),
                 "distance": float(np.sqrt((learner.average**2).mean())),
             },
         )
+        log_figures(self.logger, "time", {"fps": settings.rollout / (time.perf_counter() - began)})
         return True
 
     def windows(self, count: int) -> IntArray:

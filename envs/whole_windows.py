@@ -136,12 +136,17 @@ class WindowPool:
         """[n] losses of candidates [n, S] on windows number [n]: reward lost against the start heuristic, relative to
         what time cost that; where time alone is rewarded, the relative change of the mean JCT. At most LARGEST_LOSS,
         either way."""
+        return self.compare(candidates, windows)[0]
+
+    def compare(self, candidates: FloatArray, windows: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Return `losses`, and [n] reward above the start heuristic's, NaN where jobs are left."""
         new = np.unique(windows[np.isnan(self._base[windows, 0])])
         self._base[new], self._ends[new] = self.play(np.repeat(self._start, len(new), axis=0), new)
         base, ends = self._base[windows], self._ends[windows]
         found, _ = self.play(candidates, windows, TIME_LIMIT_FACTOR * ends)
-        lost = (base - found).sum(axis=1) / np.maximum(-base[:, TIME], 1e-9)
-        return np.where(np.isnan(lost), LARGEST_LOSS, np.clip(lost, -LARGEST_LOSS, LARGEST_LOSS))
+        lost = (base - found).sum(axis=1)
+        share = lost / np.maximum(-base[:, TIME], 1e-9)
+        return np.where(np.isnan(share), LARGEST_LOSS, np.clip(share, -LARGEST_LOSS, LARGEST_LOSS)), -lost
 
     def play(
         self, candidates: FloatArray, windows: IntArray, limits: FloatArray | float = np.inf

@@ -1,10 +1,13 @@
-"""Plots of an evaluation, one colour per policy throughout, and of profiles; figures without global state."""
+"""Plots of an evaluation and of profiles; figures without global state.
+
+A policy has one colour throughout. Among many policies only the agent and the reference have one: the rest is grey.
+"""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +18,16 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import BoundaryNorm
+from matplotlib.colors import BoundaryNorm, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import (
     EngFormatter,
     FixedFormatter,
     FixedLocator,
     LogLocator,
+    MaxNLocator,
     NullLocator,
     PercentFormatter,
     StrMethodFormatter,
@@ -30,12 +35,12 @@ from matplotlib.ticker import (
 
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import HOUR, REWARD_PARTS
-from rlpto.evaluation.metrics import LOWER_BOUND, completion_times
+from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, completion_times, scale_for
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.statistics import LEVEL, Interval
 from rlpto.evaluation.tables import Results, Summary
-from rlpto.evaluation.timeline import gpus_by_accuracy, run_span, utilisation
-from rlpto.io.arrays import FloatArray
+from rlpto.evaluation.timeline import gpus_by_accuracy, run_span
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.files import whole_file
 from rlpto.performance.profiles import Profile
 
@@ -43,9 +48,12 @@ COLOURS = (
     "#2f6db5", "#e07b28", "#3a9a5b", "#c8413b", "#8a63b8", "#8a5a44", "#d76fae",
     "#5f6b76", "#a9a12c", "#2aa7b8", "#1f3f77", "#f2b705", "#7fb069", "#5c1a4a",
 )  # fmt: skip
-"""Colours of policies, in order; with more policies they repeat with another line style."""
-
-BOUND_COLOUR = "#9aa3ab"
+"""Colours of policies, and of jobs, in order."""
+MOST_COLOURED = 5
+"""With more policies than this only the highlighted ones have a colour."""
+REST = "#b9c1c8"
+"""Colour of the policies that have none of their own."""
+BOUND_COLOUR = "#5f6b76"
 PART_COLOURS = {
     "accuracy": "#3a9a5b",
     "time": "#c8413b",
@@ -55,7 +63,9 @@ PART_COLOURS = {
     "money": "#2aa7b8",
 }
 INK, FAINT = "#1f2933", "#dde3e8"
-DPI = 150
+WIDTH = 4.8
+"""Of a plot [inches]: its letters can be read on a phone, and in half of a wide window."""
+DPI = 180
 BAR = 0.85
 """Height of a bar of a Gantt chart, in rows."""
 
@@ -76,12 +86,15 @@ class Plot:
     figure: Figure
 
 
-def line_styles(policies: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Colour and pattern of the line of every policy."""
-    patterns = ("-", "--", ":")
+def line_styles(policies: Iterable[str], highlighted: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """Return the style of the line of every policy. highlighted: the policies that keep a colour among many."""
+    ordered = dict.fromkeys([*highlighted, *policies])
+    grey = set(ordered) - set(highlighted) if highlighted and len(ordered) > MOST_COLOURED else set()
     return {
-        policy: {"color": COLOURS[i % len(COLOURS)], "linestyle": patterns[i // len(COLOURS) % len(patterns)]}
-        for i, policy in enumerate(policies)
+        policy: {"color": REST, "linewidth": 1.0, "zorder": 2}
+        if policy in grey
+        else {"color": COLOURS[i % len(COLOURS)], "linewidth": 1.8, "zorder": 3}
+        for i, policy in enumerate(ordered)
     }
 
 
@@ -96,12 +109,14 @@ def records_by_policy(finished: Sequence[FinishedCell]) -> dict[str, list[RunRec
 def all_plots(results: Results, finished: Sequence[FinishedCell]) -> list[Plot]:
     """Every plot of the report, from the records of the finished cells. Raises CheckpointError if one is unreadable.
 
-    Plots of a single run show the first window and seed, and those of a single policy the one with the best reward.
+    Plots of a single run show the first window and seed.
     """
     read = records_by_policy(finished)
     records = {summary.policy: read[summary.policy] for summary in results.policies}
     firsts = {policy: runs[0] for policy, runs in records.items()}
-    best, first = next(iter(firsts.items()))
+    main = results.highlighted
+    compared = {policy: firsts[policy] for policy in reversed(main)}
+    first = firsts[main[0]]
     run = f"window {first.window}, seed {first.seed}"
     return [
         Plot(
@@ -109,56 +124,56 @@ def all_plots(results: Results, finished: Sequence[FinishedCell]) -> list[Plot]:
             "Reward and its parts",
             f"Mean over cells. Bars: the parts; diamond: the total with its {LEVEL:.0%} interval. Right is better."
             + (" The lower bound bounds each part on its own." if results.bounded else ""),
-            reward_bars(results.summaries),
+            reward_bars(results.summaries, main),
+        ),
+        Plot(
+            "side_by_side",
+            "The same hours under " + " and ".join(compared),
+            f"Every GPU over time, in the colour of the job that holds it, and below the number of jobs that wait "
+            f"({run}). A job has the same colour everywhere; white GPUs are idle.",
+            side_by_side(compared),
         ),
         Plot(
             "jct_cdf",
             "Job completion times",
             "Share of jobs finished within a time after their submit, all cells pooled; further left is better. "
-            + ("Grey: every job alone on the cluster. " if results.bounded else "")
+            + ("Dashed: every job alone on the cluster. " if results.bounded else "")
             + "Curves that end below 100 % have unfinished jobs.",
-            jct_cdf(records, results.bounded),
-        ),
-        Plot(
-            "utilisation",
-            "GPUs used over time",
-            f"GPUs held as a share of the GPUs that were up ({run}).",
-            utilisation_over_time(firsts),
-        ),
-        Plot(
-            "gantt",
-            f"Jobs under {best}",
-            f"A row for each job in order of submission: a line from submit to finish, and bars while it holds GPUs, "
-            f"whose colour is their number ({run}).",
-            gantt(first),
+            jct_cdf(records, results.bounded, main),
         ),
         Plot(
             "gpus_by_accuracy",
             "GPUs against accuracy",
             "Mean GPUs a job holds while it passes each stage of its accuracy gain, from its start (0 %) to its "
             "finish (100 %); a falling curve gives converging jobs fewer GPUs.",
-            gpus_against_accuracy(records),
+            gpus_against_accuracy(records, main),
         ),
     ]
 
 
-def reward_bars(summaries: Sequence[Summary]) -> Figure:
+def reward_bars(summaries: Sequence[Summary], highlighted: Collection[str] = ()) -> Figure:
     """Parts of the reward side by side from zero, the total as a diamond with its interval, a row per policy."""
     shown = [summary for summary in summaries if np.isfinite(summary.mean["reward"].estimate)]
-    figure, axes = new_figure(height=1.5 + 0.42 * max(len(shown), 2))
+    figure, axes = new_figure(height=1.2 + 0.32 * max(len(shown), 2))
+    parts = [part for part in REWARD_PARTS if any(one.mean[f"reward_{part}"].estimate != 0.0 for one in shown)]
     for row, summary in enumerate(shown):
         left, right = 0.0, 0.0
-        for part in REWARD_PARTS:
+        strong = summary.policy in highlighted or not highlighted
+        for part in parts:
             value = summary.mean[f"reward_{part}"].estimate
-            axes.barh(row, value, left=right if value > 0 else left, height=0.62, color=PART_COLOURS[part],
-                      alpha=0.45 if summary.is_bound else 0.9, label=part if row == 0 else None)  # fmt: skip
+            axes.barh(row, value, left=right if value > 0 else left, height=0.66, color=PART_COLOURS[part],
+                      alpha=0.9 if strong else 0.4, label=part if row == 0 else None)  # fmt: skip
             left, right = (left, right + value) if value > 0 else (left + value, right)
         total = summary.mean["reward"]
-        axes.errorbar(total.estimate, row, xerr=_error(total), fmt="D", color=INK, markersize=6, capsize=4,
+        axes.errorbar(total.estimate, row, xerr=_error(total), fmt="D", color=INK, markersize=5, capsize=3,
                       markeredgecolor="white", label="total" if row == 0 else None, zorder=5)  # fmt: skip
     axes.axvline(0, color=INK, linewidth=0.9)
     _fit_bars(axes)
     axes.set_yticks(range(len(shown)), [summary.policy for summary in shown])
+    styles = line_styles(highlighted)
+    for label in axes.get_yticklabels():
+        if label.get_text() in highlighted:
+            label.set(color=styles[label.get_text()]["color"], fontweight="bold")
     axes.invert_yaxis()
     axes.set_xlabel("reward")
     axes.grid(axis="y", visible=False)
@@ -166,19 +181,20 @@ def reward_bars(summaries: Sequence[Summary]) -> Figure:
     return figure
 
 
-def jct_cdf(records: Mapping[str, Sequence[RunRecord]], bounded: bool = True) -> Figure:
+def jct_cdf(
+    records: Mapping[str, Sequence[RunRecord]], bounded: bool = True, highlighted: Sequence[str] = ()
+) -> Figure:
     """Share of all jobs finished within a time (log) after their submit, one line per policy, and the bound if there
     is one."""
     figure, axes = new_figure()
     times = {
         policy: np.concatenate([completion_times(record.jobs) for record in runs]) for policy, runs in records.items()
     }
-    styles = line_styles(records)
+    styles = line_styles(records, highlighted)
     if bounded:
         bounds = [np.concatenate([record.jobs.alone_time for record in runs]) for runs in records.values()]
-        alone = min(bounds, key=np.sum)  # of policies that may choose batch sizes it is lower
-        times = {LOWER_BOUND: alone, **times}
-        styles[LOWER_BOUND] = {"color": BOUND_COLOUR, "linestyle": "--"}
+        times[LOWER_BOUND] = min(bounds, key=np.sum)  # of policies that may choose batch sizes it is lower
+        styles[LOWER_BOUND] = {"color": BOUND_COLOUR, "linestyle": "--", "linewidth": 1.2}
     finished = {policy: np.sort(jcts[np.isfinite(jcts)]) for policy, jcts in times.items()}
     for policy, jcts in finished.items():
         if len(jcts):
@@ -197,25 +213,60 @@ def jct_cdf(records: Mapping[str, Sequence[RunRecord]], bounded: bool = True) ->
     return figure
 
 
-def utilisation_over_time(records: Mapping[str, RunRecord], bins: int = 120) -> Figure:
-    """Share of the GPUs that were up held by jobs, one line per policy, averaged over short stretches of time."""
-    figure, axes = new_figure()
-    styles = line_styles(records)
-    spans = {policy: run_span(record) for policy, record in records.items()}
-    longest = max((end for _, end in spans.values() if np.isfinite(end)), default=0.0)
-    for policy, record in records.items():
-        start, end = spans[policy]
-        if not end > start:
-            continue
-        # All policies are averaged over the same stretch, so that short runs do not look noisier than long ones.
-        edges = np.linspace(start, end, max(2, round(bins * (end - start) / max(longest - start, 1e-9))) + 1)
-        used = np.append(utilisation(record, edges), 0.0)
-        axes.step((edges - start) / HOUR, used, where="post", label=policy, linewidth=1.4, alpha=0.9, **styles[policy])
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlim(left=0)
-    axes.set(ylim=(0, 1.03), xlabel="hours since the first submit", ylabel="GPUs used")
-    _legend(figure, axes)
+def side_by_side(records: Mapping[str, RunRecord], bins: int = 600) -> Figure:
+    """GPUs over time in the colours of their jobs, and below the jobs that wait: a column for the run of each policy.
+
+    All runs are of the same jobs. bins: columns of pixels.
+    """
+    figure = empty_figure(2 * WIDTH, 4.4)
+    panels = figure.subplots(2, len(records), sharex=True, sharey="row", squeeze=False, height_ratios=[3, 1])
+    ends = [run_span(record) for record in records.values()]
+    start, end = ends[0][0], max(end for _, end in ends)
+    if not end > start:
+        return figure
+    edges = np.linspace(start, end, bins + 1)
+    jct = {policy: completion_times(record.jobs) for policy, record in records.items()}
+    means = {policy: float(np.nanmean(times)) for policy, times in jct.items() if np.isfinite(times).any()}
+    scale = scale_for(METRIC["jct_mean"], means.values())
+    hours = (edges - start) / HOUR
+    for (policy, record), gpus, waiting in zip(records.items(), panels[0], panels[1], strict=True):
+        holder, waits = gpu_map(record, (edges[1:] + edges[:-1]) / 2)
+        colours = np.array([(1.0, 1.0, 1.0), *map(to_rgb, COLOURS)])
+        picture = colours[np.where(holder < 0, 0, 1 + holder % len(COLOURS))]
+        in_our_style(gpus)
+        in_our_style(waiting)
+        gpus.grid(visible=False)
+        gpus.imshow(picture, aspect="auto", origin="lower", interpolation="nearest",
+                    extent=(0.0, hours[-1], 0.0, float(len(holder))))  # fmt: skip
+        gpus.set_title(policy, loc="left", fontsize=11, fontweight="bold", color=INK)
+        gpus.set_title(f"mean JCT {scale.number(means.get(policy, math.nan))} {scale.unit}", loc="right",
+                       fontsize=11, color=INK)  # fmt: skip
+        waiting.stairs(waits, hours, fill=True, color=REST)
+        waiting.set(xlabel="hours", xlim=(0.0, hours[-1]))
+        waiting.xaxis.set_major_locator(MaxNLocator(5))
+        waiting.yaxis.set_major_locator(MaxNLocator(2, integer=True))
+    panels[0][0].set_ylabel("GPU")
+    panels[1][0].set(ylabel="jobs waiting", ylim=(0, None))  # of all columns, once they are drawn
     return figure
+
+
+def gpu_map(record: RunRecord, times: FloatArray) -> tuple[IntArray, IntArray]:
+    """Return the numbers of the jobs that hold GPUs, and how many jobs wait, at ascending `times` [T] s.
+
+    The first is [GPUs, T], in order of submission, wherever the jobs really are, and -1 if idle; the second is [T].
+    """
+    jobs, changes = record.jobs, record.changes
+    order = np.argsort(changes.time, kind="stable")
+    upto = np.searchsorted(changes.time[order], times, side="right")
+    held, before = np.zeros(len(jobs.names), dtype=np.int64), 0
+    holder, waiting = np.full((record.capacity, len(times)), -1), np.zeros(len(times), dtype=np.int64)
+    for at, (time, end) in enumerate(zip(times, upto, strict=True)):
+        latest = order[before:end]
+        held[changes.job[latest]], before = changes.gpus[latest], end
+        column = np.repeat(np.arange(len(held)), held)[: record.capacity]  # GPUs may be shared, or have come later
+        holder[: len(column), at] = column
+        waiting[at] = np.count_nonzero((jobs.submit_time <= time) & ~(jobs.finish_time <= time) & (held == 0))
+    return holder, waiting
 
 
 def gantt(record: RunRecord, seconds: float | None = None) -> Figure:
@@ -246,16 +297,18 @@ def gantt(record: RunRecord, seconds: float | None = None) -> Figure:
     return figure
 
 
-def gpus_against_accuracy(records: Mapping[str, Sequence[RunRecord]], bins: int = 20) -> Figure:
+def gpus_against_accuracy(
+    records: Mapping[str, Sequence[RunRecord]], highlighted: Sequence[str] = (), bins: int = 20
+) -> Figure:
     """Mean GPUs held while passing each stage of the accuracy gain, one line per policy."""
     figure, axes = new_figure()
-    styles = line_styles(records)
+    styles = line_styles(records, highlighted)
     middles = (np.arange(bins) + 0.5) / bins
     for policy, runs in records.items():
         parts = [gpus_by_accuracy(record, bins) for record in runs]
         sums, weights = sum(p[0] for p in parts), sum(p[1] for p in parts)
         held = np.divide(sums, weights, out=np.full(bins, np.nan), where=np.asarray(weights) > 0)
-        axes.plot(middles, held, marker="o", markersize=3.5, label=policy, **styles[policy])
+        axes.plot(middles, held, marker="o", markersize=3, label=policy, **styles[policy])
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set(xlim=(0, 1), xlabel="share of the accuracy gain reached", ylabel="mean GPUs per job")
@@ -308,9 +361,9 @@ def write_plots(plots: Sequence[Plot], folder: Path) -> None:
             unfinished.write_bytes(png(plot.figure))
 
 
-def new_figure(height: float = 3.7) -> tuple[Figure, Axes]:
+def new_figure(height: float = 3.3) -> tuple[Figure, Axes]:
     """An empty plot in the common style."""
-    figure = empty_figure(6.8, height)
+    figure = empty_figure(WIDTH, height)
     axes = figure.add_subplot()
     in_our_style(axes)
     return figure, axes
@@ -348,10 +401,15 @@ def _fit_bars(axes: Axes) -> None:
 def _legend(figure: Figure, axes: Axes) -> None:
     """Legend above the plot, so that it never hides a line."""
     handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        columns = math.ceil(len(labels) / math.ceil(len(labels) / 5))
-        figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False,
-                      fontsize=9, labelcolor=INK, handlelength=1.8, columnspacing=1.4)  # fmt: skip
+    entries: dict[str, Artist] = dict(zip(labels, handles, strict=True))
+    grey = [label for label, handle in entries.items() if isinstance(handle, Line2D) and handle.get_color() == REST]
+    if len(grey) > 1:
+        entries[f"{len(grey)} other policies"] = entries[grey[0]]
+        entries = {label: handle for label, handle in entries.items() if label not in grey}
+    if entries:
+        columns = math.ceil(len(entries) / math.ceil(len(entries) / 4))
+        figure.legend(list(entries.values()), list(entries), loc="outside upper left", ncols=columns, frameon=False,
+                      fontsize=9, labelcolor=INK, handlelength=1.4, columnspacing=1.1)  # fmt: skip
 
 
 def _error(interval: Interval) -> FloatArray:

@@ -13,10 +13,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS, Scale, heading, scale_for
 from rlpto.evaluation.plots import Plot, png
 from rlpto.evaluation.statistics import LEVEL
-from rlpto.evaluation.tables import Results, Summary, column_scale, warnings
+from rlpto.evaluation.tables import KEY_METRICS, Results, Summary, column_scale, signed_interval, warnings
 
-PAIRED_METRICS = ("reward", "jct_mean", "jct_p95", "queueing_high", "gpu_hours")
-"""Metrics of the table of paired differences."""
+SHOWN_METRICS = ("jct_mean", "jct_p95", "queueing_high", "utilisation", "gpu_hours", "rescales_per_job")
+"""Metrics of the table of policies, beside the reward; `Results.key_metrics` adds those of special workloads."""
+PAIRED_METRICS = ("jct_mean", "jct_p95", "queueing_high", "gpu_hours")
+"""Metrics of the table of paired differences, beside the reward."""
 
 
 @dataclass(frozen=True)
@@ -34,23 +36,25 @@ class About:
 
 def report_html(results: Results, plots: Sequence[Plot], about: About) -> str:
     """The report as text: styles and images included, no script and no reference to anything outside."""
+    shown = [*SHOWN_METRICS, *(name for name in results.key_metrics if name not in KEY_METRICS)]
     compared = {name: {c.policy: c for c in found} for name, found in results.comparisons.items()}
     scales = {metric.name: column_scale(results, metric.name) for metric in METRICS}
     paired_scales = {
         name: scale_for(METRIC[name], [c.difference.estimate for c in compared[name].values()])
-        for name in PAIRED_METRICS
+        for name in ("reward", *PAIRED_METRICS)
     }
     template = _environment().get_template("report_template.html")
     return template.render(
         results=results,
+        headline=headline(results),
         about=about,
         plots=plots,
         warnings=warnings(results),
         cells=results.cells[results.cells["policy"] == results.policies[0].policy],
         level=f"{LEVEL:.0%}",
         scales=scales,
-        heads={name: _head(name, scales[name]) for name in results.key_metrics},
-        best={name: _best(results.policies, name) for name in results.key_metrics},
+        heads={name: _head(name, scales[name]) for name in shown},
+        best={name: _best(results.policies, name) for name in ("reward", *shown)},
         compared=compared,
         paired_scales=paired_scales,
         paired_heads={name: _head(name, paired_scales[name]) for name in PAIRED_METRICS},
@@ -58,6 +62,26 @@ def report_html(results: Results, plots: Sequence[Plot], about: About) -> str:
         heading=heading,
         lower_bound=LOWER_BOUND,
     )
+
+
+def headline(results: Results) -> str:
+    """Return the result as one sentence: how the highlighted policy compares with the reference in reward."""
+    policy, *others = results.highlighted
+    found = next((c for c in results.comparisons["reward"] if c.policy == policy), None)
+    if found is None or not found.difference.samples:
+        reward = next(one.mean["reward"] for one in results.policies if one.policy == policy)
+        text = signed_interval(reward, scale_for(METRIC["reward"], [reward.estimate])).replace("+", "")
+        return f"{policy} earns a reward of {text}"
+    cells = results.cells[results.cells["policy"] == policy]
+    runs = "window" if cells["seed"].nunique() == 1 else "run"
+    count = f"{len(cells)} {runs}{'s' if len(cells) > 1 else ''}"
+    if found.verdict == "equal":
+        return f"{policy} earns the same reward as {others[0]} in {'all ' if len(cells) > 1 else ''}{count}"
+    change = signed_interval(found.difference, scale_for(METRIC["reward"], [found.difference.estimate]))
+    ahead = f"ahead in {found.wins} of {count}" + (f", equal in {found.ties}" if found.ties else "")
+    unclear = "" if found.verdict in ("better", "worse") else ", which may be chance"
+    than = "over" if found.difference.estimate > 0 else "against"
+    return f"{policy} {change} reward {than} {others[0]}, {ahead}{unclear}"
 
 
 @lru_cache(maxsize=1)

@@ -100,6 +100,13 @@ class Results:
         return [summary for summary in self.summaries if not summary.is_bound]
 
     @property
+    def highlighted(self) -> tuple[str, ...]:
+        """The policy that a reader looks for, and the reference: the best agent, or else the best other policy."""
+        others = [summary.policy for summary in self.policies if summary.policy != self.reference]
+        agents = [policy for policy in others if policy.startswith("agent")]
+        return (*(agents or others)[:1], self.reference)
+
+    @property
     def unfinished(self) -> bool:
         """True if a policy has left jobs unfinished."""
         return any(summary.mean["unfinished"].estimate > 0 for summary in self.policies)

@@ -32,6 +32,7 @@ from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.performance.tables import ONE_KIND
 from rlpto.planning.predictor import THREAD_SHARE, Predictor, predict, prediction_settings
 from rlpto.planning.snapshot import take_snapshot
+from rlpto.policies.spec import policy_label
 from rlpto.policies.switching import switching
 from rlpto.ray_cluster.messages import raised_in
 from rlpto.ray_cluster.nodes.local import LocalCluster
@@ -326,9 +327,11 @@ def session_of(folder: Path, cell: Cell) -> str:
 
 
 def session_folder(folder: Path, cell: Cell) -> Path:
-    """Where a cell's session database, checkpoints, tables and curves are."""
-    words = re.sub(r"[^\w.-]+", "-", f"{cell.policy}-{cell.window}-{cell.seed}")[:60]
-    return folder / SESSIONS / f"{words}-{cell.key[:8]}"
+    """Where a cell's session database, checkpoints, tables and curves are: POLICY-WINDOW-SEED, with a part of the
+    cell's key if that could name another cell too."""
+    name = re.sub(r"[^\w.-]+", "-", f"{policy_label(cell.policy)}-{cell.window}-{cell.seed}")[:60]
+    plain = re.fullmatch(r"\w{1,25}", cell.policy) and re.fullmatch(r"[\w.-]{1,25}", cell.window)
+    return folder / SESSIONS / (name if plain else f"{name}-{cell.key[:8]}")
 
 
 def failures(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from rlpto.agents.archive import NOT_TRAINED
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.settings import BEST, LAST
 from rlpto.agents.training import train
-from rlpto.agents.training_loop import EVENTS, HISTORY, Status, TrainingResult
+from rlpto.agents.training_loop import BASELINES, EVENTS, HISTORY, Status, TrainingResult
 from rlpto.agents.window_training import WEIGHTS, train_on_windows
 from rlpto.envs.episodes import EnvSetup
 from rlpto.experiments.config import Config, load_config
@@ -193,8 +193,8 @@ def how_to_go_on(folder: Path, kept: str = "") -> str:
 def _remove_training(folder: Path) -> None:
     """Remove what a training has written, and its seeds'."""
     for run in members(folder):
-        for name in (BEST, LAST, HISTORY, WEIGHTS):
-            (run / name).unlink(missing_ok=True)
-        shutil.rmtree(run / EVENTS, ignore_errors=True)
+        for path in (*(run / name for name in (BEST, LAST, HISTORY, WEIGHTS)), *run.glob(EVENTS)):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(run / BASELINES, ignore_errors=True)
         if run != folder:
             shutil.rmtree(run)

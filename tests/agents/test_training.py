@@ -133,14 +133,14 @@ def test_tensorboard_shows_what_a_training_is_about_and_nothing_is_written_elsew
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     train_small(tmp_path / "run")
     assert list((tmp_path / "temporary").iterdir()) == []
-    events = EventAccumulator(str(tmp_path / "run/tensorboard"))
+    events = EventAccumulator(str(tmp_path / "run"))
     events.Reload()
     scalars = set(events.Tags()["scalars"])
-    validated = ("reward", "jct_mean", "makespan", "utilisation", "queueing_high", "rescales_per_job")
+    validated = ("mean_reward", "jct_mean", "makespan", "utilisation", "queueing_high", "rescales_per_job")
     assert {
-        *(f"episode/{name}_per_hour" for name in ("reward", *REWARD_PARTS)),
-        *(f"validation/{name}" for name in validated),
-        *("train/approx_kl", "train/value_loss", "time/fps", "rollout/ep_rew_mean"),
+        *(f"rollout/{name}_per_hour" for name in ("reward", *REWARD_PARTS)),
+        *(f"eval/{name}" for name in validated),
+        *("train/approx_kl", "train/loss", "train/learning_rate", "time/fps", "rollout/ep_rew_mean"),
     } <= scalars
 
 
@@ -238,7 +238,7 @@ def test_begins_with_the_agent_and_learns(agent: Path, tmp_path: Path) -> None:
     assert all(np.array_equal(first[name], array) for name, array in weights(agent).items())
     assert any(not np.array_equal(first[name], last[name]) for name in first)
     assert StartingAgent(tmp_path / LAST).trained.env.max_jobs == StartingAgent(agent).trained.env.max_jobs
-    assert list((tmp_path / "tensorboard").glob("events.*"))
+    assert list(tmp_path.glob("events.*"))
 
 
 def test_stops_within_a_rollout_and_goes_on_from_the_last_update(agent: Path, tmp_path: Path) -> None:

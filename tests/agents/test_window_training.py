@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -29,6 +30,7 @@ from rlpto.io.errors import CheckpointError
 from rlpto.policies.bonus_network import NETWORK_SIZE
 from rlpto.policies.index import Index, IndexOptions
 from rlpto.policies.index_weights import STEERING_FEATURES, VECTOR_SIZES, IndexWeights, load_weights
+from rlpto.policies.rigid import Fifo
 from tests.agents.helpers import IDENTITY, make_setup, schedule, validation_of, workload
 from tests.agents.helpers import train_small as decide_small
 from tests.agents.test_training import stop_after
@@ -216,8 +218,31 @@ def test_it_does_not_go_on_learning_on_real_jobs(trained: Path) -> None:
         StartingAgent(trained / "best.zip")
 
 
-def test_tensorboard_shows_gains_and_parts_of_the_reward(trained: Path) -> None:
-    events = EventAccumulator(str(trained / "tensorboard"))
+def read_events(folder: Path) -> EventAccumulator:
+    events = EventAccumulator(str(folder))
     events.Reload()
-    assert {"train/gain", "validation/gain", "validation/reward_time"} <= set(events.Tags()["scalars"])
-    assert [event.step for event in events.Scalars("train/gain")] == [8, 16, 24, 32, 40, 48]
+    return events
+
+
+def test_tensorboard_has_the_usual_names_a_point_for_every_update_and_lines_of_baselines(trained: Path) -> None:
+    events = read_events(trained)
+    shown = {"rollout/ep_rew_mean", "train/loss", "train/learning_rate", "time/fps", "eval/gain", "eval/reward_time"}
+    assert shown <= set(events.Tags()["scalars"])
+    updates = [8, 16, 24, 32, 40, 48]
+    assert [event.step for event in events.Scalars("train/loss")] == updates
+    assert [event.step for event in events.Scalars("eval/mean_reward")] == [0, *updates]
+    chosen_from = pd.read_csv(trained / "validation.csv")
+    assert chosen_from["steps"].tolist() == [0, 16, 32, 48]
+    seen = {event.step: event.value for event in events.Scalars("eval/gain")}
+    assert [seen[step] for step in (0, 16, 32, 48)] == pytest.approx(chosen_from["gain"].tolist(), rel=1e-6)
+    (said,) = events.Tensors("step/text_summary")
+    assert b"the number of windows so far" in said.tensor_proto.string_val[0]
+
+    lines = {path.name: read_events(path).Scalars("eval/mean_reward") for path in (trained / "baselines").iterdir()}
+    assert lines.keys() == {"fifo", "index", "bound"}
+    assert all([point.step for point in line] == [0, 48] for line in lines.values())
+    level = {name: line[0].value for name, line in lines.items()}
+    assert level["bound"] > max(level["fifo"], level["index"])
+    for name, policy in (("fifo", Fifo()), ("index", Index())):
+        rewards = [schedule(policy, workload(seed).jobs, seed).decisions.reward.sum() for seed in (8, 9)]
+        assert level[name] == pytest.approx(np.mean(rewards), rel=1e-6)

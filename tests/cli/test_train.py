@@ -56,7 +56,7 @@ def test_from_training_to_an_exported_agent_that_is_evaluated(rlpto, project: Pa
     assert "192 steps, best validation reward per job" in answer.out
     run = project / "runs/small"
     names = {path.name for path in run.iterdir()}
-    assert {"best.zip", "last.zip", "tensorboard", "validation.csv", "config.resolved.yaml"} <= names
+    assert {"best.zip", "last.zip", "baselines", "validation.csv", "config.resolved.yaml"} <= names
     history = pd.read_csv(run / "validation.csv")
     assert history["steps"].tolist() == [0, 128, 192]
     assert {"reward_per_job", "jct_p99"} <= set(history.columns)

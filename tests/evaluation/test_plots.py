@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
-from rlpto.core.records import RunRecord
 from rlpto.evaluation.metrics import LOWER_BOUND, completion_times
 from rlpto.evaluation.plots import (
     Plot,
     all_plots,
     gantt,
+    gpu_map,
     gpus_against_accuracy,
     jct_cdf,
+    line_styles,
     png,
-    records_by_policy,
     reward_bars,
+    side_by_side,
     throughput_panels,
-    utilisation_over_time,
     write_plots,
 )
 from rlpto.evaluation.runner import FinishedCell
@@ -26,11 +26,6 @@ from rlpto.evaluation.tables import Results
 from rlpto.performance.profiles import large_profiles
 
 from .helpers import empty_record, tiny_record
-
-
-@pytest.fixture(scope="module")
-def records(finished: list[FinishedCell]) -> dict[str, list[RunRecord]]:
-    return records_by_policy(finished)
 
 
 def test_cdf_reaches_the_share_that_finished() -> None:
@@ -64,19 +59,40 @@ def test_gantt_has_a_bar_for_every_stretch_with_gpus(finish: float, span: float,
     assert axes.get_ylim()[0] > axes.get_ylim()[1], "the first job is on top"
 
 
-def test_utilisation_line_averages_to_the_metric(toy_results: Results, records: dict[str, list[RunRecord]]) -> None:
-    figure = utilisation_over_time({policy: runs[0] for policy, runs in records.items()})
-    cells = toy_results.cells.set_index(["policy", "window", "seed"])["utilisation"]
-    for line in figure.axes[0].get_lines():
-        values = np.asarray(line.get_ydata(), dtype=float)[:-1]
-        assert values.mean() == pytest.approx(cells[str(line.get_label()), "w0", 0])
+def test_every_gpu_shows_the_job_that_holds_it_and_waiting_jobs_are_counted() -> None:
+    holder, waiting = gpu_map(tiny_record(), np.array([25.0, 75.0, 150.0, 250.0, 400.0]))
+    assert holder.T.tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [1, 1, -1, -1], [2, 2, 2, 2], [-1] * 4]
+    assert waiting.tolist() == [0, 1, 1, 0, 0]
+    half_free = gpu_map(tiny_record(capacity=2), np.array([25.0]))
+    assert half_free[0].T.tolist() == [[0, 0]], "no more than there are"
+
+
+def test_two_policies_stand_side_by_side_with_their_mean_times() -> None:
+    runs = {"agent": tiny_record((100.0, 200.0, 290.0)), "fifo": tiny_record(changes=empty_record().changes)}
+    upper, lower = np.split(np.array(side_by_side(runs).axes), 2)
+    assert [axes.get_title(loc="left") for axes in upper] == ["agent", "fifo"]
+    assert [axes.get_title(loc="right") for axes in upper] == ["mean JCT 180.0 s", "mean JCT 200.0 s"]
+    assert upper[0].get_xlim() == upper[1].get_xlim()
+    assert all(axes.get_ylim()[1] >= 3 for axes in lower), "up to three jobs wait under fifo"
+    left, right = (axes.get_images()[0].get_array() for axes in upper)
+    assert len(np.unique(left[:, :, 0])) > 2
+    assert (right == 1.0).all(), "no job holds a GPU"
+
+
+def test_among_many_policies_only_the_highlighted_ones_have_a_colour() -> None:
+    names = ["a", "b", "c", "d", "e", "f"]
+    colours = {name: style["color"] for name, style in line_styles(names, ("e", "b")).items()}
+    assert len(set(colours.values())) == 3
+    assert colours["a"] == colours["f"] not in (colours["e"], colours["b"])
+    assert len({style["color"] for style in line_styles(names[:5], ("e", "b")).values()}) == 5
+    figure = jct_cdf({name: [tiny_record()] for name in names}, highlighted=("e", "b"))
+    assert {text.get_text() for text in figure.legends[0].texts} == {"e", "b", "4 other policies", LOWER_BOUND}
 
 
 def test_plots_survive_runs_in_which_nothing_happens() -> None:
     runs = {"a": [empty_record()], "b": [empty_record()]}
-    still = utilisation_over_time({"a": empty_record()})
-    figures = (jct_cdf(runs), gpus_against_accuracy(runs), gantt(empty_record()), still)
-    for figure in figures:
+    figures = (jct_cdf(runs), gpus_against_accuracy(runs), gantt(empty_record()))
+    for figure in (*figures, side_by_side({"a": empty_record()})):
         assert png(figure).startswith(b"\x89PNG")
 
 
@@ -86,7 +102,7 @@ def test_plots_are_written_and_reproducible(
     write_plots(toy_plots, tmp_path / "a")
     write_plots(all_plots(toy_results, finished), tmp_path / "b")
     first, again = ({path.stem: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in "ab")
-    assert first.keys() == {"reward", "jct_cdf", "utilisation", "gantt", "gpus_by_accuracy"}
+    assert first.keys() == {"reward", "side_by_side", "jct_cdf", "gpus_by_accuracy"}
     assert again == first
 
 

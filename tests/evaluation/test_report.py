@@ -1,6 +1,7 @@
 """The report is one file that says everything and needs nothing."""
 
 import base64
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -8,9 +9,9 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from rlpto.evaluation.metrics import LOWER_BOUND, METRICS
+from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
 from rlpto.evaluation.plots import Plot
-from rlpto.evaluation.report import About, report_html
+from rlpto.evaluation.report import About, headline, report_html
 from rlpto.evaluation.runner import Cell, FinishedCell, evaluate
 from rlpto.evaluation.tables import Results, results
 
@@ -66,7 +67,7 @@ def test_nothing_is_loaded_from_outside_and_every_image_is_embedded(html: str) -
     for outside in ("http:", "https:", "url(", "@import"):
         assert outside not in html
     images = [attributes for tag, attributes in page.tags if tag == "img"]
-    assert len(images) == 5
+    assert len(images) == 4
     for image in images:
         kind, _, data = (image["src"] or "").partition(",")
         assert kind == "data:image/png;base64"
@@ -91,6 +92,45 @@ def test_without_a_bound_nothing_names_it(finished: list[FinishedCell]) -> None:
     assert LOWER_BOUND not in text
     assert "online, shared fits, remaining learnt (policies see what was fitted" in " ".join(text.split())
     assert "alone on the cluster" not in text.partition("What the figures mean")[0]
+
+
+def found_of(rewards: dict[str, dict[str, float]], reference: str | None = None) -> Results:
+    """Results of policies from their reward in each window."""
+    cells = [
+        FinishedCell(Cell(policy, window, 0), dict.fromkeys(METRIC, 1.0) | {"reward": reward}, {}, Path())
+        for policy, mine in rewards.items()
+        for window, reward in mine.items()
+    ]
+    return results(cells, "online", reference)
+
+
+def test_the_result_is_one_sentence() -> None:
+    base, eight = {f"w{i}": 10.0 * i for i in range(8)}, range(8)
+    better = {f"w{i}": 10.0 * i + 2 + i % 2 for i in eight}
+    said = headline(found_of({"fifo": base, "agent": better, "last": base}, "fifo"))
+    assert said == "agent +2.50 [+2.00, +3.00] reward over fifo, ahead in 8 of 8 windows"
+    worse = {f"w{i}": 10.0 * i + (1 if i in (0, 2, 4) else -1) for i in eight}
+    said = headline(found_of({"fifo": base, "las": worse}))
+    assert said.startswith("las -0.25 [")
+    assert said.endswith("] reward against fifo, ahead in 3 of 8 windows, which may be chance")
+    assert headline(found_of({"fifo": base, "las": base})) == "las earns the same reward as fifo in all 8 windows"
+    one = {"w": 3.0}
+    assert headline(found_of({"fifo": one})) == "fifo earns a reward of 3.00"
+    alone = headline(found_of({"fifo": one, "las": {"w": 4.0}}))
+    assert alone == "las +1.00 reward over fifo, ahead in 1 of 1 window, which may be chance"
+
+
+def test_the_result_and_the_reward_come_first_and_both_tables_are_in_one_order(html: str, toy_results: Results) -> None:
+    places = [html.index(part) for part in (
+        'class="result"', 'id="reward"', "Policies, best reward first", "Paired differences",
+        'id="side_by_side"', "What was run", "What the figures mean",
+    )]  # fmt: skip
+    assert places == sorted(places)
+    first, _, paired, *_ = re.findall(r"<tbody>(.*?)</tbody>", html, re.DOTALL)
+    rows, others = (re.findall(r"<tr[^>]*><th>(.*?)</th>", body) for body in (first, paired))
+    assert [row for row in rows if row not in (LOWER_BOUND, toy_results.reference)] == others
+    assert "prefers-color-scheme: dark" in html
+    assert "<details open" not in html.partition("What was run")[2]
 
 
 HOSTILE = """<script>alert("1")</script>'&{{ 7 * 7 }}"""

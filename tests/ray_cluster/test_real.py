@@ -125,8 +125,8 @@ def test_jobs_train_to_their_end_under_predictions(tmp_path: Path, monkeypatch: 
     assert "no_predictions" not in dict(row[:2] for row in read_table(own / DATABASE, "facts")[1])
     curves = EventAccumulator(str(own))
     curves.Reload()
-    assert curves.Scalars("jobs/a/progress")[-1].value > 5.0
-    assert len({curve.step for curve in curves.Scalars("reward/sum")}) >= 2
+    assert curves.Scalars("ray_jobs/a/progress")[-1].value > 5.0
+    assert len({curve.step for curve in curves.Scalars("ray_reward/sum")}) >= 2
     assert predicted
     for rows in predicted:
         assert all(row.finish is not None and row.finish > max(row.start or 0.0, row.as_of) for row in rows)

@@ -264,6 +264,17 @@ def test_what_an_earlier_session_was_switched_to_is_compiled_before_jobs_are_sch
     assert restored_policies(tmp_path, cells) == ["srtf"]
 
 
+def test_sessions_are_called_by_policy_window_and_seed_and_none_like_another(tmp_path: Path) -> None:
+    def name(*cell: Any) -> str:
+        return session_folder(tmp_path, Cell(*cell)).name
+
+    assert name("las", "jobs", 0) == "las-jobs-0"
+    assert name("index:label=agent,weights=a/b.yaml", "jobs", 0).startswith("agent-jobs-0-")
+    several = [("index:label=agent,weights=a/b.yaml", "w"), ("index:label=agent,weights=a/c.yaml", "w"), ("las", "w/x")]
+    several += [("las", "w-x"), ("las" * 9, "w" * 40), ("las" * 9, "w" * 41), ("index:label=las-w", "x")]
+    assert len({name(*cell, 0) for cell in several}) == len(several)
+
+
 def test_what_was_raised_follows_the_frames_of_a_traceback() -> None:
     trace = "Traceback\n  File ...\n    f()\nValueError: no good\n"
     assert raised_in(trace) == raised_in(f"{trace}second line\nthird") == "ValueError: no good"

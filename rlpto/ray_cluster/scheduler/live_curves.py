@@ -29,8 +29,9 @@ REPORTED = "loss", "accuracy", "progress", "samples_per_second", "noise_scale"
 class LiveCurves:
     """TensorBoard scalars of one session; the step of all of them is the second of the session.
 
-    jobs/NAME/...: loss, accuracy, progress [epochs], GPUs held, samples_per_second, noise_scale. cluster/...: GPUs up
-    and held, jobs active. reward/...: the reward since this scheduler began, in all and in its parts.
+    ray_jobs/NAME/...: loss, accuracy, progress [epochs], GPUs held, samples_per_second, noise_scale. ray/...: GPUs up
+    and held, jobs active. ray_reward/...: the reward since this scheduler began, in all and in its parts. In
+    alphabetical order, as TensorBoard shows them, they come after the agents' eval/...
     folder: of the events. weights: of the reward. say: called with one line when the disk refuses them.
     """
 
@@ -46,7 +47,7 @@ class LiveCurves:
             if report is None:
                 continue
             curves = {name: getattr(report, name) for name in REPORTED}
-            self._write(f"jobs/{job.name}", {**curves, "gpus": float(cluster.columns.held[number])}, step)
+            self._write(f"ray_jobs/{job.name}", {**curves, "gpus": float(cluster.columns.held[number])}, step)
         held, active = cluster.columns.held, cluster.columns.active
         counts = {
             "jobs_running": float(np.count_nonzero(active & (held > 0))),
@@ -55,10 +56,10 @@ class LiveCurves:
             "gpus_held": float(held.sum()),
             "rescales": float(cluster.store.rescales.sum()),
         }
-        self._write("cluster", counts, step)
+        self._write("ray", counts, step)
         parts = reward_terms(cluster.columns.totals, self._weights)[0]
         reward = {"sum": float(parts.sum()), **dict(zip(REWARD_PARTS, parts.tolist(), strict=True))}
-        self._write("reward", reward, step)
+        self._write("ray_reward", reward, step)
 
     def _write(self, group: str, values: Mapping[str, float], step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
