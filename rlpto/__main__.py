@@ -1,0 +1,6 @@
+"""`python -m rlpto`: the command where `rlpto` is not on PATH."""
+
+from rlpto.cli.main import run
+
+if __name__ == "__main__":
+    run()
