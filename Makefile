@@ -60,8 +60,8 @@ results: $(VENV)/.installed  ## train agents, compare them with everything, writ
 systems: $(VENV)/.installed  ## measure the published systems and small studies, write their tables (hours; resumable)
 	$(BIN)/python benchmarks/study.py $(SYSTEMS)
 
-docs: $(VENV)/.docs  ## make the documentation site: site/index.html
-	$(BIN)/python .ci/docs.py
+docs: $(VENV)/.docs  ## make the documentation site: site/index.html; PICTURES=0: without the schedule of every policy
+	$(BIN)/python .ci/docs.py $(if $(filter 0,$(PICTURES)),--no-pictures)
 	$(BIN)/zensical build --strict
 
 dist: $(VENV)/.dev  ## build the source distribution and the wheel, and check both: dist/

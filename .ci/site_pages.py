@@ -1,7 +1,9 @@
 """Pages of the site that are made of results: one for each case of rlpto-bench, and the gallery of policies."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
+from math import inf
 from pathlib import Path
 
 from rlpto.bench.leaderboard import ABOUT, HEADINGS, Entry
@@ -12,7 +14,7 @@ from rlpto.evaluation.metrics import completion_times
 from rlpto.evaluation.plots import gantt, png
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.markdown import markdown_table
-from rlpto.policies.registry import is_complete, options_of
+from rlpto.policies.registry import available, is_complete, options_of
 from rlpto.policies.spec import parse_spec
 from rlpto.workloads.frozen import read_jobs
 
@@ -34,6 +36,18 @@ CHANGED: dict[str, dict[str, object]] = {
 """What a policy uses if a change of knowledge changes its schedule."""
 SPECS = {"pretrained": "pretrained:synthetic_time"}
 """Specs shown of policies whose name alone is not complete."""
+GALLERY = f"""
+## Each policy, on the same {HOURS} hours
+
+A picture shows the first {HOURS} hours of window `{WINDOW}` of case `{SHOWN}`. Every job is a row, in order of
+submission: a thin line while it waits, bars while it holds GPUs. The mean JCT is over the whole window.
+
+**Uses** says which knowledge changes the schedule of a policy in this window. It is measured by two more runs:
+*speeds*, with errors in the speeds that policies see (`knowledge.mode: noisy`, `remaining_sigma: 0`); *lengths*, with
+unknown remaining work (`knowledge.remaining: unknown`). `gavel` uses speeds only to compare GPU types, and this
+cluster has one type.
+"""
+CASES = "\nThe page of a case has both of its divisions: ids, commands, jobs, and the scores of all submissions.\n"
 NOT_SHIPPED = "\nThey do not ship: [where they are from](../workloads.md#catalogue).\n"
 Entries = Mapping[str, list[Entry]]
 
@@ -76,7 +90,7 @@ def case_pages(entries: Entries) -> dict[str, str]:
         best = [" ".join(scores_of(one, entries)[0]) if scores_of(one, entries) else "" for one in both]
         span = f"{min(counts)} to {max(counts)}" if counts else "not shipped"
         listed.append([f"[{case.id}]({case.id}.md)", str(workload["load"]), cluster, windows, span, *best])
-    return pages | {"cases/README": table(*listed)}
+    return pages | {"cases/README": CASES + table(*listed)}
 
 
 def division(case: Case, entries: Entries) -> str:
@@ -95,32 +109,62 @@ def division(case: Case, entries: Entries) -> str:
     )
 
 
-def gallery(entries: Entries, folder: Path, policies: Mapping[str, PolicyClass]) -> str:
-    """The page of policies. entries: of the leaderboard. Pictures are written to `folder`/policies."""
-    (folder / "policies").mkdir(parents=True, exist_ok=True)
-    base, listed, sections = find_case(SHOWN).config(), [["policy", "uses", "realistic", "exact", "mean JCT [h]"]], ""
-    known = [base.knowledge.model_copy(update=change) for change in [{}, *CHANGED.values()]]
-    experiments = [Experiment(base.model_copy(update={"knowledge": one})) for one in known]
+def own_policies() -> dict[str, PolicyClass]:
+    """RLPTO's policies by name, without plug-ins that happen to be installed."""
+    found = available(broken=lambda _: None)
+    return {name: policy for name, policy in found.items() if policy.__module__.startswith("rlpto.")}
+
+
+def policy_table(entries: Entries, policies: Mapping[str, PolicyClass]) -> str:
+    """The table of docs/policies.md: best scores on the board first, then policies that are not on it."""
+    best = {name: [board(name, entries[division]) for division in HEADINGS] for name in policies}
+    ranked = sorted(policies, key=lambda name: [-score for score in best[name]])
+    scores = {name: ["no entry" if score == -inf else f"{score:.1f}" for score in best[name]] for name in ranked}
+    rows = [[f"`{name}`", policies[name].summary, *scores[name]] for name in ranked]
+    return table(["policy", "what it does", *HEADINGS], *rows)
+
+
+def board(policy: str, entries: list[Entry]) -> float:
+    """The best score of a policy's complete submissions, -inf without one."""
+    ranked = [entry for entry in entries if entry.ranked]
+    mine = [entry for entry in ranked if parse_spec(entry.card.policies[0]).first.name == policy]
+    return max((entry.scores.interval[0] for entry in mine), default=-inf)
+
+
+def gallery(policies: Mapping[str, PolicyClass], folder: Path | None, say: Callable[[str], None]) -> str:
+    """What the site says of each policy. Pictures are written to `folder`/policies; None: there are none.
+
+    say: shows which policy is run.
+    """
+    page = GALLERY if folder else "\n## Each policy\n"
     for name, policy in policies.items():
-        uses, jct, picture, spec = "", "", "", SPECS.get(name, name)
-        if is_complete(policy) or name in SPECS:
-            runs = [experiment.run_policy(experiment.policy(spec), WINDOW, base.seed) for experiment in experiments]
-            schedule, *others = (run.jobs.finish_time.tobytes() for run in runs)
-            changes = zip(CHANGED, others, strict=True)
-            uses = ", ".join(what for what, other in changes if other != schedule) or "neither"
-            jct = f"{completion_times(runs[0].jobs).mean() / 3600:.2f}"
-            (folder / "policies" / f"{name}.png").write_bytes(png(gantt(runs[0], HOURS)))
-            picture = f"Uses: {uses}.\n\n![Jobs under {spec}](policies/{name}.png)\n\n`{spec}`: mean JCT {jct} h\n"
-        sections += f"\n## {name}\n\nWhat it does: {policy.summary}.\nSource: {policy.source}. {picture}\n"
-        if options := [[f"`{key}`", f"`{value}`" if value else "", said] for key, value, said in options_of(policy)]:
-            sections += "<details markdown><summary>Options</summary>\n"
-            sections += table(["option", "default", "meaning"], *options) + "\n</details>\n"
-        listed.append([f"[{name}](#{name})", uses, *(", ".join(board(name, entries[one])) for one in HEADINGS), jct])
-    return table(*listed) + sections
+        page += f"\n### {name}\n\n{policy.summary[0].upper()}{policy.summary[1:]}. Source: {policy.source}.\n"
+        if folder and (is_complete(policy) or name in SPECS):
+            say(f"schedule of {name}")
+            page += schedule(name, SPECS.get(name, name), folder / "policies")
+        if options := [[f"`{key}`", f"`{value or 'none'}`", said] for key, value, said in options_of(policy)]:
+            page += "\n<details markdown><summary>Options</summary>\n"
+            page += table(["option", "default", "meaning"], *options) + "\n</details>\n"
+    return page
 
 
-def board(policy: str, entries: list[Entry]) -> Iterator[str]:
-    """Scores of a policy's complete submissions, with their names where these differ."""
-    for card, scores in ((entry.card, entry.scores) for entry in entries if entry.ranked):
-        if policy == parse_spec(card.policies[0]).first.name:
-            yield f"{scores.interval[0]:.1f}" + ("" if card.name == policy else f" ({card.name})")
+@cache
+def experiments() -> list[Experiment]:
+    """The case of the pictures, with exact knowledge and with each change of it."""
+    base = find_case(SHOWN).config()
+    known = [base.knowledge.model_copy(update=change) for change in [{}, *CHANGED.values()]]
+    return [Experiment(base.model_copy(update={"knowledge": one})) for one in known]
+
+
+def schedule(name: str, spec: str, folder: Path) -> str:
+    """What a policy uses, its mean JCT and its picture, from three runs of one window."""
+    runs = [one.run_policy(one.policy(spec), WINDOW, one.config.seed) for one in experiments()]
+    first, *others = (run.jobs.finish_time.tobytes() for run in runs)
+    uses = ", ".join(what for what, other in zip(CHANGED, others, strict=True) if other != first) or "neither"
+    jct = completion_times(runs[0].jobs).mean() / 3600
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.png").write_bytes(png(gantt(runs[0], HOURS * 3600)))
+    return (
+        f"Uses: {uses}. Mean JCT: {jct:.2f} h.\n\n<details markdown><summary>Schedule of `{spec}`</summary>\n\n"
+        f"![Jobs under {spec}](policies/{name}.png)\n\n</details>\n"
+    )
