@@ -1,8 +1,9 @@
 """Compilation by numba, with a cache on disk that cannot go stale.
 
-numba's own cache looks at the file of the function alone: change a function that others call, or a
-constant they import, and they keep running the old code from their cache. Here the cache lies in a
-folder named after a digest of all sources of compiled code.
+numba's own cache looks at the path and the contents of the function's file alone: change a function that others call,
+or a constant they import, and they keep running the old code from their cache; copy the project, and all is compiled
+again. Here the cache lies in a folder named after a digest of all sources of compiled code, and functions are found in
+it by module and qualified name. Every checkout, clone and installation with the same sources shares it.
 
 All that is used of numba beyond its public interface stands here; tested with version 0.68.1.
 """
@@ -13,15 +14,18 @@ import ast
 import hashlib
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from glob import glob
 from pathlib import Path
+from types import CodeType
 from typing import Any, TypeVar, cast
 
 import numba
 from numba.core.bytecode import FunctionIdentity
+from numba.core.caching import UserProvidedCacheLocator
 from numba.extending import register_jitable
 
 from rlpto.io.errors import CheckpointError
@@ -37,8 +41,14 @@ _CONFIG: Any = numba.config  # its attributes are made at run time, so type chec
 FunctionIdentity._unique_ids = iter(partial(secrets.randbits, 64), None)  # type: ignore[assignment]
 
 PACKAGE = Path(__file__).resolve().parents[1]
-NOT_COMPILED = frozenset(("agents", "cli", "evaluation", "experiments", "ray_cluster", "service", "store", "workloads"))
+NOT_COMPILED = frozenset(
+    {"agents", "arrivals", "bench", "cli", "client.py", "elastic"}
+    | {"evaluation", "experiments", "ray_cluster", "service", "store", "workloads"}
+)
 """Packages without compiled functions and constants of them; all others count, so no new package is missed."""
+
+KEPT_VERSIONS = 8
+"""Folders of machine code that stay in a cache, the last used first; a folder has some 50 MB."""
 
 
 def njit(**options: Any) -> Callable[[Function], Function]:
@@ -48,14 +58,16 @@ def njit(**options: Any) -> Callable[[Function], Function]:
     """
 
     def decorate(function: Function) -> Function:
-        before = _CONFIG.CACHE_DIR
-        _CONFIG.CACHE_DIR = cache_folder()
+        before = _CONFIG.CACHE_DIR, _CONFIG.CACHE_LOCATOR_CLASSES
+        folder = cache_folder()
+        _CONFIG.CACHE_DIR, _CONFIG.CACHE_LOCATOR_CLASSES = folder or "", f"{__name__}.{SourcesLocator.__name__}"
         try:
             # _nrt is set even where it is the default: otherwise a callee would inherit it from a `kernel`. Entry
             # points from C, for functions that are handed on as values, would be compiled for nothing.
-            compiled: Any = numba.njit(cache=True, **({"_nrt": True, "no_cfunc_wrapper": True} | options))(function)
+            defaults = {"_nrt": True, "no_cfunc_wrapper": True, "cache": folder is not None}
+            compiled: Any = numba.njit(**(defaults | options))(function)
         finally:
-            _CONFIG.CACHE_DIR = before
+            _CONFIG.CACHE_DIR, _CONFIG.CACHE_LOCATOR_CLASSES = before
         return cast(Function, compiled)
 
     return decorate
@@ -116,16 +128,70 @@ def _then(before: Callable[..., None], row: Callable[..., float], at: int) -> Ca
     return fill
 
 
+class SourcesLocator(UserProvidedCacheLocator):  # type: ignore[misc]  # numba is untyped
+    """The place of a function's machine code in `cache_folder`, and what tells it from other functions.
+
+    Functions of other packages (plug-ins) are not in the digest that names the folder: numba's rules hold for them.
+    """
+
+    def __init__(self, function: Any, file: str) -> None:
+        super().__init__(function, file)
+        self._ours = function.__module__.startswith(f"{PACKAGE.name}.")
+        if self._ours:
+            self._code = _code_digest(function)
+            self._cache_path = os.path.join(_CONFIG.CACHE_DIR, function.__module__)
+
+    def get_source_stamp(self) -> Any:
+        """A constant for our functions, since sources that differ have another folder."""
+        return "" if self._ours else super().get_source_stamp()
+
+    def get_disambiguator(self) -> str:
+        """What tells functions of one module and qualified name apart, such as two lambdas: their code, not lines."""
+        return self._code if self._ours else str(super().get_disambiguator())
+
+    def ensure_cache_path(self) -> None:
+        """Make the folder, which `cache_folder` has found to be writable."""
+        os.makedirs(self._cache_path, exist_ok=True)
+
+
+def _code_digest(function: Any) -> str:
+    """Digest of a function's code without its docstring and line numbers."""
+
+    def parts(code: CodeType) -> list[object]:
+        constants = [parts(one) if isinstance(one, CodeType) else one for one in code.co_consts]
+        return [code.co_code, code.co_names, code.co_freevars, [one for one in constants if one != function.__doc__]]
+
+    return hashlib.sha256(repr(parts(function.__code__)).encode()).hexdigest()[:12]
+
+
 @lru_cache(maxsize=1)
-def cache_folder() -> str:
-    """Folder of this version's machine code: in $NUMBA_CACHE_DIR, next to the package, or in the user's cache."""
-    if _CONFIG.CACHE_DIR:
-        folder = Path(_CONFIG.CACHE_DIR)
-    elif os.access(PACKAGE, os.W_OK):
-        folder = PACKAGE / "__pycache__"
-    else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlpto"
-    return str(folder / f"rlpto-{noted_digest(PACKAGE, folder / 'rlpto-sources')}")
+def cache_folder() -> str | None:
+    """Folder of this version's machine code, in $NUMBA_CACHE_DIR or the user's cache; None if neither can be written.
+
+    It is marked as used, and folders of versions that were used longest ago are deleted.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    parent = Path(_CONFIG.CACHE_DIR or Path(home, "rlpto"))
+    note = parent / f"sources-{hashlib.sha256(str(PACKAGE).encode()).hexdigest()[:16]}"
+    folder = parent / f"rlpto-{noted_digest(PACKAGE, note)}-numba-{numba.__version__}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.utime(folder)
+    except OSError:
+        return None
+    delete_old(parent)
+    return str(folder)
+
+
+def delete_old(parent: Path, kept: int = KEPT_VERSIONS) -> None:
+    """Delete all but the last used folders of machine code, and all but the newest notes of sources.
+
+    A process that still uses a deleted folder compiles again what it has not loaded yet.
+    """
+    for pattern, most in (("rlpto-*", kept), ("sources-*", 4 * kept)):
+        with suppress(OSError):  # another process deletes, too
+            for old in sorted(parent.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)[most:]:
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
 
 
 def noted_digest(package: Path, note: Path) -> str:
@@ -156,7 +222,7 @@ def sources_digest(package: Path) -> str:
         digest.update(f"{name}\0".encode())
         for node in ast.parse((package / name).read_bytes()).body:
             if _is_compiled_in(node):
-                digest.update(ast.dump(node).encode())
+                digest.update(ast.dump(_without_docstring(node)).encode())
     return digest.hexdigest()[:16]
 
 
@@ -167,3 +233,10 @@ def _is_compiled_in(node: ast.stmt) -> bool:
     if isinstance(node, ast.ClassDef):
         return any(isinstance(base, ast.Name) and base.id == "NamedTuple" for base in node.bases)
     return isinstance(node, ast.Assign | ast.AnnAssign)
+
+
+def _without_docstring(node: ast.stmt) -> ast.stmt:
+    """The statement without its docstring, which is not compiled."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+        node.body = node.body[1:]
+    return node

@@ -1,7 +1,9 @@
 """Compiled code: a cache that cannot go stale, and kernels that allocate nothing."""
 
+import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,14 @@ import numpy as np
 import pytest
 from numba.core.errors import NumbaError
 
-from rlpto.io.compiled import NOT_COMPILED, PACKAGE, cache_folder, kernel, njit, noted_digest, sources_digest
+from rlpto.io.compiled import (
+    NOT_COMPILED,
+    PACKAGE,
+    delete_old,
+    kernel,
+    noted_digest,
+    sources_digest,
+)
 
 
 def test_the_cache_is_another_one_once_any_source_has_changed(tmp_path: Path):
@@ -22,11 +31,13 @@ def test_the_cache_is_another_one_once_any_source_has_changed(tmp_path: Path):
     assert sources_digest(tmp_path) == before
     callee.write_text("RATE = 2")
     assert sources_digest(tmp_path) != before
-    compiled = "@njit()\ndef double(x):\n    return 2 * x\n"
+    compiled = "@njit()\ndef double(x):\n    'Twice.'\n    return 2 * x\n"
     callee.write_text(compiled + "def say():\n    return 'a'\n")
     before = sources_digest(tmp_path)
     callee.write_text("# a comment\n" + compiled + "def say():\n    return 'b'\n")
     assert sources_digest(tmp_path) == before, "what is not compiled does not count"
+    callee.write_text(compiled.replace("Twice", "Two times"))
+    assert sources_digest(tmp_path) == before, "docstrings do not count"
     callee.write_text(compiled.replace("2", "3"))
     assert sources_digest(tmp_path) != before
 
@@ -45,20 +56,94 @@ def test_the_digest_is_noted_until_a_source_changes(tmp_path: Path):
     assert noted_digest(package, note) == sources_digest(package)
 
 
-def test_packages_left_out_of_the_digest_compile_nothing():
-    marks = re.compile(r"@(njit|kernel|closure)\(|\bchained\(")
-    compiling = {p.relative_to(PACKAGE).parts[0] for p in PACKAGE.rglob("*.py") if marks.search(p.read_text("utf-8"))}
-    assert compiling & NOT_COMPILED == set()
-    assert {"core", "knowledge", "policies"} <= compiling
+def test_packages_left_out_of_the_digest_compile_nothing_and_no_compiled_code_uses_them():
+    marks = re.compile(r"@(njit|kernel|closure|helper)\(|\bchained\(")
+    compiling = {p.relative_to(PACKAGE): p.read_text("utf-8") for p in PACKAGE.rglob("*.py")}
+    compiling = {path: text for path, text in compiling.items() if marks.search(text)}
+    packages = {path.parts[0] for path in compiling}
+    assert packages & NOT_COMPILED == set()
+    assert {"core", "knowledge", "policies"} <= packages
+    for path, text in compiling.items():
+        imports = [node.module or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+        assert {name.removeprefix("rlpto.").split(".")[0] for name in imports} & NOT_COMPILED == set(), path
 
 
-def test_compiled_code_is_kept_in_the_folder_of_this_version():
-    @njit()
-    def doubled(values):
-        return values * 2
+DOUBLED = """
+from rlpto.io.compiled import njit
 
-    np.testing.assert_array_equal(doubled(np.arange(3)), [0, 2, 4])
-    assert any(Path(cache_folder()).rglob("*doubled*.nbi"))
+@njit()
+def doubled(x):
+    return 2 * x
+
+@njit()
+def both(x):
+    return doubled(x), halved(x)
+
+halved = njit()(lambda x: x / 2)
+twice = [njit()(lambda x: x.real), njit()(lambda x: x.imag)]
+"""
+
+CALL = """
+import sys; sys.path.insert(0, {place!r})
+from rlpto.core import doubling
+print(doubling.both(3), [one(4 + 5j) for one in doubling.twice])
+print([sum(one.stats.cache_hits.values()) for one in (doubling.both, *doubling.twice)])
+"""
+
+
+def test_a_copy_of_the_project_compiles_nothing_again(tmp_path: Path):
+    """Its files have another path and time; lines above a function have moved, and its docstring is another."""
+    hits = []
+    for place, text in (
+        ("one", DOUBLED),
+        (
+            "two",
+            "# more lines\n"
+            + DOUBLED.replace("2 * x", "'Twice.'\n    return 2 * x").replace("return 'Twice.'", "'Twice.'"),
+        ),
+    ):
+        package = tmp_path / place / "rlpto"
+        for name in (
+            "__init__.py",
+            "core/__init__.py",
+            "io/__init__.py",
+            "io/compiled.py",
+            "io/errors.py",
+            "io/files.py",
+        ):
+            target = package / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if (PACKAGE / name).is_file():
+                shutil.copyfile(PACKAGE / name, target)
+        (package / "core" / "doubling.py").write_text(text)
+        code = CALL.format(place=str(tmp_path / place))
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": ""}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+        value, hit = done.stdout.splitlines()
+        assert value == "(6, 1.5) [4.0, 5.0]"
+        hits.append(hit)
+    assert hits == ["[0, 0, 0]", "[1, 1, 1]"]
+
+
+def test_the_versions_used_last_stay_in_the_cache(tmp_path: Path):
+    for age in range(4):
+        (tmp_path / f"rlpto-{age}" / "rlpto.core").mkdir(parents=True)
+        os.utime(tmp_path / f"rlpto-{age}", (1e9 - age, 1e9 - age))
+    (tmp_path / "others").mkdir()
+    delete_old(tmp_path, kept=2)
+    assert {path.name for path in tmp_path.iterdir()} == {"rlpto-0", "rlpto-1", "others"}
+
+
+def test_code_is_compiled_without_a_cache_where_no_folder_can_be_written(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    code = "from rlpto.io.compiled import cache_folder, njit; print(cache_folder(), njit()(lambda x: 2 * x)(3))"
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path / "file")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout == "None 6\n"
 
 
 def test_a_kernel_that_allocates_does_not_compile():
