@@ -52,18 +52,23 @@ def blocks(page: str) -> Iterator[Block]:
 
 @dataclass
 class Script:
-    """lines: of a script for bash, as many as the page has. skipped: what is not run, as (line, command, reason)."""
+    """What is typed of a page.
+
+    lines: of a script for bash, numbered as in the page. skipped: what is not run, as (line, command, reason). wrong: what
+    cannot be understood.
+    """
 
     lines: list[str]
     skipped: list[tuple[int, str, str]] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
 
     def add(self, block: Block, slow: bool, has: Callable[[str], bool]) -> None:
-        """Add what is typed of a block. ValueError if it is neither typed nor marked, or a mark is wrong."""
+        """Add what is typed of a block."""
         parsed = [GRAMMAR.fullmatch(mark) for mark in block.marks]
         marks = [mark.groupdict() for mark in parsed if mark]
         for said, mark in zip(block.marks, parsed, strict=True):
             if not mark or (mark["verb"] in ("skip", "replace") and mark["text"] and mark["text"] not in block.text):
-                raise ValueError(f"line {block.line}: the mark {said!r} is unknown, or its text is not in the block")
+                self.wrong.append(f"line {block.line}: the mark {said!r} is unknown, or its text is not in the block")
         why = [str(mark["reason"]) for mark in marks if mark["verb"] == "skip" and not mark["text"]]
         why += [f"needs {mark['text']}" for mark in marks if mark["verb"] == "needs" and not has(mark["text"])]
         why += ["slow" for mark in marks if mark["verb"] == "slow" and not slow]
@@ -80,7 +85,8 @@ class Script:
         elif block.language == "text":
             return
         else:
-            raise ValueError(f"line {block.line}: expected the name of a file in the first line, or a mark")
+            self.wrong.append(f"line {block.line}: expected the name of a file in the first line, or a mark")
+            return
         for mark in marks:
             if mark["verb"] == "replace":
                 text = text.replace(mark["text"], mark["other"])

@@ -61,7 +61,9 @@ def fresh_copy(folder: Path) -> Path:
 )
 def test_what_a_page_says_works_as_it_is_typed(page: Path, slow: bool, tmp_path: Path) -> None:
     folder, commands, output = fresh_copy(tmp_path / "rlpto"), tmp_path / "commands.sh", tmp_path / "output"
-    commands.write_text("\n".join(typed(page, slow).lines), encoding="utf-8")
+    made = typed(page, slow)
+    assert not made.wrong
+    commands.write_text("\n".join(made.lines), encoding="utf-8")
     left_out = ("RAY_ADDRESS", "RLPTO_SERVICE", "RLPTO_STATE", "RLPTO_TOKEN")
     own = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(folder)}
     own |= {"PAGE": name_of(page), "XDG_STATE_HOME": str(tmp_path / "state"), "RLPTO_DATA": str(DATA)}
