@@ -54,8 +54,8 @@ def blocks(page: str) -> Iterator[Block]:
 class Script:
     """What is typed of a page.
 
-    lines: of a script for bash, numbered as in the page. skipped: what is not run, as (line, command, reason). wrong: what
-    cannot be understood.
+    lines: of a script for bash, numbered as in the page. skipped: what is not run, as (line, command, reason). wrong:
+    what cannot be understood.
     """
 
     lines: list[str]
