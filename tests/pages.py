@@ -13,11 +13,11 @@ are about, and hold for that block alone:
     <!-- test: background `TEXT`, until `OUTPUT` -->   that command runs until the page ends; the next one is typed
                                                        when it has printed OUTPUT
 
-TEXT has to be in the block. `pip install` is never run.
+TEXT has to be in the block. Commands that install, `make` among them, are not run unless a mark replaces them.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -29,6 +29,7 @@ GRAMMAR = re.compile(
 COMMAND = re.compile(r"(?:[^\n]*\\\n)*[^\n]*\n")
 FILE = re.compile(r"# ([\w./-]+\.(?:py|toml|ya?ml))\n")
 SHELL = ("", "sh")
+INSTALLS = re.compile(r"(pip install|make|source|\.ci/run)\b")
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Script:
         parsed = [GRAMMAR.fullmatch(mark) for mark in block.marks]
         marks = [mark.groupdict() for mark in parsed if mark]
         for said, mark in zip(block.marks, parsed, strict=True):
-            if not mark or (mark["verb"] in ("skip", "replace") and mark["text"] and mark["text"] not in block.text):
+            if not mark or (mark["verb"] != "needs" and (mark["text"] or "") not in block.text):
                 self.wrong.append(f"line {block.line}: the mark {said!r} is unknown, or its text is not in the block")
         why = [str(mark["reason"]) for mark in marks if mark["verb"] == "skip" and not mark["text"]]
         why += [f"needs {mark['text']}" for mark in marks if mark["verb"] == "needs" and not has(mark["text"])]
@@ -75,11 +76,11 @@ class Script:
         if why:
             self.skipped.append((block.line, block.text.strip().partition("\n")[0], why[0]))
             return
-        saved = FILE.match(block.text)
+        saved, whole = FILE.match(block.text), replaced(block.text, marks)
         if saved:
-            text = f"mkdir -p $(dirname {saved[1]}); cat > {saved[1]} << 'END'\n{block.text}END\n"
+            text = f"mkdir -p $(dirname {saved[1]}); cat > {saved[1]} << 'END'\n{whole}END\n"
         elif block.language == "python":
-            text = f"python - << 'END'\n{block.text}END\n"
+            text = f"python - << 'END'\n{whole}END\n"
         elif block.language in SHELL:
             text = "\n" + "".join(self.typed(block, marks))
         elif block.language == "text":
@@ -87,24 +88,29 @@ class Script:
         else:
             self.wrong.append(f"line {block.line}: expected the name of a file in the first line, or a mark")
             return
-        for mark in marks:
-            if mark["verb"] == "replace":
-                text = text.replace(mark["text"], mark["other"])
         lines = text.split("\n")
         self.lines[block.line - 2 : block.line - 2 + len(lines)] = lines
 
     def typed(self, block: Block, marks: list[dict[str, str]]) -> Iterator[str]:
         """Commands of a block, without those that are skipped."""
         for found in COMMAND.finditer(block.text):
-            command, line = found[0], block.line + block.text.count("\n", 0, found.start())
-            here = [mark for mark in marks if mark["text"] and mark["text"] in command]
+            printed, line = found[0], block.line + block.text.count("\n", 0, found.start())
+            here = [mark for mark in marks if mark["text"] and mark["text"] in printed]
+            command = replaced(printed, here)
             why = [mark["reason"] for mark in here if mark["verb"] == "skip"]
-            why += ["installs"] if command.startswith("pip install") else []
-            until = [mark["output"] for mark in here if mark["verb"] == "background"]
+            why += ["installs"] if INSTALLS.match(command) else []
+            until = [f"background '{mark['output']}' " for mark in here if mark["verb"] == "background"]
             if why:
-                self.skipped.append((line, command.strip(), why[0]))
-                command = "\n" * command.count("\n")
-            yield f"background '{until[0]}' {command}" if until else command
+                self.skipped.append((line, printed.strip(), why[0]))
+            yield "\n" * printed.count("\n") if why else "".join(until) + command
+
+
+def replaced(text: str, marks: Iterable[dict[str, str]]) -> str:
+    """A text with what its marks say in place of what is printed."""
+    for mark in marks:
+        if mark["verb"] == "replace":
+            text = text.replace(mark["text"], mark["other"])
+    return text
 
 
 def script(page: str, slow: bool, has: Callable[[str], bool]) -> Script:
