@@ -64,16 +64,21 @@ def test_what_a_page_says_works_as_it_is_typed(page: Path, slow: bool, tmp_path:
     made = typed(page, slow)
     assert not made.wrong
     commands.write_text("\n".join(made.lines), encoding="utf-8")
+    state = str(tmp_path / "state")
+    own = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(folder),
+        "PAGE": name_of(page),
+    }
+    own |= {"PYTHONUNBUFFERED": "1", "XDG_STATE_HOME": state, "RLPTO_DATA": str(DATA)}
     left_out = ("RAY_ADDRESS", "RLPTO_SERVICE", "RLPTO_STATE", "RLPTO_TOKEN")
-    own = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(folder)}
-    own |= {"PAGE": name_of(page), "XDG_STATE_HOME": str(tmp_path / "state"), "RLPTO_DATA": str(DATA)}
     environment = {name: value for name, value in os.environ.items() if name not in left_out} | own
     try:
         with output.open("w", encoding="utf-8") as file:  # no pipe: processes that are left behind would keep it open
             bash = ["bash", "-c", f"{PRELUDE}. {commands}"]
             done = subprocess.run(bash, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     finally:
-        left = [process for process in psutil.process_iter() if belongs_to(process, own["XDG_STATE_HOME"])]
+        left = [process for process in psutil.process_iter() if belongs_to(process, state)]
         for process in left:
             process.kill()
     assert done.returncode == 0, output.read_text(encoding="utf-8")[-6000:]
