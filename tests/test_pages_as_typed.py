@@ -21,9 +21,10 @@ set -eEo pipefail
 PS4='+ $PAGE:$LINENO, after $SECONDS s: '
 trap 'echo "$PAGE:$LINENO: exit code $?" >&2' ERR
 trap 'for one in $running; do kill $one; wait $one || true; done 2> /dev/null' EXIT
-background() {
-  "${@:2}" > output-$LINENO 2>&1 & running="$! $running"
-  until grep -q "$1" output-$LINENO; do sleep 0.2; kill -0 $! || { cat output-$LINENO; return 1; }; done
+background() {  # OUTPUT COMMAND...
+  local - output=$(mktemp output-XXXX); set +x
+  "${@:2}" > $output 2>&1 & running="$! $running"
+  until grep -q "$1" $output; do sleep 0.2; kill -0 $! || { cat $output; return 1; }; done
 }
 set -x
 """
