@@ -38,12 +38,18 @@ def typed(page: Path, slow: bool = True) -> Script:
     return script(page.read_text(encoding="utf-8"), slow, lambda path: (DATA / path).exists())
 
 
+def marks_of(page: Path) -> list[pytest.MarkDecorator]:
+    with_ray = re.search(r"--cluster ray|rlpto cluster up|rlpto serve", "\n".join(typed(page).lines))
+    return [pytest.mark.slow, pytest.mark.cluster] if with_ray else [pytest.mark.slow]
+
+
 def fresh_copy(folder: Path) -> Path:
     """What a clone has, with changes that are not committed yet."""
     if not (ROOT / ".git").exists():
         pytest.skip("needs a checkout: what a clone has is asked of git")
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"]
-    files = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True).stdout
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True).stdout.split(b"\0")
+    files = b"\0".join(name for name in names if name and os.path.lexists(os.fsencode(ROOT) + b"/" + name))
     folder.mkdir()
     command = ["xargs", "-0", "cp", "--parents", "--no-dereference", "--preserve=timestamps", "-t", str(folder)]
     subprocess.run(command, cwd=ROOT, input=files, check=True)
@@ -54,10 +60,8 @@ def fresh_copy(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("page", "slow"),
     [
-        pytest.param(page, slow, id=f"{name_of(page)}{'' if slow else ', quick'}", marks=marks)
-        for page in PAGES
-        for slow, marks in [(True, (pytest.mark.slow, pytest.mark.cluster)), (False, ())]
-        if slow or page == README
+        pytest.param(README, False, id="README.md, quick"),
+        *(pytest.param(page, True, id=name_of(page), marks=marks_of(page)) for page in PAGES),
     ],
 )
 def test_what_a_page_says_works_as_it_is_typed(page: Path, slow: bool, tmp_path: Path) -> None:
