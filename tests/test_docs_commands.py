@@ -15,6 +15,7 @@ from rlpto.cli.main import make_app
 from rlpto.experiments.config import load_config
 from rlpto.policies.registry import own_policies
 from rlpto.policies.spec import parse_spec, split_specs
+from tests.pages import FENCE, MARK, blocks
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -23,14 +24,10 @@ PROGRAMS = ("rlpto", "python", "make", "pytest")
 
 def commands(page: str) -> Iterator[tuple[str, bool]]:
     """Lines of code blocks and code in sentences that call one of PROGRAMS, and whether it is a whole line."""
-    sentences = []
-    for number, part in enumerate(page.split("```")):
-        if number % 2:
-            block = part.replace("\\\n", " ")
-            yield from ((line, True) for line in block.splitlines() if line.split(" ")[0] in PROGRAMS)
-        else:
-            sentences.append(part)
-    for span in re.findall(r"`([^`]+)`", " ".join(sentences)):
+    for block in blocks(page):
+        lines = block.text.replace("\\\n", " ").splitlines()
+        yield from ((line, True) for line in lines if line.split(" ")[0] in PROGRAMS)
+    for span in re.findall(r"`([^`]+)`", FENCE.sub("", MARK.sub("", page))):
         text = " ".join(span.split())
         if text.split(" ")[0] in PROGRAMS:
             yield text, False

@@ -20,10 +20,9 @@ def list_configs() -> None:
     from rlpto.experiments.config import load_config
     from rlpto.io.paths import example_names, trace_names
 
-    table = make_table("example", "name", "description")
+    table = make_table("config", "workload")
     for name in (*example_names(), *example_names("results")):
-        config = load_config(name)
-        table.add_row(escape(name), escape(config.name), escape(config.description))
+        table.add_row(escape(name), escape(load_config(name).description))
     console = make_console()
     console.print(table)
     weights, agents = example_names("tuned"), example_names("pretrained", ".zip")
