@@ -29,7 +29,7 @@ SLOT = ir.IntType(64)
 """What each number and each pointer of a tuple takes in memory."""
 
 
-class Reference(types.Type):  # type: ignore[misc]  # numba is untyped
+class Reference(types.Type):
     """Numba's type of a named tuple whose type by value is `parts`."""
 
     def __init__(self, parts: Any) -> None:
@@ -48,7 +48,7 @@ def by_reference(cls: Class) -> Class:
 
 
 @register_model(Reference)
-class _Model(models.PrimitiveModel):  # type: ignore[misc]
+class _Model(models.PrimitiveModel):
     """A pointer to slots."""
 
     def __init__(self, manager: Any, kind: Any) -> None:
@@ -56,10 +56,10 @@ class _Model(models.PrimitiveModel):  # type: ignore[misc]
 
 
 @infer_getattr
-class _Attributes(AttributeTemplate):  # type: ignore[misc]
+class _Attributes(AttributeTemplate):
     key = Reference
 
-    def generic_resolve(self, kind: Reference, name: str) -> Any:
+    def generic_resolve(self, kind: Reference, name: str) -> Any:  # type: ignore[override]
         """Type of a part."""
         return dict(zip(kind.parts.fields, kind.parts.types, strict=True)).get(name)
 

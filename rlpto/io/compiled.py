@@ -65,7 +65,7 @@ KEPT_VERSIONS = 8
 """Folders of machine code that stay in a cache, the last used first; a folder has some 50 MB."""
 
 
-class _Listener(Listener):  # type: ignore[misc]  # numba is untyped
+class _Listener(Listener):
     """Says once in a process that kernels are being compiled, and spares that most of the search for garbage."""
 
     inside, took, since, said, threshold = 0, 0.0, 0.0, False, gc.get_threshold()
@@ -107,7 +107,7 @@ def say_if_cold(function: Callable[..., Any]) -> None:
         _LISTENER.say()
 
 
-class _LinkedLibrary(JITCodeLibrary):  # type: ignore[misc]  # numba is untyped
+class _LinkedLibrary(JITCodeLibrary):
     """Code that is only linked into others, where it is optimised: it is neither on its own, nor made machine code."""
 
     def _optimize_final_module(self) -> None:
@@ -126,7 +126,7 @@ class _LinkedLibrary(JITCodeLibrary):  # type: ignore[misc]  # numba is untyped
         return SimpleNamespace(set_env=lambda *_: None)
 
 
-class _LinkedCompiler(Compiler):  # type: ignore[misc]
+class _LinkedCompiler(Compiler):
     """Compiles into a `_LinkedLibrary`."""
 
     def __init__(self, typing: Any, target: Any, library: Any, *rest: Any) -> None:
@@ -135,7 +135,7 @@ class _LinkedCompiler(Compiler):  # type: ignore[misc]
         super().__init__(typing, target, library, *rest)
 
 
-LINKED = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _LinkedCompiler}
+LINKED: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _LinkedCompiler}
 """Options of functions that only compiled code calls."""
 
 
@@ -222,7 +222,7 @@ def _then(before: Callable[..., None], row: Callable[..., float], at: int) -> Ca
     return fill
 
 
-class SourcesLocator(UserProvidedCacheLocator):  # type: ignore[misc]  # numba is untyped
+class SourcesLocator(UserProvidedCacheLocator):
     """The place of a function's machine code in `cache_folder`, and what tells it from other functions.
 
     Functions of other packages (plug-ins) are not in the digest that names the folder: numba's rules hold for them.
