@@ -8,7 +8,7 @@ from rlpto.core.cluster import Allocation, Cluster
 from rlpto.core.loop import DecisionLoop
 from rlpto.core.records import INTERVAL, add_interval
 from rlpto.core.rewards import weigh
-from rlpto.envs.compiled_batch import PARTS, begin_episode, step_all
+from rlpto.envs.compiled_batch import NO_TRACE, PARTS, run_clusters
 from rlpto.envs.episodes import EnvSetup, ExternalSetup
 from rlpto.envs.observation import empty_observation, observe
 from rlpto.envs.rendering import Scene
@@ -43,12 +43,22 @@ class SimulatedClusters:
         return self.batch.loop.current
 
     def begin(self, b: int, workload: int, warm_up: float) -> float:
-        """See `begin_episode`; the start heuristic warms up."""
-        return begin_episode(self.batch, b, workload, warm_up, self._start, self.observation)
+        """Put cluster b into a workload after `warm_up` seconds under the start heuristic, or at its start where it is
+        over by then. Returns the time [s]."""
+        for until in (warm_up, -np.inf):
+            arrays = np.array([until]), np.zeros((1, PARTS)), self.observation, NO_TRACE
+            if not run_clusters(self.batch, b, workload, self._start, *arrays)[0]:
+                break
+        return float(self.batch.world.clusters["time"][b])
 
     def run(self, weights: FloatArray, hold: float) -> tuple[FloatArray, BoolArray]:
-        """See `step_all`."""
-        return step_all(self.batch, weights, hold, self.observation)
+        """Let weights [B, STEERING_FEATURES] decide in every cluster for `hold` seconds (at least once).
+
+        Returns the terms of the reward [B, PARTS], and [B] whether the workloads are over.
+        """
+        parts = np.zeros((len(weights), PARTS))
+        over = run_clusters(self.batch, 0, -1, weights, self.time + hold, parts, self.observation, NO_TRACE)
+        return parts, over
 
     def scene(self, b: int) -> Scene:
         """Cluster b as it is drawn."""

@@ -21,7 +21,8 @@ from rlpto.core.records import INTERVAL
 from rlpto.core.rewards import TERMS, RewardWeights, weigh
 from rlpto.envs.observation import Observation, encode
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from rlpto.io.compiled import kernel, njit
+from rlpto.io.by_reference import by_reference
+from rlpto.io.compiled import copy_rows, kernel, njit
 from rlpto.io.errors import ConfigError
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning.compiled_loop import (
@@ -30,10 +31,10 @@ from rlpto.planning.compiled_loop import (
     Loop,
     build_loop,
     carry_out,
+    decide_and_run,
     forget,
     look_around,
     look_at_queue,
-    run_until,
 )
 from rlpto.simulator.arrays import World, build_world
 from rlpto.simulator.cluster import check_jobs_fit
@@ -43,6 +44,8 @@ from rlpto.simulator.settings import SimulatorSettings
 
 PARTS = len(TERMS)
 """Terms of the reward."""
+NO_TRACE = np.zeros((0, 2))
+"""No decision is noted, see `run_clusters`."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Workload:
     forecast_step: float = 600.0
 
 
+@by_reference
 class CompiledBatch(NamedTuple):
     """Everything compiled code needs. B clusters, W workloads, M jobs at most in one.
 
@@ -193,12 +197,12 @@ def _joint_step(workloads: Sequence[Workload]) -> float:
 def begin(f: CompiledBatch, b: int, workload: int) -> None:
     """Put cluster b at the start of a workload, run it to its first decision, and look around."""
     w = f.loop.world
-    w.jobs[b] = f.pool[workload]
+    copy_rows(w.jobs[b], f.pool[workload])
     w.clusters[b] = f.blank.clusters[0]
     w.clusters[b].jobs = f.counts[workload]
     w.clusters[b].seed = f.seeds[workload]
-    w.machines[b] = f.blank.machines[0]
-    w.free[b] = f.blank.free[0]
+    copy_rows(w.machines[b], f.blank.machines[0])
+    copy_rows(w.free[b], f.blank.free[0])
     f.loop.current[b] = workload
     f.loop.seen[b] = 0
     forget(f.loop, b)
@@ -218,18 +222,47 @@ def observe_one(f: CompiledBatch, b: int, out: Observation) -> None:
     encode(cluster.time, cluster.capacity, f.loop.gpus_per_node, cluster.held, interval, view, speed, row)
     if f.forecast.size:
         at = min(int(cluster.time / f.forecast_step), f.forecast.shape[1] - 1)
-        row.forecast[:] = f.forecast[f.loop.current[b], at]
+        copy_rows(row.forecast, f.forecast[f.loop.current[b], at])
 
 
-@njit()
-def run_hold(f: CompiledBatch, b: int, weights: FloatArray, until: float, terms: FloatArray) -> None:
-    """Decide with weights [1, STEERING_FEATURES] until `until` (at least once) or the end.
+@njit(nogil=True)
+def run_clusters(
+    f: CompiledBatch,
+    first: int,
+    workload: int,
+    weights: FloatArray,
+    until: FloatArray,
+    parts: FloatArray,
+    out: Observation,
+    trace: FloatArray,
+) -> BoolArray:
+    """Run clusters `first`, `first` + 1, ... under weights [n, STEERING_FEATURES] until `until` [n] s, or the end.
 
-    Cluster b has been looked at, and is again at the end. Fills terms [TERMS] with the reward.
+    workload: they begin it, and then decide only if `until` is ahead; -1: they go on, and decide at least once. Fills
+    parts [n, PARTS] with the terms of the reward, and the clusters' rows of out, if it has any. trace [L, 2]: if L > 0,
+    time [s] and reward of each decision, of which there are L at most. Returns [n], whether the workloads are over.
+    Python enters here alone: the compiler takes seconds for every such entry.
     """
-    total = np.zeros(1, INTERVAL)
-    run_until(f.loop, b, weights, until, total)
-    weigh(total, f.reward, terms)
+    w, over = f.loop.world, np.zeros(len(weights), dtype=np.bool_)
+    for i in range(len(weights)):
+        b, total, traced = first + i, np.zeros(1, INTERVAL), 0
+        cluster = w.clusters[b]
+        if workload >= 0:
+            begin(f, b, workload)
+        runs = workload < 0 or (cluster.time < until[i] and not is_over(w, b))
+        while runs:
+            decide_and_run(f.loop, b, weights[i : i + 1], total)
+            runs = cluster.time < until[i] and not is_over(w, b)
+            if len(trace) > 0:
+                weigh(total, f.reward, parts[i])
+                trace[traced, 0], trace[traced, 1], total = cluster.time, parts[i].sum(), np.zeros(1, INTERVAL)
+                traced += 1
+                runs = runs and traced < len(trace)
+        weigh(total, f.reward, parts[i])
+        if len(out.mask) > 0:
+            observe_one(f, b, out)
+        over[i] = is_over(w, b)
+    return over
 
 
 @kernel()
@@ -251,35 +284,6 @@ def run_requested(f: CompiledBatch, decisions: int) -> int:
             advance(w, b)
             look_at_queue(f.loop, b)
     return taken
-
-
-@njit()
-def begin_episode(
-    f: CompiledBatch, b: int, workload: int, warm_up: float, weights: FloatArray, out: Observation
-) -> float:
-    """Put cluster b into a workload after `warm_up` seconds under index weights [1, STEERING_FEATURES], or at its start
-    where it is over by then. Returns the time [s]."""
-    begin(f, b, workload)
-    if f.loop.world.clusters[b].time < warm_up:
-        run_hold(f, b, weights, warm_up, np.zeros(PARTS))
-        if is_over(f.loop.world, b):
-            begin(f, b, workload)
-    observe_one(f, b, out)
-    return float(f.loop.world.clusters[b].time)
-
-
-@njit()
-def step_all(f: CompiledBatch, weights: FloatArray, hold: float, out: Observation) -> tuple[FloatArray, BoolArray]:
-    """Let weights [B, STEERING_FEATURES] decide in every cluster for `hold` seconds (at least once); fills out.
-
-    Returns the terms of the reward [B, PARTS], and [B] whether the workloads are over.
-    """
-    parts, over = np.zeros((len(weights), PARTS)), np.zeros(len(weights), dtype=np.bool_)
-    for b in range(len(weights)):
-        run_hold(f, b, weights[b : b + 1], f.loop.world.clusters[b].time + hold, parts[b])
-        observe_one(f, b, out)
-        over[b] = is_over(f.loop.world, b)
-    return parts, over
 
 
 @njit()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlpto.io.arrays import AnyArray, FloatArray
-from rlpto.io.compiled import chained, njit
+from rlpto.io.compiled import chained, helper, njit
 
 HOUR = 3600.0
 SHORTEST = 1.0
@@ -197,7 +197,7 @@ CLUSTER_FEATURES: tuple[str, ...] = tuple(entry.name for entry in CLUSTER_TABLE)
 
 def _filling(table: list[Feature]) -> Callable[..., None]:
     """A compiled function fill(out, arguments) that fills out [features]."""
-    return chained([njit(error_model="numpy")(entry.function) for entry in table])
+    return chained([helper(error_model="numpy")(entry.function) for entry in table])
 
 
 fill_job_features = _filling(JOB_TABLE)

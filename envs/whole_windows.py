@@ -12,22 +12,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.core.records import INTERVAL
-from rlpto.core.rewards import TERMS, weigh
-from rlpto.envs.compiled_batch import PARTS, CompiledBatch, begin, run_hold
+from rlpto.core.rewards import TERMS
+from rlpto.envs.compiled_batch import NO_TRACE, PARTS, CompiledBatch, run_clusters
 from rlpto.envs.episodes import EnvSetup
+from rlpto.envs.observation import empty_observation
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
 from rlpto.io.cores import cores
-from rlpto.planning.compiled_loop import run_until
 from rlpto.planning.planner import copy_of
-from rlpto.simulator.kernels import is_over
 
 TIME = [term.name for term in TERMS].index("time")
 TIME_LIMIT_FACTOR = 3.0
 """A candidate is stopped after this multiple of the start heuristic's time: some rescale jobs for ever."""
 LARGEST_LOSS = 1.0
 """Of a window; also that of one whose jobs a candidate leaves unfinished."""
+
+TRACED = 4096
+"""Decisions that are noted in one call of compiled code."""
+UNOBSERVED = empty_observation(0, 0, 0)
+"""Nothing is observed."""
 
 
 class BaselineRollout(NamedTuple):
@@ -50,12 +53,11 @@ def baseline_rollout(setup: EnvSetup) -> BaselineRollout:
     """Let the start heuristic schedule every workload of a setup once; further environments of it share the result."""
     batch, weights = setup.compiled(), np.atleast_2d(setup.start)
     played = [_play(batch, workload, weights) for workload in range(len(batch.pool))]
-    decisions = np.array([len(time) for time, _ in played], dtype=np.int64)
+    decisions = np.array([len(rows) for rows in played], dtype=np.int64)
     time = np.zeros((len(played), decisions.max()))
     total = np.zeros_like(time)
-    for workload, (at, earned) in enumerate(played):
-        time[workload, : len(at)] = at
-        total[workload, : len(at)] = earned
+    for workload, rows in enumerate(played):
+        time[workload, : len(rows)], total[workload, : len(rows)] = rows.T
     return BaselineRollout(time, total, decisions)
 
 
@@ -95,21 +97,21 @@ def _earned(baseline: BaselineRollout, workload: int, time: float) -> float:
     return float(totals[at - 1] + share * (totals[at] - totals[at - 1]))
 
 
-@njit()
-def _play(batch: CompiledBatch, workload: int, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Run a whole workload in the first cluster with constant index weights.
+def _play(batch: CompiledBatch, workload: int, weights: FloatArray) -> FloatArray:
+    """Run a whole workload in the first cluster with constant index weights [1, STEERING_FEATURES].
 
-    Returns time [L] s and the reward up to then [L] at its L decisions.
+    Returns [L, 2] time [s] at its L decisions, and the reward up to then.
     """
-    first = int(np.int64(0))  # a literal is a type of its own, for which all that is called would be compiled again
-    begin(batch, first, workload)
-    terms = np.zeros(PARTS)
-    time, total = [batch.loop.world.clusters[0].time], [0.0]
-    while not is_over(batch.loop.world, first):
-        run_hold(batch, first, weights, -np.inf, terms)
-        time.append(batch.loop.world.clusters[0].time)
-        total.append(total[-1] + terms.sum())
-    return np.array(time), np.array(total)
+    parts, trace = np.zeros((1, PARTS)), np.empty((TRACED, 2))
+    over = run_clusters(batch, 0, workload, weights, np.array([-np.inf]), parts, UNOBSERVED, NO_TRACE)
+    rows = [np.array([[batch.world.clusters["time"][0], 0.0]])]
+    while not over[0]:
+        trace[:] = np.nan
+        over = run_clusters(batch, 0, -1, weights, np.array([np.inf]), parts, UNOBSERVED, trace)
+        rows.append(trace[~np.isnan(trace[:, 0])])
+    played = np.concatenate(rows)
+    played[:, 1] = np.cumsum(played[:, 1])
+    return played
 
 
 class WindowPool:
@@ -177,7 +179,6 @@ def _own_copy(batch: CompiledBatch) -> CompiledBatch:
     return batch._replace(loop=loop._replace(world=loop.world._replace(rules=loop.world.rules.copy())))
 
 
-@njit(nogil=True)
 def play_window(
     batch: CompiledBatch, workload: int, weights: FloatArray, limit: float, parts: FloatArray, end: FloatArray
 ) -> bool:
@@ -185,15 +186,8 @@ def play_window(
 
     Fills parts [PARTS] with the terms of the reward until then, and end [1] with the time [s]. False if jobs are left.
     """
-    world = batch.loop.world
-    before = world.rules[0].limit
-    world.rules[0].limit = limit
-    total, first = np.zeros(1, INTERVAL), int(np.int64(0))  # no literal, see `_play`
-    begin(batch, first, workload)
-    if not is_over(world, first):
-        run_until(batch.loop, first, weights, np.inf, total)
-    weigh(total, batch.reward, parts)
-    cluster = world.clusters[0]
-    end[0] = cluster.time
-    world.rules[0].limit = before
-    return bool(cluster.active == 0 and cluster.arrived == cluster.jobs)
+    limits, cluster = batch.world.rules["limit"], batch.world.clusters[0]
+    before, limits[0] = limits[0], limit
+    run_clusters(batch, 0, workload, weights, np.array([np.inf]), parts[None], UNOBSERVED, NO_TRACE)
+    end[0], limits[0] = cluster["time"], before
+    return bool(cluster["active"] == 0 and cluster["arrived"] == cluster["jobs"])

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numba import njit
 from scipy.signal import lfilter
 from statsmodels.tsa.arima.estimators.hannan_rissanen import hannan_rissanen
 from statsmodels.tsa.statespace.sarimax import SARIMAX
 from statsmodels.tsa.stattools import kpss
 
 from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.compiled import njit
 
 MAX_ORDER = 3
 """Largest p and q, each; MAX_TERMS is the largest p + q."""
@@ -81,7 +81,7 @@ class Arima:
         return found
 
 
-@njit(cache=True)
+@njit()
 def _expected(
     z: FloatArray,
     errors: FloatArray,

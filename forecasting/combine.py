@@ -16,9 +16,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.compiled import njit
 
 SHIFTS = np.array([-0.15, -0.1, -0.05, 0.0, 0.05])
 """Candidates are shifted by these [log1p]; more of them down: most counts are skewed."""
@@ -132,7 +132,7 @@ def new_state(
     )
 
 
-@njit(cache=True)
+@njit()
 def combine(
     state: CombinationState,
     rules: CombinationRules,
@@ -181,13 +181,13 @@ def combine(
     return Combined(point, mean, bounds)
 
 
-@njit(cache=True)
+@njit()
 def _settled(state: CombinationState, h: int) -> int:
     """Forecasts of step h whose targets are known."""
     return int(max(state.origins[0] - 1 - h, 0))
 
 
-@njit(cache=True)
+@njit()
 def _settle(state: CombinationState, rules: CombinationRules, count: float, h: int) -> None:
     """Learn from the forecast of step h made h + 1 origins ago: its target is `count`."""
     old, x = (state.origins[0] - h) % state.losses.shape[0], np.log1p(count)
@@ -212,7 +212,7 @@ def _settle(state: CombinationState, rules: CombinationRules, count: float, h: i
             state.gram[h, a, b] = keep * state.gram[h, a, b] + seen[a] * seen[b] + (ridge if a == b else 0.0)
 
 
-@njit(cache=True)
+@njit()
 def weights_of(state: CombinationState, rules: CombinationRules) -> FloatArray:
     """[H, G] exponential weights: losses relative to the prior's mean loss, partly those of all steps together."""
     prior, forget = state.prior, 0.5 ** (1 / rules.half_life)
@@ -232,7 +232,7 @@ def weights_of(state: CombinationState, rules: CombinationRules) -> FloatArray:
     return weights
 
 
-@njit(cache=True)
+@njit()
 def _candidates(state: CombinationState, members: FloatArray) -> FloatArray:
     """[G, H] counts, from the members [K, H] in log1p."""
     parts, horizon = members.shape
@@ -257,7 +257,7 @@ def _candidates(state: CombinationState, members: FloatArray) -> FloatArray:
     return seen
 
 
-@njit(cache=True)
+@njit()
 def _weighted_median(values: FloatArray, weights: FloatArray) -> float:
     """The smallest of the values at which half of the weights is reached."""
     order = np.argsort(values)
@@ -269,7 +269,7 @@ def _weighted_median(values: FloatArray, weights: FloatArray) -> float:
     return float(values[order[-1]])
 
 
-@njit(cache=True)
+@njit()
 def _bound(state: CombinationState, rules: CombinationRules, h: int, q: int, point: float, spread: float) -> float:
     """A quantile in log1p: the point, and past scores' quantile at the adapted level times the spread.
 

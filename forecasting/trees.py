@@ -6,13 +6,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from rlpto.forecasting.base import Forecaster, targets
 from rlpto.forecasting.features import CALENDAR, MOST_LEARNT, RECENT, TARGETS, VALIDATION, Features, describe
 from rlpto.forecasting.series import ForecastError, TimeSeries, checked_integer
 from rlpto.forecasting.storage import State
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.compiled import njit
 
 COLUMNS = 1 + RECENT + TARGETS + CALENDAR
 """Features: the level, and those of the origin, the target and its time."""
@@ -172,7 +172,7 @@ def forest_of(model: Any, trees: int) -> Forest:
     )
 
 
-@njit(cache=True)
+@njit()
 def add_up(forest: Forest, columns: FloatArray) -> FloatArray:
     """[N] predictions of the trees for [N, features]."""
     said = np.full(len(columns), forest.base[0])

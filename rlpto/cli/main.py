@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import logging
 import os
 import sys
 import threading
@@ -52,6 +52,14 @@ class _Command(_Group):
         except Interrupted as interrupted:
             print(f"rlpto: interrupted; {interrupted}", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
+
+
+class _OnStderr(logging.Handler):
+    """Puts what the library says on stderr; above a progress bar, where one is there by then."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a line."""
+        print(f"rlpto: {record.getMessage()}", file=sys.stderr)
 
 
 def verbs() -> Iterator[tuple[str, Verb]]:
@@ -106,7 +114,9 @@ def _options(
 
 def run() -> None:
     """Entry point: bad input ends with exit code 2 and one line on stderr; no Ctrl-C is lost."""
-    gc.set_threshold(50_000)  # while much is compiled, looking for garbage took a tenth of the time, and found little
+    log = logging.getLogger("rlpto.io")
+    log.setLevel(logging.INFO)
+    log.addHandler(_OnStderr())
     try:
         with interrupts_kept(), extras():
             make_app()()

@@ -27,11 +27,13 @@ from rlpto.core.records import AllocationChanges, DecisionRecords, JobRecords, P
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights
 from rlpto.evaluation.metrics import METRIC, lower_bound, measure
 from rlpto.io.arrays import AnyArray
+from rlpto.io.compiled import say_if_cold
 from rlpto.io.errors import CheckpointError, ConfigError, refusals_as
 from rlpto.io.files import file_there, is_there, whole_file, write_text
 from rlpto.io.interrupts import Interrupted
 from rlpto.io.reading import parsing, read_arrays, read_text
 from rlpto.io.yaml_file import dotted_key
+from rlpto.simulator.kernels import advance_until
 
 CELLS_FILE = "cells.json"
 """The cells of the last evaluation into a run folder, which its tables and its report cover. Cells of earlier ones
@@ -208,6 +210,7 @@ def _run_all(
             yield task(cell)
             tick(None)
         return
+    say_if_cold(advance_until)
     # Spawned, not forked: a fork of a process with threads (numba, the progress bar) may deadlock.
     # Ctrl-C ends a worker at once and silently; files are written atomically, so nothing is lost.
     die = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)

@@ -11,22 +11,31 @@ All that is used of numba beyond its public interface stands here; tested with v
 from __future__ import annotations
 
 import ast
+import gc
 import hashlib
+import logging
 import os
 import secrets
 import shutil
+import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from glob import glob
+from multiprocessing import parent_process
 from pathlib import Path
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import numba
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import UserProvidedCacheLocator
-from numba.extending import register_jitable
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.core.event import Event, Listener, register
+from numba.core.registry import CPUDispatcher
+from numba.extending import register_jitable, typeof_impl
 
 from rlpto.io.errors import CheckpointError
 from rlpto.io.files import write_text
@@ -47,13 +56,99 @@ NOT_COMPILED = frozenset(
 )
 """Packages without compiled functions and constants of them; all others count, so no new package is missed."""
 
+LOG = logging.getLogger(__name__)
+COMPILING = "compiling kernels, about half a minute on an idle core, once per version"
+SAID_AFTER_S = 2.0
+"""Seconds of compiling after which it is said."""
+
 KEPT_VERSIONS = 8
 """Folders of machine code that stay in a cache, the last used first; a folder has some 50 MB."""
+
+
+class _Listener(Listener):
+    """Says once in a process that kernels are being compiled, and spares that most of the search for garbage."""
+
+    inside, took, since, said, threshold = 0, 0.0, 0.0, False, gc.get_threshold()
+
+    def on_start(self, event: Event) -> None:  # noqa: ARG002
+        """A function begins to be compiled, perhaps for another one."""
+        if self.inside == 0:
+            self.since, self.threshold = time.monotonic(), gc.get_threshold()
+            gc.set_threshold(50_000)  # looking for garbage took a tenth of the time, and found little
+        elif self.took + time.monotonic() - self.since > SAID_AFTER_S:
+            self.say()
+        self.inside += 1
+
+    def on_end(self, event: Event) -> None:  # noqa: ARG002
+        """A function has been compiled."""
+        self.inside -= 1
+        if self.inside == 0:
+            self.took += time.monotonic() - self.since
+            gc.set_threshold(*self.threshold)
+
+    def say(self) -> None:
+        """To the log where it is read, else to a terminal. Workers are silent."""
+        if not self.said and parent_process() is None:
+            self.said = True
+            if LOG.isEnabledFor(logging.INFO) and LOG.hasHandlers():
+                LOG.info(COMPILING)
+            elif sys.stderr.isatty():
+                print(f"rlpto: {COMPILING}", file=sys.stderr)
+
+
+_LISTENER = _Listener()
+register("numba:compile", _LISTENER)
+
+
+def say_if_cold(function: Callable[..., Any]) -> None:
+    """Say that kernels will be compiled, by workers, unless the cache has a function of theirs."""
+    folder = cast(Any, function).stats.cache_path
+    if folder is None or not any(Path(folder).glob(f"*.{function.__name__}-*.nbi")):
+        _LISTENER.say()
+
+
+class _LinkedLibrary(JITCodeLibrary):
+    """Code that is only linked into others, where it is optimised: it is neither on its own, nor made machine code."""
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:  # noqa: ARG002
+        """There is no machine code."""
+        return 0
+
+    @property
+    def codegen(self) -> Any:
+        """Asked only to tell machine code where its constants of Python are."""
+        return SimpleNamespace(set_env=lambda *_: None)
+
+
+class _LinkedCompiler(Compiler):
+    """Compiles into a `_LinkedLibrary`."""
+
+    def __init__(self, typing: Any, target: Any, library: Any, *rest: Any) -> None:
+        library = _LinkedLibrary(target.codegen(), "linked")
+        library.enable_object_caching()
+        super().__init__(typing, target, library, *rest)
+
+
+LINKED: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _LinkedCompiler}
+"""Options of functions that only compiled code calls."""
+
+
+@typeof_impl.register(CPUDispatcher)
+def _type_in_compiled_code(function: Any, context: Any) -> Any:  # noqa: ARG001
+    """What compiled code calls in place of a function that Python can call."""
+    return numba.types.Dispatcher(getattr(function, "linked", function))
 
 
 def njit(**options: Any) -> Callable[[Function], Function]:
     """Decorator: compile a function on its first call, and keep the machine code for later processes.
 
+    Into other compiled functions it is linked before it is optimised, as if it were a `helper`.
     options: those of `numba.njit`, without `cache`.
     """
 
@@ -66,6 +161,7 @@ def njit(**options: Any) -> Callable[[Function], Function]:
             # points from C, for functions that are handed on as values, would be compiled for nothing.
             defaults = {"_nrt": True, "no_cfunc_wrapper": True, "cache": folder is not None}
             compiled: Any = numba.njit(**(defaults | options))(function)
+            compiled.linked = numba.njit(**({"_nrt": True} | LINKED | options))(function)
         finally:
             _CONFIG.CACHE_DIR, _CONFIG.CACHE_LOCATOR_CLASSES = before
         return cast(Function, compiled)
@@ -88,17 +184,15 @@ def helper(**options: Any) -> Callable[[Function], Function]:
     numba then makes no entry point from Python; where a `World` is handed over, that takes longer than to compile
     the function. Python would run it uncompiled. Functions with a few plain arguments gain nothing.
     """
-    compiled: Any = register_jitable(**({"_nrt": False, "no_cfunc_wrapper": True} | options))
+    compiled: Any = register_jitable(**({"_nrt": False} | LINKED | options))
     return cast(Callable[[Function], Function], compiled)
 
 
-def closure(**options: Any) -> Callable[[Function], Function]:
-    """Decorator: compile a function made by another function. It is compiled into its callers, so it has no cache.
-
-    options: those of `numba.njit`.
-    """
-    compiled: Any = numba.njit(**options)
-    return cast(Callable[[Function], Function], compiled)
+@helper()
+def copy_rows(to: Any, rows: Any) -> None:
+    """Copy an array of one axis. An assignment of arrays compiles an error message too, which takes seconds."""
+    for i in range(len(rows)):
+        to[i] = rows[i]
 
 
 def chained(rows: Sequence[Callable[..., float]]) -> Callable[..., None]:
@@ -112,7 +206,7 @@ def chained(rows: Sequence[Callable[..., float]]) -> Callable[..., None]:
     return fill
 
 
-@closure(inline="always")
+@numba.njit(inline="always")
 def _nothing(out: Any, arguments: Any) -> None:
     """The end of a chain."""
 
@@ -120,7 +214,7 @@ def _nothing(out: Any, arguments: Any) -> None:
 def _then(before: Callable[..., None], row: Callable[..., float], at: int) -> Callable[..., None]:
     """A link of a chain."""
 
-    @closure(error_model="numpy", inline="always")
+    @numba.njit(error_model="numpy", inline="always")
     def fill(out: Any, arguments: Any) -> None:
         before(out, arguments)
         out[at] = row(*arguments)
@@ -128,7 +222,7 @@ def _then(before: Callable[..., None], row: Callable[..., float], at: int) -> Ca
     return fill
 
 
-class SourcesLocator(UserProvidedCacheLocator):  # type: ignore[misc]  # numba is untyped
+class SourcesLocator(UserProvidedCacheLocator):
     """The place of a function's machine code in `cache_folder`, and what tells it from other functions.
 
     Functions of other packages (plug-ins) are not in the digest that names the folder: numba's rules hold for them.
@@ -221,7 +315,7 @@ def sources_digest(package: Path) -> str:
     for name in compiled_sources(package):
         digest.update(f"{name}\0".encode())
         for node in ast.parse((package / name).read_bytes()).body:
-            if _is_compiled_in(node):
+            if name == "io/by_reference.py" or _is_compiled_in(node):
                 digest.update(ast.dump(_without_docstring(node)).encode())
     return digest.hexdigest()[:16]
 

@@ -6,12 +6,9 @@ agents learn on steps it (`rlpto.envs.compiled_batch`), and so do the rollouts o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.core.types import NoneType
-from numba.extending import overload
 
 from rlpto.core.gpu_kinds import Kinds, choose_kinds
 from rlpto.core.jobs import VIEW, curve_at, fill_estimates, fill_limits, fill_speed
@@ -19,7 +16,8 @@ from rlpto.core.queue_order import next_promotion, order_rows
 from rlpto.core.queues import QueueSettings, admit, shrink_converging
 from rlpto.core.records import add_interval
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
-from rlpto.io.compiled import kernel, njit
+from rlpto.io.by_reference import by_reference
+from rlpto.io.compiled import helper, kernel, njit
 from rlpto.knowledge.by_size import believed_by_size
 from rlpto.knowledge.known import Knowledge
 from rlpto.knowledge.remaining import LEAST_EPOCHS, RemainingKnowledge, fill_learnt
@@ -28,7 +26,7 @@ from rlpto.policies.greedy import GrowthSteps, walk_hull
 from rlpto.policies.index import steer_by
 from rlpto.simulator.allocating import apply_allocation, apply_placement, choose_types
 from rlpto.simulator.arrays import World
-from rlpto.simulator.kernels import advance, clear_sums, is_over
+from rlpto.simulator.kernels import advance, clear_sums
 
 KNOWN = np.dtype([(name, "i8") for name in ("job", "type", "epoch", "level", "max_gpus")], align=True)
 """What speed and steps of a row are of; job -1: of nothing. All else that they follow from stays while a job lives."""
@@ -70,6 +68,7 @@ ALL_KNOWN = CompiledBeliefs()
 """The truth."""
 
 
+@by_reference
 class Loop(NamedTuple):
     """B simulated clusters under one queue, W workloads that they can run, M jobs at most in one.
 
@@ -303,28 +302,13 @@ def carry_out(loop: Loop, b: int, wishes: IntArray) -> None:
         give(loop.kinds, loop, b, changes)
 
 
+@helper()
 def give(kinds: Kinds | None, loop: Loop, b: int, changes: int) -> None:
     """Give `changes` jobs number `loop.numbers` of cluster b `loop.given` GPUs; of a kind, where there are kinds."""
-    if kinds is None:
+    if kinds is None:  # kinds is an argument so that the other branch is not compiled
         apply_allocation(loop.world, b, loop.numbers[:changes], loop.given[:changes], loop.order)
     else:
         give_on_kinds(kinds, loop, b)
-
-
-@overload(give, inline="always")
-def _give(kinds: Any, loop: Any, b: Any, changes: Any) -> Callable[..., None]:  # noqa: ARG001
-    """`give`, by the type of kinds: a call that hands the whole loop on takes a quarter of a decision."""
-    if isinstance(kinds, NoneType):
-
-        def without(kinds: Any, loop: Any, b: Any, changes: Any) -> None:  # noqa: ARG001
-            apply_allocation(loop.world, b, loop.numbers[:changes], loop.given[:changes], loop.order)
-
-        return without
-
-    def among(kinds: Any, loop: Any, b: Any, changes: Any) -> None:  # noqa: ARG001
-        give_on_kinds(kinds, loop, b)
-
-    return among
 
 
 @njit()
@@ -382,12 +366,3 @@ def decide_and_run(loop: Loop, b: int, weights: FloatArray, total: AnyArray) -> 
     add_interval(total, w.sums[b : b + 1])
     clear_sums(w, b)  # only now: what passed before the first decision of a workload counts too
     look_around(loop, b)
-
-
-@njit()
-def run_until(loop: Loop, b: int, weights: FloatArray, until: float, total: AnyArray) -> None:
-    """Decide with weights [1, STEERING_FEATURES] until `until` [s] (at least once) or the end; see `decide_and_run`."""
-    while True:
-        decide_and_run(loop, b, weights, total)
-        if is_over(loop.world, b) or loop.world.clusters[b].time >= until:
-            break

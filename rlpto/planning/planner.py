@@ -27,7 +27,7 @@ from rlpto.core.queues import QueueSettings
 from rlpto.core.records import INTERVAL
 from rlpto.core.rewards import HOUR, TERMS, RewardWeights, weigh
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
-from rlpto.io.compiled import njit
+from rlpto.io.compiled import copy_rows, njit
 from rlpto.io.cores import cores
 from rlpto.io.settings import Settings
 from rlpto.knowledge.job_types import EstimatedJobs
@@ -252,12 +252,13 @@ def roll_out(loop: Loop, start: Start, candidates: FloatArray, work: int, reward
     """
     w, terms, first = loop.world, np.zeros(COUNT), int(np.int64(0))  # a literal's own type would be compiled for again
     for i in range(len(candidates)):
-        w.jobs[0] = start.jobs[0]
-        w.nodes[0] = start.nodes[0]
+        copy_rows(w.jobs[0], start.jobs[0])
+        for job in range(len(w.jobs[0])):
+            copy_rows(w.nodes[0, job], start.nodes[0, job])
         w.clusters[0] = start.clusters[0]
-        w.active[0] = start.active[0]
-        w.machines[0] = start.machines[0]
-        w.free[0] = start.free[0]
+        copy_rows(w.active[0], start.active[0])
+        copy_rows(w.machines[0], start.machines[0])
+        copy_rows(w.free[0], start.free[0])
         loop.ordered_until[0] = -np.inf
         total, looked, idle = np.zeros(1, INTERVAL), 0, 0
         look_around(loop, first)

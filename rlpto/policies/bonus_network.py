@@ -15,7 +15,7 @@ import numpy as np
 
 from rlpto.core.rewards import HOUR
 from rlpto.io.arrays import AnyArray, FloatArray
-from rlpto.io.compiled import kernel, njit
+from rlpto.io.compiled import copy_rows, kernel, njit
 
 JOB_FEATURES: tuple[str, ...] = (
     *("work_left", "work_left_squared", "age", "attained", "waiting", "share_of_most", "most_gpus", "speed_up"),
@@ -76,7 +76,7 @@ def add_bonuses(
     seen[first + 5] = held / max(capacity, 1)
     for row in range(count):
         job_features(now, view[row], speeds[row], inputs[row].unit, mean, seen)
-        hidden[:] = network[HIDDEN * FEATURES : _INNER]
+        copy_rows(hidden, network[HIDDEN * FEATURES : _INNER])
         for feature in range(FEATURES):
             for unit in range(HIDDEN):
                 hidden[unit] += network[HIDDEN * feature + unit] * seen[feature]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.io.compiled import closure, kernel, njit
+from rlpto.io.compiled import helper, kernel, njit
 from rlpto.policies.filling import fit_in_order
 
 
@@ -68,7 +68,7 @@ def walk_hull(
         gpus -= 1
 
 
-@kernel()
+@helper()
 def _sift_down(heap: IntArray, size: int, key: FloatArray, at: int) -> None:
     """Put a row of `heap[:size]` where it belongs: the row with the largest key, first of equals, is on top."""
     row = heap[at]
@@ -97,7 +97,7 @@ def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
     that do not fit are left out. Returns GPUs [n]. `score` is called only for the next step of a row.
     """
 
-    @closure(_nrt=False)
+    @helper()
     def take(
         gpus: IntArray,
         target: IntArray,
@@ -135,7 +135,7 @@ def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
             heap[0] = heap[size]
             _sift_down(heap, size, key, 0)
 
-    @closure(_nrt=True)
+    @helper(_nrt=True)
     def grow(
         gpus: IntArray, target: IntArray, known: tuple[Any, ...], lowest: IntArray, capacity: int, threshold: float
     ) -> IntArray:

@@ -15,6 +15,7 @@ import numpy as np
 from rlpto.core.cluster import ClusterShape, HeldByOthers
 from rlpto.core.records import INTERVAL
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.by_reference import by_reference
 from rlpto.performance.tables import SpeedTables
 from rlpto.simulator.settings import SimulatorSettings
 
@@ -86,6 +87,7 @@ jobs choose the interval of checkpoints by Young, 2 by Daly. may_fail: 1 if node
 one has a price. follow_accuracy: 1 if when jobs gain their accuracy is noted, see `rlpto.simulator.shortfall`."""
 
 
+@by_reference
 class World(NamedTuple):
     """Everything compiled code needs.
 

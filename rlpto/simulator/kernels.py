@@ -176,7 +176,7 @@ def clear_sums(w: World, b: int) -> None:
     sums.finished = 0
 
 
-@kernel(inline="always")
+@helper()
 def advance(w: World, b: int) -> None:
     """Run cluster b to its next decision, or to the time limit where that is earlier."""
     cluster = w.clusters[b]
@@ -217,17 +217,11 @@ def outlook(w: World, b: int) -> tuple[float, int, int, int, int, int, bool]:
     )  # fmt: skip
 
 
-@helper()
-def run_on(w: World, b: int) -> None:
-    """`advance`, compiled once for all that calls this."""
-    advance(w, b)
-
-
 @kernel()
 def begin(w: World, b: int) -> tuple[float, int, int, int, int, int, bool]:
     """Run cluster b from the beginning of time to its first decision; returns `outlook`."""
     schedule_failures(w, b)
-    run_on(w, b)
+    advance(w, b)
     return outlook(w, b)
 
 
@@ -250,7 +244,7 @@ def advance_until(
     """
     cluster, count = w.clusters[b], 0
     while True:
-        run_on(w, b)
+        advance(w, b)
         passed[count] = w.sums[b]
         count += 1
         clear_sums(w, b)

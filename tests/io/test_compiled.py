@@ -7,16 +7,22 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from numba.core.errors import NumbaError
 
+from rlpto.io.by_reference import by_reference
 from rlpto.io.compiled import (
+    COMPILING,
     NOT_COMPILED,
     PACKAGE,
+    cache_folder,
     delete_old,
+    helper,
     kernel,
+    njit,
     noted_digest,
     sources_digest,
 )
@@ -57,7 +63,7 @@ def test_the_digest_is_noted_until_a_source_changes(tmp_path: Path):
 
 
 def test_packages_left_out_of_the_digest_compile_nothing_and_no_compiled_code_uses_them():
-    marks = re.compile(r"@(njit|kernel|closure|helper)\(|\bchained\(")
+    marks = re.compile(r"@(njit|kernel|helper)\(|\bchained\(")
     compiling = {p.relative_to(PACKAGE): p.read_text("utf-8") for p in PACKAGE.rglob("*.py")}
     compiling = {path: text for path, text in compiling.items() if marks.search(text)}
     packages = {path.parts[0] for path in compiling}
@@ -167,3 +173,69 @@ def test_functions_of_one_name_that_other_processes_compiled_stay_apart(tmp_path
         command = [sys.executable, "-c", f"import rows; print(rows.{call}(0.0))"]
         done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
         assert float(done.stdout) == value, call
+
+
+@by_reference
+class Inner(NamedTuple):
+    counts: np.ndarray
+    step: int
+
+
+@by_reference
+class Outer(NamedTuple):
+    inner: Inner
+    rates: np.ndarray
+    on: bool
+    missing: None
+
+
+def test_compiled_code_reads_named_tuples_by_reference_and_changes_their_arrays() -> None:
+    @helper()
+    def count(inner, row):
+        inner.counts[row] += inner.step
+
+    @kernel()
+    def run(outer, row):
+        total = 0.0
+        for rate in outer.rates[row]:
+            total += rate
+            count(outer.inner, row)
+        return total if outer.on and outer.missing is None else -1.0
+
+    outer = Outer(Inner(np.zeros(2, dtype=np.int64), 3), np.arange(6.0).reshape(2, 3), on=True, missing=None)
+    assert run(outer, 1) == 12.0
+    assert outer.inner.counts.tolist() == [0, 9]
+    assert run(outer._replace(on=False), 0) == -1.0
+
+
+def test_only_functions_that_python_calls_become_machine_code_of_their_own() -> None:
+    @njit()
+    def tripled(values):
+        return values * 3
+
+    @njit()
+    def tripled_sum(values):
+        return tripled(values).sum()
+
+    assert tripled_sum(np.arange(3)) == 9
+    assert not any(Path(cache_folder()).rglob("*tripled-*.nbi"))
+    assert any(Path(cache_folder()).rglob("*tripled_sum-*.nbi"))
+
+
+def test_compiling_is_said_once_and_not_when_the_cache_has_it_all(tmp_path: Path) -> None:
+    (tmp_path / "rows.py").write_text(
+        "import logging\n"
+        "from rlpto.io import compiled\n"
+        "logging.basicConfig(level=logging.INFO, format='%(name)s: %(message)s')\n"
+        "compiled.SAID_AFTER_S = 0.0\n"
+        "one = compiled.njit()(lambda x: x + 1.0)\n"
+        "two = compiled.njit()(lambda x: one(x) + 2.0)\n"
+        "three = compiled.njit()(lambda x: two(x) + one(x))\n"
+        "print(two(1.0), three(1.0))\n"
+    )
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", "import rows"]
+    for expected in (f"rlpto.io.compiled: {COMPILING}\n", ""):
+        done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+        assert done.stdout == "4.0 6.0\n"
+        assert done.stderr == expected
