@@ -103,7 +103,7 @@ def _variants(tables: SpeedTables, factors: Sequence[float], **columns: Any) -> 
     rates = np.concatenate([tables.rates * factor for factor in factors])
     shifts = len(tables.rates) * np.arange(times)[:, None, None, None]
     row = np.where(tables.row > 0, tables.row + shifts, 0).reshape(-1, *tables.row.shape[1:]).astype(np.int32)
-    alike = ("epochs", "samples", "rescale_delay", "own", "batch_size", "servers", "most_servers", "plan")
+    alike = ("epochs", "samples", "rescale_delay", "own", "batch_size", "servers", "most_servers")
     repeated: dict[str, Any] = {name: np.tile(getattr(tables, name), times) for name in alike}
     repeated |= {"types": tables.types * times, "accuracy": np.tile(tables.accuracy, (times, 1))} | columns
     return replace(tables, rates=rates, elapsed=elapsed_from_rates(rates), row=row, **repeated)

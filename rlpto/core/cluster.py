@@ -321,8 +321,6 @@ class Allocation:
         that holds just these is not touched.
     servers: [n] parameter servers, 1 to `JobTable.most_servers`; 0, or None for all: the job's own number.
         A change of it restarts a running job.
-    plan: [n] numbers of plans of parallelism, of `JobTable.plans`; 0, or None for all: the job's own plan, or the best
-        for its size if it has none of its own. A change of it restarts a running job.
     """
 
     gpus: IntArray
@@ -330,7 +328,6 @@ class Allocation:
     batch_size: IntArray | None = None
     placement: IntArray | None = None
     servers: IntArray | None = None
-    plan: IntArray | None = None
 
 
 class Cluster(Protocol):

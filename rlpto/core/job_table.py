@@ -15,8 +15,8 @@ from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.errors import ConfigError
 from rlpto.performance.tables import NO_TYPE, ONE_KIND, SpeedTables
 
-NO_BATCH_SIZE = NO_PLAN = -1
-"""In place of a batch size, or a plan, where a job has no further one to choose from."""
+NO_BATCH_SIZE = -1
+"""In place of a batch size where a job has no further one to choose from."""
 
 _COLUMNS = frozenset(VIEW.names or ())
 
@@ -239,36 +239,6 @@ class JobTable:
             found.append(speed)
         return np.stack(found)
 
-    @property
-    def plan(self) -> IntArray:
-        """[n] the one of `plans` that each job has now; 0 if it runs by the best one of each size."""
-        return self._tables.plan[self.type_index]
-
-    @property
-    def has_plans(self) -> bool:
-        """True if a policy may choose plans of parallelism for some jobs of the workload."""
-        return self._tables.has_plans
-
-    @property
-    def plans(self) -> IntArray:
-        """[n, V] numbers of the plans that a policy may choose for each job, padded with NO_PLAN.
-
-        The job's own is the first: 0, the best one of each size, if it was submitted without a plan.
-        """
-        choices = self._tables.plan_choices[self.type_index]
-        return np.where(choices == NO_TYPE, NO_PLAN, self._tables.plan[choices])
-
-    @property
-    def speed_at_plans(self) -> FloatArray:
-        """[V, n, K + 1] `speed` with each of `plans`; 0 where a job has fewer, and below the plan's smallest size."""
-        tables, found = self._tables, []
-        if not tables.has_plans:
-            return self.speed[None]
-        for types in tables.plan_choices[self.type_index].T:
-            kind = np.where(types == NO_TYPE, self.type_index, types)
-            found.append(np.where((types != NO_TYPE)[:, None] & (tables.fit[kind] > 0), self._speed_of(kind), 0.0))
-        return np.stack(found)
-
     def believed(self) -> BelievedSpeeds:
         """What `speed` and `remaining` are made of; only both together, with the noise, are known to a policy."""
         noise = self._noise
@@ -276,15 +246,9 @@ class JobTable:
             noise = EstimateNoise(noise.remaining[self.index], noise.speed[self.index], noise.scaling[self.index])
         return BelievedSpeeds(self._tables, self.type_index, self.scale, noise)
 
-    def types_at(self, batch_size: IntArray, servers: IntArray | None = None, plan: IntArray | None = None) -> IntArray:
-        """[n] types of the jobs once a scheduler has chosen batch_size, servers and plan [n]; see
-        `SpeedTables.types_at`."""
-        return self._tables.types_at(self.type_index, batch_size, servers, plan)
-
-    def fit_of(self, types: IntArray, gpus: IntArray) -> IntArray:
-        """[n] largest size up to `gpus` [n] that jobs of `types` [n] may have, where sizes are not all allowed."""
-        sizes: IntArray = self._tables.fit[types, gpus]
-        return sizes
+    def types_at(self, batch_size: IntArray, servers: IntArray | None = None) -> IntArray:
+        """[n] types of the jobs once a scheduler has chosen batch_size and servers [n]; see `SpeedTables.types_at`."""
+        return self._tables.types_at(self.type_index, batch_size, servers)
 
     def columns(self) -> JobStore:
         """A copy of the columns of these n jobs, as a store of their own, with as many epochs as are believed.

@@ -62,8 +62,8 @@ def frozen(policy: Policy) -> Policy:
     return policy.frozen() if isinstance(policy, LookaheadPolicy) else policy
 
 
-def chooses(policy: Policy, what: Literal["batch_sizes", "servers", "plans"]) -> bool:
-    """Whether a policy's allocations may have batch sizes, numbers of parameter servers or plans of parallelism.
+def chooses(policy: Policy, what: Literal["batch_sizes", "servers"]) -> bool:
+    """Whether a policy's allocations may have batch sizes or numbers of parameter servers.
 
     Its attribute chooses_WHAT says so, if it has one; of one that delegates, that of any of its `policies`. Speeds at
     other choices are compiled only for such policies.

@@ -126,13 +126,13 @@ class Queue:
         """The allocation that is carried out: checked, and trimmed to capacity in queue order.
 
         A job that would get less than its min_gpus gets none, and one with allowed sizes the largest of those that is
-        not more (of the kind of GPU that it gets, or of the plan of parallelism). On several kinds of GPU every job is
-        given one and placed, see `onto_kinds`, unless the policy has placed every job on one; in several zones each is
-        in one, see `onto_zones`. Jobs get no GPUs where there are no CPU slots for their parameter servers.
+        not more (of the kind of GPU that it gets). On several kinds of GPU every job is given one and placed, see
+        `onto_kinds`, unless the policy has placed every job on one; in several zones each is in one, see `onto_zones`.
+        Jobs get no GPUs where there are no CPU slots for their parameter servers.
 
         Raises PolicyError if a policy returns no Allocation, numbers that are not whole, are negative, or break a job's
-        limits, a batch size, a plan or parameter servers that the job cannot have, or a placement that the nodes have
-        no room for.
+        limits, a batch size or parameter servers that the job cannot have, or a placement that the nodes have no room
+        for.
         """
         if not isinstance(allocation, Allocation):
             raise PolicyError(f"policy {policy} returned a {type(allocation).__name__}: expected an Allocation")
@@ -147,9 +147,6 @@ class Queue:
                 f"policy {policy} gave job {int(jobs.index[bad])} {int(wishes[bad])} GPUs at {state.time:.0f} s: "
                 f"expected 0, or {int(jobs.min_gpus[bad])} to {int(jobs.max_gpus[bad])}"
             )
-        plan = allocation.plan
-        if plan is not None or jobs.has_plans:
-            plan, gpus = check_plan(plan, gpus, state, policy)
         order = check_order(allocation.order, len(jobs), policy)
         servers = admit_servers(allocation.servers, state, gpus, policy)
         placement = chosen = check_placement(allocation.placement, state, wishes, policy)
@@ -164,7 +161,7 @@ class Queue:
             gpus = placement.sum(axis=1)
             servers = servers if servers is None else np.where(gpus > 0, servers, 0)
         batch_size = check_batch_size(allocation.batch_size, state, gpus, policy)
-        return Allocation(gpus, order, batch_size, placement, servers, plan)
+        return Allocation(gpus, order, batch_size, placement, servers)
 
 
 def whole_numbers(numbers: Any, count: int, policy: str, unit: str = "GPUs") -> IntArray:
@@ -195,37 +192,14 @@ def check_batch_size(batch_size: Any, state: ClusterState, gpus: IntArray, polic
         return None
     jobs = state.jobs
     chosen = whole_numbers(batch_size, len(jobs), policy, "samples in a batch")
-    # A size that exists has all numbers of servers.
-    _check_choice(chosen, jobs.types_at(chosen), jobs.batch_sizes, state, policy, "a batch size of")
-    return np.where(gpus > 0, chosen, 0)
-
-
-def check_plan(plan: Any, gpus: IntArray, state: ClusterState, policy: str) -> tuple[IntArray, IntArray]:
-    """Plans [n] as in `Allocation`, and gpus [n] cut to sizes of theirs; a job that would get less than its min_gpus
-    gets none.
-
-    Raises PolicyError naming the policy if a job cannot have its plan, as on real clusters, whose programs have none.
-    """
-    jobs = state.jobs
-    chosen = np.zeros(len(jobs), dtype=np.int64) if plan is None else whole_numbers(plan, len(jobs), policy, "plans")
-    types = jobs.types_at(np.zeros_like(chosen), None, chosen)
-    _check_choice(chosen, types, jobs.plans, state, policy, "the plan")
-    if jobs.has_plans:
-        gpus = jobs.fit_of(types, gpus)
-        gpus = np.where(gpus >= jobs.min_gpus, gpus, 0)
-    return np.where(gpus > 0, chosen, 0), gpus
-
-
-def _check_choice(
-    chosen: IntArray, types: IntArray, known: IntArray, state: ClusterState, policy: str, what: str
-) -> None:
-    """Raise PolicyError for the first job whose chosen [n] is none of `known` [n, V]: one without a type [n]."""
-    for row in np.flatnonzero((chosen < 0) | (types == NO_TYPE))[:1].tolist():
-        others = [number for number in known[row].tolist() if number > 0]
+    wrong = np.flatnonzero(jobs.types_at(chosen) == NO_TYPE)  # a size that exists has all numbers of servers
+    if len(wrong):
+        known = [size for size in jobs.batch_sizes[wrong[0]].tolist() if size > 0]
         raise PolicyError(
-            f"policy {policy} gave job {int(state.jobs.index[row])} {what} {int(chosen[row])} at {state.time:.0f} s: "
-            "expected 0 (its own choice)" + (f" or one of {others}" if others else "")
+            f"policy {policy} gave job {int(jobs.index[wrong[0]])} a batch size of {int(chosen[wrong[0]])} at "
+            f"{state.time:.0f} s: expected 0 (its own choice)" + (f" or one of {known}" if known else "")
         )
+    return np.where(gpus > 0, chosen, 0)
 
 
 def check_placement(placement: Any, state: ClusterState, gpus: IntArray, policy: str) -> IntArray | None:

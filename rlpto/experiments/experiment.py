@@ -59,7 +59,7 @@ class Experiment:
         self.config = config
         shape = config.cluster.shape
         self.background = place_background(config.workload.background, shape)
-        self._tables: dict[tuple[bool, bool, bool], SpeedTables] = {}
+        self._tables: dict[tuple[bool, bool], SpeedTables] = {}
         self.shape = shape.with_background(*background_at(self.background, 0.0, len(shape)))
 
     @cached_property
@@ -114,15 +114,14 @@ class Experiment:
         """Names of the windows of a split, see `WindowTraces.names`."""
         return self.traces.names(split, required)
 
-    def tables(self, *, batch_sizes: bool = False, servers: bool = False, plans: bool = False) -> SpeedTables:
+    def tables(self, *, batch_sizes: bool = False, servers: bool = False) -> SpeedTables:
         """Speed tables of every job type of the workload, for as many GPUs as a job may hold.
 
-        batch_sizes, servers, plans: with the batch sizes, the numbers of parameter servers, and the plans of
-        parallelism, that a policy may choose.
+        batch_sizes, servers: with the batch sizes, and the numbers of parameter servers, that a policy may choose.
         """
-        if (batch_sizes, servers, plans) not in self._tables:
+        if (batch_sizes, servers) not in self._tables:
             (types, most), shape = self._job_types, self.shape
-            self._tables[batch_sizes, servers, plans] = compile_tables(
+            self._tables[batch_sizes, servers] = compile_tables(
                 self.profiles,
                 types,
                 most,
@@ -130,9 +129,8 @@ class Experiment:
                 kinds=shape.kind_sizes,
                 choose_batches=batch_sizes,
                 choose_servers=servers,
-                choose_plans=plans,
             ).within(shape.kind_gpus)
-        return self._tables[batch_sizes, servers, plans]
+        return self._tables[batch_sizes, servers]
 
     @cached_property
     def _job_types(self) -> tuple[list[JobType], int]:
@@ -190,7 +188,6 @@ class Experiment:
         tables = self.tables(
             batch_sizes=policy is not None and chooses(policy, "batch_sizes"),
             servers=policy is not None and chooses(policy, "servers"),
-            plans=policy is not None and chooses(policy, "plans") and self.knowledge.beliefs is None,
         )
         knowledge = replace(self.knowledge, noise=estimate_noise(known, len(jobs), own_seed))
         rules = replace(AS_POLLUX, shared=known.rules.shared) if isinstance(policy, Pollux) else known.rules

@@ -17,7 +17,7 @@ from scipy.linalg.lapack import dgesv
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.compiled import njit
 from rlpto.knowledge.prior import COORDINATES, LEAST_GAMMA, ThroughputPrior, prior_of, prior_without, reference_batch
-from rlpto.performance.profiles import PLAN_MARK, large_profiles
+from rlpto.performance.profiles import large_profiles
 from rlpto.performance.size_table import SizeTable
 from rlpto.performance.throughput import MAX_GAMMA, StepMeasurements
 
@@ -258,7 +258,7 @@ def size_prior_without(model: str) -> ThroughputPrior:
     points = [
         fit_with_prior(_rows(table, unit, limits.base), prior_without(model), reference_batch(limits, unit)).point
         for name, profile in large_profiles().items()
-        if name != model.partition(PLAN_MARK)[0]
+        if name != model
         for limits, table in ((profile.on(kind).batch, speed.throughput) for kind, speed in profile.kinds.items())
         if isinstance(table, SizeTable) and len(table.sizes) >= FEWEST_SIZES
         for unit in (int(np.gcd.reduce(table.sizes)),)

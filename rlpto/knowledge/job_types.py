@@ -24,7 +24,7 @@ FIRST_JOBS = 64
 """Jobs that the tables have room for at first; twice as many whenever it runs out."""
 _OF_MODELS = ("accuracy", "epochs", "samples", "rescale_delay")
 """Columns of types that jobs have from their models."""
-_CHOSEN = ("batch_size", "servers", "most_servers", "plan", "fit")
+_CHOSEN = ("batch_size", "servers", "most_servers", "fit")
 _BELIEVED = ("known_remaining", "known_speed", "sizes_seen", "speed_sigma", "written")
 """Further columns of types."""
 

@@ -68,14 +68,12 @@ def compile_tables(
     *,
     choose_batches: bool = False,
     choose_servers: bool = False,
-    choose_plans: bool = False,
     kinds: Mapping[str, int] | None = None,
 ) -> SpeedTables:
     """Speed tables of job types for up to `max_gpus` GPUs on nodes of `gpus_per_node`.
 
     choose_batches: add variants for the batch sizes that a scheduler may choose, see `chosen_batch_sizes`.
     choose_servers: add variants for all numbers of parameter servers that each type may have.
-    choose_plans: add variants for all plans of parallelism of each type's model; on one kind of GPU alone.
     kinds: kinds of GPU in the cluster with the GPUs of the largest node of each; every type then has a variant for each
     kind. None: one kind, on nodes of `gpus_per_node`.
 
@@ -87,27 +85,21 @@ def compile_tables(
     nodes = {ONE_KIND: gpus_per_node} if kinds is None else dict(kinds)
     if max_gpus < 1 or min(nodes.values(), default=0) < 1:
         raise ProfileError(f"expected at least 1 GPU, got max_gpus {max_gpus} and nodes of {nodes}")
-    plans = [profiles.facts(kind.model).plans for kind in types]
-    planned = [1 + plans[own].index(kind.model) if kind.model in plans[own] else 0 for own, kind in enumerate(types)]
-    variants: list[tuple[int, int, int | None, int]] = [(own, 0, None, plan) for own, plan in enumerate(planned)]
+    variants: list[tuple[int, int, int | None]] = [(own, 0, None) for own in range(len(types))]
     for own, kind in enumerate(types):
         sizes, facts = [0, *(chosen_batch_sizes(profiles, kind) if choose_batches else ())], profiles.facts(kind.model)
         numbers: list[int | None] = [None]
         if choose_servers:
             numbers += [number for number in range(1, facts.most_servers + 1) if number != facts.servers]
-        variants += [(own, size, number, planned[own]) for size in sizes for number in numbers if size or number]
-        if choose_plans and len(nodes) == 1:
-            variants += [(own, 0, None, 1 + i) for i, model in enumerate(plans[own]) if model != kind.model]
+        variants += [(own, size, number) for size in sizes for number in numbers if size or number]
     types = [
-        JobType(plans[own][plan - 1] if plan else kind.model, size or kind.batch_size, kind.metric, servers)
-        for own, size, servers, plan in variants
-        for kind in (types[own],)
+        types[own]._replace(batch_size=size or types[own].batch_size, servers=number) for own, size, number in variants
     ]
     parts = [profiles.type_tables(job_type, max_gpus, size, gpu) for gpu, size in nodes.items() for job_type in types]
     on_each, several = len(types), len(nodes)
     parts = [_shown_elsewhere(parts, i, on_each) for i in range(len(parts))]
     variants, types = variants * several, [*types] * several
-    own_type = np.array([own for own, _, _, _ in variants])
+    own_type = np.array([own for own, _, _ in variants])
     epochs = max(part.facts.epochs for part in parts)
     offsets = 1 + np.concatenate([[0], np.cumsum([len(part.rates) for part in parts])])
     rates = np.zeros((int(offsets[-1]), epochs))
@@ -129,9 +121,8 @@ def compile_tables(
         known_remaining=remaining,
         known_speed=speed,
         own=own_type,
-        batch_size=np.array([size for _, size, _, _ in variants]),
-        servers=np.array([number or parts[own].facts.servers for own, _, number, _ in variants]),
-        plan=np.array([number for _, _, _, number in variants]),
+        batch_size=np.array([size for _, size, _ in variants]),
+        servers=np.array([number or parts[own].facts.servers for own, _, number in variants]),
         most_servers=np.array([part.facts.most_servers for part in parts]),
         score_rates=_score_rates(types, parts, offsets, own_type, rates),
         kinds=tuple(nodes),

@@ -18,7 +18,7 @@ from rlpto.performance.efficiency import (
 )
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.parameter_server import ServerParams
-from rlpto.performance.profiles import PLAN_MARK, ModelLimits, Profile, TypeTables, most_gpus, unknown_model
+from rlpto.performance.profiles import ModelLimits, Profile, TypeTables, most_gpus, unknown_model
 from rlpto.performance.size_table import SizeTable, largest_sizes
 from rlpto.performance.tables import ONE_KIND, JobType
 
@@ -44,20 +44,17 @@ class FittedProfiles:
         return tuple(sorted(self.profiles))
 
     def profile(self, model: str) -> Profile:
-        """The profile of a model, or of MODEL@PLAN with that plan alone. Raises ProfileError if it is unknown."""
-        name, mark, plan = model.partition(PLAN_MARK)
-        if name not in self.profiles:
-            raise unknown_model(name, self.models)
-        return self.profiles[name].with_plan(plan) if mark else self.profiles[name]
+        """The profile of a model. Raises ProfileError if it is unknown."""
+        if model not in self.profiles:
+            raise unknown_model(model, self.models)
+        return self.profiles[model]
 
     def facts(self, model: str) -> ModelLimits:
         """Size and limits of a model. Raises ProfileError if it is unknown."""
         profile = self.profile(model)
         law = profile.throughput
         servers = (law.servers, law.most_servers) if isinstance(law, ServerParams) else (self.served.get(model, 0),) * 2
-        name = model.partition(PLAN_MARK)[0]
-        plans = tuple(f"{name}{PLAN_MARK}{plan}" for plan in self.profile(name).plans)
-        return ModelLimits(profile.samples, profile.epochs, profile.batch, profile.rescale_delay, *servers, plans)
+        return ModelLimits(profile.samples, profile.epochs, profile.batch, profile.rescale_delay, *servers)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
         """Compile one job type on GPUs of a kind; `choices_by_size` defines the rates. Raises ProfileError if the model

@@ -34,8 +34,6 @@ DEFAULT_RESCALE_DELAY = 30.0
 LLM = "llm"
 """Name of the profiles of large models that come with RLPTO (docs/performance.md)."""
 _SHIPPED = Path(__file__).parent / "profiles"
-PLAN_MARK = "@"
-"""Between the name of a model and that of the plan of parallelism that its jobs were written with."""
 LAWS: Mapping[str, type[ThroughputLaw]] = {
     "pollux": ThroughputParams,
     "parameter_server": ServerParams,
@@ -156,20 +154,6 @@ class Profile:
             return True
         return not all(isinstance(speed.throughput, SizeTable) for speed in self.kinds.values())
 
-    @property
-    def plans(self) -> tuple[str, ...]:
-        """Names of the plans of parallelism that its tables have steps of, on any kind of GPU."""
-        return tuple(dict.fromkeys(plan for table in self.tables().values() for plan in table.plans))
-
-    def with_plan(self, plan: str) -> Profile:
-        """The profile of jobs that keep one of `plans`. Raises ProfileError for another."""
-        if plan not in self.plans:
-            known = ", ".join(self.plans) or "none"
-            raise ProfileError(f"the profile of model {self.name!r} has no plan {plan!r}; known: {known}")
-        laws = {kind: table.with_plan(plan) for kind, table in self.tables().items() if plan in table.plans}
-        kinds = {kind: replace(speed, throughput=laws[kind]) for kind, speed in self.kinds.items() if kind in laws}
-        return replace(self, throughput=next(iter(laws.values())), kinds=kinds)
-
     def tables(self) -> dict[str, SizeTable]:
         """Tables of sizes by kind of GPU, ONE_KIND if kinds have no names; none for other laws."""
         laws = {kind: speed.throughput for kind, speed in self.kinds.items()} or {ONE_KIND: self.throughput}
@@ -180,7 +164,6 @@ class ModelLimits(NamedTuple):
     """Size and limits of a model; fields as in `Profile`.
 
     servers, most_servers: default and largest number of parameter servers of a job; 0: it has none.
-    plans: names of the model with each of its plans.
     """
 
     samples: float
@@ -189,7 +172,6 @@ class ModelLimits(NamedTuple):
     rescale_delay: float
     servers: int = 0
     most_servers: int = 0
-    plans: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

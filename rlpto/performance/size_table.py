@@ -1,13 +1,11 @@
 """The law `table`: step times as measured by number of nodes and GPUs, and the numbers of GPUs that a model runs on.
 
 Models of billions of parameters run only on some numbers of GPUs: from those that hold them on, in multiples of the
-degrees of their parallel plans. The best measured step time of each size is all that most schedulers need of a plan;
-tables may name the plans behind it, for jobs that keep one and for policies that choose.
+degrees of their tensor and pipeline parallelism. Tables hold the step time of the fastest combination at each size.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,8 +20,6 @@ from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 
 _Count = Annotated[int, Field(ge=1, le=16_384)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Steps = tuple[tuple[_Count, _Count, _Seconds], ...]
-_PlanName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._+-]+$")]
 
 
 @dataclass(frozen=True)
@@ -33,25 +29,15 @@ class SizeTable:
     steps: (nodes, GPUs, seconds), ascending by GPUs, then nodes. allowed: numbers of GPUs that a job may have, within
     the measured range; None: the measured ones. Between measured sizes the logarithm of the time is linear in that of
     the GPUs, on one node and on several alike; nothing is allowed beyond the measured sizes.
-    plans: steps by plan of parallelism, in place of `steps`, which then are the best of them. A plan called PxT has
-    pipelines of P stages of T tensor-parallel GPUs each, and runs on multiples of P x T only.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
-    steps: _Steps = ()
+    steps: Annotated[tuple[tuple[_Count, _Count, _Seconds], ...], Field(min_length=1)]
     allowed: Annotated[tuple[_Count, ...], Field(min_length=1)] | None = None
-    plans: dict[_PlanName, _Steps] = field(default_factory=dict)
     law: Literal["table"] = field(default="table", kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.plans:
-            best = _best_of(self.plans)
-            if self.steps not in ((), best):
-                raise ValueError("steps: expected none next to plans, whose best steps they are")
-            object.__setattr__(self, "steps", best)
-        if not self.steps:
-            raise ValueError("steps: expected the measured time of one size at least")
         sizes = [(gpus, nodes) for nodes, gpus, _ in self.steps]
         for before, after in pairwise(sizes):
             if before == after:
@@ -66,11 +52,6 @@ class SizeTable:
         outside = [size for size in self.sizes if not sizes[0][0] <= size <= sizes[-1][0]]
         if outside:
             raise ValueError(f"allowed: {outside[0]} GPUs, expected {sizes[0][0]} to {sizes[-1][0]}, the measured ones")
-
-    def with_plan(self, plan: str) -> SizeTable:
-        """The table of one of `plans` alone, at the allowed sizes that it was measured on; KeyError without it."""
-        measured = sorted({gpus for _, gpus, _ in self.plans[plan]})
-        return SizeTable(self.plans[plan], tuple(gpus for gpus in measured if gpus in self.sizes))
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -114,23 +95,6 @@ def largest_sizes(sizes: tuple[int, ...], max_gpus: int) -> IntArray:
     """[max_gpus + 1] largest of ascending `sizes` that is not above each number of GPUs; 0: none."""
     known = np.array([0, *sizes], dtype=np.int64)
     return known[np.searchsorted(known, np.arange(max_gpus + 1), side="right") - 1]
-
-
-def _best_of(plans: dict[str, _Steps]) -> _Steps:
-    """The fastest step of each size over all plans. Raises ValueError that names a plan with wrong steps."""
-    best: dict[tuple[int, int], float] = {}
-    for plan, steps in plans.items():
-        try:
-            SizeTable(steps)
-        except ValueError as error:
-            raise ValueError(f"plans: {plan}: {error}") from None
-        degrees = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", plan)
-        group = int(degrees[1]) * int(degrees[2]) if degrees else 1
-        for nodes, gpus, seconds in steps:
-            if gpus % group:
-                raise ValueError(f"plans: {plan}: {gpus} GPUs, expected a multiple of {group}, which the plan divides")
-            best[gpus, nodes] = min(seconds, best.get((gpus, nodes), seconds))
-    return tuple((nodes, gpus, seconds) for (gpus, nodes), seconds in sorted(best.items()))
 
 
 def _points_of(rows: Iterable[tuple[int, int, float]]) -> tuple[FloatArray, FloatArray]:

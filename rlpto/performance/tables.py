@@ -5,8 +5,7 @@ number of GPUs, on how many nodes they span, and on the epoch the job is in (the
 scale, and with it the useful batch size, changes as training goes on). Rows of `rates` hold one such curve over epochs
 each; `row` maps (type, nodes spanned, GPUs) to its row.
 
-A type has *variants*, which are types too: one for every batch size that a scheduler may choose, on every kind of GPU,
-and one for every plan of parallelism that it may choose.
+A type has *variants*, which are types too: one for every batch size that a scheduler may choose, on every kind of GPU.
 """
 
 from __future__ import annotations
@@ -83,8 +82,6 @@ class SpeedTables:
     kinds: G kinds of GPU, by name. kind: [T] int64, index into kinds; a type that is its own has kind 0. node_gpus: [T]
     int64, GPUs of the largest node of that kind. With one kind both are derived: nodes may have any size.
     most_servers: [T] int64, largest number of parameter servers of a job; empty: the number it has.
-    plan: [T] int64, number of the plan of parallelism that jobs of the type run by, 1 for the first of the model's;
-    0: by the best one of each size, or the only one. Empty: 0 for all.
     score_rates: [R, P] float64 or None: shown to policies in place of `rates`, so that they allocate GPUs by the same
     metric by which jobs choose their batch size. A job's own score with one GPU on one node counts as its rate there.
     sizes_seen, speed_sigma: [T] numbers of GPUs whose steps the speeds rest on, and [T, SPANS, K + 1] standard
@@ -115,7 +112,6 @@ class SpeedTables:
     node_gpus: IntArray = field(default_factory=_no_types)
     servers: IntArray = field(default_factory=_no_types)
     most_servers: IntArray = field(default_factory=_no_types)
-    plan: IntArray = field(default_factory=_no_types)
     score_rates: FloatArray | None = None
     sizes_seen: FloatArray | None = None
     speed_sigma: FloatArray | None = None
@@ -133,7 +129,7 @@ class SpeedTables:
             if array is not None:
                 object.__setattr__(self, name, np.ascontiguousarray(array, dtype=np.float64))
         none = np.zeros(len(self.types), dtype=np.int64)
-        usual = {"own": np.arange(len(none)), "batch_size": none, "servers": none, "plan": none}
+        usual = {"own": np.arange(len(none)), "batch_size": none, "servers": none}
         for name, column in usual.items():
             if len(getattr(self, name)) == 0:
                 object.__setattr__(self, name, column.copy())
@@ -150,11 +146,11 @@ class SpeedTables:
 
     @property
     def fit_anywhere(self) -> IntArray:
-        """[T, K + 1] as `fit`, on the kind of GPU, or by the plan, that allows most; empty likewise."""
-        if not self.fit.size or (len(self.kinds) == 1 and not self.has_plans):
+        """[T, K + 1] as `fit`, on the kind of GPU that allows most; empty likewise."""
+        if not self.fit.size or len(self.kinds) == 1:
             return self.fit
         most = np.zeros_like(self.fit)
-        for types in (self.plan_choices if self.has_plans else self.by_kind).T:
+        for types in self.by_kind.T:
             np.maximum(most, np.where(types[:, None] == NO_TYPE, 0, self.fit[types]), out=most)
         return most
 
@@ -209,19 +205,9 @@ class SpeedTables:
 
     @cached_property
     def batch_choices(self) -> IntArray:
-        """[T, V] variants of each type with the same servers, plan and kind of GPU: the job's own batch size first,
-        then those that a scheduler may choose, by size; padded with NO_TYPE."""
-        return self._choices(self.batch_size, self.servers, self.kind, self.plan)
-
-    @cached_property
-    def plan_choices(self) -> IntArray:
-        """[T, V] variants of each type that differ by the plan alone, its own first; padded with NO_TYPE."""
-        return self._choices(np.arange(len(self.own)), self.servers, self.kind, self.batch_size)
-
-    @cached_property
-    def has_plans(self) -> bool:
-        """Whether a scheduler may choose plans of parallelism for some type."""
-        return bool((self.plan != self.plan[self.own]).any())
+        """[T, V] variants of each type with the same servers and kind of GPU: the job's own batch size first, then
+        those that a scheduler may choose, by size; padded with NO_TYPE."""
+        return self._choices(self.batch_size, self.servers, self.kind)
 
     def unit(self, number: int) -> int:
         """GPUs that all allowed sizes of a type are multiples of; 0 where any number is allowed."""
@@ -247,12 +233,10 @@ class SpeedTables:
             row[: len(groups[key])] = groups[key]
         return choices
 
-    def types_at(
-        self, types: IntArray, batch_size: IntArray, servers: IntArray | None = None, plan: IntArray | None = None
-    ) -> IntArray:
+    def types_at(self, types: IntArray, batch_size: IntArray, servers: IntArray | None = None) -> IntArray:
         """[n] variants of `types` [n] when a scheduler chooses their batch_size [n]; 0: the job's own choice.
 
-        servers, plan: [n] parameter servers and plans that the scheduler chooses; 0, or None for all: the job's own.
+        servers: [n] parameter servers that the scheduler chooses; 0, or None for all: the job's own number.
         NO_TYPE if there is no such variant.
         """
         own = self.own[types]
@@ -260,8 +244,6 @@ class SpeedTables:
         choices = self.variants[types]
         fits = (choices != NO_TYPE) & (self.batch_size[choices] == batch_size[:, None])
         fits &= (self.servers[choices] == wanted[:, None]) & (self.kind[choices] == self.kind[types][:, None])
-        planned = self.plan[own] if plan is None else np.where(plan > 0, plan, self.plan[own])
-        fits &= self.plan[choices] == planned[:, None]
         found = choices[np.arange(len(types)), fits.argmax(axis=1)]
         return np.where(fits.any(axis=1), found, NO_TYPE)
 

@@ -116,7 +116,7 @@ def known_speeds(believed: BelievedSpeeds, gpus_per_node: int) -> BelievedSpeeds
     row = np.zeros((*rates.shape[:2], len(gpus) + 1), dtype=np.int32)
     row[:, :, 1:] = 1 + np.arange(row[:, :, 1:].size).reshape(rates.shape[:3])
     columns = (
-        *("batch_size", "servers", "most_servers", "plan", "kind", "node_gpus"),
+        *("batch_size", "servers", "most_servers", "kind", "node_gpus"),
         *("accuracy", "epochs", "samples", "rescale_delay"),
     )
     known = SpeedTables(

@@ -21,7 +21,7 @@ from rlpto.io.settings import Settings
 from rlpto.io.settings_text import first_problem, inline_yaml
 from rlpto.policies.coach import Coach
 from rlpto.policies.configuration_manager import ConfigurationManager
-from rlpto.policies.elastic import EqualShare, Hesrpt, MaxThroughput, Optimus, RandomPolicy, Rubick
+from rlpto.policies.elastic import EqualShare, Hesrpt, MaxThroughput, Optimus, RandomPolicy
 from rlpto.policies.elastic_fifo import ElasticFifo
 from rlpto.policies.index import Index
 from rlpto.policies.pollux.policy import Pollux
@@ -39,7 +39,7 @@ ENTRY_POINTS = "rlpto.policies"
 _CLASSES = (
     *(Fifo, ElasticFifo, RoundRobin, Sjf, Srtf, Las, Tiresias, EqualShare, MaxThroughput, Optimus, Hesrpt),
     *(RewardGreedy, Index, Pollux, Sia, Gavel, Themis, Allox, MaxSumThroughput, MinDuration, GandivaFair, Shockwave),
-    *(Rubick, Coach, ConfigurationManager, RandomPolicy),
+    *(Coach, ConfigurationManager, RandomPolicy),
 )
 BUILT_IN: dict[str, PolicyClass] = {policy.name: policy for policy in _CLASSES}
 """RLPTO's own policies, the planner and agents apart, in the order in which they are listed."""

@@ -223,8 +223,7 @@ class SimulatedCluster:
         self._slow_sharing_jobs()
 
     def _take_types(self, state: ClusterState, allocation: Allocation) -> IntArray:
-        """Make jobs of the types that are chosen for them; returns those that run on, but with other servers or another
-        plan."""
+        """Make jobs of the types that are chosen for them; returns those that run on, but with other servers."""
         none, index = np.zeros(0, dtype=np.int64), state.jobs.index
         if self._online is not None:  # jobs choose their batches themselves
             if allocation.placement is not None and len(self.tables.kinds) > 1:
@@ -234,16 +233,15 @@ class SimulatedCluster:
                     self._online.fits.show_kind(job)
             return none
         on_kinds = allocation.placement is not None and len(self.tables.kinds) > 1
-        own = allocation.batch_size is None and allocation.servers is None and allocation.plan is None
+        own = allocation.batch_size is None and allocation.servers is None
         if own and not (self._types_chosen or on_kinds):
             return none
         chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
-        types, tables = state.jobs.types_at(chosen, allocation.servers, allocation.plan), self.tables
+        types, tables = state.jobs.types_at(chosen, allocation.servers), self.tables
         if allocation.placement is not None and on_kinds:
             types = state.jobs.types_on(types, kinds_of(allocation.placement, self._shape), self._shape.kinds)
         runs_on = (allocation.gpus > 0) & (self.store.gpus[index] > 0)
-        before = self.store.type_index[index]
-        differs = (tables.servers[types] != tables.servers[before]) | (tables.plan[types] != tables.plan[before])
+        differs = tables.servers[types] != tables.servers[self.store.type_index[index]]
         others: IntArray = index[runs_on & differs]
         choose_types(self._world, 0, index, types)
         self._types_chosen = bool((types != self.tables.own[types]).any())
