@@ -257,8 +257,6 @@ def profile(
         raise ConfigError(f"--out {out}: expected a file that ends in .yaml")
     if not settings.ray.programs:
         raise ConfigError("ray.programs: there are none, expected at least one program to measure")
-    if split := sorted(name for name, program in settings.ray.programs.items() if program.model_parallel > 1):
-        raise ConfigError(f"ray.programs.{split[0]}.model_parallel: profiles begin with one worker, expected 1")
     known = measured_before(out, settings.ray.programs)
     missing = {name: program for name, program in settings.ray.programs.items() if name not in known}
     console = make_console(quiet)

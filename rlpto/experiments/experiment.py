@@ -69,8 +69,7 @@ class Experiment:
         if isinstance(source, FittedProfiles):
             guessed = {name: programs[name].guessed_profile(name) for name in programs if name in self.guessed_models}
             served = {name: program.servers for name, program in programs.items() if program.has_servers}
-            degrees = {name: program.model_parallel for name, program in programs.items()}
-            source = FittedProfiles({**source.profiles, **guessed}, served, degrees)
+            source = FittedProfiles({**source.profiles, **guessed}, served)
         return source.choosing({name: program.largest_batch_size or 0 for name, program in programs.items()})
 
     @cached_property

@@ -18,8 +18,8 @@ from rlpto.performance.efficiency import (
 )
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.parameter_server import ServerParams
-from rlpto.performance.profiles import ModelLimits, Profile, TypeTables, most_gpus, unknown_model
-from rlpto.performance.size_table import SizeTable, largest_sizes
+from rlpto.performance.profiles import PLAN_MARK, ModelLimits, Profile, TypeTables, most_gpus, unknown_model
+from rlpto.performance.size_table import SizeTable
 from rlpto.performance.tables import ONE_KIND, JobType
 
 SPANS = 2
@@ -30,13 +30,11 @@ SPANS = 2
 class FittedProfiles:
     """Profiles by model name, as a source of speed tables.
 
-    served: default number of parameter servers by model, for models whose law has no servers. model_parallel: by model,
-    how many GPUs hold one copy together; other models: 1. Its multiples alone are allowed.
+    served: default number of parameter servers by model, for models whose law has no servers.
     """
 
     profiles: Mapping[str, Profile]
     served: Mapping[str, int] = field(default_factory=dict)
-    model_parallel: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -67,13 +65,9 @@ class FittedProfiles:
         row = np.arange(SPANS * max_gpus, dtype=np.int32).reshape(SPANS, max_gpus)
         row[1, 0] = row[0, 0]  # one GPU never spans two nodes
         row[0, gpus_per_node:] = row[1, gpus_per_node:]  # nor do many fit on one
-        fit, degree = None, self.model_parallel.get(job_type.model, 1)
+        fit = None
         if isinstance(profile.throughput, SizeTable):
             fit = profile.throughput.fit(max_gpus) if self.profile(job_type.model).fits(gpu) else np.zeros_like(held)
-        if degree > 1:
-            sizes = np.unique(held if fit is None else fit)
-            fit = largest_sizes(tuple(sizes[(sizes > 0) & (sizes % degree == 0)].tolist()), max_gpus)
-        if fit is not None:
             # GPUs beyond an allowed size idle, so that policies see no gain in them; none are given, see `Queue.admit`.
             row = row[:, np.maximum(np.where(fit > 0, fit, held)[1:], 1) - 1]
         return TypeTables(

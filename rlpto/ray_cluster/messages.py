@@ -105,7 +105,6 @@ class JobSpec:
     servers: int = 1
     asynchronous: bool = False
     batch_rule: BatchRule = "fixed"
-    model_parallel: int = 1
     lr_rule: LrRule = "none"
     seed: int = 0
     checkpoint_interval: float = 30.0
@@ -125,7 +124,7 @@ class JobSpec:
         for key in ("id", "session"):
             if not _ID.fullmatch(getattr(self, key)):
                 raise JobError(f"job {self.name!r}: {key} is {getattr(self, key)!r}: expected letters, digits, - and _")
-        positive = ("batch_size", "data_size", "epochs", "servers", "pace", "model_parallel")
+        positive = ("batch_size", "data_size", "epochs", "servers", "pace")
         for key in (*positive, "checkpoint_interval", "heartbeat_timeout", "start_timeout"):
             value = getattr(self, key)
             if value is not None and not 0 < value < math.inf:

@@ -59,8 +59,6 @@ class ProgramKeys(Settings):
     """Samples of a step with one worker, for jobs that do not say."""
     batch_rule: BatchRule = "fixed"
     """fixed: that many samples for any number of workers; per_worker: that many for each worker."""
-    model_parallel: int = Field(1, ge=1, le=64)
-    """Workers that hold one copy of the model together, each a part; jobs run on multiples of that many GPUs alone."""
     largest_batch_size: int | None = Field(None, ge=1, le=10**9)
     """Largest batch size that a policy may choose for a job, all workers together; null: none may."""
     lr_rule: LrRule = "none"
@@ -103,6 +101,4 @@ class ProgramKeys(Settings):
     def _servers_fit(self) -> ProgramKeys:
         if self.most_servers is not None and self.most_servers < self.servers:
             raise ValueError(f"most_servers {self.most_servers} is below servers {self.servers}")
-        if self.model_parallel > 1 and (self.has_servers or self.batch_rule != "fixed"):
-            raise ValueError("model_parallel: expected 1, or architecture all_reduce and batch_rule fixed")
         return self

@@ -35,12 +35,6 @@ def test_what_no_real_cluster_can_do_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_program_that_one_worker_cannot_train_is_not_measured(rlpto, tmp_path: Path) -> None:
-    split = "ray.programs.digits_cnn.model_parallel=2"
-    answer = rlpto("profile", SMOKE, "-o", tmp_path / "out.yaml", "--set", split)
-    answer.assert_refused("ray.programs.digits_cnn.model_parallel: profiles begin with one worker, expected 1")
-
-
 def test_what_is_no_cluster_is_said_and_what_cannot_be_one_refused(
     rlpto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

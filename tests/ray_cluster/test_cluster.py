@@ -21,6 +21,7 @@ from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import ClusterError, JobError
+from rlpto.performance.size_table import largest_sizes
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import JobReport, JobSpec
@@ -361,6 +362,17 @@ class Interrupted:
             by, self._by = self._by, None
             by()
         return passed
+
+
+def test_a_job_has_allowed_sizes_whatever_a_policy_asks_for_and_after_a_node_died(database: SessionDatabase) -> None:
+    backend, tables = FakeBackend(FakeTime(), {"l": 1, "m": 1, "n": 2}), linear_tables(0.1, 8)
+    tables = replace(tables, fit=np.tile(largest_sizes((2, 4), tables.max_gpus), (len(tables.types), 1)))
+    cluster = make_cluster(backend, [elastic(0, epochs=10.0, most=5)], database, tables=tables)
+    assert cluster.store.records[["min_gpus", "requested_gpus", "max_gpus"]][0].tolist() == (2, 2, 4)
+    asked = iter([3, 4])
+    policy = Scripted(lambda state: np.full(len(state.jobs), next(asked, 2)))
+    play(Interrupted(cluster, 12.0, lambda: backend.kill_node("m")), policy)
+    assert [len(plan.nodes) for plan in backend.commanded[cluster.ids[0]]] == [2, 4, 2]
 
 
 def test_a_job_that_leaves_a_node_with_all_its_gpus_is_shown_on_the_other(database: SessionDatabase) -> None:

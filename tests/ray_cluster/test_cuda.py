@@ -63,11 +63,11 @@ def main(text: str, rank: int, port: int) -> None:
     trainer = Trainer(spec)
     trainer.warm_up()
     store = PrefixStore("group-1", TCPStore("127.0.0.1", port, is_master=False))
-    group = AllReduceGroup(trainer.network, trainer.optimizer, store, rank, 2, 60.0, 1)
+    group = AllReduceGroup(trainer.network, trainer.optimizer, store, rank, 2, 60.0)
     trainer.join(group)
     state = group.share(trainer.state() if rank == 0 else None)
     trainer.load(state)
-    group.wrap(trainer.network, trainer.optimizer, trainer.leaves_out)
+    group.wrap(trainer.leaves_out)
     trainer.run(10)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -155,16 +155,13 @@ class ControlLoop:
         if not leave:
             return
         going = [worker for worker in self._roster.training if worker in leave]
-        together = self._spec.model_parallel
-        if going and (together > 1 or len(going) == len(self._roster.training)):
+        if going and len(going) == len(self._roster.training):
             if self._group.state_is_whole():
                 self._group.state = await self._group.take_state()
             if not self._plan.nodes:
                 self._statistics.released()
         for worker in leave:
             self._roster.release(worker)
-        whole = len(self._roster.training) // together * together
-        self._roster.set_apart(self._roster.training[whole:])
         if not self._plan.nodes:
             self._servers.kill()  # a job that waits takes no CPU slots
         # After a fault the remaining workers have to regroup in any case.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from rlpto.io.errors import CheckpointError, system_reason
 from rlpto.io.files import write_text
 from rlpto.ray_cluster.job.worker_actors import WorkerLostError, result_of
 from rlpto.ray_cluster.messages import JobSpec
-from rlpto.ray_cluster.programs.tensor_parallel import whole_of
 from rlpto.ray_cluster.worker.actor import Failure
 from rlpto.store.checkpoints import Checkpoint, drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
 from rlpto.store.logs import OutputLog, encodable
@@ -141,17 +140,17 @@ class JobFolder:
         """
         self._interval = min(self._interval, trained / 2)
 
-    def save_from(self, calls: Sequence[Any]) -> None:
-        """Save in the background the state that workers hand over between two chunks."""
+    def save_from(self, call: Any) -> None:
+        """Save in the background the state that a worker hands over between two chunks."""
         self._saved_at = time.monotonic()
 
         async def save() -> None:
             try:
-                said = [await result_of(call) for call in calls]
+                said = await result_of(call)
             except WorkerLostError:
                 return  # noticed where its training is waited for
-            if not any(isinstance(one, Failure) for one in said):
-                await self.save(*await asyncio.to_thread(whole_of, said))
+            if not isinstance(said, Failure):
+                await self.save(*said)
 
         self._saving = asyncio.ensure_future(save())
 

@@ -161,21 +161,13 @@ class WorkerRoster:
         return failed
 
     def ready_to_join(self) -> list[Worker]:
-        """Workers to take in now: all that are warm, once none is starting any more or they have waited long enough; of
-        a model that several hold together, as many as hold whole copies."""
+        """Workers to take in now: all that are warm, once none is starting any more or they have waited long
+        enough."""
         warm = [worker for worker in self.starting if worker.ready is not None]
         if not warm:
             return []
         waited = time.monotonic() - min(worker.warm_since for worker in warm)
-        whole = warm[: len(warm) - len(warm) % self._spec.model_parallel]
-        return whole if len(warm) == len(self.starting) or waited > JOIN_WAIT_S else []
-
-    def set_apart(self, workers: list[Worker]) -> None:
-        """Workers that trained wait, warm, until there are enough to hold the model."""
-        for worker in workers:
-            worker.warm_since = time.monotonic()
-        self.training = [worker for worker in self.training if worker not in workers]
-        self.starting = [*workers, *self.starting]
+        return warm if len(warm) == len(self.starting) or waited > JOIN_WAIT_S else []
 
     def add_to_group(self, arrived: list[Worker]) -> None:
         """Let new workers train, ranked after the present ones."""

@@ -17,7 +17,6 @@ from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
 from rlpto.ray_cluster.job.supervision import FaultError, WorkerRoster, collect
 from rlpto.ray_cluster.job.worker_actors import WORKER_CALL_TIMEOUT_S, ParameterServers, Worker, result_of, settle
 from rlpto.ray_cluster.messages import JobSpec, Plan, global_batch
-from rlpto.ray_cluster.programs.tensor_parallel import whole_of
 from rlpto.ray_cluster.worker.actor import GroupPlace
 from rlpto.ray_cluster.worker.sampling import Position
 from rlpto.ray_cluster.worker.training import Chunk
@@ -63,11 +62,9 @@ class TrainingGroup:
 
     async def form(self, arrived: list[Worker], plan: Plan) -> None:
         """Make a group of the training workers and the new ones."""
-        before, split = list(self._roster.training), self._spec.model_parallel > 1
-        if split and before and self.state is None:
-            self.state = await self.take_state()
+        before = list(self._roster.training)
         self._roster.add_to_group(arrived)
-        rollback = not before or split or (bool(self._servers.handles) and self.reset)
+        rollback = not before or (bool(self._servers.handles) and self.reset)
         fresh = set() if rollback else self.fresh | set(arrived)
         if rollback:
             await self._load()
@@ -173,8 +170,7 @@ class TrainingGroup:
 
     async def take_state(self) -> tuple[int, bytes]:
         """Step and state of the group, written as a checkpoint too."""
-        answers = await self._ask(self._roster.training[: self._spec.model_parallel], "state")
-        step, state = await asyncio.to_thread(whole_of, answers)
+        ((step, state),) = await self._ask(self._roster.training[:1], "state")
         await self._job_folder.save(step, state)
         return step, state
 
@@ -190,8 +186,7 @@ class TrainingGroup:
     def checkpoint_if_due(self) -> None:
         """Begin to write a checkpoint while the workers go on, if it is time for one."""
         if self._job_folder.due() and not self._servers.handles:
-            holders = self._roster.training[: self._spec.model_parallel]
-            self._job_folder.save_from([worker.handle.state.remote() for worker in holders])
+            self._job_folder.save_from(self._roster.training[0].handle.state.remote())
 
     async def keep_survivors(self, fault: FaultError) -> tuple[bool, bool, int]:
         """Keep healthy workers after a fault, and release the others.
@@ -220,9 +215,6 @@ class TrainingGroup:
         self.reset = bool(self._servers.handles)
         survivors = [] if raised else sorted(well, key=lambda worker: -well[worker].step)
         self._roster.training = survivors
-        if self._spec.model_parallel > 1:  # none has the whole state: they wait, and load the newest checkpoint
-            self._roster.set_apart(survivors)
-            survivors = []
         if survivors:
             furthest = well[survivors[0]].step
             self.fresh = {worker for worker in survivors if well[worker].step < furthest}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,20 +15,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from rlpto.io.errors import JobError
 
 Batch = tuple[Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Team:
-    """The workers that hold one copy of a model together. part: that of this worker, among `parts`. group: of
-    torch.distributed, for them alone; None: a worker alone."""
-
-    part: int = 0
-    parts: int = 1
-    group: Any = None
-
-
-ALONE = Team()
-"""A worker that holds the whole model."""
 
 
 class TrainingProgram(ABC):
@@ -46,8 +31,6 @@ class TrainingProgram(ABC):
     """Number of training samples: indices run from 0 to `data_size - 1`."""
     epoch = rank = 0
     """Passes over the data before the present step, and the number of this worker; set by the trainer."""
-    team = ALONE
-    """With whom this worker holds the model; set by the trainer before `model`. See `docs/ray.md`."""
     trains_all = False
     """Whether jobs have to train on all samples, rather than on the first of them."""
     can_go_on = True
@@ -55,8 +38,7 @@ class TrainingProgram(ABC):
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """A new model, or the part of it that this worker of the `team` holds. Its weights depend on the seed, which is
-        set before the call; those of a part are replaced."""
+        """A new model. Its weights depend on the seed, which is set before the call."""
 
     @abstractmethod
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:

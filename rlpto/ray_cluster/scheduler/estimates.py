@@ -140,7 +140,7 @@ class Estimate:
         """Speeds by size: as measured where they were, else by the model; on a kind without any, projected."""
         seen = gpu if gpu in self.fits else next(iter(self.fits), gpu)
         profile = replace(self.profile, throughput=self.fits[seen].law) if self.fits else self.profile
-        source = FittedProfiles({profile.name: profile}, model_parallel={profile.name: self.program.model_parallel})
+        source = FittedProfiles({profile.name: profile})
         found, there = (source.type_tables(kind, max_gpus, kinds[of]) for of in (gpu, seen))
         if self.rate is not None and not self.fits:
             return replace(found, rates=np.full_like(found.rates, self.rate), score=None)

@@ -154,7 +154,7 @@ class TrainWorker:
     def _join(self, place: GroupPlace, rank: int) -> None:
         trainer = self.trainer
         trainer.join()
-        model, optimizer, world, parts = trainer.network, trainer.optimizer, place.world, self._spec.model_parallel
+        model, optimizer, world = trainer.network, trainer.optimizer, place.world
         if place.servers:
             group = ParameterServerGroup(trainer.program, model, optimizer, place.servers, place.number, rank, world)
             group.enter(place.reset)
@@ -164,16 +164,14 @@ class TrainWorker:
         if self._store is None:
             self._store = TCPStore(place.host, place.port, is_master=False)
         store = PrefixStore(f"group-{place.number}", self._store)
-        together = AllReduceGroup(model, optimizer, store, rank, world, place.timeout, parts)
+        together = AllReduceGroup(model, optimizer, store, rank, world, place.timeout)
         # Visible to `abort` from here on, because the others may be lost while this worker waits for them.
         trainer.join(together)
         if place.fresh:
             state = together.share(trainer.state() if rank == 0 else None)
             if rank in place.fresh:
                 trainer.load(state)
-        if parts > 1:
-            trainer.load(trainer.state(), together.team)
-        together.wrap(trainer.network, trainer.optimizer, trainer.leaves_out)
+        together.wrap(trainer.leaves_out)
 
     def _guarded(self, call: Callable[[], T]) -> T | Failure:
         if self._failure is not None:
@@ -195,8 +193,8 @@ class TrainWorker:
 def warm_group(trainer: Trainer) -> None:
     """Make a group of one and train a step in it, which is undone, because the first group of a process is slow."""
     start = trainer.state()
-    group = AllReduceGroup(trainer.network, trainer.optimizer, HashStore(), 0, 1, 60.0, 1)
-    group.wrap(trainer.network, trainer.optimizer, trainer.leaves_out)
+    group = AllReduceGroup(trainer.network, trainer.optimizer, HashStore(), 0, 1, 60.0)
+    group.wrap(trainer.leaves_out)
     trainer.join(group)
     trainer.step()
     trainer.join()

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from rlpto.io.errors import CheckpointError, JobError
 from rlpto.ray_cluster.messages import JobSpec, global_batch
-from rlpto.ray_cluster.programs.base import ALONE, Batch, Team, TrainingProgram, load_program
-from rlpto.ray_cluster.programs.tensor_parallel import SPLITS, part_of, splits_of
+from rlpto.ray_cluster.programs.base import Batch, TrainingProgram, load_program
 from rlpto.ray_cluster.worker.gradient_noise import NoiseMeter
 from rlpto.ray_cluster.worker.sampling import DrawForWholeBatch, Position, shard, step_seed
 from rlpto.ray_cluster.worker.worker_group import SingleWorker, WorkerGroup, learning_rate_factor
@@ -133,10 +132,11 @@ class Trainer:
             raise JobError(f"job {spec.name!r}: data_size is {spec.data_size}, but {spec.training} has {has}")
         self.device = pick_device(spec)
         self.dtype = torch.float64 if spec.float64 else torch.float32
-        self._make(ALONE)
-        if spec.model_parallel > 1 and not splits_of(self.network, self.optimizer)["model"]:
-            wrong = f"model_parallel is {spec.model_parallel}, but {spec.training} splits no weights"
-            raise JobError(f"job {spec.name!r}: {wrong}")
+        torch.manual_seed(spec.seed)
+        self.network = self.program.model().to(self.device, self.dtype)
+        self.optimizer = self.program.optimizer(self.network.parameters())
+        steps = math.ceil(spec.epochs * math.ceil(spec.data_size / spec.batch_size))
+        self.scheduler = self.program.scheduler(self.optimizer, steps)
         self.position = Position()
         self.noise = NoiseMeter()
         self.phase = "own"
@@ -149,15 +149,6 @@ class Trainer:
         self._pace = spec.pace
         self._draws = True
         self.leaves_out = False
-
-    def _make(self, team: Team) -> None:
-        """A new model, or its part that is this worker's in a team, with optimizer and schedule."""
-        spec, self.program.team = self.spec, team
-        torch.manual_seed(spec.seed)
-        self.network = self.program.model().to(self.device, self.dtype)
-        self.optimizer = self.program.optimizer(self.network.parameters())
-        steps = math.ceil(spec.epochs * math.ceil(spec.data_size / spec.batch_size))
-        self.scheduler = self.program.scheduler(self.optimizer, steps)
 
     @property
     def epochs_done(self) -> float:
@@ -201,8 +192,8 @@ class Trainer:
             if self.group.rank == 0 and (self.finished or self._evaluates(epoch)):
                 accuracy, evaluated_at = self.evaluate(), self.epochs_done
                 self._evaluated_at = evaluated_at
-        seconds, gpus = time.monotonic() - began, self.group.world * self.group.team.parts
-        trained = before.seconds + seconds, before.gpu_seconds + gpus * seconds
+        seconds = time.monotonic() - began
+        trained = before.seconds + seconds, before.gpu_seconds + self.group.world * seconds
         self.position = replace(self.position, seconds=trained[0], gpu_seconds=trained[1])
         return Chunk(
             position=self.position,
@@ -269,8 +260,7 @@ class Trainer:
         return right / samples if samples and math.isfinite(right) else math.nan
 
     def state(self) -> bytes:
-        """Everything that later steps depend on: model, optimizer, scheduler, noise and position; of a part of a model,
-        that part, see `tensor_parallel.whole_of`."""
+        """Everything that later steps depend on: model, optimizer, scheduler, noise and position."""
         self.group.gather()
         written = io.BytesIO()
         held = {
@@ -280,20 +270,13 @@ class Trainer:
             "noise": asdict(self.noise),
             "position": asdict(self.position),
         }
-        if self.program.team.parts > 1:
-            held[SPLITS] = splits_of(self.network, self.optimizer)
         torch.save(held, written)
         return written.getvalue()
 
-    def load(self, state: bytes, team: Team = ALONE) -> None:
-        """Continue from a whole state, with what is this worker's of it in a team. Raises CheckpointError if it is not
-        of this job's program."""
-        if team.parts > 1 or self.program.team.parts > 1:
-            self._make(team)
+    def load(self, state: bytes) -> None:
+        """Continue from the result of `state`. Raises CheckpointError if it is not of this job's program."""
         try:
             held = torch.load(io.BytesIO(state), map_location=self.device, weights_only=True)
-            if team.parts > 1:
-                held = part_of(held, splits_of(self.network, self.optimizer), team)
             self.network.load_state_dict(held["model"])
             self.optimizer.load_state_dict(held["optimizer"])
             if self.scheduler is not None:
@@ -351,9 +334,7 @@ class Trainer:
         )
 
     def _evaluates(self, epoch: int) -> bool:
-        due = time.perf_counter() >= self._evaluation_due or self._may_stop()
-        # Workers of a team, whose clocks differ, evaluate together.
-        return self.position.epoch != epoch and (due or self.group.team.parts > 1)
+        return self.position.epoch != epoch and (time.perf_counter() >= self._evaluation_due or self._may_stop())
 
     def _may_stop(self) -> bool:
         """True if a rule for early stopping needs the accuracy: starting one window before the job may stop."""
@@ -367,7 +348,7 @@ class Trainer:
         for."""
         if self._pace is None:
             return
-        due = self._pace * scale / (self.group.world * self.group.team.parts)
+        due = self._pace * scale / self.group.world
         now = time.perf_counter()
         self._deadline = max((self._deadline or began) + due, now - due)
         time.sleep(max(self._deadline - now, 0.0))

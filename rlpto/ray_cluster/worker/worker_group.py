@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,16 +23,12 @@ from torch.distributed import GradBucket, Store, TCPStore  # type: ignore[attr-d
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from rlpto.ray_cluster.programs.base import ALONE, Team
 from rlpto.ray_cluster.worker.gradient_noise import MEASURE_EVERY_STEPS, Estimate, estimate
 from rlpto.store.program_keys import LrRule
 
 
 class WorkerGroup:
-    """A group for training. rank: of this worker among `world`; where teams hold the model, of its team among the
-    teams. model: the one that the loss calls."""
-
-    team = ALONE
+    """A group for training. rank: of this worker among `world`. model: the one that the loss calls."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, rank: int = 0, world: int = 1) -> None:
         self.model, self.rank, self.world = model, rank, world
@@ -59,8 +54,8 @@ class WorkerGroup:
 
     @property
     def _measures(self) -> bool:
-        """True in steps of several workers in which norms are measured: each worker needs a sample, and all weights."""
-        return self.team.parts == 1 and self._step % MEASURE_EVERY_STEPS == 0 and self._samples >= self.world > 1
+        """True in steps of several workers in which norms are measured: each worker needs a sample."""
+        return self._step % MEASURE_EVERY_STEPS == 0 and self._samples >= self.world > 1
 
     @property
     def weight(self) -> float:
@@ -132,44 +127,33 @@ class AllReduceGroup(WorkerGroup):
     """Workers that average gradients among themselves: torch's DistributedDataParallel over nccl or gloo.
 
     store: where the workers of this group alone find each other. Raises RuntimeError if they do not within `timeout`
-    seconds, or one of them is lost while another waits for it. parts: workers of a team, which hold one copy of the
-    model; each averages gradients with those that hold the same part.
+    seconds, or one of them is lost while another waits for it.
 
     With nccl only `abort` ends a wait: torch's own watchdog would end the process and lose the newest state.
     An interrupted operation then looks successful, so every step checks for an abort before it changes weights.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, store: Store, rank: int, world: int, timeout: float, parts: int
+        self, model: nn.Module, optimizer: Optimizer, store: Store, rank: int, world: int, timeout: float
     ) -> None:
-        super().__init__(model, optimizer, rank // parts, world // parts)
+        super().__init__(model, optimizer, rank, world)
         self._bare = model
         device = next(model.parameters()).device
         backend = "nccl" if device.type == "cuda" else "gloo"
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         before = open_sockets()
-        longest = timedelta(seconds=timeout)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=longest)
-        self._averaging: Any = dist.group.WORLD
-        self._process_groups: list[Any] = [self._averaging]
-        if parts > 1:  # every process makes all groups, in one order
-            teams = [dist.new_group(range(i, i + parts), longest) for i in range(0, world, parts)]
-            alike = [dist.new_group(range(i, world, parts), longest) for i in range(parts)]
-            self.team, self._averaging = Team(rank % parts, parts, teams[self.rank]), alike[rank % parts]
-            self._process_groups += [self.team.group, self._averaging]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout))
+        self._process_group = dist.group.WORLD
         self._sockets = open_sockets() - before
         self._open, self._aborted = True, False
         self._device = device
 
-    def wrap(self, model: nn.Module, optimizer: Optimizer, leaves_out: bool) -> None:
-        """Start averaging gradients of a model. All workers already hold the same weights, so none are sent.
+    def wrap(self, leaves_out: bool) -> None:
+        """Start averaging gradients. All workers already hold the same weights, so none are sent.
 
         leaves_out: steps may compute no gradients for some weights, which are looked for in each.
         """
-        self._bare, self._optimizer = model, optimizer
-        wrapped = DistributedDataParallel(
-            model, init_sync=False, find_unused_parameters=leaves_out, process_group=self._averaging
-        )
+        wrapped = DistributedDataParallel(self._bare, init_sync=False, find_unused_parameters=leaves_out)
         wrapped.register_comm_hook(self, AllReduceGroup._average)
         self.model = wrapped
 
@@ -200,7 +184,7 @@ class AllReduceGroup(WorkerGroup):
         if self._measures:
             self._local = self._local + torch.dot(buffer, buffer)
         if not (self._measures and bucket.is_last()):
-            return _all_reduce(buffer.div_(self.world), self._averaging, lambda done: done.value()[0])
+            return _all_reduce(buffer.div_(self.world), lambda done: done.value()[0])
         own = self._local / self.weight**2 / self.world
         both = torch.cat([buffer.div_(self.world), own.to(buffer.dtype).reshape(1)])
 
@@ -209,7 +193,7 @@ class AllReduceGroup(WorkerGroup):
             self._local = summed[-1]
             return buffer.copy_(summed[:-1])
 
-        return _all_reduce(both, self._averaging, apart)
+        return _all_reduce(both, apart)
 
     def update(self, factor: float) -> Estimate | None:
         """Every worker makes the same update of its own weights."""
@@ -228,8 +212,8 @@ class AllReduceGroup(WorkerGroup):
         """
         self._aborted = True
         if self._device.type == "cuda":
-            for group in self._process_groups:
-                threading.Thread(target=group.abort, daemon=True).start()  # it may take its time
+            if self._process_group is not None:
+                threading.Thread(target=self._process_group.abort, daemon=True).start()  # it may take its time
             return
         for descriptor, _ in self._sockets & open_sockets():
             with socket.socket(fileno=os.dup(descriptor)) as connection, suppress(OSError):
@@ -243,9 +227,8 @@ class AllReduceGroup(WorkerGroup):
             return
         self._open = False
         self.model = self._bare
-        if self._device.type == "cuda":
-            for group in self._process_groups:
-                group.abort()
+        if self._process_group is not None and self._device.type == "cuda":
+            self._process_group.abort()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -258,10 +241,10 @@ class AllReduceGroup(WorkerGroup):
 
 
 def _all_reduce(
-    tensor: Tensor, group: Any, then: Callable[[torch.futures.Future[list[Tensor]]], Tensor]
+    tensor: Tensor, then: Callable[[torch.futures.Future[list[Tensor]]], Tensor]
 ) -> torch.futures.Future[Tensor]:
-    """Sum over a group, in place and without waiting; `then` turns the sum into the gradients."""
-    work = dist.all_reduce(tensor, group=group, async_op=True)
+    """Sum over workers, in place and without waiting; `then` turns the sum into the gradients."""
+    work = dist.all_reduce(tensor, async_op=True)
     future: torch.futures.Future[Tensor] = work.get_future().then(then)
     return future
 

@@ -63,8 +63,8 @@ def known_shape(config: Config, database: SessionDatabase) -> ClusterShape:
 
 
 def known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> tuple[list[Job], list[JobSpec]]:
-    """The jobs of the session, as they were entered. Those whose program is gone, or has changed so that it cannot have
-    the GPUs that they may have, fail and are forgotten."""
+    """The jobs of the session, as they were entered. Those whose program is gone, or whose profile has changed so
+    that it allows none of the GPUs that they may have, fail and are forgotten."""
     jobs, specs, unknown = [], [], []
     entered = database.rows("SELECT spec, submit_time FROM jobs WHERE number IS NOT NULL ORDER BY number")
     for row, (text, submitted) in zip(database.jobs(), entered, strict=True):

@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
+from rlpto.experiments.config import Config
 from rlpto.io.errors import ClusterError
+from rlpto.performance.profiles import profile_yaml
+from rlpto.performance.size_table import SizeTable
+from rlpto.ray_cluster.settings import ProgramSettings
 from rlpto.service import parent
 from rlpto.service.scheduler import __main__ as process
 from rlpto.service.scheduler import source
@@ -303,9 +307,16 @@ def test_a_job_is_cancelled_at_its_time_limit(service: VirtualService) -> None:
     service.until(long, "finished")
 
 
+def with_sizes(folder: Path) -> Config:
+    """An experiment with a profile by which program `tiny` runs on 2 and 4 GPUs only."""
+    guess = ProgramSettings.model_validate(PROGRAM).guessed_profile("tiny")
+    path = folder / "profiles.yaml"
+    path.write_text(profile_yaml(replace(guess, throughput=SizeTable(((1, 2, 0.25), (2, 4, 0.125))))))
+    return config(profiles={"folder": str(path)})
+
+
 def test_a_job_that_no_allowed_size_suits_is_rejected_and_others_hold_such_sizes_only(tmp_path: Path) -> None:
-    programs = {"tiny": {**PROGRAM, "model_parallel": 2}}
-    service = VirtualService(tmp_path, programs=programs)
+    service = VirtualService(tmp_path, with_sizes(tmp_path))
     alone, three = service.submit(), service.submit(gpus=3, max_gpus=3)
     service.until(alone, "rejected")
     assert service.row(alone).reason == (
@@ -316,11 +327,13 @@ def test_a_job_that_no_allowed_size_suits_is_rejected_and_others_hold_such_sizes
     service.until(three, "finished")
 
 
-def test_jobs_that_a_changed_program_does_not_suit_fail_at_the_next_start(service: VirtualService) -> None:
+def test_jobs_that_a_changed_profile_does_not_suit_fail_at_the_next_start(
+    service: VirtualService, tmp_path: Path
+) -> None:
     alone, pair = service.submit(epochs=50.0), service.submit(gpus=2, max_gpus=2, epochs=50.0)
     for job in (alone, pair):
         service.until(job, "running")
-    service.set_programs({"tiny": {**PROGRAM, "model_parallel": 2}})
+    service.setup = with_sizes(tmp_path)
     service.restart()
     row = service.row(alone)
     assert (row.state, row.gpus_held) == ("failed", 0)
