@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -28,7 +27,6 @@ def up(
     nodes: Annotated[int, typer.Option(min=1, help="Nodes, besides a head without GPUs.")] = 4,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="Logical GPUs of each node.")] = 2,
     cpus: Annotated[int, typer.Option(min=1, help="CPU slots of each node.")] = 4,
-    zones: Annotated[str, typer.Option(metavar="A,B,...", help="Zones, for labels of the nodes in turn.")] = "",
     durable: Annotated[
         bool, typer.Option("--durable", help="Keep the head's state on disk, so that it may be restarted under jobs.")
     ] = False,
@@ -38,11 +36,9 @@ def up(
     from rlpto.ray_cluster.nodes.environment import TOKEN_FILE
     from rlpto.ray_cluster.nodes.persistent_cluster import start_cluster
 
-    console, named = make_console(quiet), zones.split(",") if zones else ()
-    if wrong := [zone for zone in named if not re.fullmatch(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", zone, re.ASCII)]:
-        raise ConfigError(f"--zones: {wrong[0]!r}: expected letters and digits, with - _ . in between, at most 63")
+    console = make_console(quiet)
     with waiting(quiet) as on_wait:
-        started = start_cluster([gpus_per_node] * nodes, cpus, durable, on_wait, named)
+        started = start_cluster([gpus_per_node] * nodes, cpus, durable, on_wait)
     console.print(f"{nodes} nodes with {gpus_per_node} GPUs each are up at {started.address}", style="bold")
     console.print("run on it:  rlpto evaluate CONFIG --cluster ray --address auto\nend it:     rlpto cluster down")
     console.print(f"its token:  {Path(started.folder, TOKEN_FILE)}", soft_wrap=True)
@@ -85,7 +81,7 @@ def _nodes(address: str) -> Table:
         counts = (node.gpus, node.gpus - free.get(node.id, {}).get("GPU", 0), node.cpus)
         at = going.get(node.id)
         goes = "" if at is None else in_text(at / 1000) if at else "soon"
-        kind = " ".join(label for label in (node.gpu if node.gpus else "", node.zone, node.spot and "spot") if label)
+        kind = " ".join(label for label in (node.gpu if node.gpus else "", node.spot and "spot") if label)
         table.add_row(node.id[:12], node.address, *(f"{count:g}" for count in counts), kind, goes)
     return table
 

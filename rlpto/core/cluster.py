@@ -57,7 +57,6 @@ class Node:
 
     background, background_cpus: GPUs and CPU slots of these that other processes hold at the moment.
     price: of a GPU that is held for an hour. spot: how its owner takes it away, None: it stays.
-    zone: that a job with GPUs here does not leave; nodes that all name the same, or none, set no bounds.
     """
 
     gpus: int
@@ -68,7 +67,6 @@ class Node:
     background_cpus: int = 0
     price: float = 0.0
     spot: SpotSettings | None = None
-    zone: str = ""
 
     def __post_init__(self) -> None:
         if self.gpus < 0 or self.cpus < 0:
@@ -117,16 +115,6 @@ class ClusterShape(tuple[Node, ...]):
     def node_kinds(self) -> IntArray:
         """[N] number, in `kinds`, of the kind of every node's GPUs; 0 for a node without any."""
         return np.array([self.kinds.index(node.gpu) if node.gpus else 0 for node in self], dtype=np.int64)
-
-    @cached_property
-    def zones(self) -> tuple[str, ...]:
-        """Zones of nodes that are up; where there are several, a job is in one of them."""
-        return tuple(dict.fromkeys(node.zone for node in self if node.up))
-
-    @cached_property
-    def node_zones(self) -> IntArray:
-        """[N] number, in `zones`, of the zone of every node; 0 for one that is down."""
-        return np.array([self.zones.index(node.zone) if node.up else 0 for node in self], dtype=np.int64)
 
     @cached_property
     def kind_gpus(self) -> dict[str, int]:

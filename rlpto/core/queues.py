@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.gpu_kinds import fits_kinds, onto_kinds, onto_zones
+from rlpto.core.gpu_kinds import fits_kinds, onto_kinds
 from rlpto.core.job_table import STRICT
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.core.placement import fit_rows
@@ -126,9 +126,9 @@ class Queue:
         """The allocation that is carried out: checked, and trimmed to capacity in queue order.
 
         A job that would get less than its min_gpus gets none, and one with allowed sizes the largest of those that is
-        not more (of the kind of GPU that it gets). On several kinds of GPU every job is given one and placed, see
-        `onto_kinds`, unless the policy has placed every job on one; in several zones each is in one, see `onto_zones`.
-        Jobs get no GPUs where there are no CPU slots for their parameter servers.
+        not more (of the kind of GPU that it gets, or of the plan of parallelism). On several kinds of GPU every job is
+        given one and placed, see `onto_kinds`, unless the policy has placed every job on one. Jobs get no GPUs where
+        there are no CPU slots for their parameter servers.
 
         Raises PolicyError if a policy returns no Allocation, numbers that are not whole, are negative, or break a job's
         limits, a batch size or parameter servers that the job cannot have, or a placement that the nodes have no room
@@ -149,14 +149,12 @@ class Queue:
             )
         order = check_order(allocation.order, len(jobs), policy)
         servers = admit_servers(allocation.servers, state, gpus, policy)
-        placement = chosen = check_placement(allocation.placement, state, wishes, policy)
+        placement = check_placement(allocation.placement, state, wishes, policy)
         if len(state.shape.kinds) > 1:
             if placement is None or not np.array_equal(gpus, wishes) or not fits_kinds(state, placement):
-                placement, chosen = onto_kinds(state, gpus), None  # a policy that ignores kinds has counted GPUs
+                placement = onto_kinds(state, gpus)  # a policy that ignores kinds has counted GPUs
         elif placement is not None and not np.array_equal(gpus, wishes):
             fit_rows(placement, gpus, state.shape.offered - placement.sum(axis=0))
-        if len(state.shape.zones) > 1:
-            placement = onto_zones(state, gpus, placement, chosen is not None)
         if placement is not None:
             gpus = placement.sum(axis=1)
             servers = servers if servers is None else np.where(gpus > 0, servers, 0)

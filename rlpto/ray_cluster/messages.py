@@ -29,7 +29,6 @@ from rlpto.store.program_keys import Architecture, BatchRule, Device, LrRule
 KIND_RESOURCE = "gpu_kind:"
 """Prefix of the name of the Ray resource for a node's kind of GPU, such as `gpu_kind:t4`."""
 KIND_LABEL, MARKET_LABEL = "ray.io/accelerator-type", "ray.io/market-type"
-ZONE_LABEL, REGION_LABEL = "ray.io/availability-zone", "ray.io/availability-region"
 """Labels that Ray gives nodes, or takes from `ray start --labels`."""
 NAMESPACE = "rlpto"
 """Ray namespace of all named actors."""

@@ -90,8 +90,6 @@ class RaySettings(Settings):
     """Whether RLPTO's code goes along to nodes; auto: where one lacks it, of a cluster that RLPTO has not started."""
     without_gpus: float = Field(300.0, gt=0)
     """Seconds to wait for a node while none with GPUs is alive."""
-    one_zone: bool = False
-    """Keep all GPUs of a job in one zone, by the labels of the nodes; it gets at most what fits there."""
     notice_file: str = ""
     """File on each node that appears before the node is taken away, with the seconds until then, if they are known; the
     node is drained then. Variables such as $HOME are those of the node; empty: none."""

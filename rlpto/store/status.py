@@ -32,8 +32,7 @@ class Heartbeat:
 @dataclass(frozen=True)
 class NodeRow(Row):
     """A node. kind: of its GPUs. jobs: GPUs that each job holds there now. host: name of its machine. leaves: when it
-    goes, as announced [s]; None: nothing was announced. zone: where it is; empty: not known. spot: its owner may take
-    it away."""
+    goes, as announced [s]; None: nothing was announced. spot: its owner may take it away."""
 
     TABLE = "nodes"
 
@@ -44,7 +43,6 @@ class NodeRow(Row):
     jobs: Mapping[str, int] = field(default_factory=dict)
     host: str = ""
     leaves: float | None = None
-    zone: str = ""
     spot: bool = False
 
 

@@ -120,7 +120,6 @@ class FakeBackend:
     broken: set[str] = field(default_factory=set)
     drained: list[tuple[str, float]] = field(default_factory=list)
     announced: dict[str, float] = field(default_factory=dict)
-    zones: dict[str, str] = field(default_factory=dict)
     requested: list[int] = field(default_factory=list)
     clock_jumps: tuple[float, float] = (math.inf, 0.0)
     asked: int = 0
@@ -130,7 +129,7 @@ class FakeBackend:
 
     def nodes(self) -> list[NodeInfo]:
         return [
-            NodeInfo(node, gpus, "", self.cpus.get(node, 0), self.kinds.get(node, "gpu"), "", self.zones.get(node, ""))
+            NodeInfo(node, gpus, "", self.cpus.get(node, 0), self.kinds.get(node, "gpu"))
             for node, gpus in self.gpus.items()
         ]
 

@@ -76,7 +76,7 @@ def durable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedCluster
             killed.kill()
         before = noted_cluster()
         assert before is not None
-        with command("cluster", "up", "--durable", "--zones", "oslo", *ONE_NODE) as up:
+        with command("cluster", "up", "--durable", *ONE_NODE) as up:
             assert "rlpto: starting node 2 of 2" in said(up, 0), "what it waits for"
         started = running_cluster()
         assert started is not None

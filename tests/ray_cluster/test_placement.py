@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
-from rlpto.io.errors import ClusterError, JobError
+from rlpto.io.errors import ClusterError
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.controllers import control_node
@@ -24,8 +24,6 @@ from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 from rlpto.ray_cluster.scheduler.placement import place_servers, shape_with
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.ray_cluster.scheduler.session_rules import SessionRules
-from rlpto.ray_cluster.settings import RaySettings
 from tests.builders import Scripted, job, linear_tables, with_kinds, with_servers
 from tests.ray_cluster.fakes import FakeBackend, FakeTime, events_of, said
 from tests.ray_cluster.test_cluster import elastic, make_cluster, play
@@ -84,25 +82,7 @@ def test_what_is_missing_of_a_kind_is_down() -> None:
     assert after.most_gpus == 8
 
 
-def test_no_job_spans_zones_and_one_that_fits_none_is_refused(database: SessionDatabase) -> None:
-    backend = FakeBackend(FakeTime(), dict(NODES), zones={"n1": "a", "n2": "b", "n3": "a"})
-    rules = SessionRules(10.0, ray=RaySettings(one_zone=True))
-    with pytest.raises(JobError, match="job job0 needs 5 GPUs, and no zone has more than 4"):
-        make_cluster(backend, [job(0, gpus=5)], database, rules)
-    jobs = [job(number, submit=5.0 * number, epochs=30.0, gpus=1, max_gpus=8) for number in range(3)]
-    cluster = make_cluster(backend, jobs, database, rules)
-    asked, on = make_policy("equal_share"), set[frozenset[str]]()
-
-    def watched(state: ClusterState) -> Allocation:
-        on.update(frozenset(cluster.nodes_of(cluster.ids[number])) for number in state.jobs.index.tolist())
-        return asked(state)
-
-    play(cluster, Scripted(watched))
-    assert on <= {frozenset(there) for there in ([], ["n2"], ["n1", "n3"], ["n1"], ["n3"])}
-    assert frozenset(["n1", "n3"]) in on
-
-
-A100, REGION = {"accelerator_type:A100": 1.0}, {"ray.io/availability-region": "us"}
+A100 = {"accelerator_type:A100": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -112,11 +92,11 @@ A100, REGION = {"accelerator_type:A100": 1.0}, {"ray.io/availability-region": "u
         (A100, {}, {"gpu": "a100"}),
         (A100, {"ray.io/accelerator-type": "H100"}, {"gpu": "h100"}),
         ({**A100, "gpu_kind:Mine": 1.0}, {"ray.io/accelerator-type": "H100"}, {"gpu": "mine"}),
-        ({}, {**REGION, "ray.io/market-type": "on-demand"}, {"zone": "us"}),
-        ({}, {**REGION, "ray.io/availability-zone": "a", "ray.io/market-type": "spot"}, {"zone": "a", "spot": True}),
+        ({}, {"ray.io/market-type": "on-demand"}, {}),
+        ({}, {"ray.io/market-type": "spot"}, {"spot": True}),
     ],
 )
-def test_kind_zone_and_market_of_a_node_stand_in_what_ray_says_of_it(
+def test_kind_and_market_of_a_node_stand_in_what_ray_says_of_it(
     resources: Mapping[str, float], labels: Mapping[str, str], expected: dict[str, Any]
 ) -> None:
     entry = {"NodeID": "n", "NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": "h", "Labels": labels}

@@ -23,7 +23,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from rlpto.io.errors import ClusterError
 from rlpto.io.files import alone_in, write_text
-from rlpto.ray_cluster.messages import ZONE_LABEL
 from rlpto.ray_cluster.nodes.environment import CONTROL, ray_environment, refuses
 from rlpto.ray_cluster.nodes.processes import (
     arguments_of,
@@ -58,7 +57,7 @@ class StartedCluster:
 
     address: HOST:PORT of the head; empty while it starts or ends. folder: of the token, and of Ray's sockets and logs.
     gpus: of each node. cpus: CPU slots of each node. durable: the head's state is on disk. mark: of the token, which
-    shows that the folder is this cluster's. zones: that label the nodes in turn; none: no node has one.
+    shows that the folder is this cluster's.
     """
 
     address: str
@@ -67,7 +66,6 @@ class StartedCluster:
     cpus: int = 4
     durable: bool = False
     mark: str = ""
-    zones: tuple[str, ...] = ()
 
     @property
     def alive(self) -> int:
@@ -114,9 +112,8 @@ def start_cluster(
     cpus: int = 4,
     durable: bool = False,
     on_progress: Callable[[str], None] = lambda _: None,
-    zones: Sequence[str] = (),
 ) -> StartedCluster:
-    """Start a head without GPUs and one node for each entry of `gpus`; zones: as in `StartedCluster`.
+    """Start a head without GPUs and one node for each entry of `gpus`.
 
     cpus: slots of each. durable: the head keeps its state on disk, so that it can be restarted under running jobs (see
     `restart_head`); job controllers are on a node of their own then. Remains of a start or an end that was killed, and
@@ -134,7 +131,7 @@ def start_cluster(
             _remove(present)
         remove_dead_folders()
         token = secrets.token_hex(32)
-        started = StartedCluster("", str(unused_folder()), tuple(gpus), cpus, durable, mark_of(token), tuple(zones))
+        started = StartedCluster("", str(unused_folder()), tuple(gpus), cpus, durable, mark_of(token))
         _note(started)
         try:
             make_folder(Path(started.folder), token)
@@ -242,9 +239,8 @@ def watch_nodes(started: StartedCluster) -> None:
 
 def _options(started: StartedCluster, number: int) -> dict[str, Any]:
     """Options of the node with this number (from 1), as of `RayNode`."""
-    labels = {ZONE_LABEL: started.zones[(number - 1) % len(started.zones)]} if started.zones else {}
     resources = {f"{NODE_RESOURCE}{number}": 1}
-    return {"gpus": started.gpus[number - 1], "cpus": started.cpus, "resources": resources, "labels": labels}
+    return {"gpus": started.gpus[number - 1], "cpus": started.cpus, "resources": resources}
 
 
 def _start_nodes(

@@ -21,14 +21,14 @@ from rlpto.ray_cluster.controllers import (
     kill_controller,
     kind_of,
 )
-from rlpto.ray_cluster.messages import MARKET_LABEL, REGION_LABEL, ZONE_LABEL, Command, JobReport, JobSpec, reason_of
+from rlpto.ray_cluster.messages import MARKET_LABEL, Command, JobReport, JobSpec, reason_of
 from rlpto.ray_cluster.scheduler.notices import watch_node
 
 
 @dataclass(frozen=True)
 class NodeInfo:
     """A node that is alive. id: Ray's. gpus, cpus: GPUs, of the kind `gpu`, and CPU slots it offers to jobs. address,
-    host: of its machine. zone: where that is, empty: not known. spot: its owner may take it away."""
+    host: of its machine. spot: its owner may take it away."""
 
     id: str
     gpus: int
@@ -36,12 +36,11 @@ class NodeInfo:
     cpus: int = 0
     gpu: str = ONE_KIND
     host: str = ""
-    zone: str = ""
     spot: bool = False
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> NodeInfo:
-        """From Ray's account of it. A node whose labels name a region alone counts as in a zone of that name."""
+        """From Ray's account of it."""
         resources, labels = entry["Resources"], entry["Labels"]
         return cls(
             entry["NodeID"],
@@ -50,7 +49,6 @@ class NodeInfo:
             int(resources.get("CPU", 0)),
             kind_of(entry),
             entry["NodeManagerHostname"],
-            labels.get(ZONE_LABEL) or labels.get(REGION_LABEL, ""),
             labels.get(MARKET_LABEL) == "spot",
         )
 

@@ -65,7 +65,7 @@ class RayCluster(JobTracker):
         self._source, scale = source, rules.ray.autoscale
         self._requests = None if scale is None else GpuRequests(scale, backend.request)
         found = usable_nodes(backend.nodes(), tables.kinds)
-        nodes = NodeInventory(database, rules.ray.one_zone)
+        nodes = NodeInventory(database)
         whole = ClusterShape(map(nodes.offered, found))
         if whole.most_gpus == 0:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
@@ -96,10 +96,6 @@ class RayCluster(JobTracker):
         for job in self.jobs:
             if job.requested_gpus > most:
                 raise JobError(f"job {job.name} wants {job.requested_gpus} GPUs, but the Ray cluster has {most} in all")
-        most = max(int(np.bincount(shape.node_zones, shape.offered).max(initial=0)), on_demand)
-        for job in self.jobs:
-            if job.min_gpus > most:
-                raise JobError(f"job {job.name} needs {job.min_gpus} GPUs, and no zone has more than {most}")
         check_servers_fit(self.jobs, self.store, self.tables, shape)
 
     # what the scheduler sees

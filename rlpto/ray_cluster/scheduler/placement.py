@@ -31,14 +31,14 @@ def usable_nodes(nodes: Iterable[NodeInfo], kinds: Sequence[str]) -> list[NodeIn
 
 
 class NodeInventory:
-    """Nodes by their ids; none at first. one_zone: jobs must not leave the zones of their nodes.
+    """Nodes by their ids; none at first.
 
     claims: who may use what nodes offer. shape: the nodes as they are now, those that will go after those that are up;
     what was up at some time and is missing is down. announced: nodes that will go, as `Backend.announced` has them.
     """
 
-    def __init__(self, database: SessionDatabase, one_zone: bool = False) -> None:
-        self._database, self._one_zone = database, one_zone
+    def __init__(self, database: SessionDatabase) -> None:
+        self._database = database
         self.announced: Mapping[str, float] = {}
         self._going: tuple[str, ...] = ()
         self._known: dict[str, NodeInfo] = {}
@@ -47,7 +47,7 @@ class NodeInventory:
 
     def offered(self, node: NodeInfo) -> Node:
         """A node as policies see it."""
-        return Node(node.gpus, node.cpus, node.gpu, zone=node.zone if self._one_zone else "")
+        return Node(node.gpus, node.cpus, node.gpu)
 
     def kind_of(self, name: str) -> str | None:
         """Kind of GPU of a node that was seen before, by its id; None of any other."""

@@ -323,11 +323,11 @@ class SessionDatabase(Store):
 
     def node_up(self, node: NodeInfo, time: float) -> None:
         """A node has come."""
-        names = ("gpus", "kind", "host", "zone", "spot")
+        names = ("gpus", "kind", "host", "spot")
         self.write(
-            f"INSERT INTO nodes (id, alive, {', '.join(names)}) VALUES (?, 1, ?, ?, ?, ?, ?) ON CONFLICT (id) "
+            f"INSERT INTO nodes (id, alive, {', '.join(names)}) VALUES (?, 1, ?, ?, ?, ?) ON CONFLICT (id) "
             f"DO UPDATE SET alive = 1, leaves = NULL, {', '.join(f'{name} = excluded.{name}' for name in names)}",
-            (node.id, node.gpus, node.gpu, node.host, node.zone, node.spot),
+            (node.id, node.gpus, node.gpu, node.host, node.spot),
         )
         self.event(time, "node_up", node=node.id, value=node.gpus)
 
