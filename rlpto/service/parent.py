@@ -129,7 +129,8 @@ def serve(
         number, host = listening.fileno(), settings.web.host
         arguments = ["rlpto.service.web", str(path), "--fd", str(number)]
         web = Child("web", arguments, logs / "web.log", signal.SIGTERM, [number])
-        hidden = settings.web.secrets.values()  # jobs inherit the scheduler's environment
+        secret = settings.web.oidc and settings.web.oidc.client_secret_env
+        hidden = [secret] if secret else []  # jobs inherit the scheduler's environment
         arguments = ["rlpto.service.scheduler", str(path)]
         scheduler = Child("scheduler", arguments, logs / "scheduler.log", signal.SIGINT, hidden=hidden)
         scheme = "http" if settings.web.certificate is None else "https"

@@ -22,8 +22,6 @@ STATE_FILE = "cluster.json"
 """Where the cluster that a service has started is noted, in its folder: not where that of `rlpto cluster up` is."""
 PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Names of users, programs and options."""
-EMAIL = r"^[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9.-]{1,189}$"
-"""E-mail addresses."""
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 """Variable of the environment of `rlpto serve` that holds a secret, which is never in the file of settings."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -126,28 +124,12 @@ class OidcSettings(Settings):
             raise ValueError(f"issuer {self.issuer}: expected https, or http on this machine")
         return self
 
-
-class EmailSettings(Settings):
-    """The mail server for messages when jobs end."""
-
-    host: str
-    """Its name."""
-    port: int = Field(587, ge=1, le=65_535)
-    """Its port for submission by SMTP."""
-    sender: str = Field(pattern=EMAIL)
-    """Address that messages come from."""
-    starttls: bool = True
-    """Whether to encrypt; without it no password is sent, but to this machine."""
-    user: str | None = None
-    """Name to log in with; null: that of `sender`."""
-    password_env: Variable | None = None
-    """Variable with its password; null: the server asks for none."""
-
-    @model_validator(mode="after")
-    def _is_encrypted(self) -> EmailSettings:
-        if self.password_env is not None and not self.starttls and self.host not in LOOPBACK:
-            raise ValueError("a password needs starttls: true")
-        return self
+    def secret(self) -> str:
+        """Return the client's secret; empty for a public client. Raises ConfigError where its variable is not set."""
+        variable = self.client_secret_env
+        if variable and not os.environ.get(variable):
+            raise ConfigError(f"web.oidc.client_secret_env: variable {variable} of the environment is empty or missing")
+        return os.environ[variable] if variable else ""
 
 
 class WebSettings(Settings):
@@ -175,26 +157,8 @@ class WebSettings(Settings):
     """Hours after which a browser has to sign in again."""
     webhook: str | None = Field(None, pattern=r"^https?://[^\s/]+")
     """Address that gets a POST when a job is over, with `text` for people and the `job`; null: none."""
-    email: EmailSettings | None = None
-    """Mail server, for users who want a message when a job of theirs is over; null: there is none."""
     oidc: OidcSettings | None = None
     """Single sign-on; null: users sign in with tokens alone."""
-
-    @property
-    def secrets(self) -> dict[str, str]:
-        """Variables with secrets of the web process, by key."""
-        found = {
-            "web.oidc.client_secret_env": self.oidc and self.oidc.client_secret_env,
-            "web.email.password_env": self.email and self.email.password_env,
-        }
-        return {key: variable for key, variable in found.items() if variable}
-
-    def secret(self, key: str) -> str:
-        """The secret of a key of `secrets`; empty: there is none. Raises ConfigError where its variable is not set."""
-        variable = self.secrets.get(key)
-        if variable and not os.environ.get(variable):
-            raise ConfigError(f"{key}: variable {variable} of the environment is empty or missing")
-        return os.environ[variable] if variable else ""
 
     @model_validator(mode="after")
     def _is_not_in_the_open(self) -> WebSettings:

@@ -11,7 +11,7 @@ import sqlite3
 import zlib
 from contextlib import closing
 
-SCHEMA = 16
+SCHEMA = 17
 """Version of the tables, in SQLite's `user_version`. Lower ones are of states before the first release: refused."""
 
 # STRICT and the checks let SQLite's integrity check notice damage.
@@ -20,7 +20,7 @@ CREATE TABLE users (
     name TEXT PRIMARY KEY, role TEXT NOT NULL CHECK (role IN ('user', 'developer', 'operator', 'admin')),
     created REAL NOT NULL, disabled INTEGER NOT NULL DEFAULT 0 CHECK (disabled IN (0, 1)),
     gpus_held INTEGER, jobs_queued INTEGER, highest_priority TEXT CHECK (highest_priority IN ('high', 'normal', 'low')),
-    sign_in TEXT UNIQUE, email TEXT) STRICT;
+    sign_in TEXT UNIQUE) STRICT;
 CREATE TABLE tokens (
     id TEXT PRIMARY KEY, user TEXT NOT NULL REFERENCES users (name), hash TEXT NOT NULL UNIQUE, label TEXT NOT NULL,
     kind TEXT NOT NULL CHECK (kind IN ('token', 'session')), created REAL NOT NULL, expires REAL, revoked REAL,

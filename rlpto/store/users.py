@@ -22,8 +22,7 @@ _LIVE = "revoked IS NULL AND (expires IS NULL OR expires > ?)"
 @dataclass(frozen=True)
 class User(Row):
     """Who may do what. gpus_held, jobs_queued: quotas of this user; highest_priority: class above which their jobs may
-    not be; None: those of the settings. sign_in: value by which single sign-on knows the user; email: where messages go
-    when a job is over; None: none."""
+    not be; None: those of the settings. sign_in: value by which single sign-on knows the user; None: none."""
 
     TABLE = "users"
 
@@ -35,7 +34,6 @@ class User(Row):
     jobs_queued: int | None
     highest_priority: Priority | None = None
     sign_in: str | None = None
-    email: str | None = None
 
     @property
     def sees_all(self) -> bool:
@@ -84,7 +82,7 @@ def add_user(store: Store, name: str, role: Role, at: float, sign_in: str | None
 
 def change_user(store: Store, user: User) -> None:
     """Keep everything but name and time of a user that is there."""
-    names = ("role", "disabled", "gpus_held", "jobs_queued", "highest_priority", "sign_in", "email")
+    names = ("role", "disabled", "gpus_held", "jobs_queued", "highest_priority", "sign_in")
     sets = ", ".join(f"{name} = ?" for name in names)
     store.write(f"UPDATE users SET {sets} WHERE name = ?", (*(getattr(user, name) for name in names), user.name))
 

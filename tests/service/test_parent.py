@@ -109,10 +109,10 @@ class TestServe:
         assert not settings.folder.exists()
 
     def test_what_the_parent_cannot_do_with_settings_is_refused(self, tmp_path: Path) -> None:
-        email = {"host": "mail.example", "sender": "a@b.c", "password_env": "RLPTO_NO_SUCH"}
+        oidc = {"issuer": "https://sso.example", "client_id": "rlpto", "client_secret_env": "RLPTO_NO_SUCH"}
         for name, change, said in (
             ("scheduler", {"policy": "nonsense"}, r"scheduler\.policy: nonsense: expected one of"),
-            ("web", {"email": email}, r"web\.email\.password_env: variable RLPTO_NO_SUCH of the environment"),
+            ("web", {"oidc": oidc}, r"web\.oidc\.client_secret_env: variable RLPTO_NO_SUCH of the environment"),
         ):
             with pytest.raises(ConfigError, match=said):
                 check(make_settings(tmp_path / "new", **{name: change}))

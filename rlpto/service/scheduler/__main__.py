@@ -82,8 +82,8 @@ def check(settings: ServiceSettings) -> None:
     if settings.scheduler.policy not in known:
         raise ConfigError(f"scheduler.policy: {settings.scheduler.policy}: expected one of {', '.join(known)}")
     _check_certificate(settings.web)
-    for key in settings.web.secrets:
-        settings.web.secret(key)
+    if settings.web.oidc is not None:
+        settings.web.oidc.secret()
 
 
 def serve(settings: ServiceSettings) -> None:

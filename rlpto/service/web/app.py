@@ -16,7 +16,7 @@ from rlpto import __version__
 from rlpto.io.extras import extras
 from rlpto.service.settings import ServiceSettings
 from rlpto.service.web.errors import API, HANDLERS, MEDIA_TYPE, ProblemBody
-from rlpto.service.web.messages import EndMessages, channels
+from rlpto.service.web.messages import EndMessages
 from rlpto.service.web.middleware import RateLimits, RequestGuard, ServiceMetrics
 from rlpto.service.web.rendering import STATIC, VersionedFiles
 from rlpto.service.web.routes import account, admin, cluster, jobs, pages, ray_jobs, stream
@@ -53,7 +53,7 @@ def make_app(settings: ServiceSettings) -> FastAPI:
         responses={"4XX": _PROBLEM},
         exception_handlers={**HANDLERS, pages.SignInNeeded: pages.sign_in_first},
     )
-    app.state.settings, app.state.channels = settings, channels(settings.web)
+    app.state.settings = settings
     for part in (jobs, cluster, stream, account, admin):
         app.include_router(part.router, prefix=API)
     for router in (ray_jobs.router, cluster.health, pages.router):
@@ -62,8 +62,7 @@ def make_app(settings: ServiceSettings) -> FastAPI:
         with extras():
             from rlpto.service.web.routes.single_sign_on import SingleSignOn
             from rlpto.service.web.routes.single_sign_on import router as sign_in
-        secret = settings.web.secret("web.oidc.client_secret_env")
-        app.state.single_sign_on = SingleSignOn(settings.web.oidc, secret)
+        app.state.single_sign_on = SingleSignOn(settings.web.oidc, settings.web.oidc.secret())
         app.include_router(sign_in)
     app.mount("/static", GZipMiddleware(VersionedFiles(directory=STATIC)))
     return app
@@ -81,8 +80,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     notifier, commit = EventNotifier(store), GroupCommit(settings.database)
     limits = RateLimits(settings.web.posts_per_second, settings.web.streams)
     app.state.service = Service(settings, store, commit, notifier, limits, ServiceMetrics(store))
-    senders = [EndMessages(channel, store, commit, notifier) for channel in app.state.channels]
-    tasks = [asyncio.create_task(work) for work in (notifier.look(), *(sender.run() for sender in senders))]
+    tasks = [asyncio.create_task(notifier.look())]
+    if settings.web.webhook is not None:
+        messages = EndMessages(settings.web.webhook, store, commit, notifier)
+        tasks.append(asyncio.create_task(messages.run()))
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ from fastapi import Path, Query
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from rlpto.performance.metrics import MetricName
-from rlpto.service.settings import EMAIL, PLAIN_NAME
+from rlpto.service.settings import PLAIN_NAME
 from rlpto.store.code_files import LARGEST_TEXT, unpack
 from rlpto.store.jobs import Priority
 from rlpto.store.program_keys import MOST_REQUIREMENTS, Requirement
@@ -172,14 +172,6 @@ class UserChange(Body):
     jobs_queued: Quota = Field(None, description="Jobs of the user that are not over; null: as the settings say.")
     highest_priority: Priority | None = Field(None, description="Highest class of jobs; null: as the settings say.")
     sign_in: SignIn = Field(None, description=_SIGN_IN)
-
-
-class AccountChange(Body):
-    """Changes to the caller's own account."""
-
-    email: Annotated[str, Field(pattern=EMAIL)] | None = Field(
-        description="Where a message goes when a job of the caller is over; null: nowhere."
-    )
 
 
 class LeaveBody(Body):

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from rlpto.service.web.access import Caller, TheCaller
 from rlpto.service.web.errors import Problem, not_found
 from rlpto.service.web.middleware import COOKIE, WINDOW_S
-from rlpto.service.web.schemas import AccountChange, NameInPath, SessionBody, TokenBody
+from rlpto.service.web.schemas import NameInPath, SessionBody, TokenBody
 from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.submitting import highest_priority
 from rlpto.store import users
@@ -36,21 +36,6 @@ class NewToken(users.Token):
 async def me(caller: TheCaller, service: TheService) -> users.User:
     """The caller with the quotas that apply."""
     return with_quotas(service, caller.user)
-
-
-@router.patch("/me")
-async def change_me(body: AccountChange, caller: TheCaller, service: TheService) -> users.User:
-    """Change where messages go when a job of the caller is over."""
-    if body.email and service.settings.web.email is None:
-        raise Problem(409, "no-mail", "this service sends no e-mail: web.email in its settings is null")
-
-    def write(store: Store) -> users.User:
-        changed = replace(users.get_user(store, caller.name) or caller.user, email=body.email)
-        users.change_user(store, changed)
-        users.note_change(store, caller.name, "user.change", caller.name, service.now(), {"email": body.email})
-        return changed
-
-    return with_quotas(service, await service.commit(write))
 
 
 def with_quotas(service: Service, user: users.User) -> users.User:

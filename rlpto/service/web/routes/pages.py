@@ -120,9 +120,8 @@ async def history(
 @router.get("/account")
 async def account(caller: AViewer, service: TheService) -> Response:
     """The caller's own tokens and quotas."""
-    own, mails = users.tokens_of(service.store, caller.name, service.now()), service.settings.web.email is not None
-    me = with_quotas(service, caller.user)
-    return page("account.html", user=caller.user, here="account", me=me, mails=mails, tokens=own)
+    own, me = users.tokens_of(service.store, caller.name, service.now()), with_quotas(service, caller.user)
+    return page("account.html", user=caller.user, here="account", me=me, tokens=own)
 
 
 @router.get("/admin")
