@@ -28,16 +28,8 @@ from rlpto.policies.switching import switching
 from rlpto.simulator.settings import SimulatorSettings
 
 SERVERS, GPUS = 3, 4
-PUBLISHED_S = {
-    "mnist_pytorch": ((337.0, 257.0), (131.0, 115.0)),
-    "mnist_tensorflow": ((249.0, 239.0), (74.0, 48.0)),
-    "mnist_mxnet": ((213.0, 212.0), (24.5, 23.0)),
-}
-"""Makespan and mean JCT of twenty jobs under FIFO and under round robin (reference, section 5.4)."""
-MIXED_MODELS = ("mnist_pytorch", "mnist_tensorflow")
-SHARE, SLOWDOWN, SLOWDOWN_MXNET = 3, 0.6, 0.05
-"""Jobs that share a GPU, and how much they slow each other: chosen here so that PyTorch's and TensorFlow's mean JCT
-come near the published ones; MXNet's trainings, hardly faster on four GPUs than on one, hardly use them."""
+EQUAL_MODELS = ("mnist_pytorch", "mnist_tensorflow", "mnist_mxnet")
+MIXED_MODELS = EQUAL_MODELS[:2]
 RESTART_S = 5.0
 MIXED_JOBS, GAP_S = 30, (1.0, 30.0)
 LOADS = (0.6, 0.8, 1.0, 1.2, 1.5)
@@ -112,35 +104,10 @@ def elastic(_: Plan) -> Part:
     return Part(figures, rows)
 
 
-def shared(_: Plan) -> Part:
-    """S3 where jobs share GPUs: the original's experiment."""
-    cases = [(model, SLOWDOWN) for model in PUBLISHED_S] + [("mnist_mxnet", SLOWDOWN_MXNET)]
-    found = [rotated(model, SHARE, slowdown) for model, slowdown in cases]
-    figures: dict[str, float] = {}
-    for model, (_row, (makespan, jct)) in zip(MIXED_MODELS, found, strict=False):
-        figures[f"S3: mean JCT of {model} against FIFO, shared GPUs"] = 100 * jct
-        figures[f"S3: makespan of {model} against FIFO, shared GPUs"] = 100 * makespan
-    rows = [row for row, _ in found]
-    return Part(figures | {f"S3: {SPREAD}, shared GPUs": max(row[SPREAD] for row in rows)}, rows)
-
-
-def sensitivity(_: Plan) -> Part:
-    """How the gain of round robin depends on the two parameters of sharing that no source gives."""
-    rows: list[Row] = []
-    for share in (2, 3, 4):
-        for slowdown in (0.3, 0.6):
-            row: dict[str, object] = {"jobs a GPU": share, "slowdown": slowdown}
-            for model in MIXED_MODELS:
-                _, (makespan, jct) = rotated(model, share, slowdown)
-                row |= {f"{model}: makespan": f"{makespan:+.0%}", f"{model}: mean JCT": f"{jct:+.0%}"}
-            rows.append(row)
-    return Part(rows=rows)
-
-
 def exclusive(_: Plan) -> Part:
     """S3 where jobs have GPUs to themselves: equal jobs, and mixed ones."""
-    equal = [rotated(model, 1, SLOWDOWN)[0] for model in PUBLISHED_S]
-    rows = [{name: row[name] for name in row if not name.startswith("published")} for row in equal]
+    rows = [rotated(model) for model in EQUAL_MODELS]
+    widest = max(row[SPREAD] for row in rows)
     changes, spreads = [], []
     for seed in range(SEEDS):
         jobs = mixed(GAPS_LOAD, seed)
@@ -150,23 +117,21 @@ def exclusive(_: Plan) -> Part:
     spread = f"{np.mean(spreads):.1f} on average, {max(spreads)} at most"
     rows.append({"jobs": f"mixed, {SEEDS} runs", **in_percent(np.array(changes)), SPREAD: spread})
     figures = {
-        f"S3: {SPREAD}, equal jobs on GPUs of their own": max(row[SPREAD] for row in equal),
+        f"S3: {SPREAD}, equal jobs on GPUs of their own": widest,
         "S3: mean JCT of mixed jobs against FIFO, GPUs of their own": 100 * float(np.mean(changes, axis=0)[1]),
     }
     return Part(figures, rows)
 
 
-def rotated(model: str, share: int, slowdown: float) -> tuple[dict[str, Any], FloatArray]:
-    """Twenty four-GPU jobs, one every ten seconds: a row, and changes of makespan and mean JCT by round robin."""
+def rotated(model: str) -> dict[str, Any]:
+    """Twenty four-GPU jobs, one every ten seconds, under FIFO and under round robin: a row."""
     jobs = [job(10.0 * i, model, GPUS, i) for i in range(20)]
-    settings = SimulatorSettings(interval=1.0, rescale_delay=0.0, share=share, share_slowdown=slowdown)
+    settings = SimulatorSettings(interval=1.0, rescale_delay=0.0)
     (rotating, watched), (packed, _) = traced(jobs, ROUND_ROBIN, settings), traced(jobs, FIFO, settings)
-    after, before = totals(rotating)[1:], totals(packed)[1:]
-    row = {"jobs": model + (f", slowdown {slowdown:g}" if share > 1 else "")}
-    for name, old, new, published in zip(("makespan", "mean JCT"), before, after, PUBLISHED_S[model], strict=True):
+    row: dict[str, Any] = {"jobs": model}
+    for name, old, new in zip(("makespan", "mean JCT"), totals(packed)[1:], totals(rotating)[1:], strict=True):
         row[f"{name} [s]"] = f"{old:.0f} -> {new:.0f} ({new / old - 1:+.0%})"
-        row[f"published {name} [s]"] = "{:g} -> {:g} ({:+.0%})".format(*published, published[1] / published[0] - 1)
-    return row | {SPREAD: spread_over_servers(watched)}, np.array(after) / before - 1
+    return row | {SPREAD: spread_over_servers(watched)}
 
 
 # Jobs, runs and their figures ---------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def build_batch(
 
     beliefs: what policies believe, but for the noise of workloads.
     """
-    _check_supported(shape, workloads, tables, simulator, queue)
+    _check_supported(shape, workloads, tables, queue)
     tables = tables.with_rescale_delay(simulator.rescale_delay)
     counts = np.array([len(workload.jobs) for workload in workloads], dtype=np.int64)
     most = int(counts.max())
@@ -136,11 +136,7 @@ def build_batch(
 
 
 def _check_supported(
-    shape: ClusterShape,
-    workloads: Sequence[Workload],
-    tables: SpeedTables,
-    simulator: SimulatorSettings,
-    queue: QueueSettings,
+    shape: ClusterShape, workloads: Sequence[Workload], tables: SpeedTables, queue: QueueSettings
 ) -> None:
     """Raise ConfigError or JobError for what compiled code does not support."""
     if not workloads:
@@ -154,8 +150,6 @@ def _check_supported(
             "simulators in a batch know neither parameter servers nor background load: expected models that train "
             "without servers, and no workload.background, where an agent learns"
         )
-    if simulator.share != 1:
-        raise ConfigError(f"simulator.share: in an environment jobs share no GPUs, expected 1, not {simulator.share}")
     for workload in workloads:
         check_jobs_fit(workload.jobs, shape.most_gpus)
 

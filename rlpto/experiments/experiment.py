@@ -39,7 +39,6 @@ from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.sharing import check_sharing, with_places
 from rlpto.workloads.listed import listed_jobs
 from rlpto.workloads.mapping import job_types, map_jobs, requested_work, type_order
 from rlpto.workloads.trace import Trace
@@ -203,17 +202,14 @@ class Experiment:
         return Knowledge(None, known.remaining, known.tail, beliefs, known.rules)
 
     def check_simulated(self) -> None:
-        """Raise ConfigError for knowledge.mode online, or background load, with settings under which they are not
-        simulated, and for settings that need online without it."""
+        """Raise ConfigError for knowledge.mode online with models for which it is not simulated, and for settings that
+        need online without it."""
         online = self.config.knowledge.mode == "online"
         if not online and self.config.simulator.change_batch_above > 1:
             raise ConfigError(
                 "simulator.change_batch_above: only jobs with knowledge.mode online choose their batch sizes as "
                 "they go; expected 1"
             )
-        if self.config.simulator.share > 1 and (online or self.background):
-            what = "knowledge.mode online: what jobs observe on" if online else "workload.background: load on"
-            raise ConfigError(f"{what} shared GPUs is not simulated; expected share 1")
         if online and self.tables().has_servers:
             raise ConfigError(
                 "knowledge.mode online: simulated jobs fit no speeds of parameter servers; expected models that train "
@@ -280,8 +276,6 @@ class Experiment:
         for window in self.windows():
             jobs = self.jobs(window, self.config.seed)
             check_servers_fit(jobs, JobStore.from_jobs(jobs, self.tables()), self.tables(), self.shape)
-            share = self.config.simulator.share
-            check_sharing(jobs, with_places(self.shape, share), share)
             if not jobs:
                 raise JobError(
                     f"window {window}: the mapping has left no jobs; expected workload.mapping.mode=given where a "

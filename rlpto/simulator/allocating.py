@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlpto.core.placement import main_node, release, shrink_in_place, take_most_free, take_packed
-from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.arrays import AnyArray, IntArray
 from rlpto.io.compiled import helper, kernel
 from rlpto.simulator.arrays import World
 from rlpto.simulator.job_kernels import (
@@ -199,24 +199,6 @@ def restart_jobs(w: World, b: int, index: IntArray, rescales: IntArray) -> None:
         w.sums[b].rescale_seconds += delay
         job.rescale_left = delay
         train_at(w, b, j, speed_row(w, b, j))
-        foresee_finish(w, b, j)
-
-
-@kernel()
-def change_scale(w: World, b: int, index: IntArray, scale: FloatArray) -> None:
-    """Job index[i] goes on at scale[i] times the rates of its row, and loses nothing by that.
-
-    What it has trained until now counts as saved by a checkpoint.
-    """
-    for i in range(len(index)):
-        j = index[i]
-        job = w.jobs[b, j]
-        if job.scale == scale[i]:
-            continue
-        job.scale = scale[i]
-        if job.gpus == 0:
-            continue
-        run_at(w, b, j, job.row)
         foresee_finish(w, b, j)
 
 

@@ -156,7 +156,7 @@ def build_world(
     machines["up"][:, :nodes] = 1
     machines["toggle_at"][:, :nodes] = np.inf
     machines["node"][:, :nodes] = np.arange(nodes)
-    machines["mtbf"][:, :nodes] = [3600.0 * settings.failures.node_mtbf(gpus // settings.share) for gpus in all_gpus]
+    machines["mtbf"][:, :nodes] = [3600.0 * settings.failures.node_mtbf(gpus) for gpus in all_gpus]
     machines["price"][:, :nodes] = [node.price / 3600.0 for node in shape]
     for n, spot in enumerate(node.spot for node in shape):
         if spot is not None:

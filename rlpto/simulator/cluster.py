@@ -26,14 +26,13 @@ from rlpto.io.errors import ConfigError, JobError
 from rlpto.knowledge.known import TRUTH, Knowledge
 from rlpto.knowledge.remaining import RemainingWork
 from rlpto.performance.tables import SpeedTables
-from rlpto.simulator.allocating import apply_placement, change_scale, choose_types, restart_jobs
+from rlpto.simulator.allocating import apply_placement, choose_types, restart_jobs
 from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
 from rlpto.simulator.failures import noticed
 from rlpto.simulator.job_kernels import take_row
 from rlpto.simulator.kernels import advance_until, apply_and_look, begin, outlook, take_up_all
 from rlpto.simulator.online import ROWS_PER_JOB, OnlineJobs, group_sizes, with_own_rows
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
-from rlpto.simulator.sharing import SharedGpus, check_sharing, with_places
 
 LONGEST_RUN = 256
 """Decision points that are passed at most without looking up."""
@@ -43,7 +42,6 @@ class SimulatedCluster:
     """Runs `jobs` on `nodes` in virtual time: same jobs, settings, seed and decisions, same result.
 
     jobs: sorted by submit time. tables must hold the types of all jobs. seed fixes node failures.
-    nodes have the GPUs that there are; under `share` each counts as several, see `rlpto.simulator.sharing`.
     knowledge: what policies and jobs know. background: what other processes hold of the nodes, and until when.
     Raises JobError for a job that wants more GPUs than the cluster has, ConfigError for a cluster without GPUs.
     """
@@ -59,9 +57,8 @@ class SimulatedCluster:
         background: Sequence[HeldByOthers] = (),
     ) -> None:
         tables = tables.with_rescale_delay(settings.rescale_delay)
-        shape = with_places(ClusterShape(nodes), settings.share)
+        shape = ClusterShape(nodes)
         check_jobs_fit(jobs, shape.most_gpus)
-        check_sharing(jobs, shape, settings.share)
         store = JobStore.from_jobs(jobs, tables)
         check_servers_fit(jobs, store, tables, shape)
         self._set_up(shape, jobs, store, tables, settings, seed, knowledge, background)
@@ -109,10 +106,6 @@ class SimulatedCluster:
         self._order = np.arange(len(jobs))
         self.time, self._logged = 0.0, 0
         self._types_chosen = bool((tables.own[store.type_index] != store.type_index).any())
-        self._shared: SharedGpus | None = None
-        self._alone: dict[int, float] = {}  # by running job: its scale without neighbours
-        if settings.share > 1:
-            self._shared = SharedGpus(shape.node_gpus // settings.share, settings.share_slowdown)
 
     def _see(self, outlook: tuple[float, int, int, int, int, int, bool]) -> None:
         """Take over where the compiled code stands."""
@@ -132,7 +125,6 @@ class SimulatedCluster:
         check_jobs_fit(jobs, self._shape.most_gpus)
         store = JobStore.from_jobs(jobs, self.tables)
         check_servers_fit(jobs, store, self.tables, self._shape)
-        check_sharing(jobs, self._shape, self._settings.share)
         self._drain_log()
         self.store.append(store.records)
         self.jobs = (*self.jobs, *jobs)
@@ -220,7 +212,6 @@ class SimulatedCluster:
             restart_jobs(self._world, 0, restarted, rescales)
         if self._online is not None:
             self._start_own_rows(index)
-        self._slow_sharing_jobs()
 
     def _take_types(self, state: ClusterState, allocation: Allocation) -> IntArray:
         """Make jobs of the types that are chosen for them; returns those that run on, but with other servers."""
@@ -254,7 +245,6 @@ class SimulatedCluster:
             until = -np.inf  # jobs look at what they have observed
         count, seen = advance_until(self._world, 0, until, self._passed)
         self._see(seen)
-        self._slow_sharing_jobs()
         self._keep_log_room()
         self._learn()
         return self._passed[:count]
@@ -295,18 +285,6 @@ class SimulatedCluster:
         world = self._world
         world.rates[row, : len(rates)], world.rates[row, len(rates) :] = rates, rates[-1]
         world.elapsed[row, 1:] = np.cumsum(1.0 / world.rates[row])
-
-    def _slow_sharing_jobs(self) -> None:
-        """Jobs that share GPUs go on at the speed that their present neighbours leave them."""
-        if self._shared is None:
-            return
-        records = self.store.records
-        running = [job for job in self._world.active[0, : self.active_jobs].tolist() if records["gpus"][job] > 0]
-        scale = {job: self._alone.pop(job) for job in self._alone.keys() - set(running)}
-        for job, factor in self._shared.factors({job: self.nodes_of(job) for job in running}).items():
-            scale[job] = factor * self._alone.setdefault(job, float(records["scale"][job]))
-        if scale:
-            change_scale(self._world, 0, np.array(list(scale)), np.array(list(scale.values())))
 
     def changes(self) -> AllocationChanges:
         """Every change of a job's GPUs so far."""
@@ -349,9 +327,6 @@ class ResumedCluster(SimulatedCluster):
         settings = settings.model_copy(update={"failures": FailureSettings()})
         self._set_up(shape, jobs, store, tables, settings, 0, TRUTH)
         take_up_all(self._world, time, shape, placement)
-        if self._shared is not None:  # the scale that jobs have is the one they have with their neighbours
-            factors = self._shared.factors(dict(enumerate(placement.nodes)))
-            self._alone = {job: float(store.scale[job]) / factor for job, factor in factors.items()}
         self._see(outlook(self._world, 0))
 
 

@@ -94,12 +94,6 @@ class SimulatorSettings(Settings):
     epoch_resolution: float = Field(0.0, ge=0)
     """Round the moment an epoch ends within an interval to multiples of this many seconds, as the Pollux simulator
     does with 1 s; only with `decide_on: interval`; 0: exact."""
-    share: int = Field(1, ge=1, le=64)
-    """Jobs that may share a GPU. From 2 on, every node offers this number of places per GPU, a job may hold at most as
-    many as the smallest node has GPUs, and capacity and utilisation count places; needs `decide_on: events`."""
-    share_slowdown: float = Field(0.6, ge=0, le=1)
-    """How much jobs on one GPU slow each other: with m of them, each runs at 1 / (1 + share_slowdown * (m - 1)) of its
-    speed. 0: not at all; 1: they take turns."""
     change_batch_above: float = Field(1.0, ge=1, le=1000)
     """Jobs that choose their batch sizes by their own fits (`knowledge.mode: online`) leave the one they train with
     only for another that is better by more than this factor, by their metric; on other GPUs they choose again. 1: any
@@ -119,8 +113,6 @@ class SimulatorSettings(Settings):
                 f"epoch_resolution {self.epoch_resolution:g} needs decide_on: interval "
                 "(or set epoch_resolution to 0 to decide on events)"
             )
-        if self.share > 1 and self.decide_on != "events":
-            raise ValueError(f"share {self.share} needs decide_on: events, as jobs speed up when a neighbour finishes")
         if self.growth == "overlap" and self.placement == "most_free":
             raise ValueError("growth overlap needs placement: pack, which leaves workers where they are")
         if self.growth == "overlap" and self.epoch_resolution > 0:

@@ -86,8 +86,6 @@ def test_what_cannot_be_is_refused_in_a_line():
         ClusterVectorEnv(make_setup([]), 2)
     with pytest.raises(ConfigError, match=r"queue\.inside: fair_users, but .* served fifo"):
         ClusterVectorEnv(make_setup(queue=QueueSettings(inside="fair_users")), 2)
-    with pytest.raises(ConfigError, match=r"simulator\.share: in an environment jobs share no GPUs"):
-        ClusterVectorEnv(make_setup(simulator=SimulatorSettings(share=2)), 2)
 
 
 @given(

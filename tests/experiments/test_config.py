@@ -118,7 +118,6 @@ def test_arguments_of_another_kind_are_refused(arguments: tuple[Any, ...]) -> No
         ("queue.class_weights=[1, 2, 1]", "class_weights must not rise from high to low"),
         ("simulator={epoch_resolution: 1}", "epoch_resolution 1 needs decide_on: interval"),
         ("simulator={growth: overlap, placement: most_free}", "growth overlap needs placement: pack"),
-        ("simulator={share: 2, decide_on: interval}", "share 2 needs decide_on: events"),
         ("simulator.failures={mtbf_hours: 5, gpu_mtbf_hours: 5}", "got both"),
         ("simulator.failures={gpu_mtbf_hours: 0.5}", "gpu_mtbf_hours: expected 0, or 1 and more"),
         ("simulator.failures={mtbf_hours: 5, checkpoint_interval: young}", "young needs checkpoint_seconds"),
