@@ -14,7 +14,7 @@ from rlpto.evaluation.metrics import completion_times
 from rlpto.evaluation.plots import gantt, png
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.markdown import markdown_table
-from rlpto.policies.registry import available, is_complete, options_of
+from rlpto.policies.registry import is_complete, options_of
 from rlpto.policies.spec import parse_spec
 from rlpto.workloads.frozen import read_jobs
 
@@ -107,12 +107,6 @@ def division(case: Case, entries: Entries) -> str:
         f"the bound, {bound:.2f} h.\n"
         + table(["submission", "score"], *(scores_of(case, entries) or [["none yet", ""]]))
     )
-
-
-def own_policies() -> dict[str, PolicyClass]:
-    """RLPTO's policies by name, without plug-ins that happen to be installed."""
-    found = available(broken=lambda _: None)
-    return {name: policy for name, policy in found.items() if policy.__module__.startswith("rlpto.")}
 
 
 def policy_table(entries: Entries, policies: Mapping[str, PolicyClass]) -> str:

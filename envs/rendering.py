@@ -108,7 +108,7 @@ class Scene(NamedTuple):
         cells = cells.reshape(columns, rows, most + 1).swapaxes(0, 1).reshape(rows, -1)
         size = min(width / cells.shape[1], height / rows)
         down, across = ((np.arange(pixels) / size).astype(np.int64) for pixels in (height, width))
-        drawn = _COLOURS[np.pad(cells, ((0, height), (0, width)))[np.ix_(down, across)]]
+        drawn: NDArray[np.uint8] = _COLOURS[np.pad(cells, ((0, height), (0, width)))[np.ix_(down, across)]]
         if size >= 4:
             drawn[np.diff(down, prepend=-1) > 0] = 255
             drawn[:, np.diff(across, prepend=-1) > 0] = 255

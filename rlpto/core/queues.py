@@ -126,7 +126,7 @@ class Queue:
         """The allocation that is carried out: checked, and trimmed to capacity in queue order.
 
         A job that would get less than its min_gpus gets none, and one with allowed sizes the largest of those that is
-        not more (of the kind of GPU that it gets, or of the plan of parallelism). On several kinds of GPU every job is
+        not more (of the GPU type that it gets). On several kinds of GPU every job is
         given one and placed, see `onto_kinds`, unless the policy has placed every job on one. Jobs get no GPUs where
         there are no CPU slots for their parameter servers.
 

@@ -210,7 +210,8 @@ def run_trial(point: Mapping[str, Any], folder: str) -> None:
     """One trial in a separate process: a training with some keys changed. It continues where it was interrupted."""
     from ray import tune
 
-    from rlpto.experiments.training_runs import has_begun, train_folder
+    from rlpto.experiments.run_folder import has_begun
+    from rlpto.experiments.training_runs import train_folder
 
     run = Path(folder) / TRIALS / tune.get_context().get_trial_id()
     if not has_begun(run):

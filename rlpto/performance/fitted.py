@@ -18,7 +18,7 @@ from rlpto.performance.efficiency import (
 )
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.parameter_server import ServerParams
-from rlpto.performance.profiles import PLAN_MARK, ModelLimits, Profile, TypeTables, most_gpus, unknown_model
+from rlpto.performance.profiles import ModelLimits, Profile, TypeTables, most_gpus, unknown_model
 from rlpto.performance.size_table import SizeTable
 from rlpto.performance.tables import ONE_KIND, JobType
 
