@@ -24,7 +24,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # A busy machine is no failure.
 settings.register_profile("few", deadline=None, max_examples=12)
-settings.register_profile("all", deadline=None, max_examples=50)
+settings.register_profile("all", deadline=None, max_examples=100)
 
 SECOND_CLUSTER = ("test_commands", "test_own_clusters", "test_schedulearn", "test_first_job")
 """Files whose cluster tests run in the second of two processes with Ray clusters; all others run in the first."""
@@ -77,8 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("cluster"):
             places[item] = int(file in SECOND_CLUSTER)
             group = f"cluster {places[item] + 1}"
-        if config.pluginmanager.has_plugin("xdist"):
-            item.add_marker(pytest.mark.xdist_group(group))
+        item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=places.__getitem__)
 
 
