@@ -10,7 +10,7 @@ AGENTS  := agents cases planner_windows planner_agents planner_reward
 SYSTEMS := accuracy adaptdl beliefs classes coach configuration_manager generated knowledge planner_generated pollux rivals schedulearn shockwave sia stopping windows
 
 # One process more than there are cores, since tests with clusters mostly wait; at most 8, of 1 GB each. A test that hangs fails.
-TESTS := $(BIN)/python -m pytest -n $(shell echo $$(($(JOBS) < 7 ? $(JOBS) + 1 : 8))) --dist loadgroup --no-loadscope-reorder --timeout 600
+TESTS := $(BIN)/python -m pytest -n $(shell echo $$(($(JOBS) < 7 ? $(JOBS) + 1 : 8))) --dist loadscope --no-loadscope-reorder --timeout 600
 
 .PHONY: help quickstart install dev serve test test-all test-quick test-gpu lint bench results systems docs dist clean
 .DEFAULT_GOAL := help

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -26,9 +27,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("few", deadline=None, max_examples=12)
 settings.register_profile("all", deadline=None, max_examples=100)
 
-SECOND_CLUSTER = ("test_commands", "test_own_clusters", "test_schedulearn", "test_first_job")
-"""Files whose cluster tests run in the second of two processes with Ray clusters; all others run in the first."""
-DEAR = ("test_frozen", "test_training", "test_all", "test_openapi", "test_browser", "test_months")
+CLUSTERS = (
+    (
+        "controller",
+        "real",
+        "faults",
+        "parameter_server",
+        "policies",
+        "stopping",
+        "profiling",
+        "chaos",
+        "pages_as_typed",
+    ),
+    ("schedulearn", "own_clusters", "commands", "first_job", "shipped_code", "autoscaling", "slurm", "pages_as_typed"),
+)
+"""Files with cluster tests, without `test_`: those of one row run in one process, the rows side by side."""
+DEAR = ("frozen", "training", "all", "openapi", "browser", "months")
 """Files of the longest tests without a cluster, which start first, so that none of them is left for the end."""
 DEV_ONLY = (
     *("ray_cluster", "service", "elastic", "store/test_object_storage.py", "test_client.py"),
@@ -60,25 +74,41 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"Ray is not installed (make dev), so these were left out: {', '.join(DEV_ONLY)}")
 
 
+def row_of(file: Path) -> int | None:
+    """The row of CLUSTERS that a file is in."""
+    name = file.stem.removeprefix("test_") if file.parent.name in ("ray_cluster", "service", "tests") else ""
+    return next((row for row, names in enumerate(CLUSTERS) if name in names), None)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark cluster tests, skip slow ones, and put the tests that run in one process into a group, longest groups first.
-
-    A file is a group: its fixtures are made once. Cluster tests, which mostly wait, are two groups that start at once.
-    """
+    """Mark cluster tests, skip slow ones, and begin with files that take long. Cluster tests mostly wait."""
     places = {}
     for item in items:
+        row = row_of(item.path)
         if "ray_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("cluster")
+        if item.get_closest_marker("cluster") and row is None:
+            raise pytest.UsageError(f"{item.nodeid} needs a cluster: expected its file in tests/conftest.py:CLUSTERS")
         if item.get_closest_marker("slow") and not config.getoption("--all"):
             item.add_marker(pytest.mark.skip(reason="slow: runs with --all"))
-        file = item.path.stem
-        places[item], group = 2 if file in DEAR else 3, f"{item.path.parent.name}/{file}"
-        if item.get_closest_marker("cluster"):
-            places[item] = int(file in SECOND_CLUSTER)
-            group = f"cluster {places[item] + 1}"
-        item.add_marker(pytest.mark.xdist_group(group))
+        dear = item.path.stem.removeprefix("test_") in DEAR
+        places[item] = (2 if dear else 3) if row is None else row
     items.sort(key=places.__getitem__)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run a file, or a row of CLUSTERS, in one process, so that its fixtures are made once, in the order above."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            row = row_of(Path(file))
+            return file if row is None else f"row {row}"
+
+    return Files(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.fixture(autouse=True)
