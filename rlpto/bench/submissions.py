@@ -75,6 +75,8 @@ def run(
     say: shows which case is run. Raises ConfigError for policies that cannot be submitted, CheckpointError while
     another process writes the submission.
     """
+    for spec in card.policies:
+        make_policy(spec)  # a wrong one is refused before anything is written
     with alone_in(folder, f"{folder}: another process runs this submission: wait for its end, or use another folder"):
         kept = tuple(_with_own_files(spec, folder, say) for spec in card.policies)
         if (folder / CARD).is_file():

@@ -68,7 +68,7 @@ def test_jobs_that_are_repeated_to_reach_a_load_are_said_to_be(rlpto, project: P
     assert sentence in " ".join(answer.out.split())
     report = (project / "runs/small/report.html").read_text()
     assert sentence in report
-    assert "Policy fifo on 2 windows and 1 seed" in report
+    assert "One policy on 2 windows and 1 seed" in report
     assert "Paired differences from" not in report
     workload = json.loads((project / "runs/small/versions.json").read_text())["workload"]
     assert workload["recorded"] == 60
@@ -85,7 +85,7 @@ def test_jobs_that_are_repeated_to_reach_a_load_are_said_to_be(rlpto, project: P
             ["--set", "workload.source=follow"],
             ["workload.source: expected 'synthetic', 'trace', 'files', 'jobs' or 'frozen'"],
         ),
-        (["--policies", "fifo>600:lass"], ["no policy 'lass'; did you mean las?"]),
+        (["--policies", "fifo>600:lass"], ["no policy 'lass'", "did you mean las?"]),
         (["--policies", "fifo:backfil=1"], ["backfil", "did you mean backfill?"]),
         (["--policies", "index:weights=exp.yaml"], ["exp.yaml", "not a file of index weights"]),
         (["--set", "workload.path=no.parquet"], ["no.parquet: no such trace", "rlpto trace import"]),
@@ -171,7 +171,10 @@ def test_a_policy_in_a_file_needs_no_package_and_an_edit_is_run_anew(rlpto, proj
     (project / "own.py").write_text(OWN.replace("requested_gpus * 1", "minimal_gpus"))
     line = OWN[: OWN.index("        return")].count("\n") + 1
     rlpto(*arguments).assert_refused(f"policy own.py:Own: {project / 'own.py'}:{line}: AttributeError", "minimal_gpus")
-    rlpto("bench", "run", "own.py:Won", "--case", "kinds").assert_refused("no class 'Won'", "did you mean Own?")
+    rlpto("bench", "run", "own.py:Won", "--case", "kinds").assert_refused(
+        "policy own.py:Won: no class", "expected one of Own"
+    )
+    assert not (project / "runs" / "bench" / "Won").exists()
 
 
 PLUGIN = """
