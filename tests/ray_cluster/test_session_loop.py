@@ -163,7 +163,7 @@ from tests.ray_cluster.test_session_loop import run_with_predictions
 def compiled():
     named = {
         f"{name}.{key}": value for name, module in list(sys.modules.items()) if name.startswith("rlpto.")
-        for key, value in vars(module).items()
+        for key, value in vars(module).items() if not isinstance(value, type)
     }
     return {(name, str(one)) for name, value in named.items() for one in getattr(value, "signatures", ())}
 
