@@ -158,7 +158,7 @@ def add_user(
     print(client.make_token(name, "first"))
 
 
-@user_app.command("token", epilog="Example: export RLPTO_TOKEN=$(rlpto user token ann)")
+@user_app.command("token", epilog="Example: rlpto user token ann")
 @of_service
 def make_token(client: Client, name: Annotated[str, typer.Argument(help="Name of the user.")]) -> None:
     """Print a further token of a user, which is shown only now."""
