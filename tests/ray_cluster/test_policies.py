@@ -26,7 +26,7 @@ from tests.ray_cluster.test_real import STEPS, config, schedule, session, wait_u
 DECISIONS_EACH = 1
 EPOCHS = 100
 POLICIES = [name for name, policy in BUILT_IN.items() if is_complete(policy)]
-FEW = ("fifo", "elastic_fifo", "round_robin", "index", "pollux", "sia")
+FEW = ("fifo", "equal_share", "elastic_fifo", "round_robin", "index", "pollux", "sia")
 SERVED = {"architecture": "parameter_server", "servers": 1, "most_servers": 2}
 
 
