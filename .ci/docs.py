@@ -80,7 +80,7 @@ def stage(path: Path) -> None:
 
 
 def notebook_page(notebook: Path, place: Path) -> str:
-    """A notebook and its outputs in Markdown; its pictures are written beside `place`."""
+    """A notebook and its outputs in Markdown; its pictures are written next to `place`."""
     parts: list[str] = []
     for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])

@@ -16,9 +16,9 @@ from rlpto.evaluation.statistics import LEVEL
 from rlpto.evaluation.tables import KEY_METRICS, Results, Summary, column_scale, signed_interval, warnings
 
 SHOWN_METRICS = ("jct_mean", "jct_p95", "queueing_high", "utilisation", "gpu_hours", "rescales_per_job")
-"""Metrics of the table of policies, beside the reward; `Results.key_metrics` adds those of special workloads."""
+"""Metrics of the table of policies, besides the reward; `Results.key_metrics` adds those of special workloads."""
 PAIRED_METRICS = ("jct_mean", "jct_p95", "queueing_high", "gpu_hours")
-"""Metrics of the table of paired differences, beside the reward."""
+"""Metrics of the table of paired differences, besides the reward."""
 
 
 @dataclass(frozen=True)
