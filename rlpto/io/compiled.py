@@ -29,6 +29,8 @@ from types import CodeType, SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import numba
+from llvmlite.binding import ModuleRef
+from llvmlite.binding.ffi import OutputString, lib
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import UserProvidedCacheLocator
 from numba.core.codegen import JITCodeLibrary
@@ -48,6 +50,24 @@ _CONFIG: Any = numba.config  # its attributes are made at run time, so type chec
 # fill one cache, two lambdas or closures get the same name, and a process that loads both runs one in place of the
 # other (numba's issue 10486). Forked processes share a count, so every function draws a number.
 FunctionIdentity._unique_ids = iter(partial(secrets.randbits, 64), None)  # type: ignore[assignment]
+
+
+
+def _link_in(self: Any, other: Any, preserve: bool = False) -> None:
+    """Link a module of LLVM into another, as llvmlite does.
+
+    LLVM destroys `other`. Here Python lets go of it before, not after: where a Ctrl-C came between, the module was
+    destroyed twice, and the process ended by a segmentation fault.
+    """
+    other = other.clone() if preserve else other
+    pointer = other._ptr
+    other.detach()
+    with OutputString() as message:
+        if lib.LLVMPY_LinkModules(self, pointer, message):
+            raise RuntimeError(str(message))
+
+
+ModuleRef.link_in = _link_in
 
 PACKAGE = Path(__file__).resolve().parents[1]
 NOT_COMPILED = frozenset(

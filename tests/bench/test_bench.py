@@ -18,6 +18,7 @@ from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.files import alone_in
 from rlpto.workloads.frozen import digest_of, read_jobs
+from tests.agents.helpers import make_setup, train_small
 
 SMALL = "microsoft04-1.1-exact"
 
@@ -170,8 +171,9 @@ def test_files_of_a_policy_travel_with_it(tmp_path: Path) -> None:
     (folder / CARD).write_text((folder / CARD).read_text().replace("=mine.yaml", "=../mine.yaml"))
     (folder / RESULTS).write_text((folder / RESULTS).read_text().replace("=mine.yaml", "=../mine.yaml"))
     assert all("expected one in the folder of the submission" in line for line in verify(folder, share=0.1))
+    train_small(tmp_path / "run", make_setup())
     with pytest.raises(ConfigError, match="expected a file: `rlpto export"):
-        submit(tmp_path / "other", f"agent:run={tmp_path}")
+        submit(tmp_path / "other", f"agent:run={tmp_path / 'run'}")
 
 
 def test_the_table_ranks_what_is_complete_and_says_what_is_not(submission: Path, tmp_path: Path) -> None:

@@ -239,3 +239,24 @@ def test_compiling_is_said_once_and_not_when_the_cache_has_it_all(tmp_path: Path
         done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
         assert done.stdout == "4.0 6.0\n"
         assert done.stderr == expected
+
+
+def test_ctrl_c_while_code_is_linked_does_no_harm(tmp_path: Path) -> None:
+    """It comes when LLVM has destroyed a module that was linked into another, before Python knows."""
+    program = tmp_path / "interrupted.py"
+    program.write_text(
+        "import gc, os, signal, numba, rlpto.io.compiled\n"
+        "from llvmlite.binding.ffi import lib\n"
+        "link = lib.LLVMPY_LinkModules\n"
+        "def interrupted(*arguments):\n"
+        "    lib._fntab['LLVMPY_LinkModules'] = link\n"
+        "    link(*arguments)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "lib._fntab['LLVMPY_LinkModules'] = interrupted\n"
+        "double = numba.njit(lambda x: 2 * x)\n"
+        "four_times = numba.njit(lambda x: double(double(x)))\n"
+        "try:\n    four_times(1)\nexcept KeyboardInterrupt:\n    gc.collect()\n    print('interrupted')\n"
+        "print(four_times(1))\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n4\n"), done.stderr
