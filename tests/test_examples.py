@@ -42,6 +42,7 @@ def test_an_example_trains_and_compares_itself_with_the_index(example: str) -> N
     assert re.fullmatch(rf".+: reward {number}, index {number} over 10 episodes", done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_an_agent_of_stable_baselines3_becomes_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_from_file_location("sb3_policy", ROOT / "examples" / "sb3_policy.py")
     assert spec is not None

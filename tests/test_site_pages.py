@@ -29,6 +29,7 @@ def entries() -> dict[str, list[Entry]]:
     return entries_of([ROOT / "submissions"])[0]
 
 
+@pytest.mark.slow
 def test_every_case_is_on_a_page_with_its_ids_scores_and_commands(entries: dict[str, list[Entry]]) -> None:
     pages = site.case_pages(entries)
     for case in cases():

@@ -121,6 +121,7 @@ def hybrid() -> Forecaster:
 
 
 class TestModel:
+    @pytest.mark.slow
     def test_the_combination_follows_the_past_it_is_given(self, hybrid: Forecaster) -> None:
         before = hybrid.predict(6, quantiles=(0.1, 0.9))
         other = TimeSeries(20 * daily(9, seed=1), 3600.0, MONDAY + 40 * DAY)

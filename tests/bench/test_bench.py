@@ -124,6 +124,7 @@ def test_a_policy_that_raises_is_named(copied: Path, monkeypatch: pytest.MonkeyP
 OWN_POLICY = Path(__file__).parents[2] / "examples" / "my_policy.py"
 
 
+@pytest.mark.slow
 def test_the_example_of_a_policy_beats_fifo_by_far() -> None:
     """In one window; the whole case scores 33.8, as README says."""
     case = find_case("microsoft04-0.9")
@@ -135,6 +136,7 @@ def test_the_example_of_a_policy_beats_fifo_by_far() -> None:
     assert found.figures[0] < 0.8 * fifo.figures[0]
 
 
+@pytest.mark.slow
 def test_code_is_copied_into_a_submission_and_an_edit_drops_its_results(tmp_path: Path) -> None:
     mine, folder = tmp_path / "mine.py", tmp_path / "submission"
     mine.write_text(OWN_POLICY.read_text())
@@ -209,6 +211,7 @@ def test_agents_learn_on_windows_like_those_of_a_case() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_recorded_planner_earns_what_its_actions_earn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     minari = pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))

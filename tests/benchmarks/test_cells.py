@@ -51,6 +51,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _studies.Plan:
     )
 
 
+@pytest.mark.slow
 def test_rewards_compare_the_mean_agent_and_no_cell_runs_twice(plan: _studies.Plan, monkeypatch) -> None:
     found = agents.rewards(plan)
     assert [row["load"] for row in found.rows] == [0.5, 0.9]

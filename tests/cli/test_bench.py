@@ -11,6 +11,7 @@ from rlpto.bench.suite import case_ids
 SMALL = "microsoft04-1.1-exact"
 
 
+@pytest.mark.slow
 def test_the_command_runs_in_an_empty_folder(rlpto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     answer = rlpto("bench", "run", "fifo", "--case", SMALL)

@@ -148,6 +148,7 @@ class Own(BasePolicy):
 """
 
 
+@pytest.mark.slow
 def test_a_policy_in_a_file_needs_no_package_and_an_edit_is_run_anew(rlpto, project: Path, monkeypatch) -> None:
     (project / "own.py").write_text(OWN)
     arguments = ("evaluate", "exp.yaml", "--no-report", "-q", "--policies", "fifo,own.py:Own", "--jobs", 2)

@@ -62,13 +62,15 @@ except ImportError as missing:
     ("package", "extra", "arguments"),
     [
         ("ray", "ray", ("evaluate", "ray_smoke", "--cluster", "ray", "--policies", "fifo")),
-        ("optuna", "ray", ("sweep", "quickstart", "--space", "space.yaml")),
+        pytest.param("optuna", "ray", ("sweep", "quickstart", "--space", "space.yaml"), marks=pytest.mark.slow),
         ("httpx2", "service", ("jobs",)),
         ("httpx2", "service", ("serve", "service")),
-        ("minari", "examples", ("bench", "dataset", "microsoft04-0.9", "--policy", "index")),
-        ("greenlet", "ray", ("-c", "import rlpto.elastic")),
-        ("transformers", "huggingface", ("-c", "import rlpto.elastic.huggingface")),
-        ("lightning", "lightning", ("-c", "import rlpto.elastic.lightning")),
+        pytest.param(
+            "minari", "examples", ("bench", "dataset", "microsoft04-0.9", "--policy", "index"), marks=pytest.mark.slow
+        ),
+        pytest.param("greenlet", "ray", ("-c", "import rlpto.elastic"), marks=pytest.mark.slow),
+        pytest.param("transformers", "huggingface", ("-c", "import rlpto.elastic.huggingface"), marks=pytest.mark.slow),
+        pytest.param("lightning", "lightning", ("-c", "import rlpto.elastic.lightning"), marks=pytest.mark.slow),
     ],
 )
 def test_a_missing_extra_is_one_line_in_one_wording(

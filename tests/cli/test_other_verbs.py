@@ -128,6 +128,7 @@ def test_configs_are_listed_and_shown(rlpto, project: Path) -> None:
     assert rlpto("configs", "show", "copy.yaml").out == shown.out
 
 
+@pytest.mark.slow
 def test_runs_on_the_same_windows_are_compared_policy_by_policy(rlpto) -> None:
     common = ("evaluate", "exp.yaml", "--no-report", "-q", "--policies", "fifo,srtf", "--run-dir")
     rlpto(*common, "exact")

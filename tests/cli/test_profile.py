@@ -48,6 +48,7 @@ def profiles(experiment: Path) -> list[Profile]:
     return [fit_program(name, programs[name], MEASURED, "a test") for name in programs]
 
 
+@pytest.mark.slow
 def test_only_what_is_not_measured_already_needs_a_cluster(
     rlpto, experiment: Path, profiles: list[Profile], tmp_path: Path
 ) -> None:
@@ -77,6 +78,7 @@ def test_bad_input_is_one_line(rlpto, experiment: Path, tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [empty, experiment]
 
 
+@pytest.mark.slow
 def test_both_compares_what_the_two_evaluations_say(
     rlpto, experiment: Path, profiles: list[Profile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

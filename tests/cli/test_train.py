@@ -111,6 +111,7 @@ def test_an_agent_is_evaluated_next_to_policies_by_label_and_on_any_other_trace(
     rlpto("evaluate", "--run", "runs/small", "--windows", "all").assert_refused("--windows all", "--trace FILE")
 
 
+@pytest.mark.slow
 def test_seeds_are_trained_side_by_side_as_each_alone_and_evaluated_together(rlpto, project: Path) -> None:
     for options in (("--seeds", 2, "--jobs", 2), ("--seed", 1, "--run-dir", "alone")):
         answer = rlpto("train", "exp.yaml", *options, *FAST)

@@ -65,6 +65,7 @@ def on_kinds(draw: st.DrawFn) -> Case:
     return replace(case, nodes=nodes, jobs=tuple(jobs), tables=random_tables(case.seed, 10, 10.0))
 
 
+@pytest.mark.slow
 @given(on_kinds())
 def test_no_job_spans_kinds_no_node_is_overfilled_and_every_job_finishes(case: Case) -> None:
     tables, policy = case.tables, make_policy(case.policy)

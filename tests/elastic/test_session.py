@@ -245,7 +245,12 @@ def test_arguments_of_hugging_face_without_effect_are_refused(tmp_path: Path, gi
 
 
 @pytest.mark.parametrize(
-    ("example", "library"), [("loop", "torch"), ("huggingface", "transformers"), ("lightning", "lightning")]
+    ("example", "library"),
+    [
+        ("loop", "torch"),
+        pytest.param("huggingface", "transformers", marks=pytest.mark.slow),
+        ("lightning", "lightning"),
+    ],
 )
 def test_an_example_learns(
     example: str, library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

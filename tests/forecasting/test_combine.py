@@ -46,6 +46,7 @@ def test_intervals_cover_as_often_as_they_say_whatever_the_spread_they_are_given
 FITTED = 480
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "first", "most"), [(1, 0, 1.05), (4, 48, 1.1)], ids=["as fitted", "level shift"])
 def test_it_is_close_to_its_best_part(
     fitted: dict[str, Forecaster], whole: TimeSeries, factor: int, first: int, most: float

@@ -48,6 +48,7 @@ def test_arimas_are_ahead_of_the_naive(name: str, fitted: dict[str, Forecaster],
         assert error(fitted[name], whole, origins, 12) < 0.5 * error(fitted["naive"], whole, origins, 12)
 
 
+@pytest.mark.slow
 def test_a_network_learns_a_daily_pattern() -> None:
     whole, origins, before = days(40), np.arange(800, 940), torch.get_rng_state()
     member = GruForecaster(updates=60).fit(whole.head(800))

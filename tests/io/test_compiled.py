@@ -161,6 +161,7 @@ def test_a_kernel_that_allocates_does_not_compile():
         wasteful(3)
 
 
+@pytest.mark.slow
 def test_functions_of_one_name_that_other_processes_compiled_stay_apart(tmp_path: Path):
     (tmp_path / "rows.py").write_text(
         "from rlpto.io.compiled import njit\n"

@@ -55,6 +55,7 @@ def batch(shared: bool) -> CompiledBatch:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_jobs_look_short_until_they_or_where_fits_are_shared_one_like_them_have_trained(shared: bool) -> None:
     found = batch(shared)

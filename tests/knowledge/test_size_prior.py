@@ -45,6 +45,7 @@ def off_at_next_size(name: str, kind: str, *, by_units: bool) -> float:
     return float(np.log(speed[second - 1] / start / true))
 
 
+@pytest.mark.slow
 def test_a_job_that_had_one_size_knows_about_what_the_next_is_worth() -> None:
     """Half as wrong as by other models' scaling from a single GPU, and by a fifth at most for half of all models."""
     some = MODELS[::3]

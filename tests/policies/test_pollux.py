@@ -113,6 +113,7 @@ def stored(shared_data: Path) -> list[Round]:
     return [stored_round(entry) for entry in read_entries(path)]
 
 
+@pytest.mark.slow
 def test_objective_and_bound_are_the_references_to_the_digit(stored: list[Round]) -> None:
     np.testing.assert_allclose([rows.least_cost() for rows in stored], [rows.bound for rows in stored], rtol=1e-12)
     off = [abs(len(rows.held) / rows.stored_cost / rows.value(rows.stored) - 1) for rows in stored]

@@ -261,6 +261,7 @@ class TestProjection:
         assert TABLES.kinds[TABLES.kind[cluster.store.type_index[0]]] == "a100"
 
 
+@pytest.mark.slow
 def test_parity_with_the_simulator_of_sia(shared_data: Path) -> None:
     """Mean JCT of Sia's own simulator on 30 jobs: 1086.6 s. Its solver breaks ties otherwise: 3 %."""
     profiles, slowdowns = MeasuredProfiles(shared_data / "sia" / "traces"), {"cifar10": 1.8}

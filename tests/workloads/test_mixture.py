@@ -20,6 +20,7 @@ def llm(**workload: object) -> Config:
     return Config.model_validate(data)
 
 
+@pytest.mark.slow
 def test_the_mixture_of_llm_is_as_its_sources_say() -> None:
     experiment = Experiment(llm(days=280, windows={"hours": 168}))
     traces = [experiment.traces.by_name[window].trace for window in experiment.windows("train")]

@@ -97,6 +97,7 @@ def months(draw: st.DrawFn) -> Drawn:
     return sorted(acts, key=lambda act: act[0])
 
 
+@pytest.mark.slow
 def test_no_gpu_is_given_twice_and_no_job_is_lost(request: pytest.FixtureRequest) -> None:
     examples = request.config.getoption("--soak") or (EXAMPLES if request.config.getoption("--all") else FEW)
     often = settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)

@@ -40,6 +40,7 @@ def test_without_a_past_starts_and_finishes_are_told_without_an_interval(tmp_pat
     assert {(row.policy, row.finish_low, row.finish_high) for row in rows.values()} == {("fifo", None, None)}
 
 
+@pytest.mark.slow
 def test_forecasts_are_told_step_by_step_bound_what_is_predicted_and_outlive_a_restart(tmp_path: Path) -> None:
     """Two nodes of two GPUs, on which an epoch takes half an hour of one."""
     setup, hours = config(60.0, 30.0, forecast={"mode": "on"}), 6.0

@@ -174,6 +174,7 @@ class TestPages:
         )
         assert page.locator(".chart:visible").count() == 0, "nothing was reported yet"
 
+    @pytest.mark.slow
     def test_eight_tabs_hear_of_one_event(self, site: Site, sign_in: Any) -> None:
         first = sign_in("root")
         tabs = [first]
@@ -243,6 +244,7 @@ class TestPages:
             assert page.evaluate(f"rlptoRange('{chart}')") == most, chart
         assert "goodput [samples/s]" in page.inner_text("#gpus")
 
+    @pytest.mark.slow
     def test_an_admin_changes_users_sessions_and_programs(self, site: Site, sign_in: Any) -> None:
         theirs, page = sign_in("bob"), sign_in("root")
         theirs.close()  # it would ask on, without a session
@@ -312,6 +314,7 @@ def crowded(tmp_path: Path) -> Iterator[Site]:
         yield found
 
 
+@pytest.mark.slow
 @needs_browser
 def test_crowded_pages_fit_into_the_window_and_lead_to_the_rest(crowded: Site, sign_in: Any) -> None:
     page = sign_in("root", crowded, color_scheme="dark")

@@ -70,6 +70,7 @@ def test_a_job_from_submission_to_stop(shared_api: Api, web: WebProcess, project
     assert client.submit_job(**named) == client.submit_job(**named) != job
 
 
+@pytest.mark.slow
 def test_the_command_of_ray(shared_api: Api, web: WebProcess, project: Path) -> None:
     command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "job"]
     headers = json.dumps({"Authorization": f"Bearer {shared_api.tokens['dev']}"})
