@@ -24,6 +24,7 @@ from numpy.lib import format as npy
 
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import RlptoError, system_reason
+from rlpto.io.unpacking import packing_of, unpack
 
 MIB = 2**20
 LARGEST_TEXT_BYTES = 1024 * MIB
@@ -91,15 +92,17 @@ def check_file(path: Path, expected: str, error: type[RlptoError], largest: int)
 def read_text(
     path: Path, expected: str, error: type[RlptoError], largest: int = LARGEST_TEXT_BYTES, packed: bool = False
 ) -> str:
-    """A text in UTF-8, without its byte order mark. packed: it may be gzip-compressed, under any name.
+    """A text in UTF-8, without its byte order mark. packed: it may be packed as gzip, bzip2 or xz, or
+    be the only file of a zip archive, under any name.
 
     Raises `error`, with the line where it is known, if it is missing, too large, empty or no text.
     """
     size = check_file(path, expected, error, largest)
     with parsing(path, expected, error), path.open("rb") as file:
         data = file.read(size)
-    if packed and data[:2] == b"\x1f\x8b":
-        data = _unpacked(data, path, error, largest)
+    if packed and (name := packing_of(data)):
+        most = min(largest, max(_SMALL_BYTES, LARGEST_EXPANSION * len(data)))
+        data = _only_entry(path, expected, error, most) if name == "zip" else unpack(data, most, path, error, expected)
     try:
         text = data.decode("utf-8-sig")
         broken = text.find("\0")
@@ -111,25 +114,6 @@ def read_text(
     if not text.strip():
         raise error(f"{path}: the file is empty, expected {expected}")
     return text
-
-
-def _unpacked(data: bytes, path: Path, error: type[RlptoError], largest: int) -> bytes:
-    """The content of gzip data, which may consist of several members."""
-    most = min(largest, max(_SMALL_BYTES, LARGEST_EXPANSION * len(data)))
-    parts, size = [], 0
-    while data[:2] == b"\x1f\x8b":
-        unpacker = zlib.decompressobj(wbits=31)
-        try:
-            parts.append(unpacker.decompress(data, most - size + 1))
-        except zlib.error:
-            raise error(f"{path}: broken gzip data, expected a complete .gz file") from None
-        size += len(parts[-1])
-        if size > most:
-            raise error(f"{path}: more than {most / MIB:,.0f} MiB unpacked, expected a .gz file of a text")
-        if not unpacker.eof:
-            raise error(f"{path}: broken gzip data, expected a complete .gz file")
-        data = unpacker.unused_data
-    return b"".join(parts)
 
 
 def parse_json(text: str | bytes, place: Path | str, expected: str, error: type[RlptoError]) -> Any:
@@ -147,6 +131,16 @@ def read_json(path: Path, expected: str, error: type[RlptoError]) -> Any:
 
 def _no_number(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
+
+
+def _only_entry(path: Path, expected: str, error: type[RlptoError], most: int) -> bytes:
+    """Content of the one file in an archive, of at most `most` bytes."""
+    with _opened(path, expected, error) as archive:
+        infos = [info for info in archive.infolist() if not info.is_dir()]
+        if len(infos) != 1 or infos[0].file_size > most:
+            said = "no or several files" if len(infos) != 1 else f"more than {most / MIB:,.4g} MiB unpacked"
+            raise error(f"{path}: packed as zip with {said}: unpack it, expected {expected}, alone in the archive")
+        return archive.read(infos[0])
 
 
 def read_entry(path: Path, name: str, expected: str, error: type[RlptoError]) -> bytes:

@@ -61,8 +61,8 @@ class Format(NamedTuple):
 
 
 def read_log(path: Path) -> str:
-    """A text file, which may be gzip-compressed under any name. Raises TraceError if it is missing, broken, too large,
-    empty or not UTF-8 text."""
+    """A text file, which may be packed under any name. Raises TraceError if it is missing, broken, too large, empty or
+    not UTF-8 text."""
     return read_text(path, "a trace", TraceError, packed=True)
 
 

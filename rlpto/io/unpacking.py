@@ -1,0 +1,80 @@
+"""Unpacking of gzip, bzip2, xz and lzma data, to no more bytes than allowed. Streams are unpacked here alone.
+
+`read_text` of `rlpto.io.reading` applies it to files.
+"""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from rlpto.io.errors import RlptoError
+
+_MIB = 2**20
+_PIECE_BYTES = 2**16
+"""Bytes given to an unpacker at once: what follows the end of a stream is copied."""
+_LARGEST_WINDOW_BYTES = 128 * _MIB
+"""Memory of an xz unpacker, whose size the file itself demands; `xz -9` demands 65 MiB."""
+_PADDING = re.compile(rb"\0*")
+
+
+class _Unpacker(Protocol):
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: memoryview, max_length: int, /) -> bytes: ...
+
+
+_UNPACKERS: Mapping[str, Callable[[], _Unpacker]] = {
+    "gzip": lambda: zlib.decompressobj(wbits=31),
+    "bzip2": bz2.BZ2Decompressor,
+    "xz": lambda: lzma.LZMADecompressor(memlimit=_LARGEST_WINDOW_BYTES),
+    "lzma": lambda: lzma.LZMADecompressor(memlimit=_LARGEST_WINDOW_BYTES),
+}
+_BEGINS = {
+    rb"\x1f\x8b": "gzip", rb"BZh[1-9](?:1AY&SY|\x17rE8P)": "bzip2", rb"\xfd7zXZ\0": "xz", rb"\x5d\0\0": "lzma",
+    rb"PK[\x03\x05][\x04\x06]": "zip", rb"\x28\xb5\x2f\xfd": "zstd", rb"7z\xbc\xaf": "7z", rb"Rar!\x1a": "rar",
+    rb"\x04\x22\x4d\x18": "lz4", rb"\x1f\x9d": "compress",
+}  # fmt: skip
+
+
+def packing_of(data: bytes) -> str | None:
+    """Return the name of the packing that data begin like, such as `gzip` or `zstd`; None if there is none."""
+    return next((name for begin, name in _BEGINS.items() if re.match(begin, data)), None)
+
+
+def unpack(data: bytes, most: int, place: Path | str, error: type[RlptoError], expected: str) -> bytes:
+    """Return the content of gzip, bzip2, xz or lzma data of one or more streams.
+
+    most: largest number of bytes of the content. Memory stays near it whatever the data demand.
+
+    Raises `error` in one line, `place` first, if the content is larger, if data are damaged, cut off or followed by
+    something else, or if they are packed in another way.
+    """
+    name = packing_of(data)
+    if name not in _UNPACKERS:
+        raise error(f"{place}: packed as {name}: unpack it, expected {expected}, or one packed as gzip, bzip2 or xz")
+    view, at, size, parts = memoryview(data), 0, 0, []
+    while at < len(data):
+        unpacker = _UNPACKERS[name]()
+        while not unpacker.eof:
+            piece = view[at : at + _PIECE_BYTES]
+            try:
+                parts.append(unpacker.decompress(piece, most - size + 1))
+            except (OSError, EOFError, zlib.error, lzma.LZMAError):
+                piece = piece[:0]
+            if not piece:
+                raise error(f"{place}: broken {name} data, expected {expected}, packed as a whole")
+            size += len(parts[-1])
+            if size > most:
+                raise error(f"{place}: more than {most / _MIB:,.4g} MiB unpacked, expected {expected} of at most that")
+            at += len(piece)
+        padding = _PADDING.match(data, at - len(unpacker.unused_data))
+        at = len(data) if padding is None else padding.end()
+    return b"".join(parts)
