@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 from rich.console import Group
 from rich.table import Table
@@ -16,6 +18,7 @@ from rlpto.workloads.trace import Trace
 HOUR, DAY = 3600.0, 86400.0
 HOURS_OF_WEEK = 168
 _SIZES = {"1 GPU": 1, "2": 2, "to 4": 4, "to 8": 8, "to 16": 16, "to 32": 32}
+_TEXTS = {"gpu_type": "GPU type", "service_class": "service class"}
 QUANTILES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 
 
@@ -94,11 +97,23 @@ def tables(trace: Trace, capacity: int | None = None) -> Group:
     gpus = Table("GPUs", "jobs", "share", title="GPUs requested", title_justify="left")
     for number, count in zip(*np.unique(trace.gpus, return_counts=True), strict=True):
         gpus.add_row(str(number), f"{count:,}", f"{count / len(trace):.2%}")
+    parts = [facts, gpus, *(_by_text(trace, *pair) for pair in _TEXTS.items() if any(trace.texts(pair[0])))]
     known = trace.duration[np.isfinite(trace.duration)]
     if not len(known):
-        return Group(facts, gpus)
+        return Group(*parts)
     durations = Table("quantile", "duration", title="Durations", title_justify="left")
     for level, value in zip(QUANTILES, np.quantile(known, QUANTILES), strict=True):
         durations.add_row(f"{level:.0%}", span_text(float(value)))
     durations.add_row("mean", span_text(float(known.mean())))
-    return Group(facts, gpus, durations)
+    return Group(*parts, durations)
+
+
+def _by_text(trace: Trace, column: str, title: str) -> Table:
+    """Jobs and load by the text of a column. The load is the mean number of GPUs that the jobs need at once."""
+    table = Table(title, "jobs", "GPU-hours", "load in GPUs", title=f"Load by {title}", title_justify="left")
+    jobs = trace.jobs.assign(hours=np.nan_to_num(trace.duration) * trace.gpus / HOUR).groupby(column)["hours"]
+    span, counts = float(trace.submit_time[-1] - trace.submit_time[0]) / HOUR, Counter(trace.texts(column))
+    for text, hours in jobs.sum().sort_values(ascending=False, kind="stable").items():
+        load = f"{hours / span:,.1f}" if span > 0 else "unknown"
+        table.add_row(Text(str(text) or "unknown"), f"{counts[str(text)]:,}", f"{hours:,.0f}", load)
+    return table

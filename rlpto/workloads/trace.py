@@ -35,6 +35,8 @@ _COLUMNS: dict[str, tuple[type, str | float]] = {
     "batch_size": (int, 0),
     "metric": (str, ""),
     "stop": (str, ""),
+    "gpu_type": (str, ""),
+    "service_class": (str, ""),
 }
 """Type of every column, and its value where it is not known."""
 COLUMNS = tuple(_COLUMNS)
@@ -44,6 +46,7 @@ LONGEST_S = 40 * 365 * 86_400.0
 
 _METADATA_KEY = b"rlpto.trace"
 _SCHEMA = 1
+_LATER = ("gpu_type", "service_class")  # columns that older files lack
 _EXPECTED = "a trace made by `rlpto trace import` or `generate`"
 _MOST_JOBS = 20_000_000
 EARLIEST, LATEST = pd.Timestamp("1970-01-01"), pd.Timestamp("2200-01-01")
@@ -52,7 +55,7 @@ _ARROW_TYPES = {str: pa.string(), float: pa.float64(), int: pa.int64()}
 _PACKING: dict[str, Any] = {
     "compression": "zstd",
     "compression_level": 15,
-    "use_dictionary": ["gpus", "priority", "batch_size", "user", "group", "model", "metric", "stop"],
+    "use_dictionary": ["gpus", "priority", "batch_size", "user", "group", "model", "metric", "stop", *_LATER],
     "column_encoding": {
         "name": "DELTA_BYTE_ARRAY",
         "submit_time": "BYTE_STREAM_SPLIT",
@@ -72,7 +75,8 @@ class Trace:
         duration [s on `gpus` GPUs; NaN unknown], gpus (1 or more), user, group (virtual cluster or
         queue), priority (class 0 to 2; -1 unknown), model ('' unknown), batch_size [samples; 0 unknown],
         metric (what the job chooses its batch size by; '' unknown),
-        stop (when it stops early, as `rlpto.core.stopping.parse_rule` has it; '' unknown).
+        stop (when it stops early, as `rlpto.core.stopping.parse_rule` has it; '' unknown),
+        gpu_type (asked for; '' unknown), service_class (such as Spot; '' unknown): no cluster reads these two.
     origin: local time of second 0, which decides the hour of the week; None if the file does not state it.
     source: where the jobs come from, for messages and captions.
 
@@ -223,7 +227,11 @@ def read_trace(path: Path) -> Trace:
     if rows > _MOST_JOBS:
         raise TraceError(f"{path}: {rows:,} jobs, expected at most {_MOST_JOBS:,}")
     with parsing(path, _EXPECTED, TraceError):
-        table = file.read(columns=list(COLUMNS), use_threads=False).select(COLUMNS).cast(_ARROW)
+        names = file.schema_arrow.names
+        table = file.read(columns=[name for name in COLUMNS if name in names], use_threads=False)
+        for name in set(_LATER) - set(names):
+            table = table.append_column(name, pa.repeat("", rows))
+        table = table.select(COLUMNS).cast(_ARROW)
         empty = next((name for name in COLUMNS if _COLUMNS[name][0] is not float and table[name].null_count), None)
         if empty is not None:
             raise ValueError(f"empty values of {empty}")
