@@ -24,11 +24,15 @@ OutOption = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Fi
 )
 def import_(
     format_: Annotated[str, typer.Argument(metavar="FORMAT", help="Format of the file; auto: by its content.")],
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The file as published; may be gzip-compressed.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The file, also packed as gz, bz2, xz or zip.")],
     out: OutOption,
     skip_bad_lines: Annotated[
         bool, typer.Option("--skip-bad-lines", help="Count and leave out broken lines instead of stopping.")
     ] = False,
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="NAME=COLUMN,...|FILE.yaml", help="With format table: names of the columns of your csv."),
+    ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Read a public trace; nothing is written if it has broken lines."""
@@ -38,7 +42,7 @@ def import_(
     # A csv derived from a trace also has the name of that trace.
     if name == "philly" and detect_format(path) == "philly_csv":
         name = "philly_csv"
-    result = import_trace(name, path, skip_bad_lines)
+    result = import_trace(name, path, skip_bad_lines, columns)
     write_trace(result.trace, out)
     console = make_console(quiet)
     console.print(f"{out}: {len(result.trace):,} jobs")
@@ -46,6 +50,8 @@ def import_(
         console.print(f"  left out: {result.cpu_jobs:,} jobs without GPUs")
     for reason, count in result.reasons().items():
         console.print(f"  left out: {count:,} x {reason}", markup=False)
+    for text, count in result.notes.items():
+        console.print(f"  noted: {count:,} x {text}", markup=False)
 
 
 @app.command(epilog="Example: rlpto trace describe traces/philly.parquet --gpus 2480")

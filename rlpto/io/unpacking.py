@@ -1,7 +1,4 @@
-"""Unpacking of gzip, bzip2, xz and lzma data, to no more bytes than allowed. Streams are unpacked here alone.
-
-`read_text` of `rlpto.io.reading` applies it to files.
-"""
+"""Unpacking of gzip, bzip2, xz and lzma data, to no more bytes than allowed. Streams are unpacked here alone."""
 
 from __future__ import annotations
 
@@ -11,27 +8,15 @@ import re
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from rlpto.io.errors import RlptoError
 
 _MIB = 2**20
 _PIECE_BYTES = 2**16
-"""Bytes given to an unpacker at once: what follows the end of a stream is copied."""
-_LARGEST_WINDOW_BYTES = 128 * _MIB
-"""Memory of an xz unpacker, whose size the file itself demands; `xz -9` demands 65 MiB."""
+_LARGEST_WINDOW_BYTES = 128 * _MIB  # of xz and lzma: the file itself says how many, `xz -9` takes 65 MiB
 _PADDING = re.compile(rb"\0*")
-
-
-class _Unpacker(Protocol):
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: memoryview, max_length: int, /) -> bytes: ...
-
-
-_UNPACKERS: Mapping[str, Callable[[], _Unpacker]] = {
+_UNPACKERS: Mapping[str, Callable[[], Any]] = {
     "gzip": lambda: zlib.decompressobj(wbits=31),
     "bzip2": bz2.BZ2Decompressor,
     "xz": lambda: lzma.LZMADecompressor(memlimit=_LARGEST_WINDOW_BYTES),
@@ -50,14 +35,12 @@ def packing_of(data: bytes) -> str | None:
 
 
 def unpack(data: bytes, most: int, place: Path | str, error: type[RlptoError], expected: str) -> bytes:
-    """Return the content of gzip, bzip2, xz or lzma data of one or more streams.
-
-    most: largest number of bytes of the content. Memory stays near it whatever the data demand.
+    """Return the content, of at most `most` bytes, of gzip, bzip2, xz or lzma data of one or more streams.
 
     Raises `error` in one line, `place` first, if the content is larger, if data are damaged, cut off or followed by
-    something else, or if they are packed in another way.
+    something else, or if they are packed in another way. Memory stays near `most` whatever the data demand.
     """
-    name = packing_of(data)
+    name = str(packing_of(data))
     if name not in _UNPACKERS:
         raise error(f"{place}: packed as {name}: unpack it, expected {expected}, or one packed as gzip, bzip2 or xz")
     view, at, size, parts = memoryview(data), 0, 0, []

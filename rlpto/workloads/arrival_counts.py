@@ -14,16 +14,13 @@ import pandas as pd
 
 from rlpto.forecasting.series import MONDAY, ForecastError, TimeSeries, as_series, local_seconds, seconds
 from rlpto.io.errors import ConfigError, TraceError
-from rlpto.io.reading import one_line, parsing
 from rlpto.workloads.files import read_any
-from rlpto.workloads.importers.base import LAST_SECOND, numbers, seconds_of
+from rlpto.workloads.importers.base import numbers, times
 from rlpto.workloads.importers.csvfile import read_csv
 from rlpto.workloads.trace import Trace
 from rlpto.workloads.windows import WindowSettings
 
 MOST_INTERVALS = 10_000_000
-_OFFSET = r"([T ]\d\d[\d:.,]*)(?:Z|[+-]\d\d(?::?\d\d)?)$"
-"""A time with its offset from UTC."""
 
 
 @contextmanager
@@ -101,24 +98,11 @@ def _steps_before(end: datetime | float, series: TimeSeries) -> int:
     return min(points, len(series))
 
 
-def _times(texts: pd.Series) -> pd.Series:
-    """Times in ISO 8601 as clocks show them, or in UTC where their offset from it changes; NaT: it is none."""
-    shown = texts.str.replace(_OFFSET, r"\1", regex=True)
-    local = pd.to_datetime(shown, errors="coerce", format="ISO8601")
-    utc = pd.to_datetime(texts, errors="coerce", format="ISO8601", utc=True).dt.tz_localize(None)
-    return local if (local - utc).nunique() <= 1 else utc
-
-
 def _of_counts(path: Path, step: float, time: str, value: str) -> TimeSeries:
     """A CSV with a row per interval; rows of shorter intervals are added up."""
     rows, lines = read_csv(path, (time, value), skip_bad_lines=False)
     counts = numbers(lines, value, rows[value])
-    with parsing(path, "a CSV of counts", TraceError):
-        stamps = _times(pd.Series(rows[time]))
-    lines.reject(
-        ~pd.Series(seconds_of(stamps)).between(0, LAST_SECOND).to_numpy(),
-        lambda row: f"{time} {one_line(rows[time][row], 40)}, expected a time such as 2020-04-01 00:00:00, to 2100",
-    )
+    stamps = pd.to_datetime(times(lines, time, rows[time]), unit="s")
     lines.refuse_broken()
     table = pd.Series(counts, index=pd.DatetimeIndex(stamps))
     with error_named(str(path)):

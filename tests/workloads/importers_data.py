@@ -91,6 +91,30 @@ ncf-2,135,ncf,1,32768
 """
 
 
+SPOT = """\
+job_name,organization,gpu_model,cpu_request,gpu_request,worker_num,submit_time,duration,job_type
+239255,13,A10,20,1,1,0,2764799,HP
+437260,57,A100-SXM4-80GB,15,1,16,9589663,41060,Spot
+437261,57,A100-SXM4-80GB,15,0.5,3,9589663,71718,Spot
+437262,57,A10,15,0,3,9589663,71718,HP
+"""
+
+SACCT = """\
+JobID|User|Partition|State|Submit|Start|End|Elapsed|Timelimit|AllocTRES
+70|ann|gpu|COMPLETED|2025-06-02T08:00:00|2025-06-02T08:00:30|2025-06-03T09:00:31|1-01:00:01|UNLIMITED|billing=8,gres/gpu:a100=4,gres/gpu=4
+70.batch|||COMPLETED|2025-06-02T08:00:30|2025-06-02T08:00:30|2025-06-03T09:00:31|1-01:00:01||cpu=8
+70.0|||COMPLETED|2025-06-02T08:00:30|2025-06-02T08:00:30|2025-06-03T09:00:31|1-01:00:01||cpu=8
+71_[2-9%2]|bo|gpu|PENDING|2025-06-02T08:01:00|Unknown|Unknown|00:00:00|12:00:00|
+71_1|bo|gpu|RUNNING|2025-06-02T08:01:00|2025-06-02T08:02:00|Unknown|00:30:00|12:00:00|gres/gpu=1
+72+0|cy|gpu|TIMEOUT|2025-06-02T08:03:00|2025-06-02T08:04:00|2025-06-02T09:04:00|01:00:00|01:00:00|gres/gpu:v100=2
+72+1|cy|cpu|TIMEOUT|2025-06-02T08:03:00|2025-06-02T08:04:00|2025-06-02T09:04:00|01:00:00|01:00:00|gres/gpu:v100=1,cpu=2
+73|di|gpu|REQUEUED|2025-06-02T08:05:00|2025-06-02T08:05:00|2025-06-02T08:06:00|00:01:00|01:00:00|gres/gpu=2
+73|di|gpu|CANCELLED by 1001|2025-06-02T08:06:01|2025-06-02T08:10:00|2025-06-02T08:15:00|00:05:00|01:00:00|gres/gpu=2
+74|di|gpu|CANCELLED by 1001|2025-06-02T08:07:00|2025-06-02T08:09:00|2025-06-02T08:09:00|00:00:00|01:00:00|
+75|di|cpu|COMPLETED|2025-06-02T08:07:00|2025-06-02T08:09:00|2025-06-02T08:19:00|00:10:00|01:00:00|cpu=4
+"""
+
+
 def philly_job(name: str, submitted: str, *attempts: tuple[str | None, str | None, list[int]]) -> dict[str, object]:
     """attempts: start, end, and GPUs by machine."""
     found = [

@@ -23,6 +23,8 @@ SAMPLES = {
     "acme": data.KALOS,
     "swf": data.SWF,
     "pollux": data.POLLUX,
+    "spot": data.SPOT,
+    "sacct": data.SACCT,
 }
 
 
@@ -43,7 +45,7 @@ READ = [
         *([0, 540_783, 6 * 86_400 + 7 * 3600 + 115], "2017-10-03 00:00:00", (0, [])),
     ),
     ("helios", data.HELIOS, [1, 4], [36_848, 249], [0, 26], "2020-06-09 18:41:01", (1, [5])),
-    ("pai", data.PAI, [1, 2], [1200, 30], [0, 60], None, (1, [])),  # shares of a GPU are rounded up
+    ("pai", data.PAI, [1, 4], [1200, 30], [0, 60], None, (1, [])),  # shares of a GPU are rounded up
     # 5 x 25 % + 100 % = 2.25 GPUs; the clock is that of China.
     *(
         ("pai_tasks", header + data.PAI_TASKS, [3, 1, 2], [200, 38, np.nan], [0, 52, 290], "1970-01-21 11:05:10", left)
@@ -54,13 +56,14 @@ READ = [
         *([0, 3, 70], "2021-03-04 01:36:50", (0, [])),
     ),
     (
-        *("openb", data.OPENB, [1, 1, 8], [12_537_496, 12_902_960 - 427_070, 62]),
+        *("openb", data.OPENB, [1, 1, 8], [np.nan, np.nan, 62]),  # two were running when the recording ended
         *([0, 427_061, 10_019_980], None, (1, [5])),
     ),
     # The clusters' clock, and the time that jobs ran.
     ("acme", data.KALOS, [64, 8], [8, 60], [0, 1680], "2023-05-17 19:00:58", (1, [4])),
     ("acme", data.SEREN, [8], [117], [0], "2023-03-01 00:18:22", (0, [])),
     ("swf", data.SWF, [128, 8], [5732, 60], [0, 700], "2006-01-01 00:00:24", (1, [6])),  # Paris is ahead of UTC
+    ("spot", data.SPOT, [1, 16, 2], [2_764_799, 41_060, 71_718], [0, 9_589_663, 9_589_663], None, (1, [])),
 ]
 """Formats, files, and what is read: GPUs, durations, submissions, the origin, jobs without GPUs and lines left out."""
 
@@ -142,7 +145,7 @@ BROKEN = [
     ("helios", "vchbv,4,16", "vchbv,-4,16", 3, "gpu_num '-4', expected an integer, 0 or more"),
     ("helios", "2020-06-09 18:41:27,2020", "yesterday,2020", 3, "submit_time 'yesterday', expected a date"),
     ("pai", "7592,2,160,", "7592,2,,", 3, "submit_time '', expected a number"),
-    ("pai_tasks", "1739200.0", "1739100.0", 1, "end_time 1.7391e+06, expected start_time"),
+    ("pai_tasks", "1739200.0", "1739100.0", 1, "end_time '1739100.0', expected start_time"),
     ("microsoft", "5813,292893", "5813,long", 3, "duration 'long', expected a number, 0 or more"),
     ("openb", "10020052,10019990", "10019980,10019990", 6, "deletion_time '10019980', expected scheduled_time '100199"),
     ("acme", "2023-05-17 11:01:16+00:00,2023", "2023-05-17 10:01:16+00:00,2023", 2, "end_time '2023-05-17 10:01:16"),
@@ -181,7 +184,10 @@ def test_a_broken_line_is_named_and_can_be_skipped(name, whole, broken, line, re
         (lambda jobs: jobs[0].pop("attempts"), "key attempts missing"),
         (lambda jobs: jobs[0].update(attempts=[{"detail": 3}]), "detail '3', expected a list of machines"),
         (lambda jobs: jobs[0].update(submitted_time="soon"), "submitted_time 'soon', expected a date"),
-        (lambda jobs: jobs[0]["attempts"][0].update(end_time="2016-01-01 00:00:00"), "end_time 2016-01-01 00:00:00 "),
+        (
+            lambda jobs: jobs[0]["attempts"][0].update(end_time="2016-01-01 00:00:00"),
+            "end_time '2016-01-01 00:00:00', expected start_time",
+        ),
         (lambda jobs: jobs.__setitem__(0, 5), "record '5', expected an object"),
     ],
 )
@@ -213,10 +219,13 @@ def test_broken_json_is_named_by_its_line(text, reason, file) -> None:
         import_trace("philly", file(text), skip_bad_lines=True)
 
 
-@pytest.mark.parametrize("name", [name for name in SAMPLES if name not in ("philly", "pai_tasks", "swf")])
+_GPU_COLUMNS = ("num_gpus", "gpu_num", "num_gpu", "num_replicas", "gpu_request")
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLES if name not in ("philly", "pai_tasks", "swf", "sacct")])
 def test_a_missing_column_is_named(name, file) -> None:
     header, _, rest = SAMPLES[name].partition("\n")
-    gpus = next(column for column in header.split(",") if column in ("num_gpus", "gpu_num", "num_gpu", "num_replicas"))
+    gpus = next(column for column in header.split(",") if column in _GPU_COLUMNS)
     path = file(header.replace(gpus, "other", 1) + "\n" + rest)
     with pytest.raises(TraceError, match=f":1: column {gpus} missing, expected a header with"):
         import_trace(name, path)

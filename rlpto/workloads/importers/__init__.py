@@ -29,8 +29,8 @@ def format_names() -> tuple[str, ...]:
     return tuple(sorted((*TABLES, *modules)))
 
 
-def import_trace(name: str, path: Path, skip_bad_lines: bool = False) -> ImportResult:
-    """Read a public trace.
+def import_trace(name: str, path: Path, skip_bad_lines: bool = False, columns: str | None = None) -> ImportResult:
+    """Read a public trace, or, with format table, a csv file of which `columns` says what its columns mean.
 
     Raises TraceError for an unknown format, for a file that is none of that format, and, unless
     skip_bad_lines, for the first broken line as `file:line: reason, expected ...`.
@@ -38,7 +38,11 @@ def import_trace(name: str, path: Path, skip_bad_lines: bool = False) -> ImportR
     if name not in format_names():
         near = difflib.get_close_matches(name, format_names(), n=1, cutoff=0.0)[0]
         raise TraceError(f"unknown trace format {name!r}, did you mean {near}? expected {', '.join(format_names())}")
-    return _format(name).read(path, skip_bad_lines)
+    if columns is not None and name != "table":
+        raise TraceError(f"--columns with format {name}, expected format table: the columns of others are known")
+    from rlpto.workloads.importers.table import described
+
+    return (_format(name) if columns is None else described(columns)).read(path, skip_bad_lines)
 
 
 def detect_format(path: Path) -> str:

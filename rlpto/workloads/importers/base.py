@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -35,13 +37,15 @@ class ImportResult:
     """Result of importing a file.
 
     trace: the GPU jobs that ran.
-    skipped: lines left out in order: broken ones, and jobs that never ran (reason NEVER_RAN).
+    skipped: lines left out in order: broken ones, and those that are no errors, such as NEVER_RAN.
     cpu_jobs: jobs without GPUs, which are left out as well.
+    notes: how often something uncommon was imported all the same, such as jobs of one name.
     """
 
     trace: Trace
     skipped: tuple[BadLine, ...]
     cpu_jobs: int
+    notes: dict[str, int]
 
     def reasons(self) -> dict[str, int]:
         """How many lines were skipped for each reason (quoted values left out), most frequent first."""
@@ -55,7 +59,6 @@ class Format(NamedTuple):
     recognises: whether the first lines of a file look like it.
     """
 
-    description: str
     read: Callable[[Path, bool], ImportResult]
     recognises: Callable[[str], bool]
 
@@ -70,19 +73,25 @@ def read_log(path: Path) -> str:
 class Lines:
     """The lines of a file during the check: which are still valid, and what was wrong with the others.
 
-    number: [N] line of every row, counted from 1. good: [N] rows that are still in.
+    number: [N] line of every row, counted from 1. good: [N] rows that are still in. repeats: [N] rows equal to an
+    earlier one. clock: offset from UTC [s] of the clock that dates are read on, and the line that decided it; NaN where
+    dates have no offset. None before a date was read.
     """
 
     path: Path
     number: IntArray
     skip_bad_lines: bool
     good: BoolArray = field(init=False)
+    repeats: BoolArray = field(init=False)
     skipped: list[BadLine] = field(default_factory=list)
     cpu_jobs: int = 0
+    notes: Counter[str] = field(default_factory=Counter)
+    clock: tuple[float, int] | None = None
     _broken: list[BadLine] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.good = np.ones(len(self.number), dtype=np.bool_)
+        self.repeats = np.zeros(len(self.number), dtype=np.bool_)
 
     def reject(self, rows: BoolArray, reason: Callable[[int], str]) -> None:
         """Note rows [N] as broken; `reason` says what is wrong with row i and what was expected."""
@@ -95,13 +104,22 @@ class Lines:
         broken = np.zeros(len(self.number), dtype=np.bool_)
         broken[rows[~part.good]] = True
         self._broken.extend(part._broken)
+        self.notes.update(part.notes)
         self.good &= ~broken
 
-    def never_ran(self, rows: BoolArray) -> None:
-        """Leave out jobs that never held a GPU."""
+    def leave_out(self, rows: BoolArray, reason: str = NEVER_RAN) -> None:
+        """Leave out rows [N] that are no error of the file."""
         rows = rows & self.good
-        self.skipped.extend(BadLine(int(line), NEVER_RAN) for line in self.number[rows])
+        self.skipped.extend(BadLine(int(line), reason) for line in self.number[rows])
         self.good &= ~rows
+
+    def once(self, rows: BoolArray | None = None) -> None:
+        """Leave out rows [N] that repeat an earlier one. Default: those of `repeats`."""
+        self.leave_out(self.repeats if rows is None else rows, "the same row again")
+
+    def note(self, rows: BoolArray, text: str) -> None:
+        """Count those of rows [N] that are still in, for the summary of the import."""
+        self.notes[text] += int(np.count_nonzero(rows & self.good))
 
     def without_gpus(self, rows: BoolArray) -> None:
         """Leave out CPU jobs."""
@@ -118,18 +136,24 @@ class Lines:
         self.refuse_broken()
         broken = sorted(self._broken)
         if not self.good.any():
-            why = f", {len(broken)} broken lines" if broken else ""
+            reasons = Counter(bad.reason for bad in self.skipped)
+            never = reasons.pop(NEVER_RAN, 0)
+            why = "".join(f", {count} x {reason}" for reason, count in reasons.items())
+            why += f", {len(broken)} broken lines" if broken else ""
             raise TraceError(
-                f"{self.path}: no GPU job in the file ({self.cpu_jobs} CPU jobs, "
-                f"{len(self.skipped)} that never ran{why}), expected at least one"
+                f"{self.path}: no GPU job in the file ({self.cpu_jobs} CPU jobs, {never} that never ran{why}), "
+                "expected at least one"
             )
         kept = {name: column[self.good] for name, column in columns.items()}
+        kept["gpus"] = np.ceil(np.round(kept["gpus"].astype(np.float64), 9))
         if rebase:
             first = float(kept["submit_time"].min())
             kept["submit_time"] = kept["submit_time"] - first
             origin = None if origin is None else origin + pd.Timedelta(seconds=first)
+        again = pd.Series(kept["name"], dtype=object).duplicated()
+        self.notes["the name of an earlier job: #2, #3, ... added"] = int(again.sum())
         trace = make_trace(kept, source=self.path.name, origin=origin)
-        return ImportResult(trace, tuple(sorted([*broken, *self.skipped])), self.cpu_jobs)
+        return ImportResult(trace, tuple(sorted([*broken, *self.skipped])), self.cpu_jobs, dict(+self.notes))
 
     def refuse_broken(self) -> None:
         """Raise TraceError for the first broken line, unless broken lines are skipped."""
@@ -154,7 +178,7 @@ class Lines:
 
 
 _YEAR_S = 365 * 86_400.0
-BLANKS = frozenset(("", "nan", "NaN", "None", "none", "null", "NULL", "NA", "N/A"))
+BLANKS = frozenset(("", "nan", "NaN", "None", "none", "null", "NULL", "NA", "N/A", "Unknown", "UNLIMITED"))
 """Texts that stand for an unknown value in public traces."""
 
 
@@ -170,13 +194,20 @@ def is_blank(texts: Sequence[str]) -> BoolArray:
 
 
 def numbers(
-    lines: Lines, name: str, texts: Sequence[str], low: float = 0.0, blank: float | None = None, whole: bool = False
-) -> FloatArray:
+    lines: Lines, name: str, texts: Sequence[str], low: float = 0.0, blank: float | None = None, whole: bool = False,
+    clock: bool = False,
+) -> FloatArray:  # fmt: skip
     """[N] a column of numbers, `low` or more; rows that are not are rejected.
 
-    blank: what an empty field means; None: an empty field is broken. whole: only integers.
+    blank: what an empty field means; None: an empty field is broken. whole: only integers. clock: a number of seconds
+    may also be given as [D-]HH:MM:SS.
     """
-    values = pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce").to_numpy(dtype=np.float64)
+    series = pd.Series(texts, dtype=object)
+    if clock and any(":" in text for text in texts):
+        parts = series.str.extract(_CLOCK).astype(np.float64)
+        seconds = parts.fillna(0.0).to_numpy() @ np.array([86_400.0, _HOUR_S, 60.0, 1.0])
+        series = series.where(parts[3].isna(), pd.Series(seconds))
+    values = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64)
     with np.errstate(invalid="ignore"):
         good = (values >= low) & (values <= _LARGEST_NUMBER)
     if whole:
@@ -185,7 +216,8 @@ def numbers(
         empty = is_blank(texts)
         values, good = np.where(empty, blank, values), good | empty
     kind = "an integer" if whole else "a number"
-    lines.reject(~good, lambda row: f"{name} {_shown(texts[row])}, expected {kind}, {low:g} or more")
+    more = f"{low:g} or more{', or [D-]HH:MM:SS' if clock else ''}"
+    lines.reject(~good, lambda row: f"{name} {_shown(texts[row])}, expected {kind}, {more}")
     return np.where(good, values, 0.0)
 
 
@@ -193,24 +225,38 @@ def _shown(text: str) -> str:
     return one_line(repr(text), 60)
 
 
+_CLOCK = re.compile(r"^\s*(?:(\d{1,9})-)?(\d{1,9}):([0-5]?\d):([0-5]?\d(?:\.\d{1,9})?)\s*$", re.ASCII)
 EPOCH = pd.Timestamp(0)
 """Origin of what `times` returns."""
-TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
+_EPOCH = datetime(1970, 1, 1)
+_SECOND = timedelta(seconds=1)
+_HOUR_S = 3600.0
+_CHANGE_MONTHS = (3, 4, 10, 11)
+"""Months in which clocks are set back, in the north and in the south."""
 
 
-def times(lines: Lines, name: str, texts: Sequence[str], blank: bool = False, hours_from_utc: int = 0) -> FloatArray:
-    """[N] a column of dates as seconds since 1970 of the local clock; rows that are not dates are rejected.
+def times(
+    lines: Lines, name: str, texts: Sequence[str], blank: bool = False, hours_from_utc: int | None = None
+) -> FloatArray:
+    """[N] a column of dates as seconds since 1970 of one local clock; rows that are not dates are rejected.
 
-    blank: empty fields are allowed and become NaN. hours_from_utc: where times carry their own UTC
-    offset, the local clock they are converted to.
+    Dates are those of ISO 8601, with a space or a T before the time. Either all dates of a file have an offset from
+    UTC, and are put on one clock, or none has. blank: empty fields are allowed and become NaN. hours_from_utc: the
+    clock that dates with an offset are put on. Default: their own, or UTC if offsets differ.
     """
-    series = pd.Series(texts, dtype=object)
-    with_offset = series.str.contains(r"[+-]\d\d:?\d\d$", regex=True).to_numpy(dtype=np.bool_)
-    local = pd.to_datetime(series.where(~with_offset), format=TIME_FORMAT, errors="coerce")
-    seconds = seconds_of(local)
-    if with_offset.any():
-        aware = pd.to_datetime(series[with_offset], format=f"{TIME_FORMAT}%z", errors="coerce", utc=True)
-        seconds[with_offset] = seconds_of(aware.dt.tz_localize(None)) + hours_from_utc * 3600.0
+    local, offset = np.array([_date(text) for text in texts], dtype=np.float64).reshape(-1, 2).T
+    dated, aware = np.isfinite(local), np.isfinite(offset)
+    if lines.clock is None and dated.any():
+        first = int(np.argmax(aware if aware.any() else dated))
+        one = len(np.unique(offset[aware])) <= 1
+        lines.clock = float(offset[first]) if one else 0.0, int(lines.number[first])
+    zone, line = lines.clock or (np.nan, 0)
+    wrong = f"{'without' if math.isfinite(zone) else 'with'} an offset from UTC, unlike line {line}"
+    lines.reject(
+        dated & (aware != math.isfinite(zone)),
+        lambda row: f"{name} {_shown(texts[row])} {wrong}, expected one in every date or in none",
+    )
+    seconds = np.where(aware, local - offset + (zone if hours_from_utc is None else hours_from_utc * _HOUR_S), local)
     with np.errstate(invalid="ignore"):
         good = (seconds >= 0) & (seconds <= LAST_SECOND)
     if blank:
@@ -221,7 +267,48 @@ def times(lines: Lines, name: str, texts: Sequence[str], blank: bool = False, ho
     return seconds
 
 
-def seconds_of(dates: pd.Series[Any]) -> FloatArray:
-    """[N] seconds since 1970 of dates however far off; NaN where there is no date."""
-    since = dates.to_numpy(dtype="datetime64[us]") - np.datetime64(0, "us")
-    return np.array(since / np.timedelta64(1, "s"), dtype=np.float64)
+def _date(text: str) -> tuple[float, float]:
+    """Seconds since 1970 on a date's own clock and the clock's offset from UTC [s]; NaN where there is none."""
+    try:
+        date = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return math.nan, math.nan
+    offset = date.utcoffset()
+    return (date.replace(tzinfo=None) - _EPOCH) / _SECOND, math.nan if offset is None else offset / _SECOND
+
+
+Moments = tuple[str, Sequence[str], FloatArray]
+"""A column of times: its name, its texts, and seconds [N], NaN where there is none."""
+
+
+def elapsed(lines: Lines, earlier: Moments, later: Moments) -> FloatArray:
+    """[N] seconds from one column of times to another; rows in which the later one comes first are rejected.
+
+    Local dates may do so by less than an hour where clocks were set back at the end of daylight saving time: in a
+    Sunday's first four hours, in spring or autumn. An hour is added there, and noted.
+    """
+    (before, early, start), (after, late, end) = earlier, later
+    seconds = end - start
+    if lines.clock is not None and math.isnan(lines.clock[0]):
+        dates = pd.to_datetime(pd.Series(start), unit="s", errors="coerce").dt
+        night = (dates.day_of_week == 6) & (dates.hour < 4) & dates.month.isin(_CHANGE_MONTHS)
+        back = night.to_numpy() & (seconds < 0) & (seconds > -_HOUR_S)
+        lines.note(back, f"clock set back between {before} and {after}: an hour added")
+        seconds = seconds + np.where(back, _HOUR_S, 0.0)
+    lines.reject(seconds < 0, lambda i: f"{after} {_shown(late[i])}, expected {before} {_shown(early[i])} or later")
+    return seconds
+
+
+def merge(lines: Lines, columns: dict[str, AnyArray], **how: str) -> dict[str, AnyArray]:
+    """Put the rows of a name that are still in together in the first of them, and take the others out of `lines`.
+
+    how: name of a pandas aggregation by column, such as min or sum. Other columns keep the value of the first row.
+    """
+    merged = pd.DataFrame(columns)
+    kept = merged[lines.good]
+    rows = kept.index[~kept["name"].duplicated()]
+    lines.good &= merged.index.isin(rows)
+    together = kept.groupby("name", sort=False).agg(how)
+    for name in how:
+        merged.loc[rows, name] = together[name].to_numpy()
+    return {str(name): values.to_numpy() for name, values in merged.items()}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +18,25 @@ from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import TraceError
 from rlpto.io.reading import one_line
 from rlpto.performance.metrics import METRICS
-from rlpto.workloads.importers.base import EPOCH, Format, ImportResult, Lines, is_blank, numbers, read_log, times
+from rlpto.workloads.importers.base import (
+    EPOCH,
+    Format,
+    ImportResult,
+    Lines,
+    elapsed,
+    is_blank,
+    numbers,
+    read_log,
+    times,
+)
 from rlpto.workloads.importers.tables import Table
 
 _MOST_COLUMNS = 1000
 _LONGEST_LINE = 100_000
 """Characters of a line with quotes."""
-
+SEPARATORS = ",;\t|"
+_TRES_COMMA = re.compile(r"(=[^,=]*),(?=[\w/:.-]+=)")
+_GPUS = re.compile(r"(?:^|[,;/:])gpu(?::([\w.-]+))?[=:](\d{1,12})", re.ASCII)
 
 Columns = dict[str, list[str]]
 """[N] texts by the name of their column."""
@@ -34,9 +49,10 @@ def read_csv(
     optional: Sequence[str] = (),
     headerless: Sequence[str] = (),
 ) -> tuple[Columns, Lines]:
-    """Columns of a comma-separated file, and the lines they stand on; blank lines do not count.
+    """Columns of a csv file, and the lines they stand on; blank lines do not count. The header decides the separator.
 
-    required: columns that must be there, in any order among others. optional: columns taken if there.
+    required: columns that must be there, in any order among others. optional: columns taken if there. `X.gpu` and
+    `X.gpu_type` are the GPUs and their type in the text of a column X as `sacct` has it, such as cpu=8,gres/gpu:a100=2.
     headerless: names of all columns of a file that may come without a header line.
 
     Raises TraceError if the header lacks a column. Rows with another number of fields than the
@@ -44,35 +60,56 @@ def read_csv(
     """
     text = read_log(path)
     numbered = [(number, line) for number, line in enumerate(io.StringIO(text, newline=None), 1) if line.strip()]
-    fields = _quoted_fields if '"' in text else _plain_fields
-    names = [name.strip() for name in fields(numbered[0][1])]
-    if len(names) > _MOST_COLUMNS:
+    separator = max(SEPARATORS, key=numbered[0][1].count)
+    fields = partial(_quoted_fields if '"' in text else _plain_fields, separator)
+    header = [name.strip() for name in fields(numbered[0][1])]
+    if len(header) > _MOST_COLUMNS:
         raise TraceError(f"{path}:{numbered[0][0]}: more than {_MOST_COLUMNS} columns, expected {','.join(required)}")
-    header = names
     if headerless and not set(required) & set(header):
         header = list(headerless)
     else:
         numbered = numbered[1:]
-        missing = [name for name in required if name not in header]
+        missing = [name for name in required if _source(name, header) not in header]
         if missing:
-            raise TraceError(f"{path}:1: column {missing[0]} missing, expected a header with {','.join(required)}")
-    wanted = [name for name in (*required, *optional) if name in header]
-    twice = [name for name in wanted if header.count(name) > 1]
+            apart = ", separated by , ; | or tab" if len(header) == 1 else ""
+            raise TraceError(
+                f"{path}:1: column {missing[0]} missing, expected a header with {','.join(required)}{apart}"
+            )
+    wanted = [name for name in (*required, *optional) if _source(name, header) in header]
+    twice = [name for name in wanted if header.count(_source(name, header)) > 1]
     if twice:
         raise TraceError(f"{path}:1: column {twice[0]} given twice, expected a header with {','.join(required)}")
     if not numbered:
         raise TraceError(f"{path}: no lines after the header, expected jobs")
     width = len(header)
+    if separator == "," and any("TRES" in name for name in header):  # whose own commas are not quoted
+        numbered = [(number, _TRES_COMMA.sub(r"\1;", line)) for number, line in numbered]
     rows = [fields(line) for _, line in numbered]
     lines = Lines(path, np.array([number for number, _ in numbered], dtype=np.int64), skip_bad_lines)
+    lines.repeats = pd.Series([line.strip() for _, line in numbered], dtype=object).duplicated().to_numpy()
     widths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     lines.reject(widths == 0, lambda _: f"quotes that do not close, expected {width} fields")
     lines.reject(widths != width, lambda row: f"{widths[row]} fields, expected {width}")
-    blank = [""] * width
-    for row in np.flatnonzero(widths != width):
-        rows[row] = blank
-    at = {name: header.index(name) for name in wanted}
-    return {name: [row[i] for row in rows] for name, i in at.items()}, lines
+    rows = [row if len(row) == width else [""] * width for row in rows]
+    at = {name: header.index(_source(name, header)) for name in wanted}
+    columns = {name: [row[i] for row in rows] for name, i in at.items()}
+    for name in set(columns) - set(header):
+        columns[name] = [_gpus_of(text)[name.rpartition(".")[2]] for text in columns[name]]
+    return columns, lines
+
+
+def _source(name: str, header: Sequence[str]) -> str:
+    """Name of the column that holds `name`, which may be a part of it."""
+    column, _, part = name.rpartition(".")
+    return column if name not in header and part in _gpus_of("") else name
+
+
+def _gpus_of(text: str) -> dict[str, str]:
+    """Number and type of the GPUs in a list of resources, such as cpu=8,gres/gpu:a100=2,gres/gpu=2 or gpu:a100:2."""
+    found = [(int(count), kind) for kind, count in _GPUS.findall(text)]
+    typed = [entry for entry in found if entry[1]]
+    total = next((count for count, kind in found if not kind), sum(count for count, _ in typed))
+    return {"gpu": str(total), "gpu_type": max(typed)[1] if typed else ""}
 
 
 def table_format(name: str, table: Table) -> Format:
@@ -81,53 +118,71 @@ def table_format(name: str, table: Table) -> Format:
     def read(path: Path, skip_bad_lines: bool) -> ImportResult:
         return _read_jobs(name, table, *read_csv(path, table.required, skip_bad_lines, table.optional))
 
-    return Format(table.description, read, lambda head: head.startswith(table.begins))
+    return Format(read, lambda head: ",".join(header_of(head)).startswith(table.begins))
+
+
+def header_of(head: str) -> list[str]:
+    """Names of the columns in the first line of a file, or what stands in their place."""
+    line = head.lstrip().partition("\n")[0]
+    return [name.strip(' "') for name in line.split(max(SEPARATORS, key=line.count))]
 
 
 def _read_jobs(name: str, table: Table, found: Columns, lines: Lines) -> ImportResult:
+    if table.dates is None:
+        known = next((text for text in found[table.submit] if text.strip()), "0")
+        table = replace(table, dates=not known.strip().replace(".", "", 1).isdecimal())
+    columns = job_columns(name, table, found, lines)
+    if table.identified:
+        lines.once()
+    lines.note(lines.repeats, "a row that repeats exactly, kept: no column names jobs")
+    lines.without_gpus(columns["gpus"] == 0)
+    if table.start:
+        lines.leave_out(is_blank(found[table.start]))
+    since_1970 = table.dates or (name == "table" and np.median(columns["submit_time"]) >= 1e9)  # September 2001
+    origin = pd.Timestamp(table.origin) if table.origin else EPOCH if since_1970 else None
+    return lines.finish(columns, origin, rebase=table.rebase)
+
+
+def job_columns(name: str, table: Table, found: Columns, lines: Lines) -> dict[str, AnyArray]:
+    """Columns of a trace from those of a table, one job a row; rows that are broken are rejected."""
+
     def moments(column: str, blank: bool = True) -> FloatArray:
         if table.dates:
             return times(lines, column, found[column], blank, table.hours_from_utc)
         return numbers(lines, column, found[column], blank=np.nan if blank else None)
 
     start, end = (moments(column) if column else None for column in (table.start, table.end))
+    submit = moments(table.submit, blank=False)
     duration = np.full(len(lines.number), np.nan)
     if table.duration:
-        duration = numbers(lines, table.duration, found[table.duration], blank=np.nan if table.unknown else None)
-    if start is not None and end is not None:
-        lines.reject(
-            end < start,
-            lambda i: f"{table.end} {found[table.end][i]!r}, expected {table.start} {found[table.start][i]!r} or later",
-        )
-        duration = np.where(np.isfinite(start) & np.isfinite(end), end - start, duration)
+        blank = np.nan if table.unknown else None
+        duration = numbers(lines, table.duration, found[table.duration], blank=blank, clock=True)
+    if start is not None:
+        started = (table.start, found[table.start], start)
+        elapsed(lines, (table.submit, found[table.submit], submit), started)
+        if end is not None:
+            ran = elapsed(lines, started, (table.end, found[table.end], end))
+            duration = np.where(np.isfinite(ran), ran, duration)
+    if table.state in found:
+        running = [state.strip().lower() in ("running", "suspended") for state in found[table.state]]
+        duration = np.where(running, np.nan, duration)
     gpus = numbers(
         lines, table.gpus, found[table.gpus], blank=0.0 if table.unknown else None, whole=not table.fractions
     )
     if table.gpu_share:
         gpus = gpus * numbers(lines, table.gpu_share, found[table.gpu_share], blank=0.0) / 1000
-    texts = {"name": table.name, "user": table.user, "group": table.group}
+    if table.workers:
+        gpus = gpus * numbers(lines, table.workers, found[table.workers], blank=1.0, whole=True)
     columns: dict[str, AnyArray] = {
         "name": np.array([f"{name.partition('_')[0]}-{line}" for line in lines.number], dtype=object),
-        **{own: np.array(found[column], dtype=object) for own, column in texts.items() if column in found},
-        "submit_time": moments(table.submit, blank=False),
+        **{
+            own: np.array([text.strip() for text in found[column]], dtype=object)
+            for own in ("name", "user", "group", "gpu_type", "service_class", "model", "metric", "stop")
+            if (column := getattr(table, own)) in found
+        },
+        "submit_time": submit,
         "duration": duration,
-        "gpus": np.ceil(np.round(gpus, 9)),
-    }
-    columns |= _training_columns(table, found, lines)
-    lines.without_gpus(columns["gpus"] == 0)
-    if table.start:
-        lines.never_ran(is_blank(found[table.start]))
-    origin = pd.Timestamp(table.origin) if table.origin else EPOCH if table.dates else None
-    return lines.finish(columns, origin, rebase=table.rebase)
-
-
-def _training_columns(table: Table, found: Columns, lines: Lines) -> dict[str, AnyArray]:
-    """What a file says of the training itself: model, batch size, metric and rule to stop by."""
-    names = {"model": table.model, "metric": table.metric, "stop": table.stop}
-    columns: dict[str, AnyArray] = {
-        own: np.array([text.strip() for text in found[column]], dtype=object)
-        for own, column in names.items()
-        if column in found
+        "gpus": gpus,
     }
     if "model" in columns:
         lines.reject(columns["model"] == "", lambda _: f"{table.model} is empty, expected the name of a model")
@@ -142,12 +197,12 @@ def _training_columns(table: Table, found: Columns, lines: Lines) -> dict[str, A
     return columns
 
 
-def _plain_fields(line: str) -> list[str]:
-    return line.rstrip("\n").split(",", _MOST_COLUMNS)
+def _plain_fields(separator: str, line: str) -> list[str]:
+    return line.rstrip("\n").split(separator, _MOST_COLUMNS)
 
 
-def _quoted_fields(line: str) -> list[str]:
+def _quoted_fields(separator: str, line: str) -> list[str]:
     try:
-        return next(csv.reader([line[:_LONGEST_LINE]], strict=True))
+        return next(csv.reader([line[:_LONGEST_LINE]], delimiter=separator, strict=True))
     except csv.Error:
         return []

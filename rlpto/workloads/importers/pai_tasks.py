@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from rlpto.io.arrays import AnyArray
-from rlpto.workloads.importers.base import EPOCH, Format, ImportResult, Lines, is_blank, numbers
-from rlpto.workloads.importers.csvfile import read_csv
+from rlpto.workloads.importers.base import EPOCH, Format, ImportResult, elapsed, is_blank, merge, numbers
+from rlpto.workloads.importers.csvfile import header_of, read_csv
 
 _HEADER = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type"
 _COLUMNS = tuple(_HEADER.split(","))
@@ -39,51 +39,28 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
     start = numbers(lines, "start_time", table["start_time"], blank=np.nan)
     end = numbers(lines, "end_time", table["end_time"], blank=np.nan)
     ended = (end > 0) & np.isin(table["status"], ("Terminated", "Failed"))
-    lines.reject(ended & (end < start), lambda i: f"end_time {end[i]:g}, expected start_time {start[i]:g} or later")
+    started = ("start_time", table["start_time"], start)
+    elapsed(lines, started, ("end_time", table["end_time"], np.where(ended, end, np.nan)))
+    lines.once()
     lines.without_gpus(plan == 0)
-    lines.never_ran(np.isnan(start) | is_blank(table["start_time"]))
-    tasks = pd.DataFrame(
-        {
-            "name": table["job_name"],
-            "demand": instances * plan / 100,
-            "start": start,
-            "end": np.where(ended, end, np.inf),
-            "group": table.get("gpu_type", [""] * len(plan)),
-        }
-    )
-    return lines.finish(_merge_tasks(lines, tasks), origin=EPOCH + _LOCAL_TIME)
-
-
-def _merge_tasks(lines: Lines, tasks: pd.DataFrame) -> dict[str, AnyArray]:
-    """Columns of jobs, each on the row of its first task; its other rows are taken out of `lines`."""
-    kept = tasks[lines.good]
-    jobs = kept.groupby("name", sort=False).agg(
-        demand=("demand", "sum"), start=("start", "min"), end=("end", "max"), group=("group", "first")
-    )
-    first = ~kept["name"].duplicated()
-    rows = kept.index[first].to_numpy(dtype=np.int64)
-    lines.good[:] = False
-    lines.good[rows] = True
-    seconds = (jobs["end"] - jobs["start"]).to_numpy(dtype=np.float64)
-    merged = {
-        "name": jobs.index.to_numpy(dtype=object),
-        "group": jobs["group"].to_numpy(dtype=object),
-        "submit_time": jobs["start"].to_numpy(dtype=np.float64),
-        "duration": np.where(np.isfinite(seconds), seconds, np.nan),
-        "gpus": np.ceil(np.round(jobs["demand"].to_numpy(dtype=np.float64), 9)),
+    lines.leave_out(np.isnan(start) | is_blank(table["start_time"]))
+    tasks: dict[str, AnyArray] = {
+        "name": np.array(table["job_name"], dtype=object),
+        "gpu_type": np.array(table.get("gpu_type", [""] * len(plan)), dtype=object),
+        "gpus": instances * plan / 100,
+        "submit_time": start,
+        "end": np.where(ended, end, np.inf),
     }
-    columns: dict[str, AnyArray] = {}
-    for name, values in merged.items():
-        columns[name] = np.zeros(len(tasks), dtype=values.dtype)
-        columns[name][rows] = values
-    return columns
+    jobs = merge(lines, tasks, gpus="sum", submit_time="min", end="max")
+    seconds = jobs.pop("end") - jobs["submit_time"]
+    jobs["duration"] = np.where(np.isfinite(seconds), seconds, np.nan)
+    return lines.finish(jobs, origin=EPOCH + _LOCAL_TIME)
 
 
 FORMAT = Format(
-    description="Alibaba PAI 2020 pai_task_table.csv",
     read=read,
     recognises=lambda head: (
-        head.startswith("job_name,task_name,inst_num")
-        or (head.partition("\n")[0].count(",") == len(_COLUMNS) - 1 and not head.lstrip().startswith("["))
+        (first := header_of(head))[:3] == list(_COLUMNS[:3])
+        or (len(first) == len(_COLUMNS) and first[2].replace(".", "", 1).isdecimal())
     ),
 )

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.errors import TraceError
 from rlpto.io.reading import one_line
-from rlpto.workloads.importers.base import EPOCH, Format, ImportResult, Lines, read_log, times
+from rlpto.workloads.importers.base import EPOCH, Format, ImportResult, Lines, Moments, elapsed, read_log, times
 
 _BETWEEN = re.compile(r"\s*(,?)\s*")
 
@@ -40,7 +41,7 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
     duration is unknown; an earlier attempt without start or end (a known fault of the log) counts as nothing. A broken
     record is reported with the line on which it begins; a fault in the JSON itself cannot be skipped.
     """
-    records, numbers = zip(*_records(path, read_log(path)), strict=True)
+    records, numbers, said = zip(*_records(path, read_log(path)), strict=True)
     lines = Lines(path, np.array(numbers, dtype=np.int64), skip_bad_lines)
     attempts: list[_Attempt] = []
     faults = {}
@@ -57,20 +58,22 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
             attempts.append(_Attempt(i, start, end, gpus))
     count = len(records)
     lines.reject(np.isin(np.arange(count), list(faults)), faults.__getitem__)
-    submit = times(lines, "submitted_time", text["submitted_time"])
-    duration, most_gpus, started = _sum_attempts(lines, attempts, count)
-    lines.never_ran(~started)
+    texts = text["submitted_time"]
+    submit = ("submitted_time", texts, times(lines, "submitted_time", texts))
+    lines.once(pd.Series(said, dtype=object).duplicated().to_numpy())
+    duration, most_gpus, started = _sum_attempts(lines, attempts, submit)
+    lines.leave_out(~started)
     lines.without_gpus(most_gpus == 0)
     columns = {"name": text["jobid"], "user": text["user"], "group": text["vc"]}
     return lines.finish(
         {name: np.array(column, dtype=object) for name, column in columns.items()}
-        | {"submit_time": submit, "duration": duration, "gpus": most_gpus},
+        | {"submit_time": submit[2], "duration": duration, "gpus": most_gpus},
         origin=EPOCH,
     )
 
 
-def _records(path: Path, text: str) -> Iterator[tuple[object, int]]:
-    """Every element of a JSON list with the line it begins on."""
+def _records(path: Path, text: str) -> Iterator[tuple[object, int, str]]:
+    """Every element of a JSON list with the line it begins on, and its text."""
     decoder = json.JSONDecoder()
     at = len(text) - len(text.lstrip())
     if text[at] != "[":
@@ -87,6 +90,7 @@ def _records(path: Path, text: str) -> Iterator[tuple[object, int]]:
         if not first and (between is None or not between[1]):
             raise TraceError(f"{path}:{line}: {text[at : at + 20]!r}, expected a comma or the end of the list of jobs")
         try:
+            begin = at
             record, at = decoder.raw_decode(text, at)
         except json.JSONDecodeError as error:
             raise TraceError(f"{path}:{error.lineno}: not valid JSON: {error.msg.lower()}, expected a job") from None
@@ -94,7 +98,7 @@ def _records(path: Path, text: str) -> Iterator[tuple[object, int]]:
             reason = "nested too deeply" if isinstance(error, RecursionError) else one_line(error)
             raise TraceError(f"{path}:{line}: not valid JSON: {reason}, expected a job") from None
         first = False
-        yield record, line
+        yield record, line, text[begin:at]
     if first:
         raise TraceError(f"{path}: an empty list, expected jobs")
 
@@ -118,16 +122,19 @@ def _fault(record: object) -> str | None:
     return None
 
 
-def _sum_attempts(lines: Lines, attempts: list[_Attempt], count: int) -> tuple[FloatArray, IntArray, BoolArray]:
-    """Duration [s], GPUs, and whether it ever started, of every one of `count` jobs."""
+def _sum_attempts(lines: Lines, attempts: list[_Attempt], submit: Moments) -> tuple[FloatArray, IntArray, BoolArray]:
+    """Duration [s], GPUs, and whether it ever started, of every job."""
+    count = len(lines.number)
     job = np.array([attempt.job for attempt in attempts], dtype=np.int64)
     own = Lines(lines.path, lines.number[job], lines.skip_bad_lines)
-    start = times(own, "start_time", [attempt.start for attempt in attempts], blank=True)
-    end = times(own, "end_time", [attempt.end for attempt in attempts], blank=True)
-    own.reject(end < start, lambda i: f"end_time {attempts[i].end} before start_time {attempts[i].start}")
+    own.good, own.clock = lines.good[job], lines.clock
+    starts, ends = [attempt.start for attempt in attempts], [attempt.end for attempt in attempts]
+    start = times(own, "start_time", starts, blank=True)
+    end = times(own, "end_time", ends, blank=True)
+    elapsed(own, (submit[0], [submit[1][i] for i in job.tolist()], submit[2][job]), ("start_time", starts, start))
+    run = elapsed(own, ("start_time", starts, start), ("end_time", ends, end))
     lines.adopt(own, job)
-    run = np.where(np.isfinite(start) & np.isfinite(end), end - start, 0.0)
-    duration: FloatArray = np.bincount(job, weights=run, minlength=count).astype(np.float64)
+    duration: FloatArray = np.bincount(job, weights=np.nan_to_num(run), minlength=count).astype(np.float64)
     started = np.bincount(job, weights=np.isfinite(start), minlength=count) > 0
     gpus = np.zeros(count, dtype=np.int64)
     np.maximum.at(gpus, job, np.array([attempt.gpus for attempt in attempts], dtype=np.int64))
@@ -136,8 +143,4 @@ def _sum_attempts(lines: Lines, attempts: list[_Attempt], count: int) -> tuple[F
     return duration, gpus, started
 
 
-FORMAT = Format(
-    description="Microsoft Philly cluster_job_log (JSON)",
-    read=read,
-    recognises=lambda head: head.lstrip().startswith("["),
-)
+FORMAT = Format(read=read, recognises=lambda head: head.lstrip().startswith("["))

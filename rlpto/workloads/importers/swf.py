@@ -1,7 +1,7 @@
 """Standard Workload Format of the Parallel Workloads Archive: 18 columns, `;` begins a comment.
 
 Columns used (counted from 1): job 1, submit 2 [s], run time 4 [s], processors used 5, processors
-requested 8, user 12, queue 15. -1 stands for unknown. A processor is taken for a GPU.
+requested 8, status 11, user 12, queue 15. -1 stands for unknown. A processor is taken for a GPU.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from rlpto.workloads.importers.base import EPOCH, LAST_SECOND, Format, ImportRes
 
 _WIDTH = 18
 _MOST_DIGITS = 12
-_JOB, _SUBMIT, _RUN, _USED, _REQUESTED, _USER, _QUEUE = 0, 1, 3, 4, 7, 11, 14
+_JOB, _SUBMIT, _RUN, _USED, _REQUESTED, _STATUS, _USER, _QUEUE = 0, 1, 3, 4, 7, 10, 11, 14
+_PIECES = ("2", "3", "4")
+"""Status of the pieces of a job that was swapped out: continued, and last piece of a completed or a killed job."""
 
 
 def read(path: Path, skip_bad_lines: bool) -> ImportResult:
     """Import a log.
 
     GPUs are the processors requested, or those used where that is unknown; a job that has neither
-    counts as a CPU job. A job without run time (-1, or 0) never ran. The local time of second 0 is
-    taken from the comments UnixStartTime and TimeZoneString, if there.
+    counts as a CPU job. A job ran if its run time is above 0, or 0 with status 1 (completed). The pieces of a
+    job that was swapped out are left out: the standard gives such a job a line of its own, with status 0 or 1, which
+    sums them up. The local time of second 0 is taken from the comments UnixStartTime and TimeZoneString, if there.
     """
     text = read_log(path)
     rows, at = [], []
@@ -41,6 +44,9 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
     widths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     lines.reject(widths != _WIDTH, lambda row: f"{widths[row]} columns, expected {_WIDTH}")
     rows = [row if len(row) == _WIDTH else ["-1"] * _WIDTH for row in rows]
+    status = np.array([row[_STATUS] for row in rows])
+    lines.leave_out(np.isin(status, _PIECES), "a piece of a job (status 2, 3, 4)")
+    lines.once(pd.Series([" ".join(row) for row in rows], dtype=object).duplicated().to_numpy())
     run = numbers(lines, "run time", [row[_RUN] for row in rows], low=-1.0)
     used = numbers(lines, "processors", [row[_USED] for row in rows], low=-1.0, whole=True)
     requested = numbers(lines, "requested processors", [row[_REQUESTED] for row in rows], low=-1.0, whole=True)
@@ -53,7 +59,7 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
         "duration": run,
         "gpus": gpus,
     }
-    lines.never_ran(run <= 0)
+    lines.leave_out((run < 0) | ((run == 0) & (status != "1")))
     lines.without_gpus(gpus <= 0)
     return lines.finish(columns, origin=_origin(path, text))
 
@@ -83,4 +89,4 @@ def _recognises(head: str) -> bool:
     return head.lstrip().startswith(";") or ("," not in first and len(first.split()) == _WIDTH)
 
 
-FORMAT = Format(description="Standard Workload Format (.swf)", read=read, recognises=_recognises)
+FORMAT = Format(read=read, recognises=_recognises)

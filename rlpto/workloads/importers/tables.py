@@ -6,6 +6,7 @@ Helios: Hu et al., "Characterization and Prediction of Deep Learning Workloads i
 Acme: Hu et al., "Characterization of Large Language Model Development in the Datacenter", NSDI 2024.
 openb: Weng et al., "Beware of Fragmentation", ATC 2023. PAI: Weng et al., "MLaaS in the Wild", NSDI 2022.
 Pollux and Sia: the workloads of the artifacts of OSDI 2021 and SOSP 2023.
+Spot: Duan et al., "GFS", ASPLOS 2026; github.com/alibaba/clusterdata.
 Microsoft 2021: Gu et al., "ElasticFlow", ASPLOS 2023; github.com/microsoft/elasticflow-traces.
 """
 
@@ -17,18 +18,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """A format. All but `description`, `begins` and the flags are names of columns; empty: there is none.
+    """A format. All but `begins` and the flags are names of columns; empty: there is none.
 
     begins: start of the header line. name: of a job; none: jobs are called by their lines. duration: in seconds. start,
     end: a job has run from the one to the other; where one of them is missing, `duration` counts. A job without a start
-    never ran. optional: columns that may be missing. gpu_share: thousandths of each of `gpus`. model, batch_size,
-    metric, stop: as in `rlpto.workloads.trace.Trace`. dates: times are dates, else seconds. rebase: the first
-    submission is second 0, else the file's own. origin: local date of the file's own second 0. hours_from_utc: the
-    clusters' own clock, for dates with an offset. fractions: GPUs may be fractions; they are rounded up, since a worker
-    here holds a GPU alone. unknown: durations and numbers of GPUs may be empty: not known, and none.
+    never ran. optional: columns that may be missing. gpu_share: thousandths of each of `gpus`. workers: number of
+    workers, each with `gpus`. state: of a job; the duration of one that is still running is unknown. gpu_type,
+    service_class, model, batch_size, metric, stop: as in `rlpto.workloads.trace.Trace`. dates: times are dates, else
+    seconds; None: the first submission decides. rebase: the first submission is second 0, else the file's own. origin:
+    local date of the file's own second 0. hours_from_utc: the clusters' own clock, for dates with an offset. Default:
+    the clock of the dates, or UTC if offsets differ. identified: rows that repeat exactly are one job. fractions: GPUs
+    may be fractions; they are rounded up, since a worker here holds a GPU alone. unknown: durations and numbers of GPUs
+    may be empty: not known, and none.
     """
 
-    description: str
     begins: str
     submit: str
     gpus: str
@@ -39,29 +42,34 @@ class Table:
     start: str = ""
     end: str = ""
     gpu_share: str = ""
+    workers: str = ""
+    state: str = ""
+    gpu_type: str = ""
+    service_class: str = ""
     model: str = ""
     batch_size: str = ""
     metric: str = ""
     stop: str = ""
     optional: tuple[str, ...] = ()
-    dates: bool = False
+    dates: bool | None = False
     rebase: bool = True
     origin: str = ""
-    hours_from_utc: int = 0
+    hours_from_utc: int | None = None
+    identified: bool = True
     fractions: bool = False
     unknown: bool = True
 
     @property
     def required(self) -> tuple[str, ...]:
         """Columns that must be there."""
-        described = (self.name, self.user, self.group, self.model, self.gpus, self.gpu_share)
-        columns = (*described, self.submit, self.start, self.end, self.duration)
+        first = (self.name, self.user, self.group, self.model, self.gpus, self.gpu_share, self.submit, self.start)
+        more = (self.end, self.duration, self.workers, self.state, self.gpu_type, self.service_class)
+        columns = (*first, *more, self.batch_size, self.metric, self.stop)
         return tuple(column for column in columns if column and column not in self.optional)
 
 
 TABLES: Mapping[str, Table] = {
-    "acme": Table(
-        "Shanghai AI Lab Acme trace_seren.csv, trace_kalos.csv",
+    "acme": Table(  # trace_seren.csv, trace_kalos.csv
         begins="job_id,user,node_num,gpu_num",
         name="job_id",
         user="user",
@@ -71,11 +79,12 @@ TABLES: Mapping[str, Table] = {
         start="start_time",
         end="end_time",
         duration="duration",  # in Kalos with the time in the queue
+        state="state",
+        optional=("state",),
         dates=True,
         hours_from_utc=8,
     ),
-    "helios": Table(
-        "SenseTime Helios cluster_log.csv",
+    "helios": Table(  # cluster_log.csv
         begins="job_id,user,vc,gpu_num",
         name="job_id",
         user="user",
@@ -84,10 +93,11 @@ TABLES: Mapping[str, Table] = {
         submit="submit_time",
         start="start_time",
         duration="duration",
+        state="state",
+        optional=("state",),
         dates=True,
     ),
-    "microsoft": Table(
-        "Microsoft 2021 cluster*.csv of elasticflow-traces (job_id,submission_time,duration,num_gpu)",
+    "microsoft": Table(  # cluster*.csv of elasticflow-traces
         begins="job_id,submission_time",
         gpus="num_gpu",  # jobs go by their lines: the identifiers were drawn at publication
         submit="submission_time",
@@ -98,8 +108,7 @@ TABLES: Mapping[str, Table] = {
         origin="2021-03-04",  # the beginning of the collection; its time zone is not stated
         unknown=False,
     ),
-    "openb": Table(
-        "Alibaba openb 2023 openb_pod_list_*.csv",
+    "openb": Table(  # openb_pod_list_*.csv
         begins="name,cpu_milli,memory_mib,num_gpu",
         name="name",
         group="qos",
@@ -107,32 +116,34 @@ TABLES: Mapping[str, Table] = {
         gpu_share="gpu_milli",
         submit="creation_time",
         start="scheduled_time",
-        end="deletion_time",
+        end="deletion_time",  # of a running pod, the end of the recording
+        state="pod_phase",
+        gpu_type="gpu_spec",  # allowed types, separated by |
+        optional=("pod_phase", "gpu_spec"),
     ),
-    "pai": Table(
-        "Alibaba PAI 2020 pai_job_no_estimate_100K.csv",
+    "pai": Table(  # pai_job_no_estimate_100K.csv
         begins="job_id,num_inst,submit_time",
         name="job_id",
         user="user",
-        group="gpu_type",
-        gpus="num_gpu",  # of the whole job: its instances share them
+        gpus="num_gpu",  # of each instance
+        workers="num_inst",
+        gpu_type="gpu_type",
         submit="submit_time",
         duration="duration",
         optional=("gpu_type",),
         fractions=True,
     ),
     "philly_csv": Table(
-        "Microsoft Philly as csv (timestamp,duration,num_gpus,gpu_time,cluster)",
         begins="timestamp,duration,num_gpus",
         group="cluster",
         gpus="num_gpus",
         submit="timestamp",
         duration="duration",
         dates=True,
+        identified=False,
         unknown=False,
     ),
     "pollux": Table(
-        "Pollux and Sia workload csv (name,time,application,num_replicas,batch_size)",
         begins="name,time,application",
         name="name",
         submit="time",
@@ -144,5 +155,17 @@ TABLES: Mapping[str, Table] = {
         optional=("batch_size", "metric", "stop"),
         rebase=False,
         unknown=False,
+    ),
+    "spot": Table(  # job_info_df.csv of cluster-trace-v2026-spot-gpu
+        begins="job_name,organization,gpu_model",
+        name="job_name",
+        group="organization",
+        gpus="gpu_request",  # of each worker
+        workers="worker_num",
+        gpu_type="gpu_model",
+        service_class="job_type",  # HP or Spot
+        submit="submit_time",
+        duration="duration",
+        fractions=True,
     ),
 }
