@@ -131,7 +131,8 @@ def serve(
     def ready(address: str, token_is_new: bool) -> None:
         token_file = found.folder / TOKEN_FILE
         note_service(address, token_file)
-        token = token_file.read_text(encoding="ascii").strip() if token_is_new else ""
+        shows = token_is_new and sys.stdout.isatty()  # a file or a journal may have other readers
+        token = token_file.read_text(encoding="ascii").strip() if shows else ""
         console.print(f"the service is up at [bold]{address}[/]; the cluster comes up meanwhile")
         console.print(f"sign in:    {address}/login{f'#{token}' if token else ''}", soft_wrap=True)
         if token_file.exists():

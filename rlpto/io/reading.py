@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.lib import format as npy
 
+from rlpto.io.archives import CheckedZip
 from rlpto.io.arrays import AnyArray
 from rlpto.io.errors import RlptoError, system_reason
 from rlpto.io.unpacking import packing_of, unpack
@@ -160,20 +161,14 @@ def read_arrays(path: Path, expected: str, error: type[RlptoError], folder: str 
 
 
 @contextmanager
-def _opened(path: Path, expected: str, error: type[RlptoError]) -> Iterator[zipfile.ZipFile]:
+def _opened(path: Path, expected: str, error: type[RlptoError]) -> Iterator[CheckedZip]:
     """A zip archive whose entries are within the size bounds; every failure becomes `error`."""
     size = check_file(path, expected, error, LARGEST_ARCHIVE_BYTES)
     with parsing(path, expected, error), path.open("rb") as file:
         file.seek(max(0, size - _END_OF_ARCHIVE.size - 2**16))
         _check_listing(file.read())
-        with zipfile.ZipFile(file) as archive:
-            infos = archive.infolist()
-            if len({info.filename for info in infos}) < len(infos):
-                raise ValueError("two entries of one name")
-            # Decompressors of other methods cannot be bounded.
-            if any(info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for info in infos):
-                raise ValueError("entries are packed in another way than stored or deflated")
-            unpacked = sum(info.file_size for info in infos)
+        with CheckedZip(file) as archive:
+            unpacked = sum(info.file_size for info in archive.infolist())
             if unpacked > LARGEST_ARCHIVE_BYTES:
                 raise ValueError(
                     f"{unpacked / MIB:,.0f} MiB unpacked, at most {LARGEST_ARCHIVE_BYTES / MIB:g} are read"

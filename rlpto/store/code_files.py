@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import re
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from rlpto.io.archives import CheckedZip
 from rlpto.io.errors import ConfigError, JobError
 from rlpto.io.files import whole_file
+from rlpto.io.reading import parsing
 
 MOST_FILES = 500
 LARGEST_TEXT = 256 * 1024
 """Most characters of the archive's text."""
 LARGEST_UNPACKED = 4 * 1024 * 1024
 """Most bytes of all files together."""
+_EXPECTED = "a zip archive in base64, its entries stored or deflated"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _LONGEST_NAME = 200
 
@@ -77,27 +78,24 @@ def _is_plain(name: str) -> bool:
 
 
 def unpack(text: str) -> dict[str, bytes]:
-    """Content of files by name. Raises ValueError as `unzip`."""
-    try:
-        return unzip(base64.b64decode(text, validate=True))
-    except binascii.Error as wrong:
-        raise ValueError(f"expected a zip archive in base64: {wrong}") from None
+    """Content of files by name. Raises ConfigError as `unzip`."""
+    with parsing("files", _EXPECTED, ConfigError):
+        archive = base64.b64decode(text, validate=True)
+    return unzip(archive)
 
 
 def unzip(archive: bytes) -> dict[str, bytes]:
-    """Content of files by name; hidden ones are left out. Raises ValueError for what is no archive, for names that
+    """Content of files by name; hidden ones are left out. Raises ConfigError for what is no archive, for names that
     `pack` would refuse, and for too many or too large files."""
-    try:
-        opened = zipfile.ZipFile(io.BytesIO(archive))
+    with parsing("files", _EXPECTED, ConfigError), CheckedZip(io.BytesIO(archive)) as opened:
         listed = [one for one in opened.infolist() if not one.is_dir() and not _is_hidden(one.filename)]
         if len(listed) > MOST_FILES or sum(one.file_size for one in listed) > LARGEST_UNPACKED:
-            raise ValueError(f"expected {MOST_FILES} files and {LARGEST_UNPACKED} bytes at most, unpacked")
+            raise ConfigError(f"files: expected {MOST_FILES} files and {LARGEST_UNPACKED} bytes at most, unpacked")
         for one in listed:
             if not _is_plain(one.filename):
-                raise ValueError(f"{one.filename[:_LONGEST_NAME]!r}: expected a name of letters, digits, _ . - and /")
+                named = f"{one.filename[:_LONGEST_NAME]!r}: expected a name of letters, digits, _ . - and /"
+                raise ConfigError(f"files: {named}")
         return {one.filename: opened.read(one) for one in listed}
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as wrong:
-        raise ValueError(f"expected a zip archive: {wrong}") from None
 
 
 def _is_hidden(name: str) -> bool:

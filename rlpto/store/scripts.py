@@ -12,6 +12,7 @@ from rlpto.io.errors import RlptoError
 from rlpto.store.database import Store
 from rlpto.store.rows import Row, first, put
 
+_LARGEST_PARSED = 256 * 1024
 MOST_PACKAGES = 20
 """Folders of one user; the oldest go."""
 
@@ -39,9 +40,12 @@ def compiled(source: str, name: str, error: type[RlptoError]) -> CodeType:
 
 def imports_session(source: bytes) -> bool:
     """Return whether a text in Python imports `rlpto.elastic` or a module of it, or has such a name as a text, as an
-    import by `importlib` does."""
+    import by `importlib` does. A large text that only mentions `elastic` passes: it is not parsed, which no other
+    thread could interrupt."""
     if b"elastic" not in source:
         return False
+    if len(source) > _LARGEST_PARSED:
+        return True
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, MemoryError, RecursionError):

@@ -66,6 +66,11 @@ def test_an_archive_that_would_fill_the_memory_is_not_unpacked(tmp_path: Path) -
     path = zipped(tmp_path / "a.zip", {"manifest.json": MANIFEST}, zipfile.ZIP_BZIP2)
     with pytest.raises(CheckpointError, match="another way than stored or deflated"):
         read_archive(path, ("kind",))
+    path = zipped(tmp_path / "b.zip", {"manifest.json": MANIFEST + bytes(100 * MIB)})
+    listed = (len(MANIFEST) + 100 * MIB).to_bytes(4, "little")
+    path.write_bytes(path.read_bytes().replace(listed, len(MANIFEST).to_bytes(4, "little")))
+    with within(20 * MIB), pytest.raises(CheckpointError, match=r"b\.zip: .*damaged"):
+        read_archive(path, ("kind",))
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 import base64
 import io
+import random
+import tracemalloc
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from rlpto.io.errors import ConfigError
-from rlpto.store.code_files import LARGEST_UNPACKED, MOST_FILES, pack, unpack, write_files
+from rlpto.store.code_files import LARGEST_UNPACKED, MOST_FILES, pack, unpack, unzip, write_files
 
 
 def project(folder: Path) -> Path:
@@ -48,13 +50,16 @@ def test_paths_that_cannot_go_along_are_named(tmp_path: Path) -> None:
             pack(script, [tmp_path / "mine" / name])
 
 
-def archive(*names: str, size: int = 1) -> str:
-    """An archive as somebody else might make it."""
+def archive(*names: str, size: int = 1, method: int = zipfile.ZIP_DEFLATED, listed: int | None = None) -> str:
+    """An archive as somebody else might make it. listed: size that its list of files states, in place of `size`."""
     found = io.BytesIO()
-    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as made:
+    with zipfile.ZipFile(found, "w", method) as made:
         for name in names:
             made.writestr(name, b"\0" * size)
-    return base64.b64encode(found.getvalue()).decode()
+    content = found.getvalue()
+    if listed is not None:
+        content = content.replace(size.to_bytes(4, "little"), listed.to_bytes(4, "little"))
+    return base64.b64encode(content).decode()
 
 
 def test_folders_and_hidden_files_of_others_are_left_out() -> None:
@@ -73,8 +78,32 @@ def test_folders_and_hidden_files_of_others_are_left_out() -> None:
         (archive("a\\b.py"), "name of letters"),
         (archive(*(f"f{i}" for i in range(MOST_FILES + 1))), "files"),
         (archive("zeros", size=LARGEST_UNPACKED + 1), "bytes at most"),
+        (archive("zeros", size=123_456_789, listed=1000), "zip archive"),
+        (archive("a.py", size=1000, listed=70_000), "zip archive"),
+        (archive("a.py", method=zipfile.ZIP_BZIP2), "stored or deflated"),
+        (archive("a.py", method=zipfile.ZIP_LZMA), "stored or deflated"),
     ],
 )
 def test_archives_that_pack_would_not_make_are_refused(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        unpack(text)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match=said):
+            unpack(text)
+        assert tracemalloc.get_traced_memory()[1] < 2 * LARGEST_UNPACKED
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damaged_archives_are_refused_in_one_line(method: int) -> None:
+    whole, draw = base64.b64decode(archive("a.py", "b/c.py", size=300, method=method)), random.Random(method)
+    said = list[str]()
+    for _ in range(300):
+        broken = bytearray(whole)
+        for _ in range(draw.randint(1, 4)):
+            broken[draw.randrange(len(broken))] ^= draw.randint(1, 255)
+        try:
+            unzip(bytes(broken[: draw.choice((None, draw.randrange(len(broken))))]))
+        except ConfigError as refused:
+            said.append(str(refused))
+    assert all(text.startswith("files: ") and "\n" not in text for text in said)

@@ -23,23 +23,56 @@ KEEP_ALIVE_S = 75
 STOP_S = 5
 """Time that requests have to end after SIGTERM before they are cut off."""
 MOST_CONNECTIONS = 1000
-"""Most connections at a time; further ones are answered 503."""
+"""Most connections at a time. A further one takes the place of another that has shown no token, or at last of one
+that is idle; where all of them wait for an answer, it is answered 503."""
+MOST_UNKNOWN = 200
+"""Most connections of an address that have shown no token. A proxy has one address for all: no such limit holds."""
 _BAD_INPUT = 2
 
 
 class TimedProtocol(H11Protocol):
     """uvicorn's protocol with a time limit for receiving a whole request, which uvicorn (0.54) does not have: the
-    connection is closed `web.request_seconds` after it was made, or after the first byte of a further request."""
+    connection is closed `web.request_seconds` after it was made, or after the first byte of a further request.
+
+    Connections without a token are closed first where there are too many."""
 
     _timer: asyncio.TimerHandle | None = None
+    _known, _active_at = False, 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         super().connection_made(transport)
+        self._active_at = self.loop.time()
+        self._make_room()
         self._start_timer()
+
+    @property
+    def worth(self) -> tuple[bool, bool, float]:
+        """Whether a token was shown, whether a request is under way, and when something came last [s]."""
+        shown = self._known or (self.scope is not None and "known" in self.scope["state"])
+        return shown, self.cycle is not None and not self.cycle.response_complete, self._active_at
+
+    def _make_room(self) -> None:
+        """Close the connection of least worth if there are too many, of this address or of all."""
+        others = [one for one in self.connections if isinstance(one, TimedProtocol) and one is not self]
+        here = [one for one in others if not one.worth[0] and (one.client or "?")[0] == (self.client or "?")[0]]
+        of_proxy = self._settings.web.behind_proxy
+        crowd = here if len(here) >= MOST_UNKNOWN and not of_proxy else others
+        if crowd is others and len(others) < MOST_CONNECTIONS - 1:
+            return
+        least = min(crowd, key=lambda one: one.worth)
+        if not all(least.worth[:2]):
+            self.connections.discard(least)  # the transport says so only in the next turn of the loop
+            least.transport.abort()
+
+    @property
+    def _settings(self) -> ServiceSettings:
+        settings: ServiceSettings = self.config.app.state.settings  # type: ignore[union-attr]
+        return settings
 
     def handle_events(self) -> None:
         """Handle what has been received, and time what is still missing."""
+        self._known, self._active_at = self.worth[0], self.loop.time()
         super().handle_events()
         state = self.conn.their_state
         missing = state is h11.SEND_BODY or (state is h11.IDLE and bool(self.conn.trailing_data[0]))
@@ -54,8 +87,7 @@ class TimedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _start_timer(self) -> None:
-        settings: ServiceSettings = self.config.app.state.settings  # type: ignore[union-attr]
-        self._timer = self.loop.call_later(settings.web.request_seconds, self.transport.close)
+        self._timer = self.loop.call_later(self._settings.web.request_seconds, self.transport.close)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -50,7 +50,10 @@ def caller_of(service: Service, request: Request) -> Caller | None:
     else:
         secret, kind = header[len(_BEARER) :].strip() if header.lower().startswith(_BEARER) else "", "token"
     found = user_of_token(service.store, secret, service.now())
-    return Caller(*found) if found is not None and found[1].kind == kind else None
+    if found is None or found[1].kind != kind:
+        return None
+    request.state.known = True  # of connections without a token some are closed where there are too many
+    return Caller(*found)
 
 
 async def known_caller(

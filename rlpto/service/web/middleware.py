@@ -23,6 +23,7 @@ from rlpto.store.status import heartbeat, nodes
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 COOKIE = "rlpto_session"
+_USUAL_PORTS = {"http": ":80", "https": ":443"}
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::[0-9]{1,5})?")
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -36,6 +37,8 @@ WINDOW_S = 10.0
 """All changes that are allowed in this time may be made at once."""
 _WRONG_SIGN_INS, _SIGN_INS = 5, 30
 """Of an address in this time: refused sign-ins, and beginnings of single sign-on (each asks the provider)."""
+_SCRAPES = 20
+"""Of a user in this time: readings of `/metrics`, each of which counts all jobs."""
 _CLOSING = (400, 408, 413)
 """After these answers the rest of the request is not read, so the connection is closed."""
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -48,6 +51,7 @@ class RequestGuard:
     def __init__(self, app: ASGIApp, settings: WebSettings) -> None:
         self._app = RequestBodyLimitMiddleware(app, LARGEST_BODY_BYTES)  # bodies of unknown length
         self._hosts = {host.lower().strip("[]") for host in (*LOOPBACK, settings.host, *settings.hosts)}
+        self._behind_proxy = settings.behind_proxy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request, or pass it on."""
@@ -67,7 +71,7 @@ class RequestGuard:
                     headers["Connection"] = "close"
             await send(message)
 
-        refusal = self._refusal(scope["method"], Headers(scope=scope))
+        refusal = self._refusal(scope, Headers(scope=scope))
         try:
             if refusal is not None:
                 await refusal.response()(scope, receive, send_guarded)
@@ -77,7 +81,7 @@ class RequestGuard:
             metrics = scope["app"].state.service.metrics
             metrics.note(scope["method"], _route(scope), status, time.perf_counter() - began)
 
-    def _refusal(self, method: str, headers: Headers) -> Problem | None:
+    def _refusal(self, scope: Scope, headers: Headers) -> Problem | None:
         """Why a request is refused; None: it is accepted."""
         if "transfer-encoding" in headers and "content-length" in headers:
             return Problem(400, "bad-framing", "expected Content-Length or Transfer-Encoding, got both")
@@ -86,12 +90,15 @@ class RequestGuard:
         if found is None or found["name"].lower().strip("[]") not in self._hosts:
             detail = "this service does not answer for that host; web.hosts in its settings lists others"
             return Problem(421, "wrong-host", detail)
-        if method not in SAFE_METHODS:
+        if scope["method"] not in SAFE_METHODS:
             origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
             if origin is None:
                 is_ours = site in ("same-origin", "none")
             else:
-                is_ours = origin.partition("://")[2].lower() == hosts[0].lower()
+                scheme = "https" if self._behind_proxy else scope["scheme"]  # a proxy ends TLS
+                port = _USUAL_PORTS.get(scheme, "")
+                ours = f"{scheme}://{hosts[0].lower().removesuffix(port)}"
+                is_ours = origin.lower().removesuffix(port) == ours
             if not is_ours:
                 return Problem(403, "wrong-origin", "pages of other origins may not change anything here")
         length = headers.get("content-length", "0")
@@ -110,12 +117,13 @@ def _route(scope: Scope) -> str:
 
 
 class RateLimits:
-    """Limits per user: changes per second, and streams open at a time; and sign-ins by address."""
+    """Limits per user: changes and readings of metrics per time, streams open at a time; and sign-ins by address."""
 
     def __init__(self, per_second: float, streams: int) -> None:
         self.changes = Windows(per_second * WINDOW_S, "changes")
         self.wrong_sign_ins = Windows(_WRONG_SIGN_INS, "refused sign-ins")
         self.sign_ins = Windows(_SIGN_INS, "sign-ins")
+        self.scrapes = Windows(_SCRAPES, "readings of metrics")
         self.most_streams, self.streams = streams, Counter[str]()
 
 

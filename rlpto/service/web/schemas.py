@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from rlpto.performance.metrics import MetricName
 from rlpto.service.settings import PLAIN_NAME
-from rlpto.store.code_files import LARGEST_TEXT, unpack
+from rlpto.store.code_files import LARGEST_TEXT
 from rlpto.store.jobs import Priority
 from rlpto.store.program_keys import MOST_REQUIREMENTS, Requirement
 from rlpto.store.users import Role, sign_in_key
@@ -31,13 +31,6 @@ def _is_unicode(text: str) -> str:
     """A text that has bytes, without NUL."""
     if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
         raise ValueError("expected Unicode text without NUL and halves of characters")
-    return text
-
-
-def _is_packed(text: str) -> str:
-    """A zip archive in base64 whose files have plain names, and are neither too many nor too large; or nothing."""
-    if text:
-        unpack(text)
     return text
 
 
@@ -68,7 +61,8 @@ LARGEST_SCRIPT = 48 * 1024
 """Most characters of a script; the whole body has a bound in bytes, too."""
 Source = Annotated[str, Field(min_length=1, max_length=LARGEST_SCRIPT), AfterValidator(_is_unicode)]
 Argument = Annotated[str, Field(max_length=256), AfterValidator(_is_unicode)]
-Files = Annotated[str, Field(max_length=LARGEST_TEXT), AfterValidator(_is_packed)]
+Files = Annotated[str, Field(max_length=LARGEST_TEXT)]
+"""Not unpacked before it is known who sends it."""
 
 
 class Body(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -193,15 +194,21 @@ def check_developer(user: User) -> None:
         raise Problem(403, "role-needed", f"{said}: {'' if user.role == 'admin' else 'by an admin, '}{add}")
 
 
-@lru_cache(maxsize=4)
+async def look_at_script(user: User, body: JobBody) -> None:
+    """Look at a script in a thread, so that `allowed_job`, on the event loop, knows already whether it can train."""
+    if body.script is not None and user.role == "developer":
+        await asyncio.to_thread(_script_problem, body.script.source, body.script.name, body.script.files)
+
+
+@lru_cache(maxsize=16)
 def _script_problem(source: str, name: str, files: str) -> str:
     """Return why a script cannot train; empty if nothing is known. The jobs of an array share one script, which may be
     large."""
     try:
         compiled(source, name, ConfigError)
+        modules = [content for path, content in unpack(files).items() if path.endswith(".py")] if files else []
     except ConfigError as wrong:
         return str(wrong)
-    modules = (content for path, content in unpack(files).items() if path.endswith(".py")) if files else ()
     if any(map(imports_session, (source.encode(), *modules))):
         return ""
     return f"{name}: expected an elastic.session (docs/elastic.md): neither it nor its --files import rlpto.elastic"

@@ -163,6 +163,10 @@ def test_every_metric_and_label_that_is_asked_for_is_there(api: Api) -> None:
     assert api("GET", "/metrics", None).status_code == 401
     api.submit()
     text = api("GET", "/metrics").text
+    while (answer := api("GET", "/metrics", "bob")).status_code == 200:
+        pass
+    assert "20 readings of metrics" in problem(answer, 429, "too-many-requests")
+    assert api("GET", "/metrics").status_code == 200, "of another user"
     assert 'rlpto_jobs{state="submitted"} 1.0' in text
     assert 'rlpto_http_requests_total{method="POST",route="/api/v1/jobs",status="201"} 1.0' in text
     series = re.findall(r"^(rlpto_\w+)(?:\{(.*)\})? ", text, re.MULTILINE)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import random
 import re
 import socket
 import time
+import zipfile
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import httpx2
+import psutil
 import pytest
 
+from rlpto.service.web.__main__ import MOST_UNKNOWN
 from rlpto.service.web.middleware import LARGEST_BODY_BYTES
-from tests.service.web.helpers import Api, WebProcess, web_process
+from tests.service.web.helpers import Api, WebProcess, running_api, web_process
 
 JSON = {"Content-Type": "application/json"}
 POST = b"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
@@ -179,6 +188,99 @@ def test_requests_that_never_end_are_closed(shared_api: Api, web: WebProcess) ->
         one.close()
     assert time.monotonic() - began >= 1.0, "they had their time"
     web.wait()
+
+
+SCRIPT: dict[str, Any] = {"name": "a.py", "source": "from rlpto import elastic", "samples": 9}
+
+
+def zipped(content: bytes, method: int) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", method) as archive:
+        archive.writestr("a.txt", content)
+    return made.getvalue()
+
+
+def validate(api: Api, user: str, archive: bytes) -> Any:
+    script = {**SCRIPT, "files": base64.b64encode(archive).decode()}
+    return api("POST", "jobs/validate", user, json={"program": "script", "script": script})
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_archives_that_grow_take_neither_time_nor_memory(shared_api: Api, web: WebProcess, method: int) -> None:
+    zeros, process = zipped(bytes(10**8), method), psutil.Process(web.process.pid)
+    hidden = zeros.replace((10**8).to_bytes(4, "little"), (1).to_bytes(4, "little"))
+    before, began = process.memory_info().rss, time.monotonic()
+    with httpx2.Client(base_url=web.address) as client:
+        for user, code, said in (("ann", 403, "only the role developer"), ("dev", 422, "zip archive")):
+            script = {**SCRIPT, "files": base64.b64encode(hidden).decode()}
+            headers = {"Authorization": f"Bearer {shared_api.tokens[user]}"}
+            body = {"program": "script", "script": script}
+            answer = client.post("/api/v1/jobs/validate", json=body, headers=headers, timeout=60)
+            assert said in check_refused(answer)["detail"]
+            assert answer.status_code == code
+    assert time.monotonic() - began < 5.0
+    assert process.memory_info().rss - before < 30e6
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damaged_archives_are_no_failures(shared_api: Api, method: int) -> None:
+    whole, draw = zipped(b"text " * 40, method), random.Random(method)
+    developer = {"Authorization": f"Bearer {shared_api.tokens['dev']}"}
+    for number in range(75):
+        broken = bytearray(whole)
+        for _ in range(draw.randint(1, 3)):
+            broken[draw.randrange(len(broken))] ^= draw.randint(1, 255)
+        answer = validate(shared_api, "dev", bytes(broken))
+        place = f"/api/packages/gcs/_ray_pkg_{number}.zip"
+        put = shared_api.client.put(place, content=bytes(broken), headers=developer)
+        assert (answer.status_code, put.status_code) in ((200, 200), (422, 422)), (answer.text, put.text)
+        assert "\n" not in answer.json().get("detail", "")
+
+
+def test_idle_connections_without_a_token_do_not_keep_others_out(shared_api: Api, web: WebProcess) -> None:
+    host, port = web.address.removeprefix("http://").split(":")
+    headers = {"Authorization": f"Bearer {shared_api.tokens['ann']}"}
+    with httpx2.Client(base_url=web.address, headers=headers) as before, ExitStack() as idle:
+        assert before.get("/api/v1/me").status_code == 200
+        kept = before.get("/api/v1/me").extensions["network_stream"].get_extra_info("client_addr")
+        for number in range(1005):
+            one = idle.enter_context(socket.create_connection((host, int(port)), timeout=10))
+            if number % 2:
+                one.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"[: 30 + number])
+        again = before.get("/api/v1/me")
+        assert again.status_code == 200
+        assert again.extensions["network_stream"].get_extra_info("client_addr") == kept, "the same connection"
+        assert httpx2.get(f"{web.address}/api/v1/me", headers=headers).status_code == 200
+        assert httpx2.get(f"{web.address}/login").status_code == 200
+        open_now = [one for one in psutil.Process(web.process.pid).net_connections() if one.status == "ESTABLISHED"]
+        assert len(open_now) <= MOST_UNKNOWN + 5
+
+
+@pytest.mark.parametrize(
+    ("behind_proxy", "origin", "code"),
+    [
+        (False, "http://127.0.0.1:8765", 201),
+        (False, "https://127.0.0.1:8765", 403),
+        (False, "http://127.0.0.1", 403),
+        (False, "http://127.0.0.1:80", 403),
+        (False, "null", 403),
+        (True, "https://127.0.0.1:8765", 201),
+        (True, "http://127.0.0.1:8765", 403),
+        (True, "https://127.0.0.1", 403),
+    ],
+)
+def test_an_origin_is_scheme_host_and_port(tmp_path: Path, behind_proxy: bool, origin: str, code: int) -> None:
+    with running_api(tmp_path / "service", web={"behind_proxy": behind_proxy}) as api:
+        assert api("POST", "jobs", json=GOOD, headers={"Origin": origin}).status_code == code
+
+
+@pytest.mark.parametrize(("behind_proxy", "scheme", "port"), [(False, "http", 80), (True, "https", 443)])
+def test_the_usual_port_may_be_left_out(tmp_path: Path, behind_proxy: bool, scheme: str, port: int) -> None:
+    with running_api(tmp_path / "service", web={"behind_proxy": behind_proxy, "hosts": ["a.example"]}) as api:
+        for host in ("a.example", f"a.example:{port}"):
+            for origin in (f"{scheme}://a.example", f"{scheme}://A.example:{port}"):
+                headers = {"Origin": origin, "Host": host}
+                assert api("POST", "jobs", json=GOOD, headers=headers).status_code == 201, headers
 
 
 def exchange(web: WebProcess, sent: bytes) -> bytes:

@@ -97,6 +97,12 @@ def test_the_command_of_ray(shared_api: Api, web: WebProcess, project: Path) -> 
         ({"metadata": {"samples": "many"}}, "samples: .* a valid integer"),
         ({"metadata": {"samples": "1", "gpu": "1"}}, "metadata.gpu: expected one of"),
         ({"runtime_env": {}}, "expected the folder of the script"),
+        (
+            {"runtime_env": {"pip": {"packages": ["a"], "pip_install_options": ["-i x"]}}},
+            "pip.pip_install_options: exp",
+        ),
+        ({"runtime_env": {"pip": {"packages": ["a"], "pip_check": True}}}, "pip.pip_check: expected packages alone"),
+        ({"runtime_env": {"pip": {"packages": ["a"], "pip_version": "==24"}}}, "pip.pip_version: expected packages"),
         ({"runtime_env": {"env_vars": {"A": "1"}}}, "expected working_dir and pip alone"),
         ({"entrypoint_num_cpus": 1}, "entrypoint_num_cpus"),
         ({"entrypoint_num_gpus": 9}, "8 GPUs at most"),

@@ -133,10 +133,14 @@ def test_a_stream_ends_with_what_allows_it(served: tuple[str, Store], what: str)
         lines = stream.iter_lines()
         add_event(store, "job", time.time(), "jaaa", "ann", {"state": "before"})
         assert any("before" in line for line in lines)
+        if what == "user":  # and nothing happens
+            change_user(store, replace(user, disabled=True))
+            assert "event: end" in list(lines)
+            return
         if what in ("token", "session"):
             revoke_token(store, token.id, what, time.time())
         else:
-            change_user(store, replace(user, disabled=what == "user", role="user"))
+            change_user(store, replace(user, role="user"))
         for _ in range(3):
             add_event(store, "job", time.time(), "jaaa", "ann", {"state": "after"})
         add_event(store, "drain", time.time(), body={"on": True})
@@ -145,5 +149,8 @@ def test_a_stream_ends_with_what_allows_it(served: tuple[str, Store], what: str)
             rest.append(line)
             if "event: drain" in line:
                 break
+        else:
+            assert rest[-3] == "event: end"
+            assert "the token has ended" in json.loads(rest[-2].removeprefix("data: "))["reason"]
     assert not any("after" in line for line in rest), "another user's job"
     assert ("event: drain" in rest) == (what == "role"), "a user of another role goes on with their own"

@@ -330,6 +330,7 @@ async def readyz(service: TheService) -> dict[Literal["status"], str]:
 
 
 @health.get("/metrics", response_class=Response)
-async def metrics(_: TheCaller, service: TheService) -> Response:
+async def metrics(caller: TheCaller, service: TheService) -> Response:
     """Counts for Prometheus."""
+    service.limits.scrapes.take(caller.name)
     return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

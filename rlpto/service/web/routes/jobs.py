@@ -15,7 +15,15 @@ from rlpto.service.web.access import Caller, TheCaller, TheJob
 from rlpto.service.web.errors import Problem, not_found
 from rlpto.service.web.schemas import LARGEST_ROW, ArrayBody, Cursor, JobBody, JobChange, LabelFilter, Limit, PlainName
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.submitting import allowed_job, bodies_of, body_of, check_priority, previews_for, submission
+from rlpto.service.web.submitting import (
+    allowed_job,
+    bodies_of,
+    body_of,
+    check_priority,
+    look_at_script,
+    previews_for,
+    submission,
+)
 from rlpto.store import requests, status
 from rlpto.store.checkpoints import open_newest
 from rlpto.store.curves import Point, points_after
@@ -109,6 +117,7 @@ async def submit_job(
     body: JobBody, caller: TheCaller, service: TheService, response: Response, key: Key = None
 ) -> JobRow:
     """Submit a job. It is on disk when this answers."""
+    await look_at_script(caller.user, body)
     return _submitted(response, *await service.commit(submission(service, caller.user, body, key)))
 
 
@@ -123,6 +132,7 @@ def _submitted(response: Response, row: JobRow, is_new: bool) -> JobRow:
 @router.post("/jobs/validate")
 async def validate_job(body: JobBody, caller: TheCaller, service: TheService) -> SubmissionCheck:
     """What would be submitted, and what it would take; nothing is kept."""
+    await look_at_script(caller.user, body)
     store = service.store
     job = allowed_job(store, service.settings, caller.user, body)
     ahead = store.rows("SELECT coalesce(sum(gpus), 0) FROM jobs WHERE state = 'queued'")[0][0]
@@ -133,6 +143,7 @@ async def validate_job(body: JobBody, caller: TheCaller, service: TheService) ->
 async def submit_array(body: ArrayBody, caller: TheCaller, service: TheService, key: Key = None) -> ManyJobs:
     """Submit up to 1,000 jobs that differ by a number: all of them, or none."""
     made = []
+    await look_at_script(caller.user, body.job)
     for number, one in enumerate(bodies_of(body), body.first):
         made.append(submission(service, caller.user, one, key and f"{key}[{number}]"))
         await asyncio.sleep(0)  # others are answered meanwhile
@@ -147,7 +158,9 @@ async def resubmit(row: TheJob, caller: TheCaller, service: TheService, response
     owner = get_user(service.store, row.owner)
     if owner is None or owner.disabled:
         raise Problem(403, "no-owner", f"{row.owner or 'its owner'} may not submit jobs any more")
-    submit = submission(service, owner, body_of(service.store, row), key)
+    body = body_of(service.store, row)
+    await look_at_script(owner, body)
+    submit = submission(service, owner, body, key)
 
     def write(store: Store) -> tuple[JobRow, bool]:
         found, is_new = submit(store)

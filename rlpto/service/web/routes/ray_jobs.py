@@ -12,12 +12,13 @@ from fastapi import APIRouter, Path, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, JsonValue, ValidationError
 
+from rlpto.io.errors import ConfigError
 from rlpto.service.web.access import TheCaller, TheJob
 from rlpto.service.web.errors import not_found, not_valid
 from rlpto.service.web.routes.jobs import cancel_job
 from rlpto.service.web.schemas import Body, JobBody
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.submitting import check_developer, submission
+from rlpto.service.web.submitting import check_developer, look_at_script, submission
 from rlpto.store.code_files import packed, unpack, unzip
 from rlpto.store.jobs import JobRow, list_jobs
 from rlpto.store.logs import log_lines
@@ -68,18 +69,24 @@ async def upload(name: PackageName, request: Request, caller: TheCaller, service
     """Keep a folder for a submission that follows."""
     check_developer(caller.user)
     try:
-        files = packed(unzip(await request.body()))
-    except ValueError as wrong:
+        files = await asyncio.to_thread(_repacked, await request.body())
+    except (ConfigError, ValueError) as wrong:
         raise not_valid(f"working_dir: {wrong}") from None
     row = PackageRow(caller.name, name, files, service.now())
     await service.commit(lambda store: keep_package(store, row))
     return {"name": name}
 
 
+def _repacked(archive: bytes) -> str:
+    return packed(unzip(archive))
+
+
 @router.post("/jobs/")
 async def submit_job(body: RaySubmission, caller: TheCaller, service: TheService) -> dict[str, str]:
     """Submit a script of an uploaded folder. `submission_id` sent again makes no second job; the answer has its id."""
-    asked = _job_body(service, caller.name, body)
+    check_developer(caller.user)
+    asked = await asyncio.to_thread(_job_body, body, _package(service, caller.name, body))
+    await look_at_script(caller.user, asked)
     row, _ = await service.commit(submission(service, caller.user, asked, body.submission_id))
     return {"job_id": row.id, "submission_id": row.id}
 
@@ -126,20 +133,25 @@ def _details(service: Service, row: JobRow) -> dict[str, Any]:
     }
 
 
-def _job_body(service: Service, owner: str, body: RaySubmission) -> JobBody:
+def _package(service: Service, owner: str, body: RaySubmission) -> PackageRow | None:
+    where = str(body.runtime_env.get("working_dir", ""))
+    return get_package(service.store, owner, where.removeprefix("gcs://"))
+
+
+def _job_body(body: RaySubmission, package: PackageRow | None) -> JobBody:
     """The job that is asked for. Raises Problem."""
     if wrong := sorted(body.metadata.keys() - _ASKED):
         raise not_valid(f"metadata.{wrong[0]}: expected one of {', '.join(_ASKED)}")
     gpus = {"gpus": body.entrypoint_num_gpus} if body.entrypoint_num_gpus else {}
     asked: dict[str, Any] = {"program": SCRIPT_PROGRAM, **gpus, **body.metadata}
-    asked["script"] = _script(service, owner, body, asked.pop("samples", None))
+    asked["script"] = _script(body, package, asked.pop("samples", None))
     try:
         return JobBody.model_validate(asked, strict=False)  # metadata are texts
     except ValidationError as wrong_value:
         raise RequestValidationError(wrong_value.errors()) from None
 
 
-def _script(service: Service, owner: str, body: RaySubmission, samples: object) -> dict[str, Any]:
+def _script(body: RaySubmission, package: PackageRow | None, samples: object) -> dict[str, Any]:
     """The script that the entrypoint names, with the other files of its folder. Raises Problem."""
     try:
         python, name, *arguments = shlex.split(body.entrypoint)
@@ -153,10 +165,13 @@ def _script(service: Service, owner: str, body: RaySubmission, samples: object) 
             f"runtime_env.{others[0]}: expected working_dir and pip alone: jobs share the rest of the nodes"
         )
     pip = body.runtime_env.get("pip", [])  # Ray's client makes a mapping of a list
-    pip = pip.get("packages", []) if isinstance(pip, dict) else pip
-    where = str(body.runtime_env.get("working_dir", ""))
-    package = get_package(service.store, owner, where.removeprefix("gcs://"))
+    if isinstance(pip, dict):
+        if wrong := sorted(key for key in pip if key != "packages" and (key, pip[key]) != ("pip_check", False)):
+            said = "expected packages alone, which workers get beside those of their nodes"
+            raise not_valid(f"runtime_env.pip.{wrong[0][:80]}: {said}")
+        pip = pip.get("packages", [])
     if package is None:
+        where = str(body.runtime_env.get("working_dir", ""))
         raise not_valid(f"runtime_env.working_dir: expected the folder of the script, got {where[:80]!r}")
     files = unpack(package.files) if package.files else {}
     name = name.removeprefix("./")

@@ -22,7 +22,10 @@ from rlpto.store.users import user_of_token_id
 
 router = APIRouter(tags=["events"])
 COMMENT_INTERVAL_S = 15.0
-"""Interval between keep-alives of a stream without events, and between checks of the reader's rights."""
+"""Interval between keep-alives of a stream without events."""
+CHECK_INTERVAL_S = 2.0
+"""Interval between checks of the reader's rights in a stream without events."""
+_REFUSED = "the token has ended, or its user may not read this any more"
 _AT_ONCE = 500
 _RESUME = "Go on after this event; none: from now on."
 _EVENT_SCHEMA = {
@@ -47,7 +50,8 @@ async def events(
     last: Annotated[str | None, Header(alias="Last-Event-ID", pattern=r"^[0-9]{1,15}$", description=_RESUME)] = None,
     once: Annotated[bool, Query(description="End after the events there are.")] = False,
 ) -> StreamingResponse:
-    """Server-sent events. `end` is the last of a stream that ends in good order; after any other end, come again."""
+    """Server-sent events. `end` is the last of a stream that ends in good order, with a `reason` if it may not be read
+    any more; after any other end, come again."""
     if job is not None:
         await job_for(job, caller, service)
     limits = service.limits
@@ -75,9 +79,9 @@ class _Stream(StreamingResponse):
 
 
 async def _lines(service: Service, caller: Caller, start: int, job: str | None, once: bool) -> AsyncIterator[str]:
-    """The stream's text, piece by piece. It breaks off, without `end`, once the caller may not read it any more: the
-    token or the user has ended, or the role has changed and the job belongs to another user."""
-    at = start
+    """The stream's text, piece by piece. It ends with a `reason` once the caller may not read it any more: the token or
+    the user has ended, or the role has changed and the job belongs to another user."""
+    at, silent = start, 0.0
     yield "retry: 1000\n\n"
     if at and at + 1 < first_event(service.store):
         yield 'event: gap\ndata: {"detail": "older events are gone; read the state again"}\n\n'
@@ -86,6 +90,7 @@ async def _lines(service: Service, caller: Caller, start: int, job: str | None, 
         now = None if known is None else Caller(*known)
         row = None if job is None else get_job(service.store, job)
         if now is None or (row is not None and not now.may_see(row.owner)):
+            yield _end(False, reason=_REFUSED)
             return
         is_over = job is not None and (row is None or row.is_over)
         found = events_after(service.store, at, _AT_ONCE)
@@ -97,10 +102,17 @@ async def _lines(service: Service, caller: Caller, start: int, job: str | None, 
             await asyncio.sleep(0)  # of hundreds of thousands maybe none is shown: others are answered meanwhile
             continue
         if once or is_over or service.notifier.closing:
-            yield f'event: end\ndata: {{"over": {json.dumps(is_over)}}}\n\n'
+            yield _end(is_over)
             return
-        if service.notifier.last <= at and not await service.notifier.wait(COMMENT_INTERVAL_S):
-            yield ":\n\n"
+        silent = 0.0 if text or silent >= COMMENT_INTERVAL_S else silent
+        if service.notifier.last <= at and not await service.notifier.wait(CHECK_INTERVAL_S):
+            silent += CHECK_INTERVAL_S
+            if silent >= COMMENT_INTERVAL_S:
+                yield ":\n\n"
+
+
+def _end(over: bool, **more: str) -> str:
+    return f"event: end\ndata: {json.dumps({'over': over, **more})}\n\n"
 
 
 def _text(event: Event) -> str:
