@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -291,7 +292,27 @@ class TestCommand:
         assert job not in command("history", "--state", "finished")
         writer = OutputLog(job_folder(running.folder, job))
         writer.write("line \x1b[31mred", 1.0)
-        assert command("job", "logs", job).startswith("line \ufffd[31mred")
+        assert command("job", "logs", job).startswith("line \\x1b[31mred")
+
+    def test_text_of_scripts_commands_no_terminal(
+        self, command: Any, running: Running, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not by an exception of a script, a line it printed, or an answer of another service."""
+        evil = "a \x1b]0;title\x07\x9b31m\r[bold]\u202eb\x7f"
+        seen = "a \\x1b]0;title\\x07\\x9b31m\\x0d[bold]\\u202eb\\x7f"
+        assert str(RlptoError(evil)) == seen.replace("\\x0d", " ")
+        monkeypatch.setenv("COLUMNS", "2000")
+        job = new_job(command)
+        change_job(running.store, job, time.time(), state="queued", reason=evil)
+        put(running.store, [status.QueueRow(job, 1, 0, evil)])
+        OutputLog(job_folder(running.folder, job)).write(evil.replace("\r", "\x0b"), 1.0)
+        texts = [command(*verb) for verb in (("jobs",), ("queue", "--start"), ("job", "show", job))]
+        finish(running.store, job, "failed")
+        change_job(running.store, job, time.time(), reason=evil)
+        texts += [command("history"), command("job", "wait", job, code=1)]
+        assert all(seen in text for text in texts), texts
+        assert "\\x1b]0;title" in command("job", "logs", job)
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", "".join((*texts, command("job", "logs", job))))
 
     def test_what_a_job_has_trained_is_fetched(self, command: Any, running: Running, tmp_path: Path) -> None:
         job = new_job(command)

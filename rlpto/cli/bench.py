@@ -10,6 +10,7 @@ import typer
 
 from rlpto.cli.common import BENCHMARK, QuietOption, Verb, make_console, make_table
 from rlpto.io.errors import ConfigError
+from rlpto.io.terminal import say
 
 app = typer.Typer(help="Run policies on frozen cases, and check and rank submissions.", no_args_is_help=True)
 
@@ -99,9 +100,9 @@ def verify(
         except RlptoError as error:
             found = [str(error)]
         for line in found:
-            print(f"{folder}: {line}")
+            say(f"{folder}: {line}")
         if not found:
-            print(f"{folder}: verified")
+            say(f"{folder}: verified")
         wrong += bool(found)
     if wrong:
         raise ConfigError(f"{wrong} of {len(folders)} submissions are wrong")
@@ -119,12 +120,12 @@ def table(
 
     divisions, left_out = leaderboard.entries_of(folders)
     for line in left_out:
-        print(f"rlpto: {line}", file=sys.stderr)
+        say(f"rlpto: {line}", err=True)
     if not any(divisions.values()):
         raise ConfigError("no submission can be ranked; the lines above say why")
     text = leaderboard.page(divisions)
     if out is None:
-        print(text, end="")
+        say(text, end="")
     else:
         write_text(out, text, "the leaderboard")
     if plot is not None:
@@ -178,7 +179,7 @@ def build(
 
 def _say(text: str, quiet: bool) -> None:
     if not quiet:
-        print(f"rlpto: {text}", file=sys.stderr, flush=True)
+        say(f"rlpto: {text}", err=True)
 
 
 VERB = Verb(app, BENCHMARK, "rlpto bench run fifo --case microsoft04-0.9")

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from rlpto.io.terminal import printable, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,10 +56,20 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing 
 
 def make_console(quiet: bool = False) -> Console:
     """The console for tables; a file or a pipe gets lines wide enough for any table."""
-    from rich.console import Console
-
     plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(quiet=quiet, highlight=False, width=140 if plain else None)
+    return _console(quiet=quiet, highlight=False, width=140 if plain else None)
+
+
+def _console(**given: Any) -> Console:
+    """A console that prints control characters in texts as escapes; its own styles alone reach the terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    class Clean(Console):
+        def render_str(self, text: str, **how: Any) -> Text:
+            return super().render_str(printable(text), **how)
+
+    return Clean(**given)
 
 
 def make_table(*columns: str, title: str | None = None, caption: str | None = None) -> Table:
@@ -80,13 +92,12 @@ def make_table(*columns: str, title: str | None = None, caption: str | None = No
 
 def make_progress(quiet: bool = False) -> Progress:
     """A progress bar on stderr, so that redirected results stay clean."""
-    from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress
 
     return Progress(
         *Progress.get_default_columns(),
         MofNCompleteColumn(),
-        console=Console(stderr=True, quiet=quiet),
+        console=_console(stderr=True, quiet=quiet),
         transient=True,
         disable=quiet or not sys.stderr.isatty(),
     )
@@ -100,22 +111,20 @@ def waiting(quiet: bool = False, console: Console | None = None) -> Iterator[Cal
     that starts with `WARNING` always stays. console: of a progress bar that is already on the terminal; lines are then
     printed above it and stay.
     """
-    from rich.console import Console
-
     if quiet:
         yield lambda _: None
     elif not sys.stderr.isatty():
-        yield lambda doing: print(f"rlpto: {doing}", file=sys.stderr, flush=True) if doing else None
+        yield lambda doing: say(f"rlpto: {doing}", err=True) if doing else None
     elif console is not None:
         yield lambda doing: console.print(doing, style="dim") if doing else None
     else:
-        with Console(stderr=True).status("") as status:
+        with _console(stderr=True).status("") as status:
 
             def show(doing: str) -> None:
                 if doing.startswith(WARNING):
                     status.console.print(f"rlpto: {doing}", style="yellow", highlight=False)
                     return
-                status.update(doing)
+                status.update(printable(doing))
                 if not doing:
                     status.stop()
 

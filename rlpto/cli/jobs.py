@@ -17,6 +17,7 @@ from rlpto.cli.service import JsonOption, clock_text, in_text, number_text, of_s
 from rlpto.cli.submit import NOT_FINISHED, wait_for
 from rlpto.io.durations import span_text
 from rlpto.io.errors import ConfigError
+from rlpto.io.terminal import printable, say
 
 if TYPE_CHECKING:
     from rlpto.client import Answer, Client
@@ -146,11 +147,7 @@ def logs(
 ) -> None:
     """Print what a job's workers have printed."""
     for line in client.logs(job, 1 if tail is None else -tail, follow=follow):
-        print(_printable(line["text"]), flush=True)
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in text)
+        say(line["text"])
 
 
 @job_app.command("fetch", epilog="Example: rlpto job fetch jaxmt3k52qpb7 -o mine")
@@ -172,7 +169,7 @@ def fetch(
         script = client.script(job)
         write_text(folder / "script.py", script["source"], "a script")
         write_files(folder / "files", unpack(script["files"]) if script["files"] else {})
-    lines = (f"{clock_text(line['at'])} {_printable(line['text'])}\n" for line in client.logs(job))
+    lines = (f"{clock_text(line['at'])} {printable(line['text'])}\n" for line in client.logs(job))
     write_text(folder / "log.txt", "".join(lines), "a log")
     write_text(folder / "curves.csv", _csv(list(client.curves(job))), "curves")
     console.print(f"{folder}: job.json, log.txt, curves.csv", markup=False)

@@ -21,6 +21,7 @@ from rlpto.cli.common import BENCHMARK, CLUSTERS, EXPERIMENTS, INPUTS, SERVICE, 
 from rlpto.io.errors import RlptoError
 from rlpto.io.extras import extras
 from rlpto.io.interrupts import Interrupted, interrupts_kept
+from rlpto.io.terminal import say
 
 BAD_INPUT = 2
 """Exit code for wrong input."""
@@ -50,7 +51,7 @@ class _Command(_Group):
         try:
             return super().invoke(ctx)
         except Interrupted as interrupted:
-            print(f"rlpto: interrupted; {interrupted}", file=sys.stderr)
+            say(f"rlpto: interrupted; {interrupted}", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
 
@@ -59,7 +60,7 @@ class _OnStderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a line."""
-        print(f"rlpto: {record.getMessage()}", file=sys.stderr)
+        say(f"rlpto: {record.getMessage()}", err=True)
 
 
 def verbs() -> Iterator[tuple[str, Verb]]:
@@ -121,7 +122,7 @@ def run() -> None:
         with interrupts_kept(), extras():
             make_app()()
     except RlptoError as error:
-        print(f"rlpto: error: {error}", file=sys.stderr)
+        say(f"rlpto: error: {error}", err=True)
         sys.exit(BAD_INPUT)
     except SystemExit as ended:
         if ended.code == INTERRUPTED:

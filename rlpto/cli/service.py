@@ -15,6 +15,7 @@ import typer
 
 from rlpto.cli.common import SERVICE, QuietOption, Verb, make_console, make_table, waiting
 from rlpto.io.durations import span_text
+from rlpto.io.terminal import say
 
 if TYPE_CHECKING:
     from rlpto.client import Answer, Client
@@ -41,7 +42,7 @@ def connect(service: ServiceOption = None, certificate: CertificateOption = None
     client = Client(service, certificate=certificate)
     if client.others:
         others = ", ".join(client.others)
-        print(f"rlpto: asking {client.address}; --service or $RLPTO_SERVICE chooses {others}", file=sys.stderr)
+        say(f"rlpto: asking {client.address}; --service or $RLPTO_SERVICE chooses {others}", err=True)
     return client
 
 
@@ -71,7 +72,7 @@ def service_is_known() -> bool:
 def print_json(answers: Iterable[Answer]) -> None:
     """One object a line."""
     for answer in answers:
-        print(json.dumps(answer), flush=True)
+        say(json.dumps(answer))
 
 
 def print_rows(
@@ -141,7 +142,7 @@ def serve(
         console.print("submit:     rlpto submit -p PROGRAM --gpus 2 --wait")
         console.print("end all:    Ctrl-C")
 
-    serve(settings, found, ready, lambda line: print(f"rlpto: {line}", file=sys.stderr, flush=True))
+    serve(settings, found, ready, lambda line: say(f"rlpto: {line}", err=True))
 
 
 user_app = typer.Typer(help="Add users of the service and make tokens, as its admin.", no_args_is_help=True)
@@ -156,14 +157,14 @@ def add_user(
 ) -> None:
     """Add a user, and print a token of theirs, which is shown only now; use it by `export RLPTO_TOKEN=TOKEN`."""
     client.add_user(name, role)
-    print(client.make_token(name, "first"))
+    say(client.make_token(name, "first"))
 
 
 @user_app.command("token", epilog="Example: rlpto user token ann")
 @of_service
 def make_token(client: Client, name: Annotated[str, typer.Argument(help="Name of the user.")]) -> None:
     """Print a further token of a user, which is shown only now."""
-    print(client.make_token(name, "by rlpto user token"))
+    say(client.make_token(name, "by rlpto user token"))
 
 
 program_app = typer.Typer(help="Show programs of the service; as its admin, change them.", no_args_is_help=True)
@@ -191,7 +192,7 @@ def set_program(
     """Add or replace a program while jobs train. Its jobs wait until the scheduler has imported its class."""
     from rlpto.io.yaml_file import read_yaml
 
-    print(f"{name}: {client.set_program(name, read_yaml(file, 'a program in YAML').data)['checked']}")
+    say(f"{name}: {client.set_program(name, read_yaml(file, 'a program in YAML').data)['checked']}")
 
 
 @program_app.command("delete", epilog="Example: rlpto program delete digits_wide")

@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from rlpto.io.terminal import printable
+
 _LISTED = 6
 """Most names that a message lists."""
 
@@ -12,7 +14,7 @@ class RlptoError(Exception):
     """Base of all errors that bad input raises: names the thing, what is wrong, what was expected, on one line."""
 
     def __str__(self) -> str:
-        return " ".join(super().__str__().splitlines())
+        return printable(" ".join(super().__str__().splitlines()))
 
 
 class ConfigError(RlptoError):
