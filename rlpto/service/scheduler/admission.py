@@ -50,25 +50,32 @@ def eligible(
 def _keep_to_quotas(
     state: ClusterState, owners: Sequence[str], limits: Mapping[str, int], hidden: dict[int, str]
 ) -> None:
-    """Add rows beyond the quotas to `hidden`, and lower max_gpus of the others to what their owners may hold."""
+    """Add rows beyond the quotas to `hidden`, and lower max_gpus of the others to what their owners may hold.
+
+    A quota may have been lowered since a job was submitted or started: it then gets fewer GPUs than it asks for, but
+    never fewer than its min_gpus.
+    """
     view = state.jobs.records
-    held, asked = view["gpus"], view["requested_gpus"].copy()
-    left = dict(limits)
+    held, least, asked = (view[name].tolist() for name in ("gpus", "min_gpus", "requested_gpus"))
+    left, given = dict(limits), dict[int, int]()
     for row, owner in enumerate(owners):
-        if owner in left:
-            left[owner] -= int(held[row])
+        if owner in left and held[row]:
+            given[row] = max(min(held[row], left[owner]), least[row])
+            left[owner] -= given[row]
     for row, owner in enumerate(owners):
         if owner not in left or row in hidden or held[row]:
             continue
-        if asked[row] > limits[owner]:
-            hidden[row] = f"it asks for {asked[row]} GPUs, and its owner may hold {limits[owner]}"
-        elif asked[row] > left[owner]:
+        wanted = min(asked[row], limits[owner])
+        if least[row] > limits[owner]:
+            hidden[row] = f"it needs {least[row]} GPUs, and its owner may hold {limits[owner]}"
+        elif wanted > left[owner]:
             hidden[row] = f"its owner may hold {limits[owner]} GPUs, and jobs before it have or get them"
         else:
-            left[owner] -= int(asked[row])
+            given[row] = max(wanted, least[row])
+            left[owner] -= wanted
     for row, owner in enumerate(owners):
-        if owner in left and row not in hidden:
-            base = max(int(held[row]) or int(asked[row]), int(view["min_gpus"][row]))
+        if row in given:
+            base = given[row]
             more = min(max(left[owner], 0), max(int(view["max_gpus"][row]) - base, 0))
             left[owner] -= more
             view["max_gpus"][row] = min(int(view["max_gpus"][row]), base + more)

@@ -122,7 +122,7 @@ class SchedulerLoop(SessionLoop):
         had = gpu_time_had(database, now, config.queue.user_half_life)
         super().__init__(self.cluster, self.policy, config.queue, ahead, served=had)
         self._reward = np.zeros(len(REWARD_PARTS))
-        self._shown = 0
+        self._shown, self._quotas = 0, dict[str, int]()
 
     def close(self, keep: bool) -> None:
         """Leave the session in order. keep: jobs train on."""
@@ -172,7 +172,7 @@ class SchedulerLoop(SessionLoop):
         whole = self._loop.state()
         if self.volume is not None:
             whole = replace(whole, forecast=self.volume(whole.time))
-        quotas = {user.name: user.gpus_held for user in all_users(self._store) if user.gpus_held is not None}
+        quotas = self._quotas = self._present_quotas()
         by, ids, numbers = on_hold(self._store), self.cluster.ids, whole.jobs.index.tolist()
         owners = [self.cluster.jobs[number].user for number in numbers]
         limits = {owner: limit for owner in owners if (limit := quotas.get(owner, self._gpus_held)) is not None}
@@ -188,6 +188,9 @@ class SchedulerLoop(SessionLoop):
         self.status.queued(queue_rows(whole, ids, given, hidden, policy.in_force))
         self._record(whole, given, latency, applied=bool(len(state.jobs)))
         return self._loop.stands_until(state, policy.plan)
+
+    def _present_quotas(self) -> dict[str, int]:
+        return {user.name: user.gpus_held for user in all_users(self._store) if user.gpus_held is not None}
 
     def _record(self, state: ClusterState, given: IntArray, latency: float, applied: bool) -> None:
         waiting, held = int(np.count_nonzero(given == 0)), int(given.sum())
@@ -215,6 +218,8 @@ class SchedulerLoop(SessionLoop):
         """What is done now and then: new programs, volume, and forgetting."""
         if not self.retention.due():
             return
+        if self._present_quotas() != self._quotas:
+            self._due = True
         if self.catalogue.changed():
             self.cluster.take_tables(self.catalogue.tables)
             self.catalogue.write_previews()
