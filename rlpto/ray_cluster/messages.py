@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from rlpto.core.stopping import StopRule
@@ -30,6 +31,8 @@ KIND_RESOURCE = "gpu_kind:"
 """Prefix of the name of the Ray resource for a node's kind of GPU, such as `gpu_kind:t4`."""
 KIND_LABEL, MARKET_LABEL = "ray.io/accelerator-type", "ray.io/market-type"
 """Labels that Ray gives nodes, or takes from `ray start --labels`."""
+RECORD = "controller.json"
+"""Name of the file in a job's folder with the state that outlives its controller."""
 NAMESPACE = "rlpto"
 """Ray namespace of all named actors."""
 
@@ -202,6 +205,7 @@ class JobReport:
         them, s each, from noticing to training again. failure: text of the newest, kept after recovery.
     checkpoint: newest one on disk. note: set if the job has stopped early, with the epoch.
     kept_seconds, kept_gpu_seconds: s and GPU-s of the training that led to the present step.
+    earlier: lighter reports of the time since the one before, where nobody has asked for long: for curves.
     pid: of the controller's process. time: of the report, s since the epoch of `time.time`; that clock may jump.
     number: of the scheduler's request, counted up: it orders the reports of a job.
     """
@@ -233,6 +237,7 @@ class JobReport:
     note: str = ""
     kept_seconds: float = 0.0
     kept_gpu_seconds: float = 0.0
+    earlier: tuple[JobReport, ...] = ()
     pid: int = 0
     time: float = 0.0
     number: int = 0
@@ -241,3 +246,21 @@ class JobReport:
     def ended(self) -> bool:
         """True once the job has ended and will not train again."""
         return self.state in ("finished", "failed")
+
+    def figures(self) -> dict[str, Any]:
+        """What notes and records keep of this report, as JSON; numbers that are not finite are left out."""
+        names = ("job", "state", "training_on", "batch_size", "step", "progress", "loss", "accuracy", "note", "time")
+        more = ("samples_per_second", "noise_scale", "rescales", "rescale_seconds", "recoveries")
+        found = {name: getattr(self, name) for name in (*names, *more, "kept_seconds", "kept_gpu_seconds")}
+        return {name: value for name, value in found.items() if not isinstance(value, float) or math.isfinite(value)}
+
+
+def last_report(spec: JobSpec) -> JobReport | None:
+    """The report with which a job has finished whose controller is gone, from the record in its folder. None if there
+    is no such record: the job goes on from its checkpoint."""
+    try:
+        kept = json.loads(Path(spec.folder, RECORD).read_text(encoding="utf-8"))
+        earlier = tuple(JobReport(**one) for one in kept["earlier"])
+        return JobReport(**kept["report"], earlier=earlier) if kept["outcome"] == "finished" else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlpto.io.errors import CheckpointError
 from rlpto.ray_cluster.job.job_folder import JobFolder
-from rlpto.ray_cluster.job.reporting import TrainingStatistics
+from rlpto.ray_cluster.job.reporting import ProgressNotes, TrainingStatistics
 from rlpto.ray_cluster.job.supervision import FailureKind, FaultError, RetryPolicy, WorkerRoster
 from rlpto.ray_cluster.job.training_group import TrainingGroup
 from rlpto.ray_cluster.job.worker_actors import ParameterServers, Worker, WorkerLostError
@@ -48,6 +48,7 @@ class ControlLoop:
         self._retry = RetryPolicy(spec)
         self._grows_since: float | None = None
         self._rolled_back = 0
+        self._notes = ProgressNotes()
         try:
             kept = self._job_folder.begin(resume or restarted)
         except CheckpointError as stays:
@@ -55,6 +56,7 @@ class ControlLoop:
             return
         if kept is not None:
             self._statistics.restore(kept["statistics"])
+            self._notes = ProgressNotes(kept["earlier"])
             if restarted:
                 self._generation = kept["generation"]
                 self._plan = Plan(tuple(kept["nodes"]), kept["batch_size"], tuple(kept["servers"]))
@@ -80,7 +82,10 @@ class ControlLoop:
         self._wake.set()
 
     def report(self) -> JobReport:
-        """The job's present report."""
+        """The job's present report, with what happened since the one before."""
+        return replace(self._present(), earlier=self._notes.take())
+
+    def _present(self) -> JobReport:
         statistics = self._statistics
         if self._in_force():
             self._applied = self._generation
@@ -256,6 +261,7 @@ class ControlLoop:
             if not flight:
                 return
             chunk = await self._group.chunk(flight.popleft())
+            self._notes.note(self._present)
             self._retry.stepped(self._statistics.step, len(self._roster.training) == len(self._plan.nodes))
             if chunk.finished or (not math.isnan(chunk.accuracy) and self._statistics.flattened(self._spec)):
                 for rest in flight:
@@ -282,6 +288,8 @@ class ControlLoop:
             "outcome": self._outcome,
             "note": self._note,
             "statistics": self._statistics.lasting(),
+            "earlier": [one.figures() for one in self._notes.reports],
+            "report": self._present().figures(),
         }
 
     async def _finish(self) -> None:
@@ -290,6 +298,7 @@ class ControlLoop:
         if trained < declared * size:
             self._note = f"stopped early at epoch {trained / size:.6g} of {declared:.6g}"
         self._outcome = "finished"
+        self._notes.note(self._present, last=True)
         self._job_folder.say(self._note or f"finished after {trained / size:.6g} epochs")
         self._job_folder.write_record()
         await self._release_all()

@@ -15,7 +15,7 @@ from typing import Any
 from rlpto.io.errors import CheckpointError, system_reason
 from rlpto.io.files import write_text
 from rlpto.ray_cluster.job.worker_actors import WorkerLostError, result_of
-from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.messages import RECORD, JobSpec
 from rlpto.ray_cluster.worker.actor import Failure
 from rlpto.store.checkpoints import Checkpoint, drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
 from rlpto.store.logs import OutputLog, encodable
@@ -25,7 +25,6 @@ SHORTEST_INTERVAL_S = 0.1
 """Shortest wait for a second checkpoint after a fault."""
 LONGEST_FAILURE = 20_000
 """Most characters of the text of a failure, which every report has; a script may raise a text of any length."""
-RECORD = "controller.json"
 FAILURES = "failures.log"
 
 

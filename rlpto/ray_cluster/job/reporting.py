@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from rlpto.core.stopping import has_flattened
 from rlpto.performance.tables import ONE_KIND
-from rlpto.ray_cluster.messages import JobSpec, Measured
+from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
 from rlpto.ray_cluster.worker.training import Chunk
 
 MAX_CURVE_POINTS = 200
@@ -30,8 +30,36 @@ MAX_CHUNKS_IN_FLIGHT = 2
 LONG_STEP_S = 0.3
 """Seconds of a step above which waiting for the controller is negligible."""
 
+NOTE_INTERVAL_S = 2.0
+"""Least time between two notes of a job's progress, and from a report to the first of them."""
+MOST_NOTES = 500
+"""Notes that are kept; when there are so many, every other one is dropped, and they become half as frequent."""
+
 _COUNTS = ("step", "rescales", "rescale_seconds", "recoveries", "kept_seconds", "kept_gpu_seconds")
 """Sums that reports have by the same names, and that outlive the controller."""
+
+
+class ProgressNotes:
+    """Light reports of the time in which no scheduler asks for one, so that its curves have no holes."""
+
+    def __init__(self, kept: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.reports = [JobReport(**one) for one in kept]
+        self._interval, self._at = NOTE_INTERVAL_S, time.monotonic()
+
+    def note(self, report: Callable[[], JobReport], last: bool = False) -> None:
+        """Note the present report if it is time to, or it is the last one."""
+        if not last and time.monotonic() < self._at + self._interval:
+            return
+        self._at = time.monotonic()
+        if len(self.reports) >= MOST_NOTES:
+            self.reports, self._interval = self.reports[::2], 2 * self._interval
+        self.reports.append(JobReport(**report().figures()))
+
+    def take(self) -> tuple[JobReport, ...]:
+        """Return the notes, and begin again: they are in a report now."""
+        taken, self.reports = tuple(self.reports), []
+        self._interval, self._at = NOTE_INTERVAL_S, time.monotonic()
+        return taken
 
 
 @dataclass(frozen=True)

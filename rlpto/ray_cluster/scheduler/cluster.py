@@ -13,7 +13,7 @@ from rlpto.core.records import AllocationChanges
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
-from rlpto.ray_cluster.messages import JobReport, JobSpec
+from rlpto.ray_cluster.messages import JobReport, JobSpec, last_report
 from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
 from rlpto.ray_cluster.scheduler.job_tracker import JobTracker, PolicyKnowledge
 from rlpto.ray_cluster.scheduler.placement import (
@@ -349,10 +349,14 @@ class RayCluster(JobTracker):
             self.columns.restore(number, row)
         self._next = sum(row.state not in EXPECTED for row in rows)
         left, at = self.time, self._clock.now()
+        ended = list[JobReport]()
         for job in self._commands.reopen(rows, controllers):
+            if (last := last_report(self._specs[job])) is not None:
+                ended.append(last)
+                continue
             self._hold(self._number[job], ())
             self.database.event(left, "controller_lost", job)
-        for row in rows:  # of jobs that are over: they let go while no scheduler was there
+        for row in rows:  # of jobs that were over: they let go while no scheduler was there
             if row.gpus_held and row.id not in controllers:
                 self._hold(self._number[row.id], ())
         planned = {job: entry.planned for job, entry in self._commands.claims.entries.items()}
@@ -364,7 +368,7 @@ class RayCluster(JobTracker):
         if gone:
             self._nodes_down(sorted(gone))
         self._nodes.note_lost(left)
-        heard = self._commands.first_reports(self._clock)
+        heard = [*ended, *self._commands.first_reports(self._clock)]
         self._look(heard, until=np.inf if self._rules.decide_on == "events" else self._rules.due(self.time))
         if any(row.state not in EXPECTED for row in rows):
             passed = self._clock.now() - at

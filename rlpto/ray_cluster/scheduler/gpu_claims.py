@@ -246,6 +246,7 @@ class CommandLog:
         self._there: set[str] = set()
         self._ever: set[str] = set()
         self._sent_at: dict[str, float] = {}
+        self._over: list[str] = []
 
     def plan(self, targets: Mapping[str, Plan], time: float) -> None:
         """Enter plans of jobs in the GPU claims and, before any command is sent, in the database."""
@@ -253,6 +254,8 @@ class CommandLog:
 
     def send_due(self, time: float) -> None:
         """Send the commands that may be sent now, and those again that seem not to have arrived."""
+        while self._over:  # only now is it in the database that these jobs are over
+            self._backend.end(self._over.pop())
         for command in list(self.claims.due()):
             # In the database first: what may have been sent counts as sent.
             self._database.commanded(command.generation, time)
@@ -282,7 +285,7 @@ class CommandLog:
     def end(self, job: str) -> None:
         """The job needs no controller any more."""
         self.claims.ended(job)
-        self._backend.end(job)
+        self._over.append(job)
 
     def gone(self, job: str) -> Plan:
         """A job's controller is gone, and with it its workers. Returns the plan of the job."""
@@ -322,9 +325,8 @@ class CommandLog:
         return lost
 
     def first_reports(self, clock: Clock) -> list[JobReport]:
-        """A report of every controller that there is after a restart, as far as they answer in time."""
-        heard: dict[str, JobReport] = {}
-        by = clock.now() + ATTACH_TIMEOUT_S
-        while self._there - heard.keys() and clock.now() < by:
-            heard.update({report.job: report for report in self._backend.reports(0.05)})
-        return list(heard.values())
+        """Reports of every controller that there is after a restart, as far as they answer in time."""
+        heard, by = list[JobReport](), clock.now() + ATTACH_TIMEOUT_S
+        while self._there - {report.job for report in heard} and clock.now() < by:
+            heard += self._backend.reports(0.05)
+        return heard

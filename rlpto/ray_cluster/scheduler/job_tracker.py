@@ -133,11 +133,14 @@ class JobTracker:
             self._learned = True
         if self.estimates is not None:
             self.estimates.heard(number, report)
+        if report.earlier:  # now: a newer report may come before the next ones are written
+            self._write(number, report)
+            self.reports[job] = report = replace(report, earlier=())
         if not report.ended:
             self._hold(number, report.holding, before)
             if report.training_on:
                 self.database.trains(job, self.time)
-        at = self._reported_at(report)
+        at = self.reported_at(report)
         if before is None or report.applied > before.applied:
             self.database.applied(job, report.applied, at)
         self._note_events(at, before or JobReport(job), report)
@@ -157,7 +160,7 @@ class JobTracker:
         if report.failure and report.failure != before.failure and not report.ended:
             self.database.event(at, "fault", job, detail=report.failure)
 
-    def _reported_at(self, report: JobReport) -> float:
+    def reported_at(self, report: JobReport) -> float:
         """When a report was made: after the last look, even where the clock of its machine has jumped."""
         return min(max(self._clock.of(report.time), self._last_look), self.time)
 
@@ -185,7 +188,7 @@ class JobTracker:
     def _end(self, number: int, report: JobReport) -> None:
         """A job has finished, or has failed for good."""
         job = self.ids[number]
-        at = max(self._reported_at(report), self.jobs[number].submit_time)
+        at = max(self.reported_at(report), self.jobs[number].submit_time)
         if report.state == "finished":
             self.columns.finish(number, at, report.progress if report.note else None)
             self._learned = True  # others may be believed to be as long

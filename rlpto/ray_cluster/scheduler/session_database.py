@@ -189,6 +189,8 @@ class SessionDatabase(Store):
                 query = "SELECT MIN(commanded_at) FROM allocations WHERE job = ? AND nodes != '[]'"
                 ((first,),) = self.rows(query, (job,))
                 started = None if first is None else self._began + first
+            if row.state == "queued" and kind == "finished":  # all of it while no scheduler was there
+                self._show(job, started or at, {"state": "running"})
             change_job(self, job, at, state=state, reason=reason, started=started, ended=max(at, started or at))
             self.write("DELETE FROM predictions WHERE job = ?", (job,))
             self.event(time, kind, job, detail=detail, state=state, reason=reason)

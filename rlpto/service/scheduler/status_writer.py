@@ -47,23 +47,28 @@ class CurveWriter:
 
     def __call__(self, cluster: RayCluster, report: JobReport, over: bool) -> None:
         """Take the newest report of a job. over: it is the last one, which is always the end of the curve."""
-        curve = self._curves.setdefault(report.job, Curve())
-        due = over or cluster.time >= curve.point_at + POINT_INTERVAL_S
-        if due and report.progress != curve.epoch:
-            self._add(cluster, report, curve)
+        if (curve := self._curves.get(report.job)) is None:  # maybe the scheduler before has begun it
+            ((newest,),) = cluster.database.rows("SELECT max(at) FROM points WHERE job = ?", (report.job,))
+            curve = Curve() if newest is None else Curve(newest - cluster.database.wall(0.0))
+            self._curves[report.job] = curve
+        for one in (*report.earlier, report):
+            at = cluster.reported_at(one)
+            due = one.ended or (over and one is report) or at >= curve.point_at + POINT_INTERVAL_S
+            if due and one.progress != curve.epoch:
+                self._add(cluster, one, curve, at)
         if over or curve.points >= POINTS_BETWEEN_LOOKS:
             curve.points = 0
             thin_points(cluster.database, report.job, self._most)
         if over:
             self._curves.pop(report.job)
 
-    def _add(self, cluster: RayCluster, report: JobReport, curve: Curve) -> None:
-        curve.point_at, curve.epoch, curve.points = cluster.time, report.progress, curve.points + 1
+    def _add(self, cluster: RayCluster, report: JobReport, curve: Curve, at: float) -> None:
+        curve.point_at, curve.epoch, curve.points = at, report.progress, curve.points + 1
         insert(
             cluster.database,
             "points",
             job=report.job,
-            at=cluster.database.wall(cluster.time),
+            at=cluster.database.wall(at),
             epoch=report.progress,
             gpus=len(report.training_on),
             loss=_known(report.loss),
