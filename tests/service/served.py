@@ -88,6 +88,7 @@ class Served:
         noted = json.loads((self._state / "rlpto" / "services.json").read_text())
         self.address = next(reversed(noted))
         self.token = Path(noted[self.address][0]).read_text().strip()
+        assert self.token not in self.log(), "it is printed on a terminal alone"
         self.client = Client(self.address, self.token, retry_for_s=120.0)
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:

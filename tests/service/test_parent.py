@@ -4,6 +4,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlpto.cli import service as command
 from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.io.files import FileLock
 from rlpto.service import parent
@@ -35,6 +37,22 @@ def handlers_kept() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_token_of_the_admin_is_printed_on_a_terminal_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool
+) -> None:
+    settings = make_settings(tmp_path / "service")
+    token_file = settings.folder / TOKEN_FILE
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("rlpto.service.settings.load_service", lambda _: settings)
+    monkeypatch.setattr(parent, "serve", lambda _, found, ready, __: ready("http://127.0.0.1:1", prepare(found)))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    command.serve(tmp_path / "service.yaml")
+    printed, token = capsys.readouterr().out, token_file.read_text().strip()
+    assert (token in printed, str(token_file) in printed) == (is_terminal, True)
+    assert token_file.stat().st_mode & 0o777 == 0o600
 
 
 def child(tmp_path: Path, *arguments: str) -> Child:

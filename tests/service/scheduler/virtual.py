@@ -59,6 +59,12 @@ class VirtualBackend(FakeBackend):
     service: VirtualService | None = None
     held: Counter[str] = field(default_factory=Counter)
     told_now: bool = False
+    noted: dict[str, list[JobReport]] = field(default_factory=dict)
+
+    def note(self) -> None:
+        """Controllers note how their jobs stand while nobody asks."""
+        for job, controller in self.controllers.items():
+            self.noted.setdefault(job, []).append(self.report(controller))
 
     def command(self, command: Command) -> None:
         self.told_now = True
@@ -74,7 +80,8 @@ class VirtualBackend(FakeBackend):
             act(self.service)  # type: ignore[arg-type]
         else:
             self.pass_time(until - self.world.wall)
-        return [self.report(controller) for controller in self.controllers.values()]
+        found = [self.report(controller) for controller in self.controllers.values()]
+        return [replace(one, earlier=tuple(self.noted.pop(one.job, ()))) for one in found]
 
     def _next(self, until: float) -> float:
         """When the next controller has something to say, or `until`."""
@@ -194,7 +201,9 @@ class VirtualService:
         """Start the scheduler that was killed."""
         with suppress(Exception):
             self.database.close()
-        self.backend.pass_time(self.downtime)
+        for _ in range(25 if self.downtime else 0):
+            self.backend.pass_time(self.downtime / 25)
+            self.backend.note()
         self.start()
 
     def steps(self, count: int) -> None:

@@ -69,16 +69,13 @@ async def upload(name: PackageName, request: Request, caller: TheCaller, service
     """Keep a folder for a submission that follows."""
     check_developer(caller.user)
     try:
-        files = await asyncio.to_thread(_repacked, await request.body())
+        archive = await request.body()
+        files = await asyncio.to_thread(lambda: packed(unzip(archive)))
     except (ConfigError, ValueError) as wrong:
         raise not_valid(f"working_dir: {wrong}") from None
     row = PackageRow(caller.name, name, files, service.now())
     await service.commit(lambda store: keep_package(store, row))
     return {"name": name}
-
-
-def _repacked(archive: bytes) -> str:
-    return packed(unzip(archive))
 
 
 @router.post("/jobs/")
