@@ -28,7 +28,7 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("example", few(EXAMPLES, "train_cleanrl"))
+@pytest.mark.parametrize("example", few(EXAMPLES))
 def test_an_example_trains_and_compares_itself_with_the_index(example: str) -> None:
     for library in EXAMPLES[example]:
         if find_spec(library) is None:

@@ -60,6 +60,7 @@ def test_a_wheel_has_every_package_config_and_agent_of_the_checkout(built: dict[
     assert {name.split("/")[0] for name in held} == {"rlpto", next(n for n in held if "dist-info" in n).split("/")[0]}
 
 
+@pytest.mark.slow
 def test_an_unpacked_source_distribution_has_all_files_and_runs_its_tests(
     clone: Path, built: dict[str, Path], tmp_path: Path
 ) -> None:

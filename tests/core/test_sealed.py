@@ -23,6 +23,7 @@ from rlpto.io.errors import ConfigError
 from rlpto.policies.registry import BUILT_IN, make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
+from tests.slow import few
 
 from ..builders import Scripted, job, linear_tables
 
@@ -182,7 +183,7 @@ def forger(arrays: Callable[[ClusterState], list[AnyArray]]) -> Scripted:
     return Scripted(decide)
 
 
-@pytest.mark.parametrize("case", [REALISTIC, EXACT, KINDS])
+@pytest.mark.parametrize("case", few([REALISTIC, EXACT, KINDS], REALISTIC))
 def test_what_a_policy_writes_changes_nothing(case: str) -> None:
     found, window = experiment(case)
 

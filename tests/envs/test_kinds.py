@@ -45,6 +45,7 @@ def jobs_of(seed: int, count: int = 25) -> list[Job]:
     return [replace(one, min_gpus=1, max_gpus=6) for one in random_jobs(seed, count, 6, 6)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [False, True])
 @pytest.mark.parametrize(
     ("noisy", "failing", "remaining", "shortfall"),
@@ -70,6 +71,7 @@ def test_windows_on_several_kinds_are_played_as_the_simulator_runs_them(
     assert 0 < moved < 75, "jobs have run on both kinds"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_rollouts_know_kinds_where_jobs_do_not_run_on_all(seed: int) -> None:
     """Nothing to choose and nothing to come: the first plan's cost is the sum of all JCTs that follow."""

@@ -96,6 +96,7 @@ def test_plots_survive_runs_in_which_nothing_happens() -> None:
         assert png(figure).startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_plots_are_written_and_reproducible(
     toy_plots: list[Plot], toy_results: Results, finished: list[FinishedCell], tmp_path: Path
 ) -> None:

@@ -182,6 +182,7 @@ print(sorted(compiled() - before))
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_while_jobs_train(tmp_path: Path) -> None:
     """It would stop the scheduler for tens of seconds on a machine that has compiled nothing yet."""
     policies = ("elastic_fifo", "max_throughput:choose_batch_size=true")

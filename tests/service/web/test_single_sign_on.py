@@ -257,6 +257,7 @@ def test_settings_that_are_refused(there: Provider, tmp_path: Path, monkeypatch:
         make_app(settings)
 
 
+@pytest.mark.slow
 @needs_browser
 def test_in_a_browser(there: Provider, tmp_path: Path, browser: Any) -> None:  # noqa: F811
     """The provider is at another site (localhost), from whose page browsers send no strict cookies."""

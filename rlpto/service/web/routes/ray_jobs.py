@@ -164,7 +164,7 @@ def _script(body: RaySubmission, package: PackageRow | None, samples: object) ->
     pip = body.runtime_env.get("pip", [])  # Ray's client makes a mapping of a list
     if isinstance(pip, dict):
         if wrong := sorted(key for key in pip if key != "packages" and (key, pip[key]) != ("pip_check", False)):
-            said = "expected packages alone, which workers get beside those of their nodes"
+            said = "expected packages alone, which workers get in addition to those of their nodes"
             raise not_valid(f"runtime_env.pip.{wrong[0][:80]}: {said}")
         pip = pip.get("packages", [])
     if package is None:
