@@ -43,6 +43,9 @@ SPREAD_HORIZON = 24
 SPREAD_ORIGINS = 1000
 """Most past forecasts from which the width of intervals is estimated."""
 
+LARGEST_GROWTH = 2.0
+"""No forecast, mean or quantile exceeds this many times the largest count of the fitted series and of those since."""
+
 LONGEST_HORIZON = 10_000
 """Most steps ahead in one forecast."""
 
@@ -81,24 +84,30 @@ class Forecaster:
     Online: `fit`, then `update` with counts as they are observed, and `predict`. `batch` gives the same numbers for
     many origins of a series. Origin t is the moment at which y[:t] is known: its forecasts are of y[t], y[t + 1], ...
 
-    A subclass defines what it learns (`_fit`, `_state`, `_restore`), and `_points`, or `batch` if it has means
+    A subclass defines what it learns (`_fit`, `_state`, `_restore`), and `_points`, or `_batch` if it has means
     and quantiles of its own; also `_update` and `_predict` where these are quicker than a batch of one. Its
-    constructor's arguments are kept as attributes of the same names.
+    constructor's arguments are kept as attributes of the same names. Everything returned has passed `_bounded`.
     """
 
     def __init__(self) -> None:
         self._history: TimeSeries | None = None
+        self._largest = 0.0  # count of the fitted series
         self._spread: FloatArray = np.zeros((len(SPREAD_LEVELS), SPREAD_HORIZON))
 
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
         """[N, H] point forecasts in counts, 0 or more, for N origins (1 to T), from what is before each only."""
-        return self.batch(series, origins, horizon).point
+        return self._batch(series, origins, horizon, NO_LEVELS).point
 
     def batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray = NO_LEVELS) -> Batch:
         """Forecasts from origins [N], 1 to T, of a series of the fitted step, each from what is before it only.
 
         levels: ascending, of the quantiles. Nothing is fitted again.
         """
+        seen = np.maximum.accumulate(series.values)[origins - 1]
+        return self._bounded(self._batch(series, origins, horizon, levels), levels, seen)
+
+    def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
+        """Forecasts as `batch` returns them, before they are bounded."""
         return self._around(self._points(series, origins, horizon), levels)
 
     def _fit(self, series: TimeSeries) -> None:
@@ -108,9 +117,9 @@ class Forecaster:
         """Take in new counts, which are already at the end of the history."""
 
     def _predict(self, horizon: int, levels: FloatArray) -> Batch:
-        """Forecast what follows the history, as a batch of one."""
+        """Forecast what follows the history, as a batch of one, before it is bounded."""
         series = self._observed()
-        return self.batch(series, np.array([len(series)]), horizon, levels)
+        return self._batch(series, np.array([len(series)]), horizon, levels)
 
     def _state(self) -> State:
         """The learnt state, without settings and history."""
@@ -132,7 +141,7 @@ class Forecaster:
         Raises ForecastError if the series is broken or has fewer than MIN_POINTS points.
         """
         series = as_series(y, step, MIN_POINTS)
-        self._history = series
+        self._history, self._largest = series, float(series.values.max())
         self._fit(series)
         self._spread = self._measure_spread(series)
         return self
@@ -169,6 +178,7 @@ class Forecaster:
         """
         series, levels = self._observed(), _checked_levels(quantiles)
         found = self._predict(checked_integer("horizon", horizon, 1, LONGEST_HORIZON), levels)
+        found = self._bounded(found, levels, series.values.max(keepdims=True))
         end = series.start + len(series) * series.step
         return SeriesForecast(found.point[0], found.mean[0], levels, found.quantiles[0], series.step, end)
 
@@ -195,6 +205,7 @@ class Forecaster:
         """Everything that `save` keeps. Raises ForecastError if nothing was fitted."""
         series = self._observed()
         state = State({"settings": self.settings(), "step": series.step, "start": series.start})
+        state.values["largest"] = self._largest
         state.arrays.update({"history": series.values, "spread": self._spread})
         state.nested("learnt", self._state())
         return state
@@ -209,6 +220,7 @@ class Forecaster:
                 raise ForecastError(f"history of {len(history)} points: expected 1 to {MOST_POINTS:,}, each 0 or more")
             step, start = state.number("step", *STEP_SECONDS), state.number("start", -LATEST_SECONDS, LATEST_SECONDS)
             forecaster._history = TimeSeries(history, step, start)
+            forecaster._largest = state.number("largest", 0, LARGEST_COUNT)
             forecaster._spread = state.array("spread", (len(SPREAD_LEVELS), SPREAD_HORIZON))
             forecaster._restore(state.part("learnt"))
         except ForecastError as wrong:
@@ -223,6 +235,19 @@ class Forecaster:
             raise ForecastError(f"{type(self).__name__}: nothing fitted yet, call fit first")
         return self._history
 
+    def _bounded(self, found: Batch, levels: FloatArray, seen: FloatArray) -> Batch:
+        """Forecasts of at most LARGEST_GROWTH times what was seen, with points between the quantiles on either side.
+
+        seen: [N] largest count before each origin. Raises ForecastError if a forecast is NaN.
+        """
+        if any(np.isnan(part).any() for part in (found.point, found.mean, found.quantiles)):
+            raise ForecastError(f"{type(self).__name__} forecasts NaN: expected counts")
+        most = LARGEST_GROWTH * np.maximum(seen, self._largest)[:, None]
+        point, mean = (np.clip(part, 0.0, most) for part in (found.point, found.mean))
+        quantiles, middle = np.clip(found.quantiles, 0.0, most[..., None]), point[..., None]
+        quantiles = np.where(levels < 0.5, np.minimum(quantiles, middle), quantiles)
+        return Batch(point, mean, np.where(levels > 0.5, np.maximum(quantiles, middle), quantiles))
+
     def _around(self, point: FloatArray, levels: FloatArray) -> Batch:
         """Point forecasts [N, H], which serve as means too, with quantiles from the errors on the fitted series."""
         steps = np.minimum(np.arange(point.shape[1]), SPREAD_HORIZON - 1)
@@ -235,7 +260,7 @@ class Forecaster:
         """[L, SPREAD_HORIZON] quantiles, at SPREAD_LEVELS, of errors in log1p on the newer half of a fitted series."""
         origins = np.arange(max(len(series) // 2, len(series) - SPREAD_ORIGINS, 2), len(series))
         horizon = min(SPREAD_HORIZON, max(1, len(series) // 4))
-        predicted = self._points(series, origins, horizon)
+        predicted = self.batch(series, origins, horizon).point
         errors = np.log1p(targets(series.values, origins, horizon)) - np.log1p(predicted)
         spread = np.nanquantile(errors, SPREAD_LEVELS, axis=0)
         return np.pad(spread, ((0, 0), (0, SPREAD_HORIZON - horizon)), mode="edge")

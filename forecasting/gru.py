@@ -14,7 +14,7 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor, nn
 
-from rlpto.forecasting.base import NO_LEVELS, Batch, Forecaster, targets
+from rlpto.forecasting.base import Batch, Forecaster, targets
 from rlpto.forecasting.features import CALENDAR, MOST_LEARNT, RECENT, TARGETS, VALIDATION, Features, describe
 from rlpto.forecasting.series import TimeSeries, checked_integer
 from rlpto.forecasting.storage import State
@@ -123,8 +123,7 @@ class GruForecaster(Forecaster):
                 found[part] = self._network.decode(read[part], aim).numpy()
         return np.maximum(found * self._scale + seen.level[:, None, None], 0.0)
 
-    def batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray = NO_LEVELS) -> Batch:
-        """See `Forecaster`."""
+    def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
         return batch_of(self.log_quantiles(series, origins, horizon), levels)
 
     def _update(self, new: TimeSeries) -> None:

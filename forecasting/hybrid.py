@@ -92,8 +92,7 @@ class HybridForecaster(Forecaster):
         points, _ = self._members_on(series.head(int(origins.max())), horizon)
         return {name: np.expm1(points[origins - 1, place]) for place, name in enumerate(NAMES)}
 
-    def batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray = NO_LEVELS) -> Batch:
-        """See `Forecaster`."""
+    def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
         known = series.head(int(origins.max(initial=1)))
         _, every = self._run(known, self._members_on(known, max(horizon, self.horizon)))
         point, mean, bounds = (part[origins - 1, :horizon] for part in every)

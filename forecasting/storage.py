@@ -16,7 +16,7 @@ from rlpto.io.files import whole_file
 from rlpto.io.reading import parse_json, read_arrays
 
 FORMAT = "forecasting"
-VERSION = 7
+VERSION = 8
 _HEADER = "header"
 _EXPECTED = "a saved forecaster"
 

@@ -102,7 +102,7 @@ def test_a_header_that_is_none_and_kinds_there_are_not_are_refused(states: dict[
     with pytest.raises(ForecastError, match="old: forecaster 'sarima': expected one of Naive"):
         load(tmp_path / "old")
     np.savez(tmp_path / "new.npz", header=np.array('{"format": "forecasting", "version": 99, "values": {}}'))
-    with pytest.raises(ForecastError, match="written in version 99, expected version 7"):
+    with pytest.raises(ForecastError, match="written in version 99, expected version 8"):
         load(tmp_path / "new.npz")
 
 
