@@ -218,6 +218,7 @@ def cases(draw: st.DrawFn, policies: Sequence[str] = tuple(BUILT_IN)) -> Case:
         classes=classes,
         aging_normal=draw(st.sampled_from([100.0, 1800.0])),
         aging_low=draw(st.sampled_from([130.0, 3600.0])),
+        reserve_after=draw(st.sampled_from([None, 100.0, 1000.0])),
         converging=ConvergingSettings(gained=draw(st.sampled_from([1.0, 0.5, 0.9]))),
     )
     return Case(

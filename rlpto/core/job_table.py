@@ -30,7 +30,7 @@ _SHOWN = (
     "gpus", "rescale_left", "scale", "progress", "accuracy", "trained", "attained_service", "priority", "wait_start",
     "risen", "min_gpus", "requested_gpus", "max_gpus", "submit_time", "start_time", "finish_time", "epochs",
     "stop_epoch", "data_size", "base_progress", "type_index", "user", "believed_type", "measured_accuracy", "rescales",
-    "peak_gpus", "grow_left", "training_gpus",
+    "peak_gpus", "grow_left", "training_gpus", "reserved",
 )  # fmt: skip
 """Columns of `JOB` that policies may see, as `JobTable.columns` has them; the others are the simulator's own."""
 

@@ -135,6 +135,7 @@ JOB = np.dtype(
         ("writing", "f8"),
         ("kept", "f8"),
         ("lost", "f8"),
+        ("reserved", "i8"),
     ],
     align=True,
 )
@@ -154,7 +155,7 @@ Changed by any cluster:
     believed_type: job type in the tables that policies are shown; measured_accuracy: in [0, 1], shown in place of the
     profile's curve; NaN: not measured.
 Changed by the queue:
-    risen: classes the job has risen by waiting.
+    risen: classes the job has risen by waiting. reserved: 1 once GPUs were reserved for the job, else 0.
 Of the simulator alone:
     finish_at [s]: when the job will finish if nothing changes (infinity without GPUs).
     row: of the speed tables it runs at. clock [s]: where it stands on the time axis of that row. pace: seconds of that

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
+from rlpto.core.admission import admit
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.gpu_kinds import fits_kinds, onto_kinds
 from rlpto.core.job_table import STRICT
@@ -21,7 +22,7 @@ from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.core.placement import fit_rows
 from rlpto.core.queue_order import next_promotion, order_rows
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
-from rlpto.io.compiled import helper, kernel, njit
+from rlpto.io.compiled import kernel, njit
 from rlpto.io.errors import PolicyError
 from rlpto.io.settings import Settings
 from rlpto.performance.tables import NO_TYPE
@@ -61,6 +62,10 @@ class QueueSettings(Settings):
     aging_low: float = Field(3600.0, gt=0)
     """Seconds a waiting job of class low waits before it counts as normal (and then ages on); weighted: and the head
     start in the queue that normal has over low."""
+    reserve_after: float | None = Field(None, gt=0)
+    """Seconds without GPUs after which a job is next under every policy: GPUs that become free are kept for it until it
+    can start with its min_gpus, and no policy takes these from it again. null reserves nothing. On clusters of several
+    GPU types nothing is reserved."""
     converging: ConvergingSettings = ConvergingSettings()
     """Whether jobs shrink as they converge, while other jobs could use their GPUs."""
 
@@ -75,6 +80,10 @@ class QueueSettings(Settings):
     def strict(self) -> bool:
         """Whether a job of a higher class comes first under every policy."""
         return self.classes == "strict"
+
+    def reserved_after(self, gpu_types: int) -> float:
+        """Seconds after which GPUs are reserved for a job on a cluster of so many GPU types; infinity: never."""
+        return np.inf if self.reserve_after is None or gpu_types > 1 else self.reserve_after
 
     @property
     def aging_bound(self) -> float:
@@ -118,8 +127,8 @@ class Queue:
         To be asked once the decision on `state` has been carried out.
         """
         rule = self._settings
-        if rule.inside != "fifo" or rule.converging.gained < 1:
-            return state.time  # users take turns; shrunk jobs make room for further wishes
+        if rule.inside != "fifo" or rule.converging.gained < 1 or rule.reserve_after is not None:
+            return state.time  # users take turns; shrunk jobs make room for further wishes; jobs become overdue
         return next_promotion(state.jobs.store.records, state.jobs.index, rule.aging_normal, rule.aging_low)
 
     def admit(self, state: ClusterState, allocation: Allocation, policy: str) -> Allocation:
@@ -140,8 +149,9 @@ class Queue:
         wishes = whole_numbers(allocation.gpus, len(jobs), policy)
         gpus = np.empty_like(wishes)
         fit = jobs.fit_anywhere
-        limits = (jobs.store.records, fit) if fit.size else (None, None)
-        bad = admit(jobs.records, wishes, state.capacity, gpus, *limits)
+        after = self._settings.reserved_after(len(state.shape.kinds))
+        sizes = fit if fit.size else None
+        bad = admit(jobs.records, wishes, state.capacity, gpus, jobs.store.records, sizes, state.time, after)
         if bad >= 0:
             raise PolicyError(
                 f"policy {policy} gave job {int(jobs.index[bad])} {int(wishes[bad])} GPUs at {state.time:.0f} s: "
@@ -324,41 +334,3 @@ def shrink_converging(view: AnyArray, since: float, keep: float) -> None:
             share = keep if late else max(keep, 0.75)
             job.max_gpus = min(job.max_gpus, max(job.min_gpus, int(np.ceil(share * job.peak_gpus))))
             job.requested_gpus = min(job.requested_gpus, job.max_gpus)
-
-
-@njit()
-def admit(
-    view: AnyArray,
-    wishes: IntArray,
-    capacity: int,
-    given: IntArray,
-    jobs: AnyArray | None,
-    fit: IntArray | None,
-) -> int:
-    """Fill given [n] with wishes [n] of the jobs in view [n] VIEW, in queue order, cut to what can be had.
-
-    jobs: [M] JOB, those in view among them. fit: `SpeedTables.fit_anywhere` of their types; None, or empty: all sizes
-    are allowed. Returns the first row whose wish breaks its limits, or -1.
-    """
-    total = 0
-    for i in range(len(wishes)):
-        if wishes[i] != 0 and (wishes[i] < view[i].min_gpus or wishes[i] > view[i].max_gpus):
-            return i
-        given[i] = allowed(fit, jobs, view, i, wishes[i])
-        total += given[i]
-    if total > capacity:
-        left = capacity
-        for i in range(len(wishes)):
-            given[i] = allowed(fit, jobs, view, i, min(given[i], left))
-            if given[i] < view[i].min_gpus:
-                given[i] = 0
-            left -= given[i]
-    return -1
-
-
-@helper()
-def allowed(fit: IntArray | None, jobs: AnyArray | None, view: AnyArray, i: int, gpus: int) -> int:
-    """Largest allowed size up to `gpus` of the job in row i of a view; arguments as in `admit`."""
-    if fit is None or jobs is None:
-        return gpus
-    return int(fit[jobs[view[i].index].believed_type, gpus]) if fit.size else gpus

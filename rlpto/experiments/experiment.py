@@ -56,7 +56,12 @@ class Experiment:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        shape = config.cluster.shape
+        shape, reserved = config.cluster.shape, config.queue.reserve_after
+        if reserved is not None and len(shape.kinds) > 1:
+            types = len(shape.kinds)
+            raise ConfigError(
+                f"queue.reserve_after: {reserved:g} s, but the cluster has {types} GPU types: expected null"
+            )
         self.background = place_background(config.workload.background, shape)
         self._tables: dict[tuple[bool, bool], SpeedTables] = {}
         self.shape = shape.with_background(*background_at(self.background, 0.0, len(shape)))

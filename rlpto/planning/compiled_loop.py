@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlpto.core.admission import admit
 from rlpto.core.gpu_kinds import Kinds, choose_kinds
 from rlpto.core.jobs import VIEW, curve_at, fill_estimates, fill_limits, fill_speed
 from rlpto.core.queue_order import next_promotion, order_rows
-from rlpto.core.queues import QueueSettings, admit, shrink_converging
+from rlpto.core.queues import QueueSettings, shrink_converging
 from rlpto.core.records import add_interval
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.by_reference import by_reference
@@ -82,7 +83,7 @@ class Loop(NamedTuple):
     seen: [B, T or M] level of what was seen of each type of job, or by each job.
     noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
     aging: [2] s, normal and low. strict: whether a higher class comes first.
-    converging: [2] share of accuracy gained, and GPUs to keep.
+    converging: [2] share of accuracy gained, and GPUs to keep. reserve_after [s]: infinity reserves nothing.
     ordered_until: [B] s until when the queue order in `shown` stands unless a job comes or goes.
     numbers, given: [M] memory of one decision: numbers of jobs, and GPUs or classes of them.
     order: [M] 0, 1, ...: rows are placed in queue order.
@@ -111,6 +112,7 @@ class Loop(NamedTuple):
     aging: FloatArray
     strict: bool
     converging: FloatArray
+    reserve_after: float
     gpus_per_node: int
     ordered_until: FloatArray
     numbers: IntArray
@@ -157,6 +159,7 @@ def build_loop(
         aging=np.array([queue.aging_normal, queue.aging_low]),
         strict=queue.strict,
         converging=np.array([queue.converging.gained, queue.converging.keep]),
+        reserve_after=queue.reserved_after(1 if kinds is None else 2),
         gpus_per_node=gpus_per_node,
         ordered_until=np.full(count, -np.inf),
         numbers=np.zeros(most, dtype=np.int64),
@@ -292,8 +295,8 @@ def carry_out(loop: Loop, b: int, wishes: IntArray) -> None:
     """Trim wishes [n] for the jobs in view of cluster b, carry out what that changes, and note it in the view."""
     n, changes = len(wishes), 0
     view, index, given = loop.shown[b, :n], loop.numbers, loop.given
-    capacity, jobs = loop.world.clusters[b].capacity, loop.world.jobs[b]
-    admit(view, wishes, capacity, given[:n], jobs, loop.fit)
+    cluster, jobs = loop.world.clusters[b], loop.world.jobs[b]
+    admit(view, wishes, cluster.capacity, given[:n], jobs, loop.fit, cluster.time, loop.reserve_after)
     for i in range(n):
         if given[i] != view[i].gpus:
             index[changes], given[changes], view[i].gpus = view[i].index, given[i], given[i]

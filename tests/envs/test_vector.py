@@ -99,10 +99,11 @@ def test_what_cannot_be_is_refused_in_a_line():
     gained=st.sampled_from([1.0, 0.6]),
     classes=st.sampled_from(["strict", "weighted"]),
     scored=st.booleans(),
+    reserve=st.sampled_from([None, 200.0]),
 )
 @settings(max_examples=8)
 def test_it_goes_the_way_of_gymnasiums_own_vector_of_single_environments(
-    seed, mode, hold, noisy, mtbf, decide_on, baseline, gained, classes, scored
+    seed, mode, hold, noisy, mtbf, decide_on, baseline, gained, classes, scored, reserve
 ):
     """All arrays and infos, and the statistics of episodes. One of gymnasium's steps a cluster object if it can."""
     factor = np.random.default_rng(1).uniform(0.5, 2.0, TABLES.rates.shape)
@@ -111,7 +112,11 @@ def test_it_goes_the_way_of_gymnasiums_own_vector_of_single_environments(
         noisy=noisy,
         simulator=SimulatorSettings(decide_on=decide_on, failures=FailureSettings(mtbf_hours=mtbf, mttr_hours=0.1)),
         queue=QueueSettings(
-            classes=classes, aging_normal=400, aging_low=600, converging=ConvergingSettings(gained=gained)
+            classes=classes,
+            aging_normal=400,
+            aging_low=600,
+            converging=ConvergingSettings(gained=gained),
+            reserve_after=reserve,
         ),
         episode=EpisodeSettings(min_hours=0.1, max_hours=0.3),
         hold=hold,

@@ -1,4 +1,4 @@
-"""Bounds of every forecast: a multiple of what was seen, finite, not negative, and points within their own intervals."""
+"""Bounds of every forecast: a multiple of what was seen, finite counts, points within their own intervals."""
 
 from __future__ import annotations
 

@@ -1,0 +1,103 @@
+"""Wishes meet capacity, compiled: the cut in queue order, and GPUs reserved for jobs that have waited too long.
+
+For the queue of one cluster (`rlpto.core.queues.Queue`) and for many simulated clusters at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlpto.io.arrays import AnyArray, IntArray
+from rlpto.io.compiled import copy_rows, helper, njit
+
+
+@njit()
+def admit(
+    view: AnyArray,
+    wishes: IntArray,
+    capacity: int,
+    given: IntArray,
+    jobs: AnyArray,
+    fit: IntArray | None,
+    now: float,
+    reserve_after: float,
+) -> int:
+    """Fill given [n] with wishes [n] of the jobs in view [n] VIEW, in queue order, cut to what can be had.
+
+    jobs: [M] JOB, those in view among them. fit: `SpeedTables.fit_anywhere` of their types; None, or empty: all sizes
+    are allowed. reserve_after [s]: `reserve` is applied if this is finite. Returns the first row whose wish breaks its
+    limits, or -1.
+    """
+    total = 0
+    for i in range(len(wishes)):
+        if wishes[i] != 0 and (wishes[i] < view[i].min_gpus or wishes[i] > view[i].max_gpus):
+            return i
+        given[i] = allowed(fit, jobs, view, i, wishes[i])
+        total += given[i]
+    if reserve_after < np.inf and reserve(view, given, capacity, jobs, fit, now, reserve_after):
+        return -1
+    if total > capacity:
+        left = capacity
+        for i in range(len(wishes)):
+            given[i] = allowed(fit, jobs, view, i, min(given[i], left))
+            if given[i] < view[i].min_gpus:
+                given[i] = 0
+            left -= given[i]
+    return -1
+
+
+@helper()
+def allowed(fit: IntArray | None, jobs: AnyArray, view: AnyArray, i: int, gpus: int) -> int:
+    """Largest allowed size up to `gpus` of the job in row i of a view; arguments as in `admit`."""
+    if fit is None:
+        return gpus
+    return int(fit[jobs[view[i].index].believed_type, gpus]) if fit.size else gpus
+
+
+@njit()
+def reserve(
+    view: AnyArray, given: IntArray, capacity: int, jobs: AnyArray, fit: IntArray | None, now: float, after: float
+) -> bool:
+    """Change given [n] so that GPUs that become free go first to jobs that have waited for `after` seconds.
+
+    The other arguments are those of `admit`. Overdue jobs get their smallest size, the longest wait first; no other job
+    grows while one of them waits for GPUs. A job that got GPUs in this way keeps its smallest size until it ends.
+    Returns False, with `given` as it was, if the GPUs that jobs keep are more than there are.
+    """
+    least, kept, left = np.zeros_like(given), np.zeros_like(given), capacity
+    for i in range(len(given)):
+        job = jobs[view[i].index]
+        size = job.min_gpus
+        while size < job.max_gpus and allowed(fit, jobs, view, i, size) < job.min_gpus:
+            size += 1
+        if job.gpus > 0:
+            kept[i] = allowed(fit, jobs, view, i, min(given[i], job.gpus))
+            if kept[i] < job.min_gpus:
+                kept[i] = 0
+            if job.reserved:
+                kept[i] = max(kept[i], min(size, job.gpus))
+        elif now - job.wait_start >= after and size <= capacity:
+            least[i] = size
+        left -= kept[i]
+    if left < 0:
+        return False
+    while least.any():
+        first = -1
+        for i in range(len(given)):
+            earliest = np.inf if first < 0 else jobs[view[first].index].wait_start
+            if least[i] > 0 and jobs[view[i].index].wait_start < earliest:
+                first = i
+        if least[first] > left:
+            break
+        kept[first] = least[first]
+        jobs[view[first].index].reserved = 1
+        left -= least[first]
+        least[first] = 0
+    for i in range(len(given)):
+        if not least.any():
+            size = allowed(fit, jobs, view, i, min(given[i], kept[i] + left))
+            if size > kept[i] and size >= view[i].min_gpus:
+                left -= size - kept[i]
+                kept[i] = size
+    copy_rows(given, kept)
+    return True
