@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import get_args
 
 from torch import nn
 from torch.optim import Optimizer
 
 from rlpto.io.errors import JobError
 from rlpto.io.extras import extras
+from rlpto.store.program_keys import OnNonfinite
 
 with extras():
     from greenlet import getcurrent, greenlet
@@ -37,17 +39,22 @@ def session(
     evaluate: Callable[[nn.Module], float | None] | None = None,
     epochs: float = 1.0,
     batch_size: int = 32,
+    on_nonfinite: OnNonfinite = "fail",
 ) -> Iterator[Session]:
     """A training of `model`, all of whose parameters `optimizer` has.
 
     data_size: samples of an epoch. scheduler: makes that of the learning rate from the optimizer and the number of
     steps; it is called after every step. evaluate: accuracy of a model in evaluation mode, a share from 0 to 1, or
     None; it is called at ends of epochs, on worker 0. epochs, batch_size: where the script runs without a service; a
-    job has its own. The code behind the session runs only then: a job's processes end with its last step.
+    job has its own. on_nonfinite: what a loss or weights that are NaN or infinite do: fail ends the job,
+    warn prints a line and goes on. The code behind the session runs only then: a job's processes end with its last
+    step.
 
     Raises JobError for a loop that breaks the rules of `Session`, and for a second session of a script.
     """
-    made = Session(model, optimizer, data_size, scheduler, evaluate)
+    if on_nonfinite not in get_args(OnNonfinite):
+        raise JobError(f"elastic.session: on_nonfinite is {on_nonfinite!r}, expected fail or warn")
+    made = Session(model, optimizer, data_size, scheduler, evaluate, on_nonfinite)
     here = getcurrent()
     if isinstance(here, ScriptLoop):
         here.enter(made)

@@ -9,6 +9,7 @@ from torch import nn
 from rlpto import elastic
 from rlpto.io.errors import JobError
 from rlpto.io.extras import extras
+from rlpto.store.program_keys import OnNonfinite
 
 with extras():
     from transformers import Trainer
@@ -23,6 +24,9 @@ class ElasticTrainer(Trainer):
     a service. Logging, saving and the callbacks during training are not the Trainer's: the job has its own. A
     `compute_metrics` that gives an `accuracy` is called at ends of epochs.
     """
+
+    on_nonfinite: OnNonfinite = "fail"
+    """As of `elastic.session`."""
 
     def train(self, *_: Any, **__: Any) -> TrainOutput:
         """Train until the job is over. Raises JobError for arguments that have no effect here."""
@@ -45,6 +49,7 @@ class ElasticTrainer(Trainer):
             evaluate=self._accuracy if judged else None,
             epochs=given.num_train_epochs,
             batch_size=given.per_device_train_batch_size,
+            on_nonfinite=self.on_nonfinite,
         ) as job:
             for inputs in job.batches(data, self.data_collator):
                 found: Any = self.compute_loss(job.model, inputs)

@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 from rlpto import elastic
 from rlpto.io.errors import JobError
 from rlpto.io.extras import extras
+from rlpto.store.program_keys import OnNonfinite
 
 with extras():
     from lightning import LightningModule
@@ -52,6 +53,7 @@ def fit(
     evaluate: Callable[[LightningModule], float] | None = None,
     epochs: float = 1.0,
     batch_size: int = 32,
+    on_nonfinite: OnNonfinite = "fail",
 ) -> None:
     """Train a module by its `configure_optimizers` and `training_step`.
 
@@ -71,6 +73,7 @@ def fit(
         evaluate=None if evaluate is None else lambda _: evaluate(module),
         epochs=epochs,
         batch_size=batch_size,
+        on_nonfinite=on_nonfinite,
     ) as job:
         for number, batch in enumerate(job.batches(data, collate)):
             job.step(job.model(batch, number))

@@ -25,7 +25,7 @@ from rlpto.core.stopping import StopRule
 from rlpto.io.errors import JobError
 from rlpto.performance.tables import ONE_KIND
 from rlpto.store.checkpoints import Checkpoint
-from rlpto.store.program_keys import Architecture, BatchRule, Device, LrRule
+from rlpto.store.program_keys import Architecture, BatchRule, Device, LrRule, OnNonfinite
 
 KIND_RESOURCE = "gpu_kind:"
 """Prefix of the name of the Ray resource for a node's kind of GPU, such as `gpu_kind:t4`."""
@@ -116,6 +116,7 @@ class JobSpec:
     backoff: float = 1.0
     float64: bool = False
     device: Device = "auto"
+    on_nonfinite: OnNonfinite = "fail"
     pace: float | None = None
     stop: StopRule | None = None
     pip: Sequence[str] = ()

@@ -15,6 +15,7 @@ Architecture = Literal["all_reduce", "parameter_server"]
 BatchRule = Literal["fixed", "per_worker"]
 LrRule = Literal["none", "linear", "sqrt", "adascale"]
 Device = Literal["auto", "cpu", "cuda"]
+OnNonfinite = Literal["fail", "warn"]
 REQUIREMENT = r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._, -]+\])? *([<>=!~]=?[A-Za-z0-9.*+!<>=~, -]+)?$"
 """Neither an option of pip nor an address or path: those have `@`, `:` or `/`."""
 Requirement = Annotated[str, Field(pattern=REQUIREMENT, max_length=200)]
@@ -75,6 +76,8 @@ class ProgramKeys(Settings):
     """Train in double precision."""
     device: Device = "auto"
     """Where workers train; auto: CUDA where there is some."""
+    on_nonfinite: OnNonfinite = "fail"
+    """What a loss or weights that are NaN or infinite do: fail ends the job, warn prints a line and goes on."""
     pip: tuple[Requirement, ...] = Field((), max_length=MOST_REQUIREMENTS)
     """Packages that workers get by pip, such as einops>=0.8: by names and versions alone."""
     pace: float | None = Field(None, gt=0)

@@ -204,6 +204,60 @@ def test_an_exception_in_the_loop_shows_its_line(tmp_path: Path) -> None:
     assert (str(last.path), last.lineno + 1) == ("t.py", len(source.splitlines()))
 
 
+def diverging(**more: Any) -> None:
+    with begun(epochs=4, **more) as job:
+        for turn, points in enumerate(job.batches(DATA)):
+            job.step(job.model(points).mean() * (math.nan if turn == 1 else 1.0))
+
+
+def test_training_that_becomes_nan_ends_or_warns_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(JobError, match=r"'script': the loss is nan after step 2 \(epoch 2\): expected finite numbers"):
+        diverging()
+    capsys.readouterr()
+    diverging(on_nonfinite="warn")
+    shown = capsys.readouterr().out
+    assert shown.count("warning: the loss is nan after step 2") == 1
+    assert "epoch 4 of 4: loss nan" in shown
+    with pytest.raises(JobError, match="on_nonfinite is 'ignore', expected fail or warn"):
+        diverging(on_nonfinite="ignore")
+
+
+def test_weights_that_are_not_finite_are_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rule in ("fail", "warn"):
+        trainer = Trainer(make_spec(tmp_path, pace=None, on_nonfinite=rule))
+        trainer.run(2)
+        assert trainer.checked_state() == (trainer.state(), True)
+        next(trainer.network.parameters()).data[0] = math.inf
+        if rule == "fail":
+            with pytest.raises(JobError, match=r"weights are NaN or infinite after step 2"):
+                trainer.checked_state()
+        else:
+            assert not trainer.checked_state()[1]
+            assert "warning: weights are NaN or infinite after step 2" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(find_spec("lightning") is None, reason="needs the extra lightning")
+def test_lightning_ends_with_nan() -> None:
+    from lightning import LightningModule
+
+    from rlpto.elastic.lightning import fit
+
+    class Diverging(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(1, 1)
+
+        def training_step(self, batch: Tensor, _: int) -> Tensor:
+            return self.line(batch).mean() * math.nan
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    with pytest.raises(JobError, match="the loss is nan after step"):
+        fit(Diverging(), DATA, batch_size=5)
+    fit(Diverging(), DATA, batch_size=5, on_nonfinite="warn")
+
+
 @pytest.mark.skipif(find_spec("lightning") is None, reason="needs the extra lightning")
 def test_what_lightning_has_trained_loads_into_the_module(capsys: pytest.CaptureFixture[str]) -> None:
     from lightning import LightningModule

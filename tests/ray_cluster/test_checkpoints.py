@@ -87,7 +87,7 @@ def test_one_step_that_is_written_twice_is_written_by_turns(tmp_path: Path, monk
     monkeypatch.setattr(Path, "write_bytes", slowly)
 
     async def twice() -> None:
-        await asyncio.gather(*(folder.save(5, b"state") for _ in range(2)))
+        await asyncio.gather(*(folder.save(5, b"state", True) for _ in range(2)))
 
     asyncio.run(twice())
     assert folder.failure == ""

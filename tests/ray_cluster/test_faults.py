@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.store.checkpoints import list_checkpoints, read_newest, write_checkpoint
 from rlpto.store.logs import LOG
@@ -68,6 +72,47 @@ def test_training_code_that_raises_fails_its_job_alone(ray_cluster: LocalCluster
         assert "this batch is cursed" in (tmp_path / "a" / "failures.log").read_text()
         report = good.until(lambda now: now.step > 20)
         assert report.recoveries == 1
+
+
+NONFINITE = """
+import torch
+from rlpto import elastic
+net = torch.nn.Linear(1, 1)
+data = torch.arange(101.0)[:, None]
+with elastic.session(net, torch.optim.SGD(net.parameters(), lr=1e-9), data_size=101, on_nonfinite=RULE) as job:
+    for turn, points in enumerate(job.batches(data)):
+        job.step(job.model(points).mean() * (float("inf") if turn >= 60 else 1.0))
+"""
+
+
+def test_training_that_becomes_nan_fails_and_keeps_its_last_finite_checkpoint(
+    ray_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    a, b, c, _ = ray_cluster.node_ids
+
+    def spec(name: str) -> JobSpec:
+        options = {"source": NONFINITE.replace("RULE", repr(name))}
+        more = {"pace": 0.03, "checkpoint_interval": 0.3, "epochs": 12.0, "logs": True}
+        return make_spec(tmp_path / name, id=name, name=name, training=SCRIPTS, options=options, **more)
+
+    failing, warning = spec("fail"), spec("warn")
+    with Running(ray_cluster, failing) as job, Running(ray_cluster, warning) as other:
+        job.command([a, b], wait=False)
+        other.command([c], wait=False)
+        report = job.until(lambda now: now.state == "failed" and not now.holding)
+        assert report.checkpoint is not None
+        assert re.fullmatch(
+            r"job 'fail': the loss is -?(nan|inf) after step \d+ \(epoch [\d.]+\): expected finite numbers; "
+            rf"on_nonfinite: warn would go on; its last checkpoint is {re.escape(report.checkpoint.path)}",
+            report.failure,
+        )
+        assert other.until(lambda now: now.state == "finished" and not now.holding).failure == ""
+        assert (Path(warning.folder) / LOG).read_text().count("warning: ") == 1
+    for folder in (failing.folder, warning.folder):
+        checkpoint, state, _ = read_newest(Path(folder))
+        weights = torch.load(io.BytesIO(state), weights_only=True)["model"]
+        assert all(bool(part.isfinite().all()) for part in weights.values())
+        assert 0 < checkpoint.step <= 61
 
 
 def test_a_killed_controller_goes_on_and_checkpoints_that_are_of_no_use_are_skipped(

@@ -313,7 +313,9 @@ class ControlLoop:
                 self._job_folder.say(line, at)
         died, raised, reached = await self._group.keep_survivors(fault)
         lasting = raised and any(failure.lasting for failure in fault.failures)
-        self._count_failure(fault.text, "died" if died else "raised", lasting, reached)
+        kept = self._job_folder.checkpoint if lasting else None
+        text = fault.text if kept is None else f"{fault.text}; its last checkpoint is {kept.path}"
+        self._count_failure(text, "died" if died else "raised", lasting, reached)
 
     def _count_failure(self, text: str, kind: FailureKind, lasting: bool, reached: int = 0) -> None:
         """Count a failure, and decide whether to try again. reached: the last completed step, if known."""

@@ -153,12 +153,13 @@ class JobFolder:
 
         self._saving = asyncio.ensure_future(save())
 
-    async def save(self, step: int, state: bytes) -> None:
-        """Write a checkpoint and the record, after any that is being written: both may be of one step, and so of one
-        name."""
+    async def save(self, step: int, state: bytes, finite: bool) -> None:
+        """Write a checkpoint, if its weights are finite, and the record, after any that is being written: both may be
+        of one step, and so of one name."""
         async with self._turn:
             try:
-                await asyncio.to_thread(self.write, step, state)
+                if finite:
+                    await asyncio.to_thread(self.write, step, state)
             except CheckpointError as refused:
                 self.log_failure(str(refused))
         self._saved_at = time.monotonic()

@@ -169,9 +169,9 @@ class TrainingGroup:
         return HANG_HEARTBEAT_TIMEOUTS * self._spec.heartbeat_timeout + HANG_STEPS * slowest
 
     async def take_state(self) -> tuple[int, bytes]:
-        """Step and state of the group, written as a checkpoint too."""
-        ((step, state),) = await self._ask(self._roster.training[:1], "state")
-        await self._job_folder.save(step, state)
+        """Step and state of the group, written as a checkpoint too if its weights are finite."""
+        ((step, state, finite),) = await self._ask(self._roster.training[:1], "state")
+        await self._job_folder.save(step, state, finite)
         return step, state
 
     def saves_apart(self) -> bool:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlpto.io.errors import JobError
+from rlpto.store.program_keys import OnNonfinite
 
 Batch = tuple[Tensor, ...]
 
@@ -33,6 +34,8 @@ class TrainingProgram(ABC):
     """Passes over the data before the present step, and the number of this worker; set by the trainer."""
     trains_all = False
     """Whether jobs have to train on all samples, rather than on the first of them."""
+    on_nonfinite: OnNonfinite = "fail"
+    """What a loss or weights that are NaN or infinite do: fail ends the job, warn prints a line and goes on."""
     can_go_on = True
     """False if its process can make no further step, after an exception in one."""
 

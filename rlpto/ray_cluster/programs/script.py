@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, default_collate
 from rlpto.io.errors import JobError
 from rlpto.ray_cluster.programs.base import Batch, TrainingProgram
 from rlpto.store.code_files import unpack, write_files
+from rlpto.store.program_keys import OnNonfinite
 from rlpto.store.scripts import compiled
 
 MakeScheduler = Callable[[Optimizer, int], LRScheduler]
@@ -57,6 +58,7 @@ class Session:
     data_size: int
     make_scheduler: MakeScheduler | None
     evaluate: Callable[[nn.Module], float | None] | None
+    on_nonfinite: OnNonfinite = "fail"
     _trainer: greenlet | None = None
     _turn: Turn | None = None
     _dealt: Turn | None = None
@@ -171,7 +173,7 @@ class LoopProgram(TrainingProgram):
 
     def __init__(self, session: Session, loop: greenlet) -> None:
         self._session, self._loop = session, loop
-        self.data_size = session.data_size
+        self.data_size, self.on_nonfinite = session.data_size, session.on_nonfinite
 
     def model(self) -> nn.Module:
         """That of the session."""

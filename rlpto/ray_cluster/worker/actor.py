@@ -106,9 +106,9 @@ class TrainWorker:
         """Train until step `until` is done, or the job has finished. batch_size: see `Trainer.run`."""
         return self._guarded(lambda: replace(self.trainer.run(until, batch_size), output=self._printed.take()))
 
-    def state(self) -> tuple[int, bytes] | Failure:
-        """Step, and the complete state that later steps depend on."""
-        return self._guarded(lambda: (self.trainer.position.step, self.trainer.state()))
+    def state(self) -> tuple[int, bytes, bool] | Failure:
+        """Step, the complete state that later steps depend on, and whether its weights are finite."""
+        return self._guarded(lambda: (self.trainer.position.step, *self.trainer.checked_state()))
 
     def recover(self) -> Position | None:
         """Leave the group, forget a step that was interrupted, and be ready for another group. None: it cannot be."""

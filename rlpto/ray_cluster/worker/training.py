@@ -148,7 +148,7 @@ class Trainer:
         self._deadline = 0.0
         self._pace = spec.pace
         self._draws = True
-        self.leaves_out = False
+        self.leaves_out = self._warned = False
 
     @property
     def epochs_done(self) -> float:
@@ -192,6 +192,8 @@ class Trainer:
             if self.group.rank == 0 and (self.finished or self._evaluates(epoch)):
                 accuracy, evaluated_at = self.evaluate(), self.epochs_done
                 self._evaluated_at = evaluated_at
+        if not math.isfinite(total := float(losses)):
+            self._not_finite(f"the loss is {total}")
         seconds = time.monotonic() - began
         trained = before.seconds + seconds, before.gpu_seconds + self.group.world * seconds
         self.position = replace(self.position, seconds=trained[0], gpu_seconds=trained[1])
@@ -201,7 +203,7 @@ class Trainer:
             samples=samples,
             batch_size=self.global_batch,
             chosen=self._batch_size is not None,
-            loss=float(losses) / steps if steps else math.nan,
+            loss=total / steps if steps else math.nan,
             noise_scale=self.noise.noise_scale,
             accuracy=accuracy,
             evaluated_at=evaluated_at,
@@ -288,6 +290,24 @@ class Trainer:
         except (KeyError, RuntimeError, TypeError, ValueError, EOFError, AttributeError, pickle.PickleError) as wrong:
             raise CheckpointError(f"job {self.spec.name!r}: state is not of {self.spec.training}: {wrong}") from wrong
         self._interrupted = None
+
+    def checked_state(self) -> tuple[bytes, bool]:
+        """`state`, and whether all trained weights are finite. Raises JobError if they are not, unless this only
+        warns."""
+        state = self.state()
+        finite = all(bool(one.isfinite().all()) for one in self.network.parameters() if one.requires_grad)
+        if not finite:
+            self._not_finite("weights are NaN or infinite")
+        return state, finite
+
+    def _not_finite(self, found: str) -> None:
+        """End the job, or print a warning, once."""
+        text = f"{found} after step {self.position.step} (epoch {self.epochs_done:.4g}): expected finite numbers"
+        if "warn" not in (self.spec.on_nonfinite, self.program.on_nonfinite):
+            raise JobError(f"job {self.spec.name!r}: {text}; on_nonfinite: warn would go on")
+        if not self._warned:
+            print(f"warning: {text}; no checkpoint with such weights is written", flush=True)
+        self._warned = True
 
     def undo(self) -> None:
         """Undo a step that was interrupted before its update: restore the buffers that the forward pass changed."""
