@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
 import time
@@ -27,7 +28,7 @@ from rlpto.io.paths import example_config
 from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
 from rlpto.io.settings_text import first_problem, read_settings
-from rlpto.policies.registry import make_policy
+from rlpto.policies.registry import make_policy, modules_beside, plugin_files
 from rlpto.policies.spec import CODE_ENDING, parse_spec
 
 CARD, RESULTS = "card.yaml", "results.csv"
@@ -50,6 +51,8 @@ class Card(Settings):
     """CPU-seconds of all training and tuning."""
     deterministic: bool = True
     """Whether running it again gives the same results; where not, figures may differ by a hundredth."""
+    code: str = ""
+    """Digest of the files of a plug-in that made the results."""
     rlpto: str = __version__
     """Version of RLPTO that made the results."""
     suite: int = VERSION
@@ -79,13 +82,19 @@ def run(
         make_policy(spec)  # a wrong one is refused before anything is written
     with alone_in(folder, f"{folder}: another process runs this submission: wait for its end, or use another folder"):
         kept = tuple(_with_own_files(spec, folder, say) for spec in card.policies)
+        singles = [single for spec in kept for single in parse_spec(spec).singles]
+        files = "".join(digest(file) for single in singles for file in plugin_files(single.name))
+        code = files and hashlib.sha256(files.encode()).hexdigest()
         if (folder / CARD).is_file():
             card = read_card(folder)  # with what was filled in since
             if card.policies != kept:
                 raise ConfigError(
                     f"{folder / CARD}: a submission of {', '.join(card.policies)}; expected another folder"
                 )
-        card = card.model_copy(update={"policies": kept, "rlpto": __version__})
+            if card.code != code:
+                say(f"plug-in {singles[0].name} has changed: results of the version before are dropped")
+                (folder / RESULTS).unlink(missing_ok=True)
+        card = card.model_copy(update={"policies": kept, "rlpto": __version__, "code": code})
         for spec in card.policies:
             make_policy(runnable(spec, folder))
         rows = {row.place: row for row in (read_rows(folder / RESULTS) if (folder / RESULTS).is_file() else [])}
@@ -182,16 +191,18 @@ def _with_own_files(spec: str, folder: Path, say: Callable[[str], None]) -> str:
             raise ConfigError(f"policy {spec}: {name} is a folder, expected a file: `rlpto export {name} -o agent.zip`")
         if not path.is_file():
             return name  # one that ships
-        target = folder / path.name
-        changed = target.exists() and digest(target) != digest(path)
-        if changed and path.suffix == CODE_ENDING:
-            say(f"{name} has changed: results of the version before are dropped")
-            (folder / RESULTS).unlink(missing_ok=True)
-        if not target.exists() or (changed and path.suffix == CODE_ENDING):
-            with whole_file(target, "a policy's file", ConfigError) as unfinished:
-                shutil.copyfile(path, unfinished)
-        elif changed:
-            raise ConfigError(f"policy {spec}: {target} is another file than {name}: give it another name")
+        code = path.suffix == CODE_ENDING
+        for file in modules_beside(path) if code else [path]:
+            target = folder / file.relative_to(path.parent)
+            changed = target.exists() and digest(target) != digest(file)
+            if changed and code:
+                say(f"{file} has changed: results of the version before are dropped")
+                (folder / RESULTS).unlink(missing_ok=True)
+            if not target.exists() or (changed and code):
+                with whole_file(target, "a policy's file", ConfigError) as unfinished:
+                    shutil.copyfile(file, unfinished)
+            elif changed:
+                raise ConfigError(f"policy {spec}: {target} is another file than {name}: give it another name")
         return path.name
 
     return str(parse_spec(spec).with_paths(copied))

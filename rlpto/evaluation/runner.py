@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from multiprocessing import get_context
@@ -134,6 +134,18 @@ def evaluate(
             f"run the same command again with fewer than {jobs} jobs"
         ) from error
     return [done[cell] for cell in cells]
+
+
+def changed_policies(out: Path, cells: Sequence[Cell]) -> list[str]:
+    """Policies of unfinished cells that are kept in a run folder with results of other files."""
+    folder, found = out / "cells", set[str]()
+    missing = [cell for cell in cells if cell.files and not (folder / f"{cell.key}.json").exists()]
+    wanted = {(cell.policy, cell.window, cell.seed) for cell in missing}
+    for path in folder.glob("*.json") if wanted else ():
+        with suppress(CheckpointError):  # a broken file of another cell
+            kept = _read_stored(path, _StoredCell).cell
+            found |= {kept.policy} if (kept.policy, kept.window, kept.seed) in wanted else set()
+    return sorted(found)
 
 
 def load_cells(out: Path) -> list[FinishedCell]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from rlpto.agents.policy import run_file, shown_label
 from rlpto.core.records import RunRecord
-from rlpto.evaluation.runner import CELLS_FILE, Cell, FinishedCell, evaluate, load_cells
+from rlpto.evaluation.runner import CELLS_FILE, Cell, FinishedCell, changed_policies, evaluate, load_cells
 from rlpto.evaluation.tables import Results, results, write_csv
 from rlpto.experiments.config import Config, resolved_yaml
 from rlpto.experiments.experiment import prepare, run_cell
@@ -95,6 +96,8 @@ def run_cells(
     else:
         decides["ran_on"] = "ray"
     refuse_foreign(folder, config, fresh=fresh)
+    for policy in [] if fresh or not progress else changed_policies(folder, cells):
+        print(f"rlpto: policy {policy}: its files have changed; it runs again", file=sys.stderr)
     begin_run(folder, config, experiment.traces.repetition)
     run_one = run_real or partial(run_cell, config)
     return evaluate(cells, run_one, folder, progress, jobs, config=decides, weights=config.reward, fresh=fresh)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import sys
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 
 from rlpto.core.policy import Policy, PolicyClass, naming_line
 from rlpto.io.errors import ConfigError, RlptoError, nearest
+from rlpto.io.files import digest
 from rlpto.io.reading import MIB, one_line, read_text
 from rlpto.io.settings import Settings
 from rlpto.io.settings_text import first_problem, inline_yaml
@@ -132,6 +134,25 @@ def plugin_files(name: str) -> list[Path]:
     return [Path(package.origin)] if package and package.origin else []
 
 
+def modules_beside(file: Path) -> list[Path]:
+    """Return a Python file, and all files of modules and packages beside it that it or they import at any place."""
+    found, waiting = set[Path](), [file]
+    while waiting:
+        path = waiting.pop()
+        found.add(path)
+        try:
+            nodes = list(ast.walk(ast.parse(path.read_bytes())))
+        except (OSError, SyntaxError, ValueError):
+            continue  # where it is loaded, the reason is given
+        names = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
+        names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+        for top in sorted({name.partition(".")[0] for name in names} - {"rlpto"}):
+            beside = file.parent / top
+            files = [beside.with_suffix(CODE_ENDING), *(beside.rglob(f"*{CODE_ENDING}") if beside.is_dir() else ())]
+            waiting += [one for one in files if one.is_file() and one not in {*found, *waiting}]
+    return sorted(found)
+
+
 def _find(name: str) -> PolicyClass:
     """Return the class of an installed policy."""
     if name in BUILT_IN:
@@ -174,13 +195,22 @@ def _class_in_file(spec: PolicySpec) -> PolicyClass:
 
 
 def _module(path: Path, what: str) -> ModuleType:
-    """Return the module of a file, loaded once for each content. It is not imported under its own name, and Python's
-    cache of compiled files, which may miss a quick edit, is not used."""
+    """Return the module of a file, loaded once for each content of it and the modules beside it.
+
+    It is not imported under its own name, and Python's cache of compiled files, which may miss a quick edit, is not
+    used.
+    """
     text = read_text(path, "a Python file", ConfigError, MIB)
-    name = f"rlpto_policy_{hashlib.sha256(f'{path}:{text}'.encode()).hexdigest()[:16]}"
+    beside = [file for file in modules_beside(path) if file != path]
+    content = "".join([f"{path}:{text}", *map(digest, beside)])
+    name = f"rlpto_policy_{hashlib.sha256(content.encode()).hexdigest()[:16]}"
     if name not in sys.modules:
+        known = {str(file.absolute()) for file in beside}
+        for other in [key for key, one in sys.modules.items() if getattr(one, "__file__", None) in known]:
+            del sys.modules[other]  # it may have been edited since
         module = sys.modules[name] = ModuleType(name)  # typed options look up their annotations there
         module.__file__ = str(path)
+        sys.path.insert(0, str(path.parent.absolute()))  # for modules beside it
         try:
             exec(compile(text, path, "exec"), vars(module))
         except Exception as error:
@@ -189,6 +219,8 @@ def _module(path: Path, what: str) -> ModuleType:
             line = lines[-1] if lines else getattr(error, "lineno", 1)
             said = one_line(traceback.format_exception_only(error)[-1])
             raise ConfigError(f"{what}: {path}:{line}: {said}") from None
+        finally:
+            sys.path.remove(str(path.parent.absolute()))
     return sys.modules[name]
 
 

@@ -1,7 +1,9 @@
 """rlpto-bench: its cases are frozen, and submissions, here and in the repository, are what running them again gives."""
 
+import sys
 from dataclasses import replace
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import gymnasium
@@ -148,6 +150,36 @@ def test_code_is_copied_into_a_submission_and_an_edit_drops_its_results(tmp_path
     assert [row.place for row in again] == [row.place for row in before]
     assert [row.figures for row in again] != [row.figures for row in before]
     assert (folder / "mine.py").read_text() == mine.read_text()
+
+
+def test_an_edit_of_a_module_beside_a_policy_or_of_a_plug_in_drops_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, folder, said = tmp_path / "plugged_in.py", tmp_path / "submission", list[str]()
+    mine = tmp_path / "mine.py"
+    package.write_text(OWN_POLICY.read_text())
+    mine.write_text("from plugged_in import MyPolicy as Base\n\n\nclass MyPolicy(Base):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    point = metadata.EntryPoint("mine", "plugged_in:MyPolicy", "rlpto.policies")
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: [point])
+
+    def submitted(spec: str, into: Path) -> list[Row]:
+        card = Card(name="mine", policies=(spec,))
+        return run(card, [find_case(SMALL)], into, 1, said.append, progress=False)
+
+    for number, spec in enumerate((f"{mine}:MyPolicy", "mine")):
+        into = folder / str(number)
+        package.write_text(OWN_POLICY.read_text())
+        before = submitted(spec, into)
+        assert submitted(spec, into) == before
+        assert "changed" not in "".join(said)
+        package.write_text(OWN_POLICY.read_text().replace("free -= 1", "free -= 2 - 0"))
+        sys.modules.pop("plugged_in", None)
+        assert [row.figures for row in submitted(spec, into)] != [row.figures for row in before]
+        assert sum("has changed: results of the version before are dropped" in line for line in said) == 1
+        said.clear()
+        sys.modules.pop("plugged_in", None)
+    assert (folder / "0" / "plugged_in.py").read_text() == package.read_text()
 
 
 def test_broken_results_are_refused_with_their_line(copied: Path) -> None:

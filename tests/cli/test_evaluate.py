@@ -148,6 +148,27 @@ class Own(BasePolicy):
 """
 
 
+def test_an_edit_of_a_module_beside_a_policy_is_run_again_and_said(rlpto, project: Path) -> None:
+    (project / "share.py").write_text("from deeper.more import FIELD\n")
+    (project / "deeper").mkdir()
+    (project / "deeper" / "more.py").write_text("FIELD = 'requested_gpus'\n")
+    (project / "own.py").write_text(
+        OWN.replace("import BasePolicy", "import BasePolicy\nfrom share import FIELD").replace(
+            "state.jobs.requested_gpus", "getattr(state.jobs, FIELD)"
+        )
+    )
+    arguments = ("evaluate", "exp.yaml", "--no-report", "-q", "--policies", "fifo,own.py:Own")
+    assert rlpto(*arguments) == (0, "", "")
+    first, before = untimed("runs/small").set_index("policy").loc["own.py:Own"], written()
+    assert rlpto(*arguments) == (0, "", "")
+    assert written() == before
+    (project / "deeper" / "more.py").write_text("FIELD = 'min_gpus'\n")
+    said = f"rlpto: policy {project / 'own.py'}:Own: its files have changed; it runs again\n"
+    assert said in rlpto(*[one for one in arguments if one != "-q"]).err
+    assert len(written()) == len(before) + 2
+    assert not untimed("runs/small").set_index("policy").loc["own.py:Own"].equals(first)
+
+
 @pytest.mark.slow
 def test_a_policy_in_a_file_needs_no_package_and_an_edit_is_run_anew(rlpto, project: Path, monkeypatch) -> None:
     (project / "own.py").write_text(OWN)
