@@ -19,6 +19,7 @@ from rlpto.envs.actions import LARGEST
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.files import alone_in
+from rlpto.policies import registry
 from rlpto.workloads.frozen import digest_of, read_jobs
 from tests.agents.helpers import make_setup, train_small
 
@@ -161,7 +162,7 @@ def test_an_edit_of_a_module_beside_a_policy_or_of_a_plug_in_drops_results(
     mine.write_text("from plugged_in import MyPolicy as Base\n\n\nclass MyPolicy(Base):\n    pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     point = metadata.EntryPoint("mine", "plugged_in:MyPolicy", "rlpto.policies")
-    monkeypatch.setattr(metadata, "entry_points", lambda **_: [point])
+    monkeypatch.setattr(registry, "_plugins", lambda: {"mine": point})
 
     def submitted(spec: str, into: Path) -> list[Row]:
         card = Card(name="mine", policies=(spec,))
