@@ -20,7 +20,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from functools import lru_cache, partial
 from glob import glob
 from multiprocessing import parent_process
@@ -40,7 +40,7 @@ from numba.core.registry import CPUDispatcher
 from numba.extending import register_jitable, typeof_impl
 
 from rlpto.io.errors import CheckpointError
-from rlpto.io.files import write_text
+from rlpto.io.files import FileLock, write_text
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -50,7 +50,6 @@ _CONFIG: Any = numba.config  # its attributes are made at run time, so type chec
 # fill one cache, two lambdas or closures get the same name, and a process that loads both runs one in place of the
 # other (numba's issue 10486). Forked processes share a count, so every function draws a number.
 FunctionIdentity._unique_ids = iter(partial(secrets.randbits, 64), None)  # type: ignore[assignment]
-
 
 
 def _link_in(self: Any, other: Any, preserve: bool = False) -> None:
@@ -184,9 +183,20 @@ def njit(**options: Any) -> Callable[[Function], Function]:
             compiled.linked = numba.njit(**({"_nrt": True} | LINKED | options))(function)
         finally:
             _CONFIG.CACHE_DIR, _CONFIG.CACHE_LOCATOR_CLASSES = before
+        if folder is not None:
+            lock = Path(folder, f"{function.__module__}.{function.__qualname__}.lock")
+            compiled.compile = partial(_compile_alone, compiled.compile, lock)
         return cast(Function, compiled)
 
     return decorate
+
+
+def _compile_alone(compile_or_load: Callable[[Any], Any], lock: Path, signature: Any) -> Any:
+    """Compile a function, or load what another process has compiled meanwhile."""
+    with ExitStack() as held:
+        with suppress(OSError):  # the folder is gone by now, or a file system has no locks
+            held.enter_context(closing(FileLock(lock, wait=True)))
+        return compile_or_load(signature)
 
 
 def kernel(**options: Any) -> Callable[[Function], Function]:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -261,3 +262,27 @@ def test_ctrl_c_while_code_is_linked_does_no_harm(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "interrupted\n4\n"), done.stderr
+
+
+def test_of_two_processes_one_compiles_and_the_other_loads(tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text(
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from rlpto.io.compiled import njit\n\n\n"
+        "@njit()\ndef double(x):\n    return 2 * x\n\n\n"
+        "Path(sys.argv[1]).touch()\n"
+        "while not Path('go').exists():\n    time.sleep(0.01)\n"
+        "print(double(21), sum(double.stats.cache_hits.values()), sum(double.stats.cache_misses.values()))\n"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(PACKAGE.parent)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "twice.py", name], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for name in "ab"
+    ]
+    while not (tmp_path / "a").exists() or not (tmp_path / "b").exists():
+        assert not any(one.poll() for one in started)
+        time.sleep(0.01)
+    (tmp_path / "go").touch()
+    assert sorted(one.communicate()[0] for one in started) == ["42 0 1\n", "42 1 0\n"]
