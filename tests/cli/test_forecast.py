@@ -75,7 +75,7 @@ def test_bad_input_is_one_clear_line(rlpto, folder: Path, words: tuple[str, ...]
     ("row", "said"),
     [
         ("2020-04-01 00:30:00,many", "counts.csv:3: jobs 'many', expected a number"),
-        ("yesterday,4", "counts.csv:3: when yesterday, expected a time"),
+        ("yesterday,4", "counts.csv:3: when 'yesterday', expected a date"),
         ("2020-04-01 00:00:00,4", "counts.csv: timestamp 2020-04-01 00:00:00: expected 2020-04-01 00:30:00"),
         ("2020-04-01 00:30:00,-4", "counts.csv:3: jobs '-4', expected a number, 0 or more"),
     ],

@@ -117,6 +117,7 @@ def test_a_copy_of_the_project_compiles_nothing_again(tmp_path: Path):
             "io/compiled.py",
             "io/errors.py",
             "io/files.py",
+            "io/terminal.py",
         ):
             target = package / name
             target.parent.mkdir(parents=True, exist_ok=True)

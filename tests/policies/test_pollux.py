@@ -151,6 +151,7 @@ def problems(draw: st.DrawFn) -> Round:
     return replace(rows, held=rows.solve(0, 0)) if draw(st.booleans()) else rows
 
 
+@pytest.mark.slow
 @given(problems(), st.integers(0, 5))
 def test_what_holds_for_every_placement(rows: Round, seed: int) -> None:
     found = rows.solve(STEPS, seed)

@@ -137,6 +137,7 @@ def listening(pid: int) -> list[tuple[IPv6Address | IPv4Address, int]]:
     return [(getattr(address, "ipv4_mapped", None) or address, port) for address, port in places]
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_watched_switched_left_and_gone_on_with(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     run, released, cluster_folder = tmp_path / "run", tmp_path / "released", str(ray_cluster.folder)
     idle_before = titled(family_of(cluster_folder), IDLE)  # of other tests
@@ -194,6 +195,7 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(ray_cluster: Lo
     assert not any(ray_cluster.worker_pids(node) for node in ray_cluster.node_ids)
 
 
+@pytest.mark.slow
 def test_an_agent_goes_on_learning_on_real_jobs_and_can_be_left(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     agent, folder = tmp_path / "agent", tmp_path / "agent" / "ray"
     own = EnvSettings()

@@ -77,6 +77,7 @@ def test_any_schedule_of_rescales_and_faults_ends_where_one_process_does(
     assert distance <= 1e-12
 
 
+@pytest.mark.slow
 def test_a_script_whose_loop_a_fault_has_left_trains_on_in_new_processes(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_script_whose_loop_a_fault_has_left_trains_on_in_new_processes(
         job.stop()
 
 
+@pytest.mark.slow
 def test_a_batch_size_that_the_scheduler_chooses_is_trained_with_at_once(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ from tests.ray_cluster.running import FREEZE, KILL, Running, make_spec
 FAULTY = "tests.ray_cluster.programs:Faulty"
 
 
+@pytest.mark.slow
 def test_a_frozen_worker_is_replaced_and_code_that_hangs_is_started_again(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:

@@ -184,6 +184,7 @@ def test_what_an_end_that_was_killed_has_left_is_no_cluster(remains: Remains, mo
     assert noted_cluster() is None
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_node_that_is_killed_comes_back(durable: StartedCluster) -> None:
     assert stat.S_IMODE(Path(durable.folder, TOKEN_FILE).stat().st_mode) == 0o600

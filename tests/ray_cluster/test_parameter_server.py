@@ -22,6 +22,7 @@ from tests.ray_cluster.running import KILL, Running, make_spec
 from tests.ray_cluster.test_controller import distance_to_one_process
 
 
+@pytest.mark.slow
 def test_a_job_changes_workers_and_servers_and_ends_where_one_process_does(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:

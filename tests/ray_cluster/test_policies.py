@@ -89,6 +89,7 @@ def served(cpus: int) -> Config:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_job_grows_in_workers_and_servers_and_no_step_is_lost(tmp_path: Path) -> None:
     steps: list[int] = []

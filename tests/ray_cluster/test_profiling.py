@@ -106,6 +106,7 @@ def test_what_was_not_measured_is_an_error() -> None:
         fit_program("mine", PROGRAM, lacking, "here")
 
 
+@pytest.mark.slow
 def test_a_real_program_is_measured_and_leaves_no_controller(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a, b, *_ = ray_cluster.node_ids
     spec = make_spec(tmp_path, session="measured", epochs=3.0, pace=0.05, float64=False)

@@ -134,6 +134,7 @@ def test_jobs_train_to_their_end_under_predictions(tmp_path: Path, monkeypatch: 
     assert not RayBackend(session_of(tmp_path, CELL)).find()
 
 
+@pytest.mark.slow
 def test_a_frozen_controller_and_killed_workers_are_replaced_and_what_that_costs_is_counted(
     no_controller_is_left: LocalCluster, tmp_path: Path
 ) -> None:
@@ -234,6 +235,7 @@ def test_jobs_of_a_node_that_dies_go_on_and_a_new_node_counts(
             no_controller_is_left.add_node(GPUS)
 
 
+@pytest.mark.slow
 def test_a_file_on_a_node_drains_it_and_jobs_lose_no_step(
     no_controller_is_left: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ def all_spans_ended(service: Served, *jobs: str) -> bool:
     return all(span.ended is not None for job in jobs for span in spans_of_job(service.store, job))
 
 
+@pytest.mark.slow
 def test_s2_elastic_fifo_uses_what_fifo_leaves_idle(service: Served) -> None:
     most = 3
     found = {}
@@ -163,6 +164,7 @@ def test_s6_a_job_whose_worker_is_killed_goes_on_and_a_broken_one_fails_alone(se
     service.until(lambda: service.row(running).state == "cancelled" and service.row(running).gpus_held == 0)
 
 
+@pytest.mark.slow
 def test_s6_whichever_process_of_the_service_is_killed_jobs_train_on(service: Served) -> None:
     job, others = hold(service, GPUS), [service.submit(1.0)]
     service.until(lambda: service.row(job).progress > 0.2)
