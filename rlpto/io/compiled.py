@@ -183,7 +183,7 @@ def njit(**options: Any) -> Callable[[Function], Function]:
             compiled.linked = numba.njit(**({"_nrt": True} | LINKED | options))(function)
         finally:
             _CONFIG.CACHE_DIR, _CONFIG.CACHE_LOCATOR_CLASSES = before
-        if folder is not None and isinstance(compiled, CPUDispatcher):  # NUMBA_DISABLE_JIT makes none
+        if folder is not None and hasattr(compiled, "compile"):  # not with NUMBA_DISABLE_JIT
             lock = Path(folder, f"{function.__module__}.{function.__qualname__}.lock")
             compiled.compile = partial(_compile_alone, compiled.compile, lock)
         return cast(Function, compiled)
