@@ -20,7 +20,7 @@ PRELUDE = """\
 set -eEo pipefail
 PS4='+ $PAGE:$LINENO, after $SECONDS s: '
 trap 'echo "$PAGE:$LINENO: exit code $?" >&2' ERR
-trap 'for one in $running; do kill $one; wait $one || true; done 2> /dev/null' EXIT
+trap 'for one in $running; do { kill $one && wait $one; } || true; done 2> /dev/null' EXIT
 background() {  # OUTPUT COMMAND...
   local - output=$(mktemp output-XXXX); set +x
   "${@:2}" > $output 2>&1 & running="$! $running"
