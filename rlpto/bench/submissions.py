@@ -28,7 +28,7 @@ from rlpto.io.paths import example_config
 from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
 from rlpto.io.settings_text import first_problem, read_settings
-from rlpto.policies.registry import make_policy, modules_beside, plugin_files
+from rlpto.policies.registry import local_modules, make_policy, plugin_files
 from rlpto.policies.spec import CODE_ENDING, parse_spec
 
 CARD, RESULTS = "card.yaml", "results.csv"
@@ -192,7 +192,7 @@ def _with_own_files(spec: str, folder: Path, say: Callable[[str], None]) -> str:
         if not path.is_file():
             return name  # one that ships
         code = path.suffix == CODE_ENDING
-        for file in modules_beside(path) if code else [path]:
+        for file in local_modules(path) if code else [path]:
             target = folder / file.relative_to(path.parent)
             changed = target.exists() and digest(target) != digest(file)
             if changed and code:

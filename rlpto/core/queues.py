@@ -82,7 +82,7 @@ class QueueSettings(Settings):
         return self.classes == "strict"
 
     def reserved_after(self, gpu_types: int) -> float:
-        """Seconds after which GPUs are reserved for a job on a cluster of so many GPU types; infinity: never."""
+        """Seconds after which GPUs are reserved for a job on a cluster of `gpu_types` GPU types; infinity if never."""
         return np.inf if self.reserve_after is None or gpu_types > 1 else self.reserve_after
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +29,7 @@ from rlpto.experiments.run_folder import (
 )
 from rlpto.io.errors import ConfigError
 from rlpto.io.files import file_there, write_text
+from rlpto.io.terminal import say
 from rlpto.policies.spec import parse_spec, policy_label
 
 
@@ -96,8 +96,9 @@ def run_cells(
     else:
         decides["ran_on"] = "ray"
     refuse_foreign(folder, config, fresh=fresh)
-    for policy in [] if fresh or not progress else changed_policies(folder, cells):
-        print(f"rlpto: policy {policy}: its files have changed; it runs again", file=sys.stderr)
+    if progress and not fresh:
+        for policy in changed_policies(folder, cells):
+            say(f"rlpto: policy {policy}: its files have changed; it runs again", err=True)
     begin_run(folder, config, experiment.traces.repetition)
     run_one = run_real or partial(run_cell, config)
     return evaluate(cells, run_one, folder, progress, jobs, config=decides, weights=config.reward, fresh=fresh)

@@ -22,7 +22,7 @@ from rlpto.experiments.window_traces import Repetition
 from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.io.files import digest, file_there, folder_there, write_text
 from rlpto.io.settings import Settings
-from rlpto.policies.registry import modules_beside, plugin_files
+from rlpto.policies.registry import local_modules, plugin_files
 from rlpto.policies.spec import CODE_ENDING, FILE_ENDINGS, parse_spec
 from rlpto.workloads.files import KEYS
 
@@ -104,13 +104,13 @@ def refuse_foreign(folder: Path, config: Config, *, fresh: bool = False) -> None
 
 
 def spec_files(spec: str) -> list[Path]:
-    """Return the files that a policy is made of besides RLPTO: Python files, with the modules beside them that they
-    import, and files among its options. A run stands for its checkpoint."""
+    """Return the files that a policy is made of besides RLPTO: Python files, with the modules of their folder that
+    they import, and files among its options. A run stands for its checkpoint."""
     parsed = parse_spec(spec)
     found = [file for single in parsed.singles for file in plugin_files(single.name)]
     for path in parsed.paths:
         if path.suffix == CODE_ENDING:
-            found += modules_beside(path)
+            found += local_modules(path)
             continue
         # A run is used by its best checkpoint, else by its last.
         files = [path] if path.suffix in FILE_ENDINGS else [path / BEST, path / LAST]

@@ -80,6 +80,9 @@ COMPILING = "compiling kernels, about half a minute on an idle core, once per ve
 SAID_AFTER_S = 2.0
 """Seconds of compiling after which it is said."""
 
+LONGEST_WAIT_S = 120.0
+"""Seconds to wait for another process that compiles the same function; it may have been stopped."""
+
 KEPT_VERSIONS = 8
 """Folders of machine code that stay in a cache, the last used first; a folder has some 50 MB."""
 
@@ -192,10 +195,20 @@ def njit(**options: Any) -> Callable[[Function], Function]:
 
 
 def _compile_alone(compile_or_load: Callable[[Any], Any], lock: Path, signature: Any) -> Any:
-    """Compile a function, or load what another process has compiled meanwhile."""
+    """Compile a function, or load the machine code that another process has made meanwhile."""
+    since = time.monotonic()
     with ExitStack() as held:
-        with suppress(OSError):  # the folder is gone by now, or a file system has no locks
-            held.enter_context(closing(FileLock(lock, wait=True)))
+        while (waited := time.monotonic() - since) < LONGEST_WAIT_S:
+            try:
+                held.enter_context(closing(FileLock(lock)))
+            except BlockingIOError:
+                if waited > SAID_AFTER_S:
+                    _LISTENER.say()
+                time.sleep(0.05)
+                continue
+            except OSError:  # the folder is gone by now, is another user's, or its file system has no locks
+                pass
+            break
         return compile_or_load(signature)
 
 

@@ -44,16 +44,15 @@ def whole_file(path: Path, what: str, error: type[RlptoError] = CheckpointError)
 class FileLock:
     """The lock of a file or folder, until `close` or the end of this process, however that comes.
 
-    The system locks the inode, for every path to it. descriptor: of the open file. flags: for opening it. wait: for
-    another process that holds the lock, else BlockingIOError is raised. Raises OSError if the path cannot be opened or
-    is a link.
+    The system locks the inode, for every path to it. descriptor: of the open file. flags: for opening it. Raises
+    BlockingIOError if another process holds the lock, OSError if the path cannot be opened or is a link.
     """
 
-    def __init__(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT, wait: bool = False) -> None:
+    def __init__(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> None:
         self.descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BaseException:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             self.close()
             raise
 

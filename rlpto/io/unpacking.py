@@ -38,7 +38,7 @@ def unpack(data: bytes, most: int, place: Path | str, error: type[RlptoError], e
     """Return the content, of at most `most` bytes, of gzip, bzip2, xz or lzma data of one or more streams.
 
     Raises `error` in one line, `place` first, if the content is larger, if data are damaged, cut off or followed by
-    something else, or if they are packed in another way. Memory stays near `most` whatever the data demand.
+    something else, or if they are packed in another way. Memory stays near `most`, however large the content is.
     """
     name = str(packing_of(data))
     if name not in _UNPACKERS:

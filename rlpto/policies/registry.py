@@ -134,8 +134,8 @@ def plugin_files(name: str) -> list[Path]:
     return [Path(package.origin)] if package and package.origin else []
 
 
-def modules_beside(file: Path) -> list[Path]:
-    """Return a Python file, and all files of modules and packages beside it that it or they import at any place."""
+def local_modules(file: Path) -> list[Path]:
+    """Return a Python file, and all files of modules and packages in its folder that it or they import."""
     found, waiting = set[Path](), [file]
     while waiting:
         path = waiting.pop()
@@ -147,8 +147,8 @@ def modules_beside(file: Path) -> list[Path]:
         names = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
         names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
         for top in sorted({name.partition(".")[0] for name in names} - {"rlpto"}):
-            beside = file.parent / top
-            files = [beside.with_suffix(CODE_ENDING), *(beside.rglob(f"*{CODE_ENDING}") if beside.is_dir() else ())]
+            module = file.parent / top
+            files = [module.with_suffix(CODE_ENDING), *(module.rglob(f"*{CODE_ENDING}") if module.is_dir() else ())]
             waiting += [one for one in files if one.is_file() and one not in {*found, *waiting}]
     return sorted(found)
 
@@ -195,22 +195,22 @@ def _class_in_file(spec: PolicySpec) -> PolicyClass:
 
 
 def _module(path: Path, what: str) -> ModuleType:
-    """Return the module of a file, loaded once for each content of it and the modules beside it.
+    """Return the module of a file, loaded once for each content of it and of the modules in its folder.
 
     It is not imported under its own name, and Python's cache of compiled files, which may miss a quick edit, is not
     used.
     """
     text = read_text(path, "a Python file", ConfigError, MIB)
-    beside = [file for file in modules_beside(path) if file != path]
-    content = "".join([f"{path}:{text}", *map(digest, beside)])
+    others = [file for file in local_modules(path) if file != path]
+    content = "".join([f"{path}:{text}", *map(digest, others)])
     name = f"rlpto_policy_{hashlib.sha256(content.encode()).hexdigest()[:16]}"
     if name not in sys.modules:
-        known = {str(file.absolute()) for file in beside}
+        known = {str(file.absolute()) for file in others}
         for other in [key for key, one in sys.modules.items() if getattr(one, "__file__", None) in known]:
             del sys.modules[other]  # it may have been edited since
         module = sys.modules[name] = ModuleType(name)  # typed options look up their annotations there
         module.__file__ = str(path)
-        sys.path.insert(0, str(path.parent.absolute()))  # for modules beside it
+        sys.path.insert(0, str(path.parent.absolute()))  # for modules in its folder
         try:
             exec(compile(text, path, "exec"), vars(module))
         except Exception as error:

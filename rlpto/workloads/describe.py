@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 from rich.console import Group
 from rich.table import Table
@@ -111,9 +109,10 @@ def tables(trace: Trace, capacity: int | None = None) -> Group:
 def _by_text(trace: Trace, column: str, title: str) -> Table:
     """Jobs and load by the text of a column. The load is the mean number of GPUs that the jobs need at once."""
     table = Table(title, "jobs", "GPU-hours", "load in GPUs", title=f"Load by {title}", title_justify="left")
-    jobs = trace.jobs.assign(hours=np.nan_to_num(trace.duration) * trace.gpus / HOUR).groupby(column)["hours"]
-    span, counts = float(trace.submit_time[-1] - trace.submit_time[0]) / HOUR, Counter(trace.texts(column))
-    for text, hours in jobs.sum().sort_values(ascending=False, kind="stable").items():
-        load = f"{hours / span:,.1f}" if span > 0 else "unknown"
-        table.add_row(Text(str(text) or "unknown"), f"{counts[str(text)]:,}", f"{hours:,.0f}", load)
+    hours = trace.jobs.assign(hours=np.nan_to_num(trace.duration) * trace.gpus / HOUR).groupby(column)["hours"]
+    span = float(trace.submit_time[-1] - trace.submit_time[0]) / HOUR
+    found = hours.agg(["size", "sum"]).sort_values("sum", ascending=False, kind="stable")
+    for text, jobs, total in found.itertuples():
+        load = f"{total / span:,.1f}" if span > 0 else "unknown"
+        table.add_row(Text(str(text) or "unknown"), f"{jobs:,}", f"{total:,.0f}", load)
     return table

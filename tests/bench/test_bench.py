@@ -154,7 +154,7 @@ def test_code_is_copied_into_a_submission_and_an_edit_drops_its_results(tmp_path
 
 
 @pytest.mark.slow
-def test_an_edit_of_a_module_beside_a_policy_or_of_a_plug_in_drops_results(
+def test_an_edit_of_a_policys_module_or_of_a_plug_in_drops_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package, folder, said = tmp_path / "plugged_in.py", tmp_path / "submission", list[str]()

@@ -148,7 +148,7 @@ class Own(BasePolicy):
 """
 
 
-def test_an_edit_of_a_module_beside_a_policy_is_run_again_and_said(rlpto, project: Path) -> None:
+def test_a_policy_whose_module_was_edited_is_run_again_and_said(rlpto, project: Path) -> None:
     (project / "share.py").write_text("from deeper.more import FIELD\n")
     (project / "deeper").mkdir()
     (project / "deeper" / "more.py").write_text("FIELD = 'requested_gpus'\n")

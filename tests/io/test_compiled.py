@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from numba.core.errors import NumbaError
 
+from rlpto.io import compiled
 from rlpto.io.by_reference import by_reference
 from rlpto.io.compiled import (
     COMPILING,
@@ -27,6 +29,7 @@ from rlpto.io.compiled import (
     noted_digest,
     sources_digest,
 )
+from rlpto.io.files import FileLock
 
 
 def test_the_cache_is_another_one_once_any_source_has_changed(tmp_path: Path):
@@ -287,3 +290,12 @@ def test_of_two_processes_one_compiles_and_the_other_loads(tmp_path: Path) -> No
         time.sleep(0.01)
     (tmp_path / "go").touch()
     assert sorted(one.communicate()[0] for one in started) == ["42 0 1\n", "42 1 0\n"]
+
+
+def test_a_process_that_was_stopped_while_it_compiled_holds_others_up_for_a_while_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "LONGEST_WAIT_S", 0.1)
+    lock = tmp_path / "double.lock"
+    with closing(FileLock(lock)):
+        assert compiled._compile_alone(lambda signature: signature, lock, 1) == 1

@@ -103,6 +103,7 @@ def helios(*rows: tuple[str, str]) -> str:
         ("2024-02-01 10:00:00.250", 0.25),
         ("2024-02-01 10:00", 0.0),
         ("2024-02-01", -36_000.0),
+        ("2024-02", -36_000.0),
     ],
 )
 def test_dates_of_iso_8601_are_read(date, seconds, put) -> None:

@@ -33,7 +33,7 @@ LONG_STEP_S = 0.3
 NOTE_INTERVAL_S = 2.0
 """Least time between two notes of a job's progress, and from a report to the first of them."""
 MOST_NOTES = 500
-"""Notes that are kept; when there are so many, every other one is dropped, and they become half as frequent."""
+"""Most notes that are kept; at this number every other one is dropped, and notes become half as frequent."""
 
 _COUNTS = ("step", "rescales", "rescale_seconds", "recoveries", "kept_seconds", "kept_gpu_seconds")
 """Sums that reports have by the same names, and that outlive the controller."""

@@ -40,9 +40,11 @@ def import_trace(name: str, path: Path, skip_bad_lines: bool = False, columns: s
         raise TraceError(f"unknown trace format {name!r}, did you mean {near}? expected {', '.join(format_names())}")
     if columns is not None and name != "table":
         raise TraceError(f"--columns with format {name}, expected format table: the columns of others are known")
+    if columns is None:
+        return _format(name).read(path, skip_bad_lines)
     from rlpto.workloads.importers.table import described
 
-    return (_format(name) if columns is None else described(columns)).read(path, skip_bad_lines)
+    return described(columns).read(path, skip_bad_lines)
 
 
 def detect_format(path: Path) -> str:

@@ -228,6 +228,7 @@ def _shown(text: str) -> str:
 _CLOCK = re.compile(r"^\s*(?:(\d{1,9})-)?(\d{1,9}):([0-5]?\d):([0-5]?\d(?:\.\d{1,9})?)\s*$", re.ASCII)
 EPOCH = pd.Timestamp(0)
 """Origin of what `times` returns."""
+_MONTH = re.compile(r"\d{4}-\d\d", re.ASCII)
 _EPOCH = datetime(1970, 1, 1)
 _SECOND = timedelta(seconds=1)
 _HOUR_S = 3600.0
@@ -269,8 +270,9 @@ def times(
 
 def _date(text: str) -> tuple[float, float]:
     """Seconds since 1970 on a date's own clock and the clock's offset from UTC [s]; NaN where there is none."""
+    shown = text.strip()
     try:
-        date = datetime.fromisoformat(text.strip())
+        date = datetime.fromisoformat(f"{shown}-01" if _MONTH.fullmatch(shown) else shown)
     except ValueError:
         return math.nan, math.nan
     offset = date.utcoffset()

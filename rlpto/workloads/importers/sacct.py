@@ -1,4 +1,4 @@
-"""Slurm's accounting, as `sacct -P` writes it (also with -D). Elapsed is the time of a run, whatever clocks did.
+"""Slurm's accounting, as `sacct -P` writes it (also with -D). Durations are Elapsed, which no clock change affects.
 
 Steps (`7.batch`, `7.0`) are left out. A job that was requeued, whose JobID repeats, is one job of all its runs, and the
 components of a heterogeneous job (`7+0`, `7+1`) are one job. Elements of an array (`7_3`) are jobs of their own.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from rlpto.experiments.config import Config
 from rlpto.io.errors import ClusterError
 from rlpto.performance.profiles import profile_yaml
 from rlpto.performance.size_table import SizeTable
-from rlpto.ray_cluster.messages import RECORD, Command
 from rlpto.ray_cluster.settings import ProgramSettings
 from rlpto.service import parent
 from rlpto.service.scheduler import __main__ as process
@@ -30,7 +27,7 @@ from rlpto.store.rows import put
 from rlpto.store.status import decisions, heartbeat, nodes, policies, previews, queue
 from rlpto.store.users import add_user, change_user
 from tests.service.scheduler import virtual
-from tests.service.scheduler.virtual import PROGRAM, Inline, KilledError, VirtualBackend, VirtualService, config
+from tests.service.scheduler.virtual import PROGRAM, Inline, VirtualBackend, VirtualService, config
 from tests.service.web.helpers import make_settings
 
 
@@ -179,111 +176,6 @@ def test_many_jobs_that_are_cancelled_together_are_each_looked_at_a_few_times(
     monkeypatch.setattr(database, "rows", counted)
     service.until(jobs[-1], "cancelled")
     assert read < 30 * len(jobs)
-
-
-def test_a_job_that_is_cancelled_while_the_scheduler_is_away_lets_go_of_its_gpus(service: VirtualService) -> None:
-    job = service.submit(gpus=2, max_gpus=2, epochs=50.0)
-    service.until(job, "running")
-    service.ask("cancel", job)
-    service.until(job, "cancelled")
-    assert service.row(job).gpus_held == 2, "its controller has not ended yet"
-    service.downtime = 10.0
-    service.restart()
-    service.run(lambda: not service.backend.controllers)
-    service.steps(3)
-    assert service.row(job).gpus_held == 0
-    assert all(span.ended is not None for span in spans_of_job(service.store, job))
-
-
-def test_a_job_that_ends_while_no_scheduler_is_there_has_the_end_of_its_curve(service: VirtualService) -> None:
-    job = service.submit(gpus=2, max_gpus=2, epochs=5.0)
-    service.until(job, "running")
-    service.downtime = 100_000.0
-    service.restart()
-    assert service.row(job).state == "finished"
-    assert points_after(service.store, job)[-1].epoch == pytest.approx(5.0)
-
-
-@pytest.mark.parametrize("epochs", [20.0, 500.0])
-def test_curves_have_no_holes_where_no_scheduler_was_there(service: VirtualService, epochs: float) -> None:
-    """Of a job that trains on, and of one that ends meanwhile; and nothing is shown twice."""
-    job = service.submit(gpus=2, max_gpus=2, epochs=epochs)
-    service.until(job, "running")
-    service.steps(20)
-    service.downtime = 20_000.0
-    service.restart()
-    service.steps(20)
-    points = points_after(service.store, job)
-    gaps = [after.at - before.at for before, after in pairwise(points)]
-    assert max(gaps) <= 1000.0
-    assert min(gaps) >= 2.0
-    assert all(before.epoch < after.epoch for before, after in pairwise(points))
-    assert {point.gpus for point in points if point.epoch < epochs} == {2}
-    assert (service.row(job).state == "finished") == (epochs == 20.0)
-
-
-def states_of(service: VirtualService, job: str) -> list[str]:
-    """The states that the history of a job shows."""
-    return [event.body["state"] for event in events_of_job(service.store, job) if "state" in event.body]
-
-
-def test_a_job_that_trained_while_no_scheduler_was_there_was_not_only_queued(
-    service: VirtualService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = service.submit(gpus=2, max_gpus=2, epochs=5.0)
-    sending = service.backend.command
-
-    def killed(command: Command) -> None:
-        sending(command)
-        monkeypatch.undo()
-        raise KilledError
-
-    monkeypatch.setattr(service.backend, "command", killed)
-    with pytest.raises(KilledError):
-        service.steps(10)
-    assert service.row(job).state == "queued"
-    service.downtime = 100_000.0
-    service.restart()
-    assert states_of(service, job) == ["queued", "running", "finished"]
-
-
-def test_a_job_that_has_finished_is_not_queued_again(service: VirtualService, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither if the scheduler dies while it writes the end, nor if the controller is gone when it is back."""
-    jobs = [service.submit(gpus=2, max_gpus=2, epochs=5.0) for _ in range(2)]
-    service.run(lambda: all(service.row(job).state == "running" for job in jobs))
-    writing, database = service.database.end, service.database
-
-    def killed(*given: Any) -> None:
-        writing(*given)
-        monkeypatch.undo()
-        raise KilledError
-
-    monkeypatch.setattr(database, "end", killed)
-    with pytest.raises(KilledError):
-        service.steps(10_000)
-    assert service.backend.controllers.keys() == {*jobs}, "nothing has ended that is not in the database"
-    service.restart()
-    assert states_of(service, jobs[0])[-2:] == ["running", "finished"]
-
-    third = service.submit(gpus=2, max_gpus=2, epochs=5.0)
-    service.until(third, "running")
-    record = Path(service.loop.cluster.spec_of(third).folder) / RECORD
-    record.parent.mkdir(parents=True)
-    at = service.world.wall + 70.0
-    left = {"job": third, "state": "finished", "progress": 5.0, "training_on": ["n0"], "time": at}
-    kept = {"outcome": "finished", "report": left, "earlier": [left | {"progress": 3.0, "time": at - 9.0}]}
-    record.write_text(json.dumps(kept))
-    service.backend.controllers.pop(third)
-    service.downtime = 500.0
-    service.restart()
-    service.steps(2)
-    assert states_of(service, third)[-2:] == ["running", "finished"]
-    assert service.row(third).ended == pytest.approx(at)
-    assert [(point.epoch, point.at) for point in points_after(service.store, third)[-2:]] == [
-        (3.0, pytest.approx(at - 9.0)),
-        (5.0, pytest.approx(at)),
-    ]
-    assert (service.row(third).gpus_held, [one[0] for one in service.backend.started].count(third)) == (0, 1)
 
 
 @pytest.mark.parametrize("jump", [7200.0, -7200.0])
