@@ -11,7 +11,7 @@ from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node, Spo
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
 from rlpto.core.loop import run
-from rlpto.core.queues import ConvergingSettings, Queue, QueueSettings
+from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray, IntArray
@@ -219,7 +219,6 @@ def cases(draw: st.DrawFn, policies: Sequence[str] = tuple(BUILT_IN)) -> Case:
         aging_normal=draw(st.sampled_from([100.0, 1800.0])),
         aging_low=draw(st.sampled_from([130.0, 3600.0])),
         reserve_after=draw(st.sampled_from([None, 100.0, 1000.0])),
-        converging=ConvergingSettings(gained=draw(st.sampled_from([1.0, 0.5, 0.9]))),
     )
     return Case(
         nodes=tuple(Node(size, price=PRICE, spot=draw(st.sampled_from([None, SPOT]))) for size in sizes),

@@ -213,8 +213,8 @@ type_index: jobs of one type share their speed and accuracy curves. epoch: the o
 remaining: work left as it is believed, in the unit of speeds per second (epochs, or what the profile's operator knows).
 progress: epochs done, always exact. epochs: progress and the epochs that are believed to be left; where remaining
 work is estimated with errors, or not known, this is not the number of epochs after which the job will end.
-rescale_delay [s] without progress that a change of its GPUs costs. max_gpus and requested_gpus may be lower than the
-job's own where the queue shrinks it. accuracy, first_accuracy, final_accuracy: now, before training, and once finished.
+rescale_delay [s] without progress that a change of its GPUs costs.
+accuracy, first_accuracy, final_accuracy: now, before training, and once finished.
 accuracy_ahead: largest share of all it can gain per share of the work left, over any stretch of epochs from now on.
 sizes_seen: numbers of GPUs whose steps the believed speed rests on. speed_sigma: standard deviation of the logarithm of
 that speed with twice the GPUs that the job holds (at least 1, at most max_gpus). Both are 0 where speeds are exact.

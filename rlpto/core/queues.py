@@ -21,8 +21,8 @@ from rlpto.core.job_table import STRICT
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.core.placement import fit_rows
 from rlpto.core.queue_order import next_promotion, order_rows
-from rlpto.io.arrays import AnyArray, FloatArray, IntArray
-from rlpto.io.compiled import kernel, njit
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.compiled import njit
 from rlpto.io.errors import PolicyError
 from rlpto.io.settings import Settings
 from rlpto.performance.tables import NO_TYPE
@@ -30,15 +30,6 @@ from rlpto.performance.tables import NO_TYPE
 CLASSES = len(PRIORITY_CLASSES)
 
 _ClassWeight = Annotated[float, Field(gt=0, le=1e6)]
-
-
-class ConvergingSettings(Settings):
-    """Jobs that have nearly converged give GPUs, a quarter of their peak at a time, to jobs that have not."""
-
-    gained: float = Field(1.0, gt=0, le=1)
-    """Share of all the accuracy a job can gain from which on it counts as converging; 1: no job ever does."""
-    keep: float = Field(0.5, gt=0, le=1)
-    """Share of the most GPUs it has held that a converging job keeps at least, halfway from `gained` to its end."""
 
 
 class QueueSettings(Settings):
@@ -66,8 +57,6 @@ class QueueSettings(Settings):
     """Seconds without GPUs after which a job is next under every policy: GPUs that become free are kept for it until it
     can start with its min_gpus, and no policy takes these from it again. null reserves nothing. On clusters of several
     GPU types nothing is reserved."""
-    converging: ConvergingSettings = ConvergingSettings()
-    """Whether jobs shrink as they converge, while other jobs could use their GPUs."""
 
     @field_validator("class_weights")
     @classmethod
@@ -102,11 +91,7 @@ class Queue:
         self._class_weights = STRICT if settings.strict else np.array(settings.class_weights)
 
     def order(self, state: ClusterState) -> ClusterState:
-        """The same state with its rows in the order of service and the classes after aging.
-
-        Jobs that are to shrink as they converge show lower max_gpus (and requested_gpus, where those are more), so
-        that every policy gives what they leave to others; see `shrink_converging`.
-        """
+        """Return the same state with its rows in the order of service and the classes after aging."""
         jobs, rule = state.jobs, self._settings
         if len(jobs) == 0:
             return state
@@ -117,8 +102,6 @@ class Queue:
         if self._served is not None:
             places = ordered.ranked(self._served(replace(state, jobs=ordered)) / ordered.class_weight)
             ordered = ordered.reordered(places, effective[places])
-        if rule.converging.gained < 1:
-            shrink_converging(ordered.records, rule.converging.gained, rule.converging.keep)
         return replace(state, jobs=ordered)
 
     def stands_until(self, state: ClusterState) -> float:
@@ -127,8 +110,8 @@ class Queue:
         To be asked once the decision on `state` has been carried out.
         """
         rule = self._settings
-        if rule.inside != "fifo" or rule.converging.gained < 1 or rule.reserve_after is not None:
-            return state.time  # users take turns; shrunk jobs make room for further wishes; jobs become overdue
+        if rule.inside != "fifo" or rule.reserve_after is not None:
+            return state.time  # users take turns; jobs become overdue
         return next_promotion(state.jobs.store.records, state.jobs.index, rule.aging_normal, rule.aging_low)
 
     def admit(self, state: ClusterState, allocation: Allocation, policy: str) -> Allocation:
@@ -302,35 +285,3 @@ def is_permutation(order: IntArray) -> bool:
             return False
         seen[row] = True
     return True
-
-
-@kernel(inline="always")
-def gained_share(first: float, now: float, final: float) -> float:
-    """Share of all the accuracy a job can gain that it has gained; 0 where there is none to gain."""
-    return (now - first) / (final - first) if final > first else 0.0
-
-
-@kernel()
-def shrink_converging(view: AnyArray, since: float, keep: float) -> None:
-    """Lower max_gpus and requested_gpus of jobs in view [n] VIEW that converge while others could use GPUs.
-
-    A job converges once it has gained `since` of the accuracy between its first and its final one. It may then
-    hold three quarters of the most it has held, and `keep` of it (if that is less) from halfway to its end
-    on, but no fewer than its min_gpus. Nothing is lowered unless a job that does not converge holds less than its
-    limit. After the convergence shrink of this project's notes on systems (1.7).
-    """
-    wanted = False
-    for i in range(len(view)):
-        job = view[i]
-        gained = gained_share(job.first_accuracy, job.accuracy, job.final_accuracy)
-        wanted = wanted or (gained < since and job.gpus < job.max_gpus)
-    if not wanted:
-        return
-    for i in range(len(view)):
-        job = view[i]
-        gained = gained_share(job.first_accuracy, job.accuracy, job.final_accuracy)
-        if gained >= since and job.peak_gpus > 0:
-            late = gained >= (1.0 + since) / 2
-            share = keep if late else max(keep, 0.75)
-            job.max_gpus = min(job.max_gpus, max(job.min_gpus, int(np.ceil(share * job.peak_gpus))))
-            job.requested_gpus = min(job.requested_gpus, job.max_gpus)

@@ -14,7 +14,7 @@ from rlpto.core.admission import admit
 from rlpto.core.gpu_kinds import Kinds, choose_kinds
 from rlpto.core.jobs import VIEW, curve_at, fill_estimates, fill_limits, fill_speed
 from rlpto.core.queue_order import next_promotion, order_rows
-from rlpto.core.queues import QueueSettings, shrink_converging
+from rlpto.core.queues import QueueSettings
 from rlpto.core.records import add_interval
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.by_reference import by_reference
@@ -29,7 +29,7 @@ from rlpto.simulator.allocating import apply_allocation, apply_placement, choose
 from rlpto.simulator.arrays import World
 from rlpto.simulator.kernels import advance, clear_sums
 
-KNOWN = np.dtype([(name, "i8") for name in ("job", "type", "epoch", "level", "max_gpus")], align=True)
+KNOWN = np.dtype([(name, "i8") for name in ("job", "type", "epoch", "level")], align=True)
 """What speed and steps of a row are of; job -1: of nothing. All else that they follow from stays while a job lives."""
 
 UNSEEN, KNOWN_LEVEL = 0, -1
@@ -83,7 +83,7 @@ class Loop(NamedTuple):
     seen: [B, T or M] level of what was seen of each type of job, or by each job.
     noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
     aging: [2] s, normal and low. strict: whether a higher class comes first.
-    converging: [2] share of accuracy gained, and GPUs to keep. reserve_after [s]: infinity reserves nothing.
+    reserve_after [s]: infinity reserves nothing.
     ordered_until: [B] s until when the queue order in `shown` stands unless a job comes or goes.
     numbers, given: [M] memory of one decision: numbers of jobs, and GPUs or classes of them.
     order: [M] 0, 1, ...: rows are placed in queue order.
@@ -111,7 +111,6 @@ class Loop(NamedTuple):
     noise: FloatArray
     aging: FloatArray
     strict: bool
-    converging: FloatArray
     reserve_after: float
     gpus_per_node: int
     ordered_until: FloatArray
@@ -158,7 +157,6 @@ def build_loop(
         noise=noise,
         aging=np.array([queue.aging_normal, queue.aging_low]),
         strict=queue.strict,
-        converging=np.array([queue.converging.gained, queue.converging.keep]),
         reserve_after=queue.reserved_after(1 if kinds is None else 2),
         gpus_per_node=gpus_per_node,
         ordered_until=np.full(count, -np.inf),
@@ -194,13 +192,6 @@ def look_around(loop: Loop, b: int) -> None:
             if loop.beliefs.by_size.size:
                 believe_speed(loop.beliefs, job, level, speed[row])
             known.job, known.type, known.epoch, known.level = job.index, job.type_index, job.epoch, level
-            known.max_gpus = -1
-    if loop.converging[0] < 1:
-        shrink_converging(view, loop.converging[0], loop.converging[1])
-    for row in range(n):
-        job, known = view[row], loop.known[b, row]
-        if known.max_gpus != job.max_gpus:
-            known.max_gpus = job.max_gpus
             walk_hull(speed[row], job.min_gpus, job.max_gpus, loop.chain, target[row], gain[row])
 
 
@@ -278,7 +269,7 @@ def look_at_queue(loop: Loop, b: int) -> None:
     Where the order stands, so does all of that: `carry_out` has noted how many GPUs each job got.
     """
     w, cluster = loop.world, loop.world.clusters[b]
-    if not cluster.changed and cluster.time < loop.ordered_until[b] and loop.converging[0] >= 1:
+    if not cluster.changed and cluster.time < loop.ordered_until[b]:
         return
     jobs, active, index, effective = w.jobs[b], w.active[b, : cluster.active], loop.numbers, loop.given
     order_rows(jobs, active, cluster.time, loop.aging[0], loop.aging[1], loop.strict, index, effective)

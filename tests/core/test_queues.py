@@ -8,14 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.core.cluster import Allocation, ClusterState
-from rlpto.core.jobs import VIEW, Job
-from rlpto.core.queues import ConvergingSettings, Queue, QueueSettings, shrink_converging
+from rlpto.core.jobs import Job
+from rlpto.core.queues import Queue, QueueSettings
 from rlpto.io.errors import PolicyError
 
-from ..builders import advance_to, give, job, linear_tables, make_cluster, make_tables, played
+from ..builders import advance_to, give, job, linear_tables, make_cluster, played
 
 CLASSES = (0, 1, 2)
-SHRINKING = QueueSettings(converging=ConvergingSettings(gained=0.9, keep=0.5))
 
 
 def waiting(priorities: Sequence[int], time: float = 0.0, **more: Sequence[float]) -> ClusterState:
@@ -71,51 +70,6 @@ class TestAging:
         assert np.isnan(state.jobs.wait_start).all()
         cluster.apply(state, Allocation(np.array([0])))
         assert queue.stands_until(state) == 40
-
-
-def limits(gained: list[float], held: list[int], peak: list[int], rule: ConvergingSettings) -> list[int]:
-    """What jobs of 1 to 16 GPUs may hold under a rule."""
-    shown = np.zeros(len(held), dtype=VIEW)
-    shown["max_gpus"], shown["min_gpus"], shown["requested_gpus"], shown["final_accuracy"] = 16, 1, 9, 1.0
-    shown["accuracy"], shown["gpus"], shown["peak_gpus"] = gained, held, peak
-    shrink_converging(shown, rule.gained, rule.keep)
-    np.testing.assert_array_equal(shown["requested_gpus"], np.minimum(9, shown["max_gpus"]))
-    return shown["max_gpus"].tolist()
-
-
-class TestConverging:
-    RULE = SHRINKING.converging
-
-    def test_a_job_shrinks_in_steps_as_it_converges(self):
-        steps = [limits([gained, 0.1], [8, 8], [8, 8], self.RULE)[0] for gained in (0.89, 0.9, 0.94, 0.95, 1.0)]
-        assert steps == [16, 6, 6, 4, 4]
-        assert limits([0.95, 0.1], [8, 16], [8, 16], self.RULE) == [16, 16], "while no other can use it"
-        assert limits([0.95, 0.99], [8, 2], [8, 4], self.RULE) == [16, 16], "converging jobs need nothing more"
-
-    @given(
-        st.lists(st.tuples(st.floats(0, 1), st.integers(0, 16), st.integers(0, 16)), min_size=1),
-        st.floats(0.5, 1),
-        st.floats(0.1, 1),
-    )
-    def test_limits_never_rise_nor_fall_below_what_is_kept(self, jobs, gained, keep):
-        held = [min(now, most) for _, now, most in jobs]
-        rule = ConvergingSettings(gained=gained, keep=keep)
-        found = limits([share for share, *_ in jobs], held, [most for *_, most in jobs], rule)
-        for (share, _, most), limit in zip(jobs, found, strict=True):
-            assert max(1, keep * most) <= limit <= 16 or limit == 16
-            assert limit == 16 or share >= gained
-
-    @pytest.mark.parametrize("policy", ["fifo", "sjf", "srtf"])
-    def test_a_rigid_policy_starts_a_job_on_what_a_converging_one_leaves(self, policy):
-        tables = make_tables([[[[0.001 * (k + 1)] * 3 for k in range(8)]]], accuracy=np.array([0.0, 0.95, 0.98, 1.0]))
-        jobs = [job(0, epochs=3, gpus=8, min_gpus=1), job(1, 150, epochs=3, gpus=4, min_gpus=1)]
-        starts = []
-        for rule in (QueueSettings(), SHRINKING):
-            cluster = make_cluster(jobs, tables, [8])
-            record = played(cluster, policy, rule)
-            starts.append(record.jobs.start_time[1])
-            assert np.isfinite(record.jobs.finish_time).all()
-        assert starts == [375.0, 150.0]
 
 
 @st.composite

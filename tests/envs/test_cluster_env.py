@@ -12,7 +12,7 @@ from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
 from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.loop import run
-from rlpto.core.queues import ConvergingSettings, QueueSettings
+from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.batch import EnvBatch
@@ -59,18 +59,17 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("decide_on", "failures", "spot", "noisy", "gained", "classes"),
+    ("decide_on", "failures", "spot", "noisy", "classes"),
     [
-        ("events", FailureSettings(), False, False, 1.0, "strict"),
-        ("events", ALL_OF_IT, True, False, 1.0, "strict"),
-        ("interval", FAILING, True, True, 1.0, "weighted"),
-        ("events", FAILING, False, False, 0.5, "strict"),
+        ("events", FailureSettings(), False, False, "strict"),
+        ("events", ALL_OF_IT, True, False, "strict"),
+        ("interval", FAILING, True, True, "weighted"),
     ],
 )
-def test_action_zero_is_the_index_under_the_scheduler(decide_on, failures, spot, noisy, gained, classes):
+def test_action_zero_is_the_index_under_the_scheduler(decide_on, failures, spot, noisy, classes):
     simulator = SimulatorSettings(decide_on=decide_on, failures=failures)
     jobs = [random_jobs(7, 30, 8, 10)]
-    queue = QueueSettings(classes=classes, converging=ConvergingSettings(gained=gained))
+    queue = QueueSettings(classes=classes)
     shape = ClusterShape((*NODES[1:], Node(4, price=1.0, spot=SPOT))) if spot else NODES
     rules = {"noisy": noisy, "simulator": simulator, "queue": queue, "shape": shape}
     setup = make_setup(jobs, episode=WHOLE, baseline="none", **rules)

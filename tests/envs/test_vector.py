@@ -16,7 +16,7 @@ from gymnasium.wrappers import vector as wrappers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.core.queues import ConvergingSettings, QueueSettings
+from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
@@ -96,14 +96,13 @@ def test_what_cannot_be_is_refused_in_a_line():
     mtbf=st.sampled_from([0.0, 1.0]),
     decide_on=st.sampled_from(["events", "interval"]),
     baseline=st.sampled_from(["none", "start_heuristic"]),
-    gained=st.sampled_from([1.0, 0.6]),
     classes=st.sampled_from(["strict", "weighted"]),
     scored=st.booleans(),
     reserve=st.sampled_from([None, 200.0]),
 )
 @settings(max_examples=8)
 def test_it_goes_the_way_of_gymnasiums_own_vector_of_single_environments(
-    seed, mode, hold, noisy, mtbf, decide_on, baseline, gained, classes, scored, reserve
+    seed, mode, hold, noisy, mtbf, decide_on, baseline, classes, scored, reserve
 ):
     """All arrays and infos, and the statistics of episodes. One of gymnasium's steps a cluster object if it can."""
     factor = np.random.default_rng(1).uniform(0.5, 2.0, TABLES.rates.shape)
@@ -115,7 +114,6 @@ def test_it_goes_the_way_of_gymnasiums_own_vector_of_single_environments(
             classes=classes,
             aging_normal=400,
             aging_low=600,
-            converging=ConvergingSettings(gained=gained),
             reserve_after=reserve,
         ),
         episode=EpisodeSettings(min_hours=0.1, max_hours=0.3),
