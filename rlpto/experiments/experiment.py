@@ -27,7 +27,7 @@ from rlpto.experiments.window_traces import WindowTraces
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError, JobError, TraceError
 from rlpto.knowledge.known import AS_POLLUX, BatchCache, Knowledge
-from rlpto.performance.compile import compile_tables, load_profiles
+from rlpto.performance.compile import chosen_batch_sizes, compile_tables, load_profiles
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.tables import JobType, SpeedTables
@@ -152,7 +152,9 @@ class Experiment:
             if not traces:
                 raise TraceError(f"{self.traces.description}: no jobs")
             types = {
-                kind for trace in traces for kind in job_types(trace, workload.mapping, self.models, workload.metric)
+                kind
+                for trace in traces
+                for kind in job_types(trace, workload.mapping, self.models, workload.metric, self._batch_sizes)
             }
             most = min(most, max(*(int(trace.gpus.max()) for trace in traces), workload.mapping.max_gpus))
         return sorted(types, key=type_order), most
@@ -299,6 +301,10 @@ class Experiment:
     def window_seed(self, window: str, seed: int) -> int:
         """Seed of all randomness in a window, different for each window."""
         return int(np.random.SeedSequence([seed, zlib.crc32(window.encode())]).generate_state(1)[0])
+
+    def _batch_sizes(self, model: str) -> list[int]:
+        """Batch sizes that jobs of a model may be given: those to choose from, or its base where none are."""
+        return chosen_batch_sizes(self.profiles, JobType(model)) or [self.profiles.facts(model).batch.base]
 
     def _useful_gpus(self, kind: JobType) -> int:
         """Most GPUs that a job's batch can be spread over."""

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from rlpto.core.jobs import Job
 from rlpto.core.stopping import StopRule, parse_rule
-from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.errors import ConfigError, JobError
 from rlpto.io.settings import Settings
 from rlpto.performance.metrics import DEFAULT_METRIC, METRICS, MetricName
@@ -52,9 +52,13 @@ class MappingSettings(Settings):
     models: dict[str, float] | None = None
     """duration: models to draw from and their weights; null: every model there is, equally likely."""
     adaptive_batch: bool = False
-    """given: let jobs adapt their batch size instead of keeping the recorded one; other modes always adapt it."""
+    """given: let jobs adapt their batch size instead of keeping the recorded one; for modes duration and category see
+    `fixed_batch`."""
     fixed_batch_models: tuple[str, ...] = ()
     """given, with adaptive_batch: models whose jobs keep the recorded batch size all the same."""
+    fixed_batch: float = Field(0.0, ge=0, le=1)
+    """duration, category: share of jobs that train with one batch size, the size with which their model trains fastest
+    on the requested GPUs, instead of adapting it. With `users`, either all jobs of a user do or none."""
     min_duration: float = Field(60.0, ge=0.001)
     """duration, category: shorter recorded durations are raised to this [s]."""
     max_duration: float = Field(86_400.0, ge=0.001)
@@ -85,6 +89,8 @@ class MappingSettings(Settings):
             raise ValueError("priority_shares: expected three shares of 0 or more that sum to 1")
         if self.users is not None and self.mode not in BY_TIME:
             raise ValueError(f"users {self.users}: mode {self.mode} takes no account of users, expected mode duration")
+        if self.fixed_batch > 0 and self.mode in NAMING:
+            raise ValueError(f"fixed_batch: mode {self.mode} takes batch sizes from the trace, expected 0")
         return self
 
 
@@ -93,11 +99,13 @@ def job_types(
     settings: MappingSettings,
     available: Sequence[str] = MODELS,
     metric: MetricName = DEFAULT_METRIC,
+    batch_sizes: Callable[[str], Sequence[int]] | None = None,
 ) -> tuple[JobType, ...]:
     """Types that speed tables must hold before `map_jobs`; available: models that have a profile.
 
     metric: of jobs for which the trace names none. Types of the usual metric are always among them, because they
-    determine models and work.
+    determine models and work. batch_sizes: returns the batch sizes that a model may be given, for `fixed_batch`; the
+    types that adapt their batch size are listed in any case, because models are drawn by them.
     """
     pairs: set[tuple[str, int | None]]
     if settings.mode in NAMING:
@@ -106,6 +114,8 @@ def job_types(
         pairs = {(model, None) for models in CATEGORIES for model in models}
     else:
         pairs = {(model, None) for model in (available if settings.models is None else settings.models)}
+    if settings.fixed_batch > 0 and batch_sizes is not None:
+        pairs |= {(model, size) for model, _ in pairs for size in batch_sizes(model)}
     metrics = {DEFAULT_METRIC, *_metrics(trace, metric)}
     return tuple(sorted((JobType(*pair, name) for pair in pairs for name in metrics), key=type_order))
 
@@ -139,7 +149,7 @@ def map_jobs(
     one on numbers of GPUs that it does not suit), data_size is such that the profile's epochs take the same time in all
     jobs, the geometric mean of durations, and a job has as many epochs as take its own. *category* takes epochs and
     data size of the drawn model as they are. *given* does so as well, for the model and the batch size that the trace
-    names.
+    names. `settings.fixed_batch` changes neither which models are drawn nor how long jobs take on their requested GPUs.
 
     Raises JobError for a job that fits neither cluster nor tables, or one without a model or user where it is needed;
     ConfigError for a model that the tables do not hold.
@@ -164,14 +174,17 @@ def map_jobs(
     capped = (settings.model_max_gpus.get(kind.model, tables.max_gpus) for kind in tables.types)
     limits = np.array([min(pair) for pair in zip(useful, capped, strict=True)])
     users = _users(trace, settings, seed)
+    drawer = np.arange(len(trace)) if settings.users is None else np.unique(users, return_inverse=True)[1]
     rng = np.random.default_rng([seed, 0])
     if settings.mode in NAMING:
         kind = _given_types(trace, tables, settings)
     elif settings.mode == "category":
         kind = _draw_by_category(trace.gpus * duration / HOUR, gpus, tables, limits, rng)
     else:
-        drawer = np.arange(len(trace)) if settings.users is None else np.unique(users, return_inverse=True)[1]
         kind = _draw_by_weight(gpus, tables, settings, seconds, limits, rng.random(len(trace))[drawer])
+    if settings.fixed_batch > 0:
+        fixed = _draw_fixed(settings.fixed_batch, drawer, np.random.default_rng([seed, 5]))
+        kind = np.where(fixed, _with_fastest_batch(kind, gpus, tables, seconds, limits), kind)
     data_size, epochs = tables.samples[kind], tables.epochs[kind].astype(np.float64)
     if settings.mode in BY_TIME:
         usual = duration
@@ -350,6 +363,37 @@ def _draw_by_category(
             weight = (able if able.any() else ~able).astype(np.float64)
             kind[mine] = pick(types, weight, chance[mine])
     return kind
+
+
+def _draw_fixed(share: float, drawer: IntArray, rng: np.random.Generator) -> BoolArray:
+    """[M] whether each job keeps its batch size: the share of the jobs, rounded, or less where drawers are too large.
+
+    drawer: [M] all jobs of one do or none do. Drawers are taken in random order as long as their jobs are not too many.
+    """
+    jobs, fixed, kept = np.bincount(drawer), np.zeros(len(drawer), dtype=np.bool_), 0
+    for one in rng.permutation(len(jobs)).tolist():
+        if kept + jobs[one] <= share * len(drawer) + 0.5:
+            fixed[drawer == one] = True
+            kept += int(jobs[one])
+    return fixed
+
+
+def _with_fastest_batch(
+    kind: IntArray, gpus: IntArray, tables: SpeedTables, seconds: FloatArray, limits: IntArray
+) -> IntArray:
+    """[M] types of the same models with the fixed batch size that trains fastest on `gpus` [M], of those that can be
+    spread over them if there are any."""
+    found = kind.copy()
+    for own, count in set(zip(kind.tolist(), gpus.tolist(), strict=True)):
+        usual = tables.types[own]
+        fixed = {other for other in tables.types if other.batch_size and other._replace(batch_size=None) == usual}
+        if not fixed:
+            raise ConfigError(f"mapping fixed_batch: no speed table of {usual.model} for a fixed batch size")
+        types = np.sort([tables.type_index(other) for other in fixed])
+        able = limits[types] >= count
+        time = np.where(able if able.any() else ~able, seconds[types, count], np.inf)
+        found[(kind == own) & (gpus == count)] = types[np.argmin(time)]
+    return found
 
 
 def pick(types: IntArray, weight: FloatArray, chance: FloatArray) -> IntArray:

@@ -39,6 +39,18 @@ def test_the_same_window_and_seed_give_the_same_jobs_and_others_do_not() -> None
     assert not {job.name for job in experiment.jobs(first, 0)} & {job.name for job in experiment.jobs(second, 0)}
 
 
+@pytest.mark.parametrize("metric", ["goodput", "throughput"])
+def test_a_share_of_the_jobs_keeps_its_batch_size(metric: str) -> None:
+    changed = Experiment(synthetic(metric=metric, mapping={"oversized": "skip", "fixed_batch": 0.5}))
+    window = changed.windows("test")[0]
+    jobs, usual = changed.jobs(window, 0), Experiment(synthetic(metric=metric)).jobs(window, 0)
+    fixed = [job.batch_size is not None for job in jobs]
+    assert sum(fixed) == pytest.approx(len(jobs) / 2, abs=1)
+    assert [job.model for job in jobs] == [job.model for job in usual]
+    assert all(job == before for job, before in zip(jobs, usual, strict=True) if job.batch_size is None)
+    assert np.isfinite(changed.run_policy(changed.policy("equal_share"), window, 0).jobs.finish_time).all()
+
+
 def test_whatever_the_metric_the_jobs_have_the_same_work_and_other_times() -> None:
     experiments = [Experiment(synthetic(metric=metric)) for metric in ("goodput", "throughput")]
     window = experiments[0].windows("test")[0]

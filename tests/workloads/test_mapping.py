@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rlpto.core.job_store import JobStore
+from rlpto.core.jobs import Job
 from rlpto.core.stopping import StopRule
 from rlpto.io.errors import ConfigError, JobError
 from rlpto.performance.compile import compile_tables, load_profiles
@@ -27,6 +28,7 @@ def tables_of(types: Iterable[JobType], max_gpus: int = 64) -> SpeedTables:
 
 
 TABLES = tables_of(map(JobType, SIX))
+BASE = {"bert": 12, "cifar10": 128, "deepspeech2": 20, "imagenet": 200, "ncf": 256, "yolov3": 8}
 
 
 def recorded(durations: list[float], gpus: list[int], **more: list[object]) -> Trace:
@@ -227,3 +229,89 @@ class TestListed:
             listed_jobs([ListedJob(model="m", gpus=8)], facts, 4)
         with pytest.raises(ValidationError, match="min_gpus <= gpus <= max_gpus"):
             ListedJob(model="m", gpus=2, max_gpus=1)
+
+
+SIZES = {"cifar10": [128, 512, 2048], "bert": [12, 96]}
+
+
+class TestFixedBatch:
+    HALF = MappingSettings(fixed_batch=0.5, models={"cifar10": 1, "bert": 1})
+    TRACE = recorded([600.0 * (1 + i % 7) for i in range(200)], [1 + i % 8 for i in range(200)])
+    TYPES = job_types(TRACE, HALF, batch_sizes=SIZES.__getitem__)
+    OWN = tables_of(TYPES)
+
+    def jobs(self, settings: MappingSettings, trace: Trace = TRACE, seed: int = 3) -> list[Job]:
+        return map_jobs(trace, self.OWN, settings, seed, 64, GPUS_PER_NODE)
+
+    def test_types_are_listed_with_those_that_adapt(self) -> None:
+        fixed = {JobType(model, size) for model, sizes in SIZES.items() for size in sizes}
+        assert set(self.TYPES) == {JobType("cifar10"), JobType("bert"), *fixed}
+        without = self.HALF.model_copy(update={"fixed_batch": 0.0})
+        assert job_types(self.TRACE, without, batch_sizes=SIZES.__getitem__) == (
+            JobType("bert"),
+            JobType("cifar10"),
+        )
+
+    def test_a_share_keeps_its_batch_size_and_nothing_else_changes(self) -> None:
+        usual = self.jobs(self.HALF.model_copy(update={"fixed_batch": 0.0}))
+        half, all_of_them = self.jobs(self.HALF), self.jobs(self.HALF.model_copy(update={"fixed_batch": 1.0}))
+        assert sum(job.batch_size is not None for job in half) == 100
+        assert all(job.batch_size is not None for job in all_of_them)
+        assert half == self.jobs(self.HALF)
+        assert half != self.jobs(self.HALF, seed=4)
+        for before, after in zip(usual, half, strict=True):
+            assert after.batch_size is not None or after == before
+            assert (after.model, after.submit_time, after.requested_gpus) == (
+                before.model,
+                before.submit_time,
+                before.requested_gpus,
+            )
+
+    def test_it_is_the_fastest_on_the_requested_gpus_which_take_the_recorded_time(self) -> None:
+        jobs = self.jobs(self.HALF)
+        store = JobStore.from_jobs(jobs, self.OWN)
+        for i, job in enumerate(jobs):
+            at = store.type_index[i], store.scale[i], store.epochs[i], job.requested_gpus
+            assert seconds_to_finish(self.OWN, *at, GPUS_PER_NODE) == pytest.approx(self.TRACE.duration[i])
+        chosen = {(job.model, job.requested_gpus): job.batch_size for job in jobs if job.batch_size}
+        assert chosen["cifar10", 1] == 128
+        assert chosen["cifar10", 8] == 2048
+        assert chosen["bert", 1] == 12
+        assert chosen["bert", 8] == 96
+
+    def test_of_batches_that_cannot_be_spread_over_the_gpus_none_is_taken(self) -> None:
+        trace, only = recorded([600.0], [8]), MappingSettings(fixed_batch=1, models={"bert": 1})
+        (job,) = map_jobs(trace, self.OWN, only, 0, 64, 4, lambda kind: 4 if kind.batch_size == 96 else None)
+        assert job.batch_size == 12
+        (job,) = map_jobs(trace, self.OWN, only, 0, 64, 4, lambda _: 4)
+        assert job.batch_size == 96, "where none can be spread, the fastest"
+
+    @given(st.lists(st.integers(0, 9), min_size=1, max_size=60), st.floats(0, 1), st.integers(0, 99))
+    def test_all_jobs_of_a_user_are_alike_and_no_more_than_the_share(self, users, share, seed) -> None:
+        trace = recorded([600.0] * len(users), [1] * len(users), user=[f"u{user}" for user in users])
+        settings = self.HALF.model_copy(update={"fixed_batch": share, "users": "recorded"})
+        fixed = [job.batch_size is not None for job in self.jobs(settings, trace, seed)]
+        assert len(set(zip(users, fixed, strict=True))) == len(set(users))
+        assert sum(fixed) <= share * len(users) + 0.5
+        assert share < 1 or all(fixed)
+
+    def test_whole_models_by_category_keep_their_work(self) -> None:
+        settings = MappingSettings(mode="category", fixed_batch=1)
+        trace = recorded([1800.0, 1800.0], [1, 4])
+        types = job_types(trace, settings, batch_sizes=lambda model: [BASE[model]])
+        tables = tables_of(types)
+        for job in map_jobs(trace, tables, settings, 0, 64, 4):
+            own = tables.type_index(JobType(job.model))
+            assert job.batch_size == BASE[job.model]
+            assert (job.epochs, job.data_size) == (tables.epochs[own], tables.samples[own])
+
+    @pytest.mark.parametrize("mode", ["given", "named"])
+    def test_modes_that_take_batch_sizes_from_the_trace_refuse_it(self, mode) -> None:
+        with pytest.raises(
+            ValidationError, match=f"fixed_batch: mode {mode} takes batch sizes from the trace, expected 0"
+        ):
+            MappingSettings(mode=mode, fixed_batch=0.1)
+
+    def test_tables_without_fixed_types_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match=r"mapping fixed_batch: no speed table of .* for a fixed batch size"):
+            map_jobs(self.TRACE, TABLES, MappingSettings(fixed_batch=0.5), 0, 64, 4)
