@@ -9,6 +9,7 @@ import io
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,12 @@ from matplotlib.ticker import (
 
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import HOUR, REWARD_PARTS
+from rlpto.evaluation.convergence import FEWEST_DELAYS, STAGES, Convergence, convergence
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, completion_times, scale_for
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.statistics import LEVEL, Interval
 from rlpto.evaluation.tables import Results, Summary
-from rlpto.evaluation.timeline import gpus_by_accuracy, run_span
+from rlpto.evaluation.timeline import run_span
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.files import whole_file
 from rlpto.performance.profiles import Profile
@@ -106,10 +108,10 @@ def records_by_policy(finished: Sequence[FinishedCell]) -> dict[str, list[RunRec
     return records
 
 
-def all_plots(results: Results, finished: Sequence[FinishedCell]) -> list[Plot]:
+def all_plots(results: Results, finished: Sequence[FinishedCell], delays: Mapping[str, float]) -> list[Plot]:
     """Every plot of the report, from the records of the finished cells. Raises CheckpointError if one is unreadable.
 
-    Plots of a single run show the first window and seed.
+    delays: rescale delay by model [s]. Plots of a single run show the first window and seed.
     """
     read = records_by_policy(finished)
     records = {summary.policy: read[summary.policy] for summary in results.policies}
@@ -118,6 +120,7 @@ def all_plots(results: Results, finished: Sequence[FinishedCell]) -> list[Plot]:
     compared = {policy: firsts[policy] for policy in reversed(main)}
     first = firsts[main[0]]
     run = f"window {first.window}, seed {first.seed}"
+    stages = {policy: convergence(runs, records[main[-1]], delays) for policy, runs in records.items()}
     return [
         Plot(
             "reward",
@@ -144,9 +147,10 @@ def all_plots(results: Results, finished: Sequence[FinishedCell]) -> list[Plot]:
         Plot(
             "gpus_by_accuracy",
             "GPUs against accuracy",
-            "Mean GPUs a job holds while it passes each stage of its accuracy gain, from its start (0 %) to its "
-            "finish (100 %); a falling curve gives converging jobs fewer GPUs.",
-            gpus_against_accuracy(records, main),
+            "GPUs of a job in each stage of the accuracy it can gain over its GPUs at 50-80 %, geometric mean over "
+            f"jobs that have held several and ran for {FEWEST_DELAYS} rescale delays; a falling curve gives converging "
+            f"jobs fewer. {stages[main[0]].sentence(main[0], main[-1])}",
+            gpus_against_accuracy(stages, main),
         ),
     ]
 
@@ -297,21 +301,22 @@ def gantt(record: RunRecord, seconds: float | None = None) -> Figure:
     return figure
 
 
-def gpus_against_accuracy(
-    records: Mapping[str, Sequence[RunRecord]], highlighted: Sequence[str] = (), bins: int = 20
-) -> Figure:
-    """Mean GPUs held while passing each stage of the accuracy gain, one line per policy."""
+def gpus_against_accuracy(found: Mapping[str, Convergence], highlighted: Sequence[str] = ()) -> Figure:
+    """GPUs held in each stage of the accuracy over those in the second, one line per policy, with the intervals of the
+    highlighted policies."""
     figure, axes = new_figure()
-    styles = line_styles(records, highlighted)
-    middles = (np.arange(bins) + 0.5) / bins
-    for policy, runs in records.items():
-        parts = [gpus_by_accuracy(record, bins) for record in runs]
-        sums, weights = sum(p[0] for p in parts), sum(p[1] for p in parts)
-        held = np.divide(sums, weights, out=np.full(bins, np.nan), where=np.asarray(weights) > 0)
-        axes.plot(middles, held, marker="o", markersize=3, label=policy, **styles[policy])
-    axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set(xlim=(0, 1), xlabel="share of the accuracy gain reached", ylabel="mean GPUs per job")
+    styles = line_styles(found, highlighted)
+    stages = [f"{100 * low:.0f}-{high:.0%}" for low, high in pairwise(STAGES)]
+    for policy, one in found.items():
+        held = [interval.estimate for interval in one.held]
+        axes.plot(stages, held, marker="o", markersize=3, label=policy, **styles[policy])
+        if policy in highlighted:
+            error = np.hstack([_error(interval) for interval in one.held])
+            axes.errorbar(stages, held, error, fmt="none", ecolor=styles[policy]["color"], capsize=2)
+    shown = [interval.estimate for one in found.values() for interval in one.held if np.isfinite(interval.estimate)]
+    axes.axhline(1.0, color=INK, linewidth=0.8, zorder=1)
+    axes.set(xlabel="share of the accuracy gained", ylabel="GPUs over those at 50-80%")
+    axes.set_ylim(0, 1.4 * max(shown, default=1.0))  # intervals of few windows may be huge
     _legend(figure, axes)
     return figure
 

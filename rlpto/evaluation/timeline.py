@@ -64,35 +64,6 @@ def utilisation(record: RunRecord, edges: FloatArray) -> FloatArray:
     return used
 
 
-def gpus_by_accuracy(record: RunRecord, bins: int) -> tuple[FloatArray, FloatArray]:
-    """Mean GPUs a finished job holds while it passes each stage of its accuracy gain.
-
-    A job's gain runs from its accuracy at its first GPU (0) to the one at its finish (1). Every job
-    counts alike in every stage. Returns GPU sums [bins] and weights [bins] (share of a stage passed,
-    summed over jobs): add over runs, then divide. Waiting gains nothing and so has no weight.
-    """
-    changes, jobs = record.changes, record.jobs
-    order = np.argsort(changes.job, kind="stable")
-    job, gpus, accuracy = changes.job[order], changes.gpus[order], changes.accuracy[order]
-    sums, weights = np.zeros(bins), np.zeros(bins)
-    if len(job) < 2:
-        return sums, weights
-    first = np.concatenate(([True], job[1:] != job[:-1]))
-    begin = np.zeros(len(jobs.names))
-    begin[job[first]] = accuracy[first]
-    gain = jobs.final_accuracy - begin
-    usable = (gain > 0) & np.isfinite(jobs.finish_time)
-    share = (accuracy - begin[job]) / np.where(usable, gain, 1.0)[job]
-    kept = ~first[1:] & usable[job[1:]]
-    low, high, held = share[:-1][kept], share[1:][kept], gpus[:-1][kept]
-    # A loop over the few bins: a [changes, bins] matrix would not fit for long runs.
-    for b in range(bins):
-        passed = np.clip(np.minimum(high, (b + 1) / bins) - np.maximum(low, b / bins), 0.0, None) * bins
-        sums[b] = float(passed @ held)
-        weights[b] = float(passed.sum())
-    return sums, weights
-
-
 def _differences(changes: AllocationChanges) -> IntArray:
     """[C] change of a job's number of GPUs at each of its changes."""
     order = np.argsort(changes.job, kind="stable")

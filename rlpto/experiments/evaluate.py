@@ -109,7 +109,8 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     finished = labelled(finished)
     by_label = {policy_label(spec): spec for spec in config.policies}
     reference = config.evaluation.reference
-    traces = prepare(config).traces
+    experiment = prepare(config)
+    traces = experiment.traces
     repetition, load = traces.repetition, config.workload.load
     found = results(
         finished,
@@ -124,7 +125,9 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
         from rlpto.evaluation.plots import all_plots, write_plots
         from rlpto.evaluation.report import About, report_html
 
-        plots = all_plots(found, finished)
+        tables = experiment.tables().with_rescale_delay(config.simulator.rescale_delay)
+        delays = {kind.model: delay for kind, delay in zip(tables.types, tables.rescale_delay.tolist(), strict=True)}
+        plots = all_plots(found, finished, delays)
         write_plots(plots, folder / "plots")
         about = About(
             title=config.name,

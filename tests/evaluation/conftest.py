@@ -29,4 +29,4 @@ def toy_results(finished: list[FinishedCell]) -> Results:
 
 @pytest.fixture(scope="session")
 def toy_plots(toy_results: Results, finished: list[FinishedCell]) -> list[Plot]:
-    return all_plots(toy_results, finished)
+    return all_plots(toy_results, finished, {})

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.core.records import AllocationChanges
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import METRIC, METRICS, lower_bound, measure
 from rlpto.evaluation.runner import Cell
-from rlpto.evaluation.timeline import gpus_by_accuracy, utilisation
+from rlpto.evaluation.timeline import utilisation
 
-from .helpers import TINY_GPUS, empty_record, tiny_record, toy_record
+from .helpers import empty_record, tiny_record, toy_record
 
 
 def test_every_metric_of_three_jobs() -> None:
@@ -113,18 +112,3 @@ def test_no_run_beats_the_bound_and_both_ways_to_count_gpus_agree(policy: str, s
     held = values["utilisation"] * record.capacity * values["makespan"]
     assert held == pytest.approx(record.jobs.gpu_seconds.sum())
     assert 0 < values["utilisation"] <= 1 + 1e-9
-
-
-def test_gpus_by_stage_of_accuracy() -> None:
-    # One job on 4 GPUs until half its gain, then, after a pause, on 1; the two others keep theirs.
-    changes = AllocationChanges(
-        time=np.array([0.0, 0.0, 100.0, 200.0, 200.0, 250.0, 260.0, 350.0]),
-        job=np.array([0, 1, 0, 1, 2, 2, 2, 2]),
-        gpus=np.array([2, 2, 0, 0, TINY_GPUS, 0, 1, 0]),
-        accuracy=np.array([0.1, 0.1, 0.9, 0.8, 0.1, 0.4, 0.4, 0.7]),
-    )
-    sums, weights = gpus_by_accuracy(tiny_record(changes=changes), bins=2)
-    assert weights == pytest.approx([3.0, 3.0])
-    assert sums == pytest.approx([2 + 2 + 4, 2 + 2 + 1])
-    _, weights = gpus_by_accuracy(tiny_record(finish=(100.0, np.nan, np.nan)), bins=4)
-    assert weights == pytest.approx([1.0] * 4), "unfinished jobs have no stages"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
+from rlpto.evaluation.convergence import convergence
 from rlpto.evaluation.metrics import LOWER_BOUND, completion_times
 from rlpto.evaluation.plots import (
     Plot,
@@ -16,6 +17,7 @@ from rlpto.evaluation.plots import (
     jct_cdf,
     line_styles,
     png,
+    records_by_policy,
     reward_bars,
     side_by_side,
     throughput_panels,
@@ -91,9 +93,27 @@ def test_among_many_policies_only_the_highlighted_ones_have_a_colour() -> None:
 
 def test_plots_survive_runs_in_which_nothing_happens() -> None:
     runs = {"a": [empty_record()], "b": [empty_record()]}
-    figures = (jct_cdf(runs), gpus_against_accuracy(runs), gantt(empty_record()))
+    figures = (
+        jct_cdf(runs),
+        gpus_against_accuracy({name: convergence(run, run, {}) for name, run in runs.items()}),
+        gantt(empty_record()),
+    )
     for figure in (*figures, side_by_side({"a": empty_record()})):
         assert png(figure).startswith(b"\x89PNG")
+
+
+def test_a_line_shows_the_gpus_of_each_stage_over_those_of_the_second_and_the_caption_who_pays(
+    toy_plots: list[Plot], finished: list[FinishedCell]
+) -> None:
+    (plot,) = (plot for plot in toy_plots if plot.name == "gpus_by_accuracy")
+    records = records_by_policy(finished)
+    found = convergence(records["share"], records["fifo"], {})
+    axes = plot.figure.axes[0]
+    (line,) = (line for line in axes.get_lines() if line.get_label() == "share")
+    assert np.asarray(line.get_ydata()) == pytest.approx([stage.estimate for stage in found.held])
+    labels = ["0-50%", "50-80%", "80-90%", "90-95%", "95-99%", "99-100%"]
+    assert [text.get_text() for text in axes.get_xticklabels()] == labels
+    assert "of their accuracy hold fewer at 99 %" in plot.caption
 
 
 @pytest.mark.slow
@@ -101,7 +121,7 @@ def test_plots_are_written_and_reproducible(
     toy_plots: list[Plot], toy_results: Results, finished: list[FinishedCell], tmp_path: Path
 ) -> None:
     write_plots(toy_plots, tmp_path / "a")
-    write_plots(all_plots(toy_results, finished), tmp_path / "b")
+    write_plots(all_plots(toy_results, finished, {}), tmp_path / "b")
     first, again = ({path.stem: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in "ab")
     assert first.keys() == {"reward", "side_by_side", "jct_cdf", "gpus_by_accuracy"}
     assert again == first
