@@ -19,7 +19,7 @@ from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import CheckpointError
 from rlpto.io.files import whole_file
 from rlpto.io.reading import check_finite, one_line, parse_json, read_arrays, read_entry
-from rlpto.policies.index_weights import LARGEST_WEIGHT, VECTOR_SIZES, steering_meaning
+from rlpto.policies.index_weights import LARGEST_WEIGHT, steering_vector
 
 CHECKPOINT = "rlpto checkpoint 1"
 """Format of a checkpoint: an agent, and all that its training needs to go on."""
@@ -108,10 +108,16 @@ def check_meaning(path: Path, manifest: Mapping[str, Any], here: Mapping[str, An
 
 
 def steering_of(archive: Archive, path: Path) -> FloatArray:
-    """The steering vector [S] of an agent's file. Raises CheckpointError if it cannot be used."""
-    vector = archive.arrays[STEERING]
-    if vector.ndim != 1 or len(vector) not in VECTOR_SIZES:
-        raise CheckpointError(f"{path}: {STEERING}: shape {vector.shape}, expected that of a steering vector")
-    check_meaning(path, archive.manifest, steering_meaning(len(vector)))
-    check_finite({STEERING: vector}, f"{path}: arrays", LARGEST_WEIGHT, CheckpointError)
-    return vector
+    """The steering vector [S] of an agent's file, also of an earlier version. Raises CheckpointError if it cannot be
+    used."""
+    numbers, meaning = archive.arrays[STEERING], archive.manifest.get("meaning")
+    check_finite({STEERING: numbers}, f"{path}: arrays", LARGEST_WEIGHT, CheckpointError)
+    if numbers.ndim != 1 or not isinstance(meaning, dict):
+        raise CheckpointError(f"{path}: {STEERING}: shape {numbers.shape}, expected that of a steering vector")
+    try:
+        return steering_vector(numbers, meaning)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path}: made by RLPTO {archive.manifest.get('rlpto')}, unknown here: {one_line(str(error), 120)}; "
+            f"expected a file of RLPTO {__version__}, train or export it again"
+        ) from None

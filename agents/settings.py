@@ -45,9 +45,9 @@ class PpoSettings(Settings):
 class WindowSettings(Settings):
     """Training on whole windows: constants of the index, and a network of bonuses for every job."""
 
-    trainer: Literal["evolution", "ppo"] = "evolution"
-    """evolution: by the ranks of antithetic draws; ppo: several steps on the same draws, see
-    `rlpto.agents.window_training`."""
+    trainer: Literal["ppo", "evolution"] = "ppo"
+    """How the ranks of antithetic draws move the mean; ppo: by several clipped steps on the same draws; evolution: by
+    one. See `rlpto.agents.window_training`."""
     windows: int = Field(200_000, ge=2, le=10**9)
     """Windows played in all, each by one draw; the same window comes back to other draws."""
     rollout: int = Field(128, ge=4, le=10**6)
@@ -57,7 +57,7 @@ class WindowSettings(Settings):
     network: float = Field(0.3, ge=0, le=10)
     """Standard deviation of draws of the network's numbers; 0: there is no network."""
     learning_rate: float | None = Field(None, gt=0, le=10)
-    """Step size of Adam, in standard deviations of draws; null: 0.1 for evolution, 0.02 for ppo."""
+    """Step size of Adam, in standard deviations of draws; null: 0.02 for ppo, 0.1 for evolution."""
     epochs: int = Field(5, ge=1, le=1000)
     """ppo: steps on the same draws."""
     clip: float = Field(0.2, gt=0, lt=1)

@@ -27,19 +27,28 @@ from rlpto.agents.checkpoint import Identity, read_checkpoint
 from rlpto.agents.settings import BEST, LAST, AgentSettings, WindowSettings
 from rlpto.agents.training_loop import Status, TrainingLoop, TrainingResult, log_figures
 from rlpto.agents.validation import Validation, validate_steering
-from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.whole_windows import WindowPool
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import CheckpointError
-from rlpto.policies.bonus_network import first_network
-from rlpto.policies.index_weights import NO_PRICE, SLOPE_FEATURES, STEERING_FEATURES, save_weights, steering_meaning
+from rlpto.policies.bonus_network import first_network, network_draws
+from rlpto.policies.index_weights import (
+    ACCURACY_FEATURES,
+    NO_PRICE,
+    STEERING_FEATURES,
+    priced,
+    save_weights,
+    steering_meaning,
+)
 
 WEIGHTS = "agent.yaml"
 """File of a run with the best steering vector, for `index:weights=` and `planner:base=`."""
 SMALLEST = 0.3
 """A weight smaller than this is drawn as if it were this large."""
+SMALLEST_ACCURACY = 2.5
+"""The same of weights that depend on accuracy: they start at 0, are best about 1, and an update moves a weight by at
+most a tenth of its draws' standard deviation."""
 AVERAGED = 25
 """Updates that the averaged mean looks back on: what is kept of a training is that, since the mean itself wanders."""
 
@@ -104,7 +113,8 @@ def evolve(learner: Learner, drawn: FloatArray, losses: FloatArray) -> dict[str,
 
 def learn_by_ppo(learner: Learner, drawn: FloatArray, losses: FloatArray, settings: WindowSettings) -> dict[str, float]:
     """As `evolve`, in several steps on the same draws: probability ratios that leave the clip range teach nothing."""
-    advantage = torch.as_tensor((losses.mean() - losses) / max(losses.std(), 1e-12))[:, None]
+    ranks = losses.argsort(kind="stable").argsort(kind="stable") / (len(losses) - 1)  # as losses have heavy tails
+    advantage = torch.as_tensor((0.5 - ranks) * np.sqrt(12.0))[:, None]
     draws, old = torch.as_tensor(drawn), learner.mean.clone()
     clipped = 0.0
     for _ in range(settings.epochs):
@@ -133,15 +143,17 @@ class SteeringSpace:
         seed: of the hidden layer of a new network. slopes: learn the weights that look at accuracy, too.
         """
         # The gain stays, since only ratios count. A price that is off stays off.
-        learnt = {*ACTION_FEATURES, *(SLOPE_FEATURES if slopes else ())} - {"gain"}
+        learnt = {*ACTION_FEATURES, *(ACCURACY_FEATURES if slopes else ())} - {"gain"}
         count = len(STEERING_FEATURES)
         if network > 0 and len(start) == count:
             start = np.concatenate([start, first_network(seed)])
         sigma = np.zeros(len(start))
         for at, name in enumerate(STEERING_FEATURES):
             if name in learnt and start[at] != NO_PRICE:
-                sigma[at] = constants * max(abs(start[at]), SMALLEST)
-        sigma[count:] = network
+                smallest = SMALLEST_ACCURACY if name in ACCURACY_FEATURES else SMALLEST
+                sigma[at] = constants * max(abs(start[at]), smallest)
+        if len(sigma) > count:
+            sigma[count:] = network_draws(network)
         return cls(start, sigma)
 
     @property
@@ -299,17 +311,3 @@ def by_load(name: str, values: FloatArray, groups: IntArray, setup: EnvSetup) ->
     if len(labels) == 1:
         return {}
     return {f"{name}_at_load_{label}": float(values[groups == at].mean()) for at, label in labels.items()}
-
-
-def priced(weights: FloatArray, reward: RewardWeights) -> FloatArray:
-    """The same weights [STEERING_FEATURES], with a price where none is set: a third of what a GPU-hour costs.
-
-    A GPU-hour that saves less time than it costs is never worth it; without a price, the index gives GPUs away for
-    nothing, so far from any price that training would not find one.
-    """
-    price = STEERING_FEATURES.index("price")
-    if weights[price] > NO_PRICE or reward.resources == 0 or reward.time == 0:
-        return weights
-    found = weights.copy()
-    found[price] = np.log(reward.resources / reward.time / 3.0)
-    return found

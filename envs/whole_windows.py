@@ -21,7 +21,7 @@ from rlpto.io.compiled import njit
 from rlpto.io.cores import cores
 from rlpto.planning.planner import copy_of
 
-TIME = [term.name for term in TERMS].index("time")
+COSTS = [number for number, term in enumerate(TERMS) if term.name in ("time", "shortfall")]
 TIME_LIMIT_FACTOR = 3.0
 """A candidate is stopped after this multiple of the start heuristic's time: some rescale jobs for ever."""
 LARGEST_LOSS = 1.0
@@ -136,8 +136,8 @@ class WindowPool:
 
     def losses(self, candidates: FloatArray, windows: IntArray) -> FloatArray:
         """[n] losses of candidates [n, S] on windows number [n]: reward lost against the start heuristic, relative to
-        what time cost that; where time alone is rewarded, the relative change of the mean JCT. At most LARGEST_LOSS,
-        either way."""
+        what time and shortfall cost that; where time alone is rewarded, the relative change of the mean JCT. At most
+        LARGEST_LOSS, either way."""
         return self.compare(candidates, windows)[0]
 
     def compare(self, candidates: FloatArray, windows: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -147,7 +147,7 @@ class WindowPool:
         base, ends = self._base[windows], self._ends[windows]
         found, _ = self.play(candidates, windows, TIME_LIMIT_FACTOR * ends)
         lost = (base - found).sum(axis=1)
-        share = lost / np.maximum(-base[:, TIME], 1e-9)
+        share = lost / np.maximum(-base[:, COSTS].sum(axis=1), 1e-9)
         return np.where(np.isnan(share), LARGEST_LOSS, np.clip(share, -LARGEST_LOSS, LARGEST_LOSS)), -lost
 
     def play(

@@ -9,12 +9,13 @@ Processing Clusters" (SIGCOMM 2019).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from rlpto.core.rewards import HOUR
-from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import copy_rows, kernel, njit
 
 JOB_FEATURES: tuple[str, ...] = (
@@ -24,8 +25,10 @@ JOB_FEATURES: tuple[str, ...] = (
 """What the network sees of a job; `job_features` says what each is."""
 CLUSTER_FEATURES: tuple[str, ...] = ("load", "jobs", "share_waiting", "mean_left", "spread_left", "share_held")
 """What it sees of all jobs together."""
-FEATURES = len(JOB_FEATURES) + len(CLUSTER_FEATURES)
-HIDDEN = 8
+CONTEXT_FEATURES: tuple[str, ...] = ("shorter", "work_ahead", "to_finish", "next_finish", "fair_share", "growth")
+"""What it sees of a job among the others, and of time; `context_features` says what each is."""
+FEATURES = len(JOB_FEATURES) + len(CLUSTER_FEATURES) + len(CONTEXT_FEATURES)
+HIDDEN = 16
 """Width of its one hidden layer."""
 OUTPUTS = 2
 LARGEST_BONUS = 2.0
@@ -34,7 +37,10 @@ NETWORK_SIZE = HIDDEN * (FEATURES + 1) + OUTPUTS * (HIDDEN + 1)
 """Numbers of a network: what every feature adds to each hidden unit, the units' constants, what every unit adds to each
 output, and the outputs' constants."""
 _INNER = HIDDEN * (FEATURES + 1)
+_CONTEXT = len(JOB_FEATURES) + len(CLUSTER_FEATURES)
 _SHORTEST_S = 1.0
+LONGEST_H = 1e4
+"""Hours until a job without GPUs finishes, and at most until any does."""
 
 
 def first_network(seed: int) -> FloatArray:
@@ -42,6 +48,40 @@ def first_network(seed: int) -> FloatArray:
     network = np.zeros(NETWORK_SIZE)
     network[:_INNER] = np.random.default_rng([seed, 17]).normal(0.0, FEATURES**-0.5, _INNER)
     return network
+
+
+def network_draws(size: float) -> FloatArray:
+    """[NETWORK_SIZE] standard deviations of draws in learning: `size` of the numbers inside.
+
+    Those of the last layer are drawn the closer, the more units add to a bonus.
+    """
+    draws = np.full(NETWORK_SIZE, size)
+    draws[_INNER:] *= (8 / HIDDEN) ** 0.5
+    return draws
+
+
+def widened(numbers: FloatArray, features: Sequence[str], hidden: int) -> FloatArray:
+    """[NETWORK_SIZE] a network of an earlier version, of these features and units: it decides as it did.
+
+    numbers: as many as it has. Raises ValueError if they are of no such network.
+    """
+    ours = (*JOB_FEATURES, *CLUSTER_FEATURES, *CONTEXT_FEATURES)
+    if unknown := next((name for name in features if name not in ours), None):
+        raise ValueError(f"a network that sees {unknown}")
+    inner, size = hidden * (len(features) + 1), hidden * (len(features) + 1) + OUTPUTS * (hidden + 1)
+    if not 0 < hidden <= HIDDEN or len(set(features)) < len(features) or numbers.shape != (size,):
+        raise ValueError(f"a network of {len(features)} features, {hidden} units and {numbers.size} numbers")
+    first, last = np.zeros((FEATURES + 1, HIDDEN)), np.zeros((HIDDEN + 1, OUTPUTS))
+    first[[*map(ours.index, features), FEATURES], :hidden] = numbers[:inner].reshape(-1, hidden)
+    last[[*range(hidden), HIDDEN]] = numbers[inner:].reshape(-1, OUTPUTS)
+    return np.concatenate([first.ravel(), last.ravel()])
+
+
+@kernel(error_model="numpy")
+def missing_share(job: Any) -> float:
+    """Share of all the accuracy that the job of a VIEW record can gain which it misses, in [0, 1]."""
+    in_all = job.final_accuracy - job.first_accuracy
+    return float(min(max((job.final_accuracy - job.accuracy) / in_all, 0.0), 1.0)) if in_all > 0.0 else 0.0
 
 
 @njit(error_model="numpy")
@@ -57,16 +97,18 @@ def add_bonuses(
 
     inputs: see `rlpto.policies.index`; unit is filled.
     """
-    count, seen, hidden = len(view), np.empty(FEATURES), np.empty(HIDDEN)
-    wanted, held, waiting, mean, squares = 0, 0, 0, 0.0, 0.0
+    count, seen, hidden, hours = len(view), np.empty(FEATURES), np.empty(HIDDEN), np.empty(len(view))
+    wanted, held, waiting, mean, squares, soonest = 0, 0, 0, 0.0, 0.0, LONGEST_H
     for row in range(count):
         job = view[row]
         wanted += job.max_gpus
         held += job.gpus
         waiting += job.gpus == 0
-        left = np.log(max(job.remaining / inputs[row].unit, _SHORTEST_S) / HOUR)
+        hours[row] = max(job.remaining / inputs[row].unit, _SHORTEST_S) / HOUR
+        left = np.log(hours[row])
         mean += left / count
         squares += left * left / count
+        soonest = min(soonest, hours_to_finish(job, speeds[row]))
     first = len(JOB_FEATURES)
     seen[first] = np.log1p(wanted / max(capacity, 1)) - 1.0
     seen[first + 1] = np.log1p(count) / 2.0 - 1.0
@@ -74,8 +116,14 @@ def add_bonuses(
     seen[first + 3] = mean / 2.0
     seen[first + 4] = np.sqrt(max(squares - mean * mean, 0.0)) - 1.0
     seen[first + 5] = held / max(capacity, 1)
+    shorter, ahead = np.zeros(count), np.zeros(count)
+    sum_shorter(hours, np.argsort(hours), shorter, ahead)
     for row in range(count):
         job_features(now, view[row], speeds[row], inputs[row].unit, mean, seen)
+        context_features(capacity, count, view[row], speeds[row], inputs[row].unit, seen)
+        seen[_CONTEXT] = shorter[row] / count - 0.5
+        seen[_CONTEXT + 1] = np.log1p(16.0 * ahead[row] / max(capacity, 1)) - 1.0
+        seen[_CONTEXT + 3] = np.log(soonest) / 2.0
         copy_rows(hidden, network[HIDDEN * FEATURES : _INNER])
         for feature in range(FEATURES):
             for unit in range(HIDDEN):
@@ -89,6 +137,47 @@ def add_bonuses(
         inputs[row].start += start / (1.0 + abs(start) / LARGEST_BONUS)
 
 
+@kernel()
+def sum_shorter(hours: FloatArray, order: IntArray, shorter: FloatArray, ahead: FloatArray) -> None:
+    """Fill shorter [n] with how many jobs have less work left than each, and ahead [n] with their hours.
+
+    hours: [n] left on one GPU. order: [n] numbers of the jobs, the shortest first.
+    """
+    total, same, before = 0.0, 0, 0.0
+    for at in range(len(order)):
+        job, longer = order[at], at == 0 or hours[order[at]] > hours[order[at - 1]]
+        same, before = (at, total) if longer else (same, before)
+        shorter[job], ahead[job] = same, before
+        total += hours[job]
+
+
+@kernel(error_model="numpy")
+def hours_to_finish(job: Any, speed: FloatArray) -> float:
+    """Hours until a job of VIEW finishes on the GPUs it holds, from a second to LONGEST_H, the value without any."""
+    hours = job.remaining / speed[min(job.gpus, job.max_gpus)] / HOUR if job.gpus > 0 else LONGEST_H
+    return float(min(max(hours, _SHORTEST_S / HOUR), LONGEST_H))
+
+
+@kernel(error_model="numpy")
+def context_features(capacity: int, count: int, job: Any, speed: FloatArray, unit: float, seen: FloatArray) -> None:
+    """Fill those of CONTEXT_FEATURES in seen [FEATURES] that need no sums over jobs, each of a size about 1.
+
+    shorter: share of the jobs that have less work left. work_ahead: that work, over capacity. to_finish: hours until
+    the job finishes with the GPUs it holds; 1 if it has none. next_finish: hours until the first of all jobs does.
+    fair_share: GPUs for each job over the most it may have. growth: what the next GPU would add to the speed of a
+    running job, in speeds of one GPU.
+
+    capacity [GPUs]. count: of jobs. job: a VIEW record. speed: [K + 1] of it. unit: speed of one GPU.
+    """
+    seen[_CONTEXT + 2] = np.log(hours_to_finish(job, speed)) / 2.0 if job.gpus > 0 else 0.0
+    seen[_CONTEXT + 4] = np.log(max(capacity, 1) / (count * job.max_gpus)) / 2.0
+    now, after = job.gpus, job.gpus + 1
+    while after < job.max_gpus and not speed[after] > speed[now]:  # a size that is not allowed
+        after += 1
+    grows = now > 0 and after <= job.max_gpus
+    seen[_CONTEXT + 5] = ((speed[after] - speed[now]) / (after - now) / unit if grows else 0.0) - 0.5
+
+
 @kernel(error_model="numpy")
 def job_features(now: float, job: Any, speed: FloatArray, unit: float, mean: float, seen: FloatArray) -> None:
     """Fill seen [FEATURES] with what is seen of one job, in the order of JOB_FEATURES, each of a size about 1.
@@ -97,7 +186,6 @@ def job_features(now: float, job: Any, speed: FloatArray, unit: float, mean: flo
     jobs.
     """
     left = np.log(max(job.remaining / unit, _SHORTEST_S) / HOUR)
-    gain = job.final_accuracy - job.first_accuracy
     seen[0] = left / 2.0
     seen[1] = left * left / 8.0
     seen[2] = np.log1p((now - job.submit_time) / HOUR) - 0.5
@@ -107,7 +195,7 @@ def job_features(now: float, job: Any, speed: FloatArray, unit: float, mean: flo
     seen[6] = np.log2(job.max_gpus) / 3.0 - 0.5
     seen[7] = np.log(max(speed[job.max_gpus] / unit, 1.0)) / 2.0
     seen[8] = job.progress / max(job.epochs, 1e-9)
-    seen[9] = min(max((job.final_accuracy - job.accuracy) / gain, 0.0), 1.0) if gain > 0.0 else 0.0
+    seen[9] = missing_share(job)
     seen[10] = 1.0 - job.effective_priority
     seen[11] = np.log1p(job.rescale_delay / 60.0)
     seen[12] = 1.0 if job.rescale_left > 0.0 else 0.0

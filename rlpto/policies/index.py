@@ -16,6 +16,11 @@ the batch of simulators the agent is trained on, so that all three decide alike 
 (share of its accuracy gained + FINISH_VALUE if that ends the job) per hour on one GPU, over any stretch of the epochs
 ahead, s is log(index x hours left): log FINISH_VALUE for a job with nothing left to gain, about 0 for one that gains
 evenly, more for one that gains soon. It is Sidney's index of chained jobs with values (Operations Research 23, 1975).
+
+`price` and `worth` are the optimum of a reward of time, shortfall of accuracy and GPU-hours: a job alone takes the step
+from k to k' GPUs while worth x (hours that it saves) is at least price x (GPU-hours that it adds). The worth of an hour
+falls as accuracy is gained, so a job with a fixed batch size shrinks as it converges; one that may enlarge its batch
+gains speed from GPUs meanwhile, and may not. The test needs the accuracy of now and no curve.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ from rlpto.core.rewards import HOUR
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
 from rlpto.io.settings import Settings
-from rlpto.policies.bonus_network import add_bonuses
+from rlpto.policies.bonus_network import add_bonuses, missing_share
 from rlpto.policies.greedy import GrowthSteps, growing, hull_steps
 from rlpto.policies.index_weights import STEERING_FEATURES, IndexWeights, load_weights
 
@@ -55,20 +60,23 @@ _PACE, _PACE_REMAINING = _AT["pace"], _AT["pace_remaining"]
 _START_REMAINING, _START_LOAD = _AT["start_remaining"], _AT["start_load"]
 _PRICE, _PATIENCE = _AT["price"], _AT["patience"]
 _SLOPE, _SLOPE_START = _AT["slope"], _AT["slope_start"]
+_WORTH, _WORTH_GROWTH, _KEEP = _AT["worth"], _AT["worth_growth"], _AT["keep"]
 _WEIGHTS = len(STEERING_FEATURES)
 
 
-_NAMES = "unit", "base", "growth", "pace", "start", "class_start", "sticky", "hours", "max_price", "rescale_cost"
+_NAMES = (
+    *("unit", "base", "growth", "pace", "start", "class_start", "sticky", "hours", "max_price", "rescale_cost"),
+    *("worth", "worth_growth", "keep"),
+)
 SCORE_INPUTS = np.dtype([(name, np.float64) for name in _NAMES])
-"""Inputs of the scores of all steps of a job. unit: speed of one GPU. hours: hours left times the speed."""
+"""Inputs of the scores of all steps of a job. unit: speed of one GPU. hours: hours left times the speed. worth: of an
+hour, 1 for a job that has converged. worth_growth: added to the score of growth. keep [h]: what shrinking must save."""
 
 
 @kernel(error_model="numpy")
 def steepness(job: Any) -> float:
     """s of a VIEW record, as defined in the module docstring."""
-    in_all = job.final_accuracy - job.first_accuracy
-    missing = min(max((job.final_accuracy - job.accuracy) / in_all, 0.0), 1.0) if in_all > 0.0 else 0.0
-    return float(np.log(max(job.accuracy_ahead, FINISH_VALUE + missing)))
+    return float(np.log(max(job.accuracy_ahead, FINISH_VALUE + missing_share(job))))
 
 
 @kernel(error_model="numpy")
@@ -106,6 +114,11 @@ def fill_score_inputs(
         its.class_start = CLASS_START_SCORE * (worst - job.class_rank)
         its.hours, its.rescale_cost = job.remaining / HOUR, w[_PATIENCE] * job.rescale_delay / HOUR
         its.max_price = max_price if len(weights) == 1 else np.exp(w[_PRICE])
+        its.worth = 1.0
+        if w[_WORTH] > 0.0:
+            its.worth += w[_WORTH] * (3 - job.priority) * missing_share(job)
+        its.worth_growth = w[_WORTH_GROWTH] * np.log(its.worth)
+        its.keep = w[_KEEP] * job.rescale_delay / HOUR
 
 
 @kernel(error_model="numpy")
@@ -124,8 +137,13 @@ def step_score(
     if gpus > 0:
         saved = left / speed[gpus] - left / speed[after]
         extra = after * left / speed[after] - gpus * left / speed[gpus]
-        if saved < its.max_price * extra:
-            return NEVER
+        if saved * its.worth < its.max_price * extra:
+            if after > held or not its.keep > 0.0:
+                return NEVER
+            now, fewer = left / speed[min(held, view[row].max_gpus)], left / speed[gpus]
+            gained = its.max_price * (held * now - gpus * fewer) - its.worth * (fewer - now)
+            if gained > its.keep * (its.worth + its.max_price * held):
+                return NEVER
     if 0 < held < after and left / speed[held] - left / speed[after] < its.rescale_cost:
         return NEVER
     kept = max(min(held, after) - gpus, 0) / (after - gpus)
@@ -134,7 +152,7 @@ def step_score(
         score += its.start
         score += its.class_start
     else:
-        score += its.pace * np.log(speed[gpus] / its.unit)
+        score += its.pace * np.log(speed[gpus] / its.unit) + its.worth_growth
     return score
 
 

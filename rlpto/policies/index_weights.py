@@ -10,6 +10,7 @@ A file may leave out weights; they are then off (`OFF`). A vector may go on with
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,13 +18,21 @@ import numpy as np
 import yaml
 from pydantic import Field
 
+from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError
 from rlpto.io.files import write_text
 from rlpto.io.reading import one_line
 from rlpto.io.settings import Settings
 from rlpto.io.yaml_file import YamlFile, read_yaml
-from rlpto.policies.bonus_network import CLUSTER_FEATURES, HIDDEN, JOB_FEATURES, NETWORK_SIZE
+from rlpto.policies.bonus_network import (
+    CLUSTER_FEATURES,
+    CONTEXT_FEATURES,
+    HIDDEN,
+    JOB_FEATURES,
+    NETWORK_SIZE,
+    widened,
+)
 
 FORMAT = "rlpto index weights 1"
 """First entry of a weights file: its format and version."""
@@ -78,7 +87,7 @@ class IndexWeights(Settings):
 INDEX_FEATURES: tuple[str, ...] = tuple(IndexWeights.model_fields)
 """Names of the weights in a config. `IndexWeights` says what each is."""
 SLOPE_FEATURES: tuple[str, ...] = ("slope", "slope_start")
-"""The weights that depend on accuracy: learnt where the reward counts its shortfall; the planner leaves them."""
+"""The weights of the index that depend on how steeply accuracy rises."""
 FURTHER = {
     "gain_remaining": "Times log(speed-up gained per GPU of the step) x r.",
     "gain_load": "Times log(speed-up gained per GPU of the step) x load.",
@@ -90,10 +99,18 @@ FURTHER = {
     "patience": "Rescale delays that growing a running job must save, or the step is left out.",
 }
 """The weights that let a learned policy depend on the state."""
+WORTH_FEATURES = {
+    "worth": "An hour of a job is worth 1 + worth x class weight (3, 2, 1) x share of its accuracy that it misses.",
+    "worth_growth": "Times the logarithm of that worth if the step grows the job.",
+    "keep": "Rescale delays that shrinking a job to its price must save, or it keeps its GPUs; 0: it shrinks at once.",
+}
+"""The weights of what an hour of a job is worth, see `rlpto.policies.index`."""
+ACCURACY_FEATURES: tuple[str, ...] = (*SLOPE_FEATURES, *WORTH_FEATURES)
+"""The weights that depend on accuracy: learnt where the reward counts its shortfall; the planner leaves them."""
 STEERING_FEATURES: tuple[str, ...] = (
     *(name for name in INDEX_FEATURES if name not in SLOPE_FEATURES),
     *FURTHER,
-    *SLOPE_FEATURES,
+    *ACCURACY_FEATURES,
 )
 """Names of the weights in the order of every vector of them."""
 VECTOR_SIZES = len(STEERING_FEATURES), len(STEERING_FEATURES) + NETWORK_SIZE
@@ -104,8 +121,56 @@ OFF = {name: NO_PRICE if name == "price" else 0.0 for name in STEERING_FEATURES}
 
 def steering_meaning(size: int) -> dict[str, Any]:
     """What the numbers of a steering vector of a size mean, in this version of RLPTO."""
-    network = {"job_features": list(JOB_FEATURES), "cluster_features": list(CLUSTER_FEATURES), "hidden": HIDDEN}
+    network = {
+        "job_features": list(JOB_FEATURES),
+        "cluster_features": list(CLUSTER_FEATURES),
+        "context_features": list(CONTEXT_FEATURES),
+        "hidden": HIDDEN,
+    }
     return {"steering_features": list(STEERING_FEATURES), "network": network if size == VECTOR_SIZES[1] else None}
+
+
+def steering_vector(numbers: FloatArray, meaning: Mapping[str, Any]) -> FloatArray:
+    """The steering vector [S] that decides as `numbers` did in the version of RLPTO that gave them this meaning.
+
+    What that version lacked is off. Raises ValueError if the numbers mean something that this version does not know.
+    """
+    names, network = meaning.get("steering_features"), meaning.get("network")
+    if not isinstance(names, list) or not set(names) <= set(OFF) or len(names) > numbers.size:
+        raise ValueError("its steering_features")
+    weights = OFF | dict(zip(names, numbers[: len(names)].tolist(), strict=True))
+    vector, further = np.array(list(weights.values())), numbers[len(names) :]
+    if network is None and not len(further):
+        return vector
+    return np.concatenate([vector, _widened(further, network)])
+
+
+def _widened(numbers: FloatArray, network: object) -> FloatArray:
+    """A network [NETWORK_SIZE] by the part of a meaning that describes it. Raises ValueError if that cannot be used."""
+    seen = ("job_features", "cluster_features", "context_features")
+    parts: list[Any] = [network.get(name, []) for name in seen] if isinstance(network, dict) else [None]
+    hidden = network.get("hidden") if isinstance(network, dict) else None
+    if not all(isinstance(part, list) for part in parts) or type(hidden) is not int:
+        raise ValueError("its hidden units and lists of features")
+    return widened(numbers, [str(name) for part in parts for name in part], hidden)
+
+
+def priced(weights: FloatArray, reward: RewardWeights) -> FloatArray:
+    """The same weights [STEERING_FEATURES], with a price where none is set: a third of what a GPU-hour costs. Where the
+    reward counts the shortfall, price and worth of an hour are those of the reward.
+
+    A GPU-hour that saves less time than it costs is never worth it; without a price, the index gives GPUs away for
+    nothing, so far from any price that training would not find one.
+    """
+    price, worth, keep = (STEERING_FEATURES.index(name) for name in ("price", "worth", "keep"))
+    if weights[price] > NO_PRICE or reward.resources == 0 or reward.time == 0:
+        return weights
+    found = weights.copy()
+    found[price] = np.log(reward.resources / reward.time / 3.0)
+    if reward.shortfall > 0:
+        found[price] = np.log(reward.resources / reward.time)
+        found[worth], found[keep] = reward.shortfall / reward.time, 1.0
+    return found
 
 
 def save_weights(vector: FloatArray, path: Path) -> None:
@@ -147,18 +212,17 @@ def load_weights(path: Path) -> FloatArray:
 def _network(file: YamlFile) -> FloatArray:
     """The network of a file [NETWORK_SIZE], checked."""
     given, place = file.data["network"], file.place(("network",))
-    meaning = steering_meaning(len(OFF) + NETWORK_SIZE)["network"]
-    if not isinstance(given, dict) or {key: given.get(key) for key in meaning} != meaning:
+    listed = given.get("numbers") if isinstance(given, dict) else None
+    numbers = np.array(listed, dtype=object).reshape(-1)
+    if not all(isinstance(value, int | float) and abs(value) <= LARGEST_WEIGHT for value in numbers):
+        limits = f"from {-LARGEST_WEIGHT:g} to {LARGEST_WEIGHT:g}"
+        raise CheckpointError(f"{place}: network.numbers: expected numbers {limits}")
+    try:
+        return _widened(numbers.astype(np.float64), given)
+    except ValueError as error:
         raise CheckpointError(
-            f"{place}: network: of other features than this version's, expected it to be trained again"
-        )
-    numbers = np.array(given.get("numbers"), dtype=object).reshape(-1)
-    plain = all(isinstance(value, int | float) and abs(value) <= LARGEST_WEIGHT for value in numbers)
-    if len(numbers) != NETWORK_SIZE or not plain:
-        raise CheckpointError(
-            f"{place}: network.numbers: expected {NETWORK_SIZE} numbers from {-LARGEST_WEIGHT:g} to {LARGEST_WEIGHT:g}"
-        )
-    return numbers.astype(np.float64)
+            f"{place}: network: {one_line(str(error), 120)}, expected one of this version: train it again"
+        ) from None
 
 
 def _number(file: YamlFile, name: str, value: object) -> float:

@@ -26,6 +26,7 @@ from rlpto.envs.whole_windows import LARGEST_LOSS, WindowPool
 from rlpto.experiments.config import KnowledgeSettings
 from rlpto.experiments.environments import training_setup
 from rlpto.experiments.experiment import prepare
+from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError
 from rlpto.policies.bonus_network import NETWORK_SIZE
 from rlpto.policies.index import Index, IndexOptions
@@ -81,6 +82,19 @@ def test_a_learner_comes_closer_to_what_loses_least(learn: Callable[..., dict[st
         learn(learner, drawn, ((drawn - goal) ** 2).sum(axis=1) + rng.normal(size=64))
         learner.remember()
     np.testing.assert_allclose(learner.average, goal, atol=0.4)
+
+
+@pytest.mark.parametrize("learn", [evolve, partial(learn_by_ppo, settings=WindowSettings())], ids=["evolution", "ppo"])
+def test_one_window_that_costs_a_thousand_times_as_much_does_not_decide(learn: Callable[..., dict[str, float]]) -> None:
+    def moved(worst: float) -> FloatArray:
+        learner = Learner(3, 0.1)
+        drawn = learner.draw(np.random.default_rng(1), 16)
+        losses = drawn.sum(axis=1)
+        losses[losses.argmax()] *= worst
+        learn(learner, drawn, losses)
+        return learner.mean.numpy()
+
+    np.testing.assert_array_equal(moved(1.0), moved(1000.0))
 
 
 def test_training_mends_a_poor_start(tmp_path: Path) -> None:
@@ -191,8 +205,11 @@ def test_weights_that_look_at_accuracy_are_learnt_where_the_reward_counts_its_sh
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("network: {hidden: 8}", "network: of other features"),
-        ("numbers: [1.0]", "network.numbers: expected"),
+        ("network: {hidden: 8}", "network.numbers: expected"),
+        ("network: {hidden: 8, numbers: [1.0]}", "network: a network of 0 features, 8 units and 1 numbers"),
+        ("network: {job_features: [colour], hidden: 8, numbers: [1.0]}", "network: a network that sees colour"),
+        ("network: {hidden: null, numbers: [1.0]}", "network: its hidden"),
+        ("numbers: [1.0]", "network: a network of 27 features, 16 units and 1 numbers"),
         ("numbers: null", "network.numbers: expected"),
     ],
 )
@@ -207,9 +224,9 @@ def test_a_file_of_another_version_or_training_is_refused(trained: Path, tmp_pat
     with pytest.raises(CheckpointError, match="other settings"):
         train_small(trained, chosen={"learning_rate": 0.5}, identity=Identity("other", 5, {}), resume=True)
     archive = read_archive(trained / "last.zip", KINDS)
-    meaning = {**archive.manifest["meaning"], "steering_features": ["gain"]}
+    meaning = {**archive.manifest["meaning"], "steering_features": ["colour"]}
     write_archive(tmp_path / "old.zip", {**archive.manifest, "meaning": meaning}, archive.arrays, "a test")
-    with pytest.raises(CheckpointError, match=r"old.zip: made by RLPTO .*where steering_features meant something else"):
+    with pytest.raises(CheckpointError, match=r"old.zip: made by RLPTO .*unknown here: its steering_features"):
         Agent(AgentOptions(file=tmp_path / "old.zip"))
 
 

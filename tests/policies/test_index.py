@@ -8,8 +8,17 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rlpto.core.cluster import ClusterState
 from rlpto.io.errors import CheckpointError
 from rlpto.io.paths import example_config, example_names
+from rlpto.policies.bonus_network import (
+    CLUSTER_FEATURES,
+    CONTEXT_FEATURES,
+    FEATURES,
+    HIDDEN,
+    JOB_FEATURES,
+    OUTPUTS,
+)
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import (
     FORMAT,
@@ -19,10 +28,11 @@ from rlpto.policies.index_weights import (
     IndexWeights,
     load_weights,
     save_weights,
+    steering_vector,
 )
 from rlpto.policies.registry import make_policy
 
-from ..builders import job, make_cluster, make_tables
+from ..builders import give, job, make_cluster, make_tables
 from .builders import J, make_state, power
 
 ZERO = dict.fromkeys(INDEX_FEATURES, 0.0)
@@ -89,10 +99,92 @@ def test_slope_gives_gpus_of_a_converged_job_to_one_that_has_yet_to_learn() -> N
     assert given_to([3.5, 0.0], 1, slope_start=1.0) == [0, 1]
 
 
+def converging(progress: float, held: int = 0, *, exponent: float = 0.5, delay: float = 0.0) -> ClusterState:
+    """A job of class normal alone on 16 GPUs, which has done `progress` of four epochs and gains evenly in all.
+
+    Its speed is a power of its GPUs, as with a batch that stays as it is.
+    """
+    tables = make_tables(
+        [[[[1e-4 * k**exponent] * 4 for k in range(1, 17)]]], [delay], accuracy=np.linspace(0.1, 0.9, 5)
+    )
+    cluster = make_cluster([job(0, epochs=4.0, max_gpus=16, priority=1)], tables, [16])
+    cluster.store.progress[:] = progress
+    if held:
+        give(cluster, [held])
+    return cluster.state()
+
+
+class TestWorthOfAnHour:
+    """The optimum of a reward of time 1, shortfall 8 and GPU-hours at `price`."""
+
+    WEIGHTS = ZERO | {"gain": 1.0}
+
+    def gpus(self, state: ClusterState, price: float, **weights: float) -> int:
+        vector = IndexWeights(**self.WEIGHTS).vector()
+        for name, value in {"price": np.log(price), **weights}.items():
+            vector[STEERING_FEATURES.index(name)] = value
+        return int(Index(steering=vector)(state).gpus[0])
+
+    @given(st.floats(0.0, 3.99), st.floats(0.05, 20.0), st.sampled_from([0.3, 0.5, 0.8]))
+    @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+    def test_a_job_alone_gets_what_costs_least(self, progress: float, price: float, exponent: float) -> None:
+        missing = 1 - progress / 4
+        gpus = np.arange(1, 17)
+        cost = (1 + 8 * 2 * missing + price * gpus) / gpus**exponent
+        found = self.gpus(converging(progress, exponent=exponent), price, worth=8.0)
+        assert cost[found - 1] == pytest.approx(cost.min(), rel=1e-9)
+
+    def test_it_shrinks_as_the_model_converges_and_without_worth_it_does_not(self) -> None:
+        stages = [converging(progress, held=16) for progress in (0.0, 2.0, 3.9)]
+        found = [self.gpus(state, 1.5, worth=8.0) for state in stages]
+        assert found[0] > found[1] > found[2]
+        assert len({self.gpus(state, 1.5) for state in stages}) == 1
+
+    def test_a_running_job_keeps_its_gpus_where_shrinking_saves_less_than_its_rescale(self) -> None:
+        state = converging(3.0, held=12, delay=600.0)
+        assert self.gpus(state, 1.5, worth=8.0) < 12
+        assert self.gpus(state, 1.5, worth=8.0, keep=100.0) == 12
+        late = converging(3.99, held=12, delay=600.0)
+        assert self.gpus(late, 1.5, worth=8.0, keep=1.0) == 12, "what is left is too short to save anything"
+        assert self.gpus(late, 1.5, worth=8.0) < 12
+
+    def test_contended_gpus_go_to_the_job_that_misses_more(self) -> None:
+        tables = make_tables([[[[1e-4 * k**0.7] * 4 for k in range(1, 9)]]], accuracy=np.linspace(0.1, 0.9, 5))
+        cluster = make_cluster([job(i, epochs=4.0, max_gpus=8) for i in range(2)], tables, [8])
+        cluster.store.progress[:] = [0.0, 3.9]
+        vector = IndexWeights(**self.WEIGHTS).vector()
+        vector[[STEERING_FEATURES.index("worth"), STEERING_FEATURES.index("worth_growth")]] = 8.0, 1.0
+        early, late = Index(steering=vector)(cluster.state()).gpus
+        assert early > late
+
+
+def test_a_network_of_an_earlier_version_decides_as_it_did() -> None:
+    """Eight units that saw 21 features, against the formula written out."""
+    rng, features, units = np.random.default_rng(3), len(JOB_FEATURES) + len(CLUSTER_FEATURES), 8
+    old = rng.normal(size=units * (features + 1) + OUTPUTS * (units + 1))
+    meaning = {
+        "steering_features": list(STEERING_FEATURES[:-3]),
+        "network": {"job_features": list(JOB_FEATURES), "cluster_features": list(CLUSTER_FEATURES), "hidden": units},
+    }
+    vector = steering_vector(np.concatenate([np.arange(len(STEERING_FEATURES) - 3.0), old]), meaning)
+    assert vector[: len(STEERING_FEATURES)].tolist() == [*range(len(STEERING_FEATURES) - 3), 0, 0, 0]
+    first, last = np.split(old, [units * (features + 1)])
+    inner, outer = first.reshape(-1, units), last.reshape(-1, OUTPUTS)
+    wide = vector[len(STEERING_FEATURES) :]
+    for _ in range(20):
+        seen, context = rng.normal(size=features), rng.normal(size=len(CONTEXT_FEATURES))
+        hidden = inner[-1] + seen @ inner[:-1]
+        expected = outer[-1] + hidden / (1 + abs(hidden)) @ outer[:-1]
+        now, then = np.split(wide, [HIDDEN * (FEATURES + 1)])
+        both = now.reshape(-1, HIDDEN)[-1] + np.concatenate([seen, context]) @ now.reshape(-1, HIDDEN)[:-1]
+        found = then.reshape(-1, OUTPUTS)[-1] + both / (1 + abs(both)) @ then.reshape(-1, OUTPUTS)[:-1]
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
 class TestFile:
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(st.lists(st.sampled_from([0.0, -20.0, 1.0, 3.25]) | st.floats(-1000, 1000), min_size=20, max_size=20))
-    def test_what_is_saved_is_what_is_loaded(self, tmp_path: Path, numbers: list[float]) -> None:
+    @given(st.tuples(*[st.sampled_from([0.0, -20.0, 1.0, 3.25]) | st.floats(-1000, 1000)] * len(OFF)))
+    def test_what_is_saved_is_what_is_loaded(self, tmp_path: Path, numbers: tuple[float, ...]) -> None:
         save_weights(np.array(numbers), tmp_path / "deep" / "w.yaml")
         np.testing.assert_array_equal(load_weights(tmp_path / "deep" / "w.yaml"), numbers)
         assert [file.name for file in (tmp_path / "deep").iterdir()] == ["w.yaml"], "no temporary file is left"
