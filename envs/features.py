@@ -16,6 +16,7 @@ import numpy as np
 
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.compiled import chained, helper, njit
+from rlpto.policies.bonus_network import hours_to_finish
 
 HOUR = 3600.0
 SHORTEST = 1.0
@@ -27,6 +28,8 @@ class FeatureInputs(NamedTuple):
 
     speed: [K + 1] work per second by GPUs. now [s]. unit: speed for each GPU with min_gpus of them. hours: left on one
     GPU at that speed. work_left: share of its epochs still to do. accuracy_left: share of its accuracy still to gain.
+    shorter: share of the active jobs that have less work left; ahead: hours of the cluster that their work takes.
+    fair: GPUs of the cluster for each active job.
     """
 
     speed: FloatArray
@@ -35,6 +38,9 @@ class FeatureInputs(NamedTuple):
     hours: float
     work_left: float
     accuracy_left: float
+    shorter: float
+    ahead: float
+    fair: float
 
 
 class FeatureTotals(NamedTuple):
@@ -43,7 +49,8 @@ class FeatureTotals(NamedTuple):
     capacity: GPUs on nodes that are up; gpus: the same, at least 1. gpus_per_node: of the largest node. held: GPUs that
     jobs hold. interval: seconds between decisions. jobs, waiting, high, normal, low: active jobs, those without GPUs,
     and those of each class after aging; hidden: those beyond what can be seen. work, hidden_work: hours left on one
-    GPU, of all jobs and of hidden ones. wish, hidden_wish, asked: GPUs they could use and ask for.
+    GPU, of all jobs and of hidden ones. wish, hidden_wish, asked: GPUs they could use and ask for. soonest: hours until
+    the first running job finishes.
     """
 
     capacity: int
@@ -62,6 +69,7 @@ class FeatureTotals(NamedTuple):
     wish: int
     hidden_wish: int
     asked: int
+    soonest: float
 
 
 LOG2 = np.log2(np.arange(1.0, 1026.0))
@@ -140,6 +148,20 @@ JOB_TABLE: list[Feature] = [
     ),
     Feature("normal", "1 if that class is normal", lambda job, inputs: 1.0 if job.effective_priority == 1 else 0.0),
     Feature("low", "1 if that class is low", lambda job, inputs: 1.0 if job.effective_priority == 2 else 0.0),
+    Feature("shorter", "share of the active jobs that have less work left", lambda job, inputs: inputs.shorter),
+    Feature(
+        "work_ahead", "log(1 + hours of the cluster that their work takes)", lambda job, inputs: np.log1p(inputs.ahead)
+    ),
+    Feature(
+        "to_finish",
+        "log(hours until it finishes with the GPUs held) / 4; 0 with none",
+        lambda job, inputs: np.log(hours_to_finish(job, inputs.speed)) / 4.0 if job.gpus > 0 else 0.0,
+    ),
+    Feature(
+        "fair_share",
+        "log(GPUs of the cluster for each active job / GPUs allowed at most) / 2",
+        lambda job, inputs: np.log(inputs.fair / job.max_gpus) / 2.0,
+    ),
 ]
 """Columns of `jobs` in an observation: functions of (job: a record of VIEW, inputs: FeatureInputs)."""
 
@@ -186,6 +208,9 @@ CLUSTER_TABLE: list[Feature] = [
         "log2(decision interval / 60 s) / 6",
         lambda total: np.log2(max(total.interval, 1.0) / 60.0) / 6.0,
     ),
+    Feature(
+        "next_finish", "log(hours until the first running job finishes) / 4", lambda total: np.log(total.soonest) / 4.0
+    ),
 ]
 """Entries of `cluster` in an observation: functions of `FeatureTotals`."""
 
@@ -207,11 +232,20 @@ fill_cluster_features = _filling(CLUSTER_TABLE)
 
 
 @njit(error_model="numpy")
-def feature_inputs(job: AnyArray, speed: FloatArray, now: float) -> FeatureInputs:
+def feature_inputs(
+    job: AnyArray, speed: FloatArray, now: float, hours: float, shorter: float, ahead: float, fair: float
+) -> FeatureInputs:
     """See FeatureInputs. job: a record of VIEW. speed: [K + 1] work per second by GPUs."""
     record: Any = job
     unit = speed[record.min_gpus] / record.min_gpus
     work_left = max(1.0 - record.progress / record.epochs, 0.0)
     gainable = record.final_accuracy - record.first_accuracy
     accuracy_left = (record.final_accuracy - record.accuracy) / gainable if gainable > 0.0 else work_left
-    return FeatureInputs(speed, now, unit, max(record.remaining / unit, SHORTEST) / HOUR, work_left, accuracy_left)
+    return FeatureInputs(speed, now, unit, hours, work_left, accuracy_left, shorter, ahead, fair)
+
+
+@njit(error_model="numpy")
+def hours_left(job: AnyArray, speed: FloatArray) -> float:
+    """Hours left of a record of VIEW on one GPU, at its speed for each GPU with min_gpus of them."""
+    record: Any = job
+    return float(max(record.remaining / (speed[record.min_gpus] / record.min_gpus), SHORTEST) / HOUR)

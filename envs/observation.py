@@ -19,11 +19,13 @@ from rlpto.envs.features import (
     feature_inputs,
     fill_cluster_features,
     fill_job_features,
+    hours_left,
 )
 from rlpto.io.arrays import AnyArray, FloatArray
-from rlpto.io.compiled import kernel
+from rlpto.io.compiled import kernel, njit
+from rlpto.policies.bonus_network import LONGEST_H, hours_to_finish, sum_shorter
 
-VERSION = 1
+VERSION = 2
 """Version of what observations mean; a checkpoint of another one cannot be used."""
 LIMIT = 10.0
 """Entries are cut to [-LIMIT, LIMIT]: no value of a strange workload can upset a network."""
@@ -90,7 +92,7 @@ def _cut(row: NDArray[np.float32]) -> None:
         row[i] = min(max(value, -LIMIT), LIMIT) if value == value else 0.0
 
 
-@kernel(error_model="numpy")
+@njit(error_model="numpy")
 def encode(
     now: float,
     capacity: int,
@@ -105,32 +107,62 @@ def encode(
 
     view: [n] `rlpto.core.jobs.VIEW` in queue order. speed: [n, K + 1] as in `rlpto.core.job_table.JobTable`.
     """
+    among = np.zeros((3, len(view)))
+    soonest = _fill_hours(view, speed, among[0])
+    sum_shorter(among[0], np.argsort(among[0]), among[1], among[2])
+    _fill(now, capacity, gpus_per_node, held, interval, view, speed, among, soonest, out)
+
+
+@kernel(error_model="numpy")
+def _fill_hours(view: AnyArray, speed: FloatArray, hours: FloatArray) -> float:
+    """Fill hours [n] that jobs have left on one GPU; returns hours until the first running job finishes."""
+    soonest = LONGEST_H
+    for i in range(len(view)):
+        hours[i] = hours_left(view[i], speed[i])
+        soonest = min(soonest, hours_to_finish(view[i], speed[i]))
+    return soonest
+
+
+@kernel(error_model="numpy")
+def _fill(
+    now: float,
+    capacity: int,
+    gpus_per_node: int,
+    held: int,
+    interval: float,
+    view: AnyArray,
+    speed: FloatArray,
+    among: FloatArray,
+    soonest: float,
+    out: Observation,
+) -> None:
+    """`encode`. among: [3, n] hours left on one GPU, jobs that have less left, and the hours of these."""
     count, visible = len(view), len(out.mask)
     out.jobs[min(count, visible) :] = 0.0
     out.mask[:] = 0.0
-    high, normal, low = 0, 0, 0
+    gpus, high, normal, low = max(capacity, 1), 0, 0, 0
     work, hidden_work, waiting = 0.0, 0.0, 0
     wish, hidden_wish, asked = 0, 0, 0
     for i in range(count):
         job = view[i]
-        inputs = feature_inputs(job, speed[i], now)
         high += job.effective_priority == 0
         normal += job.effective_priority == 1
         low += job.effective_priority == 2
-        work += inputs.hours
+        work += among[0, i]
         wish += job.max_gpus
         asked += job.requested_gpus
         waiting += job.gpus == 0
         if i >= visible:
-            hidden_work += inputs.hours
+            hidden_work += among[0, i]
             hidden_wish += job.max_gpus
             continue
         out.mask[i] = 1.0
+        inputs = feature_inputs(job, speed[i], now, among[0, i], among[1, i] / count, among[2, i] / gpus, gpus / count)
         fill_job_features(out.jobs[i], (job, inputs))
         _cut(out.jobs[i])
     totals = FeatureTotals(
-        capacity, max(capacity, 1), gpus_per_node, held, interval, count, waiting, high, normal, low,
-        max(count - visible, 0), work, hidden_work, wish, hidden_wish, asked,
+        capacity, gpus, gpus_per_node, held, interval, count, waiting, high, normal, low,
+        max(count - visible, 0), work, hidden_work, wish, hidden_wish, asked, soonest,
     )  # fmt: skip
     fill_cluster_features(out.cluster, (totals,))
     _cut(out.cluster)

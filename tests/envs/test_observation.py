@@ -61,6 +61,9 @@ def test_features_of_jobs_by_hand():
     assert low["rescaling"] == 0.0
     assert low["work_left"] == pytest.approx(1 - 1.16 / 9, rel=1e-5)
     assert (low["high"], low["normal"], low["low"]) == (0.0, 0.0, 1.0)
+    assert (low["shorter"], low["work_ahead"]) == (0.0, 0.0)
+    assert low["to_finish"] == pytest.approx(np.log(hours / 2) / 4, rel=1e-5)
+    assert low["fair_share"] == pytest.approx(np.log(4 / 4) / 2, abs=1e-6)
     # The curve of the tables: the root of 0.1 ... 0.9, at whole epochs up to 3; the job ends at its flat end.
     curve = np.linspace(0.1, 0.9, 4) ** 0.5
     now = np.interp(1.16, np.arange(4), curve)
@@ -71,6 +74,8 @@ def test_features_of_jobs_by_hand():
     assert high["data_size"] == pytest.approx(4 / 8)
     assert high["held"] == high["efficiency"] == high["age"] == high["attained"] == 0.0
     assert (high["work_left"], high["accuracy_left"]) == (1.0, 1.0)
+    assert (high["shorter"], high["to_finish"]) == (0.5, 0.0)
+    assert high["work_ahead"] == pytest.approx(np.log1p(hours / 8), rel=1e-5)
     assert (high["high"], high["normal"], high["low"]) == (1.0, 0.0, 0.0)
 
 
@@ -91,6 +96,7 @@ def test_features_of_the_cluster_by_hand():
     assert seen["work"] == pytest.approx(np.log1p((10.0 + low) / 8), rel=1e-5)
     assert seen["per_gpu"] == pytest.approx(np.log((10.0 + low) / 2) / 4, rel=1e-5)
     assert seen["idle_interval"] == pytest.approx(np.log2(10) / 6)
+    assert seen["next_finish"] == pytest.approx(np.log(low / 2) / 4, rel=1e-5)
 
 
 def test_the_forecast_stands_interval_by_interval():
