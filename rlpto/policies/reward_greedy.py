@@ -6,7 +6,8 @@ Management Science 13(3), 1966).
 The value of giving a job k GPUs for the next H seconds (the horizon and one rescale delay of that
 job, so that a long delay does not make every start look worthless) is the sum of
     accuracy:   + accuracy weight x class weight x share of the accuracy the job can gain in all,
-    time:       + time weight x (hours by which it finishes before H + work done, in hours on one GPU),
+    time:       + worth of an hour x (hours by which it finishes before H + work done, in hours on one GPU), the worth
+                being time weight + shortfall weight x class weight x share of its accuracy that the job misses,
     resources:  - resources weight x k x hours held, at most until it finishes,
     rescale:    - rescale weight x hours of delay, if k differs from what it holds and it ran before.
 Work is done at the job's speed after any rescale delay, until the job finishes. About the time part:
@@ -79,19 +80,29 @@ def expected_reward(jobs: JobTable, horizon: float, weights: RewardWeights) -> F
     gainable = jobs.final_accuracy - jobs.accuracy_at(np.zeros(len(jobs)))
     gain = jobs.accuracy_at(jobs.progress + ahead) - jobs.accuracy
     worth = np.divide(gain, ahead * gainable, out=np.zeros(len(jobs)), where=(gainable > 0) & (ahead > 0))
-    by_class = weights.accuracy * np.array(weights.classes)[jobs.priority]
-    per_work = worth * by_class * left / remaining + weights.time / HOUR / unit
-    return _value(jobs.speed, jobs.records, per_work, horizon, weights.record())
+    by_class = np.array(weights.classes)[jobs.priority]
+    missing = np.divide(jobs.final_accuracy - jobs.accuracy, gainable, out=np.zeros(len(jobs)), where=gainable > 0)
+    per_second = (weights.time + weights.shortfall * by_class * np.clip(missing, 0.0, 1.0)) / HOUR
+    per_work = worth * (weights.accuracy * by_class) * left / remaining + per_second / unit
+    return _value(jobs.speed, jobs.records, per_work, per_second, horizon, weights.record())
 
 
 @njit(error_model="numpy")
-def _value(speed: FloatArray, view: AnyArray, per_work: FloatArray, horizon: float, weights: AnyArray) -> FloatArray:
+def _value(
+    speed: FloatArray,
+    view: AnyArray,
+    per_work: FloatArray,
+    per_second: FloatArray,
+    horizon: float,
+    weights: AnyArray,
+) -> FloatArray:
     """Value of every number of GPUs of the jobs in view [n] VIEW up to their max_gpus.
 
-    per_work: [n] reward per unit of work done. weights: [1] `rlpto.core.rewards.WEIGHTS`.
+    per_work: [n] reward per unit of work done. per_second: [n] worth of time. weights: [1]
+    `rlpto.core.rewards.WEIGHTS`.
     """
     value, w = np.zeros(speed.shape), weights[0]
-    time_cost, gpu_cost, delay_cost = w.time / HOUR, w.resources / HOUR, w.rescale / HOUR
+    gpu_cost, delay_cost = w.resources / HOUR, w.rescale / HOUR
     for row in range(len(speed)):
         job = view[row]
         remaining = max(job.remaining, LEAST_WORK)
@@ -101,7 +112,7 @@ def _value(speed: FloatArray, view: AnyArray, per_work: FloatArray, horizon: flo
             rate = speed[row, gpus]
             work = min(max(ahead - wait, 0.0) * rate, remaining)
             hold = wait + work / rate if work >= remaining else ahead
-            value[row, gpus] = per_work[row] * work + time_cost * (ahead - hold) - gpu_cost * gpus * hold
+            value[row, gpus] = per_work[row] * work + per_second[row] * (ahead - hold) - gpu_cost * gpus * hold
             if gpus != job.gpus and np.isfinite(job.start_time):
                 value[row, gpus] -= delay_cost * wait
     return value

@@ -189,6 +189,8 @@ HOLDS = {"held": 1, "delay": 0.0, "speed": (1.0, 2.0)}
         # Four epochs gain all there is to gain; a quarter is gained in one, weighted by class.
         (J(work=4.0, speed=(1 / 600,), held=1, delay=0.0, priority=0), {"accuracy": 1.0}, [0, 3 / 4]),
         (J(work=4.0, speed=(1 / 600,), held=1, delay=0.0, priority=2), {"accuracy": 1.0}, [0, 1 / 4]),
+        # Nothing is gained yet, so an hour of class high is worth three times the shortfall.
+        (J(work=1e9, speed=(2.0, 3.0), held=1, delay=60, priority=0), {"shortfall": 1200.0}, [0, 660, 600 * 1.5]),
     ],
 )
 def test_reward_greedy_values_gpus_as_the_reward_does(job: J, weights: dict[str, Any], expected: list[float]) -> None:
