@@ -60,7 +60,7 @@ def fresh_copy(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("page", "slow"),
     [
-        pytest.param(README, False, id="README.md, quick"),
+        pytest.param(README, False, marks=pytest.mark.slow, id="README.md, quick"),
         *(pytest.param(page, True, id=name_of(page), marks=marks_of(page)) for page in PAGES),
     ],
 )

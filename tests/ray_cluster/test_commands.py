@@ -232,6 +232,7 @@ def test_a_cluster_of_somebody_else_on_this_machine_is_not_taken(
         assert "no Ray cluster of yours on this machine" in said(status, 2)
 
 
+@pytest.mark.slow
 def test_after_ctrl_c_jobs_are_left_as_the_settings_say(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     def workers() -> set[int]:
         return {pid for node in ray_cluster.node_ids for pid in ray_cluster.worker_pids(node)}

@@ -14,6 +14,7 @@ from rlpto.ray_cluster.programs.digits import DigitsCnn
 from tests.service.served import REPOSITORY, Served
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_s5_the_first_job_takes_three_commands(tmp_path: Path) -> None:
     """The first of them installs the package, the second is `rlpto serve`."""
