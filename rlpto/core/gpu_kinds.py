@@ -15,12 +15,8 @@ from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
 from rlpto.performance.tables import SpeedTables
 
-NO_KIND = -1
-"""In place of the number of a kind where a job holds no GPUs."""
-NOWHERE = -1
-"""In place of the number of a node, likewise."""
-NOT_WAITING = -1
-"""In place of the turn of a job that waits for its place."""
+NO_KIND = NOWHERE = NOT_WAITING = -1
+"""In place of the numbers of a kind and of a node if a job holds no GPUs, and of its turn if it has its place."""
 
 
 def room_of(shape: ClusterShape) -> IntArray:
@@ -118,13 +114,11 @@ def choose_kinds(
         chosen, soonest, keep, keeps = 0, np.inf, -1, False
         for g in range(len(speed)):
             can[g], most = min(left[g], wishes[row]), min(room[g], wishes[row])
+            if fit.size:
+                can[g], most = fit[types[row, g], can[g]], fit[types[row, g], most]
             if can[g] < job.min_gpus:
                 can[g] = 0
-            if fit.size:
-                can[g], suits = fit[types[row, g], can[g]], fit[types[row, g], most] > 0
-            else:
-                suits = room[g] >= job.min_gpus
-            if suits and (keep < 0 or left[g] > left[keep]):
+            if most >= job.min_gpus and (keep < 0 or left[g] > left[keep]):
                 keep = g
             keeps = keeps or can[g] > 0
             seconds = job.remaining / speed[g, row, can[g]]

@@ -103,14 +103,15 @@ def _set_limits(jobs: Sequence[Job], records: AnyArray, tables: SpeedTables) -> 
     fewest = np.where(enough.any(axis=1), enough.argmax(axis=1), len(at))
     for row in np.flatnonzero(fewest > most)[:1].tolist():
         job, sizes = jobs[row], np.unique(fit[row][fit[row] > 0]).tolist()
+        kinds = ", ".join(job.gpu_types or tables.kinds)
         if not sizes:
             raise JobError(
-                f"job {job.name}: model {job.model} fits on no kind of GPU here ({', '.join(tables.kinds)}) with the "
+                f"job {job.name}: model {job.model} fits on no kind of GPU here ({kinds}) with the "
                 f"GPUs that there are of each, and up to {tables.max_gpus}"
             )
         raise JobError(
             f"job {job.name}: may have {job.min_gpus} to {job.max_gpus} GPUs, but model {job.model} runs on "
-            f"{', '.join(map(str, sizes))} only (min_gpus, max_gpus)"
+            f"{', '.join(map(str, sizes))} only, here on {kinds} (min_gpus, max_gpus)"
         )
     records["min_gpus"], records["max_gpus"] = fewest, most
     records["requested_gpus"] = np.maximum(fit[rows, records["requested_gpus"]], fewest)

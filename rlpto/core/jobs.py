@@ -40,6 +40,7 @@ class Job:
     metric: what batch sizes are chosen by, of `rlpto.performance.metrics.METRICS`.
     stop: when it ends before its epochs are done; None: never.
     user: who submitted it; empty: not known.
+    gpu_types: GPU types of the cluster that it may use, by name. Empty: all.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Job:
     metric: str = DEFAULT_METRIC
     stop: StopRule | None = None
     user: str = ""
+    gpu_types: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.submit_time) and self.submit_time >= 0):
@@ -76,7 +78,7 @@ class Job:
     @property
     def type(self) -> JobType:
         """What decides its speed."""
-        return JobType(self.model, self.batch_size, self.metric)
+        return JobType(self.model, self.batch_size, self.metric, gpu_types=self.gpu_types)
 
 
 @cache

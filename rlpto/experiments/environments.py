@@ -174,7 +174,7 @@ def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:
     for experiment in experiments:
         if set(experiment.tables().types) == kinds and experiment.tables().max_gpus == most:
             return experiment.tables()
-    ordered = sorted(kinds, key=lambda kind: (kind.model, kind.batch_size or 0, kind.metric))
+    ordered = sorted(kinds, key=lambda kind: (kind.model, kind.batch_size or 0, kind.metric, kind.gpu_types))
     shape = experiments[0].shape
     tables = compile_tables(experiments[0].profiles, ordered, most, shape.gpus_per_node, kinds=shape.kind_sizes)
     return tables.within(shape.kind_gpus)

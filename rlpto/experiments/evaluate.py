@@ -31,6 +31,7 @@ from rlpto.io.errors import ConfigError
 from rlpto.io.files import file_there, write_text
 from rlpto.io.terminal import say
 from rlpto.policies.spec import parse_spec, policy_label
+from rlpto.workloads.trace import lacking_types
 
 
 def jobs_of_file(file: Path) -> list[str]:
@@ -118,7 +119,8 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
         shown_label(by_label.get(reference, reference)),
         seed=config.seed,
         forecast=config.forecast.mode,
-        notes=[repetition.text] if repetition is not None and repetition.is_high else [],
+        notes=lacking_types([traces.by_name[window].trace for window in traces.names()], experiment.shape.kinds)
+        + ([repetition.text] if repetition is not None and repetition.is_high else []),
     )
     write_csv(found, folder)
     if report:

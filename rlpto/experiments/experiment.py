@@ -152,8 +152,9 @@ class Experiment:
             if not traces:
                 raise TraceError(f"{self.traces.description}: no jobs")
             types = {
-                kind
+                kind._replace(gpu_types=names)
                 for trace in traces
+                for names in set(trace.allowed_types(self.shape.kind_gpus)[0])
                 for kind in job_types(trace, workload.mapping, self.models, workload.metric, self._batch_sizes)
             }
             most = min(most, max(*(int(trace.gpus.max()) for trace in traces), workload.mapping.max_gpus))
@@ -181,6 +182,7 @@ class Experiment:
                 shape.gpus_per_node,
                 self._useful_gpus,
                 workload.metric,
+                shape.kind_gpus,
             )
         factor = self.config.ray.arrivals
         return jobs if factor == 1 else [replace(job, submit_time=job.submit_time * factor) for job in jobs]

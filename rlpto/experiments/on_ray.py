@@ -265,8 +265,8 @@ def real_cluster(
     database: of the session; files of jobs lie in the same folder. keep: whether controllers that are there train on
     if Ctrl-C comes meanwhile.
     """
-    config, jobs, own_seed = experiment.config, experiment.jobs(window, seed), experiment.window_seed(window, seed)
-    known = config.knowledge
+    config, known, own_seed = experiment.config, experiment.config.knowledge, experiment.window_seed(window, seed)
+    jobs = [replace(job, gpu_types=()) for job in experiment.jobs(window, seed)]  # estimates know no such limits
     specs = job_specs(jobs, config.ray, session, database.path.parent / "jobs", own_seed)
     tables = experiment.tables(batch_sizes=True, servers=True)
     online = None

@@ -250,7 +250,7 @@ class WindowTraces:
         """The trace without jobs that are too large for the cluster, if the settings skip those."""
         if self._config.workload.mapping.oversized != "skip":
             return trace
-        return trace.take(trace.gpus <= self._shape.most_gpus)
+        return trace.take(trace.gpus <= trace.allowed_types(self._shape.kind_gpus)[1])
 
     @property
     def description(self) -> str:

@@ -32,7 +32,7 @@ def believed_by_size(truth: BatchCache, rules: BeliefRules, tables: SpeedTables,
     """
     factor = np.ones((len(tables.types), levels_of(tables.max_gpus), tables.max_gpus + 1))
     packed = tables.packed_rows(gpus_per_node)
-    first = tables.by_kind[tables.own, tables.kind]
+    first = tables.by_kind[tables.pooled, tables.kind]
     for number in np.unique(first).tolist():
         if not tables.fit.size or tables.fit[number].any():
             middle, nodes = int(tables.epochs[number]) // 2, int(min(gpus_per_node, tables.node_gpus[number]))

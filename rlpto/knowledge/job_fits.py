@@ -87,7 +87,7 @@ class JobFits:
         left: Callable[[IntArray], FloatArray],
     ) -> None:
         self._store, self._source, self._rules, self._left = store, source, rules, left
-        self._job_types, self._sizes = [job.type for job in jobs], model_tables
+        self._job_types, self._sizes = [job.type._replace(gpu_types=()) for job in jobs], model_tables
         self._kinds, self._kind_of = model_tables.kinds, model_tables.kind
         types, most = len(model_tables.types), model_tables.max_gpus
         unknown = replace(
@@ -130,7 +130,8 @@ class JobFits:
         if key not in self._fits:
             own = self.type_of(job)
             limits, exponent = self._source.limits(own.model, self._kinds[kind]), METRICS[own.metric].exponent
-            unit = self._sizes.unit(int(self._sizes.by_kind[self._store.records["type_index"][job], kind]))
+            pooled = self._sizes.pooled[self._store.records["type_index"][job]]
+            unit = self._sizes.unit(int(self._sizes.by_kind[pooled, kind]))
             prior = prior_for(own.model, unit) if self._rules.method == "bayes" else None
             self._fits[key] = ThroughputBelief(
                 limits, own.batch_size, self.tables.max_gpus, exponent, prior, max(unit, 1)

@@ -53,7 +53,7 @@ class RemainingWork:
 
     def take_tables(self, tables: SpeedTables) -> None:
         """From now on these are the tables of the jobs' models."""
-        self._own = tables.own
+        self._pooled = tables.pooled
         self._models = np.array([kind.model for kind in tables.types])
 
     def __call__(self, index: IntArray) -> FloatArray:
@@ -85,26 +85,26 @@ class RemainingWork:
         """[n] epochs left as finished jobs suggest; NaN where there are none, or nothing is learnt."""
         left = np.full(len(index), np.nan)
         if self._how in ("learnt", "learnt_or_curve"):
-            fill_learnt(self._store.records, self._own, index, np.empty((len(index), 4)), left)
+            fill_learnt(self._store.records, self._pooled, index, np.empty((len(index), 4)), left)
         return left
 
 
 @kernel()
-def fill_learnt(jobs: AnyArray, own: IntArray, index: IntArray, sums: FloatArray, left: FloatArray) -> None:
+def fill_learnt(jobs: AnyArray, pooled: IntArray, index: IntArray, sums: FloatArray, left: FloatArray) -> None:
     """Fill left [n] with epochs that jobs number index [n] have left as finished ones suggest, where there are some.
 
-    jobs: [M] JOB. own: [T] as in the speed tables. sums: [n, 4] memory. The mean is of those of the same type and user
-    that were longer than what the job has done; without any, of those of all users.
+    jobs: [M] JOB. pooled: [T] as in the speed tables. sums: [n, 4] memory. The mean is of those of the same type and
+    user that were longer than what the job has done; without any, of those of all users.
     """
     sums[: len(index)] = 0.0
     for j in range(len(jobs)):
         other = jobs[j]
         if not np.isfinite(other.finish_time):
             continue
-        kind, user, progress = own[other.type_index], other.user, other.progress
+        kind, user, progress = pooled[other.type_index], other.user, other.progress
         for i in range(len(index)):
             job = jobs[index[i]]
-            if progress > job.progress and own[job.type_index] == kind:
+            if progress > job.progress and pooled[job.type_index] == kind:
                 sums[i, 0] += progress
                 sums[i, 1] += 1
                 if job.user == user:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,7 @@ def compile_tables(
     choose_batches: add variants for the batch sizes that a scheduler may choose, see `chosen_batch_sizes`.
     choose_servers: add variants for all numbers of parameter servers that each type may have.
     kinds: kinds of GPU in the cluster with the GPUs of the largest node of each; every type then has a variant for each
-    kind. None: one kind, on nodes of `gpus_per_node`.
+    kind. None: one kind, on nodes of `gpus_per_node`. Types that name none of them may use all.
 
     Each type's rows follow row 0 (no GPUs). `known_remaining` and `known_speed` are set only if every type has them.
     Raises ProfileError if a model is unknown, has no speeds on a kind, or a batch size cannot be run.
@@ -85,6 +86,7 @@ def compile_tables(
     nodes = {ONE_KIND: gpus_per_node} if kinds is None else dict(kinds)
     if max_gpus < 1 or min(nodes.values(), default=0) < 1:
         raise ProfileError(f"expected at least 1 GPU, got max_gpus {max_gpus} and nodes of {nodes}")
+    types = [*dict.fromkeys(one for own in types for one in (own._replace(gpu_types=()), own))]
     variants: list[tuple[int, int, int | None]] = [(own, 0, None) for own in range(len(types))]
     for own, kind in enumerate(types):
         sizes, facts = [0, *(chosen_batch_sizes(profiles, kind) if choose_batches else ())], profiles.facts(kind.model)
@@ -95,7 +97,10 @@ def compile_tables(
     types = [
         types[own]._replace(batch_size=size or types[own].batch_size, servers=number) for own, size, number in variants
     ]
-    parts = [profiles.type_tables(job_type, max_gpus, size, gpu) for gpu, size in nodes.items() for job_type in types]
+    parts, none = list[TypeTables](), np.zeros(max_gpus + 1, dtype=np.int64)
+    for (gpu, size), kind in product(nodes.items(), types):
+        part, named = profiles.type_tables(kind, max_gpus, size, gpu), nodes.keys() & kind.gpu_types
+        parts.append(replace(part, fit=none) if named and gpu not in named else part)
     on_each, several = len(types), len(nodes)
     parts = [_shown_elsewhere(parts, i, on_each) for i in range(len(parts))]
     variants, types = variants * several, [*types] * several
@@ -152,7 +157,7 @@ def _shown_elsewhere(parts: Sequence[TypeTables], i: int, on_each: int) -> TypeT
     part = parts[i]
     if part.fit is None or part.fit.any():
         return part
-    others = (other for other in parts[i % on_each :: on_each] if other.fit is not None and other.fit.any())
+    others = (other for other in parts[i % on_each :: on_each] if other.fit is None or other.fit.any())
     return replace(next(others, part), fit=part.fit)
 
 

@@ -40,22 +40,20 @@ def _no_types() -> IntArray:
     return np.zeros(0, dtype=np.int64)
 
 
-def _any_size() -> IntArray:
-    return np.zeros((0, 0), dtype=np.int64)
-
-
 class JobType(NamedTuple):
     """A model and its settings, which determine a job's speed curve.
 
     batch_size: the fixed total batch size in samples; None lets the job adapt it to maximise its metric, a name of
     `rlpto.performance.metrics.METRICS`: goodput, as Pollux does, or another.
     servers: parameter servers; None: the number in the model's profile.
+    gpu_types: GPU types of the cluster that its jobs may use. Empty: all.
     """
 
     model: str
     batch_size: int | None = None
     metric: str = DEFAULT_METRIC
     servers: int | None = None
+    gpu_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class SpeedTables:
     deviation of the logarithm of the speed, on one node and on several; None: speeds are exact, or their errors are not
     known.
     fit: [T, K + 1] int64, largest size up to k GPUs that is allowed on the type's kind of GPU, 0: none; a kind on which
-    a model does not fit has 0 throughout. Empty, [0, 0]: every type may have every size.
+    a model does not fit, or that its jobs may not use, has 0 throughout. Empty, [0, 0]: every type may have all sizes.
     batches: [T, P] batch size in every epoch, as a schedule sets it; NaN for types without one. None: none has one.
     written: [T] how many times each type was written, where types are those of jobs that learn; None: nothing changes.
     """
@@ -116,7 +114,7 @@ class SpeedTables:
     sizes_seen: FloatArray | None = None
     speed_sigma: FloatArray | None = None
     written: IntArray | None = None
-    fit: IntArray = field(default_factory=_any_size)
+    fit: IntArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
     batches: FloatArray | None = None
     _packed: dict[int, IntArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _best: dict[int, FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -158,8 +156,9 @@ class SpeedTables:
         """These tables, without allowed sizes that are larger than the GPUs of their kind in the cluster."""
         if not self.fit.size:
             return self
-        most = np.array([kind_gpus[kind] for kind in self.kinds])[self.kind]
-        sizes = np.minimum(np.arange(self.max_gpus + 1), most[:, None])
+        most, every = np.array([kind_gpus[kind] for kind in self.kinds])[self.kind], np.arange(self.max_gpus + 1)
+        most[~np.array([bool(kind.gpu_types) for kind in self.types]) & (self.fit == every).all(axis=1)] = self.max_gpus
+        sizes = np.minimum(every, most[:, None])
         return replace(self, fit=np.take_along_axis(self.fit, sizes, axis=1))
 
     def take_over(self, other: SpeedTables, types: IntArray) -> None:
@@ -266,6 +265,12 @@ class SpeedTables:
     def variants(self) -> IntArray:
         """[T, V] all variants of each type in order of their numbers, its own first; padded with NO_TYPE."""
         return self._choices(np.arange(len(self.own)))
+
+    @cached_property
+    def pooled(self) -> IntArray:
+        """[T] `own` of types that may use all GPUs: what jobs of a model show does not depend on where they may run."""
+        first: dict[JobType, int] = {}
+        return np.array([first.setdefault(self.types[own]._replace(gpu_types=()), own) for own in self.own.tolist()])
 
     @property
     def shown_remaining(self) -> FloatArray:

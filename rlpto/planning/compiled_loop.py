@@ -79,7 +79,7 @@ class Loop(NamedTuple):
     packed: [T, K + 1] rows of the speed tables, and shown_rates: [R, P] theirs. accuracy_ahead: [T, P].
     fit: [T, K + 1] `SpeedTables.fit_anywhere`, or empty.
     known_remaining, known_speed: as in the speed tables, or empty.
-    beliefs, own: what is believed, and [T] types of jobs by their models alone. left: [M], sums: [M, 4] memory for it.
+    beliefs, pooled: what is believed, and [T] `SpeedTables.pooled`. left: [M], sums: [M, 4] memory for it.
     seen: [B, T or M] level of what was seen of each type of job, or by each job.
     noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
     aging: [2] s, normal and low. strict: whether a higher class comes first.
@@ -104,7 +104,7 @@ class Loop(NamedTuple):
     known_remaining: FloatArray
     known_speed: FloatArray
     beliefs: CompiledBeliefs
-    own: IntArray
+    pooled: IntArray
     left: FloatArray
     sums: FloatArray
     seen: IntArray
@@ -150,7 +150,7 @@ def build_loop(
         known_remaining=tables.shown_remaining,
         known_speed=tables.shown_speed,
         beliefs=beliefs,
-        own=np.ascontiguousarray(tables.own),
+        pooled=np.ascontiguousarray(tables.pooled),
         left=np.zeros(most),
         sums=np.zeros((most, 4)),
         seen=np.zeros((count, len(tables.own) if beliefs.shared else most), dtype=np.int64),
@@ -211,7 +211,7 @@ def see_sizes(loop: Loop, b: int, view: AnyArray) -> None:
 @kernel()
 def slot(loop: Loop, type_index: int, job: int) -> int:
     """Column of `seen` of a job."""
-    return int(loop.own[type_index] if loop.beliefs.shared else job)
+    return int(loop.pooled[type_index] if loop.beliefs.shared else job)
 
 
 @kernel()
@@ -240,7 +240,7 @@ def guess_work(loop: Loop, b: int, view: AnyArray) -> None:
         loop.numbers[row] = view[row].index
         left[row] = max(loop.beliefs.tail * view[row].progress, LEAST_EPOCHS)
     if loop.beliefs.learnt:
-        fill_learnt(w.jobs[b], loop.own, loop.numbers[: len(view)], loop.sums, left)
+        fill_learnt(w.jobs[b], loop.pooled, loop.numbers[: len(view)], loop.sums, left)
     for row in range(len(view)):
         job, epochs = view[row], w.types[view[row].type_index].epochs
         if loop.known_remaining.size:  # in a unit of its own, of a whole training

@@ -94,17 +94,16 @@ def find_choices(state: ClusterState, gpus: IntArray, kind: IntArray, free: Bool
     jobs, shape = state.jobs, state.shape
     most = np.clip((options.growth * jobs.peak_gpus).astype(np.int64), np.maximum(jobs.min_gpus, gpus), jobs.max_gpus)
     speeds, fits = np.stack([jobs.speed_on_gpu(gpu) for gpu in shape.kinds]), jobs.fit_on(shape.kinds)
-    at = np.arange(speeds.shape[2])
-    if fits is None:
-        allowed = np.zeros(speeds.shape, dtype=bool)
-        for number, sizes in enumerate(configurations(shape)):
-            allowed[number][:, [size for size in sizes if size < len(at)]] = True
-        own, least = np.flatnonzero((kind != NO_KIND) & (gpus > 0)), np.flatnonzero(jobs.min_gpus > 1)
-        allowed[kind[own], own, gpus[own]] = True
-        allowed[:, least, jobs.min_gpus[least]] = True
-    else:
-        allowed = (fits == at) & (at > 0)
-        most = np.maximum(most, allowed.argmax(axis=2))  # the fewest on a kind may be more than on others
+    at, allowed = np.arange(speeds.shape[2]), np.zeros(speeds.shape, dtype=bool)
+    for number, sizes in enumerate(configurations(shape)):
+        allowed[number][:, [size for size in sizes if size < len(at)]] = True
+    own, least = np.flatnonzero((kind != NO_KIND) & (gpus > 0)), np.flatnonzero(jobs.min_gpus > 1)
+    allowed[kind[own], own, gpus[own]] = True
+    allowed[:, least, jobs.min_gpus[least]] = True
+    if fits is not None:
+        sized = (fits != np.minimum(at, fits[..., -1:])).any(axis=(0, 2))  # other jobs may have all sizes up to a most
+        allowed = (fits == at) & (at > 0) & (allowed | sized[:, None])
+        most = np.maximum(most, np.where(sized, allowed.argmax(axis=2), 0))  # the fewest may be more than elsewhere
     limit = np.minimum(most, room_of(shape)[:, None])
     allowed &= (at >= jobs.min_gpus[:, None]) & (at <= limit[..., None]) & free[:, None]
     of_kind, row, count = np.nonzero(allowed)

@@ -37,6 +37,7 @@ _SCHEMA = pa.schema(
         ("metric", _TEXT),
         ("stop", _TEXT),  # empty: never
         ("user", _TEXT),
+        ("gpu_types", _TEXT),  # with | between several; null, or no such column: all
     ]
 )
 _EXPECTED = "a parquet file of frozen jobs, as `rlpto bench build` writes it"
@@ -57,14 +58,15 @@ def read_jobs(path: Path) -> dict[str, list[Job]]:
         file = pq.ParquetFile(path, thrift_string_size_limit=MIB, thrift_container_size_limit=MIB)
         if file.metadata.num_rows > _MOST_JOBS:
             raise ValueError(f"{file.metadata.num_rows:,} jobs")
-        rows = file.read(columns=_SCHEMA.names, use_threads=False).select(_SCHEMA.names).cast(_SCHEMA).to_pylist()
+        schema = _SCHEMA if "gpu_types" in file.schema_arrow.names else pa.schema([*_SCHEMA][:-1])
+        rows = file.read(columns=schema.names, use_threads=False).select(schema.names).cast(schema).to_pylist()
     windows: dict[str, list[Job]] = {}
     for row in rows:
         try:
             stop = parse_rule(row["stop"]) if row["stop"] else None
-            windows.setdefault(row.pop("window"), []).append(
-                Job(**row | {"batch_size": row["batch_size"] or None, "stop": stop})
-            )
+            names = tuple(row["gpu_types"].split("|")) if row.get("gpu_types") else ()
+            own = {"batch_size": row["batch_size"] or None, "stop": stop, "gpu_types": names}
+            windows.setdefault(row.pop("window"), []).append(Job(**row | own))
         except (JobError, ValueError, TypeError) as wrong:
             raise TraceError(f"{path}: {wrong}") from None
     if not windows:
@@ -78,10 +80,10 @@ def digest_of(windows: Mapping[str, Sequence[Job]]) -> str:
 
 
 def _rows(windows: Mapping[str, Sequence[Job]]) -> list[dict[str, Any]]:
-    return [_row(window, job) for window, jobs in windows.items() for job in jobs]
-
-
-def _row(window: str, job: Job) -> dict[str, Any]:
-    row: dict[str, Any] = {name: getattr(job, name, None) for name in _SCHEMA.names}
-    stop = "" if job.stop is None else job.stop.text
-    return row | {"window": window, "batch_size": job.batch_size or 0, "stop": stop}
+    """The jobs as rows. Only jobs that may not use all GPU types have that column, so that digests of others stay."""
+    rows: list[dict[str, Any]] = []
+    for window, job in ((window, job) for window, jobs in windows.items() for job in jobs):
+        own = {"window": window, "batch_size": job.batch_size or 0, "stop": "" if job.stop is None else job.stop.text}
+        names = {"gpu_types": "|".join(job.gpu_types)} if job.gpu_types else {}
+        rows.append({name: getattr(job, name, None) for name in _SCHEMA.names[:-1]} | own | names)
+    return rows

@@ -149,6 +149,7 @@ def listed_trace(jobs: Sequence[Job]) -> Trace:
         "batch_size": [job.batch_size or 0 for job in jobs],
         "metric": [job.metric for job in jobs],
         "stop": ["" if job.stop is None else job.stop.text for job in jobs],
+        "gpu_type": ["|".join(job.gpu_types) for job in jobs],
     }
     return make_trace(columns, "listed jobs")
 

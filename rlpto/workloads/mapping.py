@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -107,22 +108,19 @@ def job_types(
     determine models and work. batch_sizes: returns the batch sizes that a model may be given, for `fixed_batch`; the
     types that adapt their batch size are listed in any case, because models are drawn by them.
     """
-    pairs: set[tuple[str, int | None]]
+    models: Iterable[str] = chain(*CATEGORIES) if settings.mode == "category" else settings.models or available
+    pairs: set[tuple[str, int | None]] = {(model, None) for model in models}
     if settings.mode in NAMING:
         pairs = set(_given_pairs(trace, settings))
-    elif settings.mode == "category":
-        pairs = {(model, None) for models in CATEGORIES for model in models}
-    else:
-        pairs = {(model, None) for model in (available if settings.models is None else settings.models)}
     if settings.fixed_batch > 0 and batch_sizes is not None:
         pairs |= {(model, size) for model, _ in pairs for size in batch_sizes(model)}
     metrics = {DEFAULT_METRIC, *_metrics(trace, metric)}
     return tuple(sorted((JobType(*pair, name) for pair in pairs for name in metrics), key=type_order))
 
 
-def type_order(kind: JobType) -> tuple[str, int, int]:
-    """Sort key of types: by model, batch size and metric."""
-    return kind.model, kind.batch_size or 0, list(METRICS).index(kind.metric)
+def type_order(kind: JobType) -> tuple[str, int, int, tuple[str, ...]]:
+    """Sort key of types: by model, batch size, metric and GPU types."""
+    return kind.model, kind.batch_size or 0, list(METRICS).index(kind.metric), kind.gpu_types
 
 
 def map_jobs(
@@ -134,12 +132,14 @@ def map_jobs(
     gpus_per_node: int,
     max_gpus_of: Callable[[JobType], int | None] | None = None,
     metric: MetricName = DEFAULT_METRIC,
+    kind_gpus: Mapping[str, int] | None = None,
 ) -> list[Job]:
     """Give every job of a trace a model and its work; the same seed gives the same jobs.
 
     capacity, gpus_per_node: GPUs of the cluster, and of a node (for packed placements). max_gpus_of: bound on a type's
     GPUs, on top of those of the settings. metric: of jobs for which the trace names none; models and work of the
-    jobs do not depend on it.
+    jobs do not depend on it. kind_gpus: GPUs of the cluster by GPU type. A job has its recorded time on the first type
+    that it may use, see `Trace.allowed_types`. Default: one type.
 
     *duration* draws a model by the weights among those that use the requested GPUs well enough (LEAST_EFFICIENCY; where
     none does, among the best), gives it the profile's epochs, and chooses data_size such that those epochs take the
@@ -156,17 +156,20 @@ def map_jobs(
     """
     if settings.mode != "given" and not np.isfinite(trace.duration).all():
         trace = trace.take(np.isfinite(trace.duration))
-    bound = min(capacity, tables.max_gpus)
+    allowed, most = trace.allowed_types(kind_gpus or {"": capacity})
+    bound = np.minimum(most, tables.max_gpus)
     oversized = trace.gpus > bound
     if oversized.any() and settings.oversized == "error":
         at = int(np.argmax(oversized))
-        what = "the cluster has" if capacity <= tables.max_gpus else "the speed tables cover"
+        what = "the cluster has" if most[at] <= tables.max_gpus else "the speed tables cover"
+        what += f" of {' or '.join(allowed[at])}" if allowed[at] else ""
         raise JobError(
-            f"job {trace.texts('name')[at]}: wants {trace.gpus[at]} GPUs, expected at most the {bound} {what} "
+            f"job {trace.texts('name')[at]}: wants {trace.gpus[at]} GPUs, expected at most the {bound[at]} {what} "
             "(mapping.oversized: skip or clip)"
         )
     if oversized.any() and settings.oversized == "skip":
-        trace = trace.take(~oversized)
+        trace, bound = trace.take(~oversized), bound[~oversized]
+        allowed = [names for names, large in zip(allowed, oversized, strict=True) if not large]
     gpus = np.minimum(trace.gpus, bound)
     duration = np.clip(trace.duration * trace.gpus / gpus, settings.min_duration, settings.max_duration)
     seconds = _seconds_packed(tables, gpus_per_node)
@@ -181,10 +184,11 @@ def map_jobs(
     elif settings.mode == "category":
         kind = _draw_by_category(trace.gpus * duration / HOUR, gpus, tables, limits, rng)
     else:
-        kind = _draw_by_weight(gpus, tables, settings, seconds, limits, rng.random(len(trace))[drawer])
+        kind = _draw_by_weight(gpus, allowed, tables, settings, seconds, limits, rng.random(len(trace))[drawer])
     if settings.fixed_batch > 0:
         fixed = _draw_fixed(settings.fixed_batch, drawer, np.random.default_rng([seed, 5]))
         kind = np.where(fixed, _with_fastest_batch(kind, gpus, tables, seconds, limits), kind)
+    kind = _limited(kind, allowed, tables)
     data_size, epochs = tables.samples[kind], tables.epochs[kind].astype(np.float64)
     if settings.mode in BY_TIME:
         usual = duration
@@ -195,6 +199,7 @@ def map_jobs(
             _check_sizes(trace, tables, kind, gpus)
         data_size = data_size * usual / seconds[kind, gpus]
     most = _max_gpus(gpus, settings, bound, limits[kind])
+    priorities = _priorities(trace, settings.priority_shares, seed)
     return [
         Job(
             name=name,
@@ -210,17 +215,12 @@ def map_jobs(
             metric=chosen_by,
             stop=stop,
             user=user,
+            gpu_types=tables.types[k].gpu_types,
         )
         for name, user, submit, k, work, size, requested, highest, priority, chosen_by, stop in zip(
             trace.texts("name"),
             users,
-            trace.submit_time.tolist(),
-            kind.tolist(),
-            epochs.tolist(),
-            data_size.tolist(),
-            gpus.tolist(),
-            most.tolist(),
-            _priorities(trace, settings.priority_shares, seed).tolist(),
+            *(column.tolist() for column in (trace.submit_time, kind, epochs, data_size, gpus, most, priorities)),
             _metrics(trace, metric),
             _stop_rules(trace, settings),
             strict=True,
@@ -318,8 +318,16 @@ def _type_index(tables: SpeedTables, model: str, batch_size: int | None) -> int:
     raise ConfigError(f"model {model!r} has no profile, expected one of {', '.join(models)}{hint}")
 
 
+def _limited(kind: IntArray, allowed: Sequence[tuple[str, ...]], tables: SpeedTables) -> IntArray:
+    """[n] types kind [n] with no GPU types but those allowed [n]."""
+    types = [*zip(kind.tolist(), allowed, strict=True)]
+    found = {(k, names): tables.type_index(tables.types[k]._replace(gpu_types=names)) for k, names in set(types)}
+    return np.array([found[limited] for limited in types], dtype=np.int64)
+
+
 def _draw_by_weight(
     gpus: IntArray,
+    allowed: Sequence[tuple[str, ...]],
     tables: SpeedTables,
     settings: MappingSettings,
     seconds: FloatArray,
@@ -334,16 +342,16 @@ def _draw_by_weight(
         raise ConfigError("mapping duration: no speed table for an adaptive batch size, expected one of each model")
     weight = np.array(list(weights.values()))
     kind = np.zeros(len(gpus), dtype=np.int64)
-    for count in np.unique(gpus):
-        usable = np.isfinite(seconds[types, count]) & (weight > 0)
-        if tables.fit.size:
-            usable &= tables.fit_anywhere[types, count] > 0
-        efficiency = seconds[types, 1] / (seconds[types, count] * count)
+    for count, names in sorted(set(zip(gpus.tolist(), allowed, strict=True))):
+        own = _limited(types, [names] * len(types), tables)
+        usable = np.isfinite(seconds[own, count]) & (weight > 0)
+        efficiency = seconds[own, 1] / (seconds[own, count] * count)
         efficiency = np.where((limits[types] >= count) & usable, efficiency, 0.0)
         sensible = usable & (efficiency >= min(LEAST_EFFICIENCY, float(efficiency.max())))
         if not sensible.any():
-            raise ConfigError(f"mapping duration: no model of {', '.join(weights)} can run on {count} GPUs")
-        mine = gpus == count
+            where = f"{count} GPUs of {' or '.join(names) or 'the cluster'}"
+            raise ConfigError(f"mapping duration: no model of {', '.join(weights)} can run on {where}")
+        mine = (gpus == count) & [limited == names for limited in allowed]
         kind[mine] = pick(types, np.where(sensible, weight, 0.0), chance[mine])
     return kind
 
@@ -420,12 +428,12 @@ def _given_pairs(trace: Trace, settings: MappingSettings) -> list[tuple[str, int
     return [(model, batch if batch and (not adaptive or model in fixed) else None) for model, batch in named]
 
 
-def _max_gpus(gpus: IntArray, settings: MappingSettings, bound: int, limits: IntArray) -> IntArray:
+def _max_gpus(gpus: IntArray, settings: MappingSettings, bound: IntArray, limits: IntArray) -> IntArray:
     """[M] most GPUs of every job, never fewer than it requests. limits: [M] of its type; in mode given they replace the
     multiple of the request."""
     if settings.rigid:
         return gpus
-    most = np.minimum(min(settings.max_gpus, bound), limits)
+    most = np.minimum(np.minimum(settings.max_gpus, bound), limits)
     if settings.mode != "given":
         most = np.minimum(most, (settings.max_gpus_factor * gpus).astype(np.int64))
     return np.maximum(most, gpus)

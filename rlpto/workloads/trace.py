@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +79,7 @@ class Trace:
         queue), priority (class 0 to 2; -1 unknown), model ('' unknown), batch_size [samples; 0 unknown],
         metric (what the job chooses its batch size by; '' unknown),
         stop (when it stops early, as `rlpto.core.stopping.parse_rule` has it; '' unknown),
-        gpu_type (asked for; '' unknown), service_class (such as Spot; '' unknown): no cluster reads these two.
+        gpu_type (asked for, see `allowed_types`; '' unknown), service_class (such as Spot; '' unknown; not used).
     origin: local time of second 0, which decides the hour of the week; None if the file does not state it.
     source: where the jobs come from, for messages and captions.
 
@@ -143,6 +146,16 @@ class Trace:
         """[M] priority class, -1 unknown."""
         return self.integers("priority")
 
+    def allowed_types(self, kind_gpus: Mapping[str, int]) -> tuple[list[tuple[str, ...]], IntArray]:
+        """Return the GPU types that each job may use on a cluster, empty: all, and the most GPUs that it may hold, [M].
+
+        kind_gpus: GPUs by GPU type. A job may use all types if it asks for none of them, and if there is only one.
+        """
+        found = {text: matching_types(text, kind_gpus) for text in set(self.texts("gpu_type"))}
+        allowed = [found[text] if len(found[text]) < len(kind_gpus) else () for text in self.texts("gpu_type")]
+        most = {names: max((kind_gpus[name] for name in names or kind_gpus), default=0) for names in set(allowed)}
+        return allowed, np.array([most[names] for names in allowed], dtype=np.int64)
+
     def take(self, rows: IntArray | np.ndarray[Any, np.dtype[np.bool_]]) -> Trace:
         """The jobs in some rows (ascending positions, or a mask)."""
         positions = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
@@ -157,6 +170,28 @@ class Trace:
         jobs = jobs.assign(submit_time=jobs["submit_time"] - start)
         origin = None if self.origin is None else self.origin + pd.Timedelta(seconds=start)
         return Trace(jobs, origin, self.source)
+
+
+def matching_types(text: str, kinds: Iterable[str]) -> tuple[str, ...]:
+    """Return the GPU types of a cluster that a text names, with | between several."""
+    return tuple(kind for kind in kinds if any(_same_type(name, kind) for name in text.split("|")))
+
+
+def _same_type(name: str, other: str) -> bool:
+    """Return True if, in any case, all parts of one name are parts, or two parts in a row, of the other. A100-SXM4-80GB
+    has the parts a100, sxm4 and 80gb, V100M32 v100 and m32."""
+    own, its = (re.findall(r"[^\W\d_]+\d*|\d+[^\W\d_]*", text.casefold()) for text in (name, other))
+    own_all, its_all = ({*parts, *map("".join, pairwise(parts))} for parts in (own, its))
+    return bool(own and its) and (its_all.issuperset(own) or own_all.issuperset(its))
+
+
+def lacking_types(traces: Sequence[Trace], kinds: Sequence[str]) -> list[str]:
+    """Return a sentence if jobs ask for GPU types of which a cluster of several types has none."""
+    asked = Counter(text for trace in traces for text in trace.texts("gpu_type") if text and len(kinds) > 1)
+    missing = Counter({text: count for text, count in asked.items() if not matching_types(text, kinds)})
+    jobs = f"{missing.total():,} of {sum(map(len, traces)):,} jobs"
+    often = ", ".join(f"{one_line(text, 40)} ({count:,})" for text, count in missing.most_common(5))
+    return [f"{jobs} ask for GPU types that the cluster lacks and may use any: {often}."] if missing else []
 
 
 def make_trace(

@@ -18,7 +18,16 @@ from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import ConfigError, JobError, TraceError
 from rlpto.workloads.files import files_by_split
 from rlpto.workloads.frozen import digest_of, read_jobs, write_jobs
-from rlpto.workloads.trace import COLUMNS, Trace, is_trace_file, make_trace, read_trace, write_trace
+from rlpto.workloads.trace import (
+    COLUMNS,
+    Trace,
+    is_trace_file,
+    lacking_types,
+    make_trace,
+    matching_types,
+    read_trace,
+    write_trace,
+)
 
 ORIGIN = pd.Timestamp("2017-10-03 08:30:00")
 
@@ -123,6 +132,7 @@ JOBS = [
     Job("b", 7.0, "bert", epochs=1.0, data_size=5.0, batch_size=48, metric="efficiency", stop=StopRule()),
 ]
 WINDOWS = {"first": JOBS, "second": JOBS[:1]}
+LIMITED = {"first": [replace(JOBS[0], gpu_types=("a100", "t4")), JOBS[1]]}
 
 
 def test_jobs_come_back_as_they_were_written(tmp_path: Path) -> None:
@@ -130,6 +140,15 @@ def test_jobs_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert read_jobs(tmp_path / "jobs.parquet") == WINDOWS
     assert digest_of(WINDOWS) == digest_of(read_jobs(tmp_path / "jobs.parquet"))
     assert digest_of(WINDOWS) != digest_of({**WINDOWS, "second": [replace(JOBS[0], submit_time=0.3)]})
+    write_jobs(LIMITED, tmp_path / "limited.parquet")
+    assert read_jobs(tmp_path / "limited.parquet") == LIMITED
+    assert digest_of(LIMITED) != digest_of({"first": JOBS})
+
+
+def test_files_of_jobs_without_gpu_types_are_read(tmp_path: Path) -> None:
+    write_jobs(WINDOWS, tmp_path / "jobs.parquet")
+    pq.write_table(pq.read_table(tmp_path / "jobs.parquet").drop_columns("gpu_types"), tmp_path / "older.parquet")
+    assert read_jobs(tmp_path / "older.parquet") == WINDOWS
 
 
 def test_an_experiment_takes_its_windows_from_the_file(tmp_path: Path) -> None:
@@ -147,3 +166,36 @@ def test_an_experiment_takes_its_windows_from_the_file(tmp_path: Path) -> None:
     small = Experiment(load_config("quickstart", [*frozen, "cluster.nodes=[{count: 1, gpus: 4}]"]))
     with pytest.raises(JobError, match="job a of window first may hold 8 GPUs, but the cluster has 4"):
         small.jobs("first", 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("A100", ("a100-40gb", "A100-SXM4-80GB")),
+        ("nvidia a100_sxm4_80gb", ("A100-SXM4-80GB",)),
+        ("A10", ("a10",)),
+        ("V100M32", ("v100",)),
+        ("V100M16|P100", ("v100",)),
+        ("T4|A10", ("a10", "t4")),
+        ("NVIDIA GeForce RTX 2080 Ti", ("rtx2080ti",)),
+        ("RTX 2080 Ti", ("rtx2080ti",)),
+        ("H100", ()),
+        ("MISC", ()),
+        ("", ()),
+        ("|", ()),
+        ("-|v100", ("v100",)),
+    ],
+)
+def test_gpu_types_are_found_by_the_parts_of_their_names(asked: str, found: tuple[str, ...]) -> None:
+    kinds = ("a10", "a100-40gb", "A100-SXM4-80GB", "v100", "t4", "rtx2080ti")
+    assert matching_types(asked, kinds) == found
+
+
+def test_what_is_lacking_is_counted_in_one_line() -> None:
+    asked = ["MISC"] * 3 + ["P100\n(old)", "T4", ""]
+    trace = make_trace({"submit_time": [0.0] * 6, "gpu_type": asked}, "test")
+    said = "4 of 6 jobs ask for GPU types that the cluster lacks and may use any: MISC (3), P100 (old) (1)."
+    assert lacking_types([trace], ("t4", "a100")) == [said]
+    assert lacking_types([trace], ("v100",)) == [], "a cluster of one type ignores what jobs ask for"
+    assert trace.allowed_types({"t4": 4, "a100": 8})[0] == [(), (), (), (), ("t4",), ()]
+    assert trace.allowed_types({"t4": 4, "a100": 8})[1].tolist() == [8, 8, 8, 8, 4, 8]
