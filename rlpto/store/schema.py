@@ -119,7 +119,6 @@ CREATE TABLE changes (
     id INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, gpus INTEGER NOT NULL, accuracy REAL NOT NULL,
     nodes TEXT NOT NULL) STRICT;
 CREATE INDEX changes_of_job ON changes (job);
--- Evaluations that were better than all before them.
 CREATE TABLE rises (id INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, accuracy REAL NOT NULL) STRICT;
 CREATE INDEX rises_of_job ON rises (job);
 -- In the order in which they were first seen. jobs: GPUs that each job holds there.

@@ -373,6 +373,8 @@ class RayCluster(JobTracker):
         self._nodes.note_lost(left)
         heard = [*ended, *self._commands.first_reports(self._clock)]
         self._look(heard, until=np.inf if self._rules.decide_on == "events" else self._rules.due(self.time))
+        if counted == left:  # the newest decision of the scheduler before has it
+            self.columns.take(left, self.time)
         if any(row.state not in EXPECTED for row in rows):
             passed = self._clock.now() - at
             self.database.event(self.time, "scheduler_returned", value=passed, detail=f"left at {left:.3f}")

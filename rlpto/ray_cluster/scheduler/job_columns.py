@@ -99,14 +99,13 @@ class JobColumns:
         self.first_given: FloatArray = own["first_given"]
         self.delay: FloatArray = own["delay"]
         self.gained: FloatArray = own["gained"]
-        self._final: FloatArray = self.store.final_accuracy
         self._kept_gpu_seconds: FloatArray = own["kept_gpu_seconds"]
         self.accuracy: FloatArray = self.store.measured_accuracy
         self._first = self.tables.accuracy[kinds, 0]
         declared = self.store.take(np.arange(len(kinds)))
         declared.believed_type[:] = kinds  # of these tables; policies may believe others
         self._curve = JobTable(declared, self.tables, np.arange(len(kinds)), self.store.priority.copy(), 1)
-        self._final[len(kinds) - more :] = self._curve.final_accuracy[len(kinds) - more :]
+        self.store.final_accuracy[len(kinds) - more :] = self._curve.final_accuracy[len(kinds) - more :]
         self.rises += [[] for _ in range(more)]
 
     @property
@@ -134,8 +133,8 @@ class JobColumns:
 
     def expect(self, index: IntArray, final: FloatArray, time: float) -> None:
         """Jobs number `index` [n] are expected to end with these accuracies [n]: their gains are shares of them."""
-        changed = index[self._final[index] != final]
-        self._final[index] = final
+        changed = index[self.store.final_accuracy[index] != final]
+        self.store.final_accuracy[index] = final
         for job in changed.tolist():
             self._note_gain(job, time)
 
@@ -232,13 +231,12 @@ class JobColumns:
     def _end(self, job: int, time: float, whole: bool) -> None:
         """A job is over. whole: with all its epochs; its final accuracy is then its best, otherwise the expected one,
         or the best if that is higher. What it was missing in its life is counted again by that, if it was evaluated."""
-        store = self.store
+        store, rises, final = self.store, self.rises[job], self.store.final_accuracy
         self.active[job], store.gpus[job], store.rescale_left[job] = False, 0, 0.0
-        if self.rises[job]:
-            self._final[job] = max(self.rises[job][-1][1], 0.0 if whole else self._final[job])
+        if rises:
+            final[job] = max(rises[-1][1], 0.0 if whole else final[job])
         if not np.isnan(self.accuracy[job]):
-            life = float(store.submit_time[job]), time
-            settled, store.reached[job] = settle(self.rises[job], *life, self._first[job], self._final[job])
+            settled, store.reached[job] = settle(rises, store.submit_time[job], time, self._first[job], final[job])
             self._count_shortfall(job, settled - self._own["shortfall"][job])
         self._note_gain(job, time, whole)
 
@@ -251,7 +249,7 @@ class JobColumns:
         """The best accuracy counts, as a share of what the job can gain, and levels of it as reached at `time` [s]: all
         of it if the job has trained whole; less than before where it is now expected to gain more."""
         best = np.float64(self.rises[job][-1][1] if self.rises[job] else self.accuracy_of(job))
-        gained = 1.0 if whole else gained_share(best, self._first[job], self._final[job])
+        gained = 1.0 if whole else gained_share(best, self._first[job], self.store.final_accuracy[job])
         self._counted["accuracy_gain"][:, self.store.priority[job]] += gained - self.gained[job]
         self.gained[job] = gained
         reached = self.store.reached[job]

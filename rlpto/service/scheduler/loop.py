@@ -63,9 +63,6 @@ class SchedulerLoop(SessionLoop):
         self.catalogue.write_previews()
         clock = environment.clock(database.number("began"))
         jobs, specs = known_jobs(database, self.catalogue, now)
-        self._reward = decision_records(database, config.reward, newest=1).reward.sum(
-            axis=0
-        )  # no decision shows it yet
         latest = max((job.submit_time for job in jobs), default=0.0)
         given = (spec.id for spec in specs)
         self.source = JobQueueSource(database, self.catalogue, given, environment.wall, clock, latest)
@@ -124,6 +121,7 @@ class SchedulerLoop(SessionLoop):
         self.retention = Retention(database, settings.folder, settings.retention, timer=timer)
         had = gpu_time_had(database, now, config.queue.user_half_life)
         super().__init__(self.cluster, self.policy, config.queue, ahead, served=had)
+        self._reward = decision_records(database, config.reward, newest=1).reward.sum(axis=0)  # not shown yet
         self._shown, self._quotas = 0, dict[str, int]()
 
     def close(self, keep: bool) -> None:
