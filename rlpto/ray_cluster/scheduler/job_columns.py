@@ -248,8 +248,8 @@ class JobColumns:
     def _note_gain(self, job: int, time: float, whole: bool = False) -> None:
         """The best accuracy counts, as a share of what the job can gain, and levels of it as reached at `time` [s]: all
         of it if the job has trained whole; less than before where it is now expected to gain more."""
-        best = np.float64(self.rises[job][-1][1] if self.rises[job] else self.accuracy_of(job))
-        gained = 1.0 if whole else gained_share(best, self._first[job], self.store.final_accuracy[job])
+        best = np.array(self.rises[job][-1][1] if self.rises[job] else self.accuracy_of(job))
+        gained = 1.0 if whole else float(gained_share(best, self._first[job], self.store.final_accuracy[job]))
         self._counted["accuracy_gain"][:, self.store.priority[job]] += gained - self.gained[job]
         self.gained[job] = gained
         reached = self.store.reached[job]
