@@ -102,7 +102,8 @@ class SessionJob(JobRow):
 
     start_time, finish_time: s of the session. reached_90 and so on: when it had gained that share [%] of the accuracy
     it can gain; None: not yet. failure: whole text of what went wrong last. kept_seconds: of training that no fault
-    has taken back. lost_gpu_seconds: of training that faults have; None: it has not trained.
+    has taken back. lost_gpu_seconds: of training that faults have; None: it has not trained. final_accuracy:
+    at its end, as expected. gained: share of it; shortfall: s times the share missing, not kept while all was missing.
     """
 
     number: int = 0
@@ -118,6 +119,9 @@ class SessionJob(JobRow):
     reached_99: float | None = None
     kept_seconds: float = 0.0
     lost_gpu_seconds: float | None = None
+    final_accuracy: float | None = None
+    gained: float = 0.0
+    shortfall: float = 0.0
 
 
 _ASKED = [one.name for one in fields(NewJob)]

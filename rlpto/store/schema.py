@@ -11,7 +11,7 @@ import sqlite3
 import zlib
 from contextlib import closing
 
-SCHEMA = 17
+SCHEMA = 18
 """Version of the tables, in SQLite's `user_version`. Lower ones are of states before the first release: refused."""
 
 # STRICT and the checks let SQLite's integrity check notice damage.
@@ -60,6 +60,7 @@ CREATE TABLE jobs (
     step INTEGER NOT NULL DEFAULT 0, peak_gpus INTEGER NOT NULL DEFAULT 0, rescale_seconds REAL NOT NULL DEFAULT 0,
     failure TEXT NOT NULL DEFAULT '', reached_90 REAL, reached_95 REAL, reached_99 REAL,
     kept_seconds REAL NOT NULL DEFAULT 0, lost_gpu_seconds REAL,
+    final_accuracy REAL, gained REAL NOT NULL DEFAULT 0, shortfall REAL NOT NULL DEFAULT 0,
     CHECK (1 <= min_gpus AND min_gpus <= gpus AND gpus <= max_gpus)) STRICT;
 CREATE INDEX jobs_of_owner ON jobs (owner, seq);
 CREATE INDEX jobs_in_state ON jobs (state, seq);
@@ -118,6 +119,8 @@ CREATE TABLE changes (
     id INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, gpus INTEGER NOT NULL, accuracy REAL NOT NULL,
     nodes TEXT NOT NULL) STRICT;
 CREATE INDEX changes_of_job ON changes (job);
+CREATE TABLE rises (id INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, accuracy REAL NOT NULL) STRICT;
+CREATE INDEX rises_of_job ON rises (job);
 -- In the order in which they were first seen. jobs: GPUs that each job holds there.
 CREATE TABLE nodes (
     id TEXT PRIMARY KEY, gpus INTEGER NOT NULL, alive INTEGER NOT NULL, kind TEXT NOT NULL DEFAULT '',
@@ -138,7 +141,7 @@ CREATE TABLE audit (
     target TEXT NOT NULL, detail TEXT NOT NULL) STRICT;
 """
 
-SUMMED = ("jobs", "facts", "allocations", "changes", "nodes", "events", "decisions")
+SUMMED = ("jobs", "facts", "allocations", "changes", "rises", "nodes", "events", "decisions")
 """Tables that a scheduler believes after a restart: each of their rows has a sum over its other columns."""
 
 

@@ -30,6 +30,7 @@ from rlpto.ray_cluster.nodes.persistent_cluster import noted_cluster
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, decision_records, policy_switches
 from rlpto.ray_cluster.scheduler.session_folder import read_table
+from rlpto.store.schema import SUMMED
 from tests.evaluation.helpers import tiny_record
 from tests.fuzz.harness import Draw, fuzzed, put_file
 from tests.fuzz.mutations import NASTY, as_json, broken_archive, broken_bytes, broken_json, broken_yaml
@@ -122,6 +123,7 @@ def _enter_session(path: Path) -> None:
         database.followed(passed)
         database.plan(["job-0"], [Command("job-0", database.next_generation(), Plan(("n1", "n1")))], 1.0)
         database.change(1.0, "job-0", 2, 0.5, ("n1", "n1"))
+        database.rise("job-0", 1.5, 0.5)
         database.event(2.0, "rescale", "job-0", "n1", 3.0, "2")
 
 
@@ -141,7 +143,7 @@ def test_session_database(draw: Draw, folder: Path) -> None:
             base.execute("PRAGMA ignore_check_constraints = 1")
             for (trigger,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
                 base.execute(f"DROP TRIGGER {trigger}")  # damage keeps no sums
-            table = draw(st.sampled_from(["facts", "jobs", "allocations", "decisions", "events", "changes", "nodes"]))
+            table = draw(st.sampled_from(list(SUMMED)))
             column = draw(st.sampled_from([row[1] for row in base.execute(f"PRAGMA table_info({table})")]))
             value = draw(st.sampled_from([value for value in NASTY if not isinstance(value, list | dict)]))
             with suppress(sqlite3.Error, OverflowError):  # values that SQLite keeps out

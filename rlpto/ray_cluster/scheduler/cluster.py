@@ -207,9 +207,10 @@ class RayCluster(JobTracker):
             if on_events and self._next < len(self.jobs):
                 ahead.append(self.jobs[self._next].submit_time - now)
             self._look(self._backend.reports(max(min(ahead), 0.0)), until=np.inf if on_events else due)
-        passed = self.columns.take(start, self.time)
-        self.database.followed(passed)
-        return passed
+        if self._written < self.time:  # what has passed belongs to this decision
+            with self.database.transaction():
+                self._write_all()
+        return self.columns.take(start, self.time)
 
     def close(self, keep: bool = False) -> None:
         """Leave the session. keep: its controllers go on training; otherwise they write a checkpoint and end. Raises
@@ -345,8 +346,10 @@ class RayCluster(JobTracker):
     def _reopen(self, controllers: Sequence[str]) -> None:
         """Take over the state in the database and the controllers, and look at the cluster for the first time."""
         rows = self.database.jobs()
+        counted = self.time if self.database.rows("SELECT 1 FROM decisions LIMIT 1") else -np.inf
         for number, row in enumerate(rows):
-            self.columns.restore(number, row)
+            rises = self.database.rows("SELECT time, accuracy FROM rises WHERE job = ? ORDER BY id", (row.id,))
+            self.columns.restore(number, row, rises, counted)
         self._next = sum(row.state not in EXPECTED for row in rows)
         left, at = self.time, self._clock.now()
         ended = list[JobReport]()
@@ -370,6 +373,8 @@ class RayCluster(JobTracker):
         self._nodes.note_lost(left)
         heard = [*ended, *self._commands.first_reports(self._clock)]
         self._look(heard, until=np.inf if self._rules.decide_on == "events" else self._rules.due(self.time))
+        if counted == left:  # the newest decision of the scheduler before has it
+            self.columns.take(left, self.time)
         if any(row.state not in EXPECTED for row in rows):
             passed = self._clock.now() - at
             self.database.event(self.time, "scheduler_returned", value=passed, detail=f"left at {left:.3f}")

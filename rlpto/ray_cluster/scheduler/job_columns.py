@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,11 +18,31 @@ from rlpto.store.jobs import ACTIVE, ENDED, SessionJob
 ROUNDING = 1e-9
 """Share of its epochs by which the progress of a job that has all of them may be off."""
 
-OWN_SECONDS = "rescale_seconds", "given_at", "first_given", "delay", "gained", "kept_gpu_seconds"
+OWN_NUMBERS = "rescale_seconds", "given_at", "first_given", "delay", "gained", "shortfall", "kept_gpu_seconds"
 OWN = np.dtype(
-    [("active", np.bool_), ("failed", np.bool_), ("held", np.int64), *((name, np.float64) for name in OWN_SECONDS)]
+    [("active", np.bool_), ("failed", np.bool_), ("held", np.int64), *((name, np.float64) for name in OWN_NUMBERS)]
 )
 """Columns of a job besides those of its store."""
+
+
+def gained_share(accuracy: FloatArray, first: float, final: float) -> FloatArray:
+    """Return the share that accuracies are of the way from `first`, before training, to `final`, in [0, 1]."""
+    return np.clip((accuracy - first) / max(final - first, 1e-9), 0.0, 1.0)
+
+
+def settle(
+    points: Sequence[tuple[float, float]], start: float, end: float, first: float, final: float
+) -> tuple[float, FloatArray]:
+    """Return a job's shortfall [s] over its life from `start` to `end` [s], and when it reached each level [levels, s].
+
+    points: (time, accuracy) as evaluated; times do not fall. The best accuracy so far counts from its evaluation on. A
+    level never reached is NaN.
+    """
+    times, accuracies = np.array([(start, first), *points], dtype=np.float64).T
+    times = np.clip(times, start, end := max(start, end))
+    gained = gained_share(np.maximum.accumulate(accuracies), first, final)
+    reached = np.array([min(times[gained >= level], default=np.nan) for level in ACCURACY_LEVELS])
+    return float((1.0 - gained) @ np.diff(times, append=end)), reached
 
 
 class JobColumns:
@@ -32,17 +52,20 @@ class JobColumns:
     as reported. accuracy: newest measured (NaN: none). rescale_seconds: measured so far.
     given_at: s, when a decision last gave the job other GPUs. delay: s that such a change is believed to take.
     first_given: s, when a decision gave the job its first GPUs; NaN: it has none, or has taken its first step.
-    gained: share of the accuracy that the job can gain. kept_gpu_seconds: of training, as reported last.
-    totals: [1] INTERVAL, the sum of what was taken. A job has what was measured last until the next measurement.
+    final: accuracy that policies expect a job to end with; of one that has ended, see `_end`. gained: share of it.
+    shortfall: s, counted so far. kept_gpu_seconds: of training, as reported last.
+    rises: (time, accuracy) of each job's evaluations that were better than all before.
+    totals: [1] INTERVAL since this scheduler began. A job has what was measured last until the next measurement.
     """
 
     def __init__(self, jobs: Sequence[Job], tables: SpeedTables) -> None:
         self.tables = tables
         self.store = JobStore.from_jobs(jobs, tables)
         self._own: AnyArray = np.zeros(0, dtype=OWN)
+        self.rises: list[list[tuple[float, float]]] = []
         self._extend(len(jobs))
-        self.totals: AnyArray = np.zeros(1, dtype=INTERVAL)
-        self._passed: AnyArray = np.zeros(1, dtype=INTERVAL)
+        self._counted: AnyArray = np.zeros(3, dtype=INTERVAL)  # that was not taken, that was not written, and all
+        self.totals = self._counted[2:]
 
     def append(self, jobs: Sequence[Job]) -> None:
         """Add jobs that were submitted no earlier than those that are there."""
@@ -53,6 +76,7 @@ class JobColumns:
         """Forget all jobs but those at `index` [n], ascending; these get new numbers. Sums stay."""
         self.store.keep(index)
         self._own = self._own[index]
+        self.rises = [self.rises[job] for job in index.tolist()]
         self._extend(0)
 
     def take_tables(self, tables: SpeedTables, jobs: Sequence[Job]) -> None:
@@ -74,41 +98,60 @@ class JobColumns:
         self.given_at: FloatArray = own["given_at"]
         self.first_given: FloatArray = own["first_given"]
         self.delay: FloatArray = own["delay"]
-        self._gained: FloatArray = own["gained"]
+        self.gained: FloatArray = own["gained"]
         self._kept_gpu_seconds: FloatArray = own["kept_gpu_seconds"]
         self.accuracy: FloatArray = self.store.measured_accuracy
         self._first = self.tables.accuracy[kinds, 0]
         declared = self.store.take(np.arange(len(kinds)))
         declared.believed_type[:] = kinds  # of these tables; policies may believe others
         self._curve = JobTable(declared, self.tables, np.arange(len(kinds)), self.store.priority.copy(), 1)
-        self._gainable = np.maximum(self._curve.final_accuracy - self._first, 1e-9)
+        self.store.final_accuracy[len(kinds) - more :] = self._curve.final_accuracy[len(kinds) - more :]
+        self.rises += [[] for _ in range(more)]
 
     @property
     def finished(self) -> BoolArray:
         """[M] jobs that have reached their epochs, or stopped early."""
         return ~np.isnan(self.store.finish_time)
 
-    def restore(self, job: int, row: SessionJob) -> None:
-        """A job as the database has it; what it has gained so far was counted before."""
+    def restore(self, job: int, row: SessionJob, rises: Sequence[tuple[float, float]], counted: float) -> None:
+        """A job as the database has it. counted: time [s] until which the sums of decisions have what it missed."""
         store = self.store
         self.active[job] = row.state in ACTIVE
         self.failed[job] = row.state in ENDED and row.state != "finished"
-        store.progress[job], store.attained_service[job] = row.progress, row.gpu_seconds
-        store.rescales[job], self.rescale_seconds[job] = row.rescales, row.rescale_seconds
-        store.peak_gpus[job], store.kept[job], self.held[job] = row.peak_gpus, row.kept_seconds, row.gpus_held
-        numbers = (row.start_time, row.finish_time, row.accuracy, row.lost_gpu_seconds)
-        known = np.array((*numbers, row.reached_90, row.reached_95, row.reached_99), dtype=np.float64)  # NaN for None
-        store.start_time[job], store.finish_time[job], self.accuracy[job], store.lost[job] = known[:4]
-        self._note_gain(job, np.nan)
-        store.reached[job] = known[4:]
-        self._passed["accuracy_gain"] = 0.0
+        store.progress[job], store.rescales[job], self.held[job] = row.progress, row.rescales, row.gpus_held
+        for name, column in self._kept.items():
+            if (value := getattr(row, name)) is not None:
+                column[job] = value
+        self.rises[job] = list(rises)
+        if self.active[job] and not row.gained:  # not written: it has been missing all
+            self._own["shortfall"][job] = max(counted - float(store.submit_time[job]), 0.0)
+
+    def let_in(self, job: int, time: float) -> None:
+        """A job becomes active: it was missing all that it can gain since it was submitted."""
+        self.active[job] = True
+        self._count_shortfall(job, max(time - float(self.store.submit_time[job]), 0.0))
+
+    def expect(self, index: IntArray, final: FloatArray, time: float) -> None:
+        """Jobs number `index` [n] are expected to end with these accuracies [n]: their gains are shares of them."""
+        changed = index[self.store.final_accuracy[index] != final]
+        self.store.final_accuracy[index] = final
+        for job in changed.tolist():
+            self._note_gain(job, time)
+
+    def evaluated(self, job: int, accuracy: float, time: float) -> bool:
+        """A job was evaluated, as reported at `time` [s]; True if it never was as good before."""
+        rises = self.rises[job]
+        if better := bool(accuracy > (rises[-1][1] if rises else self._first[job])):  # False of NaN
+            rises.append((time, accuracy))
+        return better
 
     def pass_time(self, seconds: float) -> None:
         """Jobs have held what they hold for that long."""
-        self._passed["unfinished"] += np.count_nonzero(self.active) * seconds
-        self._passed["gpu_seconds"] += self.held.sum() * seconds
-        missing = np.where(self.active, 1.0 - self._gained, 0.0)
-        self._passed["shortfall"] += np.bincount(self.store.priority, missing, len(PRIORITY_CLASSES)) * seconds
+        self._counted["unfinished"] += np.count_nonzero(self.active) * seconds
+        self._counted["gpu_seconds"] += self.held.sum() * seconds
+        missing = np.where(self.active, 1.0 - self.gained, 0.0) * seconds
+        self._own["shortfall"] += missing
+        self._counted["shortfall"] += np.bincount(self.store.priority, missing, len(PRIORITY_CLASSES))
         self.store.records["attained_service"] += self.held * seconds
 
     def give(self, job: int, gpus: int, time: float) -> bool:
@@ -155,7 +198,7 @@ class JobColumns:
             store.rescale_left[job] = 0.0
         if not np.isnan(report.accuracy):
             self.accuracy[job] = report.accuracy
-        self._passed["rescale_seconds"] += max(report.rescale_seconds - self.rescale_seconds[job], 0.0)
+        self._counted["rescale_seconds"] += max(report.rescale_seconds - self.rescale_seconds[job], 0.0)
         self.rescale_seconds[job] = report.rescale_seconds
         self._note_gain(job, time)
         first = float(self.first_given[job])
@@ -176,41 +219,68 @@ class JobColumns:
 
     def finish(self, job: int, time: float, stopped_at: float | None = None) -> None:
         """A job has reached its epochs, or stopped early after `stopped_at` of them."""
-        self._end(job)
         self.store.finish_time[job] = time
         self.store.progress[job] = self.store.epochs[job] if stopped_at is None else stopped_at
-        self._note_gain(job, time)
+        self._end(job, time, bool(self.store.progress[job] >= self.store.epochs[job] * (1 - ROUNDING)))
 
-    def fail(self, job: int) -> None:
+    def fail(self, job: int, time: float) -> None:
         """A job will never finish."""
-        self._end(job)
         self.failed[job] = True
+        self._end(job, time, False)
 
-    def _end(self, job: int) -> None:
-        self.active[job] = False
-        self.store.gpus[job] = 0
-        self.store.rescale_left[job] = 0.0
+    def _end(self, job: int, time: float, whole: bool) -> None:
+        """A job is over. whole: with all its epochs; its final accuracy is then its best, otherwise the expected one,
+        or the best if that is higher. What it was missing in its life is counted again by that, if it was evaluated."""
+        store, rises, final = self.store, self.rises[job], self.store.final_accuracy
+        self.active[job], store.gpus[job], store.rescale_left[job] = False, 0, 0.0
+        if rises:
+            final[job] = max(rises[-1][1], 0.0 if whole else final[job])
+        if not np.isnan(self.accuracy[job]):
+            settled, store.reached[job] = settle(rises, store.submit_time[job], time, self._first[job], final[job])
+            self._count_shortfall(job, settled - self._own["shortfall"][job])
+        self._note_gain(job, time, whole)
 
     def accuracy_of(self, job: int) -> float:
         """Newest measured accuracy of a job; before there is one, that of the profile's curve."""
         known = float(self.accuracy[job])
         return known if not np.isnan(known) else float(self._curve.accuracy_at(self.store.progress)[job])
 
-    def _note_gain(self, job: int, time: float) -> None:
-        """Accuracy counts once, as a share of what the job can gain, and levels of it as reached at `time` [s]: all of
-        it once the job has all its epochs, not what was measured then; of one that has stopped early what was."""
-        whole = self.finished[job] and self.store.progress[job] >= self.store.epochs[job] * (1 - ROUNDING)
-        share = 1.0 if whole else (self.accuracy_of(job) - self._first[job]) / self._gainable[job]
-        gained = min(max(share, self._gained[job]), 1.0)
-        self._passed["accuracy_gain"][0, self.store.priority[job]] += gained - self._gained[job]
-        self._gained[job] = gained
+    def _note_gain(self, job: int, time: float, whole: bool = False) -> None:
+        """The best accuracy counts, as a share of what the job can gain, and levels of it as reached at `time` [s]: all
+        of it if the job has trained whole; less than before where it is now expected to gain more."""
+        best = np.array(self.rises[job][-1][1] if self.rises[job] else self.accuracy_of(job))
+        gained = 1.0 if whole else float(gained_share(best, self._first[job], self.store.final_accuracy[job]))
+        self._counted["accuracy_gain"][:, self.store.priority[job]] += gained - self.gained[job]
+        self.gained[job] = gained
         reached = self.store.reached[job]
         reached[np.isnan(reached) & (gained >= np.array(ACCURACY_LEVELS))] = time
 
+    def _count_shortfall(self, job: int, seconds: float) -> None:
+        self._own["shortfall"][job] += seconds
+        self._counted["shortfall"][:, self.store.priority[job]] += seconds
+
+    @property
+    def _kept(self) -> dict[str, AnyArray]:
+        """Columns by the names that they have in the database."""
+        store = self.store
+        same = {name: getattr(store, name) for name in ("start_time", "finish_time", "final_accuracy", "peak_gpus")}
+        same |= {name: self._own[name] for name in ("rescale_seconds", "gained", "shortfall")}
+        levels = zip(("reached_90", "reached_95", "reached_99"), store.reached.T, strict=True)
+        more = {"accuracy": self.accuracy, "gpu_seconds": store.attained_service, "kept_seconds": store.kept}
+        return {**same, **more, **dict(levels), "lost_gpu_seconds": store.lost}
+
+    def kept_of(self, job: int) -> dict[str, object]:
+        """What the database keeps of a job, by the names of its columns there; None for NaN."""
+        return {name: None if np.isnan(column[job]) else column[job].item() for name, column in self._kept.items()}
+
     def take(self, start: float, end: float) -> AnyArray:
         """[1] `rlpto.core.records.INTERVAL` of what has happened since this was last asked."""
-        passed, self._passed = self._passed, np.zeros(1, dtype=INTERVAL)
+        passed = self._counted[:1].copy()
         passed["start"], passed["end"] = start, end
-        for name in ("accuracy_gain", "shortfall", "unfinished", "gpu_seconds", "rescale_seconds"):
-            self.totals[name] += passed[name]
+        self._counted[:1] = np.zeros(1, dtype=INTERVAL)
         return passed
+
+    def write(self, to: Callable[[AnyArray], bool]) -> None:
+        """Give `to` [1] INTERVAL of what has happened since it last took that: returned True."""
+        if to(self._counted[1:2]):
+            self._counted[1:2] = np.zeros(1, dtype=INTERVAL)

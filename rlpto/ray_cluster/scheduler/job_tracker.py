@@ -126,6 +126,9 @@ class JobTracker:
             return
         before = self.reports.get(job)
         self.reports[job] = report
+        for one in (*report.earlier, report):
+            if self.columns.evaluated(number, one.accuracy, at := self.reported_at(one)):
+                self.database.rise(job, at, one.accuracy)
         started = self.columns.heard(number, report, self.time, settled=claims.settled(job))
         if started is not None:
             self._starts = [*self._starts, started][-STARTS_KEPT:]
@@ -192,9 +195,8 @@ class JobTracker:
         if report.state == "finished":
             self.columns.finish(number, at, report.progress if report.note else None)
             self._learned = True  # others may be believed to be as long
-            self.database.set_job(job, finish_time=at)
         else:
-            self.columns.fail(number)
+            self.columns.fail(number, at)
         self._write(number, report)
         self.database.end(job, at, report.state, report.failure if report.state == "failed" else report.note)
         self._commands.end(job)
@@ -241,7 +243,7 @@ class JobTracker:
     def _let_in_until(self, time: float, least: int = 0) -> None:
         """Let jobs in that have been submitted by a time, and in any case the first `least`: they come in order."""
         while self._next < len(self.jobs) and (self._next < least or self.jobs[self._next].submit_time <= time):
-            self.columns.active[self._next] = True
+            self.columns.let_in(self._next, self.time)
             self.database.let_in(self.ids[self._next], self.time)
             self._next += 1
             self.changed = True
@@ -252,9 +254,10 @@ class JobTracker:
         if number is None or self.columns.failed[number] or self.columns.finished[number]:
             return
         self._let_in_until(-np.inf, least=number + 1)
-        self.columns.fail(number)
+        self.columns.fail(number, self.time)
         if job in self.reports:
             self._write(number, self.reports[job])
+        self.database.set_job(job, **self.columns.kept_of(number))
         self.database.end(job, self.time, CANCELLED)
         self._commands.end(job)
 
@@ -318,14 +321,17 @@ class JobTracker:
     # the database
 
     def _write_all(self) -> None:
-        """Bring the database up to date."""
+        """Bring the database up to date: jobs, and in the same transaction the sums that they are counted in."""
+        trained = np.flatnonzero(self.columns.active & (self.store.progress > 0))
+        self.columns.expect(trained, self.table_of(trained).final_accuracy, self.time)
         for number in np.flatnonzero(self.columns.active).tolist():
             report = self.reports.get(self.ids[number])
             if report is not None:
                 self._write(number, report)
+            elif self.columns.gained[number]:  # its controller is gone; all others have missed all they can gain
+                self.database.set_job(self.ids[number], **self.columns.kept_of(number))
+        self.columns.write(self.database.followed)
         self.database.set_fact("beat", repr(self.time))
 
     def _write(self, number: int, report: JobReport) -> None:
-        served, lost = float(self.store.attained_service[number]), float(self.store.lost[number])
-        reached = [None if np.isnan(at) else float(at) for at in self.store.reached[number]]
-        self.database.note_report(report, served, int(self.store.peak_gpus[number]), reached, lost)
+        self.database.note_report(report, **self.columns.kept_of(number))

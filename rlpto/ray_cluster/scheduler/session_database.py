@@ -125,7 +125,7 @@ class SessionDatabase(Store):
         with self.transaction():
             for job in jobs:
                 self.write("UPDATE jobs SET number = NULL, spec = NULL WHERE id = ?", (job,))
-                for table in ("allocations", "changes"):
+                for table in ("allocations", "changes", "rises"):
                     self.write(f"DELETE FROM {table} WHERE job = ?", (job,))
                 self._training.discard(job)
             self.write(
@@ -143,17 +143,16 @@ class SessionDatabase(Store):
         assignments = ", ".join(f"{column} = ?" for column in columns)
         self.write(f"UPDATE jobs SET {assignments} WHERE id = ?", (*columns.values(), job))
 
-    def note_report(
-        self, report: JobReport, gpu_seconds: float, peak_gpus: int, reached: Sequence[float | None], lost: float
-    ) -> None:
-        """What a controller has said of its job. reached [s]: when it came to each level of accuracy, None: not yet.
-        lost [GPU-s]: by faults; NaN: it has not trained."""
-        said = ("progress", "step", "accuracy", "loss", "rescale_seconds", "recoveries", "failure", "kept_seconds")
+    def note_report(self, report: JobReport, **more: object) -> None:
+        """Write what a controller has said of its job, and further columns."""
+        said = ("progress", "step", "loss", "recoveries", "failure")
         columns = {name: getattr(report, name) for name in said}
         columns["loss"] = report.loss if math.isfinite(report.loss) else None
-        columns["lost_gpu_seconds"] = lost if math.isfinite(lost) else None
-        levels = dict(zip(("reached_90", "reached_95", "reached_99"), reached, strict=True))
-        self.set_job(report.job, gpu_seconds=gpu_seconds, peak_gpus=peak_gpus, **levels, **columns)
+        self.set_job(report.job, **columns, **more)
+
+    def rise(self, job: str, time: float, accuracy: float) -> None:
+        """Enter an evaluation of a job that was better than all before it."""
+        insert(self, "rises", job=job, time=time, accuracy=accuracy)
 
     def let_in(self, job: str, time: float) -> None:
         """A job waits for GPUs from now on."""
@@ -284,15 +283,14 @@ class SessionDatabase(Store):
         """Enter a decision that has just been taken. columns: of the table of decisions."""
         insert(self, "decisions", at=self.wall(time), time=time, **columns)
 
-    def followed(self, passed: AnyArray) -> None:
-        """Add what has happened, [1] INTERVAL, to the newest decision; before the first one there is nothing to add it
-        to."""
+    def followed(self, passed: AnyArray) -> bool:
+        """Add what has happened, [1] INTERVAL, to the newest decision. False before the first one: there is nothing to
+        add it to."""
         sums = (float(passed[name][0]) for name in _SUMS)
         added = ", ".join(f"{name} = {name} + ?" for name in FOLLOWED)
-        self.write(
-            f"UPDATE decisions SET {added} WHERE seq = (SELECT MAX(seq) FROM decisions)",
-            (*passed["accuracy_gain"][0].tolist(), *sums, *passed["shortfall"][0].tolist()),
-        )
+        more = (*passed["accuracy_gain"][0].tolist(), *sums, *passed["shortfall"][0].tolist())
+        newest = "WHERE seq = (SELECT MAX(seq) FROM decisions)"
+        return self.write(f"UPDATE decisions SET {added} {newest}", more).rowcount > 0
 
     def change(self, time: float, job: str, gpus: int, accuracy: float, nodes: Nodes) -> None:
         """A job holds other GPUs from now on."""
@@ -352,10 +350,12 @@ class SessionDatabase(Store):
         self.close()
 
 
-def decision_records(database: SessionDatabase, weights: RewardWeights) -> DecisionRecords:
-    """All decisions of a session, those of schedulers that are gone included; latency: of the policy alone."""
+def decision_records(database: SessionDatabase, weights: RewardWeights, newest: int = -1) -> DecisionRecords:
+    """Decisions of a session, those of schedulers that are gone included: all, or the `newest`; latency: of the policy
+    alone."""
     columns = ("time", "latency", "capacity", "held", "active", "waiting", *FOLLOWED)
-    found = database.rows(f"SELECT {', '.join(columns)} FROM decisions ORDER BY seq")
+    chosen = "(SELECT * FROM decisions ORDER BY seq DESC LIMIT ?)"
+    found = database.rows(f"SELECT {', '.join(columns)} FROM {chosen} ORDER BY seq", (newest,))
     rows = np.array(found, dtype=np.float64).reshape(-1, len(columns))
     shortfall = rows[:, 12:]
     terms = reward_terms(intervals(rows[:, 6:9], rows[:, 9], rows[:, 10], rows[:, 11], shortfall), weights)

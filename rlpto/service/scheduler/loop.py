@@ -18,7 +18,7 @@ from rlpto.planning.snapshot import Snapshot
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.job_tracker import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, decision_records
 from rlpto.ray_cluster.scheduler.session_folder import session_name
 from rlpto.service.scheduler.admission import eligible, queue_rows
 from rlpto.service.scheduler.catalogue import SESSION, Catalogue
@@ -121,7 +121,7 @@ class SchedulerLoop(SessionLoop):
         self.retention = Retention(database, settings.folder, settings.retention, timer=timer)
         had = gpu_time_had(database, now, config.queue.user_half_life)
         super().__init__(self.cluster, self.policy, config.queue, ahead, served=had)
-        self._reward = np.zeros(len(REWARD_PARTS))
+        self._reward = decision_records(database, config.reward, newest=1).reward.sum(axis=0)  # not shown yet
         self._shown, self._quotas = 0, dict[str, int]()
 
     def close(self, keep: bool) -> None:

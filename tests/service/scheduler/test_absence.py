@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlpto.ray_cluster.messages import RECORD, Command
+from rlpto.ray_cluster.scheduler.session_database import decision_records
 from rlpto.store.curves import points_after, spans_of_job
 from rlpto.store.events import events_of_job
 from tests.service.scheduler.virtual import KilledError, VirtualService
@@ -54,6 +55,22 @@ def test_curves_have_no_holes_where_no_scheduler_was_there(service: VirtualServi
     assert all(before.epoch < after.epoch for before, after in pairwise(points))
     assert {point.gpus for point in points if point.epoch < epochs} == {2}
     assert (service.row(job).state == "finished") == (epochs == 20.0)
+
+
+def test_every_decision_shows_the_reward_of_the_time_since_the_one_before_it(service: VirtualService) -> None:
+    for epochs in (5.0, 20.0):
+        service.submit(gpus=2, max_gpus=2, epochs=epochs)
+    service.steps(30)
+    service.downtime = 50.0
+    service.restart()
+    service.run(lambda: not service.backend.controllers)
+    shown = [row[0] for row in service.store.rows("SELECT reward FROM decisions ORDER BY seq")]
+    passed = decision_records(service.database, service.setup.reward).reward.sum(axis=1).tolist()
+    assert len(shown) >= 3
+    assert shown[1:] == pytest.approx(passed[:-1])
+    kept = service.store.rows("SELECT sum(gained), sum(shortfall) FROM jobs")[0]
+    sums = "SELECT sum(gain_high + gain_normal + gain_low), sum(short_high + short_normal + short_low) FROM decisions"
+    assert service.store.rows(sums)[0] == pytest.approx(kept), "and jobs add up to decisions"
 
 
 def states_of(service: VirtualService, job: str) -> list[str]:
