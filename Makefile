@@ -19,16 +19,16 @@ TESTS := $(BIN)/python -m pytest -n $(shell echo $$(($(JOBS) < 6 ? $(JOBS) + 2 :
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-quickstart: $(VENV)/.installed  ## install, train a small agent, compare it with four policies: runs/quickstart/evaluation/report.html
+quickstart: $(VENV)/.installed  ## install, train a small agent, compare it with five policies: runs/quickstart/evaluation/report.html
 	if [ -e runs/quickstart/last.zip ]; then $(BIN)/rlpto train --resume runs/quickstart; \
 	else $(BIN)/rlpto train configs/quickstart.yaml --run-dir runs/quickstart; fi
-	$(BIN)/rlpto evaluate --run runs/quickstart --policies fifo,srtf,optimus,tuned_index --jobs $(JOBS)
+	$(BIN)/rlpto evaluate --run runs/quickstart --policies fifo,srtf,optimus,reward_greedy,tuned_index --jobs $(JOBS)
 
 install: $(VENV)/.installed  ## make .venv with RLPTO in it
 
 dev: $(VENV)/.dev  ## the same, with all that tests and checks need
 
-test: $(VENV)/.dev  ## run all tests but the slow ones: 15 to 20 minutes on two cores, real training on local Ray clusters included
+test: $(VENV)/.dev  ## run all tests but the slow ones: 10 to 20 minutes on two cores, real training on local Ray clusters included
 	.ci/chromium
 	$(TESTS)
 
