@@ -104,6 +104,7 @@ def _set_limits(jobs: Sequence[Job], records: AnyArray, tables: SpeedTables) -> 
     for row in np.flatnonzero(fewest > most)[:1].tolist():
         job, sizes = jobs[row], np.unique(fit[row][fit[row] > 0]).tolist()
         kinds = ", ".join(job.gpu_types or tables.kinds)
+        here = f", here on {kinds}" if len(tables.kinds) > 1 else ""
         if not sizes:
             raise JobError(
                 f"job {job.name}: model {job.model} fits on no kind of GPU here ({kinds}) with the "
@@ -111,7 +112,7 @@ def _set_limits(jobs: Sequence[Job], records: AnyArray, tables: SpeedTables) -> 
             )
         raise JobError(
             f"job {job.name}: may have {job.min_gpus} to {job.max_gpus} GPUs, but model {job.model} runs on "
-            f"{', '.join(map(str, sizes))} only, here on {kinds} (min_gpus, max_gpus)"
+            f"{', '.join(map(str, sizes))} only{here} (min_gpus, max_gpus)"
         )
     records["min_gpus"], records["max_gpus"] = fewest, most
     records["requested_gpus"] = np.maximum(fit[rows, records["requested_gpus"]], fewest)

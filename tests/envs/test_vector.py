@@ -192,7 +192,9 @@ WRAPPERS = {
     "TransformObservation": lambda env: wrappers.TransformObservation(env, lambda seen: seen),
     "FilterObservation": lambda env: wrappers.FilterObservation(env, ["cluster"]),
     "FlattenObservation": FLAT,
-    "ReshapeObservation": lambda env: wrappers.ReshapeObservation(FLAT(env), (2, 123)),
+    "ReshapeObservation": lambda env: wrappers.ReshapeObservation(
+        FLAT(env), (1, FLAT(env).single_observation_space.shape[0])
+    ),
     "RescaleObservation": lambda env: wrappers.RescaleObservation(FLAT(env), -1.0, 1.0),
     "DtypeObservation": lambda env: wrappers.DtypeObservation(FLAT(env), np.float16),
     "NormalizeObservation": lambda env: wrappers.NormalizeObservation(FLAT(env)),

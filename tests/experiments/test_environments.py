@@ -13,6 +13,7 @@ from stable_baselines3.common.env_util import make_vec_env
 import rlpto.envs  # noqa: F401  registers the environment
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
+from rlpto.envs.features import JOB_FEATURES
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.environments import EnvPolicy, cluster_env, start_weights, training_setup, vector_env
@@ -65,7 +66,7 @@ def test_the_bare_name_is_the_quickstart_and_stable_baselines3_takes_it():
     agent = PPO("MultiInputPolicy", NAME, n_steps=16, batch_size=16, n_epochs=1, device="cpu").learn(16)
     assert agent.num_timesteps == 16
     vector = make_vec_env(NAME, n_envs=2, seed=3, env_kwargs={"max_jobs": 4})
-    assert vector.reset()["jobs"].shape == (2, 4, 21)
+    assert vector.reset()["jobs"].shape == (2, 4, len(JOB_FEATURES))
     rewards = []
     for mode in (None, "rgb_array"):
         env = gymnasium.make(NAME, render_mode=mode)
