@@ -16,7 +16,6 @@ import numpy as np
 
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.compiled import chained, helper, njit
-from rlpto.policies.bonus_network import hours_to_finish
 
 HOUR = 3600.0
 SHORTEST = 1.0
@@ -29,7 +28,7 @@ class FeatureInputs(NamedTuple):
     speed: [K + 1] work per second by GPUs. now [s]. unit: speed for each GPU with min_gpus of them. hours: left on one
     GPU at that speed. work_left: share of its epochs still to do. accuracy_left: share of its accuracy still to gain.
     shorter: share of the active jobs that have less work left; ahead: hours of the cluster that their work takes.
-    fair: GPUs of the cluster for each active job.
+    finish: hours until it finishes with the GPUs it holds. fair: log2 of GPUs of the cluster for each active job.
     """
 
     speed: FloatArray
@@ -40,6 +39,7 @@ class FeatureInputs(NamedTuple):
     accuracy_left: float
     shorter: float
     ahead: float
+    finish: float
     fair: float
 
 
@@ -155,12 +155,12 @@ JOB_TABLE: list[Feature] = [
     Feature(
         "to_finish",
         "log(hours until it finishes with the GPUs held) / 4; 0 with none",
-        lambda job, inputs: np.log(hours_to_finish(job, inputs.speed)) / 4.0 if job.gpus > 0 else 0.0,
+        lambda job, inputs: np.log(inputs.finish) / 4.0 if job.gpus > 0 else 0.0,
     ),
     Feature(
         "fair_share",
-        "log(GPUs of the cluster for each active job / GPUs allowed at most) / 2",
-        lambda job, inputs: np.log(inputs.fair / job.max_gpus) / 2.0,
+        "log2(GPUs of the cluster for each active job / GPUs allowed at most) / 3",
+        lambda job, inputs: (inputs.fair - _log2_after(job.max_gpus - 1)) / 3.0,
     ),
 ]
 """Columns of `jobs` in an observation: functions of (job: a record of VIEW, inputs: FeatureInputs)."""
@@ -232,16 +232,17 @@ fill_cluster_features = _filling(CLUSTER_TABLE)
 
 
 @njit(error_model="numpy")
-def feature_inputs(
-    job: AnyArray, speed: FloatArray, now: float, hours: float, shorter: float, ahead: float, fair: float
-) -> FeatureInputs:
-    """See FeatureInputs. job: a record of VIEW. speed: [K + 1] work per second by GPUs."""
+def feature_inputs(job: AnyArray, speed: FloatArray, now: float, among: FloatArray, fair: float) -> FeatureInputs:
+    """See FeatureInputs. job: a record of VIEW. speed: [K + 1] work per second by GPUs.
+
+    among: [4] hours, shorter, ahead and finish.
+    """
     record: Any = job
     unit = speed[record.min_gpus] / record.min_gpus
     work_left = max(1.0 - record.progress / record.epochs, 0.0)
     gainable = record.final_accuracy - record.first_accuracy
     accuracy_left = (record.final_accuracy - record.accuracy) / gainable if gainable > 0.0 else work_left
-    return FeatureInputs(speed, now, unit, hours, work_left, accuracy_left, shorter, ahead, fair)
+    return FeatureInputs(speed, now, unit, among[0], work_left, accuracy_left, among[1], among[2], among[3], fair)
 
 
 @njit(error_model="numpy")

@@ -107,19 +107,19 @@ def encode(
 
     view: [n] `rlpto.core.jobs.VIEW` in queue order. speed: [n, K + 1] as in `rlpto.core.job_table.JobTable`.
     """
-    among = np.zeros((3, len(view)))
-    soonest = _fill_hours(view, speed, among[0])
+    among = np.zeros((4, len(view)))
+    soonest = _fill_hours(view, speed, among)
     sum_shorter(among[0], np.argsort(among[0]), among[1], among[2])
     _fill(now, capacity, gpus_per_node, held, interval, view, speed, among, soonest, out)
 
 
 @kernel(error_model="numpy")
-def _fill_hours(view: AnyArray, speed: FloatArray, hours: FloatArray) -> float:
-    """Fill hours [n] that jobs have left on one GPU; returns hours until the first running job finishes."""
+def _fill_hours(view: AnyArray, speed: FloatArray, among: FloatArray) -> float:
+    """Fill among [4, n] with hours left on one GPU, and at last until jobs finish; returns the fewest of these."""
     soonest = LONGEST_H
     for i in range(len(view)):
-        hours[i] = hours_left(view[i], speed[i])
-        soonest = min(soonest, hours_to_finish(view[i], speed[i]))
+        among[0, i], among[3, i] = hours_left(view[i], speed[i]), hours_to_finish(view[i], speed[i])
+        soonest = min(soonest, among[3, i])
     return soonest
 
 
@@ -136,11 +136,15 @@ def _fill(
     soonest: float,
     out: Observation,
 ) -> None:
-    """`encode`. among: [3, n] hours left on one GPU, jobs that have less left, and the hours of these."""
+    """`encode`.
+
+    among: [4, n] hours left on one GPU, jobs that have less left, the hours of these, and hours until the job finishes.
+    """
     count, visible = len(view), len(out.mask)
     out.jobs[min(count, visible) :] = 0.0
     out.mask[:] = 0.0
     gpus, high, normal, low = max(capacity, 1), 0, 0, 0
+    fair = np.log2(gpus / max(count, 1))
     work, hidden_work, waiting = 0.0, 0.0, 0
     wish, hidden_wish, asked = 0, 0, 0
     for i in range(count):
@@ -157,7 +161,8 @@ def _fill(
             hidden_wish += job.max_gpus
             continue
         out.mask[i] = 1.0
-        inputs = feature_inputs(job, speed[i], now, among[0, i], among[1, i] / count, among[2, i] / gpus, gpus / count)
+        among[1, i], among[2, i] = among[1, i] / count, among[2, i] / gpus
+        inputs = feature_inputs(job, speed[i], now, among[:, i], fair)
         fill_job_features(out.jobs[i], (job, inputs))
         _cut(out.jobs[i])
     totals = FeatureTotals(

@@ -63,7 +63,7 @@ def test_features_of_jobs_by_hand():
     assert (low["high"], low["normal"], low["low"]) == (0.0, 0.0, 1.0)
     assert (low["shorter"], low["work_ahead"]) == (0.0, 0.0)
     assert low["to_finish"] == pytest.approx(np.log(hours / 2) / 4, rel=1e-5)
-    assert low["fair_share"] == pytest.approx(np.log(4 / 4) / 2, abs=1e-6)
+    assert low["fair_share"] == pytest.approx(np.log2(4 / 4) / 3, abs=1e-6)
     # The curve of the tables: the root of 0.1 ... 0.9, at whole epochs up to 3; the job ends at its flat end.
     curve = np.linspace(0.1, 0.9, 4) ** 0.5
     now = np.interp(1.16, np.arange(4), curve)
