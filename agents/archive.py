@@ -113,7 +113,7 @@ def steering_of(archive: Archive, path: Path) -> FloatArray:
     numbers, meaning = archive.arrays[STEERING], archive.manifest.get("meaning")
     check_finite({STEERING: numbers}, f"{path}: arrays", LARGEST_WEIGHT, CheckpointError)
     if numbers.ndim != 1 or not isinstance(meaning, dict):
-        raise CheckpointError(f"{path}: {STEERING}: shape {numbers.shape}, expected that of a steering vector")
+        raise CheckpointError(f"{path}: {STEERING}: shape {numbers.shape}, expected a steering vector")
     try:
         return steering_vector(numbers, meaning)
     except ValueError as error:

@@ -43,7 +43,7 @@ from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 CHANGED_SHARE = 0.4
 """Probability with which a perturbation changes a weight."""
 VARIED = len(STEERING_FEATURES) - len(ACCURACY_FEATURES)
-"""Number of weights that are perturbed: those that depend on accuracy, which come last, stay as in the plan."""
+"""Number of weights that are perturbed. Weights that depend on accuracy come last and stay as in the plan."""
 LONG_ROLLOUT_S = 0.0005
 """Where a rollout takes at least this long, threads are worth what it costs to start them."""
 SMALLEST_SCALE = 0.3

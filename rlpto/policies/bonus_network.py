@@ -153,7 +153,7 @@ def sum_shorter(hours: FloatArray, order: IntArray, shorter: FloatArray, ahead: 
 
 @kernel(error_model="numpy")
 def hours_to_finish(job: Any, speed: FloatArray) -> float:
-    """Hours until a job of VIEW finishes on the GPUs it holds, from a second to LONGEST_H, the value without any."""
+    """Return hours until a job of VIEW finishes on its GPUs, from a second to LONGEST_H; LONGEST_H without GPUs."""
     hours = job.remaining / speed[min(job.gpus, job.max_gpus)] / HOUR if job.gpus > 0 else LONGEST_H
     return float(min(max(hours, _SHORTEST_S / HOUR), LONGEST_H))
 
@@ -163,7 +163,7 @@ def context_features(capacity: int, count: int, job: Any, speed: FloatArray, uni
     """Fill those of CONTEXT_FEATURES in seen [FEATURES] that need no sums over jobs, each of a size about 1.
 
     shorter: share of the jobs that have less work left. work_ahead: that work, over capacity. to_finish: hours until
-    the job finishes with the GPUs it holds; 1 if it has none. next_finish: hours until the first of all jobs does.
+    the job finishes with the GPUs it holds; 1 if it holds none. next_finish: hours until the first of all jobs does.
     fair_share: GPUs for each job over the most it may have. growth: what the next GPU would add to the speed of a
     running job, in speeds of one GPU.
 

@@ -136,10 +136,12 @@ def steering_vector(numbers: FloatArray, meaning: Mapping[str, Any]) -> FloatArr
     What that version lacked is off. Raises ValueError if the numbers mean something that this version does not know.
     """
     names, network = meaning.get("steering_features"), meaning.get("network")
-    if not isinstance(names, list) or not set(names) <= set(OFF) or len(names) > numbers.size:
+    if not isinstance(names, list) or any(names.count(name) > 1 or name not in STEERING_FEATURES for name in names):
         raise ValueError("its steering_features")
+    if len(names) > numbers.size:
+        raise ValueError(f"{numbers.size} numbers for {len(names)} steering_features")
     weights = OFF | dict(zip(names, numbers[: len(names)].tolist(), strict=True))
-    vector, further = np.array(list(weights.values())), numbers[len(names) :]
+    vector, further = np.array(list(weights.values()), dtype=np.float64), numbers[len(names) :].astype(np.float64)
     if network is None and not len(further):
         return vector
     return np.concatenate([vector, _widened(further, network)])
@@ -156,11 +158,13 @@ def _widened(numbers: FloatArray, network: object) -> FloatArray:
 
 
 def priced(weights: FloatArray, reward: RewardWeights) -> FloatArray:
-    """The same weights [STEERING_FEATURES], with a price where none is set: a third of what a GPU-hour costs. Where the
-    reward counts the shortfall, price and worth of an hour are those of the reward.
+    """Return the same weights [STEERING_FEATURES], with a price if none is set: a third of what a GPU-hour costs.
 
-    A GPU-hour that saves less time than it costs is never worth it; without a price, the index gives GPUs away for
-    nothing, so far from any price that training would not find one.
+    If the reward also counts the shortfall, price and worth of an hour are those of the reward. A reward without time
+    or resources sets neither.
+
+    A GPU-hour that saves less time than it costs is never worth it. Without a price, the index gives GPUs away for
+    nothing, and training would hardly find one.
     """
     price, worth, keep = (STEERING_FEATURES.index(name) for name in ("price", "worth", "keep"))
     if weights[price] > NO_PRICE or reward.resources == 0 or reward.time == 0:

@@ -119,8 +119,9 @@ CREATE TABLE changes (
     id INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, gpus INTEGER NOT NULL, accuracy REAL NOT NULL,
     nodes TEXT NOT NULL) STRICT;
 CREATE INDEX changes_of_job ON changes (job);
-CREATE TABLE rises (id INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, accuracy REAL NOT NULL) STRICT;
-CREATE INDEX rises_of_job ON rises (job);
+CREATE TABLE improvements (
+    id INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, accuracy REAL NOT NULL) STRICT;
+CREATE INDEX improvements_of_job ON improvements (job);
 -- In the order in which they were first seen. jobs: GPUs that each job holds there.
 CREATE TABLE nodes (
     id TEXT PRIMARY KEY, gpus INTEGER NOT NULL, alive INTEGER NOT NULL, kind TEXT NOT NULL DEFAULT '',
@@ -141,7 +142,7 @@ CREATE TABLE audit (
     target TEXT NOT NULL, detail TEXT NOT NULL) STRICT;
 """
 
-SUMMED = ("jobs", "facts", "allocations", "changes", "rises", "nodes", "events", "decisions")
+SUMMED = ("jobs", "facts", "allocations", "changes", "improvements", "nodes", "events", "decisions")
 """Tables that a scheduler believes after a restart: each of their rows has a sum over its other columns."""
 
 

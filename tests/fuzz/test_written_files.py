@@ -123,7 +123,7 @@ def _enter_session(path: Path) -> None:
         database.followed(passed)
         database.plan(["job-0"], [Command("job-0", database.next_generation(), Plan(("n1", "n1")))], 1.0)
         database.change(1.0, "job-0", 2, 0.5, ("n1", "n1"))
-        database.rise("job-0", 1.5, 0.5)
+        database.improvement("job-0", 1.5, 0.5)
         database.event(2.0, "rescale", "job-0", "n1", 3.0, "2")
 
 

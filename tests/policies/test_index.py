@@ -181,6 +181,25 @@ def test_a_network_of_an_earlier_version_decides_as_it_did() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("meaning", "reason"),
+    [
+        ({}, "its steering_features"),
+        ({"steering_features": [{"gain": 1}]}, "its steering_features"),
+        ({"steering_features": ["gain", "gain"]}, "its steering_features"),
+        ({"steering_features": ["colour"]}, "its steering_features"),
+        ({"steering_features": list(STEERING_FEATURES)}, "3 numbers for 23 steering_features"),
+        ({"steering_features": ["gain"]}, "its hidden units"),
+        ({"steering_features": ["gain"], "network": {"hidden": 8, "job_features": "age"}}, "its hidden units"),
+        ({"steering_features": ["gain"], "network": {"hidden": 10**9}}, "a network of 0 features"),
+        ({"steering_features": ["gain"], "network": {"hidden": 8, "job_features": [["age"]]}}, "a network that sees"),
+    ],
+)
+def test_a_meaning_that_this_version_does_not_know_is_refused(meaning: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        steering_vector(np.ones(3), meaning)
+
+
 class TestFile:
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.tuples(*[st.sampled_from([0.0, -20.0, 1.0, 3.25]) | st.floats(-1000, 1000)] * len(OFF)))

@@ -348,8 +348,10 @@ class RayCluster(JobTracker):
         rows = self.database.jobs()
         counted = self.time if self.database.rows("SELECT 1 FROM decisions LIMIT 1") else -np.inf
         for number, row in enumerate(rows):
-            rises = self.database.rows("SELECT time, accuracy FROM rises WHERE job = ? ORDER BY id", (row.id,))
-            self.columns.restore(number, row, rises, counted)
+            improvements = self.database.rows(
+                "SELECT time, accuracy FROM improvements WHERE job = ? ORDER BY id", (row.id,)
+            )
+            self.columns.restore(number, row, improvements, counted)
         self._next = sum(row.state not in EXPECTED for row in rows)
         left, at = self.time, self._clock.now()
         ended = list[JobReport]()

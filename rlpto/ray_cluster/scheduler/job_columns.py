@@ -54,7 +54,7 @@ class JobColumns:
     first_given: s, when a decision gave the job its first GPUs; NaN: it has none, or has taken its first step.
     final: accuracy that policies expect a job to end with; of one that has ended, see `_end`. gained: share of it.
     shortfall: s, counted so far. kept_gpu_seconds: of training, as reported last.
-    rises: (time, accuracy) of each job's evaluations that were better than all before.
+    improvements: (time, accuracy) of each job's evaluations that were better than all before.
     totals: [1] INTERVAL since this scheduler began. A job has what was measured last until the next measurement.
     """
 
@@ -62,7 +62,7 @@ class JobColumns:
         self.tables = tables
         self.store = JobStore.from_jobs(jobs, tables)
         self._own: AnyArray = np.zeros(0, dtype=OWN)
-        self.rises: list[list[tuple[float, float]]] = []
+        self.improvements: list[list[tuple[float, float]]] = []
         self._extend(len(jobs))
         self._counted: AnyArray = np.zeros(3, dtype=INTERVAL)  # that was not taken, that was not written, and all
         self.totals = self._counted[2:]
@@ -76,7 +76,7 @@ class JobColumns:
         """Forget all jobs but those at `index` [n], ascending; these get new numbers. Sums stay."""
         self.store.keep(index)
         self._own = self._own[index]
-        self.rises = [self.rises[job] for job in index.tolist()]
+        self.improvements = [self.improvements[job] for job in index.tolist()]
         self._extend(0)
 
     def take_tables(self, tables: SpeedTables, jobs: Sequence[Job]) -> None:
@@ -106,14 +106,14 @@ class JobColumns:
         declared.believed_type[:] = kinds  # of these tables; policies may believe others
         self._curve = JobTable(declared, self.tables, np.arange(len(kinds)), self.store.priority.copy(), 1)
         self.store.final_accuracy[len(kinds) - more :] = self._curve.final_accuracy[len(kinds) - more :]
-        self.rises += [[] for _ in range(more)]
+        self.improvements += [[] for _ in range(more)]
 
     @property
     def finished(self) -> BoolArray:
         """[M] jobs that have reached their epochs, or stopped early."""
         return ~np.isnan(self.store.finish_time)
 
-    def restore(self, job: int, row: SessionJob, rises: Sequence[tuple[float, float]], counted: float) -> None:
+    def restore(self, job: int, row: SessionJob, improvements: Sequence[tuple[float, float]], counted: float) -> None:
         """A job as the database has it. counted: time [s] until which the sums of decisions have what it missed."""
         store = self.store
         self.active[job] = row.state in ACTIVE
@@ -122,7 +122,7 @@ class JobColumns:
         for name, column in self._kept.items():
             if (value := getattr(row, name)) is not None:
                 column[job] = value
-        self.rises[job] = list(rises)
+        self.improvements[job] = list(improvements)
         if self.active[job] and not row.gained:  # not written: it has been missing all
             self._own["shortfall"][job] = max(counted - float(store.submit_time[job]), 0.0)
 
@@ -140,9 +140,9 @@ class JobColumns:
 
     def evaluated(self, job: int, accuracy: float, time: float) -> bool:
         """A job was evaluated, as reported at `time` [s]; True if it never was as good before."""
-        rises = self.rises[job]
-        if better := bool(accuracy > (rises[-1][1] if rises else self._first[job])):  # False of NaN
-            rises.append((time, accuracy))
+        improvements = self.improvements[job]
+        if better := bool(accuracy > (improvements[-1][1] if improvements else self._first[job])):  # False of NaN
+            improvements.append((time, accuracy))
         return better
 
     def pass_time(self, seconds: float) -> None:
@@ -231,12 +231,14 @@ class JobColumns:
     def _end(self, job: int, time: float, whole: bool) -> None:
         """A job is over. whole: with all its epochs; its final accuracy is then its best, otherwise the expected one,
         or the best if that is higher. What it was missing in its life is counted again by that, if it was evaluated."""
-        store, rises, final = self.store, self.rises[job], self.store.final_accuracy
+        store, improvements, final = self.store, self.improvements[job], self.store.final_accuracy
         self.active[job], store.gpus[job], store.rescale_left[job] = False, 0, 0.0
-        if rises:
-            final[job] = max(rises[-1][1], 0.0 if whole else final[job])
+        if improvements:
+            final[job] = max(improvements[-1][1], 0.0 if whole else final[job])
         if not np.isnan(self.accuracy[job]):
-            settled, store.reached[job] = settle(rises, store.submit_time[job], time, self._first[job], final[job])
+            settled, store.reached[job] = settle(
+                improvements, store.submit_time[job], time, self._first[job], final[job]
+            )
             self._count_shortfall(job, settled - self._own["shortfall"][job])
         self._note_gain(job, time, whole)
 
@@ -248,7 +250,7 @@ class JobColumns:
     def _note_gain(self, job: int, time: float, whole: bool = False) -> None:
         """The best accuracy counts, as a share of what the job can gain, and levels of it as reached at `time` [s]: all
         of it if the job has trained whole; less than before where it is now expected to gain more."""
-        best = np.array(self.rises[job][-1][1] if self.rises[job] else self.accuracy_of(job))
+        best = np.array(self.improvements[job][-1][1] if self.improvements[job] else self.accuracy_of(job))
         gained = 1.0 if whole else float(gained_share(best, self._first[job], self.store.final_accuracy[job]))
         self._counted["accuracy_gain"][:, self.store.priority[job]] += gained - self.gained[job]
         self.gained[job] = gained

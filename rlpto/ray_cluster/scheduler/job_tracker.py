@@ -78,7 +78,7 @@ class JobTracker:
         self._left = None if knowledge.remaining == "declared" else self._work
         self._unseen_hours = knowledge.unseen_hours
         self._losses: dict[str, tuple[float, int]] = {}
-        self._rises: list[tuple[str, float, float]] = []  # that are not in the database yet
+        self._improvements: list[tuple[str, float, float]] = []  # that are not in the database yet
         self._starts: list[float] = json.loads(database.fact(STARTS) or "[]")
         self._learned = False
         self._last_look = 0.0
@@ -129,7 +129,7 @@ class JobTracker:
         self.reports[job] = report
         for one in (*report.earlier, report):
             if self.columns.evaluated(number, one.accuracy, at := self.reported_at(one)):
-                self._rises.append((job, at, one.accuracy))
+                self._improvements.append((job, at, one.accuracy))
         started = self.columns.heard(number, report, self.time, settled=claims.settled(job))
         if started is not None:
             self._starts = [*self._starts, started][-STARTS_KEPT:]
@@ -335,7 +335,7 @@ class JobTracker:
         self.database.set_fact("beat", repr(self.time))
 
     def _write(self, number: int, report: JobReport) -> None:
-        for rise in self._rises:
-            self.database.rise(*rise)
-        self._rises.clear()
+        for improvement in self._improvements:
+            self.database.improvement(*improvement)
+        self._improvements.clear()
         self.database.note_report(report, **self.columns.kept_of(number))

@@ -125,7 +125,7 @@ class SessionDatabase(Store):
         with self.transaction():
             for job in jobs:
                 self.write("UPDATE jobs SET number = NULL, spec = NULL WHERE id = ?", (job,))
-                for table in ("allocations", "changes", "rises"):
+                for table in ("allocations", "changes", "improvements"):
                     self.write(f"DELETE FROM {table} WHERE job = ?", (job,))
                 self._training.discard(job)
             self.write(
@@ -150,9 +150,9 @@ class SessionDatabase(Store):
         columns["loss"] = report.loss if math.isfinite(report.loss) else None
         self.set_job(report.job, **columns, **more)
 
-    def rise(self, job: str, time: float, accuracy: float) -> None:
+    def improvement(self, job: str, time: float, accuracy: float) -> None:
         """Enter an evaluation of a job that was better than all before it."""
-        insert(self, "rises", job=job, time=time, accuracy=accuracy)
+        insert(self, "improvements", job=job, time=time, accuracy=accuracy)
 
     def let_in(self, job: str, time: float) -> None:
         """A job waits for GPUs from now on."""
