@@ -27,6 +27,7 @@ from rlpto.agents.checkpoint import Identity, read_checkpoint
 from rlpto.agents.settings import BEST, LAST, AgentSettings, WindowSettings
 from rlpto.agents.training_loop import Status, TrainingLoop, TrainingResult, log_figures
 from rlpto.agents.validation import Validation, validate_steering
+from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.episodes import EnvSetup
 from rlpto.envs.whole_windows import WindowPool
@@ -37,7 +38,6 @@ from rlpto.policies.index_weights import (
     ACCURACY_FEATURES,
     NO_PRICE,
     STEERING_FEATURES,
-    priced,
     save_weights,
     steering_meaning,
 )
@@ -311,3 +311,23 @@ def by_load(name: str, values: FloatArray, groups: IntArray, setup: EnvSetup) ->
     if len(labels) == 1:
         return {}
     return {f"{name}_at_load_{label}": float(values[groups == at].mean()) for at, label in labels.items()}
+
+
+def priced(weights: FloatArray, reward: RewardWeights) -> FloatArray:
+    """Return the same weights [STEERING_FEATURES], with a price if none is set: a third of what a GPU-hour costs.
+
+    If the reward also counts the shortfall, price and worth of an hour are those of the reward. A reward without time
+    or resources sets neither.
+
+    A GPU-hour that saves less time than it costs is never worth it. Without a price, the index gives GPUs away for
+    nothing, and training would hardly find one.
+    """
+    price, worth, keep = (STEERING_FEATURES.index(name) for name in ("price", "worth", "keep"))
+    if weights[price] > NO_PRICE or reward.resources == 0 or reward.time == 0:
+        return weights
+    found = weights.copy()
+    found[price] = np.log(reward.resources / reward.time / 3.0)
+    if reward.shortfall > 0:
+        found[price] = np.log(reward.resources / reward.time)
+        found[worth], found[keep] = reward.shortfall / reward.time, 1.0
+    return found

@@ -35,7 +35,7 @@ from rlpto.performance.tables import SpeedTables, elapsed_from_rates
 from rlpto.planning.compiled_loop import Loop, build_loop, decide_and_run, look_around
 from rlpto.policies.greedy import GrowthSteps
 from rlpto.policies.index import Index, steer
-from rlpto.policies.index_weights import ACCURACY_FEATURES, STEERING_FEATURES, IndexWeights, load_weights, priced
+from rlpto.policies.index_weights import ACCURACY_FEATURES, STEERING_FEATURES, IndexWeights, load_weights
 from rlpto.simulator.arrays import build_world
 from rlpto.simulator.kernels import is_over, take_up_all
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
@@ -121,9 +121,7 @@ class Planner(BasePolicy[PlannerOptions]):
         """queue, simulator, reward: of the experiment; None: the defaults."""
         given, times = options or PlannerOptions(), simulator or SimulatorSettings()
         self._base = IndexWeights().vector() if given.base is None else load_weights(given.base)
-        self._queue, rewards = queue or QueueSettings(), reward or RewardWeights()
-        self._reward = rewards.record()
-        self._always = [self._base, *([priced(self._base, rewards)] if rewards.shortfall > 0 else [])]
+        self._queue, self._reward = queue or QueueSettings(), (reward or RewardWeights()).record()
         same: dict[str, object] = {"failures": FailureSettings(), "max_hours": None}
         if given.interval is not None and times.decide_on == "events":
             same["interval"] = max(given.interval, times.interval)
@@ -158,15 +156,15 @@ class Planner(BasePolicy[PlannerOptions]):
     def _best(self, state: ClusterState) -> FloatArray:
         """[STEERING_FEATURES] weights that come out cheapest from a state on.
 
-        The plan that stands is tried first, it stays where nothing is better; then the base, the base with the worth of
-        an hour that a reward of shortfall means, and random vectors near to that plan.
+        The plan that stands is tried first, it stays where nothing is better; then the base, and random vectors near to
+        that plan.
         """
         near = np.repeat(self._plan[None], self.options.perturbations, axis=0)
         varied = near[:, :VARIED]
         scale = np.maximum(np.abs(varied), SMALLEST_SCALE) * self.options.spread
         changed = self._rng.random(varied.shape) < CHANGED_SHARE
         near[:, :VARIED] = varied + changed * scale * self._rng.standard_normal(varied.shape)
-        candidates = np.concatenate([[self._plan, *self._always], near])
+        candidates = np.concatenate([[self._plan, self._base], near])
         cost = self._costs(*self.start_of_rollouts(state), candidates)
         best: FloatArray = candidates[int(np.where(np.isnan(cost), np.inf, cost).argmin())]
         return best

@@ -18,7 +18,6 @@ import numpy as np
 import yaml
 from pydantic import Field
 
-from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError
 from rlpto.io.files import write_text
@@ -155,26 +154,6 @@ def _widened(numbers: FloatArray, network: object) -> FloatArray:
     if not all(isinstance(part, list) for part in parts) or type(hidden) is not int:
         raise ValueError("its hidden units and lists of features")
     return widened(numbers, [str(name) for part in parts for name in part], hidden)
-
-
-def priced(weights: FloatArray, reward: RewardWeights) -> FloatArray:
-    """Return the same weights [STEERING_FEATURES], with a price if none is set: a third of what a GPU-hour costs.
-
-    If the reward also counts the shortfall, price and worth of an hour are those of the reward. A reward without time
-    or resources sets neither.
-
-    A GPU-hour that saves less time than it costs is never worth it. Without a price, the index gives GPUs away for
-    nothing, and training would hardly find one.
-    """
-    price, worth, keep = (STEERING_FEATURES.index(name) for name in ("price", "worth", "keep"))
-    if weights[price] > NO_PRICE or reward.resources == 0 or reward.time == 0:
-        return weights
-    found = weights.copy()
-    found[price] = np.log(reward.resources / reward.time / 3.0)
-    if reward.shortfall > 0:
-        found[price] = np.log(reward.resources / reward.time)
-        found[worth], found[keep] = reward.shortfall / reward.time, 1.0
-    return found
 
 
 def save_weights(vector: FloatArray, path: Path) -> None:
